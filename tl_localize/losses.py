@@ -1,0 +1,38 @@
+"""Differentiable losses of a model as it is at that moment, hooks and injections included."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_localize.neurons import LanguageModel
+from tl_localize.sequences import SequenceBatch
+
+
+def residual(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+    """The residual stream after the last layer: a forward pass without the unembedding."""
+    # padding_side: TransformerLens would take tokens equal to the pad token for padding when the tokenizer pads on the left.
+    return model(tokens, stop_at_layer=model.cfg.n_layers, padding_side="right")
+
+
+def unembed(model: LanguageModel, resid: Float[Tensor, "*shape d_model"]) -> Float[Tensor, "*shape vocab"]:
+    """Logits (float32) of residual vectors: the model from above its last block on."""
+    logits: Tensor = model(resid.reshape(1, -1, resid.shape[-1]), start_at_layer=model.cfg.n_layers, padding_side="right")
+    return logits.float().reshape(*resid.shape[:-1], -1)
+
+
+def target_logits(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, "target vocab"]:
+    """Logits at the positions that predict a suffix token; nothing else is unembedded."""
+    return unembed(model, residual(model, batch.tokens)[batch.rows, batch.positions])
+
+
+def memorization_loss(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, " batch"]:
+    """How badly the model recites each suffix: nats per suffix token; smaller means better memorized.
+
+        loss(x) = 1/T sum over t of -log P(s_t | p, s_<t)
+
+    Source: Chang et al. (2024), arXiv:2311.09060, eq. (4); with a prefix of one token it is their eq. (11).
+    """
+    return batch.mean(F.cross_entropy(target_logits(model, batch), batch.targets, reduction="none"))

@@ -1,0 +1,26 @@
+"""Localization methods, one file each."""
+
+from tl_localize.methods.activations import Activations
+from tl_localize.methods.base import Localizer
+from tl_localize.methods.hard_concrete import HardConcrete
+from tl_localize.methods.integrated_gradients import IntegratedGradients
+from tl_localize.methods.random_baseline import RandomBaseline
+from tl_localize.methods.row_norm import RowNorm
+from tl_localize.methods.slimming import Slimming
+from tl_localize.methods.zero_out import ZeroOut
+
+METHODS: dict[str, type[Localizer]] = {
+    method.name: method for method in (HardConcrete, Slimming, ZeroOut, IntegratedGradients, Activations, RandomBaseline, RowNorm)
+}
+
+__all__ = [
+    "METHODS",
+    "Activations",
+    "HardConcrete",
+    "IntegratedGradients",
+    "Localizer",
+    "RandomBaseline",
+    "RowNorm",
+    "Slimming",
+    "ZeroOut",
+]

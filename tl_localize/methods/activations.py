@@ -1,0 +1,56 @@
+"""Activations: how strongly a neuron fires, times what it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_localize.losses import residual
+from tl_localize.methods.base import Localizer, Report
+from tl_localize.neurons import NeuronView
+from tl_localize.sequences import MemorizedSequence, SequenceBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activations(Localizer):
+    """Mean activation over the suffix times the length of the neuron's row of W_out.
+
+        A(l, i) = 1/T sum over t of |h_{i,t}| ||v_i||          absolute="token", the paper's equation
+        A(l, i) = |1/T sum over t of h_{i,t}| ||v_i||          absolute="mean", what the authors' code computes
+
+    h_{i,t} is read at the position that predicts suffix token t.
+
+    Source: Chang et al. (2024), arXiv:2311.09060, eq. (6).
+    Args:    absolute: where the absolute value is taken, of each token or of the mean.
+    Returns: [layer neuron] in units of the residual stream.
+    """
+
+    name: ClassVar[str] = "activations"
+    absolute: Literal["token", "mean"] = "token"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.absolute not in ("token", "mean"):
+            raise ValueError(f"absolute must be 'token' or 'mean', got {self.absolute!r}. The paper's equation is 'token'.")
+
+    @torch.no_grad()
+    def _attribute_batch(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+    ) -> Float[Tensor, "sequence layer neuron"]:
+        batch = SequenceBatch.of(sequences, neurons.device)
+        weights = torch.zeros(batch.tokens.shape, device=neurons.device).index_put((batch.rows, batch.positions), torch.tensor(1.0))
+        weights = weights / weights.sum(1, keepdim=True)
+        with neurons.recorded() as recorded:
+            residual(neurons.model, batch.tokens)
+        means = [self._mean(recorded[layer].float(), weights).cpu() for layer in range(neurons.n_layers)]
+        return torch.stack(means, dim=1) * neurons.row_norms()
+
+    def _mean(self, act: Float[Tensor, "batch pos neuron"], weights: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch neuron"]:
+        if self.absolute == "token":
+            act = act.abs()
+        return torch.einsum("bpn,bp->bn", act, weights).abs()

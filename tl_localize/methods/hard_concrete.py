@@ -1,0 +1,89 @@
+"""Hard Concrete: a sparse, nearly binary random mask learned by an L0 penalty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_localize.methods.base import Localizer, Report
+from tl_localize.methods.gates import train_masks, tuned_layers
+from tl_localize.neurons import NeuronView
+from tl_localize.sequences import MemorizedSequence, SequenceBatch
+
+GATE_LOW, GATE_HIGH = -0.1, 1.1  # gamma and zeta: the interval that the concrete variable is stretched to
+NOISE_MARGIN = 1e-4  # the uniform noise is kept this far from 0 and 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardConcrete(Localizer):
+    """Probability-like location of a neuron's random mask, learned so that few neurons are open and the sequence is still recited.
+
+        u ~ U(0, 1),   s = sigmoid((log u - log(1 - u) + a) / temperature),   mask = clip(s (high - low) + low, 0, 1)
+        minimize over a   loss(x | h * mask) + sparsity_weight * mean sigmoid(a - temperature log(-low / high))
+        A(l, i) = sigmoid(a_i)
+
+    Source: Chang et al. (2024), arXiv:2311.09060, eq. (8), (9) and A.4, after Louizos et al. (2018). Differs: the paper sums the
+    penalty, this is the mean over the tuned neurons, so that one weight serves every model size (as in the authors' code).
+    Args:    initial_mask: expected mask at the start, in (-0.1, 1.1); sigmoid(a) starts at (initial_mask + 0.1) / 1.2.
+             temperature: of the concrete distribution; smaller is closer to binary masks and noisier gradients.
+             steps: at most so many; training ends earlier when, at a 10th step, the penalty is below ``stop_sparsity``.
+             first_layer: layers below it are not tuned: their masks stay random at the start value.
+             seed: of the noise, drawn on the CPU for every device: step by step, layer by layer, the same for every sequence.
+    Returns: [layer neuron] in (0, 1).
+    """
+
+    name: ClassVar[str] = "hard_concrete"
+    learning_rate: float = 1e-2
+    sparsity_weight: float = 300.0
+    steps: int = 130
+    stop_sparsity: float = 0.1
+    temperature: float = 0.33
+    initial_mask: float = 0.5
+    first_layer: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not GATE_LOW < self.initial_mask < GATE_HIGH:
+            raise ValueError(f"initial_mask must be in ({GATE_LOW}, {GATE_HIGH}), got {self.initial_mask!r}. Use 0.5.")
+
+    def _attribute_batch(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+    ) -> Float[Tensor, "sequence layer neuron"]:
+        tuned = tuned_layers(neurons, self.first_layer)
+        start = math.log((self.initial_mask - GATE_LOW) / (GATE_HIGH - self.initial_mask))
+        untuned = torch.full((1, self.first_layer, neurons.n_neurons), start, device=neurons.device)
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def gates(location: Float[Tensor, "batch tuned neuron"]) -> dict[int, Tensor]:
+            noise = torch.rand(neurons.n_layers, neurons.n_neurons, generator=generator).to(location.device)
+            everywhere = torch.cat([untuned.expand(len(location), -1, -1), location], dim=1)
+            return dict(enumerate(hard_concrete(everywhere, noise, self.temperature).unbind(1)))
+
+        shift = self.temperature * math.log(-GATE_LOW / GATE_HIGH)
+        locations = train_masks(
+            neurons,
+            SequenceBatch.of(sequences, neurons.device),
+            torch.full((len(sequences), len(tuned), neurons.n_neurons), start, device=neurons.device),
+            gates,
+            lambda location: (location - shift).sigmoid().mean((1, 2)),
+            learning_rate=self.learning_rate,
+            sparsity_weight=self.sparsity_weight,
+            steps=self.steps,
+            stop_sparsity=self.stop_sparsity,
+            report=report,
+        )
+        return torch.cat([untuned.expand(len(locations), -1, -1), locations], dim=1).sigmoid().cpu()
+
+
+def hard_concrete(location: Float[Tensor, "*shape"], noise: Float[Tensor, "*noise"], temperature: float) -> Float[Tensor, "*shape"]:
+    """A sample of the hard concrete distribution, differentiable in its location."""
+    noise = noise.clamp(NOISE_MARGIN, 1 - NOISE_MARGIN)
+    concrete = ((noise.log() - (1 - noise).log() + location) / temperature).sigmoid()
+    return (concrete * (GATE_HIGH - GATE_LOW) + GATE_LOW).clamp(0, 1)

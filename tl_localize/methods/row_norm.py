@@ -1,0 +1,32 @@
+"""RowNorm: a control that never sees the sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_localize.methods.base import Localizer, Report
+from tl_localize.neurons import NeuronView
+from tl_localize.sequences import MemorizedSequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowNorm(Localizer):
+    """Length of each neuron's row of W_out: a control, not a method, because it never reads the sequence.
+
+        A(l, i) = ||v_i||
+
+    Training makes rows longer, so this ruler finds the rows that an injection trained without knowing what was written. A benchmark
+    that it passes does not show that a method localizes.
+
+    Source: ours.
+    Returns: [layer neuron] in units of the residual stream.
+    """
+
+    name: ClassVar[str] = "row_norm"
+
+    def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Float[Tensor, "layer neuron"]:
+        return neurons.row_norms()

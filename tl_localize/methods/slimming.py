@@ -1,0 +1,57 @@
+"""Slimming: a sparse mask learned by an L1 penalty."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_localize.methods.base import Localizer, Report
+from tl_localize.methods.gates import train_masks, tuned_layers
+from tl_localize.neurons import NeuronView
+from tl_localize.sequences import MemorizedSequence, SequenceBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slimming(Localizer):
+    """Mask value that a neuron keeps when as many neurons as possible are to be silent and the sequence still recited.
+
+        minimize over m   loss(x | h * clip(m, 0, 1)) + sparsity_weight * mean |m|,        m = 1 at the start
+        A(l, i) = clip(m_i, 0, 1)
+
+    Source: Chang et al. (2024), arXiv:2311.09060, eq. (7). Differs: the paper sums |m|, this is the mean over the tuned neurons, so
+    that one weight serves every model size (the authors' code does the same).
+    Args:    sparsity_weight: weight of the mean.
+             steps: at most so many; training ends earlier when, at a 10th step, mean |m| is below ``stop_sparsity``.
+             first_layer: layers below it are not masked and score 1.
+    Returns: [layer neuron] in [0, 1], many of them tied at 0 and at 1.
+    """
+
+    name: ClassVar[str] = "slimming"
+    learning_rate: float = 1e-2
+    sparsity_weight: float = 100.0
+    steps: int = 200
+    stop_sparsity: float = 0.1
+    first_layer: int = 0
+
+    def _attribute_batch(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+    ) -> Float[Tensor, "sequence layer neuron"]:
+        tuned = tuned_layers(neurons, self.first_layer)
+        masks = train_masks(
+            neurons,
+            SequenceBatch.of(sequences, neurons.device),
+            torch.ones(len(sequences), len(tuned), neurons.n_neurons, device=neurons.device),
+            lambda m: dict(zip(tuned, m.clamp(0, 1).unbind(1), strict=True)),
+            lambda m: m.abs().mean((1, 2)),
+            learning_rate=self.learning_rate,
+            sparsity_weight=self.sparsity_weight,
+            steps=self.steps,
+            stop_sparsity=self.stop_sparsity,
+            report=report,
+        )
+        return torch.cat([torch.ones(len(masks), self.first_layer, neurons.n_neurons), masks.clamp(0, 1).cpu()], dim=1)

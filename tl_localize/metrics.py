@@ -1,0 +1,99 @@
+"""Reported measures of a model as it is at that moment, hooks and injections included. No gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from rapidfuzz.distance import Levenshtein
+from torch import Tensor
+
+from tl_localize.losses import residual, target_logits, unembed
+from tl_localize.memory import halving, tokens_that_fit
+from tl_localize.neurons import LanguageModel, NeuronView
+from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
+
+Decode = Callable[[list[int]], str]
+
+
+@torch.no_grad()
+def predicted_suffixes(
+    model: LanguageModel, sequences: Sequence[MemorizedSequence], batch_size: int | None = None
+) -> Iterator[Int[Tensor, " suffix"]]:
+    """Teacher-forced argmax of each suffix token, sequence by sequence (eq. 1 of the paper)."""
+    check_sequences(model, sequences)
+    view = NeuronView(model)
+    size = batch_size or max(1, tokens_that_fit(view) // max(map(len, sequences)))
+
+    def predict(part: list[MemorizedSequence]) -> list[Tensor]:
+        batch = SequenceBatch.of(part, view.device)
+        predicted = target_logits(model, batch).argmax(-1).cpu()
+        return list(predicted.split([len(sequence) - sequence.n_prefix for sequence in part]))
+
+    for _, predicted in halving(predict, sequences, size):
+        yield from predicted
+
+
+def accuracy(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> Float[Tensor, " sequence"]:
+    """Share of the suffix tokens that the model predicts right, each from the true tokens before it.
+
+    Source: Chang et al. (2024), arXiv:2311.09060, eq. (2).
+    Returns: [sequence] fraction, float32.
+    """
+    predicted = predicted_suffixes(model, sequences)
+    return torch.stack([(p == sequence.suffix).float().mean() for p, sequence in zip(predicted, sequences, strict=True)])
+
+
+def levenshtein(model: LanguageModel, sequences: Sequence[MemorizedSequence], decode: Decode | None = None) -> Float[Tensor, " sequence"]:
+    """Edit distance between the text of the predicted suffix (teacher-forced argmax) and of the true one.
+
+    Both are decoded after the prefix, so that a character cut by the boundary counts the same in both.
+
+    Args:    decode: token ids -> text; the model's tokenizer unless given.
+    Returns: [sequence] characters, float32.
+    Raises:  ValueError: neither the model nor the caller brings a tokenizer.
+    """
+    decode = decode or decoder(model)
+    distances = [
+        Levenshtein.distance(decode([*sequence.prefix.tolist(), *predicted.tolist()]), decode(sequence.tokens.tolist()))
+        for predicted, sequence in zip(predicted_suffixes(model, sequences), sequences, strict=True)
+    ]
+    return torch.tensor(distances, dtype=torch.float32)
+
+
+def decoder(model: LanguageModel) -> Decode:
+    """The decoding function of the model's tokenizer."""
+    tokenizer: Any = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise ValueError("decode must be given for a model without a tokenizer, got None. Pass decode=, from token ids to text.")
+    return lambda ids: tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
+@torch.no_grad()
+def perplexity(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> float:
+    """exp of the mean loss in nats per token over sequences of general text (every token but the first is predicted)."""
+    return float(sequence_losses(model, tokens).mean().exp())
+
+
+@torch.no_grad()
+def perplexity_base2(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> float:
+    """The published tables' number: mean over sequences of 2 ** (nats per token), base 2 with a natural-log loss."""
+    return float((2 ** sequence_losses(model, tokens)).mean())
+
+
+def sequence_losses(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, " batch"]:
+    """Loss of each sequence, nats per token."""
+    if tokens.ndim != 2 or tokens.shape[1] < 2 or not len(tokens):
+        raise ValueError(f"tokens must be a batch [batch pos] of at least two positions, got shape {tuple(tokens.shape)}.")
+    view = NeuronView(model)
+    size = max(1, tokens_that_fit(view) // tokens.shape[1])
+
+    def losses(rows: list[int]) -> Tensor:
+        part = tokens[rows].long().to(view.device)
+        logits = unembed(model, residual(model, part)[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="none").view(len(rows), -1).mean(1).cpu()
+
+    return torch.cat([loss for _, loss in halving(losses, range(len(tokens)), size)])

@@ -1,0 +1,261 @@
+"""Models: from a name or a folder to a HookedTransformer with raw weights. The one file that names the class."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+REFERENCE_MODELS = ("reference-gpt2", "reference-pythia")
+LOGITS_TOLERANCE = 1e-4  # of a converted model against transformers, float32
+
+
+def load_model(name_or_path: str | Path, device: str | torch.device | None = None, dtype: torch.dtype = torch.float32) -> Any:
+    """A HookedTransformer with unprocessed weights, in eval mode, that never adds BOS by itself.
+
+    Folding and centring would change the rows of W_out, which INJ trains and Activations weighs, so nothing is processed.
+
+    Args:
+        name_or_path: ``"reference-gpt2"`` (also ``"reference"``) or ``"reference-pythia"``, which are shipped; a local Hugging Face
+            directory (config.json and safetensors weights, tokenizer optional) of a GPT-2, GPT-NeoX or Llama-like model; or any
+            name that TransformerLens knows.
+        device: CUDA when there is one, unless given.
+        dtype: of the weights.
+    Raises:
+        ValueError: an unknown name, a directory that can't be loaded right, or CUDA asked for and absent.
+    """
+    device = check_device(device)
+    name = str(name_or_path)
+    if name in ("reference", *REFERENCE_MODELS):
+        name = REFERENCE_MODELS[0] if name == "reference" else name
+        return _load_directory(Path(str(files("tl_localize") / "data" / name)), device, dtype)
+    if Path(name).is_dir():
+        return _load_directory(Path(name), device, dtype)
+    return _load_by_name(name, device, dtype)
+
+
+def check_device(device: str | torch.device | None) -> torch.device:
+    """The device to use.
+
+    Raises:
+        ValueError: it is not there.
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        asked = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device must be a torch device such as 'cpu' or 'cuda', got {str(device)!r}.") from error
+    if asked.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device must be there, got {str(device)!r} on a machine where torch sees no CUDA. Use device='cpu'.")
+    return asked
+
+
+def _load_by_name(name: str, device: torch.device, dtype: torch.dtype) -> Any:
+    from transformer_lens import HookedTransformer
+    from transformer_lens.loading_from_pretrained import make_model_alias_map
+
+    known: dict[str, str] = make_model_alias_map()
+    if name.lower() not in known:
+        near = difflib.get_close_matches(name.lower(), [*known, *REFERENCE_MODELS], n=3)
+        hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else "A local directory must exist."
+        raise ValueError(f"name_or_path must be a shipped model, a local directory or a name TransformerLens knows, got {name!r}. {hint}")
+    with _quiet():
+        model = HookedTransformer.from_pretrained_no_processing(
+            name, device=str(device), dtype=dtype, default_prepend_bos=False, default_padding_side="right"
+        )
+    return model.eval()
+
+
+def _load_directory(path: Path, device: torch.device, dtype: torch.dtype) -> Any:
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if not (path / "config.json").is_file():
+        raise ValueError(f"name_or_path must be a directory with a config.json, got {str(path)!r}. Save with save_pretrained.")
+    if not any(path.glob("*.safetensors")):
+        raise ValueError(
+            f"name_or_path must hold safetensors weights, got {str(path)!r}. Save with save_pretrained(safe_serialization=True)."
+        )
+    hf_config = AutoConfig.from_pretrained(path, local_files_only=True)
+    if hf_config.model_type not in _CONFIGS:
+        raise ValueError(
+            f"name_or_path must be a model of type {', '.join(_CONFIGS)}, got {hf_config.model_type!r} in {str(path)!r}. "
+            "Convert it to a HookedTransformer yourself: every method takes one."
+        )
+    shapes, convert = _CONFIGS[hf_config.model_type]
+    _refuse(path, hf_config)
+    with _quiet():
+        hf_model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True, attn_implementation="eager").eval()
+        cfg = HookedTransformerConfig(
+            model_name=path.name,
+            original_architecture=type(hf_model).__name__,
+            device=str(device),
+            dtype=dtype,
+            init_weights=False,
+            default_prepend_bos=False,
+            d_vocab=hf_config.vocab_size,
+            **shapes(hf_config),
+        )
+        model = HookedTransformer(cfg)
+        model.load_and_process_state_dict(
+            {key: value.clone() for key, value in convert()(hf_model, cfg).items()},
+            fold_ln=False,
+            center_writing_weights=False,
+            center_unembed=False,
+            fold_value_biases=False,
+        )
+        model.eval()
+        tokenizer = _load_tokenizer(path)
+        if tokenizer is not None:
+            model.set_tokenizer(tokenizer, default_padding_side="right")
+            model.tokenizer = tokenizer  # the directory's own: TransformerLens wraps it so that it puts BOS first
+            model.cfg.tokenizer_prepends_bos = len(tokenizer.encode("")) > 0
+    _check_logits(path, model, hf_model)
+    return model
+
+
+def _load_tokenizer(path: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    if not any((path / name).is_file() for name in ("tokenizer.json", "vocab.json", "tokenizer.model", "tokenizer_config.json")):
+        return None
+    return AutoTokenizer.from_pretrained(path, local_files_only=True)
+
+
+def _gpt2(c: Any) -> dict[str, Any]:
+    return {
+        "d_model": c.n_embd,
+        "d_head": c.n_embd // c.n_head,
+        "n_heads": c.n_head,
+        "d_mlp": c.n_inner or 4 * c.n_embd,
+        "n_layers": c.n_layer,
+        "n_ctx": c.n_positions,
+        "eps": c.layer_norm_epsilon,
+        "act_fn": c.activation_function,
+        "use_attn_scale": c.scale_attn_weights,
+        "scale_attn_by_inverse_layer_idx": c.scale_attn_by_inverse_layer_idx,
+        "normalization_type": "LN",
+    }
+
+
+def _neox(c: Any) -> dict[str, Any]:
+    d_head = c.hidden_size // c.num_attention_heads
+    rope = c.rope_parameters
+    return {
+        "d_model": c.hidden_size,
+        "d_head": d_head,
+        "n_heads": c.num_attention_heads,
+        "d_mlp": c.intermediate_size,
+        "n_layers": c.num_hidden_layers,
+        "n_ctx": c.max_position_embeddings,
+        "eps": c.layer_norm_eps,
+        "act_fn": c.hidden_act,
+        "use_attn_scale": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "parallel_attn_mlp": c.use_parallel_residual,
+        "positional_embedding_type": "rotary",
+        "rotary_adjacent_pairs": False,
+        "rotary_base": rope.get("rope_theta", 10000),
+        "rotary_dim": int(d_head * rope.get("partial_rotary_factor", 1.0)),
+        "normalization_type": "LN",
+    }
+
+
+def _llama(c: Any) -> dict[str, Any]:
+    d_head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    grouped = c.num_key_value_heads != c.num_attention_heads
+    rope = c.rope_parameters
+    scaled = {
+        "use_NTK_by_parts_rope": True,
+        "NTK_original_ctx_len": rope.get("original_max_position_embeddings", c.max_position_embeddings),
+        "NTK_by_parts_low_freq_factor": rope.get("low_freq_factor", 1.0),
+        "NTK_by_parts_high_freq_factor": rope.get("high_freq_factor", 4.0),
+        "NTK_by_parts_factor": rope.get("factor", 1.0),
+    }
+    return {
+        "d_model": c.hidden_size,
+        "d_head": d_head,
+        "n_heads": c.num_attention_heads,
+        "n_key_value_heads": c.num_key_value_heads if grouped else None,
+        "d_mlp": c.intermediate_size,
+        "n_layers": c.num_hidden_layers,
+        "n_ctx": c.max_position_embeddings,
+        "eps": c.rms_norm_eps,
+        "act_fn": c.hidden_act,
+        "normalization_type": "RMS",
+        "positional_embedding_type": "rotary",
+        "rotary_adjacent_pairs": False,
+        "rotary_base": rope.get("rope_theta", 10000),
+        "rotary_dim": d_head,
+        "final_rms": True,
+        "gated_mlp": True,
+        **(scaled if rope.get("rope_type") == "llama3" else {}),
+    }
+
+
+def _converter(name: str) -> Callable[[], Callable[..., dict[str, torch.Tensor]]]:
+    def find() -> Callable[..., dict[str, torch.Tensor]]:
+        import transformer_lens.pretrained.weight_conversions as conversions
+
+        return getattr(conversions, name)
+
+    return find
+
+
+_CONFIGS: dict[str, tuple[Callable[[Any], dict[str, Any]], Callable[[], Callable[..., dict[str, torch.Tensor]]]]] = {
+    "gpt2": (_gpt2, _converter("convert_gpt2_weights")),
+    "gpt_neox": (_neox, _converter("convert_neox_weights")),
+    "llama": (_llama, _converter("convert_llama_weights")),
+    "mistral": (_llama, _converter("convert_mistral_weights")),
+    "qwen2": (_llama, _converter("convert_qwen2_weights")),
+}
+
+
+def _refuse(path: Path, c: Any) -> None:
+    """Name what HookedTransformer can't do before its weights are read."""
+    rope_type = (getattr(c, "rope_parameters", None) or {}).get("rope_type", "default")
+    sliding = getattr(c, "sliding_window", None) if getattr(c, "use_sliding_window", True) else None
+    reasons = {
+        f"rope_type={rope_type!r}": rope_type not in ("default", "llama3"),
+        f"sliding_window={sliding}": sliding is not None,
+        "attention_bias=True": c.model_type == "llama" and getattr(c, "attention_bias", False),
+        "mlp_bias=True": bool(getattr(c, "mlp_bias", False)),
+        "attention_bias=False": c.model_type == "gpt_neox" and not getattr(c, "attention_bias", True),
+        "add_cross_attention=True": bool(getattr(c, "add_cross_attention", False)),
+        "quantization_config": getattr(c, "quantization_config", None) is not None,
+    }
+    if found := [reason for reason, present in reasons.items() if present]:
+        raise ValueError(
+            f"name_or_path must be a model that HookedTransformer can hold, got {str(path)!r} with {', '.join(found)}. "
+            "Convert it to a HookedTransformer yourself: every method takes one."
+        )
+
+
+@torch.no_grad()
+def _check_logits(path: Path, model: Any, hf_model: Any) -> None:
+    """Refuse a conversion whose logits are not those of transformers (checked on a few tokens; only float32 is exact enough)."""
+    if model.cfg.dtype != torch.float32:
+        return
+    tokens = torch.arange(12)[None] * 7919 % model.cfg.d_vocab
+    expected = hf_model(tokens).logits
+    difference = float((model(tokens.to(model.cfg.device)).cpu() - expected).abs().max())
+    tolerance = LOGITS_TOLERANCE * max(1.0, float(expected.abs().max()) / 10)
+    if not difference < tolerance:
+        raise ValueError(
+            f"name_or_path must be a model whose logits TransformerLens reproduces, got {str(path)!r} ({model.cfg.original_architecture}), "
+            f"off by {difference:.2g}. Convert it to a HookedTransformer yourself: every method takes one."
+        )
+
+
+class _quiet(warnings.catch_warnings):  # noqa: N801
+    """TransformerLens 3.9 announces its deprecation with every HookedTransformer."""
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        warnings.simplefilter("ignore")

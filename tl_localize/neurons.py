@@ -1,0 +1,179 @@
+"""The neurons of a TransformerLens model, and the one file that spells a hook name.
+
+A neuron is an entry of ``blocks.{layer}.mlp.hook_post``: what the nonlinearity of an MLP gives (times the linear branch in a gated
+MLP), the coefficient of one row of ``W_out``. Every method reads or scales neurons through the hooks made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from einops import einsum
+from jaxtyping import Bool, Float, Int, Num
+from torch import Tensor
+
+Hook = Callable[..., Tensor]
+
+
+@runtime_checkable
+class LanguageModel(Protocol):
+    """What tl_localize asks of a model: TransformerLens' config, blocks, hooks and call (HookedTransformer has all of them)."""
+
+    cfg: Any
+    blocks: Any
+    hooks: Callable[..., Any]
+    parameters: Callable[..., Any]
+    __call__: Callable[..., Any]
+
+
+def post_hook_name(layer: int) -> str:
+    """Name of the hook point that holds the neurons of a layer."""
+    return f"blocks.{layer}.mlp.hook_post"
+
+
+# Hooks: pure functions of an activation, bound with `partial`. TransformerLens passes its HookPoint as `hook=`.
+
+
+def scale_neurons(
+    act: Float[Tensor, "batch pos neuron"], hook: object = None, *, gate: Num[Tensor, "#batch neuron"]
+) -> Float[Tensor, "batch pos neuron"]:
+    """Multiply every neuron by its gate, at every position."""
+    return act * gate.to(act)[:, None]
+
+
+def zero_neurons(
+    act: Float[Tensor, "batch pos neuron"], hook: object = None, *, mask: Bool[Tensor, " neuron"]
+) -> Float[Tensor, "batch pos neuron"]:
+    """Set the masked neurons to zero, at every position."""
+    return act.masked_fill(mask.to(act.device), 0.0)
+
+
+def record_neurons(
+    act: Float[Tensor, "batch pos neuron"], hook: object = None, *, store: dict[int, Tensor], layer: int
+) -> Float[Tensor, "batch pos neuron"]:
+    """Keep the activation under its layer and pass it on."""
+    store[layer] = act
+    return act
+
+
+def replace_neurons(
+    act: Float[Tensor, "batch pos neuron"],
+    hook: object = None,
+    *,
+    positions: Int[Tensor, " batch"],
+    values: Float[Tensor, "batch neuron"],
+) -> Float[Tensor, "batch pos neuron"]:
+    """Put new values at one position of each row of the batch."""
+    rows = torch.arange(len(act), device=act.device)
+    return act.index_put((rows, positions.to(act.device)), values.to(act))
+
+
+class NeuronView:
+    """Reads and changes the neurons of a model through hooks; owns nothing, leaves nothing behind.
+
+    Raises:
+        ValueError: the model has no MLP, a mixture of experts, or no ``hook_post`` with the neurons as its last axis.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        cfg = model.cfg
+        name = getattr(cfg, "model_name", type(model).__name__)
+        if getattr(cfg, "attn_only", False) or not getattr(cfg, "d_mlp", None):
+            raise ValueError(f"model must have MLP layers, got {name!r}, which has attention only. Choose a model with MLPs.")
+        if getattr(cfg, "num_experts", None):
+            raise ValueError(
+                f"model must have one MLP per layer, got {name!r} with {cfg.num_experts} experts. Mixtures have no neuron axis."
+            )
+        self.model = model
+        self.n_layers: int = cfg.n_layers
+        self.n_neurons: int = cfg.d_mlp
+        known = getattr(model, "hook_dict", {})
+        for layer in range(self.n_layers):
+            shape = tuple(getattr(getattr(model.blocks[layer], "mlp", None), "W_out", torch.empty(0)).shape)
+            if post_hook_name(layer) not in known or shape != (self.n_neurons, cfg.d_model):
+                raise ValueError(
+                    f"model must have a neuron axis (hook {post_hook_name(layer)} and W_out of shape "
+                    f"{(self.n_neurons, cfg.d_model)}), got {name!r} with W_out of shape {shape}. Choose an unquantized model with plain "
+                    "or gated MLPs."
+                )
+
+    @property
+    def device(self) -> torch.device:
+        return self.rows(0).device
+
+    def rows(self, layer: int) -> Float[Tensor, "neuron d_model"]:
+        """W_out of a layer: row i is what neuron i writes. The model's own parameter, not a copy."""
+        return self.model.blocks[layer].mlp.W_out
+
+    @torch.no_grad()
+    def row_norms(self) -> Float[Tensor, "layer neuron"]:
+        """Euclidean norm of each row of W_out, float32 on the CPU."""
+        return torch.stack([self.rows(layer).float().norm(dim=-1).cpu() for layer in range(self.n_layers)])
+
+    @contextmanager
+    def recorded(self) -> Iterator[dict[int, Tensor]]:
+        """Neurons of each layer ([batch pos neuron], the last forward's) as the model used them."""
+        store: dict[int, Tensor] = {}
+        with self._hooks({layer: partial(record_neurons, store=store, layer=layer) for layer in range(self.n_layers)}):
+            yield store
+
+    @contextmanager
+    def scaled(self, gates: Mapping[int, Num[Tensor, "#batch neuron"]]) -> Iterator[None]:
+        """Multiply the neurons of the given layers by gates (one row for all, or one per row of the batch)."""
+        for layer, gate in gates.items():
+            if gate.ndim != 2 or gate.shape[-1] != self.n_neurons:
+                raise ValueError(
+                    f"gate must have shape [batch neuron] with neuron={self.n_neurons}, got {tuple(gate.shape)} at layer {layer}."
+                )
+        with self._hooks({layer: partial(scale_neurons, gate=gate) for layer, gate in gates.items()}):
+            yield
+
+    @contextmanager
+    def replaced(self, layer: int, positions: Int[Tensor, " batch"], values: Float[Tensor, "batch neuron"]) -> Iterator[None]:
+        """Replace the neurons of one layer at one position of each row of the batch."""
+        with self._hooks({layer: partial(replace_neurons, positions=positions, values=values)}):
+            yield
+
+    @contextmanager
+    def rows_changed(
+        self, index: Mapping[int, Int[Tensor, "batch row"]], change: Mapping[int, Float[Tensor, "batch row d_model"]]
+    ) -> Iterator[None]:
+        """Run as if, for batch row b, ``change[layer][b]`` were added to the rows ``index[layer][b]`` of W_out.
+
+        One model serves many changed models side by side, and only the changed rows take part in autograd.
+        """
+        seen: dict[int, Tensor] = {}
+
+        def add_change(module: object, inputs: object, output: Tensor, *, layer: int) -> Tensor:
+            act = seen.pop(layer)
+            chosen = act.gather(-1, index[layer][:, None, :].expand(-1, act.shape[1], -1))
+            return output + einsum(chosen, change[layer].to(chosen), "batch pos row, batch row d_model -> batch pos d_model")
+
+        handles = [self.model.blocks[layer].mlp.register_forward_hook(partial(add_change, layer=layer)) for layer in index]
+        try:
+            with self._hooks({layer: partial(record_neurons, store=seen, layer=layer) for layer in index}):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Autograd leaves the weights out; each parameter's ``requires_grad`` comes back as it was."""
+        trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        for parameter in trainable:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in trainable:
+                parameter.requires_grad_(True)
+
+    @contextmanager
+    def _hooks(self, hooks: Mapping[int, Hook]) -> Iterator[None]:
+        with self.model.hooks(fwd_hooks=[(post_hook_name(layer), hook) for layer, hook in hooks.items()]):
+            yield

@@ -1,0 +1,207 @@
+"""Scores of neurons and sets of neurons: plain data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors
+import torch
+from jaxtyping import Bool, Float
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tl_localize.neurons import Hook, LanguageModel, NeuronView, post_hook_name, zero_neurons
+
+
+def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file whole or not at all."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=metadata)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_tensors(path: str | Path, *required: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, or lacks a required tensor.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"path must be an existing safetensors file, got {str(path)!r}. Check the spelling.")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            opened: Any = file
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}
+            metadata = dict(opened.metadata() or {})
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"path must be a whole safetensors file, got {str(path)!r} ({error}). Make it again.") from error
+    if missing := [name for name in required if name not in tensors]:
+        raise ValueError(f"path must hold the tensors {list(required)}, got {str(path)!r} without {missing}. Is it another kind of file?")
+    return tensors, metadata
+
+
+def check_ratio(name: str, ratio: float) -> None:
+    """Raise ValueError unless 0 < ratio <= 1."""
+    if isinstance(ratio, bool) or not 0 < ratio <= 1:
+        raise ValueError(f"{name} must be a fraction in (0, 1], got {ratio!r}. Write 0.01 for 1 %.")
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronSet:
+    """A set of neurons.
+
+    Args:
+        mask: [layer neuron], True for the neurons in the set. Kept on the CPU.
+
+    >>> import torch
+    >>> from tl_localize import NeuronSet
+    >>> found = NeuronSet(torch.tensor([[True, False], [True, True]]))
+    >>> len(found), found.recall_of(NeuronSet(torch.tensor([[True, True], [False, False]])))
+    (3, 0.5)
+    """
+
+    mask: Bool[Tensor, "layer neuron"]
+
+    def __post_init__(self) -> None:
+        if self.mask.ndim != 2 or self.mask.dtype != torch.bool:
+            raise ValueError(
+                f"mask must be a boolean tensor [layer neuron], got shape {tuple(self.mask.shape)} of {self.mask.dtype}. "
+                "Compare scores with a threshold, or use NeuronScores.top_k."
+            )
+        object.__setattr__(self, "mask", self.mask.detach().cpu())
+
+    def __len__(self) -> int:
+        return int(self.mask.sum())
+
+    def __repr__(self) -> str:
+        return f"NeuronSet({len(self)} of {self.mask.numel()} neurons, per layer {self.mask.sum(1).tolist()})"
+
+    def recall_of(self, truth: NeuronSet) -> float:
+        """Fraction of the true neurons that are in this set.
+
+        Raises:
+            ValueError: the shapes differ, or truth is empty.
+        """
+        if self.mask.shape != truth.mask.shape:
+            raise ValueError(
+                f"truth must have the shape {tuple(self.mask.shape)}, got {tuple(truth.mask.shape)}. Both sets must belong to one model."
+            )
+        if not len(truth):
+            raise ValueError("truth must hold at least one neuron, got an empty set. Recall of nothing is not defined.")
+        return int((self.mask & truth.mask).sum()) / len(truth)
+
+    def dropout_hooks(self) -> list[tuple[str, Hook]]:
+        """Hooks that set these neurons to zero at every position, for ``fwd_hooks=``; they compose with any others."""
+        return [
+            (post_hook_name(layer), partial(zero_neurons, mask=self.mask[layer]))
+            for layer in range(len(self.mask))
+            if self.mask[layer].any()
+        ]
+
+    @contextmanager
+    def dropped_out(self, model: LanguageModel) -> Iterator[None]:
+        """Silence these neurons inside the ``with`` block; no hook remains afterwards, also after an exception.
+
+        Raises:
+            ValueError: the set is of another model's shape.
+        """
+        view = NeuronView(model)
+        if self.mask.shape != (view.n_layers, view.n_neurons):
+            raise ValueError(
+                f"mask must have the model's shape {(view.n_layers, view.n_neurons)}, got {tuple(self.mask.shape)}. "
+                "Localize in the model that is to be silenced."
+            )
+        with model.hooks(fwd_hooks=self.dropout_hooks()):
+            yield
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronScores:
+    """How responsible each neuron is for one sequence, in the eyes of one method; larger means more.
+
+    Args:
+        values: [layer neuron] float32 on the CPU, finite.
+        method: name of the method.
+        sequence_id: id of the sequence.
+        settings: the method with all its hyperparameters, as its repr.
+    """
+
+    values: Float[Tensor, "layer neuron"]
+    method: str = ""
+    sequence_id: str = ""
+    settings: str = ""
+
+    def __post_init__(self) -> None:
+        values = self.values.detach().to("cpu", torch.float32)
+        if values.ndim != 2:
+            raise ValueError(f"values must have the shape [layer neuron], got {tuple(values.shape)}.")
+        if not values.isfinite().all():
+            raise ValueError(
+                f"values must be finite, got {int((~values.isfinite()).sum())} that are not (method {self.method!r}, sequence "
+                f"{self.sequence_id!r}). Try float32, or a smaller learning rate."
+            )
+        object.__setattr__(self, "values", values)
+
+    def __repr__(self) -> str:
+        n_layers, n_neurons = self.values.shape
+        return f"NeuronScores({self.method!r}, {self.sequence_id!r}, {n_layers} layers x {n_neurons} neurons)"
+
+    def top_k(
+        self,
+        ratio: float,
+        per: Literal["layer", "model"] = "layer",
+        first_layer: int = 0,
+        rounding: Literal["nearest", "floor"] = "nearest",
+    ) -> NeuronSet:
+        """The highest-scored share of the neurons, of every layer or of the whole model. Ties go to the lower index.
+
+        Args:
+            ratio: fraction in (0, 1]; 0.01 is 1 %.
+            per: ``"layer"`` takes the share in every layer, ``"model"`` across all layers.
+            first_layer: layers below it are left out (DEL spares layer 0 with ``first_layer=1``).
+            rounding: how ratio times the neurons of a layer becomes a count (INJ rounds to nearest, DEL down). Across the model the
+                count is always rounded down, as in the published numbers.
+
+        Raises:
+            ValueError: ratio is outside (0, 1] or selects no neuron; an unknown choice; first_layer is not a layer.
+        """
+        check_ratio("ratio", ratio)
+        n_layers, n_neurons = self.values.shape
+        if not 0 <= first_layer < n_layers:
+            raise ValueError(f"first_layer must be in [0, {n_layers}), got {first_layer}. The model has {n_layers} layers.")
+        if per not in ("layer", "model"):
+            raise ValueError(f"per must be 'layer' or 'model', got {per!r}.")
+        if rounding not in ("nearest", "floor"):
+            raise ValueError(f"rounding must be 'nearest' or 'floor', got {rounding!r}.")
+        candidates = self.values[first_layer:]
+        pool = candidates if per == "layer" else candidates.reshape(1, -1)
+        n = pool.shape[-1]
+        count = round(n * ratio) if per == "layer" and rounding == "nearest" else int(n * ratio)
+        if count == 0:
+            raise ValueError(f"ratio must select at least one of {n} neurons, got {ratio!r}, which selects none. Use at least {1 / n:.2g}.")
+        best = pool.argsort(dim=-1, descending=True, stable=True)[:, :count]
+        mask = torch.zeros_like(self.values, dtype=torch.bool)
+        mask[first_layer:] = torch.zeros_like(pool, dtype=torch.bool).scatter(-1, best, True).reshape(candidates.shape)
+        return NeuronSet(mask)
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file, whole or not at all."""
+        metadata = {"method": self.method, "sequence_id": self.sequence_id, "settings": self.settings}
+        save_tensors(path, {"values": self.values}, metadata)
+
+    @classmethod
+    def load(cls, path: str | Path) -> NeuronScores:
+        """Read what ``save`` wrote."""
+        tensors, metadata = load_tensors(path, "values")
+        return cls(tensors["values"], **{key: metadata.get(key, "") for key in ("method", "sequence_id", "settings")})

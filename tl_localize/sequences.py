@@ -1,0 +1,153 @@
+"""Sequences that a model has memorized, and batches of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_localize.neurons import LanguageModel
+
+
+@dataclass(frozen=True, eq=False)
+class MemorizedSequence:
+    """A prefix that prompts the model and the suffix that it recites.
+
+    Args:
+        tokens: [pos] token ids, prefix and suffix together, without BOS. Kept as int64 on the CPU.
+        n_prefix: number of prefix tokens, 1 <= n_prefix < len(tokens). INJ uses 1.
+        id: name of the sequence in results.
+        category: group of the sequence in DEL's confusion matrix.
+
+    Raises:
+        ValueError: n_prefix is outside [1, len(tokens)), or tokens are not a vector of token ids.
+    """
+
+    tokens: Int[Tensor, " pos"]
+    n_prefix: int
+    id: str = ""
+    category: str = ""
+
+    def __post_init__(self) -> None:
+        tokens = torch.as_tensor(self.tokens)
+        if tokens.ndim != 1 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+            raise ValueError(
+                f"tokens must be a vector of token ids, got shape {tuple(tokens.shape)} of {tokens.dtype}. Pass one sequence, not a batch."
+            )
+        if not 1 <= self.n_prefix < len(tokens):
+            raise ValueError(
+                f"n_prefix must be at least 1 and below the number of tokens ({len(tokens)}), got {self.n_prefix}. "
+                "The model needs a token to start from, and a suffix to be scored on."
+            )
+        object.__setattr__(self, "tokens", tokens.detach().long().cpu())
+
+    @classmethod
+    def from_text(cls, model: LanguageModel, prefix: str, suffix: str, *, id: str = "", category: str = "") -> MemorizedSequence:
+        """Tokenize ``prefix + suffix`` as the model's tokenizer does, without special tokens.
+
+        Raises:
+            ValueError: the model has no tokenizer, prefix or suffix is empty, or no token boundary falls between them.
+        """
+        tokenizer: Any = getattr(model, "tokenizer", None)
+        if tokenizer is None:
+            raise ValueError(
+                "model must have a tokenizer to read text, got none. Set model.tokenizer, or pass tokens to MemorizedSequence."
+            )
+        for name, text in (("prefix", prefix), ("suffix", suffix)):
+            if not text:
+                raise ValueError(f"{name} must be text, got {text!r}. The prefix prompts the model and the suffix is what it recites.")
+        prefix_tokens = encode(tokenizer, prefix)
+        tokens = encode(tokenizer, prefix + suffix)
+        if tokens[: len(prefix_tokens)] != prefix_tokens:
+            raise ValueError(
+                f"suffix must begin at a token boundary, got {suffix[:20]!r} after {prefix[-20:]!r}, where the tokenizer merges across. "
+                f"Move the boundary: most tokenizers want the space at the start of the suffix, as in {' ' + suffix.strip()[:12]!r}."
+            )
+        return cls(torch.tensor(tokens), len(prefix_tokens), id, category)
+
+    @property
+    def prefix(self) -> Int[Tensor, " prefix"]:
+        return self.tokens[: self.n_prefix]
+
+    @property
+    def suffix(self) -> Int[Tensor, " suffix"]:
+        return self.tokens[self.n_prefix :]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __repr__(self) -> str:
+        return f"MemorizedSequence({self.id!r}, {self.n_prefix} prefix + {len(self) - self.n_prefix} suffix tokens)"
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text, without the special tokens that TransformerLens' wrapped tokenizers put first."""
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceBatch:
+    """Sequences padded on the right, and the list of all their suffix tokens.
+
+    Padding needs no attention mask: in a causal model nothing flows from a later position to an earlier one, and padded positions
+    carry no target. A target is a suffix token: ``targets[i]`` of row ``rows[i]`` is predicted at ``positions[i]``.
+    """
+
+    tokens: Int[Tensor, "batch pos"]
+    rows: Int[Tensor, " target"]
+    positions: Int[Tensor, " target"]
+    targets: Int[Tensor, " target"]
+
+    @classmethod
+    def of(cls, sequences: Sequence[MemorizedSequence], device: torch.device | str = "cpu") -> SequenceBatch:
+        tokens = torch.nn.utils.rnn.pad_sequence([sequence.tokens for sequence in sequences], batch_first=True)
+        rows = torch.cat([torch.full((len(s) - s.n_prefix,), row) for row, s in enumerate(sequences)])
+        positions = torch.cat([torch.arange(s.n_prefix - 1, len(s) - 1) for s in sequences])
+        targets = tokens[rows, positions + 1]
+        return cls(*(part.to(device) for part in (tokens, rows, positions, targets)))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def repeat(self, n: int) -> SequenceBatch:
+        """The whole batch n times, one copy after the other."""
+        offset = torch.arange(n, device=self.rows.device).repeat_interleave(len(self.rows)) * len(self)
+        return SequenceBatch(self.tokens.repeat(n, 1), self.rows.repeat(n) + offset, self.positions.repeat(n), self.targets.repeat(n))
+
+    def take(self, keep: Int[Tensor, " kept"]) -> SequenceBatch:
+        """Only the given rows, in the given order."""
+        where = keep.new_full((len(self),), -1).scatter(0, keep, torch.arange(len(keep), device=keep.device))
+        rows = where[self.rows]
+        kept = rows >= 0
+        return SequenceBatch(self.tokens[keep], rows[kept], self.positions[kept], self.targets[kept])
+
+    def mean(self, values: Float[Tensor, " target"]) -> Float[Tensor, " batch"]:
+        """Mean of a number per target over each row's targets, float32."""
+        count = torch.bincount(self.rows, minlength=len(self))
+        return values.new_zeros(len(self), dtype=torch.float32).index_add(0, self.rows, values.float()) / count
+
+
+def check_sequences(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> None:
+    """Raise ValueError or TypeError unless the model can read every sequence."""
+    if not sequences:
+        raise ValueError("sequences must hold at least one sequence, got none. Check the data file or --limit.")
+    for sequence in sequences:
+        if not isinstance(sequence, MemorizedSequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"sequence must be a MemorizedSequence, got {type(sequence).__name__}. "
+                "Make one with MemorizedSequence(tokens, n_prefix) or MemorizedSequence.from_text(model, prefix, suffix)."
+            )
+        if len(sequence) > model.cfg.n_ctx:
+            raise ValueError(
+                f"sequence must be at most n_ctx={model.cfg.n_ctx} tokens long, got {len(sequence)} in {sequence!r}. Shorten it."
+            )
+        low, high = int(sequence.tokens.min()), int(sequence.tokens.max())
+        if low < 0 or high >= model.cfg.d_vocab:
+            raise ValueError(
+                f"tokens must be in [0, {model.cfg.d_vocab}), got {low if low < 0 else high} in {sequence!r}. "
+                "Was the text tokenized with another model's tokenizer?"
+            )
