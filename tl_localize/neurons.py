@@ -6,10 +6,11 @@ MLP), the coefficient of one row of ``W_out``. Every method reads or scales neur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from einops import einsum
@@ -17,6 +18,7 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 Hook = Callable[..., Tensor]
+Real = float | int  # where a float is meant: the run-time type checker of the tests, unlike PEP 484, does not take an int for it
 
 
 @runtime_checkable
@@ -24,15 +26,51 @@ class LanguageModel(Protocol):
     """What tl_localize asks of a model: TransformerLens' config, blocks, hooks and call (HookedTransformer has all of them)."""
 
     cfg: Any
-    blocks: Any
+    hook_dict: Any
     hooks: Callable[..., Any]
     parameters: Callable[..., Any]
     __call__: Callable[..., Any]
+    if TYPE_CHECKING:  # a submodule: isinstance, from Python 3.12 on, does not see those
+        blocks: Any
+
+
+def check_model(model: object) -> None:
+    """Raise TypeError unless it is a model to work with."""
+    if not isinstance(model, LanguageModel):
+        raise TypeError(f"model must be a TransformerLens model, got {type(model).__name__}. Make one with load_model(name_or_path).")
 
 
 def post_hook_name(layer: int) -> str:
     """Name of the hook point that holds the neurons of a layer."""
     return f"blocks.{layer}.mlp.hook_post"
+
+
+POST_NORM = {"Olmo2ForCausalLM", "Olmo3ForCausalLM"}  # TransformerLens normalizes what an MLP of theirs writes
+
+
+@dataclass(frozen=True)
+class AttentionPoints:
+    """Names of the hook points of one attention layer; queries and keys as they meet in the scores, after the rotation if there is one."""
+
+    query: str
+    key: str
+    value: str
+    scores: str
+    pattern: str
+    z: str
+
+    @classmethod
+    def of(cls, layer: int, *, rotary: bool) -> AttentionPoints:
+        points = ("rot_q", "rot_k", "v", "attn_scores", "pattern", "z") if rotary else ("q", "k", "v", "attn_scores", "pattern", "z")
+        return cls(*(f"blocks.{layer}.attn.hook_{point}" for point in points))
+
+
+@dataclass(eq=False)
+class LayerInputs:
+    """The residual stream as it enters each layer, [batch pos d_model], and the position vectors that a shortformer adds in each."""
+
+    residual: dict[int, Tensor] = field(default_factory=dict)
+    shortformer: Tensor | None = None
 
 
 # Hooks: pure functions of an activation, bound with `partial`. TransformerLens passes its HookPoint as `hook=`.
@@ -60,6 +98,13 @@ def record_neurons(
     return act
 
 
+def put_neurons(
+    act: Float[Tensor, "batch pos neuron"], hook: object = None, *, values: Float[Tensor, "batch pos neuron"]
+) -> Float[Tensor, "batch pos neuron"]:
+    """Put new values at every position."""
+    return values.to(act)
+
+
 def replace_neurons(
     act: Float[Tensor, "batch pos neuron"],
     hook: object = None,
@@ -72,14 +117,32 @@ def replace_neurons(
     return act.index_put((rows, positions.to(act.device)), values.to(act))
 
 
+def _call(hook: Hook, module: object, inputs: object, output: Tensor) -> Tensor:
+    """What torch calls a forward hook with, as TransformerLens calls one."""
+    return hook(output, hook=module)
+
+
+def set_neurons(
+    act: Float[Tensor, "batch pos neuron"],
+    hook: object = None,
+    *,
+    mask: Bool[Tensor, "#batch neuron"],
+    values: Float[Tensor, "#batch neuron"],
+) -> Float[Tensor, "batch pos neuron"]:
+    """Set the masked neurons to given values, at every position."""
+    return torch.where(mask.to(act.device)[:, None], values.to(act)[:, None], act)
+
+
 class NeuronView:
     """Reads and changes the neurons of a model through hooks; owns nothing, leaves nothing behind.
 
     Raises:
+        TypeError: it is not a TransformerLens model.
         ValueError: the model has no MLP, a mixture of experts, or no ``hook_post`` with the neurons as its last axis.
     """
 
     def __init__(self, model: LanguageModel) -> None:
+        check_model(model)
         cfg = model.cfg
         name = getattr(cfg, "model_name", type(model).__name__)
         if getattr(cfg, "attn_only", False) or not getattr(cfg, "d_mlp", None):
@@ -139,18 +202,76 @@ class NeuronView:
             yield
 
     @contextmanager
+    def put(self, layer: int, values: Float[Tensor, "batch pos neuron"]) -> Iterator[None]:
+        """Replace the neurons of one layer at every position."""
+        with self._hooks({layer: partial(put_neurons, values=values)}):
+            yield
+
+    @contextmanager
+    def inputs_recorded(self) -> Iterator[LayerInputs]:
+        """What enters each layer, before any hook of that layer: where a run may start again."""
+        store = LayerInputs()
+
+        def record(module: object, inputs: tuple[Tensor, ...], options: dict[str, Any], *, layer: int) -> None:
+            store.residual[layer] = inputs[0]
+            store.shortformer = options.get("shortformer_pos_embed")
+
+        handles: list[Any] = []
+        try:
+            for layer, block in enumerate(self.model.blocks):
+                handles.append(block.register_forward_pre_hook(partial(record, layer=layer), prepend=True, with_kwargs=True))
+            yield store
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def writes_unchanged(self, layer: int) -> bool:
+        """True when neuron i adds h_i v_i to the residual stream and that is all: no normalization after W_out, no hook on the way."""
+        cfg, block = self.model.cfg, self.model.blocks[layer]
+        if getattr(cfg, "use_normalization_before_and_after", False) or getattr(cfg, "original_architecture", None) in POST_NORM:
+            return False
+        return not any(module._forward_hooks for module in (block.mlp, block.hook_mlp_out, block.hook_resid_post, block))
+
+    @contextmanager
+    def hooked(self, last: Sequence[tuple[str, Hook]] = (), first: Sequence[tuple[str, Hook]] = ()) -> Iterator[None]:
+        """Hooks that act after those that are on the model already, and hooks that act before them."""
+        handles: list[Any] = []
+        try:
+            for name, hook in first:
+                handles.append(self.model.hook_dict[name].register_forward_hook(partial(_call, hook), prepend=True))
+            with self.model.hooks(fwd_hooks=list(last)):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
+    def held(
+        self, masks: Mapping[int, Bool[Tensor, "#batch neuron"]], values: Mapping[int, Float[Tensor, "#batch neuron"]]
+    ) -> Iterator[None]:
+        """Hold the masked neurons of the given layers at values, at every position (one row for all, or one per row of the batch)."""
+        with self._hooks({layer: partial(set_neurons, mask=mask, values=values[layer]) for layer, mask in masks.items()}):
+            yield
+
+    @contextmanager
     def rows_changed(
-        self, index: Mapping[int, Int[Tensor, "batch row"]], change: Mapping[int, Float[Tensor, "batch row d_model"]]
+        self,
+        index: Mapping[int, Int[Tensor, "#batch row"]],
+        change: Mapping[int, Float[Tensor, "#batch row d_model"]],
+        on: Mapping[int, Bool[Tensor, "batch row"]] | None = None,
     ) -> Iterator[None]:
         """Run as if, for batch row b, ``change[layer][b]`` were added to the rows ``index[layer][b]`` of W_out.
 
-        One model serves many changed models side by side, and only the changed rows take part in autograd.
+        One model serves many changed models side by side, and only the changed rows take part in autograd. Index and change of batch 1
+        are shared by the whole batch; ``on[layer][b]`` says which of the changes batch row b sees, by default all of them.
         """
         seen: dict[int, Tensor] = {}
 
         def add_change(module: object, inputs: object, output: Tensor, *, layer: int) -> Tensor:
             act = seen.pop(layer)
-            chosen = act.gather(-1, index[layer][:, None, :].expand(-1, act.shape[1], -1))
+            chosen = act.gather(-1, index[layer][:, None, :].expand(*act.shape[:2], -1))
+            if on is not None:
+                chosen = chosen * on[layer][:, None, :]
             return output + einsum(chosen, change[layer].to(chosen), "batch pos row, batch row d_model -> batch pos d_model")
 
         handles = [self.model.blocks[layer].mlp.register_forward_hook(partial(add_change, layer=layer)) for layer in index]

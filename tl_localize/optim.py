@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tl_localize.neurons import Real
+
 
 class BatchAdam:
     """torch.optim.Adam's update, for parameters whose first axis is a batch of independent problems.
@@ -16,7 +18,7 @@ class BatchAdam:
     the problems that are finished, state and all.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], learning_rate: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8):
+    def __init__(self, parameters: Sequence[Tensor], learning_rate: Real, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8):
         self.parameters = list(parameters)
         self.learning_rate, self.betas, self.eps = learning_rate, betas, eps
         self.means = [torch.zeros_like(parameter) for parameter in self.parameters]

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tl_localize.neurons import Hook, LanguageModel, NeuronView, post_hook_name, zero_neurons
+from tl_localize.neurons import Hook, LanguageModel, NeuronView, Real, post_hook_name, zero_neurons
 
 
 def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -51,7 +51,7 @@ def load_tensors(path: str | Path, *required: str) -> tuple[dict[str, Tensor], d
     return tensors, metadata
 
 
-def check_ratio(name: str, ratio: float) -> None:
+def check_ratio(name: str, ratio: Real) -> None:
     """Raise ValueError unless 0 < ratio <= 1."""
     if isinstance(ratio, bool) or not 0 < ratio <= 1:
         raise ValueError(f"{name} must be a fraction in (0, 1], got {ratio!r}. Write 0.01 for 1 %.")
@@ -79,7 +79,7 @@ class NeuronSet:
                 f"mask must be a boolean tensor [layer neuron], got shape {tuple(self.mask.shape)} of {self.mask.dtype}. "
                 "Compare scores with a threshold, or use NeuronScores.top_k."
             )
-        object.__setattr__(self, "mask", self.mask.detach().cpu())
+        object.__setattr__(self, "mask", self.mask.detach().to("cpu", copy=True))
 
     def __len__(self) -> int:
         return int(self.mask.sum())
@@ -143,7 +143,7 @@ class NeuronScores:
     settings: str = ""
 
     def __post_init__(self) -> None:
-        values = self.values.detach().to("cpu", torch.float32)
+        values = self.values.detach().to("cpu", torch.float32, copy=True)  # a view would keep its whole batch alive
         if values.ndim != 2:
             raise ValueError(f"values must have the shape [layer neuron], got {tuple(values.shape)}.")
         if not values.isfinite().all():
@@ -159,7 +159,7 @@ class NeuronScores:
 
     def top_k(
         self,
-        ratio: float,
+        ratio: Real,
         per: Literal["layer", "model"] = "layer",
         first_layer: int = 0,
         rounding: Literal["nearest", "floor"] = "nearest",
@@ -177,7 +177,7 @@ class NeuronScores:
             ValueError: ratio is outside (0, 1] or selects no neuron; an unknown choice; first_layer is not a layer.
         """
         check_ratio("ratio", ratio)
-        n_layers, n_neurons = self.values.shape
+        n_layers = len(self.values)
         if not 0 <= first_layer < n_layers:
             raise ValueError(f"first_layer must be in [0, {n_layers}), got {first_layer}. The model has {n_layers} layers.")
         if per not in ("layer", "model"):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tl_localize.losses import memorization_loss
 from tl_localize.methods.base import Report
-from tl_localize.neurons import NeuronView
+from tl_localize.neurons import NeuronView, Real
 from tl_localize.optim import BatchAdam
 from tl_localize.sequences import SequenceBatch
 
@@ -24,10 +24,10 @@ def train_masks(
     gates: Callable[[Tensor], Mapping[int, Tensor]],
     sparsity: Callable[[Tensor], Tensor],
     *,
-    learning_rate: float,
-    sparsity_weight: float,
+    learning_rate: Real,
+    sparsity_weight: Real,
     steps: int,
-    stop_sparsity: float,
+    stop_sparsity: Real,
     report: Report,
 ) -> Float[Tensor, "batch layer neuron"]:
     """Minimize memorization loss + sparsity_weight * sparsity by Adam, one independent mask per sequence of the batch.

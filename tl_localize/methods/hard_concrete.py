@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tl_localize.methods.base import Localizer, Report
 from tl_localize.methods.gates import train_masks, tuned_layers
-from tl_localize.neurons import NeuronView
+from tl_localize.neurons import NeuronView, Real
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 GATE_LOW, GATE_HIGH = -0.1, 1.1  # gamma and zeta: the interval that the concrete variable is stretched to
@@ -39,12 +39,12 @@ class HardConcrete(Localizer):
     """
 
     name: ClassVar[str] = "hard_concrete"
-    learning_rate: float = 1e-2
-    sparsity_weight: float = 300.0
+    learning_rate: Real = 1e-2
+    sparsity_weight: Real = 300.0
     steps: int = 130
-    stop_sparsity: float = 0.1
-    temperature: float = 0.33
-    initial_mask: float = 0.5
+    stop_sparsity: Real = 0.1
+    temperature: Real = 0.33
+    initial_mask: Real = 0.5
     first_layer: int = 0
     seed: int = 0
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tl_localize.methods.base import Localizer, Report
 from tl_localize.methods.gates import train_masks, tuned_layers
-from tl_localize.neurons import NeuronView
+from tl_localize.neurons import NeuronView, Real
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 
@@ -32,10 +32,10 @@ class Slimming(Localizer):
     """
 
     name: ClassVar[str] = "slimming"
-    learning_rate: float = 1e-2
-    sparsity_weight: float = 100.0
+    learning_rate: Real = 1e-2
+    sparsity_weight: Real = 100.0
     steps: int = 200
-    stop_sparsity: float = 0.1
+    stop_sparsity: Real = 0.1
     first_layer: int = 0
 
     def _attribute_batch(

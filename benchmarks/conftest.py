@@ -1,0 +1,58 @@
+"""Options, one run per model shared by all tests, and the tables at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+REFERENCE_MODELS = ["reference-gpt2", "reference-pythia"]
+TABLES = pytest.StashKey[dict]()
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("tl_localize benchmarks")
+    group.addoption("--model", action="append", help="model to measure, may be given many times (default: both reference models)")
+    group.addoption("--device", default=None, help="such as cuda (default: CUDA when there is one)")
+    group.addoption("--dtype", default="float32", help="float32, bfloat16 or float16")
+    group.addoption("--data", default=None, help="INJ sentences, ECBD-style JSONL (default: our own)")
+    group.addoption("--limit", type=int, default=None, help="number of sentences or sequences")
+    group.addoption("--results", default=str(HERE / "results"), help="folder that the tables are written to")
+    group.addoption("--update-expected", action="store_true", help="commit what this run measured as the expected numbers")
+
+
+def pytest_configure(config):
+    config.stash[TABLES] = {}
+
+
+def pytest_generate_tests(metafunc):
+    if "model_name" in metafunc.fixturenames:
+        metafunc.parametrize("model_name", metafunc.config.getoption("--model") or REFERENCE_MODELS, scope="session")
+
+
+@pytest.fixture(scope="session")
+def model(model_name, request):
+    from tl_localize import load_model
+    from tl_localize.cli import parse_dtype
+
+    return load_model(model_name, request.config.getoption("--device"), parse_dtype(request.config.getoption("--dtype")))
+
+
+@pytest.fixture(scope="session")
+def publish(request):
+    """Write a table to the results folder and print it at the end of the run."""
+    from tl_localize.tables import save_table, to_markdown
+
+    def show(table, model_name, name, caption):
+        folder = Path(request.config.getoption("--results")) / Path(model_name).name
+        save_table(table, folder, name, caption)
+        request.config.stash[TABLES][f"{caption} [{model_name}]"] = to_markdown(table)
+
+    return show
+
+
+def pytest_terminal_summary(terminalreporter):
+    for caption, text in terminalreporter.config.stash[TABLES].items():
+        terminalreporter.section(caption)
+        terminalreporter.write_line(text)

@@ -1,0 +1,285 @@
+"""INJ on tiny random models, with answers known by construction."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def sentences():
+    from tl_localize import MemorizedSequence
+
+    generator = torch.Generator().manual_seed(0)
+    return [MemorizedSequence(torch.randint(0, 50, (8 + i,), generator=generator), 3, id=f"s{i}") for i in range(3)]
+
+
+@pytest.fixture
+def benchmark(gpt2_like, sentences):
+    from tl_localize.evals.inj_benchmark import InjBenchmark
+
+    return InjBenchmark(model=gpt2_like, sequences=sentences, ratio=0.2, learning_rate=0.05, stop_loss=0.5)
+
+
+@dataclass(frozen=True)
+class WeightChange:
+    """Knows the weights from before: the perfect method."""
+
+    before: list
+    name: str = "weight_change"
+
+    def __call__(self, model, sequence):
+        from tl_localize import NeuronScores
+
+        changes = [(block.mlp.W_out - old).norm(dim=-1) for block, old in zip(model.blocks, self.before, strict=True)]
+        return NeuronScores(torch.stack(changes).detach(), self.name, sequence.id)
+
+
+def test_inj_benchmark_gives_a_perfect_method_full_recall_across_layers(benchmark, gpt2_like):
+    oracle = WeightChange([block.mlp.W_out.detach().clone() for block in gpt2_like.blocks])
+    frame = benchmark.run([oracle]).frame
+    mine = frame[frame["method"] == "weight_change"]
+    assert (mine["recall_across_layers"] == 1).all()
+
+
+def test_inj_benchmark_has_one_row_per_sequence_method_and_ratio(benchmark):
+    from tl_localize import Activations
+
+    frame = benchmark.run([Activations()]).frame
+    assert len(frame) == 3 * 3 * 3
+    assert not frame.duplicated(["sequence_id", "method", "ratio"]).any()
+    assert set(frame["method"]) == {"activations", "random", "row_norm"}
+
+
+def test_inj_benchmark_random_recalls_its_share(gpt2_like, sentences):
+    from tl_localize import RandomBaseline
+    from tl_localize.evals.inj_benchmark import InjBenchmark
+
+    many = InjBenchmark(model=gpt2_like, sequences=sentences * 10, ratio=0.2, max_steps=1)
+    methods = [RandomBaseline(seed=seed) for seed in range(10)]
+    frame = many.run(methods).frame
+    random = frame[frame["method"].str.startswith("Random")]
+    for multiple, group in random.groupby("multiple"):
+        assert group["recall"].mean() == pytest.approx(0.2 * multiple, abs=0.03)
+
+
+def test_inj_benchmark_leaves_the_weights_bit_equal(benchmark, gpt2_like):
+    from tl_localize import Activations
+
+    before = [parameter.detach().clone() for parameter in gpt2_like.parameters()]
+    benchmark.run([Activations()])
+    assert all(torch.equal(a, b) for a, b in zip(before, gpt2_like.parameters(), strict=True))
+
+
+def test_inj_benchmark_restores_the_weights_when_a_method_fails(benchmark, gpt2_like):
+    def broken(model, sequence):
+        raise RuntimeError("broken method")
+
+    before = [parameter.detach().clone() for parameter in gpt2_like.parameters()]
+    with pytest.raises(RuntimeError, match="broken method"):
+        benchmark.run([broken])
+    assert all(torch.equal(a, b) for a, b in zip(before, gpt2_like.parameters(), strict=True))
+
+
+def test_inj_benchmark_repeats_bit_by_bit(benchmark):
+    from tl_localize import HardConcrete
+
+    first, second = (benchmark.run([HardConcrete(steps=20)]).frame.drop(columns="seconds") for _ in range(2))
+    assert first.equals(second)
+
+
+def test_inj_benchmark_reports_progress_up_to_one(benchmark):
+    from tl_localize import Activations
+
+    seen = []
+    benchmark.run([Activations()], progress=lambda fraction, what: seen.append((fraction, what)))
+    assert [fraction for fraction, _ in seen] == sorted(fraction for fraction, _ in seen)
+    assert seen[-1] == (1.0, "done")
+    assert {"inject", "activations", "random", "row_norm"} <= {what for _, what in seen}
+
+
+def test_inj_table_counts_injections_that_did_not_converge(gpt2_like, sentences):
+    from tl_localize import Activations
+    from tl_localize.evals.inj_benchmark import InjBenchmark
+
+    results = InjBenchmark(model=gpt2_like, sequences=sentences, ratio=0.2, max_steps=1).run([Activations()])
+    assert "NONE of 3 injections converged" in results.table().index[0][0]
+    frame = results.frame.copy()
+    frame.loc[frame["sequence_id"] != "s0", "converged"] = True
+    frame.loc[frame["sequence_id"] == "s0", "recall"] = 0.0
+    mixed = type(results)(frame, {})
+    assert "1 more did NOT converge" in mixed.table().index[0][0]
+    alone = type(results)(frame[frame["converged"]], {})
+    assert mixed.table().to_numpy().tolist() == alone.table().to_numpy().tolist()
+
+
+def test_inj_tests_compare_with_integrated_gradients(benchmark):
+    from tl_localize import Activations, IntegratedGradients
+
+    results = benchmark.run([Activations(), IntegratedGradients(steps=2)])
+    frame = results.frame.copy()
+    frame["converged"] = True
+    tests = type(results)(frame, {}).tests()
+    assert set(tests["method"]) == {"activations", "random", "row_norm"}
+    assert (tests["level"] == 0.05 / 3).all()
+
+
+def test_compare_seeds_pairs_sentences(benchmark):
+    from dataclasses import replace
+
+    from tl_localize import Activations
+    from tl_localize.evals.inj_benchmark import compare_seeds
+
+    first = benchmark.run([Activations()])
+    second = replace(benchmark, seed=100).run([Activations()])
+    for results in (first, second):
+        results.frame["converged"] = True
+    table = compare_seeds(first, second)
+    assert (table["n"] == 3).all()
+    same = compare_seeds(first, first)
+    assert (same["p_value"] == 1).all()
+
+
+def test_inj_results_save_writes_frame_and_settings(benchmark, tmp_path):
+    import json
+
+    import pandas as pd
+
+    from tl_localize import Activations
+
+    results = benchmark.run([Activations()])
+    results.save(tmp_path / "out")
+    assert len(pd.read_csv(tmp_path / "out" / "frame.csv")) == len(results.frame)
+    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
+    assert settings["methods"]["activations"] == "Activations(absolute='token')"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ratio": 1.5}, r"ratio must be a fraction in \(0, 1\], got 1.5"),
+        ({"sequences": []}, "sequences must hold at least one sequence"),
+        ({"multiples": (1, 10)}, "multiples must keep ratio"),
+    ],
+)
+def test_inj_benchmark_rejects(benchmark, change, message):
+    from dataclasses import replace
+
+    with pytest.raises(ValueError, match=message):
+        replace(benchmark, **change)
+
+
+def test_inj_benchmark_rejects_no_method(benchmark):
+    with pytest.raises(ValueError, match="methods must hold at least one method"):
+        benchmark.run([])
+
+
+def test_inj_benchmark_rejects_the_same_method_twice(benchmark):
+    from tl_localize import Activations
+
+    with pytest.raises(ValueError, match="methods must differ"):
+        benchmark.run([Activations(), Activations()])
+
+
+@pytest.fixture
+def together(gpt2_like):
+    from tl_localize import MemorizedSequence
+    from tl_localize.evals.inj_benchmark import InjBenchmark
+
+    generator = torch.Generator().manual_seed(1)
+    sentences = [
+        MemorizedSequence(torch.cat([torch.tensor([i]), torch.randint(10, 50, (6,), generator=generator)]), 1, id=f"s{i}")
+        for i in (0, 1, 2, 3, 0, 1)
+    ]
+    return InjBenchmark(model=gpt2_like, sequences=sentences, ratio=0.1, learning_rate=0.02, distractors=1, stop_loss=0.5, max_steps=40)
+
+
+def test_groups_are_disjoint_and_begin_with_different_tokens(together):
+    groups = together.groups()
+    members = [i for group in groups for i in group]
+    assert len(members) == len(set(members))
+    assert all(len(group) == 2 for group in groups)
+    for group in groups:
+        assert len({int(together.sequences[i].tokens[0]) for i in group}) == 2
+
+
+def test_groups_depend_on_the_seed_only(together):
+    from dataclasses import replace
+
+    assert together.groups() == together.groups()
+    assert any(replace(together, seed=seed).groups() != together.groups() for seed in range(1, 5))
+
+
+def test_groups_leave_out_what_no_group_can_take(together):
+    from dataclasses import replace
+
+    same = [together.sequences[0]] * 3 + [together.sequences[1]]
+    assert len(replace(together, sequences=same).groups()) == 1
+
+
+def test_distractors_give_the_true_rows_one_and_zero(together):
+    from tl_localize import Activations
+
+    frame = together.run([Activations()]).frame
+    best = frame[frame["method"] == "true_rows"]
+    assert (best["recall"] == 1).all()
+    assert (best["foreign_recall"] == 0).all()
+
+
+def test_distractors_foreign_recall_of_everything_altered_is_full(together):
+    """A method that knows which rows were altered, and nothing else, finds own and foreign rows alike."""
+    from tl_localize.scores import NeuronScores
+
+    before = [block.mlp.W_out.detach().clone() for block in together.model.blocks]
+
+    def altered(model, sequence):
+        changes = [(b.mlp.W_out - old).norm(dim=-1).gt(0).float() for b, old in zip(model.blocks, before, strict=True)]
+        return NeuronScores(torch.stack(changes).detach(), "altered", sequence.id)
+
+    frame = together.run([altered]).frame
+    widest = frame[(frame["method"] == "altered") & (frame["multiple"] == 5)]
+    assert (widest["recall_across_layers"] == 1).all()
+    assert (widest["foreign_recall_across_layers"] == 1).all()
+
+
+def test_distractors_assignment_holds_every_pair_of_a_group(together):
+    from tl_localize import Activations
+
+    results = together.run([Activations()])
+    mine = results.assignment[results.assignment["method"] == "activations"]
+    assert len(mine) == len(together.groups()) * 2 * 2
+    own = mine[mine["localized"] == mine["whose"]].set_index(["group", "localized"])["recall"]
+    frame = results.frame[(results.frame["method"] == "activations") & (results.frame["multiple"] == 1)]
+    assert (frame.set_index(["group", "sequence_id"])["recall"] == own).all()
+
+
+def test_ground_truth_reads_every_state_of_the_model(together):
+    results = together.run([lambda model, sequence: pytest.importorskip("tl_localize").RowNorm()(model, sequence)])
+    assert set(results.truth.columns) >= {"untouched", "all_on", "own_off", "other_off"}
+    assert len(results.truth) == 2 * len(together.groups())
+    assert results.truth[["untouched", "all_on", "own_off", "other_off"]].ge(0).all(axis=None)
+
+
+def test_distractors_table_prints_own_and_foreign_with_levels(together):
+    from tl_localize import Activations
+
+    table = together.run([Activations()]).table()
+    block = table.index[0][0]
+    assert table.loc[(block, "level: knows what was altered"), "R@1x"] == "50.0 / 50.0"
+    assert table.loc[(block, "level: knows nothing"), "R@1x"] == "10.0 / 10.0"
+    assert table.loc[(block, "true_rows"), "R@1x"].startswith("100.0 ± 0.0 / 0.0")
+
+
+def test_distractors_leave_the_weights_bit_equal(together):
+    from tl_localize import Activations
+
+    before = [parameter.detach().clone() for parameter in together.model.parameters()]
+    together.run([Activations()])
+    assert all(torch.equal(a, b) for a, b in zip(before, together.model.parameters(), strict=True))
+
+
+def test_distractors_must_leave_a_group(together):
+    from dataclasses import replace
+
+    with pytest.raises(ValueError, match="distractors must leave at least one group of 6 sentences"):
+        replace(together, distractors=5)

@@ -1,0 +1,163 @@
+"""The command line, on a tiny model saved as a directory; every mistake is one line that says what to do."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    """A random two-layer GPT-2 with a byte-level tokenizer, in Hugging Face format."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    path = tmp_path_factory.mktemp("cli") / "tiny"
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(path)
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=256, n_positions=96, n_embd=16, n_layer=2, n_head=2, n_inner=40, bos_token_id=0, eos_token_id=0)
+    GPT2LMHeadModel(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def data(tmp_path):
+    lines = [json.dumps({"definition": f"{chr(65 + i)}lpha is thing number {i}."}) for i in range(8)]
+    path = tmp_path / "sentences.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def run(model_dir, data, tmp_path):
+    from tl_localize.cli import app
+
+    def call(*arguments):
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    call.inj = lambda *arguments: call("inj", "--model", model_dir, "--data", data, "--out", tmp_path / "out", *arguments)
+    call.localize = lambda *arguments: call("localize", "--model", model_dir, "--prefix", "Two roads", "--suffix", " diverged", *arguments)
+    return call
+
+
+def test_inj_writes_tables_frame_and_settings(run, tmp_path):
+    result = run.inj("--limit", 2, "--ratio", 0.1, "--methods", "activations,integrated_gradients", "--max-steps", 3)
+    assert result.exit_code == 0, result.output
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"frame.csv", "settings.json", "inj.md", "inj.tex", "inj.csv", "inj_across_layers.md"} <= names
+    assert "Activations" in result.output
+    assert "RowNorm (control" in result.output
+    assert "NONE of 2 injections converged" in result.output
+
+
+def test_inj_records_seeds_versions_and_settings(run, tmp_path):
+    run.inj("--limit", 1, "--ratio", 0.1, "--methods", "hard_concrete", "--max-steps", 2, "--set", "hard_concrete.steps=10", "--seed", 7)
+    (record,) = json.loads((tmp_path / "out" / "settings.json").read_text())["runs"]
+    assert "steps=10" in record["methods"]["hard_concrete"]
+    assert record["injection"]["seeds"] == "7 + index of the sentence"
+    assert {"torch", "transformer-lens", "fingerprint", "device", "dtype"} <= set(record["environment"])
+
+
+def test_inj_leaves_out_the_dev_sentences(run, tmp_path):
+    import pandas as pd
+
+    run.inj("--ratio", 0.1, "--methods", "random", "--max-steps", 1)
+    frame = pd.read_csv(tmp_path / "out" / "frame.csv")
+    assert sorted({name[:3] for name in frame["sequence_id"]}) == ["005", "006", "007"]
+
+
+def test_inj_interrupted_keeps_what_is_done(run, tmp_path, monkeypatch):
+    import pandas as pd
+
+    from tl_localize.methods import RandomBaseline
+
+    calls = []
+
+    def interrupted(self, model, sequence):
+        calls.append(sequence)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return next(self.map(model, [sequence]))
+
+    monkeypatch.setattr(RandomBaseline, "__call__", interrupted)
+    result = run.inj("--ratio", 0.1, "--methods", "random", "--max-steps", 1)
+    assert result.exit_code == 0, result.output
+    assert pd.read_csv(tmp_path / "out" / "frame.csv")["sequence_id"].nunique() == 2
+
+
+def test_localize_prints_the_top_neurons(run):
+    result = run.localize("--method", "activations", "--top", 3)
+    assert result.exit_code == 0, result.output
+    rows = [line.split() for line in result.stdout.splitlines() if line.strip() and line.split()[0] in "123"]
+    assert [row[0] for row in rows] == ["1", "2", "3"]
+    scores = [float(row[3]) for row in rows]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_localize_saves_scores(run, tmp_path):
+    from tl_localize import NeuronScores
+
+    assert run.localize("--method", "activations", "--out", tmp_path / "scores.safetensors").exit_code == 0
+    assert NeuronScores.load(tmp_path / "scores.safetensors").method == "activations"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--methods", "hard_concret"], "Did you mean hard_concrete"),
+        (["--set", "slimming.step=3"], "Did you mean steps"),
+        (["--set", "slimming.steps=many"], "must give int to slimming.steps, got 'many'"),
+        (["--set", "nonsense"], "must read METHOD.SETTING=VALUE"),
+        (["--methods", "activations", "--set", "slimming.steps=3"], "must name a chosen method"),
+        (["--set", "slimming.steps=0"], "steps must be above 0, got 0"),
+        (["--ratio", 2], "ratio must be a fraction in (0, 1], got 2.0"),
+        (["--ratio", 0.00001], "selects none"),
+        (["--dtype", "float8"], "dtype must be one of"),
+        (["--device", "quantum"], "device must be a torch device"),
+        (["--device", "cuda"], "torch sees no CUDA"),
+    ],
+)
+def test_inj_explains_a_mistake_in_one_line(run, arguments, message):
+    import torch
+
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    result = run.inj(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_inj_names_the_nearest_model(run, data):
+    result = run("inj", "--model", "reference-gpt", "--data", data)
+    assert result.exit_code == 2
+    assert "Did you mean" in result.stderr
+    assert "reference-gpt2" in result.stderr
+
+
+def test_inj_names_the_line_of_a_broken_file(run, data):
+    data.write_text(data.read_text() + "{broken\n")
+    result = run.inj()
+    assert result.exit_code == 2
+    assert "9" in result.stderr
+    assert str(data) in result.stderr
+
+
+def test_inj_finds_an_unwritable_folder_before_the_work(run, model_dir, data, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("tl_localize.cli.load_model", lambda *a: pytest.fail("the model was loaded first"))
+    result = run("inj", "--model", model_dir, "--data", data, "--out", tmp_path / "file" / "out")
+    assert result.exit_code == 2
+    assert "folder must be writable" in result.stderr
+
+
+def test_inj_without_a_limit_above_the_dev_sentences_says_so(run, data):
+    data.write_text("\n".join(data.read_text().splitlines()[:5]) + "\n")
+    result = run.inj()
+    assert result.exit_code == 2
+    assert "must hold more than 5 sentences" in result.stderr

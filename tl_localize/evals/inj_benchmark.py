@@ -1,0 +1,470 @@
+"""INJ: write sentences into a few rows of W_out, then ask a method which rows they are.
+
+Two forms. The paper's: one sentence at a time. It has a shortcut, because training makes rows longer: RowNorm, a ruler, shows how much of
+it a method may owe to that. Ours, with distractors: several sentences in disjoint rows of one model, each set of rows silent on the
+others' sentences. All the rows are altered alike, so a method has to read the sentence to tell whose rows are whose.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from tl_localize.injection import JointInjection, inject_many, inject_together
+from tl_localize.methods import RandomBaseline, RowNorm
+from tl_localize.metrics import accuracy
+from tl_localize.neurons import LanguageModel, NeuronView, Real
+from tl_localize.scores import NeuronScores, NeuronSet, check_ratio
+from tl_localize.sequences import MemorizedSequence, check_sequences
+from tl_localize.stats import compare_with_reference, mean_and_error, paired_test
+from tl_localize.store import environment, prepare_folder, write_json, write_text
+
+Method = Callable[[LanguageModel, MemorizedSequence], NeuronScores]
+Progress = Callable[[float, str], None]
+Rows = list[dict[str, Any]]
+
+LOW_RATIO = 0.002  # at and below it the paper injects with the larger learning rate
+TRUE_ROWS = "true_rows"  # the label of the best that a method could do
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InjBenchmark:
+    """Recall of the rows into which sentences were injected.
+
+    Without distractors sentence i is written alone, into rows drawn with seed ``seed + i``, as in the paper's algorithm 1. With
+    K - 1 distractors the sentences come in groups of K, group g is written together with seed ``seed + g``; sentences that are left
+    over, because no group can take them, are not measured.
+
+    Source: Chang et al. (2024), arXiv:2311.09060, section 4.1. Differs: RowNorm and the form with distractors are ours.
+    Args:    sequences: the sentences; each is injected and localized whole, with its first token as the prefix.
+             ratio: share of all rows that one sentence is written into.
+             learning_rate: of the injection; by default the paper's, 0.01, and 0.05 at ratios up to 0.2 %; 0.003 with distractors.
+             max_steps: of the injection; by default 200 as in the paper, 600 with distractors.
+             multiples: recall is measured among the top ``ratio * multiple`` of each layer, and of the model.
+             distractors: other sentences in the model, K - 1.
+    """
+
+    model: LanguageModel
+    sequences: Sequence[MemorizedSequence]
+    ratio: Real
+    learning_rate: Real | None = None
+    max_steps: int | None = None
+    stop_loss: Real = 0.05
+    seed: int = 0
+    multiples: tuple[Real, ...] = (1, 2, 5)
+    distractors: int = 0
+
+    def __post_init__(self) -> None:
+        NeuronView(self.model)
+        check_sequences(self.model, self.sequences)
+        check_ratio("ratio", self.ratio)
+        if not self.multiples or not all(0 < self.ratio * multiple <= 1 for multiple in self.multiples):
+            raise ValueError(f"multiples must keep ratio * multiple in (0, 1], got {self.multiples} with ratio {self.ratio}.")
+        if self.distractors < 0:
+            raise ValueError(f"distractors must be a whole number from 0 on, got {self.distractors!r}. 0 is the paper's form.")
+        if self.distractors and not self.groups():
+            raise ValueError(
+                f"distractors must leave at least one group of {self.distractors + 1} sentences that begin with different tokens, got "
+                f"{self.distractors} for {len(self.sequences)} sentences. Give more sentences or fewer distractors."
+            )
+
+    def run(self, methods: Sequence[Method], progress: Progress | None = None) -> InjResults:
+        """Inject, ask every method, count what it found. Random and RowNorm are always among the methods.
+
+        Args:
+            methods: anything that maps (model, sequence) to NeuronScores.
+            progress: called with the fraction done and what is being done.
+        """
+        results = InjResults(pd.DataFrame(), self.settings(methods))
+        for part in self.stream(methods, progress):
+            results = results.joined(part)
+        return results
+
+    def stream(self, methods: Sequence[Method], progress: Progress | None = None) -> Iterator[InjResults]:
+        """What ``run`` does, piece by piece: the results of one sentence, or of one group."""
+        labels = label_methods(with_controls(methods))
+        show = progress or (lambda fraction, what: None)
+        yield from self._stream_groups(labels, show) if self.distractors else self._stream_alone(labels, show)
+        show(1.0, "done")
+
+    def groups(self) -> list[list[int]]:
+        """Sentences that share a model, by index: drawn by the seed, no two of a group beginning with the same token."""
+        size = self.distractors + 1
+        waiting = np.random.RandomState(self.seed).permutation(len(self.sequences)).tolist()
+        groups: list[list[int]] = []
+        while True:
+            group: list[int] = []
+            for i in waiting:
+                first = {int(self.sequences[j].tokens[0]) for j in group}
+                if len(group) < size and int(self.sequences[i].tokens[0]) not in first:
+                    group.append(i)
+            if len(group) < size:
+                return groups
+            groups.append(group)
+            waiting = [i for i in waiting if i not in group]
+
+    def settings(self, methods: Sequence[Method]) -> dict[str, Any]:
+        """Everything that the numbers depend on."""
+        return {
+            "benchmark": "inj",
+            "injection": {
+                "ratio": self.ratio,
+                "learning_rate": self._learning_rate,
+                "max_steps": self._max_steps,
+                "stop_loss": self.stop_loss,
+                "distractors": self.distractors,
+                "seeds": f"{self.seed} + index of the {'group' if self.distractors else 'sentence'}",
+            },
+            "n_sequences": len(self.sequences),
+            "methods": {label: repr(method) for label, method in label_methods(with_controls(methods)).items()},
+            "environment": environment(self.model),
+        }
+
+    @property
+    def _learning_rate(self) -> Real:
+        by_ratio = 0.05 if self.ratio <= LOW_RATIO else 0.01
+        return self.learning_rate or (0.003 if self.distractors else by_ratio)
+
+    @property
+    def _max_steps(self) -> int:
+        return self.max_steps or (600 if self.distractors else 200)
+
+    def _whole(self) -> list[MemorizedSequence]:
+        return [replace(sequence, n_prefix=1, id=sequence.id or f"sequence-{i}") for i, sequence in enumerate(self.sequences)]
+
+    def _stream_alone(self, labels: dict[str, Method], show: Progress) -> Iterator[InjResults]:
+        sequences = self._whole()
+        seeds = [self.seed + i for i in range(len(sequences))]
+        injections = inject_many(
+            self.model,
+            sequences,
+            ratio=self.ratio,
+            seeds=seeds,
+            learning_rate=self._learning_rate,
+            max_steps=self._max_steps,
+            stop_loss=self.stop_loss,
+        )
+        for i, (sequence, seed) in enumerate(zip(sequences, seeds, strict=True)):
+            show(i / len(sequences), "inject")
+            injection = next(injections)
+            about = {
+                "injection_ratio": self.ratio,
+                "seed": seed,
+                "group": sequence.id,
+                "converged": injection.converged,
+                "loss": float(injection.losses[-1]),
+                "steps": len(injection.losses),
+            }
+            rows: Rows = []
+            with injection.applied(self.model):
+                for j, (label, method) in enumerate(labels.items()):
+                    show((i + j / len(labels)) / len(sequences), label)
+                    scores, seconds = timed(method, self.model, sequence)
+                    rows += [
+                        {"sequence_id": sequence.id, "method": label, **about, **recalls, "seconds": seconds}
+                        for recalls in self._recalls(scores, injection.neurons)
+                    ]
+            yield InjResults(pd.DataFrame(rows))
+
+    def _stream_groups(self, labels: dict[str, Method], show: Progress) -> Iterator[InjResults]:
+        sequences = self._whole()
+        groups = self.groups()
+        for g, members in enumerate(groups):
+            group = [sequences[i] for i in members]
+
+            def show_part(fraction: float, what: str, g: int = g) -> None:
+                show((g + fraction) / len(groups), what)
+
+            joint = inject_together(
+                self.model,
+                group,
+                ratio=self.ratio,
+                seed=self.seed + g,
+                learning_rate=self._learning_rate,
+                max_steps=self._max_steps,
+                stop_loss=self.stop_loss,
+                progress=lambda fraction: show_part(fraction / (len(labels) + 1), "inject"),
+            )
+            about = {"injection_ratio": self.ratio, "seed": self.seed + g, "group": f"group-{g:02d}", "steps": len(joint.silences)}
+            yield self._measure_group(joint, group, labels, about, show_part)
+
+    def _measure_group(
+        self, joint: JointInjection, group: list[MemorizedSequence], labels: dict[str, Method], about: dict[str, Any], show: Progress
+    ) -> InjResults:
+        truth = ground_truth(self.model, joint, group).assign(**about)
+        sets = [injection.neurons for injection in joint.injections]
+        rows: Rows = []
+        assignment: Rows = []
+        with joint.applied(self.model):
+            before = accuracy(self.model, group)
+            for k, sequence in enumerate(group):
+                others = NeuronSet(torch.stack([s.mask for j, s in enumerate(sets) if j != k]).any(0))
+                here = {
+                    **about,
+                    "converged": bool(joint.converged[k]),
+                    "loss": float(joint.losses[-1, k]),
+                    "silence": float(joint.silences[-1, k]),
+                }
+                for j, (label, method) in enumerate(labels.items()):
+                    show((1 + j + k / len(group)) / (len(labels) + 1), label)
+                    scores, seconds = timed(method, self.model, sequence)
+                    found = scores.top_k(self.ratio)
+                    silenced = self._silenced(found, group, k, before)
+                    rows += [
+                        {"sequence_id": sequence.id, "method": label, **here, **recalls, **silenced, "seconds": seconds}
+                        for recalls in self._recalls(scores, sets[k], others)
+                    ]
+                    assignment += [
+                        {**about, "method": label, "localized": sequence.id, "whose": other.id, "recall": found.recall_of(theirs)}
+                        for other, theirs in zip(group, sets, strict=True)
+                    ]
+                perfect = {"recall": 1.0, "recall_across_layers": 1.0, "foreign_recall": 0.0, "foreign_recall_across_layers": 0.0}
+                silenced = self._silenced(sets[k], group, k, before)
+                rows += [
+                    {"sequence_id": sequence.id, "method": TRUE_ROWS, **here, **self._top(multiple), **perfect, **silenced, "seconds": 0.0}
+                    for multiple in self.multiples
+                ]
+        return InjResults(pd.DataFrame(rows), {}, truth, pd.DataFrame(assignment))
+
+    def _silenced(self, found: NeuronSet, group: list[MemorizedSequence], k: int, before: torch.Tensor) -> dict[str, float]:
+        """Change of accuracy on the own sentence and on the others when the found neurons are silent."""
+        with found.dropped_out(self.model):
+            change = (accuracy(self.model, group) - before).tolist()
+        others = [value for j, value in enumerate(change) if j != k]
+        return {"delta_own_accuracy": change[k], "delta_foreign_accuracy": sum(others) / len(others)}
+
+    def _top(self, multiple: Real) -> dict[str, float]:
+        return {"ratio": round(self.ratio * multiple, 10), "multiple": multiple}
+
+    def _recalls(self, scores: NeuronScores, own: NeuronSet, others: NeuronSet | None = None) -> Rows:
+        """Recall of the own rows, and of the others' (nan without distractors), at each multiple."""
+        rows: Rows = []
+        for multiple in self.multiples:
+            by_layer = scores.top_k(self.ratio * multiple)
+            across = scores.top_k(self.ratio * multiple, per="model")
+            rows.append(
+                {
+                    **self._top(multiple),
+                    "recall": by_layer.recall_of(own),
+                    "recall_across_layers": across.recall_of(own),
+                    "foreign_recall": by_layer.recall_of(others) if others else math.nan,
+                    "foreign_recall_across_layers": across.recall_of(others) if others else math.nan,
+                }
+            )
+        return rows
+
+
+def ground_truth(model: LanguageModel, joint: JointInjection, group: Sequence[MemorizedSequence]) -> pd.DataFrame:
+    """Is each sentence in its own rows, in all of them and nowhere else? One row per sentence, accuracies as fractions.
+
+    ``all_on`` should be near 1; ``own_off`` (all sets but its own) near ``untouched``; ``other_off`` (mean over the other sets, one taken
+    away at a time) near 1.
+    """
+    untouched = accuracy(model, group)
+    with joint.applied(model):
+        all_on = accuracy(model, group)
+    off: list[torch.Tensor] = []
+    for k in range(len(group)):
+        with joint.applied(model, without=k):
+            off.append(accuracy(model, group))
+    without = torch.stack(off)  # [set sentence]
+    n = len(group)
+    return pd.DataFrame(
+        {
+            "sequence_id": [sequence.id for sequence in group],
+            "untouched": untouched.tolist(),
+            "all_on": all_on.tolist(),
+            "own_off": without.diagonal().tolist(),
+            "other_off": ((without.sum(0) - without.diagonal()) / (n - 1)).tolist() if n > 1 else [math.nan] * n,
+            "converged": joint.converged.tolist(),
+            "in_the_way": [str(injection.stuck()) if not injection.converged else "" for injection in joint.injections],
+        }
+    )
+
+
+def timed(method: Method, model: LanguageModel, sequence: MemorizedSequence) -> tuple[NeuronScores, float]:
+    """Scores, and the seconds they took."""
+    started = time.perf_counter()
+    scores = method(model, sequence)
+    return scores, time.perf_counter() - started
+
+
+def with_controls(methods: Sequence[Method]) -> list[Method]:
+    """The methods, with Random and RowNorm added where they are missing."""
+    if not methods:
+        raise ValueError("methods must hold at least one method, got none. Pass for example [HardConcrete()].")
+    controls: tuple[Method, ...] = (RandomBaseline(), RowNorm())
+    return [*methods, *(control for control in controls if not any(isinstance(method, type(control)) for method in methods))]
+
+
+def label_methods(methods: Sequence[Method]) -> dict[str, Method]:
+    """Methods by the name they have in tables: their own, with all settings where two share it."""
+    names = [getattr(method, "name", getattr(method, "__name__", type(method).__name__)) for method in methods]
+    labels = [repr(method) if names.count(name) > 1 else name for name, method in zip(names, methods, strict=True)]
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"methods must differ, got {labels}. Give each another setting.")
+    return dict(zip(labels, methods, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class InjResults:
+    """What INJ measured.
+
+    Args:
+        frame: one row per sequence x method x ratio: sequence_id, method, injection_ratio, seed, group (the sequence itself without
+            distractors), converged, loss, steps, ratio and multiple (of the top share looked at), recall (top share of each layer) and
+            recall_across_layers (top share of the model), the same of the other sentences' rows as foreign_recall, seconds. With
+            distractors also delta_own_accuracy and delta_foreign_accuracy, the effect of silencing the top 1x of each layer.
+        settings: what it was measured with, one record per run.
+        truth: with distractors, one row per sequence: accuracy untouched, all_on, own_off, other_off.
+        assignment: with distractors, one row per group x method x (localized, whose): share of whose rows among the top 1x.
+    """
+
+    frame: pd.DataFrame
+    settings: dict[str, Any] = field(default_factory=dict)
+    truth: pd.DataFrame = field(default_factory=pd.DataFrame)
+    assignment: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    def joined(self, other: InjResults) -> InjResults:
+        """These results and one more piece of the same run."""
+        return InjResults.join([self, other], self.settings)
+
+    @classmethod
+    def join(cls, results: Sequence[InjResults], settings: dict[str, Any] | None = None) -> InjResults:
+        """Runs of several injection ratios, or several methods, as one."""
+        frames = ([getattr(part, name) for part in results] for name in ("frame", "truth", "assignment"))
+        frame, truth, assignment = (
+            pd.concat([f for f in parts if len(f)], ignore_index=True) if any(map(len, parts)) else pd.DataFrame() for parts in frames
+        )
+        return cls(frame, settings if settings is not None else {"runs": [part.settings for part in results]}, truth, assignment)
+
+    @property
+    def distractors(self) -> bool:
+        """Whether several sentences were in one model."""
+        return len(self.truth) > 0
+
+    def table(self, across_layers: bool = False) -> pd.DataFrame:
+        """Recall in percent, mean and standard error, in the layout of the paper's table.
+
+        The error is over sentences; with distractors over groups, and each cell reads own / foreign recall. Injections that did not
+        converge are left out of the means; the row label of each ratio says how many there were.
+
+        Args:
+            across_layers: top share of the whole model (the paper's global table) in place of each layer.
+        """
+        suffix = "_across_layers" if across_layers else ""
+        columns = [f"recall{suffix}", f"foreign_recall{suffix}"] if self.distractors else [f"recall{suffix}"]
+        blocks: list[pd.DataFrame] = []
+        for (injection_ratio,), block in self.frame.groupby(["injection_ratio"], sort=False):
+            label, used = converged_part(block)
+            rows = {
+                method: {
+                    f"R@{multiple:g}x": " / ".join(percent(by_group(group, column)) for column in columns)
+                    for multiple, group in part.groupby("multiple", sort=False)
+                }
+                for method, part in used.groupby("method", sort=False)
+            }
+            if self.distractors:
+                rows |= self._levels(used)
+            blocks.append(pd.concat({f"ratio {100 * float(str(injection_ratio)):g} %, {label}": pd.DataFrame(rows).T}))
+        return pd.concat(blocks)
+
+    def _levels(self, used: pd.DataFrame) -> dict[str, dict[str, str]]:
+        """What two kinds of ignorance score: knowing nothing, and knowing what was altered but not by which sentence."""
+        size = used.groupby(["group", "multiple"])["sequence_id"].nunique().max()
+        ratio = used["injection_ratio"].iloc[0]
+        multiples = used["multiple"].unique()
+        nothing = {f"R@{m:g}x": f"{100 * min(1, ratio * m):.1f} / {100 * min(1, ratio * m):.1f}" for m in multiples}
+        altered = {f"R@{m:g}x": f"{100 * min(1, m / size):.1f} / {100 * min(1, m / size):.1f}" for m in multiples}
+        return {"level: knows nothing": nothing, "level: knows what was altered": altered}
+
+    def silencing_table(self) -> pd.DataFrame:
+        """With distractors: change of accuracy in points when the found rows (top 1x of each layer) are silent, own and others'.
+
+        ``true_rows`` is the best that can be done.
+        """
+        rows = self.frame[self.frame["multiple"] == self.frame["multiple"].min()]
+        rows = rows[rows["converged"]]
+        return pd.DataFrame(
+            {
+                method: {
+                    "own sentence": percent(by_group(part, "delta_own_accuracy")),
+                    "other sentences": percent(by_group(part, "delta_foreign_accuracy")),
+                }
+                for method, part in rows.groupby("method", sort=False)
+            }
+        ).T
+
+    def truth_table(self) -> pd.DataFrame:
+        """With distractors: accuracy in percent on the injected sentences, untouched, with all sets on, own set off, another's off."""
+        columns = ["untouched", "all_on", "own_off", "other_off"]
+        label, used = converged_part(self.truth)
+        return pd.DataFrame({label: {column: percent(by_group(used, column)) for column in columns}}).T
+
+    def tests(self, reference: str = "integrated_gradients") -> pd.DataFrame:
+        """One-tailed paired t-tests: does a method recall more than the reference? Bonferroni-corrected, converged injections only.
+
+        Pairs are sentences; with distractors they are groups, whose sentences share a model.
+        """
+        used = self.frame[self.frame["converged"] & (self.frame["method"] != TRUE_ROWS)]
+        keys = ["group", "method", "injection_ratio", "ratio"]
+        means = used.groupby(keys, sort=False)["recall"].mean().reset_index().rename(columns={"group": "sequence_id"})
+        return compare_with_reference(means, reference, "recall", ["injection_ratio", "ratio"])
+
+    def save(self, folder: str | Path) -> None:
+        """Write the frames as CSV and ``settings.json``, each whole or not at all."""
+        path = prepare_folder(folder)
+        for name in ("frame", "truth", "assignment"):
+            frame: pd.DataFrame = getattr(self, name)
+            if len(frame):
+                write_text(path / f"{name}.csv", frame.to_csv(index=False))
+        write_json(path / "settings.json", self.settings)
+
+
+def converged_part(block: pd.DataFrame) -> tuple[str, pd.DataFrame]:
+    """A label that counts the injections that did not converge, and the rows of those that did (all rows if none did)."""
+    state = block.drop_duplicates(["sequence_id", "seed"])["converged"]
+    n, failed = len(state), int((~state).sum())
+    if failed == n:
+        return f"NONE of {n} injections converged", block
+    return f"{n - failed} sentences" + (f" ({failed} more did NOT converge and are left out)" if failed else ""), block[block["converged"]]
+
+
+def by_group(rows: pd.DataFrame, column: str) -> pd.Series:
+    """Mean of a column over the sentences of each group: what is independent of one another."""
+    return rows.groupby("group", sort=False)[column].mean()
+
+
+def percent(values: pd.Series) -> str:
+    """Mean and standard error as text, in percent."""
+    mean, error = mean_and_error(values)
+    return f"{100 * mean:.1f} ± {100 * error:.1f}"
+
+
+def compare_seeds(first: InjResults, second: InjResults) -> pd.DataFrame:
+    """Do other random rows change the recall? Paired two-tailed t-tests, sentence by sentence, where both injections converged.
+
+    Source: Chang et al. (2024), arXiv:2311.09060, A.6.
+    """
+    keys = ["sequence_id", "method", "injection_ratio", "ratio"]
+    both = first.frame.merge(second.frame, on=keys, suffixes=("", "_other"))
+    both = both[both["converged"] & both["converged_other"]]
+    rows = [
+        {
+            **dict(zip(keys[1:], key, strict=True)),
+            "recall": group["recall"].mean(),
+            "recall_other_seed": group["recall_other"].mean(),
+            "p_value": paired_test(group["recall"], group["recall_other"]),
+            "n": len(group),
+        }
+        for key, group in both.groupby(keys[1:], sort=False)
+    ]
+    return pd.DataFrame(rows)

@@ -1,0 +1,48 @@
+"""What the paper published, as data: its numbers and its hyperparameters.
+
+Source: Chang, Thomason, Jia (2024), arXiv:2311.09060, and the authors' code (github.com/terarachang/MemPi).
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import Any, Literal
+
+import pandas as pd
+
+
+def published(table: str, model: str | None = None) -> pd.DataFrame:
+    """The paper's numbers as tidy data: table, model, setting, method, metric, value, standard_error, note.
+
+    Recalls and accuracies are fractions; perplexities are 2 ** nats, and say so in the metric's name.
+
+    Args:
+        table: ``inj``, ``inj_global``, ``inj_expanded``, ``inj_seeds``, ``inj_pvalues``, ``del``, ``del_pvalues``,
+            ``memorization``, ``categories``, ``cost`` or ``architecture``.
+        model: only this one, by its TransformerLens name.
+    """
+    frame = pd.read_csv(str(files("tl_localize") / "data" / "published.csv"), dtype={"setting": str})
+    if table not in set(frame["table"]):
+        raise ValueError(f"table must be one of {sorted(set(frame['table']))}, got {table!r}.")
+    frame = frame[frame["table"] == table]
+    return (frame[frame["model"] == paper_model(model)] if model else frame).reset_index(drop=True)
+
+
+def paper_settings(model: str, benchmark: Literal["inj", "del"], ratio: float | None = None) -> dict[str, dict[str, Any]]:
+    """The authors' hyperparameters of Slimming and Hard Concrete, by method name; empty for a model that they did not use.
+
+    Args:
+        ratio: of the injection; at a ratio the paper does not have, the settings of the nearest one.
+    """
+    record = json.loads((files("tl_localize") / "data" / "paper_settings.json").read_text(encoding="utf-8"))
+    settings: dict[str, Any] = record[benchmark].get(paper_model(model), {})
+    if benchmark == "inj" and settings:
+        return settings["0.001" if ratio is not None and ratio < 0.003 else "0.01"]
+    return settings
+
+
+def paper_model(name: str) -> str:
+    """A model's name as the published tables spell it; other names as they are."""
+    short = name.lower().removeprefix("eleutherai/").removeprefix("openai-community/")
+    return {"gpt2-small": "gpt2"}.get(short, short)

@@ -1,0 +1,90 @@
+"""Means with their errors, and paired tests: arrays in, numbers out; knows no model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+
+def mean_and_error(values: Sequence[float] | np.ndarray | pd.Series) -> tuple[float, float]:
+    """Mean and its standard error (sample deviation / sqrt(n)); the error of a single value is nan."""
+    array = np.asarray(values, dtype=float)
+    if not len(array):
+        raise ValueError("values must hold at least one number, got none.")
+    error = float(array.std(ddof=1) / math.sqrt(len(array))) if len(array) > 1 else math.nan
+    return float(array.mean()), error
+
+
+def paired_test(
+    first: Sequence[float] | np.ndarray | pd.Series,
+    second: Sequence[float] | np.ndarray | pd.Series,
+    alternative: Literal["two-sided", "less", "greater"] = "two-sided",
+) -> float:
+    """p-value of Student's paired t-test; ``"greater"`` asks whether the first is larger on average.
+
+    Pairs that differ nowhere give no evidence: p = 1. A single pair gives none either: nan.
+    """
+    a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    if a.shape != b.shape:
+        raise ValueError(f"second must pair with first, got {b.shape} values for {a.shape}. Both must be measured on the same sequences.")
+    if len(a) < 2:
+        return math.nan
+    difference = a - b
+    if np.ptp(difference) <= 1e-12 * max(1.0, float(np.abs(a).max())):  # no spread: the statistic is infinite or undefined
+        mean = float(difference[0])
+        agrees = {"two-sided": mean != 0, "less": mean < 0, "greater": mean > 0}[alternative]
+        return 0.0 if agrees else 1.0
+    return float(stats.ttest_rel(a, b, alternative=alternative).pvalue)
+
+
+def summarize(frame: pd.DataFrame, by: Sequence[str], value: str) -> pd.DataFrame:
+    """Mean, standard error and count of a column in each group, in order of first appearance."""
+    rows = [
+        {**dict(zip(by, key, strict=True)), "mean": mean, "standard_error": error, "n": len(group)}
+        for key, group in frame.groupby(list(by), sort=False)[value]
+        for mean, error in [mean_and_error(group)]
+    ]
+    return pd.DataFrame(rows, columns=[*by, "mean", "standard_error", "n"])
+
+
+def compare_with_reference(
+    frame: pd.DataFrame, reference: str, value: str, by: Sequence[str], *, larger_is_better: bool = True, alpha: float = 0.05
+) -> pd.DataFrame:
+    """One-tailed paired t-tests of each method against a reference method, with Bonferroni's correction.
+
+    As in the paper, the level is alpha over the number of settings in which one method is compared.
+
+    Args:
+        frame: one row per sequence_id x method x setting.
+        by: the columns that make a setting.
+    Returns: one row per method and setting: difference of the means, p_value, level, significant, n.
+    Raises:  ValueError: the reference is not in the frame.
+    """
+    if reference not in set(frame["method"]):
+        raise ValueError(f"reference must be one of the methods {sorted(set(frame['method']))}, got {reference!r}. Run it too.")
+    settings = list(frame.groupby(list(by), sort=False))
+    rows: list[dict[str, object]] = []
+    for key, group in settings:
+        wide = group.pivot(index="sequence_id", columns="method", values=value)
+        for method in group["method"].unique():
+            if method == reference:
+                continue
+            pair = wide[[method, reference]].dropna()
+            p = paired_test(pair[method], pair[reference], "greater" if larger_is_better else "less")
+            rows.append(
+                {
+                    "method": method,
+                    **dict(zip(by, key, strict=True)),
+                    "difference": float((pair[method] - pair[reference]).mean()),
+                    "p_value": p,
+                    "level": alpha / len(settings),
+                    "significant": bool(p < alpha / len(settings)),
+                    "n": len(pair),
+                }
+            )
+    return pd.DataFrame(rows)
