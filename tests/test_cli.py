@@ -161,3 +161,27 @@ def test_inj_without_a_limit_above_the_dev_sentences_says_so(run, data):
     result = run.inj()
     assert result.exit_code == 2
     assert "must hold more than 5 sentences" in result.stderr
+
+
+def test_tune_ranks_a_grid_and_inj_reads_its_settings(run, model_dir, data, tmp_path):
+    grid = tmp_path / "grid.json"
+    grid.write_text(json.dumps({"slimming": {"steps": [10, 20]}}))
+    arguments = ["--model", model_dir, "--data", data, "--ratio", 0.1, "--grid", grid, "--method", "slimming", "--out", tmp_path / "tune"]
+    result = run("tune", *arguments)
+    assert result.exit_code == 0, result.output
+    assert "steps=10" in result.stdout
+    assert "steps=20" in result.stdout
+    used = run.inj(
+        "--ratio", 0.1, "--methods", "slimming", "--limit", 1, "--max-steps", 1, "--settings", tmp_path / "tune" / "settings.json"
+    )
+    assert used.exit_code == 0, used.output
+    best = json.loads((tmp_path / "tune" / "settings.json").read_text())["settings"]["slimming"]["steps"]
+    (record,) = json.loads((tmp_path / "out" / "settings.json").read_text())["runs"]
+    assert f"steps={best}" in record["methods"]["slimming"]
+
+
+def test_tune_names_a_method_missing_in_the_grid(run, model_dir, tmp_path):
+    (tmp_path / "grid.json").write_text(json.dumps({"slimming": {"steps": [10]}}))
+    result = run("tune", "--model", model_dir, "--grid", tmp_path / "grid.json", "--method", "slimmin")
+    assert result.exit_code == 2
+    assert "Did you mean slimming" in result.stderr

@@ -1,9 +1,8 @@
-"""The command line: tl-localize inj | localize."""
+"""The command line: tl-localize inj | localize | tune."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,11 +19,12 @@ from tqdm import tqdm
 from tl_localize.evals.inj_benchmark import InjBenchmark, InjResults
 from tl_localize.methods import METHODS, Localizer
 from tl_localize.models import REFERENCE_MODELS, load_model
-from tl_localize.paper import paper_settings
+from tl_localize.paper import paper_grids, paper_settings
 from tl_localize.readers import read_definitions
 from tl_localize.sequences import MemorizedSequence, encode
-from tl_localize.store import prepare_folder
+from tl_localize.store import nearest, prepare_folder
 from tl_localize.tables import inj_tables, save_table, to_markdown
+from tl_localize.tune import expand, rank_inj, read_grids, read_settings, write_settings
 
 N_DEV = 5  # the first sentences of a data set are for choosing hyperparameters and never reported
 REFERENCE_RATIO = 0.03  # at which injections into the small reference models converge; the paper's 1 % and 0.1 % otherwise
@@ -39,6 +39,10 @@ Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="A method's setting, such as hard_concrete.steps=200. May be given many times.")
 ]
+SettingsFile = Annotated[Path | None, typer.Option("--settings", help="Settings file that tl-localize tune wrote.")]
+Data = Annotated[Path | None, typer.Option(help="ECBD-style JSONL (key: definition). Default: our own sentences.")]
+Ratios = Annotated[list[float] | None, typer.Option(help="Share of the rows of W_out to inject into. May be given many times.")]
+Distractors = Annotated[int, typer.Option(help="Other sentences in the same model; 0 is the paper's form.")]
 
 
 @app.callback()
@@ -51,25 +55,27 @@ def main() -> None:
 @app.command()
 def inj(
     model: Model = "reference-gpt2",
-    data: Annotated[Path | None, typer.Option(help="ECBD-style JSONL (key: definition). Default: our own sentences.")] = None,
+    data: Data = None,
     methods: Annotated[str, typer.Option(help="Comma-separated names, or 'all'.")] = "all",
     ratio: Annotated[list[float] | None, typer.Option(help="Share of the rows of W_out to inject into. May be given many times.")] = None,
     limit: Annotated[int | None, typer.Option(help="Number of sentences. Default: 16 on a reference model, else all.")] = None,
     seed: Annotated[int, typer.Option(help="Sentence i is written into rows drawn with seed + i.")] = 0,
     learning_rate: Annotated[float | None, typer.Option(help="Of the injection. Default: the paper's, by ratio.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Of the injection. Default: 200, with distractors 600.")] = None,
-    distractors: Annotated[int, typer.Option(help="Other sentences in the same model; 0 is the paper's form.")] = 0,
+    distractors: Distractors = 0,
     device: Device = None,
     dtype: Dtype = "float32",
     out: Annotated[Path | None, typer.Option(help="Results folder. Default: ./tl-localize-results/inj-MODEL.")] = None,
     settings: Settings = None,
+    settings_file: SettingsFile = None,
 ) -> None:
     """INJ: write new sentences into random rows of W_out, then ask each method which rows they are.
 
     Prints recall (the share of the true rows among the top 1x, 2x and 5x as many neurons of each layer) and writes a results folder.
     """
     with errors_explained():
-        make_methods(methods, settings or [])  # mistakes are found before the model is loaded
+        tuned = read_settings(settings_file) if settings_file else {}
+        make_methods(methods, settings or [], tuned)  # mistakes are found before the model is loaded
         folder = prepare_folder(
             out or Path("tl-localize-results") / f"inj-{Path(model).name}{f'-distractors-{distractors}' if distractors else ''}"
         )
@@ -90,7 +96,7 @@ def inj(
                 max_steps=max_steps,
                 distractors=distractors,
             )
-            runs.append(run_shown(benchmark, make_methods(methods, settings or [], paper_settings(model, "inj", r))))
+            runs.append(run_shown(benchmark, make_methods(methods, settings or [], {**paper_settings(model, "inj", r), **tuned})))
         results = InjResults.join(runs)
         if not len(results.frame):
             raise typer.Exit(130)
@@ -139,18 +145,59 @@ def localize(
             typer.echo(f"\nAll scores: {out}")
 
 
-def inj_sequences(model: Any, data: Path | None) -> list[MemorizedSequence]:
-    """The sentences of an ECBD-style file, without the dev sentences."""
+@app.command()
+def tune(
+    method: Annotated[str, typer.Option(help="Method to tune: hard_concrete, slimming or another with settings.")] = "hard_concrete",
+    grid: Annotated[Path | None, typer.Option(help="JSON file {METHOD: {SETTING: [values]}}. Default: the paper's grid.")] = None,
+    model: Model = "reference-gpt2",
+    data: Data = None,
+    ratio: Annotated[float, typer.Option(help="Share of the rows of W_out to inject into.")] = REFERENCE_RATIO,
+    distractors: Distractors = 0,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    out: Annotated[Path, typer.Option(help="Folder for the ranking and settings.json.")] = Path("tl-localize-results/tune"),
+    settings: Settings = None,
+) -> None:
+    """Try every setting of a grid on the dev sentences of INJ and keep the one with the highest mean recall.
+
+    Prints all settings, the best first, and writes settings.json for tl-localize inj --settings.
+    """
+    with errors_explained():
+        grids = read_grids(grid) if grid else paper_grids()
+        if method not in grids:
+            raise ValueError(f"grid must hold the method {method!r}, got {sorted(grids)}.{nearest(method, grids)}")
+        (fixed,) = make_methods(method, settings or [])
+        candidates = [
+            dataclasses.replace(fixed, **{axis: getattr(c, axis) for axis in grids[method]}) for c in expand(method, grids[method])
+        ]
+        folder = prepare_folder(out)
+        loaded = load_model(model, device, parse_dtype(dtype))
+        benchmark = InjBenchmark(model=loaded, sequences=inj_sequences(loaded, data, dev=True), ratio=ratio, distractors=distractors)
+        results = run_shown(benchmark, candidates)
+        if not len(results.frame):
+            raise typer.Exit(130)
+        ranking = rank_inj(results, candidates)
+        results.save(folder)
+        best = write_settings(ranking, folder / "settings.json", f"highest mean recall on the {N_DEV} dev sentences of {data or 'our own'}")
+        varied = ranking.assign(settings=[", ".join(f"{axis}={s[axis]}" for axis in grids[method]) for s in ranking["settings"]])
+        save_table(varied.set_index("settings"), folder, "ranking", f"{method} on the dev sentences, ratio {ratio:g}")
+        typer.echo(to_markdown(varied.set_index("settings")))
+        typer.echo(f"\nBest: {best[method]}\nUse it: tl-localize inj --model {model} --settings {folder / 'settings.json'}")
+
+
+def inj_sequences(model: Any, data: Path | None, dev: bool = False) -> list[MemorizedSequence]:
+    """The sentences of an ECBD-style file without the dev sentences, or these alone."""
     sentences = read_definitions(data or Path(str(files("tl_localize") / "data" / "inj_sentences.jsonl")))
     if len(sentences) <= N_DEV:
         raise ValueError(f"data must hold more than {N_DEV} sentences, got {len(sentences)}. The first {N_DEV} are for development.")
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
         raise ValueError("model must have a tokenizer to read sentences, got none. Put the tokenizer's files into the model's directory.")
-    return [
+    sequences = [
         MemorizedSequence(torch.tensor(encode(tokenizer, sentence)), 1, id=f"{i:03d} {sentence[:24]}")
         for i, sentence in enumerate(sentences)
-    ][N_DEV:]
+    ]
+    return sequences[:N_DEV] if dev else sequences[N_DEV:]
 
 
 def run_shown(benchmark: InjBenchmark, methods: Sequence[Localizer]) -> InjResults:
@@ -202,12 +249,6 @@ def parse_dtype(name: str) -> torch.dtype:
     if name not in kinds:
         raise ValueError(f"dtype must be one of {', '.join(kinds)}, got {name!r}.{nearest(name, kinds)}")
     return kinds[name]
-
-
-def nearest(name: str, known: Any) -> str:
-    """' Did you mean ...?' or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=2)
-    return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
 def say(text: str) -> None:

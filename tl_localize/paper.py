@@ -42,6 +42,11 @@ def paper_settings(model: str, benchmark: Literal["inj", "del"], ratio: float | 
     return settings
 
 
+def paper_grids() -> dict[str, dict[str, list[Any]]]:
+    """The values that the authors searched, by method name and setting."""
+    return json.loads((files("tl_localize") / "data" / "paper_settings.json").read_text(encoding="utf-8"))["grids"]
+
+
 def paper_model(name: str) -> str:
     """A model's name as the published tables spell it; other names as they are."""
     short = name.lower().removeprefix("eleutherai/").removeprefix("openai-community/")

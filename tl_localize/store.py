@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
 import platform
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,12 @@ import torch
 from tl_localize.neurons import LanguageModel
 
 PACKAGES = ("tl_localize", "torch", "transformer-lens", "transformers", "numpy", "scipy", "pandas")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """' Did you mean ...?' or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=2)
+    return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
 def prepare_folder(folder: str | Path) -> Path:

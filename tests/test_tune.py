@@ -1,0 +1,95 @@
+"""Hyperparameter search: the grid, the rule, and the file that the benchmarks read."""
+
+import json
+
+import pandas as pd
+import pytest
+
+
+def test_expand_makes_every_combination_in_order():
+    from tl_localize.tune import expand
+
+    methods = expand("slimming", {"steps": [10, 20], "learning_rate": [0.1, 0.2]})
+    assert [(m.steps, m.learning_rate) for m in methods] == [(10, 0.1), (10, 0.2), (20, 0.1), (20, 0.2)]
+
+
+@pytest.mark.parametrize(
+    ("method", "grid", "message"),
+    [
+        ("slim", {}, "Did you mean slimming"),
+        ("slimming", {"step": [1]}, "Did you mean steps"),
+        ("slimming", {"steps": []}, "must hold a list of values for steps"),
+        ("slimming", {"steps": [0]}, "steps must be above 0"),
+    ],
+)
+def test_expand_rejects(method, grid, message):
+    from tl_localize.tune import expand
+
+    with pytest.raises(ValueError, match=message):
+        expand(method, grid)
+
+
+@pytest.fixture
+def candidates():
+    from tl_localize.tune import expand
+
+    return expand("slimming", {"steps": [10, 20, 30]})
+
+
+@pytest.fixture
+def results(candidates):
+    from tl_localize.evals.inj_benchmark import InjResults
+
+    rows = [
+        {"sequence_id": s, "method": repr(method), "multiple": multiple, "recall": recall, "seconds": 1.0}
+        for s in range(2)
+        for method, recall in zip(candidates, (0.2, 0.6, 0.6), strict=True)
+        for multiple in (1, 2)
+    ]
+    return InjResults(pd.DataFrame(rows))
+
+
+def test_rank_inj_puts_the_best_first_and_the_earlier_of_equals(results, candidates):
+    from tl_localize.tune import rank_inj
+
+    ranking = rank_inj(results, candidates)
+    assert [settings["steps"] for settings in ranking["settings"]] == [20, 30, 10]
+    assert ranking["score"].tolist() == pytest.approx([0.6, 0.6, 0.2])
+
+
+def test_write_settings_is_read_back(results, candidates, tmp_path):
+    from tl_localize.tune import rank_inj, read_settings, write_settings
+
+    write_settings(rank_inj(results, candidates), tmp_path / "settings.json", "mean recall")
+    assert read_settings(tmp_path / "settings.json")["slimming"]["steps"] == 20
+
+
+def test_read_settings_rejects_another_file(tmp_path):
+    from tl_localize.tune import read_settings
+
+    (tmp_path / "x.json").write_text(json.dumps({"a": 1}))
+    with pytest.raises(ValueError, match="settings must be a file written by tl-localize tune"):
+        read_settings(tmp_path / "x.json")
+
+
+def test_read_settings_rejects_an_unknown_setting(tmp_path):
+    from tl_localize.tune import read_settings
+
+    (tmp_path / "x.json").write_text(json.dumps({"settings": {"slimming": {"step": 3}}}))
+    with pytest.raises(ValueError, match="Did you mean steps"):
+        read_settings(tmp_path / "x.json")
+
+
+def test_read_grids_reads_axes_by_method(tmp_path):
+    from tl_localize.tune import read_grids
+
+    (tmp_path / "grid.json").write_text(json.dumps({"slimming": {"steps": [1, 2]}}))
+    assert read_grids(tmp_path / "grid.json") == {"slimming": {"steps": [1, 2]}}
+
+
+def test_read_grids_rejects_broken_json(tmp_path):
+    from tl_localize.tune import read_grids
+
+    (tmp_path / "grid.json").write_text("{")
+    with pytest.raises(ValueError, match="grid must be a JSON file"):
+        read_grids(tmp_path / "grid.json")

@@ -1,0 +1,93 @@
+"""Hyperparameter search on dev sequences: every setting of a grid through a benchmark, ranked by one stated rule."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tl_localize.evals.inj_benchmark import InjResults
+from tl_localize.methods import METHODS, Localizer
+from tl_localize.store import nearest, write_json
+
+Grid = Mapping[str, Sequence[Any]]
+
+
+def expand(method: str, grid: Grid) -> list[Localizer]:
+    """One method per combination of the grid's values, in the order in which they are written.
+
+    Raises:
+        ValueError: an unknown method or setting (the nearest names are offered), or an axis without values.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}.{nearest(method, METHODS)}")
+    known = [f.name for f in dataclasses.fields(METHODS[method])]
+    for name, values in grid.items():
+        if name not in known:
+            raise ValueError(f"grid must name settings of {method} ({', '.join(known)}), got {name!r}.{nearest(name, known)}")
+        if not values or isinstance(values, str):
+            raise ValueError(f"grid must hold a list of values for {name}, got {values!r}.")
+    return [METHODS[method](**dict(zip(grid, values, strict=True))) for values in itertools.product(*grid.values())]
+
+
+def read_grids(path: str | Path) -> dict[str, Grid]:
+    """Grids by method name from a JSON file: {"hard_concrete": {"learning_rate": [0.01, 0.001], ...}, ...}."""
+    try:
+        grids = json.loads(Path(path).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"grid must be a JSON file, got {str(path)!r} ({error}).") from error
+    if not isinstance(grids, dict) or not all(isinstance(axes, dict) for axes in grids.values()):
+        raise ValueError(f'grid must be a JSON object such as {{"slimming": {{"steps": [60, 200]}}}}, got {str(path)!r}.')
+    return grids
+
+
+def rank_inj(results: InjResults, candidates: Sequence[Localizer]) -> pd.DataFrame:
+    """Settings by mean recall over the dev sentences and all multiples, the best first; ties go to the earlier setting.
+
+    Returns: one row per setting: method, settings, R@..x for each multiple, score (mean recall), seconds per sentence.
+    """
+    label = {repr(method): method for method in candidates}
+    names = {method.name: method for method in candidates}
+    rows: list[dict[str, Any]] = []
+    for (name,), group in results.frame.groupby(["method"], sort=False):
+        method = label.get(str(name)) or names.get(str(name))
+        if method is not None:
+            recalls = group.groupby("multiple")["recall"].mean()
+            rows.append(
+                {
+                    "method": method.name,
+                    "settings": settings_of(method),
+                    **{f"R@{multiple:g}x": float(recall) for multiple, recall in recalls.to_dict().items()},
+                    "score": float(recalls.mean()),
+                    "seconds": float(group["seconds"].mean()),
+                }
+            )
+    return pd.DataFrame(rows).sort_values("score", ascending=False, kind="stable", ignore_index=True)
+
+
+def settings_of(method: Localizer) -> dict[str, Any]:
+    """The hyperparameters of a method, as ``METHODS[name](**settings)`` takes them."""
+    return {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.compare}
+
+
+def write_settings(ranking: pd.DataFrame, path: str | Path, rule: str) -> dict[str, dict[str, Any]]:
+    """Write the best setting of each method to a file that ``tl-localize inj --settings`` reads; returns them."""
+    best = {str(row["method"]): row["settings"] for row in ranking.drop_duplicates("method").to_dict("records")}
+    write_json(path, {"rule": rule, "settings": best})
+    return best
+
+
+def read_settings(path: str | Path) -> dict[str, dict[str, Any]]:
+    """Settings by method name, from a file that ``write_settings`` wrote."""
+    try:
+        settings = json.loads(Path(path).read_text(encoding="utf-8"))["settings"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"settings must be a file written by tl-localize tune, got {str(path)!r} ({error!r}).") from error
+    for method, values in settings.items():
+        expand(method, {name: [value] for name, value in values.items()})
+    return settings
