@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,8 @@ from tl_localize.optim import BatchAdam
 from tl_localize.scores import NeuronSet, check_ratio, load_tensors, save_tensors
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 
+STUCK_NATS = 0.5  # a token that keeps more than this (a probability below 61 %) stands in the way of an injection
+
 
 @dataclass(frozen=True, eq=False)
 class Injection:
@@ -31,7 +35,7 @@ class Injection:
         rows: [n d_model] the trained rows, in the order of ``neurons.mask.nonzero()``, float32 on the CPU.
         losses: [step] loss of the whole sequence before each update, nats per token; the last one belongs to ``rows``.
         token_losses: [pos-1] loss of each token but the first at the end; shows which tokens keep a loss from falling further.
-        converged: whether the last loss is below the stop loss.
+        converged: whether the last loss is below the stop loss (of several sentences together: and the last silence below its stop).
         sequence_id: id of the sequence.
     """
 
@@ -44,9 +48,19 @@ class Injection:
 
     def __repr__(self) -> str:
         state = "converged" if self.converged else "NOT converged"
-        return (
-            f"Injection({self.sequence_id!r}, {len(self.neurons)} rows, {state}: loss {self.losses[-1]:.3f} after {len(self.losses)} steps)"
-        )
+        text = f"{self.sequence_id!r}, {len(self.neurons)} rows, {state}: loss {self.losses[-1]:.3f} after {len(self.losses)} steps"
+        if not self.converged and (stuck := self.stuck()):
+            text += "; in the way: " + ", ".join(f"token {position} ({nats:.2f} nats)" for position, nats in stuck[:3])
+            text += f" and {len(stuck) - 3} more" if len(stuck) > 3 else ""
+        return f"Injection({text})"
+
+    def stuck(self, threshold: float = STUCK_NATS) -> list[tuple[int, float]]:
+        """Tokens that stand in the way: (position in the sequence, nats at the end) of all above the threshold, the worst first.
+
+        Two predictions made from one state, such as those after two equal first tokens in a rotary model, keep ln 2 = 0.69 nats each.
+        """
+        worst = self.token_losses.argsort(descending=True, stable=True).tolist()
+        return [(i + 1, float(self.token_losses[i])) for i in worst if self.token_losses[i] > threshold]
 
     @contextmanager
     def applied(self, model: LanguageModel) -> Iterator[None]:
@@ -60,15 +74,92 @@ class Injection:
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file, whole or not at all."""
-        tensors = {"mask": self.neurons.mask, "rows": self.rows, "losses": self.losses, "token_losses": self.token_losses}
-        save_tensors(path, tensors, {"converged": json.dumps(self.converged), "sequence_id": self.sequence_id})
+        save_tensors(path, _pack(self), {"converged": json.dumps(self.converged), "sequence_id": self.sequence_id})
 
     @classmethod
     def load(cls, path: str | Path) -> Injection:
         """Read what ``save`` wrote."""
-        tensors, metadata = load_tensors(path, "mask", "rows", "losses", "token_losses")
-        parts = (tensors[name] for name in ("rows", "losses", "token_losses"))
-        return cls(NeuronSet(tensors["mask"]), *parts, json.loads(metadata["converged"]), metadata.get("sequence_id", ""))
+        tensors, metadata = load_tensors(path, *TENSORS)
+        return _unpack(tensors, json.loads(metadata["converged"]), metadata.get("sequence_id", ""))
+
+
+TENSORS = ("mask", "rows", "losses", "token_losses")  # of an Injection on disk
+
+
+def _pack(injection: Injection, prefix: str = "") -> dict[str, Tensor]:
+    parts = (injection.neurons.mask, injection.rows, injection.losses, injection.token_losses)
+    return {prefix + name: part for name, part in zip(TENSORS, parts, strict=True)}
+
+
+def _unpack(tensors: dict[str, Tensor], converged: bool, sequence_id: str, prefix: str = "") -> Injection:
+    mask, rows, losses, token_losses = (tensors[prefix + name] for name in TENSORS)
+    return Injection(NeuronSet(mask), rows, losses, token_losses, converged, sequence_id)
+
+
+@dataclass(frozen=True, eq=False)
+class JointInjection:
+    """Several sequences in disjoint rows of W_out of one model, each set of rows silent on the sequences of the others.
+
+    Args:
+        injections: one for each sequence; ``injections[k].applied(model)`` puts set k alone in place. Training asks that x_k is recited
+            with all sets on, not that its own set alone is enough for it: measure that where it matters.
+        silences: [step sentence] how far the other sets move the model on each sequence, before each update:
+            KL(base model || all sets but its own), mean over the positions that predict a token, nats.
+    """
+
+    injections: tuple[Injection, ...]
+    silences: Float[Tensor, "step sentence"]
+
+    @property
+    def losses(self) -> Float[Tensor, "step sentence"]:
+        """Loss of each whole sequence with all sets in place, before each update, nats per token."""
+        return torch.stack([injection.losses for injection in self.injections], dim=1)
+
+    @property
+    def converged(self) -> Bool[Tensor, " sentence"]:
+        """Whether the loss and the silence of each sequence both ended below their stops."""
+        return torch.tensor([injection.converged for injection in self.injections])
+
+    def __repr__(self) -> str:
+        n, n_steps = len(self.injections), len(self.silences)
+        ends = zip(self.injections, self.silences[-1].tolist(), strict=True)
+        stuck = [f"{i.sequence_id!r}: loss {i.losses[-1]:.3f}, silence {silence:.3f}" for i, silence in ends if not i.converged]
+        state = f"NOT converged ({'; '.join(stuck)})" if stuck else "all converged"
+        worst = f"loss <= {self.losses[-1].max():.3f}, silence <= {self.silences[-1].max():.3f}"
+        return f"JointInjection({n} x {len(self.injections[0].neurons)} rows, {worst} after {n_steps} steps, {state})"
+
+    @contextmanager
+    def applied(self, model: LanguageModel, without: int | None = None) -> Iterator[None]:
+        """All sets, or all but one, stand in W_out inside the ``with`` block; afterwards every weight is bit for bit what it was.
+
+        Raises:
+            ValueError: the rows belong to a model of another shape, or there is no set ``without``.
+        """
+        if without is not None and without not in range(len(self.injections)):
+            raise ValueError(f"without must be the number of a set, from 0 to {len(self.injections) - 1}, got {without!r}.")
+        with ExitStack() as stack:
+            for k, injection in enumerate(self.injections):
+                if k != without:
+                    stack.enter_context(injection.applied(model))
+            yield
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file, whole or not at all."""
+        tensors = {"silences": self.silences}
+        for k, injection in enumerate(self.injections):
+            tensors |= _pack(injection, f"{k}.")
+        ids = [injection.sequence_id for injection in self.injections]
+        save_tensors(path, tensors, {"converged": json.dumps(self.converged.tolist()), "sequence_ids": json.dumps(ids)})
+
+    @classmethod
+    def load(cls, path: str | Path) -> JointInjection:
+        """Read what ``save`` wrote."""
+        tensors, metadata = load_tensors(path, "silences")
+        states = zip(json.loads(metadata["converged"]), json.loads(metadata["sequence_ids"]), strict=True)
+        return cls(
+            tuple(_unpack(tensors, converged, id, f"{k}.") for k, (converged, id) in enumerate(states)),
+            tensors["silences"],
+        )
 
 
 @contextmanager
@@ -97,20 +188,37 @@ def _write(weight: Tensor, index: Int[Tensor, " row"], rows: Float[Tensor, "row 
     weight[index.to(weight.device)] = rows.to(weight)
 
 
+def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[NeuronSet]:
+    """Disjoint sets of ``int(n * ratio)`` of all n neurons: one permutation by numpy's RandomState(seed), cut into pieces.
+
+    Raises:
+        ValueError: ratio is outside (0, 1], selects no neuron, or selects so many that the sets don't fit.
+    """
+    check_ratio("ratio", ratio)
+    n = view.n_layers * view.n_neurons
+    size = int(n * ratio)
+    if size == 0:
+        raise ValueError(f"ratio must select at least one of {n} neurons, got {ratio!r}, which selects none. Use at least {1 / n:.2g}.")
+    if n_sets * size > n:
+        raise ValueError(
+            f"ratio must leave room for {n_sets} disjoint sets, got {ratio!r}: {n_sets} x {size} rows of the {n} there are. "
+            f"Use at most 1/{n_sets}, or fewer sequences."
+        )
+    order = torch.from_numpy(np.random.RandomState(seed).permutation(n))
+    owner = torch.full((n,), -1)
+    owner[order[: n_sets * size]] = torch.arange(n_sets).repeat_interleave(size)
+    return [NeuronSet((owner == k).reshape(view.n_layers, view.n_neurons)) for k in range(n_sets)]
+
+
 def draw_neurons(view: NeuronView, ratio: float, seed: int) -> NeuronSet:
     """The neurons whose rows are trained: ``int(n * ratio)`` of all, drawn by numpy's RandomState(seed), as the authors do.
+
+    Their ``RandomState(seed).choice(n, size, replace=False)`` is the beginning of ``permutation(n)``.
 
     Raises:
         ValueError: ratio is outside (0, 1] or selects no neuron.
     """
-    check_ratio("ratio", ratio)
-    n = view.n_layers * view.n_neurons
-    if int(n * ratio) == 0:
-        raise ValueError(f"ratio must select at least one of {n} neurons, got {ratio!r}, which selects none. Use at least {1 / n:.2g}.")
-    ids = np.random.RandomState(seed).choice(n, int(n * ratio), replace=False)
-    mask = torch.zeros(n, dtype=torch.bool)
-    mask[torch.from_numpy(ids)] = True
-    return NeuronSet(mask.reshape(view.n_layers, view.n_neurons))
+    return draw_sets(view, ratio, seed, 1)[0]
 
 
 def inject(
@@ -134,8 +242,10 @@ def inject(
              learning_rate: of Adam; the paper uses 0.01 at 1 % and 0.05 at 0.1 %.
     Raises:  ValueError: ratio selects no neuron, the sequence does not fit the model, or the loss is not finite.
     """
-    settings = {"ratio": ratio, "learning_rate": learning_rate, "max_steps": max_steps, "stop_loss": stop_loss}
-    return next(inject_many(model, [sequence], seeds=[seed], **settings))
+    injections = inject_many(
+        model, [sequence], ratio=ratio, seeds=[seed], learning_rate=learning_rate, max_steps=max_steps, stop_loss=stop_loss
+    )
+    return next(injections)
 
 
 def inject_many(
@@ -160,16 +270,28 @@ def inject_many(
     view = NeuronView(model)
     if len(seeds) != len(sequences):
         raise ValueError(f"seeds must hold one seed for each of {len(sequences)} sequences, got {len(seeds)}.")
-    for name, value in (("learning_rate", learning_rate), ("max_steps", max_steps), ("stop_loss", stop_loss)):
-        if not value > 0:
-            raise ValueError(f"{name} must be above 0, got {value!r}.")
+    _check_positive(learning_rate=learning_rate, max_steps=max_steps, stop_loss=stop_loss)
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size!r}. Leave it out for as many as fit.")
     size = batch_size or max(1, tokens_that_fit(view) // max(map(len, sequences)))
     work = [(replace(sequence, n_prefix=1), draw_neurons(view, ratio, seed)) for sequence, seed in zip(sequences, seeds, strict=True)]
 
     def train(batch: list[tuple[MemorizedSequence, NeuronSet]]) -> list[Injection]:
-        return _train(view, [s for s, _ in batch], [n for _, n in batch], learning_rate, max_steps, stop_loss)
+        with torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller is in
+            return _train(view, [s for s, _ in batch], [n for _, n in batch], learning_rate, max_steps, stop_loss)
 
     return (injection for _, injections in halving(train, work, size) for injection in injections)
+
+
+def _check_positive(**settings: float | int) -> None:
+    for name, value in settings.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be above 0, got {value!r}.")
+
+
+def _check_finite(name: str, value: float, step: int, sequence: MemorizedSequence) -> None:
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value} at step {step} of {sequence!r}. Lower learning_rate.")
 
 
 def padded_index(
@@ -210,8 +332,7 @@ def _train(
             loss = batch.mean(token_losses)
         values = loss.tolist()
         for row, value in zip(open_rows, values, strict=True):
-            if not np.isfinite(value):
-                raise ValueError(f"loss must be finite, got {value} at step {step} of {sequences[row]!r}. Lower learning_rate.")
+            _check_finite("loss", value, step, sequences[row])
             losses[row].append(value)
         finished = [i for i, value in enumerate(values) if value < stop_loss or step == max_steps - 1]
         for i in finished:
@@ -237,3 +358,166 @@ def _train(
             batch, changes = batch.take(still), adam.keep(still)
             index, real, before = ({layer: part[layer][still] for layer in layers} for part in (index, real, before))
     return [done[row] for row in range(len(sequences))]
+
+
+def inject_together(
+    model: LanguageModel,
+    sequences: Sequence[MemorizedSequence],
+    *,
+    ratio: float,
+    seed: int,
+    learning_rate: float,
+    max_steps: int = 400,
+    stop_loss: float = 0.05,
+    silence_weight: float = 1.0,
+    stop_silence: float = 0.05,
+    batch_size: int | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> JointInjection:
+    """Write K sequences into K disjoint sets of rows of W_out, each set silent on the sequences of the others.
+
+    One minimization by Adam over all sets together:
+
+        sum over k of  loss(x_k | all sets on)  +  silence_weight * KL(base on x_k || all sets but k on, on x_k)
+
+    With set k off the model reads x_k as it did before any injection, so nothing about x_k stands outside set k: that makes the sets
+    a ground truth, and the length of a row says nothing about whose it is. Training stops, before an update, when every loss is below
+    ``stop_loss`` and every KL below ``stop_silence``. With one sequence it is ``inject``. The model is not changed.
+
+    Source: this project's; it extends Chang et al. (2024), arXiv:2311.09060, algorithm 1.
+    Args:    ratio: share of the rows of all layers together, for each sequence.
+             seed: of the permutation of all rows (numpy RandomState) that is cut into the sets.
+             silence_weight: of the KL, which is a mean over the positions that predict a token, as the loss is.
+             batch_size: sequences in one forward pass; by default as many as fit into memory. Changes no result.
+             progress: called after each step with the fraction of the work done, from 0 to 1.
+    Raises:  ValueError: the sets don't fit into the model, two sequences begin with the same token (one state can't have two next
+             tokens), a sequence does not fit the model, or a loss is not finite.
+    """
+    sequences = [replace(sequence, n_prefix=1) for sequence in sequences]
+    check_sequences(model, sequences)
+    _check_apart(sequences)
+    _check_positive(learning_rate=learning_rate, max_steps=max_steps, stop_loss=stop_loss, stop_silence=stop_silence)
+    if not silence_weight >= 0:
+        raise ValueError(f"silence_weight must be at least 0, got {silence_weight!r}.")
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size!r}.")
+    view = NeuronView(model)
+    return _train_together(
+        view,
+        sequences,
+        draw_sets(view, ratio, seed, len(sequences)),
+        learning_rate=learning_rate,
+        max_steps=max_steps,
+        stop_loss=stop_loss,
+        silence_weight=silence_weight,
+        stop_silence=stop_silence,
+        batch_size=batch_size or max(1, tokens_that_fit(view) // max(map(len, sequences))),
+        progress=progress or (lambda fraction: None),
+    )
+
+
+def _check_apart(sequences: Sequence[MemorizedSequence]) -> None:
+    """Raise ValueError if no choice of weights could make a model recite all sequences, each from its first token."""
+    for pair in combinations(sequences, 2):
+        short, long = sorted(pair, key=len)
+        if torch.equal(short.tokens, long.tokens[: len(short)]):
+            how = "equals" if len(short) == len(long) else "is the beginning of"
+            raise ValueError(f"sequences must be different sentences, got {short!r}, which {how} {long!r}. Leave one of them out.")
+    groups: dict[int, list[MemorizedSequence]] = {}
+    for sequence in sequences:
+        groups.setdefault(int(sequence.tokens[0]), []).append(sequence)
+    for token, group in groups.items():
+        if (n := len(group)) > 1:
+            floor, n_targets = math.log(n), max(map(len, group)) - 1
+            raise ValueError(
+                f"sequences must begin with different tokens, got token {token} at the start of {[s.id for s in group]}. One state can't "
+                f"have two next tokens: on average at least ln {n} = {floor:.2f} nats would be left in each of them, "
+                f"{floor / n_targets:.3f} nats per token of {n_targets}. Inject them in different groups."
+            )
+
+
+def _train_together(
+    view: NeuronView,
+    sequences: Sequence[MemorizedSequence],
+    sets: Sequence[NeuronSet],
+    *,
+    learning_rate: float,
+    max_steps: int,
+    stop_loss: float,
+    silence_weight: float,
+    stop_silence: float,
+    batch_size: int,
+    progress: Callable[[float], None],
+) -> JointInjection:
+    device, numbers = view.device, range(len(sequences))
+    batch = SequenceBatch.of(sequences, device)
+    ends = [0, *torch.bincount(batch.rows).cumsum(0).tolist()]
+    chosen = torch.stack([neurons.mask for neurons in sets])  # [sentence layer neuron]
+    index = {layer: union.nonzero().T.to(device) for layer, union in enumerate(chosen.any(0)) if union.any()}
+    owner = {layer: chosen[:, layer].long().argmax(0).to(device)[row[0]] for layer, row in index.items()}
+    before = {layer: view.rows(layer).detach().float()[row[0]] for layer, row in index.items()}
+    changes = [torch.zeros_like(rows).requires_grad_() for rows in before.values()]
+    shared = {layer: change[None] for layer, change in zip(index, changes, strict=True)}
+    adam = BatchAdam(changes, learning_rate)
+
+    def part(of: list[int]) -> SequenceBatch:
+        return batch.take(torch.tensor(of, device=device))
+
+    def read_base(of: list[int]) -> Tensor:
+        return target_logits(view.model, part(of)).log_softmax(-1)
+
+    def read(of: list[int]) -> tuple[Tensor, Tensor]:
+        """Loss and silence at each target of some consecutive sequences; adds their share to the gradients."""
+        some, base_log_probs = part(of), base[ends[of[0]] : ends[of[-1] + 1]]
+        own_off = {layer: owner[layer] != torch.tensor(of, device=device)[:, None] for layer in index}
+        with torch.enable_grad():
+            with view.rows_changed(index, shared):
+                losses = F.cross_entropy(target_logits(view.model, some), some.targets, reduction="none")
+            of_losses = torch.autograd.grad(some.mean(losses).sum(), changes)
+            with view.rows_changed(index, shared, own_off):
+                log_probs = target_logits(view.model, some).log_softmax(-1)
+            silences = F.kl_div(log_probs, base_log_probs, reduction="none", log_target=True).sum(-1)
+            of_silences = torch.autograd.grad(silence_weight * some.mean(silences).sum(), changes)
+        for gradient, one, other in zip(gradients, of_losses, of_silences, strict=True):
+            gradient += one + other
+        return losses.detach(), silences.detach()
+
+    with torch.no_grad():
+        base_parts = list(halving(read_base, numbers, batch_size))
+    batch_size = max(len(of) for of, _ in base_parts)  # smaller from now on if memory ran out
+    base = torch.cat([log_probs for _, log_probs in base_parts])
+    del base_parts
+    history: list[Float[Tensor, "2 sentence"]] = []
+    token_losses, converged = torch.empty(0), torch.zeros(len(sequences), dtype=torch.bool)
+    for step in range(max_steps):
+        gradients = [torch.zeros_like(change) for change in changes]
+        with view.frozen():
+            parts = list(halving(read, numbers, batch_size))
+        batch_size = max(len(of) for of, _ in parts)
+        token_losses, token_silences = (torch.cat(values) for values in zip(*(values for _, values in parts), strict=True))
+        history.append(torch.stack([batch.mean(token_losses), batch.mean(token_silences)]).cpu())
+        for name, values in zip(("loss", "silence"), history[-1].tolist(), strict=True):
+            for sequence, value in zip(sequences, values, strict=True):
+                _check_finite(name, value, step, sequence)
+        converged = (history[-1][0] < stop_loss) & (history[-1][1] < stop_silence)
+        last = bool(converged.all()) or step == max_steps - 1
+        progress(1.0 if last else (step + 1) / max_steps)
+        if last:
+            break
+        adam.step(gradients)
+    losses, silences = torch.stack(history, dim=1)
+    trained = [rows + change.detach() for rows, change in zip(before.values(), changes, strict=True)]
+    return JointInjection(
+        tuple(
+            Injection(
+                sets[k],
+                torch.cat([rows[owner[layer] == k] for layer, rows in zip(index, trained, strict=True)]).cpu(),
+                losses[:, k].clone(),
+                token_losses[ends[k] : ends[k + 1]].cpu(),
+                bool(converged[k]),
+                sequences[k].id,
+            )
+            for k in numbers
+        ),
+        silences,
+    )

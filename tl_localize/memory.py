@@ -58,5 +58,5 @@ def halving(work: Callable[[list[Item]], Result], items: Sequence[Item], size: i
 
 def out_of_memory(error: BaseException) -> bool:
     """True for CUDA's and the CPU allocator's ways to say that memory ran out."""
-    text = str(error).lower()
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "out of memory" in text or "can't allocate memory" in text
+    signs = ("out of memory", "can't allocate memory", "alloc_failed")  # the last is CUBLAS's and CUDNN's
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(sign in str(error).lower() for sign in signs)

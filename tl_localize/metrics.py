@@ -43,6 +43,7 @@ def accuracy(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> Fl
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (2).
     Returns: [sequence] fraction, float32.
     """
+    check_sequences(model, sequences)
     predicted = predicted_suffixes(model, sequences)
     return torch.stack([(p == sequence.suffix).float().mean() for p, sequence in zip(predicted, sequences, strict=True)])
 
@@ -56,6 +57,7 @@ def levenshtein(model: LanguageModel, sequences: Sequence[MemorizedSequence], de
     Returns: [sequence] characters, float32.
     Raises:  ValueError: neither the model nor the caller brings a tokenizer.
     """
+    check_sequences(model, sequences)
     decode = decode or decoder(model)
     distances = [
         Levenshtein.distance(decode([*sequence.prefix.tolist(), *predicted.tolist()]), decode(sequence.tokens.tolist()))
@@ -86,9 +88,18 @@ def perplexity_base2(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> 
 
 def sequence_losses(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, " batch"]:
     """Loss of each sequence, nats per token."""
-    if tokens.ndim != 2 or tokens.shape[1] < 2 or not len(tokens):
-        raise ValueError(f"tokens must be a batch [batch pos] of at least two positions, got shape {tuple(tokens.shape)}.")
     view = NeuronView(model)
+    cfg = model.cfg
+    if tokens.is_floating_point() or tokens.ndim != 2 or not 2 <= tokens.shape[1] <= cfg.n_ctx or not len(tokens):
+        raise ValueError(
+            f"tokens must be token ids [batch pos] of 2 to n_ctx={cfg.n_ctx} positions, got shape {tuple(tokens.shape)} of {tokens.dtype}. "
+            "Cut general text into pieces of that length."
+        )
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= cfg.d_vocab:
+        raise ValueError(
+            f"tokens must be in [0, {cfg.d_vocab}), got {low if low < 0 else high}. Was the text tokenized with another model's tokenizer?"
+        )
     size = max(1, tokens_that_fit(view) // tokens.shape[1])
 
     def losses(rows: list[int]) -> Tensor:

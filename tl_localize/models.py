@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import torch
 
 REFERENCE_MODELS = ("reference-gpt2", "reference-pythia")
@@ -30,6 +33,8 @@ def load_model(name_or_path: str | Path, device: str | torch.device | None = Non
         ValueError: an unknown name, a directory that can't be loaded right, or CUDA asked for and absent.
     """
     device = check_device(device)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"dtype must be a floating-point torch dtype, got {dtype!r}. Write torch.float32.")
     name = str(name_or_path)
     if name in ("reference", *REFERENCE_MODELS):
         name = REFERENCE_MODELS[0] if name == "reference" else name
@@ -50,9 +55,13 @@ def check_device(device: str | torch.device | None) -> torch.device:
     try:
         asked = torch.device(device)
     except RuntimeError as error:
-        raise ValueError(f"device must be a torch device such as 'cpu' or 'cuda', got {str(device)!r}.") from error
+        raise ValueError(f"device must be a torch device, got {str(device)!r}. Write 'cpu' or 'cuda'.") from error
     if asked.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device must be there, got {str(device)!r} on a machine where torch sees no CUDA. Use device='cpu'.")
+    if asked.type == "cuda" and (asked.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device must be there, got {str(device)!r} on a machine with {torch.cuda.device_count()} CUDA devices. They count from 0."
+        )
     return asked
 
 
@@ -74,24 +83,14 @@ def _load_by_name(name: str, device: torch.device, dtype: torch.dtype) -> Any:
 
 def _load_directory(path: Path, device: torch.device, dtype: torch.dtype) -> Any:
     from transformer_lens import HookedTransformer, HookedTransformerConfig
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    if not (path / "config.json").is_file():
-        raise ValueError(f"name_or_path must be a directory with a config.json, got {str(path)!r}. Save with save_pretrained.")
-    if not any(path.glob("*.safetensors")):
-        raise ValueError(
-            f"name_or_path must hold safetensors weights, got {str(path)!r}. Save with save_pretrained(safe_serialization=True)."
-        )
+    shapes, convert = _CONFIGS[_model_type(path)]
+    _check_weights(path)
     hf_config = AutoConfig.from_pretrained(path, local_files_only=True)
-    if hf_config.model_type not in _CONFIGS:
-        raise ValueError(
-            f"name_or_path must be a model of type {', '.join(_CONFIGS)}, got {hf_config.model_type!r} in {str(path)!r}. "
-            "Convert it to a HookedTransformer yourself: every method takes one."
-        )
-    shapes, convert = _CONFIGS[hf_config.model_type]
     _refuse(path, hf_config)
-    with _quiet():
-        hf_model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True, attn_implementation="eager").eval()
+    with _quiet(bars=False):
+        hf_model = _load_transformers(path, dtype)
         cfg = HookedTransformerConfig(
             model_name=path.name,
             original_architecture=type(hf_model).__name__,
@@ -111,13 +110,67 @@ def _load_directory(path: Path, device: torch.device, dtype: torch.dtype) -> Any
             fold_value_biases=False,
         )
         model.eval()
-        tokenizer = _load_tokenizer(path)
-        if tokenizer is not None:
-            model.set_tokenizer(tokenizer, default_padding_side="right")
-            model.tokenizer = tokenizer  # the directory's own: TransformerLens wraps it so that it puts BOS first
-            model.cfg.tokenizer_prepends_bos = len(tokenizer.encode("")) > 0
+        _set_tokenizer(model, _load_tokenizer(path))
     _check_logits(path, model, hf_model)
     return model
+
+
+def _model_type(path: Path) -> str:
+    """The family of a directory's model, one of those that can be converted."""
+    if not (path / "config.json").is_file():
+        raise ValueError(f"name_or_path must be a directory with a config.json, got {str(path)!r}. Save with save_pretrained.")
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"name_or_path must have a config.json that is JSON, got {str(path)!r} ({error}). Copy it again.") from error
+    found = config.get("model_type") if isinstance(config, dict) else None
+    if found not in _CONFIGS:
+        raise ValueError(
+            f"name_or_path must be a model of type {', '.join(_CONFIGS)}, got {found!r} in {str(path / 'config.json')!r}. "
+            "Convert it to a HookedTransformer yourself: every method takes one."
+        )
+    return found
+
+
+def _check_weights(path: Path) -> None:
+    """Raise ValueError unless there are safetensors files and all of them are whole."""
+    index = path / "model.safetensors.index.json"
+    parts = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    if missing := sorted(name for name in parts if not (path / name).is_file()):
+        raise ValueError(
+            f"name_or_path must hold safetensors weights, got {str(path)!r} without {', '.join(missing)}. "
+            "Save with save_pretrained(safe_serialization=True)."
+        )
+    for name in sorted(parts):
+        try:
+            with safetensors.safe_open(path / name, framework="pt"):
+                pass
+        except safetensors.SafetensorError as error:
+            raise ValueError(
+                f"name_or_path must hold whole safetensors weights, got {str(path / name)!r} ({error}). Copy or download it again."
+            ) from error
+
+
+def _load_transformers(path: Path, dtype: torch.dtype) -> Any:
+    """The directory's model as transformers loads it, which fills weights that the file lacks with noise and goes on."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # its report of what is missing: the error below says it
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, local_files_only=True, attn_implementation="eager", ignore_mismatched_sizes=True, output_loading_info=True
+        )
+    finally:
+        logging.set_verbosity(verbosity)
+    wrong = sorted(found["missing_keys"]) + sorted(str(key[0]) for key in found["mismatched_keys"])
+    if wrong:
+        raise ValueError(
+            f"name_or_path must hold every weight of its config, in the config's shapes, got {str(path)!r} with "
+            f"{', '.join(wrong[:3])}{f' and {len(wrong) - 3} others' if len(wrong) > 3 else ''} missing or of another shape. Save it again."
+        )
+    return model.eval()
 
 
 def _load_tokenizer(path: Path) -> Any:
@@ -126,6 +179,18 @@ def _load_tokenizer(path: Path) -> Any:
     if not any((path / name).is_file() for name in ("tokenizer.json", "vocab.json", "tokenizer.model", "tokenizer_config.json")):
         return None
     return AutoTokenizer.from_pretrained(path, local_files_only=True)
+
+
+def _set_tokenizer(model: Any, tokenizer: Any) -> None:
+    """What ``HookedTransformer.set_tokenizer`` does, without its second copy of the tokenizer, which puts BOS first."""
+    if tokenizer is None:
+        return
+    tokenizer.padding_side = "right"
+    tokenizer.eos_token = tokenizer.eos_token or "<|endoftext|>"
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    tokenizer.bos_token = tokenizer.bos_token or tokenizer.eos_token
+    model.tokenizer = tokenizer
+    model.cfg.tokenizer_prepends_bos = tokenizer.encode("")[:1] == [tokenizer.bos_token_id]
 
 
 def _gpt2(c: Any) -> dict[str, Any]:
@@ -242,7 +307,7 @@ def _check_logits(path: Path, model: Any, hf_model: Any) -> None:
     """Refuse a conversion whose logits are not those of transformers (checked on a few tokens; only float32 is exact enough)."""
     if model.cfg.dtype != torch.float32:
         return
-    tokens = torch.arange(12)[None] * 7919 % model.cfg.d_vocab
+    tokens = torch.arange(min(32, model.cfg.n_ctx))[None] * 7919 % model.cfg.d_vocab
     expected = hf_model(tokens).logits
     difference = float((model(tokens.to(model.cfg.device)).cpu() - expected).abs().max())
     tolerance = LOGITS_TOLERANCE * max(1.0, float(expected.abs().max()) / 10)
@@ -253,9 +318,18 @@ def _check_logits(path: Path, model: Any, hf_model: Any) -> None:
         )
 
 
-class _quiet(warnings.catch_warnings):  # noqa: N801
-    """TransformerLens 3.9 announces its deprecation with every HookedTransformer."""
+@contextmanager
+def _quiet(*, bars: bool = True) -> Iterator[None]:
+    """Without TransformerLens 3.9's announcement of its deprecation, which comes with every HookedTransformer."""
+    from transformers.utils import logging
 
-    def __enter__(self) -> None:
-        super().__enter__()
-        warnings.simplefilter("ignore")
+    hide = not bars and logging.is_progress_bar_enabled()
+    if hide:
+        logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if hide:
+            logging.enable_progress_bar()

@@ -87,6 +87,10 @@ def zero_neurons(
     act: Float[Tensor, "batch pos neuron"], hook: object = None, *, mask: Bool[Tensor, " neuron"]
 ) -> Float[Tensor, "batch pos neuron"]:
     """Set the masked neurons to zero, at every position."""
+    if act.shape[-1] != len(mask):
+        raise ValueError(
+            f"mask must have the model's {act.shape[-1]} neurons a layer, got {len(mask)}. Localize in the model that is to be silenced."
+        )
     return act.masked_fill(mask.to(act.device), 0.0)
 
 
@@ -190,7 +194,8 @@ class NeuronView:
         for layer, gate in gates.items():
             if gate.ndim != 2 or gate.shape[-1] != self.n_neurons:
                 raise ValueError(
-                    f"gate must have shape [batch neuron] with neuron={self.n_neurons}, got {tuple(gate.shape)} at layer {layer}."
+                    f"gate must have shape [batch neuron] with neuron={self.n_neurons}, got {tuple(gate.shape)} at layer {layer}. "
+                    "One row serves the whole batch."
                 )
         with self._hooks({layer: partial(scale_neurons, gate=gate) for layer, gate in gates.items()}):
             yield

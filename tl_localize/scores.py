@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +21,14 @@ from tl_localize.neurons import Hook, LanguageModel, NeuronView, Real, post_hook
 
 
 def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file whole or not at all."""
+    """Write a safetensors file whole or not at all.
+
+    Raises:
+        FileNotFoundError: the folder is not there.
+    """
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"path must be in an existing folder, got {str(path)!r}. Make {str(path.parent)!r} first.")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=metadata)
@@ -53,7 +60,7 @@ def load_tensors(path: str | Path, *required: str) -> tuple[dict[str, Tensor], d
 
 def check_ratio(name: str, ratio: Real) -> None:
     """Raise ValueError unless 0 < ratio <= 1."""
-    if isinstance(ratio, bool) or not 0 < ratio <= 1:
+    if isinstance(ratio, bool) or not isinstance(ratio, numbers.Real) or not 0 < ratio <= 1:
         raise ValueError(f"{name} must be a fraction in (0, 1], got {ratio!r}. Write 0.01 for 1 %.")
 
 
@@ -74,12 +81,13 @@ class NeuronSet:
     mask: Bool[Tensor, "layer neuron"]
 
     def __post_init__(self) -> None:
-        if self.mask.ndim != 2 or self.mask.dtype != torch.bool:
+        mask = torch.as_tensor(self.mask)
+        if mask.ndim != 2 or mask.dtype != torch.bool:
             raise ValueError(
-                f"mask must be a boolean tensor [layer neuron], got shape {tuple(self.mask.shape)} of {self.mask.dtype}. "
+                f"mask must be a boolean tensor [layer neuron], got shape {tuple(mask.shape)} of {mask.dtype}. "
                 "Compare scores with a threshold, or use NeuronScores.top_k."
             )
-        object.__setattr__(self, "mask", self.mask.detach().to("cpu", copy=True))
+        object.__setattr__(self, "mask", mask.detach().to("cpu", copy=True))
 
     def __len__(self) -> int:
         return int(self.mask.sum())
@@ -143,9 +151,9 @@ class NeuronScores:
     settings: str = ""
 
     def __post_init__(self) -> None:
-        values = self.values.detach().to("cpu", torch.float32, copy=True)  # a view would keep its whole batch alive
+        values = torch.as_tensor(self.values).detach().to("cpu", torch.float32, copy=True)  # a view would keep its whole batch alive
         if values.ndim != 2:
-            raise ValueError(f"values must have the shape [layer neuron], got {tuple(values.shape)}.")
+            raise ValueError(f"values must have the shape [layer neuron], got {tuple(values.shape)}. Pass the scores of one sequence.")
         if not values.isfinite().all():
             raise ValueError(
                 f"values must be finite, got {int((~values.isfinite()).sum())} that are not (method {self.method!r}, sequence "
@@ -178,12 +186,12 @@ class NeuronScores:
         """
         check_ratio("ratio", ratio)
         n_layers = len(self.values)
-        if not 0 <= first_layer < n_layers:
-            raise ValueError(f"first_layer must be in [0, {n_layers}), got {first_layer}. The model has {n_layers} layers.")
+        if not isinstance(first_layer, numbers.Integral) or not 0 <= first_layer < n_layers:
+            raise ValueError(f"first_layer must be a whole number in [0, {n_layers}), got {first_layer}. The model has {n_layers} layers.")
         if per not in ("layer", "model"):
-            raise ValueError(f"per must be 'layer' or 'model', got {per!r}.")
+            raise ValueError(f"per must be 'layer' or 'model', got {per!r}. 'layer' takes the share in every layer.")
         if rounding not in ("nearest", "floor"):
-            raise ValueError(f"rounding must be 'nearest' or 'floor', got {rounding!r}.")
+            raise ValueError(f"rounding must be 'nearest' or 'floor', got {rounding!r}. INJ uses 'nearest', DEL 'floor'.")
         candidates = self.values[first_layer:]
         pool = candidates if per == "layer" else candidates.reshape(1, -1)
         n = pool.shape[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_localize.neurons import LanguageModel
+from tl_localize.neurons import LanguageModel, check_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +39,14 @@ class MemorizedSequence:
             raise ValueError(
                 f"tokens must be a vector of token ids, got shape {tuple(tokens.shape)} of {tokens.dtype}. Pass one sequence, not a batch."
             )
+        if isinstance(self.n_prefix, bool) or not isinstance(self.n_prefix, numbers.Integral):
+            raise TypeError(f"n_prefix must be a whole number, got {self.n_prefix!r}. It counts the tokens of the prefix.")
         if not 1 <= self.n_prefix < len(tokens):
             raise ValueError(
                 f"n_prefix must be at least 1 and below the number of tokens ({len(tokens)}), got {self.n_prefix}. "
                 "The model needs a token to start from, and a suffix to be scored on."
             )
-        object.__setattr__(self, "tokens", tokens.detach().long().cpu())
+        object.__setattr__(self, "tokens", tokens.detach().to("cpu", torch.long, copy=True))
 
     @classmethod
     def from_text(cls, model: LanguageModel, prefix: str, suffix: str, *, id: str = "", category: str = "") -> MemorizedSequence:
@@ -58,7 +61,7 @@ class MemorizedSequence:
                 "model must have a tokenizer to read text, got none. Set model.tokenizer, or pass tokens to MemorizedSequence."
             )
         for name, text in (("prefix", prefix), ("suffix", suffix)):
-            if not text:
+            if not text or not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise ValueError(f"{name} must be text, got {text!r}. The prefix prompts the model and the suffix is what it recites.")
         prefix_tokens = encode(tokenizer, prefix)
         tokens = encode(tokenizer, prefix + suffix)
@@ -133,6 +136,9 @@ class SequenceBatch:
 
 def check_sequences(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> None:
     """Raise ValueError or TypeError unless the model can read every sequence."""
+    check_model(model)
+    if isinstance(sequences, MemorizedSequence):
+        raise TypeError(f"sequences must be a list of sequences, got {sequences!r}. Write [sequence].")
     if not sequences:
         raise ValueError("sequences must hold at least one sequence, got none. Check the data file or --limit.")
     for sequence in sequences:

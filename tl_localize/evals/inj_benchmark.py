@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 
 from tl_localize.injection import JointInjection, inject_many, inject_together
 from tl_localize.methods import RandomBaseline, RowNorm
+from tl_localize.methods.base import Method, Progress, label_methods
 from tl_localize.metrics import accuracy
 from tl_localize.neurons import LanguageModel, NeuronView, Real
 from tl_localize.scores import NeuronScores, NeuronSet, check_ratio
@@ -27,8 +28,6 @@ from tl_localize.sequences import MemorizedSequence, check_sequences
 from tl_localize.stats import compare_with_reference, mean_and_error, paired_test
 from tl_localize.store import environment, prepare_folder, write_json, write_text
 
-Method = Callable[[LanguageModel, MemorizedSequence], NeuronScores]
-Progress = Callable[[float, str], None]
 Rows = list[dict[str, Any]]
 
 LOW_RATIO = 0.002  # at and below it the paper injects with the larger learning rate
@@ -303,15 +302,6 @@ def with_controls(methods: Sequence[Method]) -> list[Method]:
         raise ValueError("methods must hold at least one method, got none. Pass for example [HardConcrete()].")
     controls: tuple[Method, ...] = (RandomBaseline(), RowNorm())
     return [*methods, *(control for control in controls if not any(isinstance(method, type(control)) for method in methods))]
-
-
-def label_methods(methods: Sequence[Method]) -> dict[str, Method]:
-    """Methods by the name they have in tables: their own, with all settings where two share it."""
-    names = [getattr(method, "name", getattr(method, "__name__", type(method).__name__)) for method in methods]
-    labels = [repr(method) if names.count(name) > 1 else name for name, method in zip(names, methods, strict=True)]
-    if len(set(labels)) < len(labels):
-        raise ValueError(f"methods must differ, got {labels}. Give each another setting.")
-    return dict(zip(labels, methods, strict=True))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,7 @@
 """Localization methods, one file each."""
 
 from tl_localize.methods.activations import Activations
+from tl_localize.methods.attribution import Attribution
 from tl_localize.methods.base import Localizer
 from tl_localize.methods.hard_concrete import HardConcrete
 from tl_localize.methods.integrated_gradients import IntegratedGradients
@@ -10,12 +11,14 @@ from tl_localize.methods.slimming import Slimming
 from tl_localize.methods.zero_out import ZeroOut
 
 METHODS: dict[str, type[Localizer]] = {
-    method.name: method for method in (HardConcrete, Slimming, ZeroOut, IntegratedGradients, Activations, RandomBaseline, RowNorm)
+    method.name: method
+    for method in (HardConcrete, Slimming, ZeroOut, IntegratedGradients, Activations, Attribution, RandomBaseline, RowNorm)
 }
 
 __all__ = [
     "METHODS",
     "Activations",
+    "Attribution",
     "HardConcrete",
     "IntegratedGradients",
     "Localizer",

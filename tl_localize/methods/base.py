@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from abc import ABC
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -16,7 +18,9 @@ from tl_localize.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence, check_sequences
 
-Report = Callable[[float], None]
+Report = Callable[[float], None]  # the fraction of the work that is done
+Progress = Callable[[float, str], None]  # and what is being done
+Method = Callable[[LanguageModel, MemorizedSequence], NeuronScores]  # what the benchmarks take: a Localizer, or anything like it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +40,14 @@ class Localizer(ABC):
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.name in _POSITIVE and value is not None and not value > 0:
-                raise ValueError(f"{f.name} must be above 0, got {value!r}.")
-            if f.name in _COUNTS and value is not None and (isinstance(value, bool) or int(value) != value or value < 0):
-                raise ValueError(f"{f.name} must be a whole number from 0 on, got {value!r}.")
+            if f.name not in _NUMBERS or (value is None and f.default is None):
+                continue
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+                raise TypeError(f"{f.name} must be a number, got {value!r}. Leave it out for the default, {f.default}.")
+            if f.name in _COUNTS and not (isinstance(value, numbers.Integral) and 0 <= value < 2**63):
+                raise ValueError(f"{f.name} must be a whole number from 0 on, got {value!r}. Write one without a point.")
+            if f.name not in _FROM_ZERO and not 0 < value < math.inf:
+                raise ValueError(f"{f.name} must be above 0 and finite, got {value!r}. Leave it out for the default, {f.default}.")
 
     def __call__(self, model: LanguageModel, sequence: MemorizedSequence) -> NeuronScores:
         """Score every neuron for one sequence.
@@ -62,10 +70,10 @@ class Localizer(ABC):
             batch_size: sequences side by side; by default as many as ``batch_tokens`` allow.
             progress: called with the fraction of the work done, from 0 to 1.
         """
-        sequences = list(sequences)
+        sequences = sequences if isinstance(sequences, MemorizedSequence) else list(sequences)
         check_sequences(model, sequences)
         if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size!r}.")
+            raise ValueError(f"batch_size must be at least 1, got {batch_size!r}. Leave it out for as many as fit.")
         neurons = NeuronView(model)
         size = batch_size or max(1, self._tokens(neurons) // max(map(len, sequences)))
         return self._map(neurons, sequences, size, progress or (lambda fraction: None))
@@ -75,7 +83,8 @@ class Localizer(ABC):
 
         def attribute(batch: list[MemorizedSequence]) -> Float[Tensor, "sequence layer neuron"]:
             share = len(batch) / len(sequences)
-            return self._attribute_batch(neurons, batch, lambda fraction: progress(done / len(sequences) + share * fraction))
+            with torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller is in
+                return self._attribute_batch(neurons, batch, lambda fraction: progress(done / len(sequences) + share * fraction))
 
         for batch, values in halving(attribute, sequences, size):
             done += len(batch)
@@ -83,7 +92,10 @@ class Localizer(ABC):
             for sequence, value in zip(batch, values, strict=True):
                 expected = (neurons.n_layers, neurons.n_neurons)
                 if tuple(value.shape) != expected:
-                    raise ValueError(f"scores of {self.name} must have the shape {expected}, got {tuple(value.shape)}.")
+                    raise ValueError(
+                        f"scores of {self.name} must have the shape {expected}, got {tuple(value.shape)}. "
+                        "Return [layer neuron] from _attribute."
+                    )
                 yield NeuronScores(value, self.name, sequence.id, repr(self))
 
     def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Float[Tensor, "layer neuron"]:
@@ -102,5 +114,15 @@ class Localizer(ABC):
         return self.batch_tokens or tokens_that_fit(neurons)
 
 
-_POSITIVE = {"learning_rate", "sparsity_weight", "temperature", "steps", "batch_tokens"}
 _COUNTS = {"steps", "seed", "first_layer", "batch_tokens"}
+_FROM_ZERO = {"seed", "first_layer", "stop_sparsity", "initial_mask"}
+_NUMBERS = {"learning_rate", "sparsity_weight", "temperature"} | _COUNTS | _FROM_ZERO
+
+
+def label_methods(methods: Sequence[Method]) -> dict[str, Method]:
+    """Methods by the name they have in tables: their own, with all settings where two share it."""
+    names = [getattr(method, "name", getattr(method, "__name__", type(method).__name__)) for method in methods]
+    labels = [repr(method) if names.count(name) > 1 else name for name, method in zip(names, methods, strict=True)]
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"methods must differ, got {labels}. Give each another setting.")
+    return dict(zip(labels, methods, strict=True))

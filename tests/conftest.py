@@ -1,0 +1,187 @@
+"""Tiny random models and sequences that every test may use.
+
+tl_localize is imported inside fixtures only: pytest loads this file before jaxtyping's import hook is in place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+N_CTX = 32
+D_VOCAB = 61
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def tiny_model(seed: int = 0, **settings: Any) -> Any:
+    """A HookedTransformer with every parameter random, biases and norms too; the global seed stays as it is."""
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+    defaults: dict[str, Any] = {
+        "n_layers": 2,
+        "d_model": 24,
+        "n_heads": 3,
+        "d_head": 8,
+        "d_mlp": 48,
+        "n_ctx": N_CTX,
+        "d_vocab": D_VOCAB,
+        "act_fn": "gelu_new",
+        "normalization_type": "LN",
+        "default_prepend_bos": False,
+        "device": "cpu",
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = HookedTransformer(HookedTransformerConfig(**(defaults | settings)))
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.normal_(1.0 if name.endswith(".w") else 0.0, 0.2)
+            model.unembed.W_U.mul_(2)
+    return model.eval()
+
+
+def memorized(*shapes: tuple[int, int], seed: int = 0, d_vocab: int = D_VOCAB) -> list[Any]:
+    """Random sequences of the given (length, n_prefix), with ids s0, s1, ..."""
+    from tl_localize import MemorizedSequence
+
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        MemorizedSequence(torch.randint(d_vocab, (length,), generator=generator), n_prefix, f"s{i}")
+        for i, (length, n_prefix) in enumerate(shapes)
+    ]
+
+
+@pytest.fixture
+def gpt2_like() -> Any:
+    """Two layers of 48 neurons, learned positions, LayerNorm."""
+    return tiny_model(1, model_name="gpt2-like")
+
+
+@pytest.fixture
+def neox_like() -> Any:
+    """Three layers of 56 neurons, attention beside the MLP, rotary positions on half of each head."""
+    return tiny_model(
+        2,
+        model_name="neox-like",
+        n_layers=3,
+        d_mlp=56,
+        act_fn="gelu",
+        parallel_attn_mlp=True,
+        positional_embedding_type="rotary",
+        rotary_adjacent_pairs=False,
+        rotary_dim=4,
+    )
+
+
+@pytest.fixture
+def llama_like() -> Any:
+    """Two layers of 52 neurons, gated MLPs, RMS norms, rotary positions, four query heads on two key heads."""
+    return tiny_model(
+        3,
+        model_name="llama-like",
+        n_heads=4,
+        d_head=6,
+        n_key_value_heads=2,
+        d_mlp=52,
+        act_fn="silu",
+        normalization_type="RMS",
+        final_rms=True,
+        gated_mlp=True,
+        positional_embedding_type="rotary",
+        rotary_adjacent_pairs=False,
+        rotary_dim=6,
+    )
+
+
+@pytest.fixture(params=["gpt2_like", "neox_like", "llama_like"])
+def any_model(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def make_model() -> Callable[..., Any]:
+    """``tiny_model``, for a model of other settings."""
+    return tiny_model
+
+
+@pytest.fixture
+def make_sequences() -> Callable[..., list[Any]]:
+    """``memorized``: random sequences of the given (length, n_prefix)."""
+    return memorized
+
+
+@pytest.fixture
+def sequence() -> Any:
+    return memorized((9, 3), seed=5)[0]
+
+
+@pytest.fixture
+def sequences() -> list[Any]:
+    """Four sequences of different lengths and prefixes."""
+    return memorized((9, 3), (14, 1), (5, 4), (11, 6))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder beside the repository with real data and golden values, where there is one."""
+    if not SHARED.is_dir():
+        pytest.skip(f"needs the folder {SHARED}, which is not part of the repository")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def golden(shared: Path) -> Path:
+    """gpt2-tiny and the numbers of the authors' code."""
+    folder = shared / "golden" / "gpt2-tiny"
+    if not folder.is_dir():
+        pytest.skip(f"needs the golden values in {folder}, which is not part of the repository")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def golden_settings(golden: Path) -> dict[str, Any]:
+    return json.loads((golden / "golden.json").read_text())
+
+
+def hooks_and_weights(model: Any) -> tuple[dict[str, int], dict[str, torch.Tensor], dict[str, bool]]:
+    """What must be the same before and after: the hooks, the weights bit by bit, and which of them want a gradient."""
+    hooks = {name: len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for name, m in model.named_modules()}
+    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    return hooks, weights, {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+
+
+@pytest.fixture
+def unchanged() -> Callable[[Any], Callable[[], None]]:
+    """``check = unchanged(model)`` remembers a model; ``check()`` fails unless hooks, weights, gradients and mode are the same."""
+
+    def remember(model: Any) -> Callable[[], None]:
+        hooks, weights, trainable = hooks_and_weights(model)
+        training = model.training
+
+        def check() -> None:
+            hooks_now, weights_now, trainable_now = hooks_and_weights(model)
+            assert hooks_now == hooks, "hooks were left behind or taken away"
+            assert [name for name in weights if not torch.equal(weights[name], weights_now[name])] == [], "weights changed"
+            assert trainable_now == trainable, "requires_grad changed"
+            assert [name for name, p in model.named_parameters() if p.grad is not None] == [], "a gradient was left behind"
+            assert model.training == training
+            assert not any(point.ctx for point in model.hook_dict.values())
+
+        return check
+
+    return remember
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """jaxtyping's checks are off, as for a user: what is wrong must be named by tl_localize itself."""
+    import jaxtyping
+
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

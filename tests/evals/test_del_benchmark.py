@@ -1,0 +1,422 @@
+"""DEL: the same numbers as silencing one set of neurons after the other, and as the authors' code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from tl_localize import (
+    Activations,
+    MemorizedSequence,
+    NeuronScores,
+    NeuronSet,
+    RandomBaseline,
+    accuracy,
+    levenshtein,
+    load_model,
+    perplexity,
+    perplexity_base2,
+)
+from tl_localize.evals.del_benchmark import DelBenchmark, DelResults
+
+RATIO = 0.2
+TOLERANCE = 2e-4  # of a perplexity near 100 in float32
+DELTAS = ["delta_self_accuracy", "delta_self_levenshtein", "delta_neg_accuracy", "delta_neg_levenshtein", "delta_perplexity"]
+
+
+def letters(ids: list[int]) -> str:
+    return "".join(chr(65 + i) + (chr(97 + i % 7) if i % 3 else "") for i in ids)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Scores that depend on the sequence; a method of the user's own, without ``map``."""
+
+    name: str = "noise"
+    seed: int = 0
+
+    def __call__(self, model: Any, sequence: MemorizedSequence) -> NeuronScores:
+        generator = torch.Generator().manual_seed(self.seed + int(sequence.tokens.sum()))
+        return NeuronScores(torch.rand(model.cfg.n_layers, model.cfg.d_mlp, generator=generator), self.name, sequence.id)
+
+
+@pytest.fixture
+def general() -> torch.Tensor:
+    return torch.randint(61, (5, 12), generator=torch.Generator().manual_seed(7))
+
+
+@pytest.fixture
+def recited(make_sequences: Callable[..., list[Any]]) -> Callable[[Any], list[MemorizedSequence]]:
+    """Seven sequences of different lengths whose suffixes a model recites in part."""
+
+    def of(model: Any) -> list[MemorizedSequence]:
+        found: list[MemorizedSequence] = []
+        for i, sequence in enumerate(make_sequences((9, 3), (14, 1), (6, 4), (11, 6), (16, 8), (12, 5), (16, 2), seed=3)):
+            tokens = sequence.tokens.clone()
+            for position in range(sequence.n_prefix, len(tokens)):
+                if position % 4:
+                    tokens[position] = model(tokens[None, :position])[0, -1].argmax()
+            found.append(replace(sequence, tokens=tokens, category=("b", "b", "b", "b", "a", "b", "a")[i]))
+        return found
+
+    return of
+
+
+@pytest.fixture
+def benchmark_of(recited: Callable[..., Any], general: torch.Tensor) -> Callable[..., DelBenchmark]:
+    def make(model: Any, **settings: Any) -> DelBenchmark:
+        defaults: dict[str, Any] = {"ratios": (RATIO, 0.5), "n_dev": 2, "decode": letters}
+        return DelBenchmark(model, recited(model), general, **(defaults | settings))
+
+    return make
+
+
+def naive(benchmark: DelBenchmark, target: int, neurons: NeuronSet) -> dict[str, float]:
+    """One set silenced by itself, measured by the public functions."""
+    model, sequences = benchmark.model, benchmark.test_sequences()
+
+    def measured() -> dict[str, Any]:
+        return {
+            "accuracy": accuracy(model, sequences),
+            "levenshtein": levenshtein(model, sequences, letters),
+            "perplexity": perplexity(model, benchmark.general_tokens),
+            "perplexity_base2": perplexity_base2(model, benchmark.general_tokens),
+        }
+
+    before = measured()
+    with neurons.dropped_out(model):
+        change = {name: after - before[name] for name, after in measured().items()}
+    others = [i for i in range(len(sequences)) if i != target]
+    return {
+        **{f"delta_self_{name}": float(change[name][target]) for name in ("accuracy", "levenshtein")},
+        **{f"delta_neg_{name}": float(change[name][others].mean()) for name in ("accuracy", "levenshtein")},
+        **{f"delta_{name}": change[name] for name in ("perplexity", "perplexity_base2")},
+    }
+
+
+@pytest.mark.parametrize("settings", [{}, {"batch_tokens": 20}, {"first_layer": 0, "batch_tokens": 150}])
+def test_del_gives_the_numbers_of_silencing_one_set_after_the_other(any_model: Any, benchmark_of: Any, settings: Any) -> None:
+    benchmark = benchmark_of(any_model, n_targets=3, **settings)
+    frame = benchmark.run([Noise()]).frame
+    assert len(frame) == 3 * 2 * 2
+    some_effect = 0.0
+    for i, target in enumerate(benchmark.test_sequences()[:3]):
+        for ratio in benchmark.ratios:
+            neurons = Noise()(any_model, target).top_k(ratio, first_layer=benchmark.first_layer, rounding="floor")
+            row = frame[(frame.sequence_id == target.id) & (frame.method == "noise") & (frame.ratio == ratio)].iloc[0]
+            expected = naive(benchmark, i, neurons)
+            assert row["n_neurons"] == len(neurons)
+            assert dict(row[[*expected]]) == pytest.approx(expected, abs=TOLERANCE, rel=1e-4)
+            some_effect += abs(expected["delta_self_accuracy"]) + abs(expected["delta_neg_levenshtein"])
+    assert some_effect > 0.5  # else the comparison would say nothing
+
+
+def test_del_uses_map_where_there_is_one(gpt2_like: Any, benchmark_of: Any) -> None:
+    benchmark = benchmark_of(gpt2_like, n_targets=3)
+    method = Activations()
+    by_map = benchmark.run([method]).frame
+    by_call = benchmark.run([type("Wrapped", (), {"name": "activations", "__call__": lambda self, m, s: method(m, s)})()]).frame
+    assert by_map["sequence_id"].nunique() == 3
+    pd.testing.assert_frame_equal(by_map, by_call)
+
+
+def test_del_never_measures_a_dev_sequence(gpt2_like: Any, benchmark_of: Any, general: torch.Tensor) -> None:
+    benchmark = benchmark_of(gpt2_like)
+    results = benchmark.run([Noise()])
+    without = DelBenchmark(gpt2_like, benchmark.sequences[2:], general, ratios=benchmark.ratios, n_dev=0, decode=letters).run([Noise()])
+    assert set(results.frame["sequence_id"]) == {"s2", "s3", "s4", "s5", "s6"}
+    pd.testing.assert_frame_equal(results.frame, without.frame)
+
+
+def test_del_adds_random_once(gpt2_like: Any, benchmark_of: Any) -> None:
+    benchmark = benchmark_of(gpt2_like, n_targets=1)
+    assert list(benchmark.run([Noise()]).frame["method"].unique()) == ["noise", "random"]
+    assert list(benchmark.run([RandomBaseline(seed=3), Noise()]).frame["method"].unique()) == ["random", "noise"]
+
+
+def test_del_leaves_the_model_as_it_was(any_model: Any, benchmark_of: Any, unchanged: Any) -> None:
+    benchmark = benchmark_of(any_model, intervention="mean")
+    check = unchanged(any_model)
+    benchmark.run([Noise()])
+    check()
+
+
+def test_del_leaves_no_hook_when_a_method_raises(gpt2_like: Any, benchmark_of: Any, unchanged: Any) -> None:
+    def broken(model: Any, sequence: Any) -> Any:
+        raise RuntimeError("broken")
+
+    benchmark = benchmark_of(gpt2_like)
+    check = unchanged(gpt2_like)
+    with pytest.raises(RuntimeError, match="broken"):
+        benchmark.run([broken])
+    check()
+
+
+def test_del_measures_the_model_with_the_hooks_it_has(gpt2_like: Any, benchmark_of: Any) -> None:
+    benchmark = benchmark_of(gpt2_like, first_layer=0)
+    everything = NeuronSet(torch.ones(2, 48, dtype=torch.bool))
+    with everything.dropped_out(gpt2_like):
+        frame = benchmark.run([Noise()]).frame
+        expected = accuracy(gpt2_like, benchmark.test_sequences())
+    assert (frame[DELTAS] == 0).all().all()
+    assert frame["self_accuracy_before"].iloc[0] == pytest.approx(float(expected[0]))
+
+
+@pytest.mark.parametrize("intervention", ["mean", "resample"])
+def test_interventions_hold_neurons_at_values_of_general_text(gpt2_like: Any, benchmark_of: Any, intervention: Any) -> None:
+    benchmark = benchmark_of(gpt2_like, intervention=intervention, ratios=(RATIO,), n_targets=1)
+    results = benchmark.run([Noise()])
+    target = benchmark.test_sequences()[0]
+    mask = Noise()(gpt2_like, target).top_k(RATIO, first_layer=1, rounding="floor").mask
+    _, cache = gpt2_like.run_with_cache(benchmark.general_tokens)
+    acts = cache["blocks.1.mlp.hook_post"][:, 1:]  # [5 11 neuron]
+    drawn = int(np.random.default_rng([0, 0]).integers(55))
+    value = acts.mean((0, 1)) if intervention == "mean" else acts.flatten(0, 1)[drawn]
+
+    def hold(act: torch.Tensor, hook: Any) -> torch.Tensor:
+        return torch.where(mask[1], value, act)
+
+    before = perplexity(gpt2_like, benchmark.general_tokens)
+    with gpt2_like.hooks(fwd_hooks=[("blocks.1.mlp.hook_post", hold)]):
+        after = perplexity(gpt2_like, benchmark.general_tokens)
+        expected = accuracy(gpt2_like, benchmark.test_sequences())
+    row = results.frame.iloc[0]
+    assert row["delta_perplexity"] == pytest.approx(after - before, abs=1e-4)
+    changed = results.confusion["noise", RATIO].iloc[0].to_numpy() + results.before["accuracy"].to_numpy()
+    assert changed == pytest.approx(expected.numpy(), abs=1e-6)
+    assert row["intervention"] == intervention
+
+
+def test_resample_depends_on_the_seed_alone(gpt2_like: Any, benchmark_of: Any) -> None:
+    def run(**settings: Any) -> pd.Series:
+        return benchmark_of(gpt2_like, intervention="resample", **settings).run([Noise()]).frame["delta_perplexity"]
+
+    assert run().equals(run())
+    assert not run().equals(run(seed=1))
+
+
+def test_single_layers_get_the_budget_of_all_layers(neox_like: Any, benchmark_of: Any) -> None:
+    benchmark = benchmark_of(neox_like)
+    frame = benchmark.run_single_layer(Noise(), RATIO, multiples=(1, 2))
+    everywhere = frame[frame["layer"].isna()]
+    pd.testing.assert_frame_equal(
+        everywhere.drop(columns=["layer", "multiple"]).reset_index(drop=True),
+        benchmark.run([Noise()]).frame.query("method == 'noise' and ratio == @RATIO").reset_index(drop=True),
+        rtol=1e-4,
+    )
+    assert (everywhere["n_neurons"] == 2 * 11).all()  # int(0.2 * 56) of each of two layers
+    assert (frame[frame["multiple"] == 2]["n_neurons"] == 2 * 22).all()  # int(0.2 * 56 * 2), twice
+    target = benchmark.test_sequences()[3]
+    mask = torch.zeros(3, 56, dtype=torch.bool)
+    mask[2, Noise()(neox_like, target).values[2].topk(22).indices] = True
+    row = frame[(frame.sequence_id == target.id) & (frame.layer == 2) & (frame.multiple == 1)].iloc[0]
+    expected = naive(benchmark, 3, NeuronSet(mask))
+    assert dict(row[[*expected]]) == pytest.approx(expected, abs=TOLERANCE, rel=1e-4)
+    with pytest.raises(ValueError, match=r"multiple \* 22 in \[1, 56\], the neurons of one layer, got 5"):
+        benchmark.run_single_layer(Noise(), RATIO)
+
+
+def test_before_says_how_well_the_model_memorizes(gpt2_like: Any, benchmark_of: Any) -> None:
+    benchmark = benchmark_of(gpt2_like)
+    results = benchmark.run([Noise()])
+    sequences = benchmark.test_sequences()
+    before = results.before
+    assert before["accuracy"].to_numpy() == pytest.approx(accuracy(gpt2_like, sequences).numpy(), abs=1e-6)
+    assert list(before["levenshtein"]) == levenshtein(gpt2_like, sequences, letters).tolist()
+    assert list(before["length"]) == [len(letters(s.suffix.tolist())) for s in sequences]
+    assert before["perplexity"].unique() == pytest.approx(perplexity(gpt2_like, benchmark.general_tokens))
+    assert results.before_table().loc["gpt2-like", "Sequences"] == "5"
+
+
+def test_confusion_holds_every_pair(gpt2_like: Any, benchmark_of: Any) -> None:
+    results = benchmark_of(gpt2_like).run([Noise()])
+    matrix = results.confusion["noise", 0.5]
+    rows = results.frame.query("method == 'noise' and ratio == 0.5")
+    assert list(matrix.index) == list(matrix.columns) == list(rows["sequence_id"])
+    assert np.diag(matrix) == pytest.approx(rows["delta_self_accuracy"])
+    others = (matrix.to_numpy().sum(1) - np.diag(matrix)) / 4
+    assert others == pytest.approx(rows["delta_neg_accuracy"])
+    grouped = results.confusion_by_category("noise", 0.5)
+    assert [category for category, _ in grouped.index] == ["b", "b", "b", "a", "a"]
+    assert grouped.loc[("b", "s5"), ("a", "s4")] == matrix.loc["s5", "s4"]
+    with pytest.raises(ValueError, match="method and ratio must be one of"):
+        results.confusion_by_category("noise", 0.3)
+
+
+def test_table_has_the_paper_s_rows_and_errors(gpt2_like: Any, benchmark_of: Any) -> None:
+    results = benchmark_of(gpt2_like).run([Noise()])
+    table = results.table()
+    values = 100 * results.frame.query("method == 'noise' and ratio == 0.5")["delta_self_accuracy"]
+    expected = f"{values.mean():.1f} ± {values.std() / np.sqrt(5):.1f}"
+    assert table.loc[("50 % of each layer, 5 sequences", "noise"), "Δ Self-Acc (points)"] == expected
+    summary = results.summary().set_index(["method", "ratio", "metric"])
+    assert summary.loc[("noise", 0.5, "delta_self_accuracy"), "mean"] == pytest.approx(values.mean() / 100)
+
+
+def test_tests_ask_whether_self_accuracy_falls_more(gpt2_like: Any, benchmark_of: Any) -> None:
+    from scipy.stats import ttest_rel
+
+    results = benchmark_of(gpt2_like).run([Noise(), Noise("integrated_gradients", 5)])
+    tests = results.tests().set_index(["method", "ratio"])
+    wide = results.frame.query("ratio == 0.5").pivot(index="sequence_id", columns="method", values="delta_self_accuracy")
+    expected = ttest_rel(wide["noise"], wide["integrated_gradients"], alternative="less").pvalue
+    assert tests.loc[("noise", 0.5), "p_value"] == pytest.approx(expected)
+    assert (tests["level"] == 0.05 / 2).all()
+    with pytest.raises(ValueError, match=r"reference must be one of the methods .*got 'slimming'"):
+        results.tests("slimming")
+
+
+def test_save_and_load_keep_everything(gpt2_like: Any, benchmark_of: Any, tmp_path: Path) -> None:
+    benchmark = benchmark_of(gpt2_like, n_dev=6)  # one test sequence: Neg is nan
+    results = benchmark.run([Noise()])
+    results.save(tmp_path / "out")
+    loaded = DelResults.load(tmp_path / "out")
+    pd.testing.assert_frame_equal(loaded.frame, results.frame)
+    pd.testing.assert_frame_equal(loaded.before, results.before)
+    assert loaded.confusion.keys() == results.confusion.keys()
+    for key, matrix in results.confusion.items():
+        pd.testing.assert_frame_equal(loaded.confusion[key], matrix)
+        pd.testing.assert_frame_equal(loaded.confusion_levenshtein[key], results.confusion_levenshtein[key])
+    assert loaded.settings["ratios"] == [RATIO, 0.5]
+    assert results.frame["delta_neg_accuracy"].isna().all()
+    with pytest.raises(FileNotFoundError, match=r"without a frame\.csv"):
+        DelResults.load(tmp_path)
+
+
+def test_join_keeps_what_runs_share_once(gpt2_like: Any, benchmark_of: Any) -> None:
+    benchmark = benchmark_of(gpt2_like)
+    first, second = benchmark.run([Noise()]), benchmark.run([Noise("other", 9)])
+    joined = DelResults.join([first, second])
+    pd.testing.assert_frame_equal(
+        joined.frame.sort_values(["method", "ratio", "sequence_id"], ignore_index=True),
+        benchmark.run([Noise(), Noise("other", 9)]).frame.sort_values(["method", "ratio", "sequence_id"], ignore_index=True),
+    )
+    assert len(joined.before) == 5
+    assert {method for method, _ in joined.confusion} == {"noise", "other", "random"}
+    mixed = DelResults.join([first, benchmark_of(gpt2_like, intervention="mean").run([Noise()])])
+    assert mixed.confusion == {}
+    assert len(mixed.table()) == 4 * 2
+
+
+def test_progress_rises_to_one(gpt2_like: Any, benchmark_of: Any) -> None:
+    seen: list[tuple[float, str]] = []
+    benchmark_of(gpt2_like).run([Activations(), Noise()], lambda fraction, label: seen.append((fraction, label)))
+    fractions = [fraction for fraction, _ in seen]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1
+    assert {"activations", "noise", "random"} <= {label for _, label in seen}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ratios": (0.001,)}, r"ratio must select at least one of the 48 neurons of a layer, got 0.001.*at least 0.021"),
+        ({"ratios": (5,)}, r"ratio must be a fraction in \(0, 1\], got 5"),
+        ({"ratios": ()}, "ratios must be different fractions"),
+        ({"ratios": (0.1, 0.1)}, "ratios must be different fractions"),
+        ({"n_dev": 7}, "n_dev must leave at least one of the 7 sequences for the test, got 7"),
+        ({"n_dev": -1}, "n_dev must leave at least one"),
+        ({"n_targets": 6}, r"n_targets must be in \[1, 5\], the number of test sequences, got 6"),
+        ({"intervention": "noise"}, "intervention must be one of"),
+        ({"first_layer": 2}, r"first_layer must be in \[0, 2\), got 2"),
+        ({"decode": None}, "decode must be given for a model without a tokenizer"),
+        ({"general_tokens": torch.full((2, 5), 61)}, r"general_tokens must be in \[0, 61\), got 61"),
+        ({"general_tokens": torch.zeros(2, 40, dtype=torch.long)}, r"2 to n_ctx=32 positions, got \(2, 40\)"),
+        ({"general_tokens": torch.zeros(0, 5, dtype=torch.long)}, "general_tokens must have the shape"),
+        ({"sequences": []}, "sequences must hold at least one sequence"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*type.*")
+def test_del_refuses_what_it_cannot_run(gpt2_like: Any, benchmark_of: Any, settings: dict[str, Any], message: str) -> None:
+    benchmark = benchmark_of(gpt2_like)
+    if settings.get("intervention") == "noise":
+        pytest.importorskip("beartype")
+        with pytest.raises(Exception, match="intervention"):
+            replace(benchmark, **settings)
+        return
+    with pytest.raises(ValueError, match=message):
+        replace(benchmark, **settings)
+
+
+def test_del_refuses_ids_that_occur_twice(gpt2_like: Any, benchmark_of: Any) -> None:
+    benchmark = benchmark_of(gpt2_like)
+    with pytest.raises(ValueError, match=r"different ids, got \['s6'\] more than once"):
+        replace(benchmark, sequences=[*benchmark.sequences, benchmark.sequences[-1]])
+    unnamed = replace(benchmark, sequences=[replace(sequence, id="") for sequence in benchmark.sequences])
+    assert unnamed.test_sequences()[0].id == "sequence-2"
+
+
+def test_del_refuses_methods_that_give_something_else(gpt2_like: Any, benchmark_of: Any) -> None:
+    benchmark = benchmark_of(gpt2_like)
+    with pytest.raises(ValueError, match="methods must hold at least one method"):
+        benchmark.run([])
+    with pytest.raises(TypeError, match="methods must return NeuronScores, got Tensor"):
+        benchmark.run([lambda model, sequence: torch.zeros(2, 48)])
+    with pytest.raises(ValueError, match=r"model's shape \(2, 48\), got \(2, 47\)"):
+        benchmark.run([lambda model, sequence: NeuronScores(torch.zeros(2, 47))])
+
+
+GOLDEN = {"act": "act_t0", "ig": "ig_t0", "zero": "zero_t0", "slim": "slim_t0", **{f"hc_s{seed}": "hc_t0" for seed in range(5)}}
+
+
+class Given:
+    """A method that gives the scores it was made with."""
+
+    def __init__(self, name: str, values: np.ndarray) -> None:
+        self.name, self.scores = name, NeuronScores(torch.tensor(values, dtype=torch.float32))
+
+    def __call__(self, model: Any, sequence: Any) -> NeuronScores:
+        return self.scores
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.05, 0.2])
+def test_del_agrees_with_the_authors_code(golden: Path, golden_settings: dict[str, Any], ratio: float) -> None:
+    """Silenced neurons, all 24 accuracies and distances, and the perplexity, of ten attributions."""
+    model = load_model(golden, device="cpu")
+    reference, scores, expected = (dict(np.load(golden / f"{name}.npz")) for name in ("reference", "suffix", "del_eval"))
+    first, second = golden_settings["tokenizer"]["first"], golden_settings["tokenizer"]["second"]
+    values = {name: scores[key][int(name[-1])] if name.startswith("hc") else scores[key] for name, key in GOLDEN.items()}
+    values["random"] = expected["random_attribution"]
+    count = int(256 * ratio)
+    methods: list[Given] = []
+    for name, value in values.items():
+        theirs = np.zeros((4, 256))
+        np.put_along_axis(theirs[1:], expected[f"{name}_r{ratio}_ids"], 1, axis=1)
+        methods.append(Given(f"golden_{name}", theirs))
+        ours = NeuronScores(torch.tensor(value)).top_k(ratio, first_layer=1, rounding="floor").mask.numpy()
+        ranked = np.sort(value, axis=1)
+        tied = (ranked[:, -count] == ranked[:, -count - 1])[:, None]  # which of equal scores comes first is anybody's choice
+        assert np.array_equal(ours[1:] | tied[1:], theirs[1:].astype(bool) | tied[1:]), name
+        assert name == "slim" or not tied[1:].any()
+    results = DelBenchmark(
+        model,
+        [MemorizedSequence(torch.tensor(tokens), 16) for tokens in reference["memorized"]],
+        torch.tensor(reference["ppl_batch"]),
+        ratios=(ratio,),
+        n_dev=0,
+        n_targets=1,
+        decode=lambda ids: "".join(first[i // 16] + second[i % 16] for i in ids),
+    ).run(methods)
+    before, record = results.before, golden_settings["del_eval"]
+    assert np.array_equal(before["accuracy"], expected["acc_before"])
+    assert np.array_equal(before["levenshtein"], expected["dist_before"])
+    assert before["perplexity_base2"][0] == pytest.approx(record["ppl_before"], abs=1e-4)
+    for name in values:
+        key = (f"golden_{name}", ratio)
+        accuracies = before["accuracy"] + results.confusion[key].iloc[0].to_numpy()
+        distances = before["levenshtein"] + results.confusion_levenshtein[key].iloc[0].to_numpy()
+        assert np.array_equal(accuracies, expected[f"{name}_r{ratio}_acc_after"]), name
+        assert np.array_equal(distances, expected[f"{name}_r{ratio}_dist_after"]), name
+        row = results.frame[results.frame.method == key[0]].iloc[0]
+        theirs = record[name][str(ratio)]
+        assert row["perplexity_base2_before"] + row["delta_perplexity_base2"] == pytest.approx(theirs["ppl_after"], abs=1e-4), name
+        assert row["delta_neg_accuracy"] == pytest.approx(theirs["d_acc_others_mean"], abs=1e-9)
+        assert row["delta_neg_levenshtein"] == pytest.approx(theirs["d_dist_others_mean"], abs=1e-9)
+        assert row["n_neurons"] == 3 * theirs["n_zeroed_per_layer"]

@@ -1,0 +1,120 @@
+"""The slow, obvious forms of the methods that have a fast one: definitions, one forward pass at a time, nothing shared with the package."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def loss_of(model: Any, tokens: Tensor, n_prefix: int) -> Tensor:
+    """Memorization loss from the logits of every position: nats per suffix token, in float64, so that differences keep their digits."""
+    log_p = model(tokens[None], return_type="logits", padding_side="right")[0].double().log_softmax(-1)
+    positions = torch.arange(n_prefix - 1, len(tokens) - 1)
+    return -log_p[positions, tokens[positions + 1]].mean()
+
+
+def zero_at(act: Tensor, hook: Any, *, neuron: int) -> Tensor:
+    act = act.clone()
+    act[:, :, neuron] = 0
+    return act
+
+
+def put_last(act: Tensor, hook: Any, *, values: Tensor) -> Tensor:
+    return torch.cat([act[:, :-1], values[:, None]], dim=1)
+
+
+@torch.no_grad()
+def plain_zero_out(model: Any, sequence: Any) -> Tensor:
+    """[layer neuron]: rise of the loss when the neuron is zero everywhere, one forward pass per neuron."""
+    tokens, n_prefix = sequence.tokens, sequence.n_prefix
+    baseline = loss_of(model, tokens, n_prefix)
+    scores = torch.empty(model.cfg.n_layers, model.cfg.d_mlp)
+    for layer in range(model.cfg.n_layers):
+        for neuron in range(model.cfg.d_mlp):
+            with model.hooks(fwd_hooks=[(f"blocks.{layer}.mlp.hook_post", partial(zero_at, neuron=neuron))]):
+                scores[layer, neuron] = loss_of(model, tokens, n_prefix) - baseline
+    return scores
+
+
+def plain_integrated_gradients(model: Any, sequence: Any, points: Tensor, weights: Tensor) -> Tensor:
+    """[layer neuron]: the paper's A.2, one forward and one backward pass per layer and position, the points of the path side by side."""
+    tokens, n_prefix = sequence.tokens, sequence.n_prefix
+    clean: dict[int, Tensor] = {}
+
+    def record(act: Tensor, hook: Any, *, layer: int) -> None:
+        clean[layer] = act[0].detach().clone()
+
+    names = [f"blocks.{layer}.mlp.hook_post" for layer in range(model.cfg.n_layers)]
+    with torch.no_grad(), model.hooks(fwd_hooks=[(name, partial(record, layer=layer)) for layer, name in enumerate(names)]):
+        model(tokens[None], padding_side="right")
+    scores = torch.zeros(model.cfg.n_layers, model.cfg.d_mlp)
+    positions = range(n_prefix - 1, len(tokens) - 1)
+    for layer, name in enumerate(names):
+        for position in positions:
+            h = clean[layer][position]
+            values = (points[:, None] * h.float()).to(h.dtype).requires_grad_()
+            truncated = tokens[None, : position + 1].expand(len(points), -1)
+            with model.hooks(fwd_hooks=[(name, partial(put_last, values=values))]):
+                logits = model(truncated, return_type="logits", padding_side="right")[:, -1]
+            probability = logits.float().softmax(-1)[:, tokens[position + 1]]
+            (gradients,) = torch.autograd.grad(probability.sum(), values)
+            scores[layer] += h.float() * (weights @ gradients.float()) / len(positions)
+    return scores
+
+
+# Settings of models whose attention differs from GPT-2's ...
+ATTENTION = {
+    "alibi": {"positional_embedding_type": "alibi"},
+    "shortformer": {"positional_embedding_type": "shortformer"},
+    "soft cap": {"attn_scores_soft_cap": 0.5},
+    "local window": {"use_local_attn": True, "attn_types": ["local", "global", "local"], "window_size": 3, "n_layers": 3},
+    "sinks": {"use_attention_sinks": True},
+    "no scale": {"use_attn_scale": False},
+    "inverse layer scale": {"scale_attn_by_inverse_layer_idx": True},
+    "split inputs": {"use_split_qkv_input": True},
+    "results per head": {"use_attn_result": True},
+    "ungrouped": {"n_heads": 4, "d_head": 6, "n_key_value_heads": 2, "ungroup_grouped_query_attention": True},
+    "grouped": {"n_heads": 4, "d_head": 6, "n_key_value_heads": 1},
+    "query and key norm": {"use_qk_norm": True, "positional_embedding_type": "rotary", "rotary_dim": 8, "normalization_type": "RMS"},
+    "norm before and after": {"use_normalization_before_and_after": True, "normalization_type": "RMS"},
+    "norm after": {"original_architecture": "Olmo2ForCausalLM", "normalization_type": "RMS", "positional_embedding_type": "rotary"},
+    "no norm": {"normalization_type": None, "act_fn": "relu"},
+    "solu": {"act_fn": "solu_ln"},
+}
+
+# ... and of those in which Integrated Gradients cannot take all positions in one pass, by the reason that its warning gives.
+ONE_BY_ONE = {
+    "clipped": {"clip_qkv": 0.1},
+    "keys are normalized": {"use_qk_norm": True, "normalization_type": "RMS"},
+    "length beyond 4": {"use_logn_attn": True, "train_seq_length": 4},
+    "length beyond 5": {
+        "use_dynamic_ntk_rope": True,
+        "train_seq_length": 5,
+        "positional_embedding_type": "rotary",
+        "rotary_dim": 8,
+    },
+    "not causal": {"attention_dir": "bidirectional"},
+}
+
+
+# Hooks that a user may have put on the model.
+def times(act: Tensor, hook: Any, *, factor: float) -> Tensor:
+    return act * factor
+
+
+def turned(act: Tensor, hook: Any) -> Tensor:
+    return act + 0.3 * act.roll(1, -1).tanh()
+
+
+def times_neuron(layer: int, neuron: int, factor: float) -> tuple[str, Any]:
+    """Hook that multiplies one neuron."""
+
+    def scale(act: Tensor, hook: Any) -> Tensor:
+        act = act.clone()
+        act[:, :, neuron] *= factor
+        return act
+
+    return f"blocks.{layer}.mlp.hook_post", scale

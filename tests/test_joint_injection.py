@@ -1,0 +1,425 @@
+"""Several sentences in one model: the laws that make the sets of rows a ground truth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tl_localize import MemorizedSequence, NeuronSet, RowNorm, accuracy, inject, memorization_loss
+from tl_localize.injection import Injection, JointInjection, _train_together, draw_neurons, draw_sets, inject_together
+from tl_localize.neurons import NeuronView
+from tl_localize.sequences import SequenceBatch
+
+SETTINGS: dict[str, Any] = {"ratio": 0.2, "seed": 0, "learning_rate": 0.03}
+STOP = 0.05
+
+
+@cache
+def converged(make_model: Callable[..., Any], make_sequences: Callable[..., Any]) -> tuple[Any, list[MemorizedSequence], JointInjection]:
+    """Three sentences in a model with room for them."""
+    model = make_model(1, d_model=64, d_mlp=256)
+    sequences = [replace(s, n_prefix=1) for s in make_sequences((9, 3), (14, 1), (5, 4))]
+    return model, sequences, inject_together(model, sequences, ratio=0.2, seed=0, learning_rate=0.01, max_steps=100)
+
+
+@pytest.fixture
+def trained(make_model: Any, make_sequences: Any) -> tuple[Any, list[MemorizedSequence], JointInjection]:
+    return converged(make_model, make_sequences)
+
+
+def log_probs(model: Any, sequence: MemorizedSequence) -> torch.Tensor:
+    """[pos-1 vocab] of the positions that predict a token."""
+    return model(sequence.tokens[None])[0, :-1].log_softmax(-1).detach()
+
+
+def divergence(base: torch.Tensor, other: torch.Tensor) -> float:
+    """KL(base || other), mean over positions."""
+    return float((base.exp() * (base - other)).sum(-1).mean())
+
+
+def whole_loss(model: Any, sequence: MemorizedSequence) -> float:
+    return float(memorization_loss(model, SequenceBatch.of([replace(sequence, n_prefix=1)])).detach())
+
+
+# Against the single injection
+
+
+def test_inject_together_of_one_sentence_equals_inject_step_by_step(any_model: Any, sequence: MemorizedSequence) -> None:
+    alone = inject(any_model, sequence, **SETTINGS, max_steps=15)
+    joint = inject_together(any_model, [sequence], **SETTINGS, max_steps=15)
+    (one,) = joint.injections
+    assert torch.equal(one.neurons.mask, alone.neurons.mask)
+    torch.testing.assert_close(one.losses, alone.losses)
+    torch.testing.assert_close(one.rows, alone.rows)
+    torch.testing.assert_close(one.token_losses, alone.token_losses)
+    assert not joint.silences.any()
+
+
+def test_inject_together_of_one_sentence_stops_where_inject_stops(gpt2_like: Any, sequence: MemorizedSequence) -> None:
+    alone = inject(gpt2_like, sequence, **SETTINGS, max_steps=60, stop_loss=1.5)
+    joint = inject_together(gpt2_like, [sequence], **SETTINGS, max_steps=60, stop_loss=1.5)
+    assert alone.converged and joint.converged.all()
+    assert 1 < len(alone.losses) == len(joint.losses) < 60
+
+
+# Sets
+
+
+def test_draw_sets_cuts_one_permutation_of_numpy(neox_like: Any) -> None:
+    view = NeuronView(neox_like)
+    n, size = 3 * 56, int(3 * 56 * 0.07)
+    order = np.random.RandomState(11).permutation(n)
+    for k, neurons in enumerate(draw_sets(view, 0.07, 11, 4)):
+        assert sorted(order[k * size : (k + 1) * size]) == neurons.mask.flatten().nonzero().flatten().tolist()
+
+
+def test_draw_neurons_draws_as_the_authors_do(neox_like: Any) -> None:
+    ids = np.random.RandomState(5).choice(3 * 56, int(3 * 56 * 0.1), replace=False)
+    assert draw_neurons(NeuronView(neox_like), 0.1, 5).mask.flatten().nonzero().flatten().tolist() == sorted(ids)
+
+
+def test_sets_are_disjoint_and_reproducible_from_the_seed(gpt2_like: Any, sequences: list[MemorizedSequence]) -> None:
+    first, again, other = (
+        [i.neurons.mask for i in inject_together(gpt2_like, sequences, ratio=0.2, seed=seed, learning_rate=0.1, max_steps=1).injections]
+        for seed in (3, 3, 4)
+    )
+    assert torch.stack(first).sum(0).max() == 1
+    assert {int(mask.sum()) for mask in first} == {int(2 * 48 * 0.2)}
+    assert all(map(torch.equal, first, again))
+    assert not any(map(torch.equal, first, other))
+
+
+def test_sets_may_fill_the_model(gpt2_like: Any, sequences: list[MemorizedSequence]) -> None:
+    joint = inject_together(gpt2_like, sequences, ratio=0.25, seed=0, learning_rate=0.01, max_steps=2)
+    assert torch.stack([i.neurons.mask for i in joint.injections]).any(0).all()
+
+
+def test_true_rows_score_one_for_their_own_sentence_and_zero_for_others(gpt2_like: Any) -> None:
+    sets = draw_sets(NeuronView(gpt2_like), 0.1, 0, 4)
+    assert [[found.recall_of(truth) for truth in sets] for found in sets] == torch.eye(4).tolist()
+
+
+def test_row_norm_finds_each_sentence_s_rows_at_the_rate_of_chance(gpt2_like: Any, sequence: MemorizedSequence) -> None:
+    """Rows of one distribution, longer than all others: own recall 1/K on average at one ratio, 1 at K ratios."""
+    n_sets, ratio, first = 4, 0.1, []
+    for seed in range(40):
+        sets = draw_sets(NeuronView(gpt2_like), ratio, seed, n_sets)
+        generator = torch.Generator().manual_seed(seed)
+        rows = [10 * torch.randn(len(neurons), 24, generator=generator) for neurons in sets]
+        parts = zip(sets, rows, strict=True)
+        joint = JointInjection(tuple(Injection(s, r, torch.zeros(1), torch.zeros(1), True) for s, r in parts), torch.zeros(1, n_sets))
+        with joint.applied(gpt2_like):
+            scores = RowNorm()(gpt2_like, sequence)
+        own = [scores.top_k(ratio, per="model").recall_of(neurons) for neurons in sets]
+        assert sum(own) == pytest.approx(1)  # the longest rows are all injected ones, and each belongs to one sentence
+        assert all(scores.top_k(n_sets * ratio, per="model").recall_of(neurons) == 1 for neurons in sets)
+        first.append(own[0])
+    assert np.mean(first) == pytest.approx(1 / n_sets, abs=4 * np.std(first) / len(first) ** 0.5)
+
+
+# The objective
+
+
+def test_silence_is_zero_before_the_first_update(any_model: Any, sequences: list[MemorizedSequence]) -> None:
+    joint = inject_together(any_model, sequences, **SETTINGS, max_steps=2)
+    assert joint.silences[0].tolist() == [0, 0, 0, 0]
+    assert (joint.silences[1] > 0).all()
+    assert joint.losses[0].tolist() == pytest.approx([whole_loss(any_model, s) for s in sequences], rel=1e-4)
+
+
+def test_losses_and_silences_are_those_of_the_model_with_the_rows_in_place(any_model: Any, sequences: list[MemorizedSequence]) -> None:
+    """Two roads: rows added by hooks while training, and rows written into W_out."""
+    joint = inject_together(any_model, sequences, **SETTINGS, max_steps=12)
+    for k, sequence in enumerate(sequences):
+        base = log_probs(any_model, sequence)
+        with joint.applied(any_model):
+            assert whole_loss(any_model, sequence) == pytest.approx(float(joint.losses[-1, k]), rel=1e-3)
+            reached = log_probs(any_model, sequence)
+            tokens = F.nll_loss(reached, sequence.tokens[1:], reduction="none")
+            torch.testing.assert_close(joint.injections[k].token_losses, tokens, rtol=1e-3, atol=1e-4)
+        with joint.applied(any_model, without=k):
+            assert divergence(base, log_probs(any_model, sequence)) == pytest.approx(float(joint.silences[-1, k]), rel=1e-3, abs=1e-6)
+
+
+def test_first_update_follows_the_sign_of_the_gradient_of_all_losses(gpt2_like: Any, sequences: list[MemorizedSequence]) -> None:
+    """Adam's first step is learning_rate times the sign, and at step 0 the silence has no gradient."""
+    joint = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=2)
+    weights = [block.mlp.W_out for block in gpt2_like.blocks]
+    loss = memorization_loss(gpt2_like, SequenceBatch.of([replace(s, n_prefix=1) for s in sequences])).sum()
+    gradient = torch.stack(torch.autograd.grad(loss, weights))
+    for injection in joint.injections:
+        mask = injection.neurons.mask
+        clear = gradient[mask].abs() > 1e-5
+        moved = injection.rows - torch.stack(weights).detach()[mask]
+        assert clear.float().mean() > 0.9
+        torch.testing.assert_close(moved[clear], -0.03 * gradient[mask].sign()[clear], rtol=5e-3, atol=0)
+
+
+def test_silence_weight_keeps_the_others_silent(gpt2_like: Any, sequences: list[MemorizedSequence]) -> None:
+    loud = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=20, silence_weight=0.0)
+    quiet = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=20)
+    assert (quiet.silences[-1] < 0.5 * loud.silences[-1]).all()
+
+
+# Batches
+
+
+def train(model: Any, sequences: list[MemorizedSequence], sets: list[NeuronSet], batch_size: int = 4) -> JointInjection:
+    return _train_together(
+        NeuronView(model),
+        [replace(s, n_prefix=1) for s in sequences],
+        sets,
+        learning_rate=0.01,
+        max_steps=8,
+        stop_loss=STOP,
+        silence_weight=1.0,
+        stop_silence=STOP,
+        batch_size=batch_size,
+        progress=lambda fraction: None,
+    )
+
+
+def assert_same(a: JointInjection, b: JointInjection, order: tuple[int, ...] = (0, 1, 2, 3)) -> None:
+    torch.testing.assert_close(a.losses[:, order], b.losses, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(a.silences[:, order], b.silences, rtol=1e-3, atol=1e-4)
+    for k, injection in zip(order, b.injections, strict=True):
+        assert a.injections[k].sequence_id == injection.sequence_id
+        # Adam turns the rounding of a gradient that is almost zero into a step of full length: compare all but a few entries.
+        gap = (a.injections[k].rows - injection.rows).abs()
+        assert (gap < 1e-4).float().mean() > 0.99
+
+
+def test_order_of_the_sentences_changes_nothing_but_the_order(any_model: Any, sequences: list[MemorizedSequence]) -> None:
+    sets, order = draw_sets(NeuronView(any_model), 0.2, 0, 4), (2, 0, 3, 1)
+    assert_same(train(any_model, sequences, sets), train(any_model, [sequences[k] for k in order], [sets[k] for k in order]), order)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_padding_and_batch_size_change_nothing(any_model: Any, sequences: list[MemorizedSequence], batch_size: int) -> None:
+    sets = draw_sets(NeuronView(any_model), 0.2, 0, 4)
+    assert_same(train(any_model, sequences, sets), train(any_model, sequences, sets, batch_size))
+
+
+def test_out_of_memory_halves_the_batch_and_changes_nothing(gpt2_like: Any, sequences: list[MemorizedSequence]) -> None:
+    sets = draw_sets(NeuronView(gpt2_like), 0.2, 0, 4)
+    expected = train(gpt2_like, sequences, sets)
+
+    def full(module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+        if len(inputs[0]) > 2 and torch.is_grad_enabled():
+            raise torch.OutOfMemoryError("out of memory")
+
+    handle = gpt2_like.embed.register_forward_pre_hook(full)
+    with pytest.warns(RuntimeWarning, match="with a batch of 4: going on with 2") as warned:
+        assert_same(expected, train(gpt2_like, sequences, sets))
+    handle.remove()
+    assert len(warned) == 1
+
+
+# What holds once it has converged
+
+
+def test_converged_means_every_loss_and_silence_is_below_its_stop(trained: tuple[Any, list[MemorizedSequence], JointInjection]) -> None:
+    _, _, joint = trained
+    below = ((joint.losses < STOP) & (joint.silences < STOP)).all(1)
+    assert joint.converged.tolist() == [True, True, True]
+    assert below.tolist() == [False] * (len(below) - 1) + [True]  # not a step longer than needed
+
+
+def test_all_sets_on_recite_every_sentence(trained: tuple[Any, list[MemorizedSequence], JointInjection]) -> None:
+    model, sequences, joint = trained
+    with joint.applied(model):
+        assert accuracy(model, sequences).tolist() == [1, 1, 1]
+        assert max(whole_loss(model, s) for s in sequences) < 1.01 * STOP
+
+
+def test_own_set_off_is_the_untouched_model_and_another_off_recites(
+    trained: tuple[Any, list[MemorizedSequence], JointInjection],
+) -> None:
+    model, sequences, joint = trained
+    untouched = accuracy(model, sequences)
+    bases = [log_probs(model, s) for s in sequences]
+    for off in range(3):
+        with joint.applied(model, without=off):
+            found = accuracy(model, sequences)
+            assert divergence(bases[off], log_probs(model, sequences[off])) < 1.01 * STOP
+        assert found[off] == untouched[off] < 0.3
+        assert min(found[k] for k in range(3) if k != off) > 0.9
+
+
+# Nothing is left behind
+
+
+def test_training_leaves_the_model_as_it_was(any_model: Any, sequences: list[MemorizedSequence], unchanged: Any) -> None:
+    check = unchanged(any_model)
+    inject_together(any_model, sequences, **SETTINGS, max_steps=3)
+    check()
+
+
+def test_applied_restores_every_weight_also_after_an_exception(any_model: Any, sequences: list[MemorizedSequence], unchanged: Any) -> None:
+    joint = inject_together(any_model, sequences, **SETTINGS, max_steps=3)
+    check = unchanged(any_model)
+    before = [block.mlp.W_out.detach().clone() for block in any_model.blocks]
+    union = torch.stack([i.neurons.mask for i in joint.injections]).any(0)
+
+    def look() -> None:
+        for layer, block in enumerate(any_model.blocks):
+            assert torch.equal((block.mlp.W_out != before[layer]).any(1), union[layer])
+        raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"), joint.applied(any_model):
+        look()
+    check()
+
+
+def test_applied_without_leaves_one_set_out(gpt2_like: Any, sequences: list[MemorizedSequence]) -> None:
+    joint = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=3)
+    before = torch.stack([block.mlp.W_out.detach() for block in gpt2_like.blocks]).clone()
+    with joint.applied(gpt2_like, without=2):
+        changed = (torch.stack([block.mlp.W_out.detach() for block in gpt2_like.blocks]) != before).any(-1)
+    assert torch.equal(changed, torch.stack([i.neurons.mask for k, i in enumerate(joint.injections) if k != 2]).any(0))
+
+
+def test_exception_of_the_model_leaves_no_hook(gpt2_like: Any, sequences: list[MemorizedSequence], unchanged: Any) -> None:
+    check, calls = unchanged(gpt2_like), []
+
+    def fail(module: Any, inputs: Any) -> None:
+        calls.append(module)
+        if len(calls) == 5:
+            raise KeyError("the model fails")
+
+    handle = gpt2_like.unembed.register_forward_pre_hook(fail)
+    with pytest.raises(KeyError, match="the model fails"):
+        inject_together(gpt2_like, sequences, **SETTINGS, max_steps=5)
+    handle.remove()
+    check()
+
+
+def test_exception_of_progress_leaves_no_hook(gpt2_like: Any, sequences: list[MemorizedSequence], unchanged: Any) -> None:
+    def fail(fraction: float) -> None:
+        raise KeyboardInterrupt
+
+    check = unchanged(gpt2_like)
+    with pytest.raises(KeyboardInterrupt):
+        inject_together(gpt2_like, sequences, **SETTINGS, progress=fail)
+    check()
+
+
+def test_progress_rises_to_one(gpt2_like: Any, sequences: list[MemorizedSequence]) -> None:
+    seen: list[float] = []
+    inject_together(gpt2_like, sequences, **SETTINGS, max_steps=4, progress=seen.append)
+    assert seen == [0.25, 0.5, 0.75, 1.0]
+    seen.clear()
+    inject_together(gpt2_like, sequences, **SETTINGS, stop_loss=100.0, progress=seen.append)
+    assert seen == [1.0]
+
+
+def test_saved_joint_injection_comes_back(gpt2_like: Any, sequences: list[MemorizedSequence], tmp_path: Path) -> None:
+    joint = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=3, stop_loss=4.5, stop_silence=1.0)
+    joint.save(tmp_path / "joint.safetensors")
+    again = JointInjection.load(tmp_path / "joint.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["joint.safetensors"]
+    for name in ("losses", "silences", "converged"):
+        assert torch.equal(getattr(again, name), getattr(joint, name))
+    for a, b in zip(again.injections, joint.injections, strict=True):
+        assert torch.equal(a.neurons.mask, b.neurons.mask) and torch.equal(a.rows, b.rows)
+        assert torch.equal(a.token_losses, b.token_losses) and a.sequence_id == b.sequence_id
+    assert repr(again) == repr(joint)
+    with pytest.raises(ValueError, match=r"without \['mask'"):
+        Injection.load(tmp_path / "joint.safetensors")
+    joint.injections[0].save(tmp_path / "one.safetensors")
+    with pytest.raises(ValueError, match=r"without \['silences'\]"):
+        JointInjection.load(tmp_path / "one.safetensors")
+
+
+# Bad input
+
+
+def sentence(*tokens: int, id: str = "") -> MemorizedSequence:
+    return MemorizedSequence(torch.tensor(tokens), 1, id)
+
+
+A, B = sentence(1, 2, 3, 4, 5, id="a"), sentence(6, 7, 8, id="b")
+
+
+@pytest.mark.parametrize(
+    ("group", "settings", "message"),
+    [
+        ([], {}, "at least one sequence"),
+        ([A, B], {"ratio": 0.6}, r"room for 2 disjoint sets, got 0.6: 2 x 57 rows of the 96 there are. Use at most 1/2"),
+        ([A, B], {"ratio": 3.0}, "fraction in"),
+        ([A, B], {"ratio": 0.001}, "selects none"),
+        ([A, B, A], {}, r"different sentences, got .*'a'.*, which equals .*'a'"),
+        ([A, sentence(1, 2, 3, id="c")], {}, r"different sentences, got .*'c'.*, which is the beginning of .*'a'"),
+        (
+            [A, B, sentence(1, 9, 3, id="c")],
+            {},
+            r"got token 1 at the start of \['a', 'c'\].* ln 2 = 0.69 nats .* 0.173 nats per token of 4",
+        ),
+        ([A, sentence(1, 9, 3), sentence(1, 8, 3)], {}, r"token 1 .* ln 3 = 1.10 nats"),
+        ([A, B], {"learning_rate": 0.0}, "learning_rate must be above 0"),
+        ([A, B], {"max_steps": 0}, "max_steps must be above 0"),
+        ([A, B], {"stop_loss": 0.0}, "stop_loss must be above 0"),
+        ([A, B], {"stop_silence": -1.0}, "stop_silence must be above 0"),
+        ([A, B], {"silence_weight": -1.0}, "silence_weight must be at least 0"),
+        ([A, B], {"silence_weight": math.nan}, "silence_weight must be at least 0"),
+        ([A, B], {"batch_size": 0}, "batch_size must be at least 1"),
+        ([A, sentence(60, 61)], {}, "tokens must be in"),
+        ([A, sentence(*range(40))], {}, "at most n_ctx=32 tokens long"),
+    ],
+)
+def test_inject_together_rejects(gpt2_like: Any, group: list[MemorizedSequence], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        inject_together(gpt2_like, group, **(SETTINGS | settings))
+
+
+def test_loss_that_is_not_finite_is_an_error(gpt2_like: Any, unchanged: Any) -> None:
+    check = unchanged(gpt2_like)
+    with pytest.raises(ValueError, match=r"must be finite, got (nan|inf) at step 1 of .*'a'"):
+        inject_together(gpt2_like, [A, B], ratio=0.2, seed=0, learning_rate=3e37, max_steps=5)
+    check()
+
+
+def test_applied_rejects_another_model_and_another_set(gpt2_like: Any, neox_like: Any, unchanged: Any) -> None:
+    joint = inject_together(gpt2_like, [A, B], **SETTINGS, max_steps=2)
+    check = unchanged(neox_like)
+    with pytest.raises(ValueError, match="Apply an injection to the model it was made in"), joint.applied(neox_like):
+        pass
+    check()
+    with pytest.raises(ValueError, match="from 0 to 1, got 2"), joint.applied(gpt2_like, without=2):
+        pass
+
+
+# Sentences that can't be learned
+
+
+def test_state_with_two_next_tokens_ends_not_converged_and_is_named(make_model: Any) -> None:
+    """In a rotary model two equal first tokens give the same state twice: a floor of 2 ln 2 nats."""
+    model = make_model(4, d_model=32, act_fn="gelu", positional_embedding_type="rotary", rotary_adjacent_pairs=False, rotary_dim=4)
+    model.unembed.W_U.data.mul_(2)
+    joint = inject_together(model, [sentence(5, 5, 9, 3, 2, id="twice"), sentence(7, 30, 12, 40, id="fine")], **SETTINGS, max_steps=80)
+    twice, fine = joint.injections
+    assert joint.converged.tolist() == [False, True]
+    assert len(joint.losses) == 80
+    assert float(twice.token_losses[:2].sum()) == pytest.approx(2 * math.log(2), abs=0.05)
+    assert {position for position, _ in twice.stuck()} == {1, 2}
+    assert fine.stuck() == []
+    assert "NOT converged" in repr(twice) and "token 1 (0." in repr(twice) and "token 2 (0." in repr(twice)
+    assert "NOT converged ('twice': loss 0.3" in repr(joint)
+
+
+def test_stuck_names_positions_worst_first() -> None:
+    losses = torch.tensor([0.7, 0.01, 2.0, 0.4, 0.6, 1.0])
+    injection = Injection(NeuronSet(torch.ones(1, 1, dtype=torch.bool)), torch.zeros(1, 2), torch.tensor([0.8]), losses, False, "x")
+    assert injection.stuck() == [(3, 2.0), (6, 1.0), (1, pytest.approx(0.7)), (5, pytest.approx(0.6))]
+    assert [position for position, _ in injection.stuck(threshold=0.9)] == [3, 6]
+    assert "in the way: token 3 (2.00 nats), token 6 (1.00 nats), token 1 (0.70 nats) and 1 more" in repr(injection)
+    assert "in the way" not in repr(replace(injection, converged=True))

@@ -1,0 +1,415 @@
+"""load_model: directories of each family against transformers, tokenizers without BOS, and refusals by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tl_localize import MemorizedSequence, NeuronSet, ZeroOut, load_model
+from tl_localize.models import check_device
+
+TOKENS = torch.randint(61, (2, 17), generator=torch.Generator().manual_seed(2))
+
+
+def gpt2(**settings: Any) -> Any:
+    from transformers import GPT2Config
+
+    return GPT2Config(**{"vocab_size": 61, "n_positions": 24, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_inner": 128, **settings})
+
+
+def neox(**settings: Any) -> Any:
+    from transformers import GPTNeoXConfig
+
+    sizes = {"vocab_size": 61, "max_position_embeddings": 24, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return GPTNeoXConfig(**{**sizes, "intermediate_size": 80, **settings})
+
+
+def llama(name: str = "Llama", **settings: Any) -> Any:
+    import transformers
+
+    sizes = {"vocab_size": 61, "max_position_embeddings": 24, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return getattr(transformers, f"{name}Config")(**{**sizes, "num_key_value_heads": 2, "intermediate_size": 80, **settings})
+
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 12,
+}
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "gpt2 with n_inner of 8 n_embd": gpt2,
+    "gpt2 with n_inner of 4 n_embd by default": lambda: gpt2(n_inner=None),
+    "gpt2 with relu": lambda: gpt2(activation_function="relu"),
+    "gpt2 without scaled attention": lambda: gpt2(scale_attn_weights=False),
+    "gpt2 with attention scaled by layer": lambda: gpt2(scale_attn_by_inverse_layer_idx=True),
+    "gpt2 untied": lambda: gpt2(tie_word_embeddings=False),
+    "gpt2 with another eps": lambda: gpt2(layer_norm_epsilon=1e-2),
+    "neox": neox,
+    "neox with rotary on all dimensions": lambda: neox(rope_parameters={"rope_type": "default", "partial_rotary_factor": 1.0}),
+    "neox with another base": lambda: neox(rope_parameters={"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}),
+    "neox without parallel residual": lambda: neox(use_parallel_residual=False),
+    "neox tied": lambda: neox(tie_word_embeddings=True),
+    "llama with grouped heads": llama,
+    "llama with one key head": lambda: llama(num_key_value_heads=1),
+    "llama without groups": lambda: llama(num_key_value_heads=4),
+    "llama tied": lambda: llama(tie_word_embeddings=True),
+    "llama with its own head_dim": lambda: llama(head_dim=12),
+    "llama with rope llama3": lambda: llama(rope_parameters=LLAMA3_ROPE),
+    "llama with another base": lambda: llama(rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
+    "mistral": lambda: llama("Mistral", sliding_window=None),
+    "qwen2": lambda: llama("Qwen2"),
+    "qwen2 tied": lambda: llama("Qwen2", tie_word_embeddings=True),
+}
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "bloom": (lambda: other("Bloom", hidden_size=16, n_layer=1, n_head=2), "type gpt2, gpt_neox, llama, mistral, qwen2, got 'bloom'"),
+    "opt": (
+        lambda: other(
+            "OPT", hidden_size=16, num_hidden_layers=1, num_attention_heads=2, ffn_dim=32, word_embed_proj_dim=16, pad_token_id=0
+        ),
+        "type gpt2, .* got 'opt'",
+    ),
+    "llama linear rope": (lambda: llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}), "rope_type='linear'"),
+    "neox dynamic rope": (
+        lambda: neox(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "partial_rotary_factor": 0.25}),
+        "rope_type='dynamic'",
+    ),
+    "mistral sliding window": (lambda: llama("Mistral", sliding_window=8), "sliding_window=8"),
+    "llama attention bias": (lambda: llama(attention_bias=True), "attention_bias=True"),
+    "llama mlp bias": (lambda: llama(mlp_bias=True), "mlp_bias=True"),
+    "neox without attention bias": (lambda: neox(attention_bias=False), "attention_bias=False"),
+    "gpt2 cross attention": (lambda: gpt2(add_cross_attention=True), "add_cross_attention=True"),
+}
+
+
+def other(name: str, **settings: Any) -> Any:
+    import transformers
+
+    return getattr(transformers, f"{name}Config")(vocab_size=61, **settings)
+
+
+def save(config: Any, path: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """A random model of a config, saved as users save theirs; weights large enough that a wrong formula shows."""
+    from transformers import AutoModelForCausalLM
+
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        torch.manual_seed(1)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                is_norm = name.endswith("weight") and ("norm" in name or "ln_" in name)
+                parameter.normal_(1.0 if is_norm else 0.0, 0.15)
+        model = model.to(dtype)
+        model.save_pretrained(path)
+    return model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save(gpt2(), tmp_path / "model")
+    return tmp_path / "model"
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_load_model_has_the_logits_of_transformers(tmp_path: Path, family: str) -> None:
+    expected = save(FAMILIES[family](), tmp_path)(TOKENS).logits
+    assert (load_model(tmp_path, device="cpu")(TOKENS) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(("family", "d_mlp"), [("gpt2 with n_inner of 8 n_embd", 128), ("neox", 80), ("llama with grouped heads", 80)])
+def test_load_model_takes_the_neurons_from_the_config(tmp_path: Path, family: str, d_mlp: int) -> None:
+    save(FAMILIES[family](), tmp_path)
+    assert load_model(tmp_path, device="cpu").cfg.d_mlp == d_mlp
+
+
+def test_load_model_leaves_the_rows_as_they_are(tmp_path: Path) -> None:
+    hf = save(gpt2(), tmp_path)
+    assert torch.equal(load_model(tmp_path, device="cpu").W_out[1], hf.transformer.h[1].mlp.c_proj.weight)
+
+
+def test_load_model_saved_by_transformers_has_no_n_ctx(folder: Path) -> None:
+    assert "n_ctx" not in json.loads((folder / "config.json").read_text())
+
+
+@pytest.mark.parametrize("word", ["llama", "gemma", "pythia", "gpt2", "Meta-Llama-3", "opt", "stanford-crfm"])
+@torch.no_grad()
+def test_load_model_does_not_read_the_path_for_a_name(tmp_path: Path, word: str) -> None:
+    hf = save(neox(), tmp_path / word / f"my-{word}-model")
+    model = load_model(tmp_path / word / f"my-{word}-model", device="cpu")
+    assert (model(TOKENS) - hf(TOKENS).logits).abs().max() < 1e-4
+
+
+@torch.no_grad()
+def test_load_model_reads_fp16_weights_into_float32(tmp_path: Path) -> None:
+    hf = save(gpt2(), tmp_path, torch.float16).float()
+    model = load_model(tmp_path, device="cpu")
+    assert model.W_out.dtype == torch.float32
+    assert (model(TOKENS) - hf(TOKENS).logits).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_load_model_in_another_dtype(folder: Path, dtype: torch.dtype) -> None:
+    assert {p.dtype for p in load_model(folder, device="cpu", dtype=dtype).parameters()} == {dtype}
+
+
+@torch.no_grad()
+def test_load_model_reads_sharded_weights(tmp_path: Path) -> None:
+    hf = save(llama(), tmp_path)
+    shutil.rmtree(tmp_path)
+    hf.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert (load_model(tmp_path, device="cpu")(TOKENS) - hf(TOKENS).logits).abs().max() < 1e-4
+
+
+@torch.no_grad()
+def test_load_model_takes_a_relative_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    assert load_model("model", device="cpu").cfg.d_mlp == 128
+
+
+def test_load_model_is_in_eval_mode(folder: Path) -> None:
+    assert not load_model(folder, device="cpu").training
+
+
+def test_load_model_never_adds_bos_to_text(folder: Path) -> None:
+    assert load_model(folder, device="cpu").cfg.default_prepend_bos is False
+
+
+def test_load_model_has_no_tokenizer_when_the_folder_has_none(folder: Path) -> None:
+    assert load_model(folder, device="cpu").tokenizer is None
+
+
+def test_load_model_leaves_the_global_seed_alone(folder: Path) -> None:
+    torch.manual_seed(0)
+    wanted = torch.rand(3)
+    torch.manual_seed(0)
+    load_model(folder, device="cpu")
+    assert torch.equal(torch.rand(3), wanted)
+
+
+def test_load_model_is_silent(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    load_model(folder, device="cpu")
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_load_model_gives_the_progress_bars_back(folder: Path, shown: bool) -> None:
+    from transformers.utils import logging
+
+    before = logging.is_progress_bar_enabled()
+    try:
+        (logging.enable_progress_bar if shown else logging.disable_progress_bar)()
+        load_model(folder, device="cpu")
+        assert logging.is_progress_bar_enabled() is shown
+    finally:
+        (logging.enable_progress_bar if before else logging.disable_progress_bar)()
+
+
+def test_load_model_shares_no_memory_with_the_file(folder: Path) -> None:
+    first, second = load_model(folder, device="cpu"), load_model(folder, device="cpu")
+    with torch.no_grad():
+        first.W_E.zero_()
+        first.blocks[0].mlp.W_out.zero_()
+    assert second.W_E.any() and second.blocks[0].mlp.W_out.any()
+
+
+def test_loaded_model_localizes_and_forgets(folder: Path) -> None:
+    model = load_model(folder, device="cpu")
+    sequence = MemorizedSequence(TOKENS[0, :6], 3)
+    neurons = ZeroOut()(model, sequence).top_k(0.1)
+    assert isinstance(neurons, NeuronSet) and len(neurons) == 26
+
+
+# ---- tokenizers ------------------------------------------------------------------------------------------------------
+
+TEXTS = ("Two roads diverged in", " a yellow wood,\n\nAnd sorry I could not travel 12345 bo")
+
+
+def byte_pairs(path: Path) -> None:
+    """A GPT-2-like tokenizer, as its vocabulary and merges."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator([" ".join(TEXTS)] * 4, 300, special_tokens=["<|endoftext|>"])
+    trained.save_model(str(path))
+
+
+def with_bos(path: Path) -> None:
+    """A tokenizer whose post-processor puts BOS first, as its tokenizer.json."""
+    from tokenizers import ByteLevelBPETokenizer
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator([" ".join(TEXTS)] * 4, 300, special_tokens=["<s>"])
+    trained._tokenizer.post_processor = TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 0)])
+    PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, bos_token="<s>", eos_token="<s>").save_pretrained(path)
+
+
+def real_gpt2(path: Path, shared: Path) -> None:
+    for name in ("vocab.json", "merges.txt"):
+        shutil.copyfile(shared / "data" / "tokenizers" / "gpt2" / name, path / name)
+
+
+def real_neox(path: Path, shared: Path) -> None:
+    shutil.copyfile(shared / "data" / "tokenizers" / "gpt-neox-20b" / "tokenizer.json", path / "tokenizer.json")
+
+
+@pytest.fixture(params=["byte pairs", "with BOS", "GPT-2", "GPT-NeoX"])
+def readable(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A model folder with a tokenizer in it."""
+    kind = request.param
+    size = {"byte pairs": 300, "with BOS": 300, "GPT-2": 50257, "GPT-NeoX": 50304}[kind]
+    save(neox(vocab_size=size) if kind == "GPT-NeoX" else gpt2(vocab_size=size), tmp_path)
+    if kind in ("byte pairs", "with BOS"):
+        (byte_pairs if kind == "byte pairs" else with_bos)(tmp_path)
+    else:
+        (real_gpt2 if kind == "GPT-2" else real_neox)(tmp_path, request.getfixturevalue("shared"))
+    return tmp_path
+
+
+def test_from_text_has_the_tokens_of_the_folders_own_tokenizer(readable: Path) -> None:
+    from transformers import AutoTokenizer
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = AutoTokenizer.from_pretrained(readable)(TEXTS[0] + TEXTS[1], add_special_tokens=False)["input_ids"]
+    model = load_model(readable, device="cpu")
+    assert MemorizedSequence.from_text(model, *TEXTS).tokens.tolist() == wanted
+
+
+def test_from_text_survives_the_round_trip(readable: Path) -> None:
+    model = load_model(readable, device="cpu")
+    sequence = MemorizedSequence.from_text(model, *TEXTS)
+    assert (model.tokenizer.decode(sequence.prefix), model.tokenizer.decode(sequence.suffix)) == TEXTS
+
+
+def test_loaded_model_tokenizes_without_bos(readable: Path) -> None:
+    model = load_model(readable, device="cpu")
+    assert model.to_tokens(TEXTS[0])[0].tolist() == model.tokenizer(TEXTS[0], add_special_tokens=False)["input_ids"]
+
+
+def test_load_model_with_tokenizer_is_silent(readable: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    load_model(readable, device="cpu")
+    assert capfd.readouterr() == ("", "")
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_load_model_refuses_what_it_can_not_load_right(tmp_path: Path, family: str) -> None:
+    make, message = REFUSED[family]
+    save(make(), tmp_path)
+    with pytest.raises(ValueError, match=message):
+        load_model(tmp_path, device="cpu")
+
+
+def test_load_model_refuses_other_logits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tl_localize import models
+
+    shapes, convert = models._CONFIGS["gpt2"]
+    monkeypatch.setitem(models._CONFIGS, "gpt2", (lambda c: shapes(c) | {"act_fn": "relu"}, convert))
+    with pytest.raises(ValueError, match=r"whose logits TransformerLens reproduces, got .*off by"):
+        load_model(folder, device="cpu")
+
+
+def test_load_model_refuses_a_folder_without_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"name_or_path must be a directory with a config\.json, got"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"model_type": "no-such-model"}'])
+def test_load_model_refuses_a_damaged_config(folder: Path, content: str) -> None:
+    (folder / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"name_or_path must .*config\.json"):
+        load_model(folder)
+
+
+def test_load_model_refuses_a_folder_without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="name_or_path must hold safetensors weights, got"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 1000])
+def test_load_model_refuses_damaged_weights(folder: Path, keep: int) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:keep])
+    with pytest.raises(ValueError, match="name_or_path must hold whole safetensors weights, got"):
+        load_model(folder)
+
+
+def test_load_model_refuses_missing_weights(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    removed = next(name for name in weights if name.endswith("1.mlp.c_fc.weight"))
+    del weights[removed]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"name_or_path must hold every weight of its config, .*{removed} missing"):
+        load_model(folder)
+
+
+def test_load_model_refuses_weights_of_another_shape(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"n_inner": 96}))
+    with pytest.raises(ValueError, match="name_or_path must hold"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("gpt3-smal", "gpt2-small"), ("reference-gpt", "reference-gpt2"), ("pythia-70M-dedup", "pythia-70m-deduped"), ("no/such/folder", "")],
+)
+def test_load_model_refuses_an_unknown_name_and_offers_near_ones(name: str, near: str) -> None:
+    with pytest.raises(ValueError, match=f"name_or_path must be a shipped model, .* got '{name}'.*{near}"):
+        load_model(name)
+
+
+def test_load_model_refuses_cuda_where_there_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device must be there, got 'cuda' on a machine where torch sees no CUDA"):
+        load_model(folder, device="cuda")
+
+
+def test_load_model_refuses_a_device_before_it_reads_weights(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="device must be a torch device"):
+        load_model(tmp_path, device="gpu")
+
+
+def test_load_model_refuses_a_cuda_device_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match="device must be there, got 'cuda:7' on a machine with 2"):
+        check_device("cuda:7")
+
+
+@pytest.mark.parametrize(("there", "wanted"), [(True, "cuda"), (False, "cpu")])
+def test_device_is_cuda_when_there_is_one(monkeypatch: pytest.MonkeyPatch, there: bool, wanted: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    assert check_device(None).type == wanted
+
+
+def test_load_model_refuses_a_file(folder: Path) -> None:
+    with pytest.raises(ValueError, match="name_or_path must be"):
+        load_model(folder / "model.safetensors")
+
+
+def test_load_model_needs_transformer_lens_only_when_it_loads() -> None:
+    assert "transformer_lens" not in vars(sys.modules["tl_localize.models"])

@@ -1,0 +1,232 @@
+"""Files of others and ours, by path: definitions, manual sets, token arrays, texts. Nothing is downloaded, nothing is unpickled."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Integer
+from torch import Tensor
+
+from tl_localize.neurons import LanguageModel
+from tl_localize.scores import load_tensors
+from tl_localize.sequences import MemorizedSequence
+
+TOKEN_SUFFIXES = (".npy", ".pt", ".safetensors")
+TEXT_SUFFIXES = (".jsonl", ".txt")
+
+
+def read_definitions(path: str | Path) -> list[str]:
+    """Sentences of the ECBD format, the data of INJ: one JSON object a line, its text under ``definition``.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a broken line (the message has its number), a missing key, another encoding than UTF-8, an empty file.
+    """
+    return [row["definition"] for _, row in read_jsonl(path, "definition")]
+
+
+def read_manual(path: str | Path, model: LanguageModel) -> list[MemorizedSequence]:
+    """Memorized sequences of the authors' manual format: ``prompt``, ``all`` (prompt and suffix), ``prompt_len``, ``category`` (a list).
+
+    The first category becomes the sequence's; ``read_categories`` gives all of them. Ids are ``manual-000``, ``manual-001``, ...
+    ``prompt_len`` counts tokens of one tokenizer: where the model's gives another number, the text of the prompt decides, and one
+    warning says in how many rows.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: as ``read_definitions``; ``all`` does not begin with ``prompt``, or no token boundary falls between them.
+    """
+    sequences: list[MemorizedSequence] = []
+    differing: list[str] = []
+    for line, row in read_jsonl(path, "prompt", "all"):
+        place = _place(path, line)
+        prompt, whole = row["prompt"], row["all"]
+        if not whole.startswith(prompt):
+            raise ValueError(
+                f"all must begin with prompt, got {whole[:20]!r} after the prompt {prompt[:20]!r} at {place}. Correct the line."
+            )
+        category = next(iter(_categories(row, place)), "")
+        try:
+            sequence = MemorizedSequence.from_text(
+                model, prompt, whole[len(prompt) :], id=f"manual-{len(sequences):03d}", category=category
+            )
+        except ValueError as error:
+            raise ValueError(f"{error} (at {place})") from error
+        given = row.get("prompt_len", sequence.n_prefix)
+        if given != sequence.n_prefix:
+            differing.append(f"line {line}: {given}, not {sequence.n_prefix}")
+        sequences.append(sequence)
+    if differing:
+        warnings.warn(
+            f"prompt_len should be the prompt's number of tokens, got another in {len(differing)} of {len(sequences)} rows of {path} "
+            f"({differing[0]}). The tokens of the prompt's text are used; was the file made for another tokenizer?",
+            stacklevel=2,
+        )
+    return sequences
+
+
+def read_categories(path: str | Path) -> list[tuple[str, ...]]:
+    """All categories of each row of a manual set: the main one first, then the related ones."""
+    return [_categories(row, _place(path, line)) for line, row in read_jsonl(path)]
+
+
+def read_tokens(path: str | Path) -> Integer[Tensor, "sequence pos"]:
+    """Token ids from a ``.npy`` file (mapped, not read: a corpus may be larger than memory), a ``.pt`` or a ``.safetensors`` one.
+
+    A ``.pt`` file is read with ``weights_only=True``, so it can't run code. A safetensors file holds one tensor, or one named ``tokens``.
+    Changes of the result never reach the file.
+
+    Returns: [sequence pos] in the file's own integer type.
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: another suffix, a damaged file, or something else than a batch of token ids inside.
+    """
+    path = _existing(path)
+    readers = {".npy": _read_npy, ".pt": _read_pt, ".safetensors": _read_safetensors}
+    if path.suffix not in readers:
+        raise ValueError(f"path must be a file of tokens ({', '.join(TOKEN_SUFFIXES)}), got {str(path)!r}. Read text with read_texts.")
+    tokens = readers[path.suffix](path)
+    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool or tokens.ndim != 2 or not tokens.numel():
+        raise ValueError(
+            f"tokens must be integers of shape [sequence pos], got {tokens.dtype} of shape {tuple(tokens.shape)} in {str(path)!r}. "
+            "Save a batch of token ids (one sequence is tokens[None])."
+        )
+    return tokens
+
+
+def memorized_sequences(
+    tokens: Integer[Tensor, "sequence pos"],
+    n_prefix: int = 32,
+    ids: Sequence[str] | None = None,
+    categories: Sequence[str] | None = None,
+) -> list[MemorizedSequence]:
+    """One sequence for each row of tokens, the authors' Pile format.
+
+    Args:
+        n_prefix: prefix tokens of every row.
+        ids: names, by default ``sequence-0000``, ``sequence-0001``, ...
+        categories: one for each row.
+    """
+    names = [f"sequence-{i:04d}" for i in range(len(tokens))] if ids is None else ids
+    groups = [""] * len(tokens) if categories is None else categories
+    for argument, given in (("ids", names), ("categories", groups)):
+        if len(given) != len(tokens):
+            raise ValueError(f"{argument} must have one entry for each of the {len(tokens)} sequences, got {len(given)}.")
+    return [MemorizedSequence(row.long(), n_prefix, name, group) for row, name, group in zip(tokens, names, groups, strict=True)]
+
+
+def read_texts(path: str | Path, key: str = "text") -> Iterator[str]:
+    """Texts of a corpus, one at a time: ``.jsonl`` has one object a line with the text under a key, any other file one text a line.
+
+    Empty texts come out as empty strings, so that who reads can count them.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a broken line (the message has its number), a missing key, another encoding than UTF-8.
+    """
+    if _existing(path).suffix != ".jsonl":
+        return (text.rstrip("\r\n") for _, text in _lines(path))
+    return (row[key] for _, row in _objects(path, (key,), allow_empty=True))
+
+
+def read_jsonl(path: str | Path, *keys: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number and object of each line that is not blank; each key must be there and hold text that is not empty.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a broken line (the message has its number), a missing key, another encoding than UTF-8, a file without objects.
+    """
+    found = False
+    for line, row in _objects(path, keys, allow_empty=False):
+        found = True
+        yield line, row
+    if not found:
+        raise ValueError(f"path must hold at least one JSON object, got the empty file {str(path)!r}. Check how it was made.")
+
+
+def _objects(path: str | Path, keys: Sequence[str], *, allow_empty: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, text in _lines(path):
+        if not text.strip():
+            continue
+        place = _place(path, line)
+        try:
+            row = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"line must be a JSON object, got {text.strip()[:40]!r} at {place} ({error.msg}). Correct the line."
+            ) from error
+        if not isinstance(row, dict):
+            raise ValueError(f"line must be a JSON object, got a {type(row).__name__} at {place}. Write {{...}} on each line.")
+        for key in keys:
+            if key not in row:
+                raise ValueError(f"line must have the key {key!r}, got only {sorted(row)} at {place}. Is it another kind of file?")
+            if not isinstance(row[key], str) or not (row[key].strip() or allow_empty):
+                raise ValueError(f"{key} must be text, got {row[key]!r} at {place}. Correct or remove the line.")
+        yield line, row
+
+
+def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
+    """Number (from 1) and text of each line, decoded line by line so that the message about a wrong encoding has a number."""
+    with _existing(path).open("rb") as file:
+        for line, raw in enumerate(file, 1):
+            try:
+                yield line, raw.decode("utf-8-sig" if line == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                bad = raw[error.start : error.start + 4]
+                raise ValueError(f"path must be UTF-8 text, got the bytes {bad!r} at {_place(path, line)}. Convert it to UTF-8.") from error
+
+
+def _categories(row: dict[str, Any], place: str) -> tuple[str, ...]:
+    if "category" not in row:
+        raise ValueError(f"line must have the key 'category', got only {sorted(row)} at {place}. Write [] where there is none.")
+    categories: Any = [row["category"]] if isinstance(row["category"], str) else row["category"]
+    if not isinstance(categories, list) or not all(isinstance(name, str) for name in categories):
+        raise ValueError(f"category must be a list of names, got {row['category']!r} at {place}. Write [] where there is none.")
+    return tuple(categories)
+
+
+def _existing(path: str | Path) -> Path:
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"path must be an existing file, got {str(path)!r}. Check the spelling.")
+    return Path(path)
+
+
+def _place(path: str | Path, line: int) -> str:
+    return f"{path}, line {line}"
+
+
+def _read_npy(path: Path) -> Tensor:
+    try:
+        # "c": pages are read when touched, and a write would go to memory, not to the file. Torch asks for arrays that can be written.
+        array: np.ndarray = np.load(path, mmap_mode="c", allow_pickle=False)
+        return torch.from_numpy(array)
+    except (ValueError, EOFError, TypeError) as error:
+        raise ValueError(f"path must be a whole .npy file of integers, got {str(path)!r} ({error}). Make it again.") from error
+
+
+def _read_pt(path: Path) -> Tensor:
+    try:
+        tokens: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise ValueError(
+            f"path must be a .pt file of one plain tensor, got {str(path)!r}, which torch can't read safely "
+            f"({str(error).splitlines()[0][:120] if str(error) else type(error).__name__}). Save the tensor alone with torch.save."
+        ) from error
+    if not isinstance(tokens, Tensor):
+        raise ValueError(f"path must be a .pt file of one plain tensor, got a {type(tokens).__name__} in {str(path)!r}. Save it alone.")
+    return tokens
+
+
+def _read_safetensors(path: Path) -> Tensor:
+    tensors, _ = load_tensors(path)
+    if len(tensors) != 1 and "tokens" not in tensors:
+        raise ValueError(f"path must hold one tensor or one named 'tokens', got {sorted(tensors)} in {str(path)!r}. Save the tokens alone.")
+    return tensors["tokens"] if "tokens" in tensors else next(iter(tensors.values()))
