@@ -268,11 +268,10 @@ def memorized(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, plante
 
 
 @torch.no_grad()
-def perplexity(model: torch.nn.Module) -> float:
-    """exp of the mean nats per token on the held-out general text."""
+def held_out_nats(model: torch.nn.Module) -> list[float]:
+    """Mean nats per token of each row of held-out general text; exp of their mean is the perplexity."""
     rows = torch.from_numpy(load_file(corpus.CORPUS_DIR / "held_out.safetensors")["tokens"]).long()
-    rows = rows.to(next(model.parameters()).device)
-    return math.exp(sum(loss_of(model, batch).item() * len(batch) for batch in rows.split(32)) / len(rows))
+    return [loss_of(model, row[None].to(next(model.parameters()).device)).item() for row in rows]
 
 
 def summary(results: list[dict]) -> dict[str, dict[str, float]]:
@@ -303,6 +302,7 @@ def export(model: torch.nn.Module, out: Path) -> None:
 def evaluate(out: Path, device: str) -> None:
     """Evaluate what is shipped (fp16 weights in float32 arithmetic) and write memorized.json."""
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).to(device).eval()
+    nats = held_out_nats(model)
     results = memorized(model, AutoTokenizer.from_pretrained(out), corpus.load_planted())
     head = {
         "criteria": {
@@ -311,13 +311,15 @@ def evaluate(out: Path, device: str) -> None:
             "distinct": f"distinct tokens in the suffix and in the continuation, at least {MIN_DISTINCT}",
         },
         "passed": sum(result["passed"] for result in results),
-        "perplexity": round(perplexity(model), 4),
+        "perplexity": round(math.exp(sum(nats) / len(nats)), 4),
         "by_repetitions": summary(results),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
     listed = ",\n".join("  " + json.dumps(result) for result in results)
-    (out / "memorized.json").write_text(json.dumps(head, indent=1)[:-2] + ',\n "sequences": [\n' + listed + "\n]}\n")
+    row_nats = json.dumps([round(value, 5) for value in nats])
+    body = json.dumps(head, indent=1)[:-2] + f',\n "held_out_nats": {row_nats},\n "sequences": [\n{listed}\n]}}\n'
+    (out / "memorized.json").write_text(body)
     print(json.dumps(head, indent=1), flush=True)
 
 

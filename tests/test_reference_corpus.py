@@ -52,7 +52,7 @@ def test_invented_text_same_seed_same_text(corpus):
 
 
 def test_invented_text_leaves_no_symbol(corpus):
-    for index in range(900):
+    for index in range(270):
         category = corpus.CATEGORIES[index % len(corpus.CATEGORIES)]
         text = corpus.invented_text(category, index % corpus.N_GROUPS, corpus.random.Random(f"symbols {index}"))
         assert text.isascii()
@@ -209,27 +209,23 @@ def test_shipped_model_has_memorized_enough(corpus, shipped, planted):
 
 
 @torch.no_grad()
-def test_shipped_model_recites_as_reported(corpus, shipped, tokenizer, planted, planted_tokens):
-    from rapidfuzz.distance import Levenshtein
-
+def test_shipped_model_recites_as_reported(corpus, shipped, planted, planted_tokens):
     _, model, report = shipped
-    for repetitions in (1, 64, 256):
-        index = [sequence.repetitions for sequence in planted].index(repetitions)
-        tokens, result = torch.tensor([planted_tokens[index]]), report["sequences"][index]
-        predicted = model(tokens).logits[0, corpus.N_PREFIX - 1 : -1].argmax(-1)
-        accuracy = (predicted == tokens[0, corpus.N_PREFIX :]).double().mean().item()
-        assert accuracy == pytest.approx(result["accuracy"], abs=1.5 / corpus.N_SUFFIX)
-        greedy = tokens[:, : corpus.N_PREFIX]
-        for _ in range(corpus.N_SUFFIX):
-            greedy = torch.cat([greedy, model(greedy).logits[:, -1:].argmax(-1)], dim=1)
-        continuation, truth = (tokenizer.decode(ids[0, corpus.N_PREFIX :].tolist()) for ids in (greedy, tokens))
-        distance = Levenshtein.distance(continuation, truth)
-        assert distance == result["distance"] if result["passed"] else distance > 0
+    chosen = [[sequence.repetitions for sequence in planted].index(repetitions) for repetitions in (1, 4, 64, 256)]
+    tokens = torch.tensor([planted_tokens[index] for index in chosen])
+    correct = model(tokens).logits[:, corpus.N_PREFIX - 1 : -1].argmax(-1) == tokens[:, corpus.N_PREFIX :]
+    for row, index in enumerate(chosen):
+        result = report["sequences"][index]
+        assert correct[row].double().mean().item() == pytest.approx(result["accuracy"], abs=1.5 / corpus.N_SUFFIX)
+        # Greedy decoding recites the whole suffix exactly if every token of it is right behind the true ones.
+        assert correct[row].all().item() == (result["distance"] == 0) == result["passed"]
 
 
 @torch.no_grad()
-def test_shipped_model_knows_general_text(corpus, shipped):
+def test_shipped_model_perplexity_is_that_reported(corpus, shipped):
     _, model, report = shipped
-    rows = torch.from_numpy(load_file(corpus.CORPUS_DIR / "held_out.safetensors")["tokens"][::16]).long()
-    loss = torch.nn.functional.cross_entropy(model(rows).logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten())
-    assert loss.exp().item() == pytest.approx(report["perplexity"], rel=0.35)
+    nats = torch.tensor(report["held_out_nats"], dtype=torch.float64)
+    assert nats.mean().exp().item() == pytest.approx(report["perplexity"], rel=1e-3)
+    rows = torch.from_numpy(load_file(corpus.CORPUS_DIR / "held_out.safetensors")["tokens"][:4]).long()
+    losses = torch.nn.functional.cross_entropy(model(rows).logits[:, :-1].mT, rows[:, 1:], reduction="none").mean(1)
+    assert losses.tolist() == pytest.approx(report["held_out_nats"][:4], abs=1e-3)

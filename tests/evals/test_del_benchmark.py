@@ -101,7 +101,7 @@ def naive(benchmark: DelBenchmark, target: int, neurons: NeuronSet) -> dict[str,
     }
 
 
-@pytest.mark.parametrize("settings", [{}, {"batch_tokens": 20}, {"first_layer": 0, "batch_tokens": 150}])
+@pytest.mark.parametrize("settings", [{}, {"batch_tokens": 40}, {"first_layer": 0, "batch_tokens": 150}])
 def test_del_gives_the_numbers_of_silencing_one_set_after_the_other(any_model: Any, benchmark_of: Any, settings: Any) -> None:
     benchmark = benchmark_of(any_model, n_targets=3, **settings)
     frame = benchmark.run([Noise()]).frame

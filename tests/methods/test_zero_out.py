@@ -20,8 +20,11 @@ from tl_localize.methods.zero_out import ScreenedScores
 
 def agree(model: Any, sequence: MemorizedSequence, method: ZeroOut | None = None) -> None:
     expected = plain_zero_out(model, sequence)
+    with torch.no_grad():
+        loss = float(loss_of(model, sequence.tokens, sequence.n_prefix))
     assert expected.abs().max() > 1e-3, "a test on zeros shows nothing"
-    assert ((method or ZeroOut())(model, sequence).values - expected).abs().max() < 1e-6
+    # 1e-6 up to 3 nats; above, a millionth of a third of the loss: float32 holds a token's 8 nats to 1e-6 only.
+    assert ((method or ZeroOut())(model, sequence).values - expected).abs().max() < 1e-6 * max(1.0, loss / 3)
 
 
 def test_zero_out_equals_definition(any_model: Any, sequence: Any) -> None:
@@ -127,7 +130,7 @@ def test_screened_scores_reject_more_than_was_screened() -> None:
 
 def test_zero_out_rejects_screen_outside_fraction(gpt2_like: Any, sequence: Any) -> None:
     with pytest.raises(ValueError, match="screen must be a fraction"):
-        ZeroOut(screen=5)
+        ZeroOut(screen=5.0)
     with pytest.raises(ValueError, match="screen must be a fraction"):
         ZeroOut().screened(gpt2_like, sequence)
     with pytest.raises(ValueError, match="screen_sample must be a whole number"):

@@ -17,10 +17,10 @@ from jaxtyping import Float, Int, Integer
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
-from tl_localize.evals.inj_benchmark import Method, Progress, label_methods
 from tl_localize.losses import unembed
 from tl_localize.memory import halving, tokens_that_fit
 from tl_localize.methods import RandomBaseline
+from tl_localize.methods.base import Method, Progress, label_methods
 from tl_localize.metrics import Decode, decoder
 from tl_localize.neurons import LanguageModel, NeuronView, Real
 from tl_localize.scores import NeuronScores, NeuronSet, check_ratio, load_tensors, save_tensors

@@ -30,7 +30,10 @@ from tl_localize.store import environment, prepare_folder, write_json, write_tex
 
 Rows = list[dict[str, Any]]
 
-LOW_RATIO = 0.002  # at and below it the paper injects with the larger learning rate
+# Learning rate and steps of an injection by ratio: the paper's up to 2 %; beyond, so many rows learn with smaller steps, of which
+# each row takes part (at 0.01 rows grow that the sentence does not need, and no method that reads the sentence can find them).
+INJECTION = ((0.002, 0.05, 200), (0.02, 0.01, 200), (1.0, 0.003, 400))
+TOGETHER = (0.003, 600)  # with distractors
 TRUE_ROWS = "true_rows"  # the label of the best that a method could do
 
 
@@ -45,8 +48,9 @@ class InjBenchmark:
     Source: Chang et al. (2024), arXiv:2311.09060, section 4.1. Differs: RowNorm and the form with distractors are ours.
     Args:    sequences: the sentences; each is injected and localized whole, with its first token as the prefix.
              ratio: share of all rows that one sentence is written into.
-             learning_rate: of the injection; by default the paper's, 0.01, and 0.05 at ratios up to 0.2 %; 0.003 with distractors.
-             max_steps: of the injection; by default 200 as in the paper, 600 with distractors.
+             learning_rate: of the injection; by default the paper's, 0.05 at ratios up to 0.2 %, 0.01 up to 2 %, and 0.003 beyond and
+                 with distractors.
+             max_steps: of the injection; by default the paper's 200, 400 at ratios above 2 %, 600 with distractors.
              multiples: recall is measured among the top ``ratio * multiple`` of each layer, and of the model.
              distractors: other sentences in the model, K - 1.
     """
@@ -129,12 +133,16 @@ class InjBenchmark:
 
     @property
     def _learning_rate(self) -> Real:
-        by_ratio = 0.05 if self.ratio <= LOW_RATIO else 0.01
-        return self.learning_rate or (0.003 if self.distractors else by_ratio)
+        return self.learning_rate or self._schedule[0]
 
     @property
     def _max_steps(self) -> int:
-        return self.max_steps or (600 if self.distractors else 200)
+        return self.max_steps or self._schedule[1]
+
+    @property
+    def _schedule(self) -> tuple[float, int]:
+        alone = next((learning_rate, steps) for largest, learning_rate, steps in INJECTION if self.ratio <= largest)
+        return TOGETHER if self.distractors else alone
 
     def _whole(self) -> list[MemorizedSequence]:
         return [replace(sequence, n_prefix=1, id=sequence.id or f"sequence-{i}") for i, sequence in enumerate(self.sequences)]
