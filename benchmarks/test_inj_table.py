@@ -106,7 +106,7 @@ def test_recalls_are_the_committed_ones(recalls, model_name, request):
 
 @pytest.fixture(scope="session")
 def more_data(run, publish, model_name):
-    from tl_localize.tables import TITLES
+    from tl_localize.paper import TITLES
 
     measured = run(CHEAP, N_SENTENCES_CHEAP)
     publish(measured.table().rename(index=TITLES), model_name, "inj_expanded", "INJ with more sentences, without Zero-Out")
@@ -121,7 +121,7 @@ def test_more_sentences_keep_the_order_of_masks_and_activations(more_data):
 
 def test_other_seeds_change_no_recall_significantly(more_data, run, publish, model_name):
     from tl_localize.evals.inj_benchmark import compare_seeds
-    from tl_localize.tables import TITLES
+    from tl_localize.paper import TITLES
 
     table = compare_seeds(more_data, run(CHEAP, N_SENTENCES_CHEAP, OTHER_SEED))
     publish(

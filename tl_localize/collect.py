@@ -24,6 +24,7 @@ from torch import Tensor
 from tl_localize.losses import residual, unembed
 from tl_localize.memory import halving, tokens_that_fit
 from tl_localize.metrics import Decode, decoder
+from tl_localize.models import key_value_cache
 from tl_localize.neurons import LanguageModel, NeuronView, Real
 from tl_localize.scores import load_tensors, save_tensors
 from tl_localize.sequences import MemorizedSequence, encode
@@ -494,11 +495,9 @@ class Generation:
     """Greedy decoding of a batch of equally long contexts with TransformerLens' key-value cache."""
 
     def __init__(self, view: NeuronView, context: Int[Tensor, "batch pos"]) -> None:
-        from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
-
         self.model, self.view = view.model, view
         self.new = context.to(view.device)
-        self.cache = TransformerLensKeyValueCache.init_cache(view.model.cfg, view.device, len(context))
+        self.cache = key_value_cache(view.model, view.device, len(context))
 
     @torch.no_grad()
     def step(self) -> list[int]:

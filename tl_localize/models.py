@@ -65,6 +65,13 @@ def check_device(device: str | torch.device | None) -> torch.device:
     return asked
 
 
+def key_value_cache(model: Any, device: torch.device, batch_size: int) -> Any:
+    """TransformerLens' empty key-value cache, for greedy generation."""
+    from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+
+    return TransformerLensKeyValueCache.init_cache(model.cfg, device, batch_size)
+
+
 def _load_by_name(name: str, device: torch.device, dtype: torch.dtype) -> Any:
     from transformer_lens import HookedTransformer
     from transformer_lens.loading_from_pretrained import make_model_alias_map
@@ -159,11 +166,12 @@ def _load_transformers(path: Path, dtype: torch.dtype) -> Any:
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # its report of what is missing: the error below says it
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, local_files_only=True, attn_implementation="eager", ignore_mismatched_sizes=True, output_loading_info=True
         )
     finally:
         logging.set_verbosity(verbosity)
+    model, found = loaded
     wrong = sorted(found["missing_keys"]) + sorted(str(key[0]) for key in found["mismatched_keys"])
     if wrong:
         raise ValueError(

@@ -11,6 +11,18 @@ from typing import Any, Literal
 
 import pandas as pd
 
+TITLES = {  # of methods, in tables and figures
+    "hard_concrete": "Hard Concrete",
+    "slimming": "Slimming",
+    "zero_out": "Zero-Out",
+    "integrated_gradients": "Integrated Gradients",
+    "attribution": "Attribution (not the paper's)",
+    "activations": "Activations",
+    "random": "Random",
+    "row_norm": "RowNorm (control: never reads the sentence)",
+    "true_rows": "the true rows (the best that can be done)",
+}
+
 
 def published(table: str, model: str | None = None) -> pd.DataFrame:
     """The paper's numbers as tidy data: table, model, setting, method, metric, value, standard_error, note.

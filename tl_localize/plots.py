@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tl_localize.evals.inj_benchmark import TRUE_ROWS, InjResults, by_group
+from tl_localize.paper import TITLES
 from tl_localize.stats import mean_and_error
 from tl_localize.store import prepare_folder
-from tl_localize.tables import TITLES
 
 MARKERS = "osD^vP*X<>hp"
 

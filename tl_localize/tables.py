@@ -7,20 +7,8 @@ from pathlib import Path
 import pandas as pd
 
 from tl_localize.evals.inj_benchmark import InjResults
-from tl_localize.paper import published
+from tl_localize.paper import TITLES, published
 from tl_localize.store import prepare_folder, write_text
-
-TITLES = {
-    "hard_concrete": "Hard Concrete",
-    "slimming": "Slimming",
-    "zero_out": "Zero-Out",
-    "integrated_gradients": "Integrated Gradients",
-    "attribution": "Attribution (not the paper's)",
-    "activations": "Activations",
-    "random": "Random",
-    "row_norm": "RowNorm (control: never reads the sentence)",
-    "true_rows": "the true rows (the best that can be done)",
-}
 
 
 def inj_tables(results: InjResults, model: str) -> dict[str, pd.DataFrame]:

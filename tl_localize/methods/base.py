@@ -44,9 +44,9 @@ class Localizer(ABC):
                 continue
             if isinstance(value, bool) or not isinstance(value, numbers.Real):
                 raise TypeError(f"{f.name} must be a number, got {value!r}. Leave it out for the default, {f.default}.")
-            if f.name in _COUNTS and not (isinstance(value, numbers.Integral) and 0 <= value < 2**63):
+            if f.name in _COUNTS and not (isinstance(value, numbers.Integral) and 0 <= int(value) < 2**63):
                 raise ValueError(f"{f.name} must be a whole number from 0 on, got {value!r}. Write one without a point.")
-            if f.name not in _FROM_ZERO and not 0 < value < math.inf:
+            if f.name not in _FROM_ZERO and not 0 < float(value) < math.inf:
                 raise ValueError(f"{f.name} must be above 0 and finite, got {value!r}. Leave it out for the default, {f.default}.")
 
     def __call__(self, model: LanguageModel, sequence: MemorizedSequence) -> NeuronScores:
@@ -70,13 +70,14 @@ class Localizer(ABC):
             batch_size: sequences side by side; by default as many as ``batch_tokens`` allow.
             progress: called with the fraction of the work done, from 0 to 1.
         """
-        sequences = sequences if isinstance(sequences, MemorizedSequence) else list(sequences)
+        if not isinstance(sequences, MemorizedSequence):  # which check_sequences refuses
+            sequences = list(sequences)
         check_sequences(model, sequences)
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size!r}. Leave it out for as many as fit.")
         neurons = NeuronView(model)
         size = batch_size or max(1, self._tokens(neurons) // max(map(len, sequences)))
-        return self._map(neurons, sequences, size, progress or (lambda fraction: None))
+        return self._map(neurons, list(sequences), size, progress or (lambda fraction: None))
 
     def _map(self, neurons: NeuronView, sequences: list[MemorizedSequence], size: int, progress: Report) -> Iterator[NeuronScores]:
         done = 0

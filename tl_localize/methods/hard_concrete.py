@@ -39,12 +39,12 @@ class HardConcrete(Localizer):
     """
 
     name: ClassVar[str] = "hard_concrete"
-    learning_rate: Real = 1e-2
-    sparsity_weight: Real = 300.0
-    steps: int = 130
+    learning_rate: Real = 3e-3
+    sparsity_weight: Real = 10.0
+    steps: int = 200
     stop_sparsity: Real = 0.1
-    temperature: Real = 0.33
-    initial_mask: Real = 0.5
+    temperature: Real = 0.67
+    initial_mask: Real = 0.9
     first_layer: int = 0
     seed: int = 0
 

@@ -67,7 +67,7 @@ class CleanRun:
         )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # TransformerLens asks every hook for its repr, and tensors are slow to print
 class OwnAttention:
     """Attention of one layer in which each position sees the clean others and its own changed self: hooks, and what they hand on.
 

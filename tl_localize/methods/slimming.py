@@ -32,9 +32,9 @@ class Slimming(Localizer):
     """
 
     name: ClassVar[str] = "slimming"
-    learning_rate: Real = 1e-2
-    sparsity_weight: Real = 100.0
-    steps: int = 200
+    learning_rate: Real = 3e-3
+    sparsity_weight: Real = 1000.0
+    steps: int = 100
     stop_sparsity: Real = 0.1
     first_layer: int = 0
 
