@@ -10,8 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
+
+# The same examples in every run: a red test is a change in the code, not luck.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
 
 N_CTX = 32
 D_VOCAB = 61

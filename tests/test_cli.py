@@ -114,7 +114,7 @@ def test_localize_saves_scores(run, tmp_path):
         (["--set", "slimming.steps=many"], "must give int to slimming.steps, got 'many'"),
         (["--set", "nonsense"], "must read METHOD.SETTING=VALUE"),
         (["--methods", "activations", "--set", "slimming.steps=3"], "must name a chosen method"),
-        (["--set", "slimming.steps=0"], "steps must be above 0, got 0"),
+        (["--set", "slimming.steps=0"], "steps must be above 0 and finite, got 0"),
         (["--ratio", 2], "ratio must be a fraction in (0, 1], got 2.0"),
         (["--ratio", 0.00001], "selects none"),
         (["--dtype", "float8"], "dtype must be one of"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from oracles import ATTENTION, ONE_BY_ONE, plain_integrated_gradients, times, turned
 from torch import Tensor
 
-from tl_localize import IntegratedGradients, MemorizedSequence, NeuronSet
+from tl_localize import IntegratedGradients, MemorizedSequence, NeuronSet, neurons
 from tl_localize.methods import integrated_gradients
 
 FEW = IntegratedGradients(steps=3)
@@ -145,3 +145,8 @@ def test_integrated_gradients_in_half_precision_is_near(llama_like: Any, sequenc
     exact = FEW(llama_like, sequence).values
     half = FEW(llama_like.to(dtype), sequence).values
     assert (half - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+def test_every_architecture_that_normalizes_after_w_out_is_known() -> None:
+    architectures = pytest.importorskip("transformer_lens.utilities.architectures")
+    assert neurons.POST_NORM >= architectures.POST_NORM_ARCHITECTURES
