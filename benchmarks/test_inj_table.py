@@ -23,7 +23,7 @@ TOLERANCE = 0.05  # of a mean recall against the committed one: training and noi
 
 @pytest.fixture(scope="session")
 def sentences(model, request):
-    from tl_localize.cli import inj_sequences
+    from tl_localize.cli.options import inj_sequences
 
     data = request.config.getoption("--data")
     return inj_sequences(model, Path(data) if data else None)
@@ -32,7 +32,7 @@ def sentences(model, request):
 @pytest.fixture(scope="session")
 def run(model, model_name, sentences, request):
     """INJ with some methods on the first sentences, at each of the model's ratios."""
-    from tl_localize.cli import make_methods
+    from tl_localize.cli.options import make_methods
     from tl_localize.evals.inj_benchmark import InjBenchmark, InjResults
     from tl_localize.paper import paper_settings
 
@@ -138,7 +138,7 @@ def test_other_seeds_change_no_recall_significantly(more_data, run, publish, mod
 def test_smoke_on_the_beginning_of_two_sentences(model, sentences):
     from dataclasses import replace
 
-    from tl_localize.cli import make_methods
+    from tl_localize.cli.options import make_methods
     from tl_localize.evals.inj_benchmark import InjBenchmark
 
     methods = make_methods("hard_concrete,integrated_gradients,activations", ["hard_concrete.steps=100"])

@@ -150,7 +150,7 @@ def test_inj_names_the_line_of_a_broken_file(run, data):
 
 def test_inj_finds_an_unwritable_folder_before_the_work(run, model_dir, data, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("tl_localize.cli.load_model", lambda *a: pytest.fail("the model was loaded first"))
+    monkeypatch.setattr("tl_localize.cli.inj.load_model", lambda *a: pytest.fail("the model was loaded first"))
     result = run("inj", "--model", model_dir, "--data", data, "--out", tmp_path / "file" / "out")
     assert result.exit_code == 2
     assert "folder must be writable" in result.stderr

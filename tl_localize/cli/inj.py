@@ -1,0 +1,108 @@
+"""tl-localize inj"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+import typer
+
+from tl_localize.cli.options import (
+    N_DEV,
+    REFERENCE_RATIO,
+    Data,
+    Device,
+    Distractors,
+    Dtype,
+    Model,
+    Settings,
+    SettingsFile,
+    bar,
+    errors_explained,
+    inj_sequences,
+    make_methods,
+    parse_dtype,
+    say,
+)
+from tl_localize.evals.inj_benchmark import InjBenchmark, InjResults
+from tl_localize.methods import Localizer
+from tl_localize.models import REFERENCE_MODELS, load_model
+from tl_localize.paper import paper_settings
+from tl_localize.store import prepare_folder
+from tl_localize.tables import inj_tables, save_table, to_markdown
+from tl_localize.tune import read_settings
+
+DEFAULT_SENTENCES = 8  # of the default run: as many as all methods get through within 10 minutes on 2 cores
+
+
+def inj(
+    model: Model = "reference-gpt2",
+    data: Data = None,
+    methods: Annotated[str, typer.Option(help="Comma-separated names, or 'all'.")] = "all",
+    ratio: Annotated[list[float] | None, typer.Option(help="Share of the rows of W_out to inject into. May be given many times.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Number of sentences. Default: 8 on a reference model, else all.")] = None,
+    seed: Annotated[int, typer.Option(help="Sentence i is written into rows drawn with seed + i.")] = 0,
+    learning_rate: Annotated[float | None, typer.Option(help="Of the injection. Default: the paper's, by ratio.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Of the injection. Default: the paper's, by ratio.")] = None,
+    distractors: Distractors = 0,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    out: Annotated[Path | None, typer.Option(help="Results folder. Default: ./tl-localize-results/inj-MODEL.")] = None,
+    settings: Settings = None,
+    settings_file: SettingsFile = None,
+) -> None:
+    """INJ: write new sentences into random rows of W_out, then ask each method which rows they are.
+
+    Prints recall (the share of the true rows among the top 1x, 2x and 5x as many neurons of each layer) and writes a results folder.
+    """
+    with errors_explained():
+        tuned = read_settings(settings_file) if settings_file else {}
+        make_methods(methods, settings or [], tuned)  # mistakes are found before the model is loaded
+        folder = prepare_folder(
+            out or Path("tl-localize-results") / f"inj-{Path(model).name}{f'-distractors-{distractors}' if distractors else ''}"
+        )
+        loaded = load_model(model, device, parse_dtype(dtype))
+        reference = model in ("reference", *REFERENCE_MODELS)
+        ratios = ratio or ([REFERENCE_RATIO] if reference else [0.01, 0.001])
+        sequences = inj_sequences(loaded, data)
+        limit = limit or (DEFAULT_SENTENCES if reference and data is None else len(sequences))
+        say(f"{min(limit, len(sequences))} of {len(sequences)} sentences ({N_DEV} dev sentences are left out), model {model}")
+        runs: list[InjResults] = []
+        for r in ratios:
+            benchmark = InjBenchmark(
+                model=loaded,
+                sequences=sequences[:limit],
+                ratio=r,
+                seed=seed,
+                learning_rate=learning_rate,
+                max_steps=max_steps,
+                distractors=distractors,
+            )
+            runs.append(run_shown(benchmark, make_methods(methods, settings or [], {**paper_settings(model, "inj", r), **tuned})))
+        results = InjResults.join(runs)
+        if not len(results.frame):
+            raise typer.Exit(130)
+        results.save(folder)
+        tables = inj_tables(results, model)
+        for name, table in tables.items():
+            save_table(table, folder, name, f"INJ on {model}: {name}, in percent, mean ± standard error.")
+        typer.echo(
+            "\nRecall in percent, mean ± standard error over sentences; 1x, 2x, 5x: top share of each layer over the injected share\n"
+        )
+        typer.echo(to_markdown(tables["inj"]))
+        typer.echo(f"All tables, the frame and the settings: {folder}")
+
+
+def run_shown(benchmark: InjBenchmark, methods: Sequence[Localizer]) -> InjResults:
+    """Run with a progress bar; Ctrl-C keeps the sentences that are done."""
+    results = InjResults(pd.DataFrame(), benchmark.settings(methods))
+    with bar() as show:
+        try:
+            for part in benchmark.stream(methods, show):
+                results = results.joined(part)
+        except KeyboardInterrupt:
+            done = len(set(results.frame.get("sequence_id", [])))
+            say(f"Interrupted: {done} of {len(benchmark.sequences)} sentences are done and kept.")
+    return results

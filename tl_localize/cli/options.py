@@ -1,0 +1,114 @@
+"""What the commands share: their options, the methods and data these name, progress and errors on the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from tqdm import tqdm
+
+from tl_localize.methods import METHODS, Localizer
+from tl_localize.readers import read_definitions
+from tl_localize.sequences import MemorizedSequence, encode
+from tl_localize.store import nearest
+
+N_DEV = 5  # the first sentences of a data set are for choosing hyperparameters and never reported
+REFERENCE_RATIO = 0.03  # at which injections into the small reference models converge; the paper's 1 % and 0.1 % otherwise
+
+Model = Annotated[str, typer.Option(help="A shipped reference model, a local Hugging Face directory, or a name TransformerLens knows.")]
+Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda. Default: CUDA when there is one.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="A method's setting, such as hard_concrete.steps=200. May be given many times.")
+]
+SettingsFile = Annotated[Path | None, typer.Option("--settings", help="Settings file that tl-localize tune wrote.")]
+Data = Annotated[Path | None, typer.Option(help="ECBD-style JSONL (key: definition). Default: our own sentences.")]
+Ratios = Annotated[list[float] | None, typer.Option(help="Share of the rows of W_out to inject into. May be given many times.")]
+Distractors = Annotated[int, typer.Option(help="Other sentences in the same model; 0 is the paper's form.")]
+
+
+def inj_sequences(model: Any, data: Path | None, dev: bool = False) -> list[MemorizedSequence]:
+    """The sentences of an ECBD-style file without the dev sentences, or these alone."""
+    sentences = read_definitions(data or Path(str(files("tl_localize") / "data" / "inj_sentences.jsonl")))
+    if len(sentences) <= N_DEV:
+        raise ValueError(f"data must hold more than {N_DEV} sentences, got {len(sentences)}. The first {N_DEV} are for development.")
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise ValueError("model must have a tokenizer to read sentences, got none. Put the tokenizer's files into the model's directory.")
+    sequences = [
+        MemorizedSequence(torch.tensor(encode(tokenizer, sentence)), 1, id=f"{i:03d} {sentence[:24]}")
+        for i, sentence in enumerate(sentences)
+    ]
+    return sequences[:N_DEV] if dev else sequences[N_DEV:]
+
+
+def make_methods(names: str, settings: Sequence[str], defaults: Mapping[str, Mapping[str, Any]] | None = None) -> list[Localizer]:
+    """Methods by name, with settings such as ``hard_concrete.steps=200`` over the given defaults."""
+    wanted = list(METHODS) if names == "all" else [name.strip() for name in names.split(",") if name.strip()]
+    for name in wanted:
+        if name not in METHODS:
+            raise ValueError(f"methods must be among {', '.join(METHODS)}, got {name!r}.{nearest(name, METHODS)}")
+    values: dict[str, dict[str, Any]] = {name: dict((defaults or {}).get(name, {})) for name in wanted}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        name, dot, field = key.partition(".")
+        if not equals or not dot:
+            raise ValueError(f"--set must read METHOD.SETTING=VALUE, got {setting!r}. For example hard_concrete.steps=200.")
+        if name not in values:
+            raise ValueError(f"--set must name a chosen method ({', '.join(wanted)}), got {name!r}.{nearest(name, wanted)}")
+        known = {f.name: f.default for f in dataclasses.fields(METHODS[name])}
+        if field not in known:
+            raise ValueError(f"--set must name a setting of {name} ({', '.join(known)}), got {field!r}.{nearest(field, known)}")
+        values[name][field] = parse_value(setting, text, known[field])
+    return [METHODS[name](**values[name]) for name in wanted]
+
+
+def parse_value(setting: str, text: str, default: Any) -> Any:
+    """Text as a value of the type of the default."""
+    kind = int if default is None else type(default)
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise ValueError(f"--set must give {kind.__name__} to {setting.partition('=')[0]}, got {text!r}.") from error
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """A floating point type by name."""
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in kinds:
+        raise ValueError(f"dtype must be one of {', '.join(kinds)}, got {name!r}.{nearest(name, kinds)}")
+    return kinds[name]
+
+
+def say(text: str) -> None:
+    """A line for the person at the terminal; tables go to standard output, everything else to standard error."""
+    tqdm.write(text, file=sys.stderr)
+
+
+@contextmanager
+def bar() -> Iterator[Callable[[float, str], None]]:
+    """A progress bar with the time left, on a terminal or in a log."""
+    with tqdm(total=100, unit="%", bar_format="{l_bar}{bar}| {elapsed} elapsed, {remaining} left {postfix}", mininterval=0.5) as shown:
+
+        def show(fraction: float, what: str) -> None:
+            shown.set_postfix_str(what, refresh=False)
+            shown.update(100 * fraction - shown.n)
+
+        yield show
+
+
+@contextmanager
+def errors_explained() -> Iterator[None]:
+    """A mistake of the user's is one line on standard error and exit status 2, not a traceback."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        typer.echo(f"tl-localize: {error}", err=True)
+        raise typer.Exit(2) from error
