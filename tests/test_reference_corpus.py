@@ -121,7 +121,8 @@ def test_held_out_rows_are_tokens(corpus, tokenizer, listed):
 def test_source_texts_are_docstrings_and_prose_comments_outside_tests(corpus, tmp_path: Path):
     (tmp_path / "pack" / "test").mkdir(parents=True)
     (tmp_path / "pack" / "test" / "a.py").write_text('"""No."""')
-    (tmp_path / "pack" / "b.py").write_text('class A:\n    """One."""\n    def f(self):\n        """Two."""\n    # three\n    # four\n\n# 0x80 -> 0x81\n')
+    source = 'class A:\n    """One."""\n    def f(self):\n        """Two."""\n    # three\n    # four\n\n# 0x80 -> 0x81\n'
+    (tmp_path / "pack" / "b.py").write_text(source)
     (tmp_path / "c.py").write_text("this is no Python")
     assert list(corpus._source_texts(tmp_path)) == [("pack.b:A", "One."), ("pack.b:A.f", "Two."), ("pack.b#5", "three\nfour")]
 
