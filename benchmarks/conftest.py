@@ -20,6 +20,7 @@ def pytest_addoption(parser):
     group.addoption("--del-data", default=None, help="DEL sequences, as --data of tl-localize del (default: collected)")
     group.addoption("--general", default=None, help="DEL: tokens [sequence pos] for the perplexity")
     group.addoption("--limit", type=int, default=None, help="number of sentences or sequences")
+    group.addoption("--full", action="store_true", help="all sentences and methods of the committed tables, however long it takes")
     group.addoption("--results", default=str(HERE / "results"), help="folder that the tables are written to")
     group.addoption("--update-expected", action="store_true", help="commit what this run measured as the expected numbers")
 
