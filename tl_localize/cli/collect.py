@@ -68,7 +68,7 @@ def collect(
     """Find the sequences of a corpus that a model has memorized, for tl-localize del.
 
     Writes them with a report (how many each criterion removed, with examples) and general text for the perplexity. Without data a
-    reference model's own training stream is searched (1 to 2 minutes on 2 cores).
+    reference model's own training stream is searched.
     """
     with errors_explained():
         stride = parse_windows(windows)
