@@ -9,6 +9,13 @@ import torch
 from torch import Tensor
 
 
+def in_double(model: Any) -> Any:
+    """The model itself, its weights in float64 from now on."""
+    model.to(torch.float64)
+    model.cfg.dtype = torch.float64
+    return model
+
+
 def loss_of(model: Any, tokens: Tensor, n_prefix: int) -> Tensor:
     """Memorization loss from the logits of every position: nats per suffix token, in float64, so that differences keep their digits."""
     log_p = model(tokens[None], return_type="logits", padding_side="right")[0].double().log_softmax(-1)
