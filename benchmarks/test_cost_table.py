@@ -215,7 +215,7 @@ def cost_table(model: Any, n_sequences: int = 16, n_neurons: int = N_NEURONS, st
     """One row per method: seconds and bytes for one sequence, and of its plain loop."""
     from tl_localize import Activations, Attribution, HardConcrete, IntegratedGradients, Slimming, ZeroOut
     from tl_localize.memory import peak_bytes as bound
-    from tl_localize.methods.zero_out import LOGITS_AT_ONCE, TOKENS_AT_ONCE
+    from tl_localize.methods.zero_out import TOKENS_AT_ONCE, UNEMBEDDED_AT_ONCE
     from tl_localize.neurons import NeuronView
     from tl_localize.paper import published
 
@@ -254,7 +254,7 @@ def cost_table(model: Any, n_sequences: int = 16, n_neurons: int = N_NEURONS, st
             limit = min(limit, TOKENS_AT_ONCE.get(device.type, limit))
         rows = {"zero_out": len(some_neurons), "integrated_gradients": points}.get(method, n_sequences if "map" in together else 1)
         n = max(1, min(rows, limit // N_TOKENS))
-        n_unembedded = min(n * n_targets, LOGITS_AT_ONCE[device.type] // model.cfg.d_vocab) if method == "zero_out" else n * n_targets
+        n_unembedded = min(n * n_targets, UNEMBEDDED_AT_ONCE[device.type]) if method == "zero_out" else n * n_targets
         return bound(view, method, n_tokens=n * N_TOKENS, n_targets=max(n_targets, n_unembedded), length=N_TOKENS)
 
     passes = n_layers * d_mlp / int(chosen.sum())

@@ -39,8 +39,8 @@ def peak_bytes(neurons: NeuronView, method: str, *, n_tokens: int, n_targets: in
         attribution, integrated_gradients      B L (5 f + 10 d + 4 h n) + 4 T V
         slimming, hard_concrete                the same + 8 L f B / n: the mask, its gradient and Adam's state
 
-    Losses, masks and logits are float32 in any model. ``zero_out`` unembeds T at a time, as many as make up a block. Measured peaks are
-    between a third of this and all of it (benchmarks/test_cost_table.py).
+    Losses, masks and logits are float32 in any model. ``zero_out`` unembeds its targets in blocks, of which T is the size. Measured peaks
+    are between a fifth of this and all of it (benchmarks/test_cost_table.py).
 
     Args:
         n_tokens, n_targets: B and T, of one pass.

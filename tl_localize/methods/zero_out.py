@@ -23,7 +23,7 @@ from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 SCREENED_FOR, CONFIDENCE = 0.01, 0.95  # the top of each layer that ``missed`` speaks of, and how sure it is
 TOKENS_AT_ONCE = {"cpu": 1024}  # more do not fit into a CPU's cache; elsewhere as many as fit into memory
-LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**29}  # larger blocks come fresh from the system on a CPU, and are slower for it
+UNEMBEDDED_AT_ONCE = {"cpu": 1024, "cuda": 8192}  # positions: enough to be worth a copy of W_U, which TransformerLens makes each time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,17 +81,18 @@ class ZeroOut(Localizer):
     ) -> Float[Tensor, "layer neuron"]:
         """Exact scores of the chosen neurons, and the numbers given for the others."""
         batch = SequenceBatch.of([sequence], neurons.device)
-        clean = CleanRun.of(neurons, batch.tokens)
         scores = others.clone()
         done = 0
-        for layer in range(neurons.n_layers):
-            writes = clean.acts[layer].any(0).cpu()  # silencing a neuron that is zero at every position changes nothing
-            scores[layer, chosen[layer] & ~writes] = 0.0
-            done += int((chosen[layer] & ~writes).sum())
-            for chunk, rise in self._rises(clean, batch, layer, (chosen[layer] & writes).nonzero().flatten().tolist()):
-                scores[layer, chunk] = rise
-                done += len(chunk)
-                report(done / int(chosen.sum()))
+        with neurons.one_gelu_kernel():
+            clean = CleanRun.of(neurons, batch.tokens)
+            for layer in range(neurons.n_layers):
+                writes = clean.acts[layer].any(0).cpu()  # silencing a neuron that is zero at every position changes nothing
+                scores[layer, chosen[layer] & ~writes] = 0.0
+                done += int((chosen[layer] & ~writes).sum())
+                for chunk, rise in self._rises(clean, batch, layer, (chosen[layer] & writes).nonzero().flatten().tolist()):
+                    scores[layer, chunk] = rise
+                    done += len(chunk)
+                    report(done / int(chosen.sum()))
         return scores
 
     def _rises(
@@ -142,7 +143,7 @@ def token_losses(neurons: NeuronView, resid: Float[Tensor, "batch pos d_model"],
     A score is a small difference of these, so the last step, log of the sum plus the distance from the highest logit, is in float64.
     """
     predicting = resid[:, sequence.positions]
-    size = max(1, LOGITS_AT_ONCE.get(resid.device.type, 2**22) // (len(sequence.targets) * neurons.model.cfg.d_vocab))
+    size = max(1, UNEMBEDDED_AT_ONCE.get(resid.device.type, 1024) // len(sequence.targets))
     parts: list[Tensor] = []
     for part in predicting.split(size):
         logits = unembed(neurons.model, part)
