@@ -87,7 +87,7 @@ def _del_layout(frame: pd.DataFrame) -> pd.DataFrame:
             rows.setdefault(str(row["method"]), {})[title] = f"{factor * row['value']:.{decimals}f}"
         blocks[f"{100 * float(str(setting)):g} % of each layer, published"] = pd.DataFrame(rows).T
     titles = [title for title, _, _ in METRICS.values()]
-    return pd.concat(blocks).reindex(columns=titles).fillna("")
+    return pd.concat(blocks).reindex(columns=titles, fill_value="")
 
 
 def _del_tests(results: DelResults, model: str) -> pd.DataFrame:
