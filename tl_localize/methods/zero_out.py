@@ -35,7 +35,8 @@ class ZeroOut(Localizer):
     With ``screen`` the first-order estimate of ``Attribution`` ranks the neurons of each layer; only the highest-ranked share gets its
     exact score, and so does a random sample of the rest; the others keep their estimate. ``NeuronScores.exact`` tells which is which, and
     ``NeuronScores.missed`` bounds, from the sample, the share of the low-ranked that belong into the exact top 1 % of their layer all
-    the same (95 % confidence).
+    the same (95 % confidence). Where a text is recited almost surely the slope is nearly zero, and the estimate ranks some of the top
+    neurons low: look at ``missed``, and at benchmarks/test_screen_recall.py.
 
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (5). Differs: nothing without ``screen``, which is ours.
     Args:    screen: share of each layer's neurons that is scored exactly, in (0, 1]; None for all.
