@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -142,11 +143,9 @@ def by_ray(
 def import_ray() -> Any:
     """Ray, which is an extra."""
     try:
-        import ray
-        import ray.exceptions
+        return import_module("ray")
     except ImportError as error:
         raise ImportError("engine 'ray' needs Ray: pip install 'tl_localize[ray]'. Without it, --engine process does the same.") from error
-    return ray
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,74 @@
+"""The kill test, long form: INJ killed (SIGKILL) at 60 random moments and resumed, against an undisturbed run.
+
+pytest benchmarks/test_kill.py -s        # a tiny random model on the CPU; prints the figures
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROUNDS = 60
+MEAN = 0.5  # seconds to the kill, on average
+N_SENTENCES = 16
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("distractors", [0, 1])
+def test_killed_run_has_the_tables_of_an_undisturbed_one(tmp_path, distractors):
+    from conftest import memorized, tiny_model
+    from kill import kill_until, logged
+
+    from tl_localize import Activations, HardConcrete, IntegratedGradients
+    from tl_localize.distributed import in_process, jobs
+    from tl_localize.evals.inj_benchmark import InjBenchmark
+    from tl_localize.runs import InjRun, inj_results
+    from tl_localize.store import Store
+    from tl_localize.tables import inj_tables, to_markdown
+
+    torch.set_num_threads(1)
+    model = tiny_model(1, model_name="tiny")
+    sentences = memorized(*[(10 + i % 5, 1) for i in range(N_SENTENCES)])
+    methods = [Activations(), IntegratedGradients(steps=5), HardConcrete(steps=30)]
+
+    def start(name):
+        benchmark = InjBenchmark(
+            model=model, sequences=sentences, ratio=0.2, learning_rate=0.02, stop_loss=0.2, max_steps=100, distractors=distractors
+        )
+        return InjRun(Store(tmp_path / name), benchmark, methods)
+
+    def finish(run):
+        return sum(1 for _ in in_process([run], jobs([run])))
+
+    def tables(run):
+        results = inj_results(run.store)
+        assert not len(results.missing)
+        frame = results.frame.drop(columns="seconds").to_csv()
+        return [frame, results.truth.to_csv(), *(to_markdown(table) for table in inj_tables(results, "tiny").values())]
+
+    log = tmp_path / "log"
+
+    def run():
+        again = start("killed")
+        logged(again, log)
+        finish(again)
+
+    whole = start("whole")
+    n_units = finish(whole)
+    seen = kill_until(run, tmp_path / "killed", log, ROUNDS, seed=0, mean=MEAN)
+    print(
+        f"\ndistractors {distractors}: {seen.rounds} kills ({seen.inside_writes} inside a write) in {seen.seconds:.0f} s, {n_units} units,"
+    )
+    print(f"{sum(seen.computed.values())} computations begun, {seen.wasted} begun again without having been in hand")
+    assert seen.rounds >= 50, "the run was done before it had been killed often enough: lower MEAN"
+    assert tables(start("killed")) == tables(whole)
+    assert seen.wasted == 0
+    assert [path.name for name in ("tmp", "set_aside", "failures") for path in (tmp_path / "killed" / name).iterdir()] == []
+    files = {name: {str(path.relative_to(tmp_path / name)) for path in (tmp_path / name).rglob("*")} for name in ("killed", "whole")}
+    assert files["killed"] == files["whole"]
