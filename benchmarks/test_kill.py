@@ -6,6 +6,7 @@ pytest benchmarks/test_kill.py -s        # a tiny random model on the CPU; print
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 from pathlib import Path
 
@@ -16,13 +17,13 @@ ROUNDS = 60
 MEAN = 0.5  # seconds to the kill, on average
 N_SENTENCES = 16
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path.insert(0, str(TESTS))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("distractors", [0, 1])
 def test_killed_run_has_the_tables_of_an_undisturbed_one(tmp_path, distractors):
-    from conftest import memorized, tiny_model
     from kill import kill_until, logged
 
     from tl_localize import Activations, HardConcrete, IntegratedGradients
@@ -33,8 +34,9 @@ def test_killed_run_has_the_tables_of_an_undisturbed_one(tmp_path, distractors):
     from tl_localize.tables import inj_tables, to_markdown
 
     torch.set_num_threads(1)
-    model = tiny_model(1, model_name="tiny")
-    sentences = memorized(*[(10 + i % 5, 1) for i in range(N_SENTENCES)])
+    helpers = runpy.run_path(str(TESTS / "conftest.py"))
+    model = helpers["tiny_model"](1, model_name="tiny")
+    sentences = helpers["memorized"](*[(10 + i % 5, 1) for i in range(N_SENTENCES)])
     methods = [Activations(), IntegratedGradients(steps=5), HardConcrete(steps=30)]
 
     def start(name):

@@ -315,7 +315,7 @@ class Store:
 
 def pack(record: dict[str, Any], tensors: dict[str, Tensor], suffix: str) -> bytes:
     """A record and its tensors as the bytes of a file, with a checksum of all of it."""
-    text = canonical(record)
+    text = json.dumps(record, separators=(",", ":"), ensure_ascii=False, default=str)  # in order: columns stay where they are
     if suffix == ".json":
         return f'{{"sha256":"{hashlib.sha256(text.encode()).hexdigest()}","record":{text}}}\n'.encode()
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
