@@ -189,6 +189,28 @@ def test_ray_engine_says_what_to_install(start, monkeypatch):
         next(by_ray([run], [], lambda: run.benchmark.model))
 
 
+def test_del_at_another_ratio_reuses_the_scores(gpt2_like, make_sequences, tmp_path, monkeypatch):
+    from tl_localize import HardConcrete, RandomBaseline
+    from tl_localize.evals.del_benchmark import DelBenchmark
+    from tl_localize.runs import stored
+    from tl_localize.store import Store
+
+    def measure(ratio, methods):
+        general = torch.randint(0, 61, (2, 8), generator=torch.Generator().manual_seed(1))
+        sequences = make_sequences((9, 3), (9, 3), (9, 3))
+        return DelBenchmark(gpt2_like, sequences, general, ratios=(ratio,), n_dev=0, decode=str).run(methods).frame
+
+    methods = [HardConcrete(steps=10, first_layer=1), RandomBaseline()]
+    measure(0.1, stored(methods, Store(tmp_path), gpt2_like))
+    one_by_one = [lambda model, sequence, m=method: m(model, sequence) for method in methods]
+    for call, method in zip(one_by_one, methods, strict=True):
+        call.name = method.name
+    plain = measure(0.2, one_by_one)
+    monkeypatch.setattr(HardConcrete, "_attribute_batch", lambda *a: pytest.fail("scores were computed again"))
+    again = measure(0.2, stored(methods, Store(tmp_path), gpt2_like))
+    assert again.equals(plain)
+
+
 # ---- failures --------------------------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from tl_localize.methods.base import Method, label_methods
 from tl_localize.neurons import LanguageModel
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.store import Record, Store, Unit
+from tl_localize.store import Record, Store, Unit, environment
 
 Result = TypeVar("Result")
 FRAMES = ("frame", "truth", "assignment")  # of a measurement
@@ -224,6 +224,15 @@ class Stored:
             self.store.write(unit, found)
         self.seconds[sequence.fingerprint] = found.about["seconds"]
         return NeuronScores(found.tensors["values"], sequence_id=sequence.id, **found.value)
+
+
+def stored(methods: Sequence[Method], store: Store, model: LanguageModel) -> list[Method]:
+    """Methods whose scores of this model are kept in a folder: DelBenchmark at another ratio then computes none again.
+
+    Each sequence is localized alone, so that no score depends on which others were there before.
+    """
+    about = environment(model)
+    return [Stored(method, store, about["fingerprint"], about={**about, "host": socket.gethostname()}) for method in methods]
 
 
 def measured(model: LanguageModel, compute: Callable[[], Result], about: dict[str, Any]) -> tuple[Result, dict[str, Any]]:
