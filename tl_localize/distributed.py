@@ -87,6 +87,8 @@ def by_ray(
         ImportError: Ray is not installed.
     """
     ray = import_ray()
+    if not todo:
+        return
     if not ray.is_initialized():
         ray.init(address=address, log_to_driver=False, include_dashboard=False)
     there = ray.cluster_resources()
@@ -103,7 +105,7 @@ def by_ray(
         worker: Any = hire.remote(*arguments)
         busy[worker.ready.remote()] = (worker, None)
 
-    for _ in range(max(1, min(workers or int(room), len(todo)))):
+    for _ in range(min(workers or max(1, int(room)), len(todo))):
         engage()
     stopped = False
     while any(job for _, job in busy.values()) or (waiting and not stopped):

@@ -105,7 +105,7 @@ class InjRun:
         for old in self.store.plans():
             if wrong := contradictions(old["value"], plan):
                 raise ValueError(
-                    f"settings must agree with those of {str(self.store.folder)!r}, got\n  " + "\n  ".join(wrong) + "\n"
+                    f"settings must agree with those of {str(self.store.folder)!r}, got\n  " + "\n  ".join(wrong[:5]) + "\n"
                     "Give the same settings, to which sentences, methods and ratios may be added, or another folder with --out."
                 )
         self.store.plan(plan, {"environment": made_with, "command": list(self.command)})

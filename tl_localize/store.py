@@ -225,7 +225,7 @@ class Store:
             return None
         try:
             record, tensors = unpack(data, unit.suffix)
-            if record.get("key") != unit.key or digest_of({"format": FORMAT, "kind": unit.kind, **record["identity"]}) != unit.key:
+            if record.get("key") != unit.key or digest_of({"format": FORMAT, "kind": unit.kind, **record.get("identity", {})}) != unit.key:
                 raise Damaged("it belongs to another unit")
         except Damaged as error:
             self.set_aside(path, str(error))
@@ -337,11 +337,11 @@ def unpack(data: bytes, suffix: str) -> tuple[dict[str, Any], dict[str, Tensor]]
             start = len('{"sha256":"') + 64 + len('","record":')
             if not data.endswith(b"}\n") or hashlib.sha256(data[start:-2]).hexdigest() != data[11:75].decode():
                 raise Damaged("its checksum is wrong")
-            return json.loads(data)["record"], {}
+            return dict(json.loads(data)["record"]), {}
         metadata = _header(data)["__metadata__"]
         if metadata["sha256"] != _checksum(data):
             raise Damaged("its checksum is wrong")
-        return json.loads(metadata["record"]), safetensors.torch.load(data)
+        return dict(json.loads(metadata["record"])), safetensors.torch.load(data)
     except (ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError) as error:
         if isinstance(error, Damaged):
             raise
