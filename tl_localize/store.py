@@ -225,7 +225,7 @@ class Store:
             return None
         try:
             record, tensors = unpack(data, unit.suffix)
-            if record.get("key") != unit.key or digest_of({"format": FORMAT, "kind": unit.kind, **record.get("identity", {})}) != unit.key:
+            if record.get("key") != unit.key:
                 raise Damaged("it belongs to another unit")
         except Damaged as error:
             self.set_aside(path, str(error))
