@@ -90,7 +90,7 @@ def by_ray(
     if not todo:
         return
     if not ray.is_initialized():
-        ray.init(address=address, log_to_driver=False, include_dashboard=False)
+        ray.init(address=address or "local", log_to_driver=False, include_dashboard=False)
     there = ray.cluster_resources()
     gpus = gpus if gpus is not None else float(there.get("GPU", 0) > 0)
     threads = torch.get_num_threads()
