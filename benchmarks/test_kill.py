@@ -55,25 +55,27 @@ def test_killed_run_has_the_tables_of_an_undisturbed_one(tmp_path, distractors):
         frame = results.frame.drop(columns="seconds").to_csv()
         return [frame, results.truth.to_csv(), *(to_markdown(table) for table in inj_tables(results, "tiny").values())]
 
-    log = tmp_path / "log"
-
-    def run():
-        again = start("killed")
-        logged(again, log)
-        finish(again)
-
     whole = start("whole")
     began = time.monotonic()
     n_units = finish(whole)
     mean = SHARE * (time.monotonic() - began)
-    seen = kill_until(run, tmp_path / "killed", log, ROUNDS, seed=0, mean=mean)
-    print(
-        f"\ndistractors {distractors}: {seen.rounds} kills ({seen.inside_writes} inside a write) in {seen.seconds:.0f} s, {n_units} units,"
-    )
-    print(f"{sum(seen.computed.values())} computations begun, {seen.wasted} begun again without having been in hand")
-    assert seen.rounds >= 50, "the run was done before it had been killed often enough: lower SHARE"
-    assert tables(start("killed")) == tables(whole)
-    assert seen.wasted == 0
-    assert [path.name for name in ("tmp", "set_aside", "failures") for path in (tmp_path / "killed" / name).iterdir()] == []
-    files = {name: {str(path.relative_to(tmp_path / name)) for path in (tmp_path / name).rglob("*")} for name in ("killed", "whole")}
-    assert files["killed"] == files["whole"]
+    kills = inside = begun = wasted = folders = 0
+    while kills < ROUNDS:
+        name, folders = f"killed-{folders}", folders + 1
+        log = tmp_path / f"{name}.log"
+
+        def run(name=name, log=log):
+            again = start(name)
+            logged(again, log)
+            finish(again)
+
+        seen = kill_until(run, tmp_path / name, log, ROUNDS - kills, seed=folders, mean=mean)
+        kills, inside, wasted = kills + seen.rounds, inside + seen.inside_writes, wasted + seen.wasted
+        begun += sum(seen.computed.values())
+        assert tables(start(name)) == tables(whole)
+        assert [path.name for part in ("tmp", "set_aside", "failures") for path in (tmp_path / name / part).iterdir()] == []
+        files = [{str(path.relative_to(tmp_path / one)) for path in (tmp_path / one).rglob("*")} for one in (name, "whole")]
+        assert files[0] == files[1]
+    print(f"\ndistractors {distractors}: {kills} kills ({inside} inside a write) over {folders} runs of {n_units} events,")
+    print(f"{begun} computations begun, {wasted} begun again without having been in hand")
+    assert wasted == 0

@@ -61,7 +61,8 @@ def kill_until(run: Callable[[], object], folder: Path, log: Path, rounds: int, 
         status = None
         if seen.rounds < rounds:
             deadline = time.monotonic() + lots.expovariate(1 / mean)
-            while time.monotonic() < deadline and status is None:
+            # Every second kill waits for a file that is being written.
+            while status is None and (time.monotonic() < deadline or (seen.rounds % 2 and not writing(folder))):
                 time.sleep(0.0005)
                 done, code = os.waitpid(child, os.WNOHANG)
                 status = code if done else None
@@ -69,7 +70,7 @@ def kill_until(run: Callable[[], object], folder: Path, log: Path, rounds: int, 
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
                 seen.rounds += 1
-                seen.inside_writes += bool(list((folder / "tmp").glob(".*.tmp"))) if (folder / "tmp").is_dir() else False
+                seen.inside_writes += writing(folder)
                 with log.open("a") as file:
                     file.write("killed\n")
                 continue
@@ -93,6 +94,11 @@ def kill_until(run: Callable[[], object], folder: Path, log: Path, rounds: int, 
             again |= in_hand
             in_hand.clear()
     return seen
+
+
+def writing(folder: Path) -> bool:
+    """Whether there is a temporary file."""
+    return (folder / "tmp").is_dir() and any(name.endswith(".tmp") for name in os.listdir(folder / "tmp"))
 
 
 def logged(run: Any, log: Path) -> None:
