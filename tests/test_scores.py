@@ -197,11 +197,10 @@ def test_saving_leaves_one_file(tmp_path: Path) -> None:
 def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SCORES.save(tmp_path / "s.safetensors")
 
-    def fail(tensors: Any, path: Path, metadata: Any) -> None:
-        path.write_bytes(b"half")
+    def fail(descriptor: int) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("tl_localize.scores.save_file", fail)
+    monkeypatch.setattr("tl_localize.files.os.fsync", fail)
     with pytest.raises(OSError, match="disk full"):
         NeuronScores(torch.zeros(2, 4)).save(tmp_path / "s.safetensors")
     assert torch.equal(NeuronScores.load(tmp_path / "s.safetensors").values, SCORES.values)

@@ -74,12 +74,20 @@ class Injection:
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file, whole or not at all."""
-        save_tensors(path, _pack(self), {"converged": json.dumps(self.converged), "sequence_id": self.sequence_id})
+        save_tensors(path, *self.packed())
 
     @classmethod
     def load(cls, path: str | Path) -> Injection:
         """Read what ``save`` wrote."""
-        tensors, metadata = load_tensors(path, *TENSORS)
+        return cls.unpacked(*load_tensors(path, *TENSORS))
+
+    def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """As tensors and text, for a file."""
+        return _pack(self), {"converged": json.dumps(self.converged), "sequence_id": self.sequence_id}
+
+    @classmethod
+    def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str]) -> Injection:
+        """What ``packed`` gave."""
         return _unpack(tensors, json.loads(metadata["converged"]), metadata.get("sequence_id", ""))
 
 
@@ -145,16 +153,24 @@ class JointInjection:
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file, whole or not at all."""
-        tensors = {"silences": self.silences}
-        for k, injection in enumerate(self.injections):
-            tensors |= _pack(injection, f"{k}.")
-        ids = [injection.sequence_id for injection in self.injections]
-        save_tensors(path, tensors, {"converged": json.dumps(self.converged.tolist()), "sequence_ids": json.dumps(ids)})
+        save_tensors(path, *self.packed())
 
     @classmethod
     def load(cls, path: str | Path) -> JointInjection:
         """Read what ``save`` wrote."""
-        tensors, metadata = load_tensors(path, "silences")
+        return cls.unpacked(*load_tensors(path, "silences"))
+
+    def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """As tensors and text, for a file."""
+        tensors = {"silences": self.silences}
+        for k, injection in enumerate(self.injections):
+            tensors |= _pack(injection, f"{k}.")
+        ids = [injection.sequence_id for injection in self.injections]
+        return tensors, {"converged": json.dumps(self.converged.tolist()), "sequence_ids": json.dumps(ids)}
+
+    @classmethod
+    def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str]) -> JointInjection:
+        """What ``packed`` gave."""
         states = zip(json.loads(metadata["converged"]), json.loads(metadata["sequence_ids"]), strict=True)
         return cls(
             tuple(_unpack(tensors, converged, id, f"{k}.") for k, (converged, id) in enumerate(states)),

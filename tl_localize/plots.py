@@ -79,7 +79,8 @@ def recall_curve(results: InjResults, ax: Any = None) -> Any:
     ax.set_ylabel("recall of the injected rows (%)")
     ax.set_title("INJ: recall over the share of neurons looked at")
     ax.set_ylim(0, 104)
-    ax.legend(fontsize=8, frameon=False)
+    if ax.get_legend_handles_labels()[0]:  # none where no injection converged
+        ax.legend(fontsize=8, frameon=False)
     return ax.figure
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from typing import Any, Literal
 import safetensors
 import torch
 from jaxtyping import Bool, Float
-from safetensors.torch import save_file
+from safetensors.torch import save as serialize
 from torch import Tensor
 
+from tl_localize.files import write_whole
 from tl_localize.neurons import Hook, LanguageModel, NeuronView, Real, post_hook_name, zero_neurons
 
 
@@ -29,12 +29,7 @@ def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[st
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"path must be in an existing folder, got {str(path)!r}. Make {str(path.parent)!r} first.")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=metadata)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, serialize({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata))
 
 
 def load_tensors(path: str | Path, *required: str) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,6 +80,11 @@ class MemorizedSequence:
     @property
     def suffix(self) -> Int[Tensor, " suffix"]:
         return self.tokens[self.n_prefix :]
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the tokens and where the suffix begins; id and category change no number."""
+        return hashlib.sha256(f"{self.n_prefix} {self.tokens.tolist()}".encode()).hexdigest()[:16]
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -1,21 +1,41 @@
-"""Results on disk: files written whole or not at all, and what they were made with."""
+"""Results on disk: a folder in which each finished unit of work is one immutable file, and what it was made with.
+
+    units/KIND/KEY.json or KEY.safetensors     a unit: an injection, the scores of one sequence, a measurement
+    plans/KEY.json                             what a run was asked for: settings, sequences, methods
+    failures/KEY.json                          why a unit could not be made
+    set_aside/                                 files that were damaged or not ours, never read again
+
+A unit's name is the hash of everything its numbers depend on, so that the folder is its own index, a unit that is there is done, and two
+runs that make the same unit write the same file. Nothing is locked and nothing is changed after it is written.
+"""
 
 from __future__ import annotations
 
 import difflib
 import hashlib
 import json
+import logging
 import os
 import platform
-from collections.abc import Iterable
+import secrets
+import socket
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
+from torch import Tensor
 
+from tl_localize.files import remove_abandoned, write_whole
 from tl_localize.neurons import LanguageModel
 
+LOG = logging.getLogger(__name__)
+FORMAT = 1  # of the records; part of every key
 PACKAGES = ("tl_localize", "torch", "transformer-lens", "transformers", "numpy", "scipy", "pandas")
 
 
@@ -44,16 +64,7 @@ def prepare_folder(folder: str | Path) -> Path:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file whole or not at all."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, text.encode())
 
 
 def write_json(path: str | Path, record: Any) -> None:
@@ -83,10 +94,272 @@ def environment(model: LanguageModel) -> dict[str, Any]:
 
 
 def fingerprint(model: LanguageModel) -> str:
-    """Hash of all weights and their names: 16 hexadecimal digits."""
-    digest = hashlib.sha256()
+    """Hash of all weights, their names and the config: 16 hexadecimal digits.
+
+    It is remembered for as long as the sum of every row of every weight (float64), which is faster to take, stays the same.
+    """
     named: Any = model
-    for name, tensor in sorted(named.named_parameters()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
+    parameters: list[tuple[str, Tensor]] = sorted(named.named_parameters())
+    sums = [tensor.detach().sum(-1, dtype=torch.float64).flatten().cpu() for _, tensor in parameters]
+    sums = hashlib.sha256(torch.cat(sums).numpy().data).digest()
+    cached = model.__dict__.get("_tl_localize_fingerprint")
+    if cached is None or cached[0] != sums:
+        digest = hashlib.sha256(canonical(_architecture(model)).encode())
+        for name, tensor in parameters:
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        cached = (sums, digest.hexdigest()[:16])
+        model.__dict__["_tl_localize_fingerprint"] = cached
+    return cached[1]
+
+
+def _architecture(model: LanguageModel) -> dict[str, Any]:
+    """The plain entries of the config that change what the model computes."""
+    elsewhere = ("device", "n_devices", "seed", "model_name", "original_architecture", "from_checkpoint", "checkpoint", "init", "tokenizer")
+    plain = {name: value for name, value in vars(model.cfg).items() if isinstance(value, str | int | float | bool)}
+    return {name: value for name, value in plain.items() if not name.startswith(elsewhere)}
+
+
+def canonical(record: Any) -> str:
+    """JSON that is the same for the same content."""
+    return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
+
+
+def digest_of(record: Any) -> str:
+    """A hash of content, 32 hexadecimal digits."""
+    return hashlib.sha256(canonical(record).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A piece of work whose result is one file.
+
+    Args:
+        kind: what it is, such as ``"scores"``; the name of its folder.
+        identity: everything its numbers depend on, as JSON takes it.
+        suffix: ``".safetensors"`` where it holds tensors.
+    """
+
+    kind: str
+    identity: Mapping[str, Any]
+    suffix: str = ".json"
+
+    @cached_property
+    def key(self) -> str:
+        return digest_of({"format": FORMAT, "kind": self.kind, **self.identity})
+
+    @property
+    def file(self) -> str:
+        """Its name in the results folder."""
+        return f"units/{self.kind}/{self.key}{self.suffix}"
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """What a unit's file holds.
+
+    Args:
+        value: the result.
+        about: what it was made with: versions, device, dtype, seconds, peak memory.
+        tensors: the tensors of the result.
+    """
+
+    value: Any
+    about: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Damaged(ValueError):
+    """A file whose content is not what its name and its checksum say."""
+
+
+@dataclass(frozen=True, eq=False)
+class Store:
+    """A results folder. Many runs, on many machines, may write to one folder at a time.
+
+    Args:
+        folder: it is made if it is not there, unless ``read_only``.
+        read_only: nothing is written, and damaged files are named and left where they are.
+    Raises:
+        ValueError: the folder can't be written; with ``read_only``, it is not a results folder.
+    """
+
+    folder: Path
+    read_only: bool = False
+
+    def __post_init__(self) -> None:
+        if self.read_only:
+            if not (self.folder / "plans").is_dir():
+                raise ValueError(f"folder must hold the results of a run, got {str(self.folder)!r} without plans. Check the path.")
+            return
+        for name in ("plans", "failures", "set_aside", "tmp"):
+            prepare_folder(self.folder / name)
+        remove_abandoned(self.folder / "tmp")
+
+    # Units
+
+    @cached_property
+    def names(self) -> set[str]:
+        """Files of all units that were there when the folder was opened, or have been written since."""
+        found: set[str] = set()
+        for kind in _folders(self.folder / "units"):
+            for entry in os.scandir(kind):
+                stem, _, suffix = entry.name.partition(".")
+                if len(stem) == 32 and suffix in ("json", "safetensors") and entry.is_file():
+                    found.add(f"units/{kind.name}/{entry.name}")
+                elif stem:  # a name that begins with a point is the system's
+                    self.set_aside(Path(entry.path), "it is not a unit")
+        return found
+
+    def has(self, unit: Unit) -> bool:
+        """Whether the unit is done, by this run or another one; ``read`` says whether its file is sound."""
+        return unit.file in self.names or (self.folder / unit.file).exists()
+
+    def read(self, unit: Unit) -> Record | None:
+        """The unit's record; None if there is none, also where a file in its place was damaged and is now set aside."""
+        path = self.folder / unit.file
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            self.names.discard(unit.file)
+            return None
+        try:
+            record, tensors = unpack(data, unit.suffix)
+            if record.get("key") != unit.key:
+                raise Damaged("it belongs to another unit")
+        except Damaged as error:
+            self.set_aside(path, str(error))
+            self.names.discard(unit.file)
+            return None
+        self.names.add(unit.file)
+        return Record(record["value"], record["about"], tensors)
+
+    def write(self, unit: Unit, record: Record) -> None:
+        """Write a finished unit, and forget that it ever failed.
+
+        Raises:
+            OSError: there is no room, or the folder can't be written; what is finished is kept.
+        """
+        body = {"key": unit.key, "identity": unit.identity, "value": record.value, "about": record.about}
+        self._write(self.folder / unit.file, pack(body, record.tensors, unit.suffix))
+        self.names.add(unit.file)
+        (self.folder / "failures" / f"{unit.key}.json").unlink(missing_ok=True)
+
+    # Failures
+
+    def fail(self, unit: Unit, error: BaseException) -> dict[str, Any]:
+        """Record why a unit could not be made."""
+        reason = f"{type(error).__name__}: {error}"
+        value = {"unit": unit.file, "reason": reason, "traceback": "".join(traceback.format_exception(error))}
+        record = {"key": unit.key, "identity": unit.identity, "value": value, "about": {"host": socket.gethostname()}}
+        self._write(self.folder / "failures" / f"{unit.key}.json", pack(record, {}, ".json"))
+        return value
+
+    def failures(self) -> dict[str, dict[str, Any]]:
+        """What failed, by the unit's key: unit, reason, traceback."""
+        return {str(record["key"]): record["value"] for record in self._records("failures")}
+
+    # Plans
+
+    def plan(self, value: dict[str, Any], about: dict[str, Any]) -> None:
+        """Remember what a run was asked for: what it takes to list its units, without the model. The same plan is kept once."""
+        key = digest_of(value)
+        path = self.folder / "plans" / f"{key}.json"
+        if not path.exists():
+            body = {"key": key, "value": value, "about": about, "after": sum(1 for _ in path.parent.glob("*.json"))}
+            self._write(path, pack(body, {}, ".json"))
+
+    def plans(self) -> list[dict[str, Any]]:
+        """Plans (``value``, and ``about`` what they came from) in the order in which they were made."""
+        return sorted(self._records("plans"), key=lambda record: (record["after"], record["key"]))
+
+    def _records(self, name: str) -> Iterator[dict[str, Any]]:
+        for path in sorted((self.folder / name).glob("[!.]*")):
+            try:
+                record, _ = unpack(path.read_bytes(), ".json")
+                if record.get("key") != path.stem:
+                    raise Damaged("it belongs to another name")
+            except FileNotFoundError:  # a unit that was made in the meantime is no failure
+                continue
+            except (Damaged, IsADirectoryError) as error:
+                self.set_aside(path, str(error))
+                continue
+            yield record
+
+    # Files
+
+    def _write(self, path: Path, data: bytes) -> None:
+        if self.read_only:
+            raise ValueError(f"folder must be open for writing, got {str(self.folder)!r} as read-only.")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, data, self.folder / "tmp")
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"folder must have room for new files, got {error.strerror!r}. Mend that and give the same command: what is done is kept",
+                str(self.folder),
+            ) from error
+
+    def set_aside(self, path: Path, why: str) -> None:
+        """Move a file that can't be trusted out of the way, and say so."""
+        name = f"{path.name}.{secrets.token_hex(4)}"
+        if not self.read_only:
+            try:
+                os.replace(path, self.folder / "set_aside" / name)
+            except FileNotFoundError:  # another run was faster
+                return
+        where = "is not read" if self.read_only else f"was set aside as set_aside/{name}, and is made again if it is needed"
+        LOG.warning("%s %s: %s.", path.relative_to(self.folder), where, why)
+
+
+def pack(record: dict[str, Any], tensors: dict[str, Tensor], suffix: str) -> bytes:
+    """A record and its tensors as the bytes of a file, with a checksum of all of it."""
+    text = json.dumps(record, separators=(",", ":"), ensure_ascii=False, default=str)  # in order: columns stay where they are
+    if suffix == ".json":
+        return f'{{"sha256":"{hashlib.sha256(text.encode()).hexdigest()}","record":{text}}}\n'.encode()
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    # The checksum stands in the header, whose size must not change with it.
+    blank = safetensors.torch.save(whole, {"record": text, "sha256": "0" * 64})
+    return safetensors.torch.save(whole, {"record": text, "sha256": _checksum(blank)})
+
+
+def unpack(data: bytes, suffix: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Record and tensors from the bytes of a file.
+
+    Raises:
+        Damaged: it is not a file that ``pack`` made, to the last bit.
+    """
+    try:
+        if suffix == ".json":
+            if not data:
+                raise Damaged("it is empty")
+            start = len('{"sha256":"') + 64 + len('","record":')
+            if not data.endswith(b"}\n") or hashlib.sha256(data[start:-2]).hexdigest() != data[11:75].decode():
+                raise Damaged("its checksum is wrong")
+            return dict(json.loads(data)["record"]), {}
+        metadata = _header(data)["__metadata__"]
+        if metadata["sha256"] != _checksum(data):
+            raise Damaged("its checksum is wrong")
+        return dict(json.loads(metadata["record"])), safetensors.torch.load(data)
+    except (ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError) as error:
+        if isinstance(error, Damaged):
+            raise
+        raise Damaged("it is not whole" if len(data) else "it is empty") from error
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+
+
+def _checksum(data: bytes) -> str:
+    """Of the record, the description of the tensors and their bytes."""
+    header = _header(data)
+    record = header.pop("__metadata__")["record"]
+    digest = hashlib.sha256(canonical([record, header]).encode())
+    digest.update(memoryview(data)[8 + int.from_bytes(data[:8], "little") :])
+    return digest.hexdigest()
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import pandas as pd
 import typer
 
 from tl_localize.cli.options import (
@@ -19,18 +18,31 @@ from tl_localize.cli.options import (
     Model,
     Settings,
     SettingsFile,
-    bar,
     errors_explained,
     inj_sequences,
     make_methods,
     parse_dtype,
     say,
 )
-from tl_localize.evals.inj_benchmark import InjBenchmark, InjResults
-from tl_localize.methods import Localizer
+from tl_localize.cli.running import (
+    Address,
+    Engine,
+    Gpus,
+    Quiet,
+    RetryFailed,
+    Shard,
+    Verbose,
+    Workers,
+    again,
+    finish,
+    work,
+)
+from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.models import REFERENCE_MODELS, load_model
 from tl_localize.paper import paper_settings
-from tl_localize.store import prepare_folder
+from tl_localize.plots import own_against_foreign, recall_curve, save_figure
+from tl_localize.runs import InjRun, inj_results
+from tl_localize.store import Store, prepare_folder
 from tl_localize.tables import inj_tables, save_table, to_markdown
 from tl_localize.tune import read_settings
 
@@ -52,24 +64,36 @@ def inj(
     out: Annotated[Path | None, typer.Option(help="Results folder. Default: ./tl-localize-results/inj-MODEL.")] = None,
     settings: Settings = None,
     settings_file: SettingsFile = None,
+    engine: Engine = "process",
+    address: Address = None,
+    workers: Workers = None,
+    gpus: Gpus = None,
+    shard: Shard = "1/1",
+    retry_failed: RetryFailed = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
 ) -> None:
     """INJ: write new sentences into random rows of W_out, then ask each method which rows they are.
 
-    Prints recall (the share of the true rows among the top 1x, 2x and 5x as many neurons of each layer) and writes a results folder.
+    Prints recall (the share of the true rows among the top 1x, 2x and 5x as many neurons of each layer) and writes a results folder. In
+    a folder that is there it makes only what is missing. Exit status 1: a unit failed, or an injection did not converge; 130: interrupted.
     """
     with errors_explained():
         tuned = read_settings(settings_file) if settings_file else {}
         make_methods(methods, settings or [], tuned)  # mistakes are found before the model is loaded
-        folder = prepare_folder(
-            out or Path("tl-localize-results") / f"inj-{Path(model).name}{f'-distractors-{distractors}' if distractors else ''}"
+        store = Store(
+            prepare_folder(
+                out or Path("tl-localize-results") / f"inj-{Path(model).name}{f'-distractors-{distractors}' if distractors else ''}"
+            )
         )
-        loaded = load_model(model, device, parse_dtype(dtype))
+        load = partial(load_model, model, device, parse_dtype(dtype))
+        loaded = load()
         reference = model in ("reference", *REFERENCE_MODELS)
         ratios = ratio or ([REFERENCE_RATIO] if reference else [0.01, 0.001])
         sequences = inj_sequences(loaded, data)
         limit = limit or (DEFAULT_SENTENCES if reference and data is None else len(sequences))
         say(f"{min(limit, len(sequences))} of {len(sequences)} sentences ({N_DEV} dev sentences are left out), model {model}")
-        runs: list[InjResults] = []
+        runs: list[InjRun] = []
         for r in ratios:
             benchmark = InjBenchmark(
                 model=loaded,
@@ -80,29 +104,44 @@ def inj(
                 max_steps=max_steps,
                 distractors=distractors,
             )
-            runs.append(run_shown(benchmark, make_methods(methods, settings or [], {**paper_settings(model, "inj", r), **tuned})))
-        results = InjResults.join(runs)
-        if not len(results.frame):
-            raise typer.Exit(130)
-        results.save(folder)
-        tables = inj_tables(results, model)
-        for name, table in tables.items():
-            save_table(table, folder, name, f"INJ on {model}: {name}, in percent, mean ± standard error.")
-        typer.echo(
-            "\nRecall in percent, mean ± standard error over sentences; 1x, 2x, 5x: top share of each layer over the injected share\n"
-        )
-        typer.echo(to_markdown(tables["inj"]))
-        typer.echo(f"All tables, the frame and the settings: {folder}")
+            chosen = make_methods(methods, settings or [], {**paper_settings(model, "inj", r), **tuned})
+            command = again(
+                "inj",
+                model=Path(model) if Path(model).is_dir() else model,
+                data=data,
+                limit=limit,
+                seed=seed,
+                learning_rate=learning_rate,
+                max_steps=max_steps,
+                distractors=distractors,
+                device=device,
+                dtype=dtype,
+                set=settings,
+                settings=settings_file,
+            )
+            runs.append(InjRun(store, benchmark, chosen, command, retry_failed))
+        done = work(runs, load, shard=shard, engine=engine, address=address, workers=workers, gpus=gpus, verbose=verbose, quiet=quiet)
+        publish_inj(store, store.folder)
+        finish(runs, done)
 
 
-def run_shown(benchmark: InjBenchmark, methods: Sequence[Localizer]) -> InjResults:
-    """Run with a progress bar; Ctrl-C keeps the sentences that are done."""
-    results = InjResults(pd.DataFrame(), benchmark.settings(methods))
-    with bar() as show:
-        try:
-            for part in benchmark.stream(methods, show):
-                results = results.joined(part)
-        except KeyboardInterrupt:
-            done = len(set(results.frame.get("sequence_id", [])))
-            say(f"Interrupted: {done} of {len(benchmark.sequences)} sentences are done and kept.")
-    return results
+def publish_inj(store: Store, folder: Path) -> None:
+    """All tables and figures of INJ from the folder of a run, and the first table on the terminal."""
+    results = inj_results(store)
+    results.save(folder)
+    if not len(results.frame):
+        say("Nothing is measured yet.")
+        return
+    model = store.plans()[0]["value"]["model"]
+    tables = inj_tables(results, model)
+    for name, table in tables.items():
+        save_table(table, folder, name, f"INJ on {model}: {name}, in percent, mean ± standard error.")
+    try:
+        save_figure(recall_curve(results), folder, "inj_recall_curve")
+        if results.distractors:
+            save_figure(own_against_foreign(results), folder, "inj_own_against_foreign")
+    except ImportError as error:
+        say(str(error))
+    typer.echo("\nRecall in percent, mean ± standard error over sentences; 1x, 2x, 5x: top share of each layer over the injected share\n")
+    typer.echo(to_markdown(tables["inj"]))
+    typer.echo(f"All tables, the frame and the settings: {folder}")

@@ -110,6 +110,6 @@ def errors_explained() -> Iterator[None]:
     """A mistake of the user's is one line on standard error and exit status 2, not a traceback."""
     try:
         yield
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError, ImportError) as error:
         typer.echo(f"tl-localize: {error}", err=True)
         raise typer.Exit(2) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,6 @@ from jaxtyping import Integer
 from torch import Tensor
 
 from tl_localize.cli.del_benchmark import FIRST_LAYER, PAPER_RATIOS, General, Prefix, check_data, del_data, del_methods
-from tl_localize.cli.inj import run_shown
 from tl_localize.cli.options import (
     N_DEV,
     REFERENCE_RATIO,
@@ -27,15 +27,30 @@ from tl_localize.cli.options import (
     inj_sequences,
     make_methods,
     parse_dtype,
+    say,
+)
+from tl_localize.cli.running import (
+    Address,
+    Engine,
+    Gpus,
+    Quiet,
+    RetryFailed,
+    Shard,
+    Verbose,
+    Workers,
+    again,
+    finish,
+    work,
 )
 from tl_localize.evals.del_benchmark import DelBenchmark, DelResults
-from tl_localize.evals.inj_benchmark import InjBenchmark, InjResults
+from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.methods import Localizer
 from tl_localize.models import load_model
 from tl_localize.neurons import LanguageModel
 from tl_localize.paper import paper_grids
+from tl_localize.runs import InjRun, inj_results
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.store import nearest, prepare_folder
+from tl_localize.store import Store, nearest, prepare_folder
 from tl_localize.tables import save_table, to_markdown
 from tl_localize.tune import expand, rank_del, rank_inj, read_grids, write_settings
 
@@ -55,11 +70,20 @@ def tune(
     dtype: Dtype = "float32",
     out: Annotated[Path | None, typer.Option(help="Folder for the ranking and settings.json. Default: ./tl-localize-results/tune.")] = None,
     settings: Settings = None,
+    engine: Engine = "process",
+    address: Address = None,
+    workers: Workers = None,
+    gpus: Gpus = None,
+    shard: Shard = "1/1",
+    retry_failed: RetryFailed = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
 ) -> None:
     """Try every setting of a grid on the dev sequences of a benchmark and keep the best one.
 
     INJ keeps the highest mean recall; DEL the largest loss of accuracy on the target minus that on the others (Self minus Neg), at a
     ratio of 0.5 % unless given. Prints all settings, the best first, and writes settings.json for --settings of tl-localize inj or del.
+    INJ in a folder that is there makes only what is missing.
     """
     with errors_explained():
         if benchmark not in ("inj", "del"):
@@ -74,30 +98,47 @@ def tune(
         if benchmark == "del":
             check_data(model, data, general)
         folder = prepare_folder(out or Path("tl-localize-results") / "tune")
-        loaded = load_model(model, device, parse_dtype(dtype))
+        load = partial(load_model, model, device, parse_dtype(dtype))
+        loaded = load()
+        runs: list[InjRun] = []
+        done = True
         if benchmark == "inj":
             ratio = ratio or REFERENCE_RATIO
-            results, ranking, rule = tune_inj(loaded, data, ratio, distractors, candidates)
+            sentences = inj_sequences(loaded, data, dev=True)
+            command = again(
+                "tune",
+                method=method,
+                grid=grid,
+                model=Path(model) if Path(model).is_dir() else model,
+                data=data,
+                distractors=distractors,
+                device=device,
+                dtype=dtype,
+                set=settings,
+            )
+            setting = InjBenchmark(model=loaded, sequences=sentences, ratio=ratio, distractors=distractors)
+            runs = [InjRun(Store(folder), setting, candidates, command, retry_failed)]
+            done = work(runs, load, shard=shard, engine=engine, address=address, workers=workers, gpus=gpus, verbose=verbose, quiet=quiet)
+            results = inj_results(runs[0].store)
+            ranking = rank_inj(results, candidates) if len(results.frame) else pd.DataFrame()
+            rule = f"highest mean recall on the {N_DEV} dev sentences of {data or 'our own'}"
+            n_missing = len(results.missing)
         else:
             ratio = ratio or max(PAPER_RATIOS)
             results, ranking, rule = tune_del(del_data(loaded, data, general, n_dev, n_prefix), loaded, ratio, candidates)
+            n_missing = 0
         results.save(folder)
-        best = write_settings(ranking, folder / "settings.json", rule)
-        varied = ranking.assign(settings=[", ".join(f"{axis}={s[axis]}" for axis in grids[method]) for s in ranking["settings"]])
-        save_table(varied.set_index("settings"), folder, "ranking", f"{method} on the dev sequences of {benchmark}, ratio {ratio:g}")
-        typer.echo(to_markdown(varied.set_index("settings")))
-        typer.echo(f"\nBest: {best[method]}\nUse it: tl-localize {benchmark} --model {model} --settings {folder / 'settings.json'}")
-
-
-def tune_inj(
-    model: LanguageModel, data: Path | None, ratio: float, distractors: int, candidates: Sequence[Localizer]
-) -> tuple[InjResults, pd.DataFrame, str]:
-    """Results of all settings on the dev sentences, their ranking, and the rule."""
-    benchmark = InjBenchmark(model=model, sequences=inj_sequences(model, data, dev=True), ratio=ratio, distractors=distractors)
-    results = run_shown(benchmark, candidates)
-    if not len(results.frame):
-        raise typer.Exit(130)
-    return results, rank_inj(results, candidates), f"highest mean recall on the {N_DEV} dev sentences of {data or 'our own'}"
+        if len(ranking):
+            varied = ranking.assign(settings=[", ".join(f"{axis}={s[axis]}" for axis in grids[method]) for s in ranking["settings"]])
+            save_table(varied.set_index("settings"), folder, "ranking", f"{method} on the dev sequences of {benchmark}, ratio {ratio:g}")
+            typer.echo(to_markdown(varied.set_index("settings")))
+            if n_missing:
+                say(f"{n_missing} measurements are MISSING: the ranking is of what is there, and settings.json is not written.")
+            else:
+                best = write_settings(ranking, folder / "settings.json", rule)
+                use = f"tl-localize {benchmark} --model {model} --settings {folder / 'settings.json'}"
+                typer.echo(f"\nBest: {best[method]}\nUse it: {use}")
+        finish(runs, done)
 
 
 def tune_del(
@@ -106,7 +147,7 @@ def tune_del(
     ratio: float,
     candidates: Sequence[Localizer],
 ) -> tuple[DelResults, pd.DataFrame, str]:
-    """The same on the dev sequences of DEL, each a target and the others' negative; the test sequences take no part."""
+    """Results of all settings on the dev sequences of DEL, each a target and the others' negative; the test sequences take no part."""
     sequences, n_dev, general = collected
     if not 2 <= n_dev < len(sequences):
         raise ValueError(

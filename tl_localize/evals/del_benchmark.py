@@ -195,7 +195,7 @@ class DelBenchmark:
     def _with_random(self, methods: Sequence[Method]) -> list[Method]:
         if not methods:
             raise ValueError("methods must hold at least one method, got none. Pass for example [HardConcrete(first_layer=1)].")
-        there = any(isinstance(method, RandomBaseline) for method in methods)
+        there = any(getattr(method, "name", "") == RandomBaseline.name for method in methods)
         return [*methods, *([] if there else [RandomBaseline(seed=self.seed)])]
 
     def _scored(

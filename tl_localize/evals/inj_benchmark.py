@@ -18,9 +18,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from tl_localize.injection import JointInjection, inject_many, inject_together
+from tl_localize.injection import Injection, JointInjection, inject, inject_together
 from tl_localize.methods import RandomBaseline, RowNorm
-from tl_localize.methods.base import Method, Progress, label_methods
+from tl_localize.methods.base import Method, Progress, Report, label_methods
 from tl_localize.metrics import accuracy
 from tl_localize.neurons import LanguageModel, NeuronView, Real
 from tl_localize.scores import NeuronScores, NeuronSet, check_ratio
@@ -35,6 +35,24 @@ Rows = list[dict[str, Any]]
 INJECTION = ((0.002, 0.05, 200), (0.02, 0.01, 200), (1.0, 0.003, 400))
 TOGETHER = (0.003, 600)  # with distractors
 TRUE_ROWS = "true_rows"  # the label of the best that a method could do
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What is written into the model together: one sentence, or a group of them.
+
+    Args:
+        seed: of the rows that are trained.
+    """
+
+    index: int
+    name: str
+    seed: int
+    sequences: Sequence[MemorizedSequence]
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that its numbers depend on."""
+        return {"name": self.name, "seed": self.seed, "sequences": [[s.id, s.fingerprint] for s in self.sequences]}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -95,8 +113,93 @@ class InjBenchmark:
         """What ``run`` does, piece by piece: the results of one sentence, or of one group."""
         labels = label_methods(with_controls(methods))
         show = progress or (lambda fraction, what: None)
-        yield from self._stream_groups(labels, show) if self.distractors else self._stream_alone(labels, show)
+        parts = self.parts()
+        for part in parts:
+
+            def show_part(fraction: float, what: str, part: Part = part) -> None:
+                show((part.index + fraction) / len(parts), what)
+
+            injection = self.inject(part, lambda fraction, show=show_part: show(fraction / (len(labels) + 1), "inject"))
+            pieces: list[InjResults] = []
+            for j, (label, method) in enumerate(labels.items()):
+                show_part((1 + j) / (len(labels) + 1), label)
+                pieces.append(self.measure(part, injection, label, self.localize(part, injection, method)))
+            if isinstance(injection, JointInjection):
+                pieces.append(self.measure_truth(part, injection))
+            yield InjResults.join(pieces, {})
         show(1.0, "done")
+
+    # The steps of a run. Each depends on its arguments alone, so that they can be done in any order, on any machine, and be kept.
+
+    def parts(self) -> list[Part]:
+        """The sentences one by one, or in their groups."""
+        whole = [replace(sequence, n_prefix=1, id=sequence.id or f"sequence-{i}") for i, sequence in enumerate(self.sequences)]
+        if self.distractors:
+            return [Part(g, f"group-{g:02d}", self.seed + g, [whole[i] for i in members]) for g, members in enumerate(self.groups())]
+        return [Part(i, sequence.id, self.seed + i, [sequence]) for i, sequence in enumerate(whole)]
+
+    def inject(self, part: Part, progress: Report | None = None) -> Injection | JointInjection:
+        """Train the rows of one part, alone: side by side with others they would differ in the last digits."""
+        settings: dict[str, Any] = {
+            "ratio": self.ratio,
+            "seed": part.seed,
+            "learning_rate": self._learning_rate,
+            "max_steps": self._max_steps,
+            "stop_loss": self.stop_loss,
+        }
+        if self.distractors:
+            return inject_together(self.model, part.sequences, **settings, progress=progress)
+        if progress:
+            progress(0.0)
+        return inject(self.model, part.sequences[0], **settings)
+
+    def localize(self, part: Part, injection: Injection | JointInjection, method: Method) -> list[tuple[NeuronScores, float]]:
+        """What a method says of each sentence of the part, and the seconds it took."""
+        with injection.applied(self.model):
+            return [timed(method, self.model, sequence) for sequence in part.sequences]
+
+    def measure(
+        self, part: Part, injection: Injection | JointInjection, label: str, found: Sequence[tuple[NeuronScores, float]]
+    ) -> InjResults:
+        """What one method found in one part: recalls, and with distractors what silencing its neurons does."""
+        joint = isinstance(injection, JointInjection)
+        sets = [one.neurons for one in injection.injections] if joint else [injection.neurons]
+        rows: Rows = []
+        assignment: Rows = []
+        with injection.applied(self.model):
+            before = accuracy(self.model, part.sequences) if joint else torch.empty(0)
+            for k, (sequence, (scores, seconds)) in enumerate(zip(part.sequences, found, strict=True)):
+                others, silenced = None, dict[str, float]()
+                if joint:
+                    others = NeuronSet(torch.stack([s.mask for j, s in enumerate(sets) if j != k]).any(0))
+                    top = scores.top_k(self.ratio)
+                    silenced = self._silenced(top, part.sequences, k, before)
+                    assignment += [
+                        {
+                            **self._about_part(part, injection),
+                            "method": label,
+                            "localized": sequence.id,
+                            "whose": other.id,
+                            "recall": top.recall_of(theirs),
+                        }
+                        for other, theirs in zip(part.sequences, sets, strict=True)
+                    ]
+                about = {"sequence_id": sequence.id, "method": label, **self._about(part, injection, k)}
+                rows += [{**about, **recalls, **silenced, "seconds": seconds} for recalls in self._recalls(scores, sets[k], others)]
+        return InjResults(pd.DataFrame(rows), {}, assignment=pd.DataFrame(assignment))
+
+    def measure_truth(self, part: Part, joint: JointInjection) -> InjResults:
+        """With distractors: is each sentence in its rows alone, and what would a perfect method find?"""
+        truth = ground_truth(self.model, joint, part.sequences).assign(**self._about_part(part, joint))
+        perfect = {"recall": 1.0, "recall_across_layers": 1.0, "foreign_recall": 0.0, "foreign_recall_across_layers": 0.0}
+        rows: Rows = []
+        with joint.applied(self.model):
+            before = accuracy(self.model, part.sequences)
+            for k, (sequence, injection) in enumerate(zip(part.sequences, joint.injections, strict=True)):
+                about = {"sequence_id": sequence.id, "method": TRUE_ROWS, **self._about(part, joint, k)}
+                silenced = self._silenced(injection.neurons, part.sequences, k, before)
+                rows += [{**about, **self._top(multiple), **perfect, **silenced, "seconds": 0.0} for multiple in self.multiples]
+        return InjResults(pd.DataFrame(rows), {}, truth)
 
     def groups(self) -> list[list[int]]:
         """Sentences that share a model, by index: drawn by the seed, no two of a group beginning with the same token."""
@@ -126,7 +229,9 @@ class InjBenchmark:
                 "distractors": self.distractors,
                 "seeds": f"{self.seed} + index of the {'group' if self.distractors else 'sentence'}",
             },
+            "multiples": [float(multiple) for multiple in self.multiples],
             "n_sequences": len(self.sequences),
+            "parts": [part.settings() for part in self.parts()],
             "methods": {label: repr(method) for label, method in label_methods(with_controls(methods)).items()},
             "environment": environment(self.model),
         }
@@ -144,104 +249,18 @@ class InjBenchmark:
         alone = next((learning_rate, steps) for largest, learning_rate, steps in INJECTION if self.ratio <= largest)
         return TOGETHER if self.distractors else alone
 
-    def _whole(self) -> list[MemorizedSequence]:
-        return [replace(sequence, n_prefix=1, id=sequence.id or f"sequence-{i}") for i, sequence in enumerate(self.sequences)]
+    def _about_part(self, part: Part, injection: Injection | JointInjection) -> dict[str, Any]:
+        n_steps = len(injection.losses)
+        return {"injection_ratio": self.ratio, "seed": part.seed, "group": part.name, "steps": n_steps}
 
-    def _stream_alone(self, labels: dict[str, Method], show: Progress) -> Iterator[InjResults]:
-        sequences = self._whole()
-        seeds = [self.seed + i for i in range(len(sequences))]
-        injections = inject_many(
-            self.model,
-            sequences,
-            ratio=self.ratio,
-            seeds=seeds,
-            learning_rate=self._learning_rate,
-            max_steps=self._max_steps,
-            stop_loss=self.stop_loss,
-        )
-        for i, (sequence, seed) in enumerate(zip(sequences, seeds, strict=True)):
-            show(i / len(sequences), "inject")
-            injection = next(injections)
-            about = {
-                "injection_ratio": self.ratio,
-                "seed": seed,
-                "group": sequence.id,
-                "converged": injection.converged,
-                "loss": float(injection.losses[-1]),
-                "steps": len(injection.losses),
-            }
-            rows: Rows = []
-            with injection.applied(self.model):
-                for j, (label, method) in enumerate(labels.items()):
-                    show((i + j / len(labels)) / len(sequences), label)
-                    scores, seconds = timed(method, self.model, sequence)
-                    rows += [
-                        {"sequence_id": sequence.id, "method": label, **about, **recalls, "seconds": seconds}
-                        for recalls in self._recalls(scores, injection.neurons)
-                    ]
-            yield InjResults(pd.DataFrame(rows))
+    def _about(self, part: Part, injection: Injection | JointInjection, k: int) -> dict[str, Any]:
+        """The columns of sentence k of a part that are the same for every method."""
+        if isinstance(injection, Injection):
+            return {**self._about_part(part, injection), "converged": injection.converged, "loss": float(injection.losses[-1])}
+        ends = {"loss": float(injection.losses[-1, k]), "silence": float(injection.silences[-1, k])}
+        return {**self._about_part(part, injection), "converged": bool(injection.converged[k]), **ends}
 
-    def _stream_groups(self, labels: dict[str, Method], show: Progress) -> Iterator[InjResults]:
-        sequences = self._whole()
-        groups = self.groups()
-        for g, members in enumerate(groups):
-            group = [sequences[i] for i in members]
-
-            def show_part(fraction: float, what: str, g: int = g) -> None:
-                show((g + fraction) / len(groups), what)
-
-            joint = inject_together(
-                self.model,
-                group,
-                ratio=self.ratio,
-                seed=self.seed + g,
-                learning_rate=self._learning_rate,
-                max_steps=self._max_steps,
-                stop_loss=self.stop_loss,
-                progress=lambda fraction: show_part(fraction / (len(labels) + 1), "inject"),
-            )
-            about = {"injection_ratio": self.ratio, "seed": self.seed + g, "group": f"group-{g:02d}", "steps": len(joint.silences)}
-            yield self._measure_group(joint, group, labels, about, show_part)
-
-    def _measure_group(
-        self, joint: JointInjection, group: list[MemorizedSequence], labels: dict[str, Method], about: dict[str, Any], show: Progress
-    ) -> InjResults:
-        truth = ground_truth(self.model, joint, group).assign(**about)
-        sets = [injection.neurons for injection in joint.injections]
-        rows: Rows = []
-        assignment: Rows = []
-        with joint.applied(self.model):
-            before = accuracy(self.model, group)
-            for k, sequence in enumerate(group):
-                others = NeuronSet(torch.stack([s.mask for j, s in enumerate(sets) if j != k]).any(0))
-                here = {
-                    **about,
-                    "converged": bool(joint.converged[k]),
-                    "loss": float(joint.losses[-1, k]),
-                    "silence": float(joint.silences[-1, k]),
-                }
-                for j, (label, method) in enumerate(labels.items()):
-                    show((1 + j + k / len(group)) / (len(labels) + 1), label)
-                    scores, seconds = timed(method, self.model, sequence)
-                    found = scores.top_k(self.ratio)
-                    silenced = self._silenced(found, group, k, before)
-                    rows += [
-                        {"sequence_id": sequence.id, "method": label, **here, **recalls, **silenced, "seconds": seconds}
-                        for recalls in self._recalls(scores, sets[k], others)
-                    ]
-                    assignment += [
-                        {**about, "method": label, "localized": sequence.id, "whose": other.id, "recall": found.recall_of(theirs)}
-                        for other, theirs in zip(group, sets, strict=True)
-                    ]
-                perfect = {"recall": 1.0, "recall_across_layers": 1.0, "foreign_recall": 0.0, "foreign_recall_across_layers": 0.0}
-                silenced = self._silenced(sets[k], group, k, before)
-                rows += [
-                    {"sequence_id": sequence.id, "method": TRUE_ROWS, **here, **self._top(multiple), **perfect, **silenced, "seconds": 0.0}
-                    for multiple in self.multiples
-                ]
-        return InjResults(pd.DataFrame(rows), {}, truth, pd.DataFrame(assignment))
-
-    def _silenced(self, found: NeuronSet, group: list[MemorizedSequence], k: int, before: torch.Tensor) -> dict[str, float]:
+    def _silenced(self, found: NeuronSet, group: Sequence[MemorizedSequence], k: int, before: torch.Tensor) -> dict[str, float]:
         """Change of accuracy on the own sentence and on the others when the found neurons are silent."""
         with found.dropped_out(self.model):
             change = (accuracy(self.model, group) - before).tolist()
@@ -324,12 +343,14 @@ class InjResults:
         settings: what it was measured with, one record per run.
         truth: with distractors, one row per sequence: accuracy untouched, all_on, own_off, other_off.
         assignment: with distractors, one row per group x method x (localized, whose): share of whose rows among the top 1x.
+        missing: what a run was asked for and has not got, one row per sentence or group x method: injection_ratio, group, method, reason.
     """
 
     frame: pd.DataFrame
     settings: dict[str, Any] = field(default_factory=dict)
     truth: pd.DataFrame = field(default_factory=pd.DataFrame)
     assignment: pd.DataFrame = field(default_factory=pd.DataFrame)
+    missing: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     def joined(self, other: InjResults) -> InjResults:
         """These results and one more piece of the same run."""
@@ -338,11 +359,11 @@ class InjResults:
     @classmethod
     def join(cls, results: Sequence[InjResults], settings: dict[str, Any] | None = None) -> InjResults:
         """Runs of several injection ratios, or several methods, as one."""
-        frames = ([getattr(part, name) for part in results] for name in ("frame", "truth", "assignment"))
-        frame, truth, assignment = (
+        frames = ([getattr(part, name) for part in results] for name in ("frame", "truth", "assignment", "missing"))
+        frame, truth, assignment, missing = (
             pd.concat([f for f in parts if len(f)], ignore_index=True) if any(map(len, parts)) else pd.DataFrame() for parts in frames
         )
-        return cls(frame, settings if settings is not None else {"runs": [part.settings for part in results]}, truth, assignment)
+        return cls(frame, settings if settings is not None else {"runs": [part.settings for part in results]}, truth, assignment, missing)
 
     @property
     def distractors(self) -> bool:
@@ -372,6 +393,10 @@ class InjResults:
             }
             if self.distractors:
                 rows |= self._levels(used)
+            if len(self.missing):
+                lacking = self.missing[self.missing["injection_ratio"] == injection_ratio]["method"]
+                label += f", {len(lacking)} measurements MISSING"
+                rows = {method: {**row, "missing": str(int((lacking == method).sum()))} for method, row in rows.items()}
             blocks.append(pd.concat({f"ratio {100 * float(str(injection_ratio)):g} %, {label}": pd.DataFrame(rows).T}))
         return pd.concat(blocks)
 
@@ -420,7 +445,7 @@ class InjResults:
     def save(self, folder: str | Path) -> None:
         """Write the frames as CSV and ``settings.json``, each whole or not at all."""
         path = prepare_folder(folder)
-        for name in ("frame", "truth", "assignment"):
+        for name in ("frame", "truth", "assignment", "missing"):
             frame: pd.DataFrame = getattr(self, name)
             if len(frame):
                 write_text(path / f"{name}.csv", frame.to_csv(index=False))

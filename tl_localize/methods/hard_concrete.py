@@ -39,12 +39,12 @@ class HardConcrete(Localizer):
     """
 
     name: ClassVar[str] = "hard_concrete"
-    learning_rate: Real = 3e-3
+    learning_rate: Real = 1e-3
     sparsity_weight: Real = 30.0
-    steps: int = 100
+    steps: int = 150
     stop_sparsity: Real = 0.1
-    temperature: Real = 0.67
-    initial_mask: Real = 1.0
+    temperature: Real = 1.0
+    initial_mask: Real = 1.05
     first_layer: int = 0
     seed: int = 0
 

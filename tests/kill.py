@@ -1,0 +1,134 @@
+"""A run that is killed at random moments and resumed until it is done, and what must be true afterwards. For tests and benchmarks.
+
+The run is forked from this process, in which everything is imported, so that a round costs what the work costs.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Killed:
+    """What was seen.
+
+    Args:
+        rounds: runs that were killed.
+        inside_writes: of these, while a file was being written (its temporary file was left).
+        computed: how often each injection and localization was begun, and how often it was begun again without having been in hand.
+    """
+
+    rounds: int = 0
+    inside_writes: int = 0
+    seconds: float = 0.0
+    computed: Counter[str] = field(default_factory=Counter)
+    wasted: int = 0
+
+
+def forked(work: Callable[[], object]) -> int:
+    """Run in a child; returns its process id. Exit status 0 when the work ended."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        work()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def kill_until(run: Callable[[], object], folder: Path, log: Path, rounds: int, seed: int, mean: float) -> Killed:
+    """Kill a run at random moments, at least so many times as it takes, and then let it finish.
+
+    Args:
+        run: makes what is missing in ``folder``, and tells ``log`` when it begins a unit ("begin X") and when it is kept ("kept X").
+        mean: seconds to the kill, on average (exponentially distributed, so that all moments are as likely).
+    """
+    lots, seen = random.Random(seed), Killed()
+    started = time.monotonic()
+    while True:
+        child = forked(run)
+        status = None
+        if seen.rounds < rounds:
+            deadline = time.monotonic() + lots.expovariate(1 / mean)
+            # Every second kill waits for a file that is being written.
+            while status is None and (time.monotonic() < deadline or (seen.rounds % 2 and not writing(folder))):
+                time.sleep(0.0005)
+                done, code = os.waitpid(child, os.WNOHANG)
+                status = code if done else None
+            if status is None:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                seen.rounds += 1
+                seen.inside_writes += writing(folder)
+                with log.open("a") as file:
+                    file.write("killed\n")
+                continue
+        else:
+            status = os.waitpid(child, 0)[1]
+        assert status == 0, f"the run ended with {status}"
+        break
+    seen.seconds = time.monotonic() - started
+    in_hand: set[str] = set()
+    again: set[str] = set()  # what was in hand when a run was killed may be begun again
+    for line in log.read_text().splitlines():
+        word, _, unit = line.partition(" ")
+        if word == "begin":
+            seen.wasted += seen.computed[unit] > 0 and unit not in again
+            seen.computed[unit] += 1
+            again.discard(unit)
+            in_hand.add(unit)
+        elif word == "kept":
+            in_hand.discard(unit)
+        else:
+            again |= in_hand
+            in_hand.clear()
+    return seen
+
+
+def writing(folder: Path) -> bool:
+    """Whether there is a temporary file."""
+    return (folder / "tmp").is_dir() and any(name.endswith(".tmp") for name in os.listdir(folder / "tmp"))
+
+
+def logged(run: Any, log: Path) -> None:
+    """Let a run tell a log what it begins to compute and what is kept."""
+    from tl_localize.runs import Stored, scores_unit
+
+    store, attempt = run.store, type(run)._attempt
+
+    def line(text: str) -> None:
+        with log.open("a") as file:
+            file.write(text + "\n")
+
+    def told(self: Any, unit: Any, compute: Any) -> Any:
+        line(f"begin {unit.file}")
+        return attempt(self, unit, compute)
+
+    call = Stored.__call__
+
+    def called(self: Any, model: Any, sequence: Any) -> Any:
+        unit = scores_unit(self.fingerprint, self.method, sequence, self.injection)
+        if not self.store.has(unit):
+            line(f"begin {unit.file}")
+        return call(self, model, sequence)
+
+    write = type(store).write
+
+    def kept(self: Any, unit: Any, record: Any) -> None:
+        write(self, unit, record)
+        line(f"kept {unit.file}")
+
+    type(run)._attempt = told
+    Stored.__call__ = called
+    type(store).write = kept

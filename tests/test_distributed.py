@@ -1,0 +1,90 @@
+"""Ray for real: a cluster of two nodes on this machine, in a network namespace that has nothing but loopback."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path[:0] = [sys.argv[2]]
+import ray
+from conftest import memorized, tiny_model
+from ray.cluster_utils import Cluster
+
+from tl_localize import Activations, HardConcrete
+from tl_localize.distributed import by_ray, in_process, jobs
+from tl_localize.evals.inj_benchmark import InjBenchmark
+from tl_localize.runs import InjRun, inj_results
+from tl_localize.store import Store
+
+def load():
+    sys.path[:0] = [sys.argv[2]]
+    from conftest import tiny_model
+    return tiny_model(1, model_name="tiny")
+
+def start(name):
+    sequences = memorized(*[(10, 1)] * 24)
+    benchmark = InjBenchmark(model=load(), sequences=sequences, ratio=0.2, learning_rate=0.02, max_steps=150, stop_loss=0.01)
+    return InjRun(Store(Path(sys.argv[1]) / name), benchmark, [Activations(), HardConcrete(steps=200, stop_sparsity=1e-9)])
+
+def numbers(run):
+    results = inj_results(run.store)
+    assert not len(results.missing), results.missing
+    return results.frame.drop(columns="seconds").to_csv(), results.table().to_csv()
+
+torch.set_num_threads(1)
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+second = cluster.add_node(num_cpus=1)
+ray.init(address=cluster.address, log_to_driver=False)
+assert sum(node["Alive"] for node in ray.nodes()) == 2
+run = start("ray")
+done, disturbed = 0, []
+for event in by_ray([run], jobs([run]), load):
+    assert not event.reason, event
+    done += 1
+    if done >= 10 and "worker" not in disturbed:
+        disturbed.append("worker")
+        names = {int(p.name): (p / "cmdline").read_bytes() for p in Path("/proc").iterdir() if p.name.isdigit()}
+        os.kill(next(pid for pid, name in names.items() if name.startswith(b"ray::Worker")), signal.SIGKILL)
+    if done >= 40 and "node" not in disturbed:
+        disturbed.append("node")
+        cluster.remove_node(second, allow_graceful=False)
+assert disturbed == ["worker", "node"], disturbed
+assert sum(node["Alive"] for node in ray.nodes()) == 1
+whole = start("whole")
+for _ in in_process([whole], jobs([whole])):
+    pass
+assert numbers(run) == numbers(whole)
+left = [p for name in ("tmp", "set_aside", "failures") for p in (Path(sys.argv[1]) / "ray" / name).iterdir()]
+print("equal", done, left)
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+def test_ray_cluster_gives_the_same_tables_though_a_worker_is_killed_and_a_node_removed(tmp_path):
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install 'tl_localize[ray]'")
+    alone = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    probe = subprocess.run([*alone, "ip", "link", "set", "lo", "up"], capture_output=True, check=False) if sys.platform == "linux" else None
+    if probe is None or probe.returncode:
+        pytest.skip("network namespaces are not allowed here, and without one Ray would listen on the machine's own address")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    here = Path(__file__).parent
+    command = f"ip link set lo up && exec {sys.executable} {tmp_path / 'script.py'} {tmp_path} {here}"
+    environment = {**os.environ, "PYTHONPATH": f"{here.parent}:{here}", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    environment["RAY_raylet_start_wait_time_s"] = "300"  # of a busy machine
+    result = subprocess.run([*alone, "bash", "-c", command], capture_output=True, text=True, check=False, env=environment, timeout=600)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert "equal" in result.stdout
+    assert result.stdout.rstrip().endswith("[]"), result.stdout

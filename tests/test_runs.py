@@ -1,0 +1,494 @@
+"""Runs that lose nothing: resume, damage, failures, shards, kills. The tables must be those of an undisturbed run, bit for bit."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def sentences():
+    from tl_localize import MemorizedSequence
+
+    generator = torch.Generator().manual_seed(0)
+    return [MemorizedSequence(torch.randint(0, 50, (8 + i,), generator=generator), 3, id=f"s{i}") for i in range(4)]
+
+
+@pytest.fixture
+def benchmark(gpt2_like, sentences):
+    from tl_localize.evals.inj_benchmark import InjBenchmark
+
+    return InjBenchmark(model=gpt2_like, sequences=sentences, ratio=0.2, learning_rate=0.05, stop_loss=0.5, max_steps=20)
+
+
+@pytest.fixture
+def methods():
+    from tl_localize import Activations, HardConcrete
+
+    return [Activations(), HardConcrete(steps=10)]
+
+
+@pytest.fixture
+def start(benchmark, methods, tmp_path):
+    """A run into a folder, with everything as in the other runs unless it is given."""
+    from tl_localize.runs import InjRun
+    from tl_localize.store import Store
+
+    def make(name="run", methods=methods, retry_failed=False, **changes):
+        return InjRun(Store(tmp_path / name), replace(benchmark, **changes), methods, retry_failed=retry_failed)
+
+    return make
+
+
+def work(run, stop_after=None, shard=(1, 1)):
+    """Events of a run, at most so many."""
+    from tl_localize.distributed import in_process, jobs
+
+    events = []
+    for event in in_process([run], jobs([run], shard)):
+        events.append(event)
+        if len(events) == stop_after:
+            break
+    return events
+
+
+def numbers(run):
+    """All that was measured, but for the time that it took."""
+    from tl_localize.runs import inj_results
+
+    results = inj_results(run.store)
+    frame = results.frame.drop(columns="seconds")
+    return frame.to_csv(), results.table().to_csv(), results.truth.to_csv(), results.assignment.to_csv()
+
+
+def leftovers(folder):
+    return [path for name in ("tmp", "set_aside", "failures") for path in (folder / name).iterdir()]
+
+
+# ---- resume ----------------------------------------------------------------------------------------------------------
+
+
+def test_run_gives_what_the_benchmark_gives_without_a_store(start, benchmark, methods):
+    from pandas.testing import assert_frame_equal
+
+    from tl_localize.runs import inj_results
+
+    run = start()
+    work(run)
+    assert_frame_equal(inj_results(run.store).frame.drop(columns="seconds"), benchmark.run(methods).frame.drop(columns="seconds"))
+
+
+def test_run_in_pieces_equals_a_run_in_one(start):
+    whole = start("whole")
+    n_events = len(work(whole))
+    assert n_events == 4 * (1 + 4)
+    pieces = [len(work(start("pieces"), stop_after=3)) for _ in range(n_events // 3 + 1)]
+    assert sum(pieces) == n_events
+    assert numbers(start("pieces")) == numbers(whole)
+
+
+def test_run_with_distractors_in_pieces_equals_a_run_in_one(start, benchmark, methods):
+    from pandas.testing import assert_frame_equal
+
+    from tl_localize.runs import inj_results
+
+    whole = start("whole", distractors=1)
+    n_events = len(work(whole))
+    assert sum(len(work(start("pieces", distractors=1), stop_after=4)) for _ in range(n_events // 4 + 1)) == n_events
+    assert numbers(start("pieces", distractors=1)) == numbers(whole)
+    alone, stored = replace(benchmark, distractors=1).run(methods), inj_results(whole.store)
+    assert_frame_equal(stored.truth, alone.truth)
+    assert_frame_equal(stored.assignment, alone.assignment)
+    assert_frame_equal(stored.frame.drop(columns="seconds"), alone.frame.drop(columns="seconds"), check_like=True)
+
+
+def test_run_adds_sentences_and_methods_and_reuses_the_injections(start, sentences, methods):
+    from tl_localize import IntegratedGradients
+
+    work(start(sequences=sentences[:2], methods=methods[:1]))
+    added = work(start())
+    assert sum(event.label == "inject" for event in added) == 2
+    more = work(start(methods=[*methods, IntegratedGradients(steps=2)]))
+    assert {event.label for event in more} == {"integrated_gradients"}
+    assert len(more) == 4
+
+
+def test_run_measured_at_other_multiples_reuses_the_scores(start, tmp_path, monkeypatch):
+    from tl_localize import HardConcrete
+
+    work(start())
+    for path in (tmp_path / "run" / "plans").iterdir():
+        path.unlink()
+    monkeypatch.setattr(HardConcrete, "_attribute_batch", lambda *a: pytest.fail("scores were computed again"))
+    assert all(event.reason == "" for event in work(start(multiples=(1, 3))))
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"learning_rate": 0.01}, "injection.learning_rate: 0.05 in the folder, 0.01 now"),
+        ({"seed": 3}, "seeds: 0 \\+ index of the sentence in the folder, 3 \\+"),
+        ({"multiples": (1,)}, "multiples"),
+    ],
+)
+def test_run_refuses_settings_that_contradict_the_folder(start, changes, difference):
+    start()
+    with pytest.raises(ValueError, match=difference):
+        start(**changes)
+
+
+def test_run_refuses_another_setting_of_a_method(start):
+    from tl_localize import HardConcrete
+
+    start()
+    with pytest.raises(ValueError, match=r"methods.hard_concrete: HardConcrete\(.*steps=10.* in the folder, .*steps=11.* now"):
+        start(methods=[HardConcrete(steps=11)])
+
+
+def test_run_refuses_another_model_and_other_sentences(start, make_model, sentences):
+    start()
+    with pytest.raises(ValueError, match="fingerprint: "):
+        start(model=make_model(7, model_name="gpt2-like"))
+    with pytest.raises(ValueError, match="sentence or group 0: "):
+        start(sequences=sentences[::-1])
+
+
+def test_run_refuses_a_method_without_a_lasting_name(start):
+    with pytest.raises(ValueError, match="must have a repr that names all their settings"):
+        start(methods=[lambda model, sequence: None])
+
+
+def test_shards_together_are_the_whole(start):
+    whole = start("whole")
+    work(whole)
+    counts = [len(work(start("shards"), shard=(i, 3))) for i in (3, 1, 2)]
+    assert counts == [5, 10, 5]
+    assert numbers(start("shards")) == numbers(whole)
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/2/3"])
+def test_parse_shard_rejects(text):
+    from tl_localize.distributed import parse_shard
+
+    with pytest.raises(ValueError, match="shard must read i/n"):
+        parse_shard(text)
+
+
+def test_ray_engine_says_what_to_install(start, monkeypatch):
+    from tl_localize.distributed import by_ray
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    run = start()
+    with pytest.raises(ImportError, match=r"pip install 'tl_localize\[ray\]'"):
+        next(by_ray([run], [], lambda: run.benchmark.model))
+
+
+def test_del_at_another_ratio_reuses_the_scores(gpt2_like, make_sequences, tmp_path, monkeypatch):
+    from tl_localize import HardConcrete, RandomBaseline
+    from tl_localize.evals.del_benchmark import DelBenchmark
+    from tl_localize.runs import stored
+    from tl_localize.store import Store
+
+    def measure(ratio, methods):
+        general = torch.randint(0, 61, (2, 8), generator=torch.Generator().manual_seed(1))
+        sequences = make_sequences((9, 3), (9, 3), (9, 3))
+        return DelBenchmark(gpt2_like, sequences, general, ratios=(ratio,), n_dev=0, decode=str).run(methods).frame
+
+    methods = [HardConcrete(steps=10, first_layer=1), RandomBaseline()]
+    measure(0.1, stored(methods, Store(tmp_path), gpt2_like))
+    one_by_one = [lambda model, sequence, m=method: m(model, sequence) for method in methods]
+    for call, method in zip(one_by_one, methods, strict=True):
+        call.name = method.name
+    plain = measure(0.2, one_by_one)
+    monkeypatch.setattr(HardConcrete, "_attribute_batch", lambda *a: pytest.fail("scores were computed again"))
+    again = measure(0.2, stored(methods, Store(tmp_path), gpt2_like))
+    assert again.equals(plain)
+
+
+# ---- failures --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fails:
+    """A method that cannot do one sentence."""
+
+    on: str
+    name: str = "fails"
+
+    def __call__(self, model, sequence):
+        from tl_localize import NeuronScores
+
+        if sequence.id == self.on:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return NeuronScores(torch.arange(96.0).reshape(2, 48), self.name, sequence.id)
+
+
+def test_failure_is_recorded_and_the_rest_goes_on(start, monkeypatch):
+    from tl_localize.runs import inj_results, status
+
+    events = work(start(methods=[Fails("s1")]))
+    assert [(event.label, event.name) for event in events if event.reason] == [("fails", "s1")]
+    run = start(methods=[Fails("s1")])
+    state = status(run.store)
+    assert state.frame.loc["fails", ["planned", "done", "failed", "missing"]].tolist() == [4, 3, 1, 0]
+    assert not state.clean
+    (reason,) = state.reasons.values()
+    assert "out of memory" in reason
+    assert "Traceback" in json.dumps(run.store.failures())
+    table = inj_results(run.store).table()
+    assert table.loc[(table.index[0][0], "fails"), "missing"] == "1"
+    assert "1 measurements MISSING" in table.index[0][0]
+    assert work(run) == []  # it is not tried again
+    monkeypatch.setattr(Fails, "__call__", Fails("").__class__.__call__)
+    assert len(work(start(methods=[Fails("s1")], retry_failed=True))) == 1  # unless asked for
+
+
+def test_failure_that_is_mended_is_forgotten(start, monkeypatch):
+    from tl_localize import Activations
+
+    right = Activations._attribute_batch
+
+    def wrong(self, neurons, sequences, report):
+        raise ValueError("loss must be finite, got nan")
+
+    monkeypatch.setattr(Activations, "_attribute_batch", wrong)
+    assert sum(bool(event.reason) for event in work(start())) == 4
+    monkeypatch.setattr(Activations, "_attribute_batch", right)
+    run = start(retry_failed=True)
+    work(run)
+    assert run.store.failures() == {}
+    undisturbed = start("undisturbed")
+    work(undisturbed)
+    assert numbers(run) == numbers(undisturbed)
+
+
+def test_failed_injection_holds_up_its_own_part_only(start, monkeypatch):
+    from tl_localize.evals.inj_benchmark import InjBenchmark
+    from tl_localize.runs import status
+
+    right = InjBenchmark.inject
+
+    def wrong(self, part, progress=None):
+        if part.index == 2:
+            raise ValueError("loss must be finite, got nan")
+        return right(self, part, progress)
+
+    monkeypatch.setattr(InjBenchmark, "inject", wrong)
+    run = start()
+    work(run)
+    frame = status(run.store).frame
+    assert frame.loc["activations", ["done", "failed"]].tolist() == [3, 1]
+
+
+# ---- damage ----------------------------------------------------------------------------------------------------------
+
+
+def spoil(path: Path, how: str) -> None:
+    data = bytearray(path.read_bytes())
+    if how == "flipped":
+        data[len(data) // 2] ^= 4
+    path.write_bytes({"truncated": data[: len(data) // 2], "empty": b"", "flipped": data, "foreign": b"{}\n"}[how])
+
+
+@pytest.mark.parametrize("how", ["truncated", "empty", "flipped", "foreign"])
+@pytest.mark.parametrize("kind", ["inj", "scores", "injections"])
+def test_damaged_unit_is_set_aside_and_made_again(start, tmp_path, how, kind, caplog):
+    run = start(methods=start().methods[:1])
+    work(run)
+    before = numbers(run)
+    spoiled = sorted((tmp_path / "run" / "units" / kind).iterdir())[0]
+    spoil(spoiled, how)
+    if kind != "inj":  # what a measurement was made of is read only when it is needed
+        for path in (tmp_path / "run" / "units" / "inj").iterdir():
+            path.unlink()
+    again = start(methods=run.methods)
+    work(again)
+    assert numbers(again) == before
+    assert f"units/{kind}/{spoiled.name} was set aside" in caplog.text
+    (kept,) = (tmp_path / "run" / "set_aside").iterdir()
+    assert kept.name.startswith(spoiled.name)
+
+
+def test_every_flipped_bit_is_noticed(start, tmp_path):
+    from tl_localize.store import Damaged, unpack
+
+    run = start(methods=start().methods[:1])
+    work(run, stop_after=2)
+    for path in (tmp_path / "run" / "units").glob("*/*"):
+        data = path.read_bytes()
+        sound, tensors = unpack(data, path.suffix)
+        for at in range(0, len(data), 7):
+            flipped = bytearray(data)
+            flipped[at] ^= 1 << at % 8
+            try:
+                record, others = unpack(bytes(flipped), path.suffix)
+            except Damaged:
+                continue
+            assert record == sound, f"{path.name}: byte {at}"
+            assert all(torch.equal(tensors[name], others[name]) for name in tensors)
+
+
+def test_unit_under_another_name_is_not_trusted(start, tmp_path):
+    run = start(methods=start().methods[:1])
+    work(run)
+    before = numbers(run)
+    first, second, *_ = sorted((tmp_path / "run" / "units" / "inj").iterdir())
+    first.write_bytes(second.read_bytes())
+    again = start(methods=run.methods)
+    work(again)
+    assert numbers(again) == before
+
+
+def test_foreign_files_are_set_aside_and_kept(start, tmp_path):
+    run = start()
+    work(run)
+    before = numbers(run)
+    (tmp_path / "run" / "units" / "inj" / "notes.txt").write_text("mine")
+    (tmp_path / "run" / "failures" / "x.json").write_text("{}")
+    (tmp_path / "run" / "plans" / "y.json").write_text("")
+    again = start()
+    assert work(again) == []
+    assert numbers(again) == before
+    assert len(again.store.names) == 4 + 4 * 4 * 2
+    assert again.store.failures() == {}
+    assert len(list((tmp_path / "run" / "set_aside").iterdir())) == 3
+    assert "mine" in {path.read_text() for path in (tmp_path / "run" / "set_aside").iterdir()}
+
+
+def test_full_disk_stops_with_a_message_and_loses_nothing(start, tmp_path, monkeypatch):
+    fsync, calls = os.fsync, []
+
+    def full(descriptor):
+        calls.append(descriptor)
+        if len(calls) > 15:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    run = start()
+    with monkeypatch.context() as patch:
+        patch.setattr("tl_localize.files.os.fsync", full)
+        with pytest.raises(OSError, match=r"folder must have room.*what is done is kept"):
+            work(run)
+    assert leftovers(tmp_path / "run") == []
+    again = start()
+    work(again)
+    whole = start("whole")
+    work(whole)
+    assert numbers(again) == numbers(whole)
+
+
+def test_full_tmpfs_for_real(tmp_path):
+    """A file system of 64 KiB in a namespace of its own: half a file is never left."""
+    script = """
+import pathlib, sys, os
+from tl_localize.store import Record, Store, Unit
+import torch
+store = Store(pathlib.Path(sys.argv[1]))
+done = 0
+try:
+    for i in range(100):
+        store.write(Unit("scores", {"i": i}, ".safetensors"), Record({}, {}, {"values": torch.ones(50, 20)}))
+        done += 1
+except OSError as error:
+    assert "folder must have room" in str(error), error
+assert 3 < done < 100, done
+assert list(pathlib.Path(sys.argv[1], "tmp").iterdir()) == []
+again = Store(pathlib.Path(sys.argv[1]))
+assert sum(again.read(Unit("scores", {"i": i}, ".safetensors")) is not None for i in range(100)) == done
+print("ok", done)
+"""
+    mount = f'mount -t tmpfs -o size=64k none {tmp_path} && "$0" -c "$1" {tmp_path}'
+    probe = subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False) if sys.platform == "linux" else None
+    if probe is None or probe.returncode:
+        pytest.skip("mount namespaces are not allowed here")
+    root = Path(__file__).parents[1]
+    command = ["unshare", "-rm", "bash", "-c", mount, sys.executable, script]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(root)})
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("ok")
+
+
+def test_read_only_folder_can_be_read_and_is_not_changed(start, tmp_path):
+    from tl_localize.runs import inj_results, status
+    from tl_localize.store import Store
+
+    run = start()
+    work(run)
+    spoil(sorted((tmp_path / "run" / "units" / "inj").iterdir())[0], "empty")
+    before = sorted(tmp_path.rglob("*"))
+    store = Store(tmp_path / "run", read_only=True)
+    assert status(store).frame["missing"].sum() == 1
+    assert len(inj_results(store).missing) == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_store_rejects_a_folder_that_is_none(tmp_path):
+    from tl_localize.store import Store
+
+    with pytest.raises(ValueError, match="folder must hold the results of a run"):
+        Store(tmp_path / "nothing", read_only=True)
+
+
+def test_two_runs_in_one_folder_agree(start):
+    """Turn by turn, each with its own idea of what is there."""
+    from tl_localize.distributed import in_process, jobs
+
+    first, second = start(), start()
+    turns = [in_process([run], jobs([run])) for run in (first, second)]
+    while turns:
+        turns = [turn for turn in turns if next(turn, None) is not None]
+    whole = start("whole")
+    work(whole)
+    assert numbers(start()) == numbers(whole)
+    assert leftovers(first.store.folder) == []
+
+
+# ---- a kill ----------------------------------------------------------------------------------------------------------
+
+
+def test_abandoned_temporary_files_are_removed_and_those_in_use_stay(tmp_path):
+    import socket
+
+    from tl_localize.files import remove_abandoned
+
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait()
+    dead = tmp_path / f".a.json.{socket.gethostname()}.{child.pid}.0a0a0a0a.tmp"
+    living = tmp_path / f".a.json.{socket.gethostname()}.{os.getppid()}.0a0a0a0a.tmp"
+    elsewhere = tmp_path / ".a.json.elsewhere.1.0a0a0a0a.tmp"
+    for path in (dead, living, elsewhere):
+        path.touch()
+    remove_abandoned(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([living, elsewhere])
+    os.utime(elsewhere, (0, 0))
+    remove_abandoned(tmp_path)
+    assert list(tmp_path.iterdir()) == [living]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_run_loses_nothing(start, tmp_path):
+    from kill import kill_until, logged
+
+    log = tmp_path / "log"
+
+    def run():
+        torch.set_num_threads(1)
+        again = start()
+        logged(again, log)
+        work(again)
+
+    whole = start("whole")
+    began = time.monotonic()
+    work(whole)
+    seen = kill_until(run, tmp_path / "run", log, rounds=6, seed=0, mean=(time.monotonic() - began) / 3)
+    assert seen.rounds > 0
+    assert seen.wasted == 0
+    assert numbers(start()) == numbers(whole)
+    assert leftovers(tmp_path / "run") == []

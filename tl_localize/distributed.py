@@ -1,0 +1,188 @@
+"""Who makes which units: this process, one of several array jobs, or the workers of a Ray cluster. There is no science in it.
+
+All write to one results folder, and a unit's bits don't depend on who made it, so any of them can take over from any other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tl_localize.evals.inj_benchmark import InjBenchmark
+from tl_localize.methods.base import Method
+from tl_localize.neurons import LanguageModel
+from tl_localize.runs import Event, InjRun, Work
+from tl_localize.store import Store
+
+ATTEMPTS = 3  # deaths of a worker over one part before the part is recorded as failed
+Stop = Callable[[], bool]
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What one part waits for: units that need the same injection and run well one after the other.
+
+    Args:
+        run: index of the run.
+    """
+
+    run: int
+    work: Work
+    labels: list[str]
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """``"2/8"`` as (2, 8)."""
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
+        raise ValueError(f"shard must read i/n with i from 1 to n, got {text!r}. Write 1/4, 2/4, 3/4 and 4/4 for four jobs.")
+    return int(index), int(count)
+
+
+def jobs(runs: Sequence[InjRun], shard: tuple[int, int] = (1, 1)) -> list[Job]:
+    """What is missing in the parts that fall to one of n shards; every n-th part of all runs, whatever is already done."""
+    index, count = shard
+    parts = [(r, work) for r, run in enumerate(runs) for work in run.works]
+    found = [Job(r, work, runs[r].missing(work)) for r, work in parts[index - 1 :: count]]
+    return [job for job in found if job.labels]
+
+
+def in_process(runs: Sequence[InjRun], todo: Sequence[Job], stop: Stop = lambda: False) -> Iterator[Event]:
+    """Make the units here, one after the other, until there are none or ``stop`` says so."""
+    for job in todo:
+        for event in runs[job.run].make(job.work, job.labels):
+            yield event
+            if stop():
+                return
+
+
+def by_ray(
+    runs: Sequence[InjRun],
+    todo: Sequence[Job],
+    load: Callable[[], LanguageModel],
+    stop: Stop = lambda: False,
+    *,
+    address: str | None = None,
+    workers: int | None = None,
+    gpus: float | None = None,
+) -> Iterator[Event]:
+    """Make the units by actors of a Ray cluster, each of which loads the model once.
+
+    A worker that dies, with its machine or without, gives its part back, and another one is hired. Dies this process, then the same
+    command goes on from what is in the folder, which all machines must see under the same path.
+
+    Args:
+        load: gives the model, on the machine where it is called.
+        address: of a cluster that is there; by default one is started on this machine.
+        workers: by default as many as the cluster has room for.
+        gpus: for each worker, also a fraction; by default one where there are GPUs. Without GPUs a worker gets as many cores as this
+            process has threads, because results differ in the last digits between numbers of threads.
+    Raises:
+        ImportError: Ray is not installed.
+    """
+    ray = import_ray()
+    if not todo:
+        return
+    if not ray.is_initialized():
+        ray.init(address=address or "local", log_to_driver=False, include_dashboard=False)
+    there = ray.cluster_resources()
+    gpus = gpus if gpus is not None else float(there.get("GPU", 0) > 0)
+    threads = torch.get_num_threads()
+    room = there.get("GPU", 0) / gpus if gpus else there.get("CPU", 1) / threads
+    options = {"num_gpus": gpus, "num_cpus": 1 if gpus else threads, "max_concurrency": 2}
+    hire = ray.remote(Worker).options(**options)
+    arguments = (load, [Recipe.of(run) for run in runs], threads)
+    waiting, deaths = deque(todo), Counter[int]()
+    busy: dict[Any, tuple[Any, Job | None]] = {}  # what was asked for -> of whom, for which job; None is getting ready
+
+    def engage() -> None:
+        worker: Any = hire.remote(*arguments)
+        busy[worker.ready.remote()] = (worker, None)
+
+    for _ in range(min(workers or max(1, int(room)), len(todo))):
+        engage()
+    stopped = False
+    while any(job for _, job in busy.values()) or (waiting and not stopped):
+        if stop() and not stopped:
+            stopped = True
+            for worker, job in busy.values():
+                if job:
+                    worker.stop.remote()
+        ready, _ = ray.wait(list(busy), timeout=0.5)
+        for reference in ready:
+            worker, job = busy.pop(reference)
+            try:
+                events: list[Event] = ray.get(reference)
+            except ray.exceptions.RayActorError as error:
+                lost = job.work.injection if job else None
+                deaths[id(job) if job else 0] += 1
+                if deaths[id(job) if job else 0] < ATTEMPTS:
+                    waiting.extendleft([job] if job else [])
+                elif job and lost:
+                    reason = runs[job.run].store.fail(lost, error)["reason"]
+                    yield Event(lost, "inject", job.work.name, 0.0, reason)
+                else:
+                    raise
+                if not stopped:
+                    engage()
+                continue
+            yield from events
+            if waiting and not stopped:
+                job = waiting.popleft()
+                busy[worker.make.remote(job)] = (worker, job)
+            else:
+                ray.kill(worker)
+    for worker, _ in busy.values():
+        ray.kill(worker)
+
+
+def import_ray() -> Any:
+    """Ray, which is an extra."""
+    try:
+        return import_module("ray")
+    except ImportError as error:
+        raise ImportError("engine 'ray' needs Ray: pip install 'tl_localize[ray]'. Without it, --engine process does the same.") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """A run without its model, which every worker has its own of."""
+
+    folder: Path
+    benchmark: dict[str, Any]
+    methods: Sequence[Method]
+
+    @classmethod
+    def of(cls, run: InjRun) -> Recipe:
+        settings = {f.name: getattr(run.benchmark, f.name) for f in fields(run.benchmark) if f.name != "model"}
+        return cls(run.store.folder.resolve(), settings, run.methods)
+
+    def run(self, model: LanguageModel) -> InjRun:
+        """The same run with a worker's model; a model of other weights is refused, because its plan contradicts the folder's."""
+        return InjRun(Store(self.folder), InjBenchmark(model=model, **self.benchmark), self.methods)
+
+
+class Worker:
+    """An actor: holds the model, makes units."""
+
+    def __init__(self, load: Callable[[], LanguageModel], recipes: Sequence[Recipe], threads: int) -> None:
+        torch.set_num_threads(threads)
+        model = load()
+        self.runs = [recipe.run(model) for recipe in recipes]
+        self.stopped = False
+
+    def ready(self) -> list[Event]:
+        return []
+
+    def make(self, job: Job) -> list[Event]:
+        return list(in_process(self.runs, [job], lambda: self.stopped))
+
+    def stop(self) -> None:
+        """Finish the unit in hand; called while ``make`` runs."""
+        self.stopped = True

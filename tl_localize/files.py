@@ -1,0 +1,69 @@
+"""One way to write a file: whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from pathlib import Path
+
+
+def write_whole(path: str | Path, data: bytes, temporary_folder: Path | None = None) -> None:
+    """Write under a temporary name, force it to the disk, rename: after a crash at any moment there is the whole file or none.
+
+    Args:
+        temporary_folder: where the temporary file lies, on the same file system; beside the file by default.
+    """
+    path = Path(path)
+    temporary = (temporary_folder or path.parent) / f".{path.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _force(path.parent)
+
+
+def _force(folder: Path) -> None:
+    """The rename itself reaches the disk, where folders can be synchronized (not on Windows)."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Delete temporary files of ``write_whole`` whose writer is dead: a process of this machine that is gone, or of another after a day.
+
+    Age is measured on the file system's own clock, by a file that is written now.
+    """
+    probe = folder / f".probe.{secrets.token_hex(4)}"
+    probe.touch()
+    now = probe.stat().st_mtime
+    probe.unlink()
+    for path in folder.glob(".*.tmp"):
+        writer = path.name.split(".")[-3]
+        ours = writer.isdigit() and f".{socket.gethostname()}.{writer}." in path.name
+        try:
+            if (ours and not alive(int(writer))) or (not ours and now - path.stat().st_mtime > 24 * 3600):
+                path.unlink()
+        except FileNotFoundError:  # its writer, or another cleaner, was faster
+            pass
+
+
+def alive(pid: int) -> bool:
+    """Whether another process of this machine has this number; what bears our own number is of one before us."""
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
