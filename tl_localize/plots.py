@@ -119,7 +119,7 @@ def forgetting(results: DelResults, ax: Any = None) -> Any:
     ax.set_xlim(left=min(-0.05 * reach, ax.get_xlim()[0]))
     ax.set_xlabel("accuracy lost on the other sequences, Neg (percentage points)")
     ax.set_ylabel("accuracy lost on the target, Self (percentage points)")
-    ax.set_title(f"DEL: forgetting when {shares} of each layer are silenced" + (" (white to black)" if len(ratios) > 1 else ""))
+    ax.set_title(f"DEL: {shares} of each layer silenced" + (" (white to black)" if len(ratios) > 1 else ""))
     ax.legend(fontsize=8, frameon=False)
     return ax.figure
 
