@@ -138,7 +138,8 @@ def tune(
                 best = write_settings(ranking, folder / "settings.json", rule)
                 use = f"tl-localize {benchmark} --model {model} --settings {folder / 'settings.json'}"
                 typer.echo(f"\nBest: {best[method]}\nUse it: {use}")
-        finish(runs, done)
+        if runs:
+            finish(runs, done)
 
 
 def tune_del(
