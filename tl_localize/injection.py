@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tl_localize.html import card, table
 from tl_localize.losses import target_logits
 from tl_localize.memory import halving, tokens_that_fit
 from tl_localize.neurons import LanguageModel, NeuronView
@@ -53,6 +54,17 @@ class Injection:
             text += "; in the way: " + ", ".join(f"token {position} ({nats:.2f} nats)" for position, nats in stuck[:3])
             text += f" and {len(stuck) - 3} more" if len(stuck) > 3 else ""
         return f"Injection({text})"
+
+    def _repr_html_(self) -> str:
+        state = "converged" if self.converged else "NOT converged"
+        facts = [
+            ("rows trained", len(self.neurons)),
+            ("steps", len(self.losses)),
+            ("loss before, nats per token", float(self.losses[0])),
+            ("loss after", float(self.losses[-1])),
+            *((f"in the way: token {position}, nats", nats) for position, nats in self.stuck()[:3]),
+        ]
+        return card(f"Injection of {self.sequence_id!r}: {state}", table(("", ""), facts), self.neurons.html_by_layer())
 
     def stuck(self, threshold: float = STUCK_NATS) -> list[tuple[int, float]]:
         """Tokens that stand in the way: (position in the sequence, nats at the end) of all above the threshold, the worst first.

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tl_localize.html import Bar, card, table
 from tl_localize.neurons import Hook, LanguageModel, NeuronView, Real, post_hook_name, zero_neurons
 
 
@@ -58,6 +59,15 @@ def load_tensors(path: str | Path, *required: str) -> tuple[dict[str, Tensor], d
     return tensors, metadata
 
 
+SHOWN = 8  # neurons that a notebook lists
+
+
+def indices_shown(mask: Bool[Tensor, " neuron"]) -> str:
+    """The first few indices of a layer's neurons."""
+    index = mask.nonzero().flatten().tolist()
+    return ", ".join(map(str, index[:SHOWN])) + (", ..." if len(index) > SHOWN else "")
+
+
 def check_ratio(name: str, ratio: Real) -> None:
     """Raise ValueError unless 0 < ratio <= 1."""
     if isinstance(ratio, bool) or not isinstance(ratio, numbers.Real) or not 0 < ratio <= 1:
@@ -94,6 +104,16 @@ class NeuronSet:
 
     def __repr__(self) -> str:
         return f"NeuronSet({len(self)} of {self.mask.numel()} neurons, per layer {self.mask.sum(1).tolist()})"
+
+    def _repr_html_(self) -> str:
+        return card(f"NeuronSet: {len(self)} of {self.mask.numel()} neurons", self.html_by_layer())
+
+    def html_by_layer(self) -> str:
+        """A table of how many neurons lie in each layer, and the first few of them."""
+        counts = self.mask.sum(1).tolist()
+        largest = max(*counts, 1)
+        rows = [(layer, n, Bar(n / largest), indices_shown(self.mask[layer])) for layer, n in enumerate(counts)]
+        return table(("layer", "neurons", "", "which"), rows)
 
     def recall_of(self, truth: NeuronSet) -> float:
         """Fraction of the true neurons that are in this set.
@@ -164,6 +184,18 @@ class NeuronScores:
     def __repr__(self) -> str:
         n_layers, n_neurons = self.values.shape
         return f"NeuronScores({self.method!r}, {self.sequence_id!r}, {n_layers} layers x {n_neurons} neurons)"
+
+    def _repr_html_(self) -> str:
+        n_layers, n_neurons = self.values.shape
+        best = self.values.flatten().argsort(descending=True, stable=True)[:SHOWN].tolist()
+        ranking = [(*divmod(flat, n_neurons), float(self.values.flatten()[flat])) for flat in best]
+        highest = self.values.max(1).values.tolist()
+        scale = max(*highest, 0.0) or 1.0
+        means = self.values.mean(1).tolist()
+        layers = [(i, mean, top, Bar(max(top, 0) / scale)) for i, (mean, top) in enumerate(zip(means, highest, strict=True))]
+        about = " of ".join(filter(None, (self.settings or self.method, self.sequence_id)))
+        title = f"NeuronScores: {about}, {n_layers} layers x {n_neurons} neurons; larger is more responsible"
+        return card(title, table(("layer", "neuron", "score"), ranking), table(("layer", "mean", "highest", ""), layers))
 
     def top_k(
         self,

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int, Integer
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
+from tl_localize.html import card
 from tl_localize.losses import unembed
 from tl_localize.memory import halving, tokens_that_fit
 from tl_localize.methods import RandomBaseline
@@ -448,6 +449,18 @@ class DelResults:
     confusion: dict[tuple[str, float], pd.DataFrame] = field(default_factory=dict)
     confusion_levenshtein: dict[tuple[str, float], pd.DataFrame] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        if not len(self.frame):
+            return "DelResults(nothing measured)"
+        ratios = ", ".join(f"{100 * ratio:g} %" for ratio in self.frame["ratio"].unique())
+        counts = f"{self.frame['sequence_id'].nunique()} targets x {self.frame['method'].nunique()} methods"
+        return f"DelResults({counts}, {ratios} of each layer silenced)"
+
+    def _repr_html_(self) -> str:
+        if not len(self.frame):
+            return f"<div>{self!r}</div>"
+        return card(f"{self!r}: after minus before, mean \u00b1 standard error over targets", self.table().to_html())
 
     def summary(self) -> pd.DataFrame:
         """Mean and standard error over targets: model, intervention, method, ratio, metric, mean, standard_error, n."""

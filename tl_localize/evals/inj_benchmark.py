@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from tl_localize.html import card
 from tl_localize.injection import JointInjection, inject_many, inject_together
 from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.methods.base import Method, Progress, label_methods
@@ -330,6 +331,19 @@ class InjResults:
     settings: dict[str, Any] = field(default_factory=dict)
     truth: pd.DataFrame = field(default_factory=pd.DataFrame)
     assignment: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    def __repr__(self) -> str:
+        if not len(self.frame):
+            return "InjResults(nothing measured)"
+        ratios = ", ".join(f"{100 * ratio:g} %" for ratio in self.frame["injection_ratio"].unique())
+        counts = f"{self.frame['sequence_id'].nunique()} sequences x {self.frame['method'].nunique()} methods"
+        return f"InjResults({counts}, injection ratio {ratios}{', with distractors' if self.distractors else ''})"
+
+    def _repr_html_(self) -> str:
+        if not len(self.frame):
+            return f"<div>{self!r}</div>"
+        unit = "own / others' rows" if self.distractors else "recall of the injected rows"
+        return card(f"{self!r}: {unit} in percent, mean \u00b1 standard error", self.table().to_html())
 
     def joined(self, other: InjResults) -> InjResults:
         """These results and one more piece of the same run."""
