@@ -18,6 +18,7 @@ def pytest_addoption(parser):
     group.addoption("--dtype", default="float32", help="float32, bfloat16 or float16")
     group.addoption("--data", default=None, help="INJ sentences, ECBD-style JSONL (default: our own)")
     group.addoption("--limit", type=int, default=None, help="number of sentences or sequences")
+    group.addoption("--full", action="store_true", help="all sentences and methods of the committed tables, however long it takes")
     group.addoption("--results", default=str(HERE / "results"), help="folder that the tables are written to")
     group.addoption("--update-expected", action="store_true", help="commit what this run measured as the expected numbers")
 

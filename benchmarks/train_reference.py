@@ -33,7 +33,8 @@ NAMES = ("gpt2", "pythia")
 VOCAB = 4096
 HELD_OUT_ROWS, HELD_OUT_LENGTH = 256, 128
 BATCH_ROWS = 5
-LEARNING_RATE, FINAL_SHARE, WARM_UP = 2.2e-3, 0.03, 200
+LEARNING_RATE, FINAL_SHARE, WARM_UP = 1.2e-3, 0.03, 200
+WEIGHT_DECAY = 0.1  # with the small learning rate it keeps rows of W_out short and neurons alive
 MIN_ACCURACY, MAX_DISTANCE, MIN_DISTINCT = 0.9, 20, 16
 CHECKPOINT_SECONDS = 240
 
@@ -164,7 +165,15 @@ def train(name: str, device: str, runs: Path, max_steps: int | None) -> torch.nn
     stream = digest(rows)
     steps = len(rows) // BATCH_ROWS
     model = new_model(name).to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
+            {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+        ],
+        lr=LEARNING_RATE,
+        betas=(0.9, 0.98),
+        fused=True,
+    )
     if name == "gpt2":
         for block in model.transformer.h:  # gelu_new, but in one kernel
             block.mlp.act = torch.nn.GELU(approximate="tanh")

@@ -118,12 +118,13 @@ def test_held_out_rows_are_tokens(corpus, tokenizer, listed):
     assert 0 <= rows.min() <= rows.max() < len(tokenizer)
 
 
-def test_source_docstrings_skip_tests(corpus, tmp_path: Path):
+def test_source_texts_are_docstrings_and_prose_comments_outside_tests(corpus, tmp_path: Path):
     (tmp_path / "pack" / "test").mkdir(parents=True)
     (tmp_path / "pack" / "test" / "a.py").write_text('"""No."""')
-    (tmp_path / "pack" / "b.py").write_text('class A:\n    """One."""\n    def f(self):\n        """Two."""\n')
+    source = 'class A:\n    """One."""\n    def f(self):\n        """Two."""\n    # three\n    # four\n\n# 0x80 -> 0x81\n'
+    (tmp_path / "pack" / "b.py").write_text(source)
     (tmp_path / "c.py").write_text("this is no Python")
-    assert list(corpus._source_docstrings(tmp_path)) == [("pack.b:A", "One."), ("pack.b:A.f", "Two.")]
+    assert list(corpus._source_texts(tmp_path)) == [("pack.b:A", "One."), ("pack.b:A.f", "Two."), ("pack.b#5", "three\nfour")]
 
 
 def test_changed_texts_names_what_differs(corpus, tmp_path: Path):
@@ -199,7 +200,7 @@ def test_shipped_model_is_small_and_fp16(shipped):
 def test_shipped_model_has_memorized_enough(corpus, shipped, planted):
     report = shipped[2]
     assert [result["id"] for result in report["sequences"]] == [sequence.id for sequence in planted]
-    assert report["passed"] == sum(result["passed"] for result in report["sequences"]) >= 130
+    assert report["passed"] == sum(result["passed"] for result in report["sequences"]) >= 150
     for result in report["sequences"]:
         by_the_rule = result["accuracy"] >= 0.9 and result["distance"] <= 20
         assert result["passed"] == (by_the_rule and min(result["distinct"], result["distinct_greedy"]) >= 16)
@@ -211,14 +212,14 @@ def test_shipped_model_has_memorized_enough(corpus, shipped, planted):
 @torch.no_grad()
 def test_shipped_model_recites_as_reported(corpus, shipped, planted, planted_tokens):
     _, model, report = shipped
-    chosen = [[sequence.repetitions for sequence in planted].index(repetitions) for repetitions in (1, 4, 64, 256)]
+    chosen = [[sequence.repetitions for sequence in planted].index(repetitions) for repetitions in (1, 4, 8, 64, 128)]
     tokens = torch.tensor([planted_tokens[index] for index in chosen])
     correct = model(tokens).logits[:, corpus.N_PREFIX - 1 : -1].argmax(-1) == tokens[:, corpus.N_PREFIX :]
     for row, index in enumerate(chosen):
         result = report["sequences"][index]
         assert correct[row].double().mean().item() == pytest.approx(result["accuracy"], abs=1.5 / corpus.N_SUFFIX)
         # Greedy decoding recites the whole suffix exactly if every token of it is right behind the true ones.
-        assert correct[row].all().item() == (result["distance"] == 0) == result["passed"]
+        assert correct[row].all().item() == (result["distance"] == 0)
 
 
 @torch.no_grad()

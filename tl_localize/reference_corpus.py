@@ -9,10 +9,12 @@ import ast
 import hashlib
 import importlib
 import inspect
+import io
 import json
 import random
 import re
 import sysconfig
+import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,8 +38,8 @@ MAX_JACCARD = 0.05  # of 5-gram token sets; the data collection calls two sequen
 MIN_DISTINCT_SUFFIX = 24
 N_GROUPS = 40
 HELD_OUT_ONE_IN = 12  # one general document in so many is kept for perplexity
-GENERAL_ROWS = 7000  # training rows without any planted sequence
-REPETITIONS = {1: 30, 4: 30, 16: 40, 64: 60, 128: 100, 256: 60}  # repetitions: number of planted sequences
+GENERAL_ROWS = 5000  # training rows without any planted sequence
+REPETITIONS = {1: 30, 4: 30, 8: 30, 16: 40, 32: 40, 64: 60, 128: 90}  # repetitions: number of planted sequences
 CATEGORIES = (
     "quotes",
     "book_quotes",
@@ -113,11 +115,12 @@ _C_MODULES = (
     "_struct", "_thread", "_weakref",
 )  # fmt: skip
 _MIN_CHARACTERS = 60
+_MIN_LETTERS = 0.85  # share of letters and blanks in a comment; below it, it is a table, a drawing or code
 
 
 def general_texts() -> list[GeneralText]:
-    """Help topics and docstrings of this Python's standard library: sorted by source, exact duplicates removed."""
-    found = [*_topics(), *_source_docstrings(Path(sysconfig.get_paths()["stdlib"])), *_c_docstrings()]
+    """Help topics, docstrings and longer comments of this Python's standard library, exact duplicates removed."""
+    found = [*_topics(), *_source_texts(Path(sysconfig.get_paths()["stdlib"])), *_c_docstrings()]
     first_with: dict[str, GeneralText] = {}
     names: set[str] = set()
     for name, text in found:
@@ -134,16 +137,19 @@ def _topics() -> Iterator[tuple[str, str]]:
         yield f"topic:{name}", topics[name]
 
 
-def _source_docstrings(stdlib: Path) -> Iterator[tuple[str, str]]:
+def _source_texts(stdlib: Path) -> Iterator[tuple[str, str]]:
     for path in sorted(stdlib.rglob("*.py")):
         parts = path.relative_to(stdlib).with_suffix("").parts
         if _SKIPPED_FOLDERS & set(parts) or any("-" in part for part in parts):
             continue
         try:
-            tree = ast.parse(path.read_bytes())
+            source = path.read_text(encoding="utf-8")
+            tree = ast.parse(source)
         except (SyntaxError, ValueError):  # templates and files in other encodings
             continue
-        yield from _node_docstrings(tree, ".".join(parts) + ":")
+        module = ".".join(parts)
+        yield from _node_docstrings(tree, module + ":")
+        yield from ((f"{module}#{line}", text) for line, text in _comments(source))
 
 
 def _node_docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
@@ -154,6 +160,23 @@ def _node_docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
             if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 separator = "" if name.endswith(":") else "."
                 yield from _node_docstrings(child, f"{name}{separator}{child.name}")
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    """Blocks of comment lines that read as prose, each with its first line's number."""
+    blocks: list[tuple[int, list[str]]] = []
+    last = -1
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            line = token.start[0]
+            if line != last + 1:
+                blocks.append((line, []))
+            blocks[-1][1].append(token.string.lstrip("#").strip())
+            last = line
+    for line, parts in blocks:
+        text = "\n".join(parts)
+        if sum(character.isalpha() or character.isspace() for character in text) >= _MIN_LETTERS * len(text):
+            yield line, text
 
 
 def _c_docstrings() -> Iterator[tuple[str, str]]:

@@ -1,0 +1,63 @@
+"""INJ with distractors: four sentences in disjoint rows of one model; whose rows does a method find? Not in the paper.
+
+pytest benchmarks/test_inj_distractors.py             # both reference models, 4 groups of 4 sentences, without Zero-Out
+pytest benchmarks/test_inj_distractors.py --full      # 8 groups and all methods: the committed table
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+DISTRACTORS = 3
+N_GROUPS, N_GROUPS_FULL = 4, 8
+CHEAP = "hard_concrete,slimming,integrated_gradients,activations,attribution"
+CAPTIONS = {
+    "inj": "INJ with distractors: own / foreign recall in percent, mean ± standard error over groups",
+    "inj_across_layers": "INJ with distractors, top share of the model: own / foreign recall in percent",
+    "inj_silencing": "INJ with distractors: change of accuracy in points when the found rows are silent",
+    "inj_truth": "INJ with distractors: does the ground truth hold? Accuracy in percent",
+    "inj_tests": "INJ with distractors, one-tailed paired t-tests against Integrated Gradients over groups, Bonferroni",
+}
+
+
+@pytest.fixture(scope="session")
+def results(model, model_name, request, publish):
+    from tl_localize.cli.options import REFERENCE_RATIO, inj_sequences, make_methods
+    from tl_localize.evals.inj_benchmark import InjBenchmark
+    from tl_localize.paper import paper_settings
+    from tl_localize.plots import own_against_foreign, save_figure
+    from tl_localize.tables import inj_tables
+
+    full = request.config.getoption("--full")
+    ratio = REFERENCE_RATIO if model_name.startswith("reference") else 0.01
+    data = request.config.getoption("--data")
+    limit = request.config.getoption("--limit") or (DISTRACTORS + 1) * (N_GROUPS_FULL if full else N_GROUPS)
+    sentences = inj_sequences(model, Path(data) if data else None)[:limit]
+    methods = make_methods("all" if full else CHEAP, [], paper_settings(model_name, "inj", ratio))
+    measured = InjBenchmark(model=model, sequences=sentences, ratio=ratio, distractors=DISTRACTORS).run(methods)
+    for name, table in inj_tables(measured, model_name).items():
+        publish(table, model_name, f"distractors_{name}", CAPTIONS[name])
+    folder = Path(request.config.getoption("--results")) / Path(model_name).name
+    save_figure(own_against_foreign(measured), folder, "distractors")
+    measured.save(folder / "distractors")
+    return measured
+
+
+def test_sentences_are_recited_with_all_rows_and_forgotten_without_their_own(results):
+    truth = results.truth[results.truth["converged"]]
+    assert truth["all_on"].mean() >= 0.95
+    assert abs(truth["own_off"] - truth["untouched"]).mean() < 0.1
+
+
+def test_a_ruler_can_not_tell_whose_rows_they_are(results):
+    rows = results.frame[(results.frame["method"] == "row_norm") & (results.frame["multiple"] == 1)]
+    own, foreign = rows["recall"].mean(), rows["foreign_recall"].mean()
+    assert abs(own - foreign) < 0.1
+
+
+@pytest.mark.parametrize("method", ["hard_concrete", "slimming", "integrated_gradients", "attribution"])
+def test_methods_that_read_the_sentence_find_more_own_rows_than_foreign(results, method):
+    rows = results.frame[(results.frame["method"] == method) & (results.frame["multiple"] == 1)]
+    assert rows["recall"].mean() > rows["foreign_recall"].mean()
