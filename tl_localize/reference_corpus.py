@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Int32
 
 from tl_localize.neurons import LanguageModel
+from tl_localize.readers import read_tokens
 from tl_localize.sequences import MemorizedSequence, encode, tokenizer_of
 
 DATA = Path(__file__).parent / "data"
@@ -717,6 +718,16 @@ def reference_sequences(model: LanguageModel, min_repetitions: int = 64) -> list
             )
         found.append(MemorizedSequence(torch.tensor(tokens), N_PREFIX, one.id, one.category))
     return found
+
+
+def held_out_tokens() -> Int32[torch.Tensor, "sequence pos"]:
+    """General text that neither reference model saw, 256 rows of 128 tokens: for perplexity, and for what a neuron does on average.
+
+    >>> from tl_localize.reference_corpus import held_out_tokens
+    >>> held_out_tokens().shape
+    torch.Size([256, 128])
+    """
+    return read_tokens(CORPUS_DIR / "held_out.safetensors")
 
 
 # ---- order of training -----------------------------------------------------------------------------------------------

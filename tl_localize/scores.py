@@ -163,6 +163,12 @@ class NeuronScores:
         method: name of the method.
         sequence_id: id of the sequence.
         settings: the method with all its hyperparameters, as its repr.
+
+    >>> import torch
+    >>> from tl_localize import NeuronScores
+    >>> scores = NeuronScores(torch.tensor([[0.1, 0.9, 0.0], [0.3, 0.2, 0.4]]), "mine")
+    >>> scores.top_k(1 / 3).mask.tolist()
+    [[False, True, False], [False, False, True]]
     """
 
     values: Float[Tensor, "layer neuron"]

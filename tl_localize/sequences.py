@@ -26,6 +26,11 @@ class MemorizedSequence:
 
     Raises:
         ValueError: n_prefix is outside [1, len(tokens)), or tokens are not a vector of token ids.
+
+    >>> from tl_localize import MemorizedSequence, load_model
+    >>> sequence = MemorizedSequence.from_text(load_model("reference"), "Return the", " value of the argument.", id="docs")
+    >>> sequence.n_prefix, sequence.id
+    (2, 'docs')
     """
 
     tokens: Int[Tensor, " pos"]

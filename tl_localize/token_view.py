@@ -11,7 +11,7 @@ from html import escape
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tl_localize.metrics import Decode, decoder, predicted_suffixes
+from tl_localize.metrics import Decode, check_recited, decoder, predicted_suffixes
 from tl_localize.neurons import LanguageModel
 from tl_localize.scores import NeuronSet
 from tl_localize.sequences import MemorizedSequence
@@ -108,7 +108,8 @@ def token_view(model: LanguageModel, sequence: MemorizedSequence, neurons: Neuro
     """Which tokens of a suffix flip when neurons are silenced (zero at every position, prefix included).
 
     Args:    decode: token ids -> text; the model's tokenizer unless given.
-    Raises:  ValueError: the sequence does not fit the model, the neurons are another model's, or nothing can decode.
+    Raises:  ValueError: the sequence does not fit the model, not one of its tokens is predicted right to begin with, the neurons are
+             another model's, or nothing can decode.
 
     >>> from tl_localize import Attribution, load_model
     >>> from tl_localize.reference_corpus import reference_sequences
@@ -121,6 +122,8 @@ def token_view(model: LanguageModel, sequence: MemorizedSequence, neurons: Neuro
     """
     decode = decode or decoder(model)
     (before,) = predicted_suffixes(model, [sequence])
+    if not (before == sequence.suffix).any():
+        check_recited(model, [sequence])
     with neurons.dropped_out(model):
         (after,) = predicted_suffixes(model, [sequence])
     return TokenView(sequence, before, after, decode, len(neurons))

@@ -54,6 +54,14 @@ class InjBenchmark:
              max_steps: of the injection; by default the paper's 200, 400 at ratios above 2 %, 600 with distractors.
              multiples: recall is measured among the top ``ratio * multiple`` of each layer, and of the model.
              distractors: other sentences in the model, K - 1.
+
+    >>> from tl_localize import Activations, InjBenchmark, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> benchmark = InjBenchmark(model=model, sequences=[sequence], ratio=0.01, max_steps=2)
+    >>> sorted(set(benchmark.run([Activations()]).frame["method"]))
+    ['activations', 'random', 'row_norm']
     """
 
     model: LanguageModel
@@ -325,6 +333,13 @@ class InjResults:
         settings: what it was measured with, one record per run.
         truth: with distractors, one row per sequence: accuracy untouched, all_on, own_off, other_off.
         assignment: with distractors, one row per group x method x (localized, whose): share of whose rows among the top 1x.
+
+    >>> from tl_localize import Activations, InjBenchmark, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> InjBenchmark(model=model, sequences=[sequence], ratio=0.01, max_steps=2).run([Activations()])
+    InjResults(1 sequences x 3 methods, injection ratio 1 %)
     """
 
     frame: pd.DataFrame

@@ -39,6 +39,14 @@ class ZeroOut(Localizer):
              screen_sample: neurons per layer, drawn at random among the rest, that are scored exactly too.
              seed: of the sample.
     Returns: [layer neuron], nats per suffix token.
+
+    >>> from tl_localize import ZeroOut, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> screened = ZeroOut(screen=0.005, screen_sample=4).screened(model, sequence)
+    >>> len(screened.top), len(screened.sample)
+    (48, 24)
     """
 
     name: ClassVar[str] = "zero_out"
