@@ -17,6 +17,8 @@ def pytest_addoption(parser):
     group.addoption("--device", default=None, help="such as cuda (default: CUDA when there is one)")
     group.addoption("--dtype", default="float32", help="float32, bfloat16 or float16")
     group.addoption("--data", default=None, help="INJ sentences, ECBD-style JSONL (default: our own)")
+    group.addoption("--del-data", default=None, help="DEL sequences, as --data of tl-localize del (default: collected)")
+    group.addoption("--general", default=None, help="DEL: tokens [sequence pos] for the perplexity")
     group.addoption("--limit", type=int, default=None, help="number of sentences or sequences")
     group.addoption("--full", action="store_true", help="all sentences and methods of the committed tables, however long it takes")
     group.addoption("--results", default=str(HERE / "results"), help="folder that the tables are written to")
@@ -49,6 +51,17 @@ def publish(request):
         folder = Path(request.config.getoption("--results")) / Path(model_name).name
         save_table(table, folder, name, caption)
         request.config.stash[TABLES][f"{caption} [{model_name}]"] = to_markdown(table)
+
+    return show
+
+
+@pytest.fixture(scope="session")
+def publish_figure(request):
+    """Write a figure to the results folder."""
+    from tl_localize.plots import save_figure
+
+    def show(figure, model_name, name):
+        save_figure(figure, Path(request.config.getoption("--results")) / Path(model_name).name, name)
 
     return show
 

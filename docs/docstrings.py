@@ -1,8 +1,8 @@
 """Docstrings as this project writes them, put into the form that mkdocstrings reads.
 
-    Args:    ratio: share of the rows.          Args:
-             seed: draws the rows.         ->       ratio: share of the rows.
-    Raises:  ValueError: ratio is 0.                seed: draws the rows.
+Args:    ratio: share of the rows.          Args:
+         seed: draws the rows.         ->       ratio: share of the rows.
+Raises:  ValueError: ratio is 0.                seed: draws the rows.
 """
 
 from __future__ import annotations

@@ -108,6 +108,25 @@ def any_model(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param)
 
 
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer GPT-2 with a byte-level tokenizer, in Hugging Face format."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    path = tmp_path_factory.mktemp("cli") / "tiny"
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(path)
+    config = GPT2Config(vocab_size=256, n_positions=96, n_embd=16, n_layer=2, n_head=2, n_inner=40, bos_token_id=0, eos_token_id=0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        GPT2LMHeadModel(config).save_pretrained(path)
+    return path
+
+
 @pytest.fixture
 def make_model() -> Callable[..., Any]:
     """``tiny_model``, for a model of other settings."""
@@ -129,6 +148,36 @@ def sequence() -> Any:
 def sequences() -> list[Any]:
     """Four sequences of different lengths and prefixes."""
     return memorized((9, 3), (14, 1), (5, 4), (11, 6))
+
+
+@pytest.fixture
+def del_results() -> Any:
+    """DEL results made by hand: four targets in two categories; Hard Concrete erases 40 points of the target at 0.5 %, others less."""
+    import numpy as np
+    import pandas as pd
+
+    from tl_localize.evals.del_benchmark import DelResults
+
+    own = {"hard_concrete": -0.4, "integrated_gradients": -0.2, "random": 0.0}
+    ids, categories = ["a", "b", "c", "d"], ["poems", "code", "poems", "code"]
+    rows: list[dict[str, Any]] = []
+    confusion: dict[tuple[str, float], Any] = {}
+    for method, loss in own.items():
+        for ratio in (0.001, 0.005):
+            scale = loss * ratio / 0.005
+            same = np.equal.outer(categories, categories)
+            matrix = np.where(np.eye(4, dtype=bool), scale, np.where(same, scale / 4, scale / 40))
+            matrix[1] /= 2
+            confusion[method, ratio] = pd.DataFrame(matrix, index=pd.Index(ids, name="silenced"), columns=pd.Index(ids, name="measured"))
+            for i, name in enumerate(ids):
+                common = {"model": "m", "sequence_id": name, "category": categories[i], "method": method, "ratio": ratio}
+                others = float(np.delete(matrix[i], i).mean())
+                changes = {"delta_self_accuracy": matrix[i, i], "delta_neg_accuracy": others, "delta_self_levenshtein": -100 * matrix[i, i]}
+                changes |= {"delta_neg_levenshtein": -100 * others, "delta_perplexity": 0.5, "delta_perplexity_base2": 0.25}
+                rows.append(common | {"intervention": "zero", "n_neurons": 7} | changes)
+    before = pd.DataFrame({"model": "m", "sequence_id": ids, "category": categories, "prefix": "a|b\n", "suffix": ["A", "B", "C", "D"]})
+    before = before.assign(accuracy=[1.0, 0.9, 1.0, 0.9], levenshtein=0.0, length=1, perplexity=20.0, perplexity_base2=8.0)
+    return DelResults(pd.DataFrame(rows), before, confusion)
 
 
 @pytest.fixture(scope="session")

@@ -6,25 +6,6 @@ import pytest
 from typer.testing import CliRunner
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    """A random two-layer GPT-2 with a byte-level tokenizer, in Hugging Face format."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-
-    path = tmp_path_factory.mktemp("cli") / "tiny"
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(path)
-    torch.manual_seed(0)
-    config = GPT2Config(vocab_size=256, n_positions=96, n_embd=16, n_layer=2, n_head=2, n_inner=40, bos_token_id=0, eos_token_id=0)
-    GPT2LMHeadModel(config).save_pretrained(path)
-    return path
-
-
 @pytest.fixture
 def data(tmp_path):
     lines = [json.dumps({"definition": f"{chr(65 + i)}lpha is thing number {i}."}) for i in range(8)]

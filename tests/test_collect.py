@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from tl_localize.collect import (
     load_collection,
     near_duplicates,
     next_row,
+    origins,
     perplexity_split,
     text_windows,
     token_windows,
@@ -210,11 +212,44 @@ def test_save_and_load_keep_the_sequences(gpt2_like: Any, corpus: Any, tmp_path:
         assert torch.equal(ours.tokens, theirs.tokens)
         assert (ours.id, ours.n_prefix, ours.category) == (theirs.id, theirs.n_prefix, theirs.category)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "sequences.safetensors",
-        "sequences.csv",
+        "sequences.jsonl",
         "report.csv",
         "settings.json",
     }
+
+
+def test_save_writes_what_read_manual_reads(gpt2_like: Any, corpus: Any, tmp_path: Path) -> None:
+    found = collect_memorized(gpt2_like, corpus(gpt2_like), CRITERIA, n_dev=2, decode=letters)
+    found.labelled({found.sequences[0].id: ("first", "poems")}).save(tmp_path)
+    row = json.loads((tmp_path / "sequences.jsonl").read_text().splitlines()[0])
+    assert row["all"] == letters(found.sequences[0].tokens.tolist())
+    assert row["all"].startswith(row["prompt"])
+    assert (row["prompt_len"], row["category"], row["id"], row["split"]) == (6, ["poems"], "first", "dev")
+
+
+def test_load_collection_names_a_broken_line(tmp_path: Path) -> None:
+    (tmp_path / "sequences.jsonl").write_text('{"id": "a", "split": "dev", "category": [], "tokens": [1, 2]}\n')
+    with pytest.raises(ValueError, match=r"got 'prompt_len' .*line 1\). Collect again"):
+        load_collection(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"without a sequences\.jsonl\. Run tl-localize collect"):
+        load_collection(tmp_path / "elsewhere")
+
+
+def test_labelled_changes_ids_and_categories_everywhere(gpt2_like: Any, corpus: Any) -> None:
+    row = corpus(gpt2_like, 1)[0]
+    worse = row.clone()
+    worse[20] = (worse[20] + 1) % 61
+    found = collect_memorized(gpt2_like, [row, worse], Criteria(**{**vars(CRITERIA), "max_jaccard": 0.3}), n_dev=0, decode=letters)
+    renamed = found.labelled({"sequence-0": ("poem", "poems")})
+    assert [(s.id, s.category) for s in renamed.sequences] == [("poem", "poems")]
+    assert renamed.frame[["id", "category"]].to_numpy().tolist() == [["poem", "poems"]]
+    assert renamed.groups == {"poem": ["sequence-1"]}
+
+
+def test_origins_name_the_known_text_that_is_shown_by_half() -> None:
+    known = [list(range(20)), list(range(100, 120))]
+    shifted, less, both = list(range(7, 27)), list(range(10, 30)), [*range(5), *range(100, 116)]
+    assert origins([known[1], shifted, less, both, [1]], known) == [1, 0, -1, 1, -1]
 
 
 # Bad input
@@ -406,8 +441,9 @@ def test_perplexity_split_shares_no_run_with_the_collected() -> None:
     assert small.shape == (10, 12)
     assert torch.equal(small, perplexity_split(rows, [collected], 10, 12, overlap=5))
     assert not torch.equal(small, perplexity_split(rows, [collected], 10, 12, overlap=5, seed=1))
-    with pytest.raises(ValueError, match=r"got 50 of 49 \(0 are shorter than 20 tokens, 1 share text"):
-        perplexity_split(rows, [collected], 50, 20, overlap=5)
+    assert len(perplexity_split(rows, [collected], 60, 20, overlap=5)) == 49
+    with pytest.raises(ValueError, match=r"got none \(49 sequences are shorter than 21 tokens, 1 share text"):
+        perplexity_split([*rows[:49], np.concatenate([rows[7], rows[7]])], [collected], 5, 21, overlap=5)
 
 
 def test_perplexity_split_gives_every_sequence_the_same_chance() -> None:

@@ -37,7 +37,8 @@ def points(figure):
     """Centre of each labelled point or line of a figure, by its label."""
     (ax,) = figure.axes
     handles, labels = ax.get_legend_handles_labels()
-    return {label: handle[0].get_xydata().tolist() for handle, label in zip(handles, labels, strict=True)}
+    lines = {label: handle[0] if isinstance(handle, tuple) else handle for handle, label in zip(handles, labels, strict=True)}
+    return {label: [list(point) for point in zip(*line.get_data(), strict=True)] for label, line in lines.items()}
 
 
 def test_own_against_foreign_draws_each_method_at_its_means(results):
@@ -84,6 +85,86 @@ def test_figures_take_an_axis(results):
 
     ax = Figure().add_subplot()
     assert recall_curve(results, ax) is ax.figure
+
+
+def test_forgetting_draws_each_method_at_its_means(del_results):
+    from tl_localize.plots import forgetting
+
+    drawn = points(forgetting(del_results))
+    assert set(drawn) == {"Hard Concrete", "Integrated Gradients", "Random"}
+    ((others, own),) = drawn["Hard Concrete"]
+    frame = del_results.frame[(del_results.frame["method"] == "hard_concrete") & (del_results.frame["ratio"] == 0.005)]
+    assert own == pytest.approx(35)
+    assert others == pytest.approx(-100 * frame["delta_neg_accuracy"].mean())
+
+
+def test_confusion_groups_categories_and_has_targets_on_both_axes(del_results):
+    from tl_localize.plots import confusion
+
+    ax = confusion(del_results, "hard_concrete", 0.005).axes[0]
+    drawn = ax.images[0].get_array()
+    assert drawn.shape == (4, 4)
+    assert drawn.diagonal().tolist() == pytest.approx([-40, -40, -20, -40])  # a, c, b, d
+    assert drawn[0].tolist() == pytest.approx([-40, -10, -1, -1])
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["poems", "code"]
+    assert ax.get_yticks().tolist() == [0.5, 2.5]
+
+
+def test_confusion_of_some_targets_is_square(del_results):
+    from dataclasses import replace
+
+    from tl_localize.plots import confusion
+
+    some = {key: matrix.iloc[:2] for key, matrix in del_results.confusion.items()}
+    assert confusion(replace(del_results, confusion=some), "random", 0.005).axes[0].images[0].get_array().shape == (2, 2)
+
+
+@pytest.fixture
+def layers():
+    rows = [
+        {"method": "activations", "ratio": 0.005, "layer": layer, "multiple": multiple, "n_neurons": 14, "sequence_id": s}
+        | {"delta_self_accuracy": -0.1 * (layer is None) - 0.01 * multiple * (layer or 0) - 0.02 * s, "delta_neg_accuracy": 0.0}
+        for layer, multiple in ((None, 1), (0, 1), (0, 5), (1, 1), (1, 5))
+        for s in range(3)
+    ]
+    return pd.DataFrame(rows).astype({"layer": "Int64"})
+
+
+def test_single_layer_draws_layers_and_all_layers_together(layers):
+    from tl_localize.plots import single_layer
+
+    figure = single_layer(layers)
+    drawn = points(figure)
+    assert [y for _, y in drawn["Self, one layer, 5 x the budget"]] == pytest.approx([-2, -7])
+    assert [x for x, _ in drawn["Self, one layer, 1 x the budget"]] == [0, 1]
+    assert [y for _, y in drawn["Self, all layers"]] == pytest.approx([-12, -12])
+    assert "14 neurons" in figure.axes[0].get_title()
+
+
+def test_del_figures_are_named_and_have_titles_and_units(del_results, layers):
+    from tl_localize.plots import del_figures
+
+    figures = del_figures(del_results, [layers])
+    assert set(figures) == {
+        "del_forgetting",
+        "del_confusion_hard_concrete",
+        "del_confusion_integrated_gradients",
+        "del_confusion_random",
+        "del_single_layer_activations",
+    }
+    for figure in figures.values():
+        ax = figure.axes[0]
+        assert ax.get_title() and ax.get_xlabel() and ax.get_ylabel()
+        assert any("percentage points" in axis.get_ylabel() for axis in figure.axes)
+
+
+def test_del_figures_of_one_ratio(del_results):
+    from dataclasses import replace
+
+    from tl_localize.plots import forgetting
+
+    frame = del_results.frame[del_results.frame["ratio"] == 0.005]
+    assert set(points(forgetting(replace(del_results, frame=frame)))) == {"Hard Concrete", "Integrated Gradients", "Random"}
 
 
 # ---- scores, sets and the reference models -------------------------------------------------------------------------------

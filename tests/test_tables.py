@@ -59,3 +59,59 @@ def test_to_markdown_puts_the_index_into_columns(results):
 
     header = to_markdown(inj_tables(results, "x")["inj"]).splitlines()[0]
     assert [cell.strip() for cell in header.strip("|").split("|")] == ["setting", "method", "R@1x", "R@2x"]
+
+
+def test_del_tables_show_mean_and_error_in_points(del_results):
+    from tl_localize.tables import DEL_CAPTIONS, del_tables
+
+    tables = del_tables(del_results, "reference-gpt2")
+    assert set(tables) == set(DEL_CAPTIONS)
+    row = tables["del"].loc[("0.5 % of each layer, 4 sequences", "Hard Concrete")]
+    assert row["Δ Self-Acc (points)"] == "-35.0 ± 5.0"
+    assert row["Δ Rand-PPL (2 ** nats)"] == "0.25 ± 0.00"
+    assert tables["del_memorization"].loc["m", "Acc (%)"] == "95.0 ± 2.9"
+
+
+def test_del_tables_set_the_published_numbers_beside_ours(del_results):
+    from tl_localize.tables import del_tables
+
+    tables = del_tables(del_results, "EleutherAI/pythia-2.8b-deduped")
+    theirs = tables["del"].loc[("paper", "0.5 % of each layer, published", "Hard Concrete")]
+    assert (theirs["Δ Self-Acc (points)"], theirs["Δ Self-Dist (characters)"], theirs["Δ Rand-PPL"]) == ("-53.2", "99.8", "")
+    assert theirs["Δ Rand-PPL (2 ** nats)"] == "0.56"
+    assert tables["del"].loc[("ours", "0.5 % of each layer, 4 sequences", "Random"), "Δ Self-Acc (points)"] == "0.0 ± 0.0"
+    assert tables["del_memorization"].loc["pythia-2.8b-deduped, published", "Len (characters)"] == "160"
+    assert tables["del_tests"].loc[(0.005, "Hard Concrete"), "published_p_value"] == 4.1e-78
+    assert del_tables(del_results, "gpt2-xl")["del_categories"].loc[("paper", "Poems"), "sequences"] == "9"
+
+
+def test_del_tests_compare_with_integrated_gradients_in_points(del_results):
+    from tl_localize.tables import del_tables
+
+    row = del_tables(del_results, "x")["del_tests"].loc[(0.005, "Hard Concrete")]
+    assert row["difference of Δ Self-Acc (points)"] == pytest.approx(-17.5)
+    assert row["level"] == 0.05 / 2
+    assert bool(row["significant"])
+
+
+def test_del_categories_and_examples_show_each_category(del_results):
+    from tl_localize.tables import del_tables, to_markdown
+
+    tables = del_tables(del_results, "x")
+    assert tables["del_categories"]["sequences"].to_dict() == {"poems": "2", "code": "2"}
+    assert tables["del_categories"]["Acc (%)"].to_dict() == {"poems": "100.0", "code": "90.0"}
+    examples = tables["del_examples"]
+    assert list(examples["category"][:2]) == ["poems", "code"]
+    assert examples.loc["a", ["prefix", "suffix", "Hard Concrete", "Random"]].tolist() == [r"a|b\n", "A", "-40", "0"]
+    assert r"a\|b\n" in to_markdown(examples)  # a bar would end the cell
+    assert tables["del_related"].loc[(0.005, "Hard Concrete"), "Δ Acc of the same category (points)"] == "-8.75 ± 1.25"
+
+
+def test_del_tables_without_categories_and_integrated_gradients(del_results):
+    from dataclasses import replace
+
+    from tl_localize.tables import del_tables
+
+    frame = del_results.frame[del_results.frame["method"] != "integrated_gradients"]
+    bare = replace(del_results, frame=frame, before=del_results.before.assign(category=""), confusion={})
+    assert set(del_tables(bare, "x")) == {"del_memorization", "del", "del_examples"}

@@ -57,6 +57,35 @@ def test_rank_inj_puts_the_best_first_and_the_earlier_of_equals(results, candida
     assert ranking["score"].tolist() == pytest.approx([0.6, 0.6, 0.2])
 
 
+def test_rank_del_puts_self_minus_neg_first(candidates):
+    from tl_localize.evals.del_benchmark import DelResults
+    from tl_localize.tune import rank_del
+
+    rows = [
+        {"sequence_id": s, "method": repr(method), "ratio": ratio, "delta_self_accuracy": own, "delta_neg_accuracy": others}
+        for s in range(2)
+        for method, own, others in zip(candidates, (-0.5, -0.4, -0.1), (-0.45, -0.1, 0.0), strict=True)
+        for ratio in (0.1, 0.2)
+    ]
+    rows.append({"sequence_id": 0, "method": "random", "ratio": 0.1, "delta_self_accuracy": -1.0, "delta_neg_accuracy": 0.0})
+    results = DelResults(pd.DataFrame(rows), pd.DataFrame())
+    ranking = rank_del(results, candidates, 0.1)
+    assert [settings["steps"] for settings in ranking["settings"]] == [20, 30, 10]
+    assert ranking["score"].tolist() == pytest.approx([30, 10, 5])
+    assert ranking["self_loss"].tolist() == pytest.approx([40, 10, 50])
+    with pytest.raises(ValueError, match=r"ratio must be one of \[0.1, 0.2\], got 0.3"):
+        rank_del(results, candidates, 0.3)
+
+
+def test_rank_del_needs_another_sequence(candidates):
+    from tl_localize.evals.del_benchmark import DelResults
+    from tl_localize.tune import rank_del
+
+    row = {"sequence_id": 0, "method": "slimming", "ratio": 0.1, "delta_self_accuracy": -1.0, "delta_neg_accuracy": float("nan")}
+    with pytest.raises(ValueError, match="results must be of at least two sequences, got one"):
+        rank_del(DelResults(pd.DataFrame([row]), pd.DataFrame()), candidates, 0.1)
+
+
 def test_write_settings_is_read_back(results, candidates, tmp_path):
     from tl_localize.tune import rank_inj, read_settings, write_settings
 

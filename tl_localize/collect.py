@@ -6,9 +6,10 @@ then a forward pass over the first suffix tokens, then one over all of them, the
 
 from __future__ import annotations
 
+import json
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -26,9 +27,9 @@ from tl_localize.memory import halving, tokens_that_fit
 from tl_localize.metrics import Decode, decoder
 from tl_localize.models import key_value_cache
 from tl_localize.neurons import LanguageModel, NeuronView, Real
-from tl_localize.scores import load_tensors, save_tensors
+from tl_localize.readers import read_jsonl
 from tl_localize.sequences import MemorizedSequence, encode
-from tl_localize.store import prepare_folder, write_json, write_text
+from tl_localize.store import environment, prepare_folder, write_json, write_text
 
 Item = TypeVar("Item")
 Passed = TypeVar("Passed")
@@ -150,8 +151,9 @@ class Collection:
     Args:
         sequences: what DelBenchmark takes, with ``n_dev``.
         frame: one row per sequence, in the same order: id, category, split ("dev" or "test"), accuracy (teacher-forced, fraction), distance
-            (of the greedy continuation, characters).
+            (of the greedy continuation, characters), prefix and suffix (text).
         groups: id of each kept sequence -> ids of the near-duplicates that it stands for.
+        settings: what else the choice depends on: seed, n_max, versions, which weights.
     """
 
     sequences: list[MemorizedSequence]
@@ -160,18 +162,37 @@ class Collection:
     report: Report
     criteria: Criteria
     groups: dict[str, list[str]] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def labelled(self, labels: Mapping[str, tuple[str, str]]) -> Collection:
+        """The same with other ids and categories: old id -> (new id, category), for as many as one likes."""
+        old = list(self.frame["id"])
+        new = [labels.get(name, (name, category)) for name, category in zip(old, self.frame["category"], strict=True)]
+        renamed = {name: label for name, (label, _) in zip(old, new, strict=True)}
+        return replace(
+            self,
+            sequences=[replace(s, id=name, category=group) for s, (name, group) in zip(self.sequences, new, strict=True)],
+            frame=self.frame.assign(id=[name for name, _ in new], category=[group for _, group in new]),
+            groups={renamed[name]: members for name, members in self.groups.items()},
+        )
 
     def save(self, folder: str | Path) -> None:
-        """Write sequences.safetensors, sequences.csv, report.csv and settings.json, each whole or not at all."""
+        """Write sequences.jsonl, report.csv and settings.json, each whole or not at all.
+
+        A line of sequences.jsonl has the keys of the authors' manual sets (prompt, all, prompt_len, category) and the tokens themselves.
+        """
         path = prepare_folder(folder)
-        tokens = torch.stack([sequence.tokens for sequence in self.sequences]).int()
-        counts = {"n_prefix": str(self.criteria.n_prefix), "n_dev": str(self.n_dev)}
-        save_tensors(path / "sequences.safetensors", {"tokens": tokens}, counts)
-        write_text(path / "sequences.csv", self.frame.to_csv(index=False))
+        lines: list[str] = []
+        for sequence, row in zip(self.sequences, self.frame.to_dict("records"), strict=True):
+            record = {name: row[name] for name in ("id", "split", "accuracy", "distance")}
+            record |= {"category": [sequence.category] if sequence.category else [], "prompt": row["prefix"]}
+            record |= {"all": row["prefix"] + row["suffix"], "prompt_len": sequence.n_prefix, "tokens": sequence.tokens.tolist()}
+            lines.append(json.dumps(record, ensure_ascii=False))
+        write_text(path / "sequences.jsonl", "\n".join(lines) + "\n")
         write_text(path / "report.csv", self.report.table().to_csv())
         report = {"n_in": self.report.n_in, "removed": self.report.removed, "examples": self.report.examples}
         record = {"n_dev": self.n_dev, "criteria": asdict(self.criteria), "report": report, "groups": self.groups}
-        write_json(path / "settings.json", record)
+        write_json(path / "settings.json", record | self.settings)
 
 
 def load_collection(folder: str | Path) -> tuple[list[MemorizedSequence], int]:
@@ -179,13 +200,44 @@ def load_collection(folder: str | Path) -> tuple[list[MemorizedSequence], int]:
 
     Raises:
         FileNotFoundError: the folder holds no collection.
+        ValueError: a broken line (the message has its number).
     """
-    path = Path(folder)
-    tensors, metadata = load_tensors(path / "sequences.safetensors", "tokens")
-    frame: Any = pd.read_csv(path / "sequences.csv", dtype={"id": str, "category": str}, na_filter=False)
-    n_prefix = int(metadata["n_prefix"])
-    rows = zip(tensors["tokens"], frame["id"], frame["category"], strict=True)
-    return [MemorizedSequence(tokens, n_prefix, name, category) for tokens, name, category in rows], int(metadata["n_dev"])
+    path = Path(folder) / "sequences.jsonl"
+    if not path.is_file():
+        raise FileNotFoundError(f"folder must hold a collection, got {str(folder)!r} without a sequences.jsonl. Run tl-localize collect.")
+    sequences: list[MemorizedSequence] = []
+    n_dev = 0
+    for line, row in read_jsonl(path, "id", "split"):
+        try:
+            category = next(iter(row["category"]), "")
+            sequences.append(MemorizedSequence(torch.tensor(row["tokens"]), row["prompt_len"], row["id"], category))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"line must be one that tl-localize collect wrote, got {error!s} ({path}, line {line}). Collect again."
+            ) from error
+        n_dev += row["split"] == "dev"
+    return sequences, n_dev
+
+
+def origins(sequences: Iterable[Sequence[int]], known: Iterable[Sequence[int]], ngram: int = 5) -> list[int]:
+    """Of each token sequence the index of the known text that it shows at least half of (in n-grams); -1 where there is none."""
+    sizes: list[int] = []
+    holders: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for i, tokens in enumerate(known):
+        grams = _ngrams(tokens, ngram)
+        sizes.append(len(grams))
+        for gram in grams:
+            holders[gram].append(i)
+    found: list[int] = []
+    for tokens in sequences:
+        shared = Counter(i for gram in _ngrams(tokens, ngram) for i in holders.get(gram, ()))
+        index, count = max(shared.items(), key=lambda item: item[1], default=(-1, 0))
+        found.append(index if index >= 0 and 2 * count >= sizes[index] else -1)
+    return found
+
+
+def _ngrams(tokens: Sequence[int], n: int) -> set[tuple[int, ...]]:
+    return {tuple(tokens[start : start + n]) for start in range(len(tokens) - n + 1)}
 
 
 # Sources
@@ -327,6 +379,7 @@ def _assemble(sieve: Sieve, found: list[Memory], n_dev: int, n_max: int | None, 
     for i in order[len(kept) :]:
         sieve.remove(SURPLUS, Candidate(found[best[i]].tokens, found[best[i]].id), f"more than {n_max} were found")
     members = {found[chosen].id: [found[i].id for i in group if i != chosen] for group, chosen in zip(groups, best, strict=True)}
+    texts = [_prefix_and_suffix(sieve, memory) for memory in kept]
     return Collection(
         [MemorizedSequence(torch.from_numpy(m.tokens), criteria.n_prefix, m.id, m.category) for m in kept],
         n_dev,
@@ -337,12 +390,22 @@ def _assemble(sieve: Sieve, found: list[Memory], n_dev: int, n_max: int | None, 
                 "split": ["dev"] * n_dev + ["test"] * (len(kept) - n_dev),
                 "accuracy": [m.accuracy for m in kept],
                 "distance": [m.distance for m in kept],
+                "prefix": [prefix for prefix, _ in texts],
+                "suffix": [suffix for _, suffix in texts],
             }
         ),
         sieve.report(),
         criteria,
         {m.id: members[m.id] for m in kept if members[m.id]},
+        {"seed": seed, "n_max": n_max, "environment": environment(sieve.model)},
     )
+
+
+def _prefix_and_suffix(sieve: Sieve, memory: Memory) -> tuple[str, str]:
+    """Texts that together are the text of the whole; the suffix's own where a character is cut by the boundary."""
+    n = sieve.criteria.n_prefix
+    prefix, whole = sieve.decode(memory.tokens[:n].tolist()), sieve.decode(memory.tokens.tolist())
+    return prefix, whole[len(prefix) :] if whole.startswith(prefix) else sieve.decode(memory.tokens[n:].tolist())
 
 
 def _nothing_left(sieve: Sieve) -> str:
@@ -401,6 +464,8 @@ class Sieve:
                 self.remove(SHORT, candidate, f"{len(candidate.tokens)} tokens")
             elif (distinct := len(set(candidate.tokens[criteria.n_prefix :].tolist()))) < criteria.min_distinct:
                 self.remove(REPETITIVE, candidate, f"{distinct} tokens")
+            elif candidate.tokens.tobytes() in self.seen:  # most copies are caught here, before any forward pass
+                self.remove(REPEATED, candidate, "seen before")
             else:
                 yield candidate
 
@@ -677,8 +742,9 @@ def perplexity_split(
 
     Args:
         stream: as for ``collect_memorized``; of each item the first ``length`` tokens, shorter ones are passed over.
+    Returns: [sequence pos]: as many as asked for, or all there are.
     Raises:
-        ValueError: fewer sequences than asked for.
+        ValueError: there are none.
     """
     taken = {run for sequence in collected for run in _runs(sequence.tokens.numpy(), overlap)}
     rng = np.random.default_rng(seed)
@@ -696,10 +762,10 @@ def perplexity_split(
                 kept.append(row)
             elif (place := int(rng.integers(seen))) < n_sequences:
                 kept[place] = row
-    if len(kept) < n_sequences:
+    if not kept:
         raise ValueError(
-            f"n_sequences must be at most the sequences that the stream has, got {n_sequences} of {len(kept)} ({short} are shorter than "
-            f"{length} tokens, {shared} share text with collected ones). Ask for fewer, or give more text."
+            f"stream must hold general text for the perplexity, got none ({short} sequences are shorter than {length} tokens, {shared} "
+            "share text with collected ones). Give longer or more text, or a shorter length."
         )
     return torch.from_numpy(np.stack(kept))
 

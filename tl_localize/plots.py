@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from tl_localize.evals.del_benchmark import DelResults
 from tl_localize.evals.inj_benchmark import TRUE_ROWS, InjResults, by_group
 from tl_localize.models import REFERENCE_MODELS
 from tl_localize.paper import TITLES
@@ -60,7 +62,7 @@ def own_against_foreign(results: InjResults, ax: Any = None) -> Any:
             color="black",
             linewidth=1,
             linestyle="none",
-            label=TITLES.get(str(name), str(name)).split(" (")[0],
+            label=_short(name),
         )
     ax.set_xlabel(f"recall of the other {size - 1} sentences' rows (%)")
     ax.set_ylabel("recall of the own rows (%)")
@@ -78,8 +80,7 @@ def recall_curve(results: InjResults, ax: Any = None) -> Any:
     for marker, ((name,), part) in zip(MARKERS, used.groupby(["method"], sort=False), strict=False):
         points = [(100 * float(str(r)), *mean_and_error(100 * by_group(rows, "recall"))) for (r,), rows in part.groupby(["ratio"])]
         share, mean, error = zip(*points, strict=True)
-        label = TITLES.get(str(name), str(name)).split(" (")[0]
-        ax.errorbar(share, mean, yerr=error, marker=marker, markerfacecolor="white", color="black", linewidth=1, label=label)
+        ax.errorbar(share, mean, yerr=error, marker=marker, markerfacecolor="white", color="black", linewidth=1, label=_short(name))
     ax.set_xlabel("top share of each layer (%)")
     ax.set_ylabel("recall of the injected rows (%)")
     ax.set_title("INJ: recall over the share of neurons looked at")
@@ -88,21 +89,125 @@ def recall_curve(results: InjResults, ax: Any = None) -> Any:
     return ax.figure
 
 
+def del_figures(results: DelResults, single_layers: Sequence[pd.DataFrame] = ()) -> dict[str, Any]:
+    """The DEL figures by file name: the trade-off, each method's confusion matrix at the largest ratio, each single-layer run."""
+    figures = {"del_forgetting": forgetting(results)}
+    largest = max(results.frame["ratio"])
+    figures |= {f"del_confusion_{name}": confusion(results, name, ratio) for name, ratio in results.confusion if ratio == largest}
+    return figures | {f"del_single_layer_{frame['method'].iloc[0]}": single_layer(frame) for frame in single_layers}
+
+
+def forgetting(results: DelResults, ax: Any = None) -> Any:
+    """DEL: accuracy that the target loses (Self) against what the other sequences lose (Neg), mean and standard error over targets.
+
+    One line per method from the smallest ratio (white) to the largest (black). Left and up is better; on the diagonal nothing is localized.
+    """
+    ax = _axis(ax)
+    frame = results.frame
+    ratios = sorted(set(frame["ratio"]))
+    reach = 0.0
+    for marker, ((name,), part) in zip(MARKERS, frame.groupby(["method"], sort=False), strict=False):
+        points: list[tuple[float, float]] = []
+        for i, ratio in enumerate(ratios):
+            rows = part[part["ratio"] == ratio]
+            own, own_error = mean_and_error(-100 * rows["delta_self_accuracy"])
+            others, others_error = mean_and_error(-100 * rows["delta_neg_accuracy"])
+            shade = "white" if len(ratios) > 1 and i == 0 else "black" if i == len(ratios) - 1 else "0.6"
+            label = _short(name) if i == len(ratios) - 1 else None
+            style = {"marker": marker, "markerfacecolor": shade, "color": "black", "linestyle": "none", "linewidth": 0.8}
+            ax.errorbar(others, own, xerr=others_error, yerr=own_error, label=label, zorder=2, **style)
+            points.append((others, own))
+        ax.plot(*zip(*points, strict=True), color="0.6", linewidth=0.8, zorder=1)
+        reach = max(reach, *(x for x, _ in points))
+    ax.axline((0, 0), slope=1, color="0.8", linewidth=1, zorder=0)
+    shares = " to ".join(f"{100 * ratio:g} %" for ratio in sorted({ratios[0], ratios[-1]}))
+    ax.set_xlim(left=min(-0.05 * reach, ax.get_xlim()[0]))
+    ax.set_xlabel("accuracy lost on the other sequences, Neg (percentage points)")
+    ax.set_ylabel("accuracy lost on the target, Self (percentage points)")
+    ax.set_title(f"DEL: forgetting when {shares} of each layer are silenced" + (" (white to black)" if len(ratios) > 1 else ""))
+    ax.legend(fontsize=8, frameon=False)
+    return ax.figure
+
+
+def confusion(results: DelResults, method: str, ratio: float, ax: Any = None) -> Any:
+    """DEL: change of accuracy of each target (column) when another's neurons are silenced (row), grouped by category.
+
+    The darker, the more is forgotten; a method that finds neurons of the target alone darkens the diagonal alone. What rises is white.
+
+    Raises:
+        ValueError: the results do not hold this method and ratio.
+    """
+    matrix = results.confusion_by_category(method, ratio)
+    matrix = 100 * matrix.loc[:, matrix.index]
+    ax = _axis(ax, (6.5, 5.5))
+    image = ax.imshow(matrix.to_numpy(), cmap="gray", vmin=-100, vmax=0, interpolation="nearest")
+    groups = matrix.index.get_level_values("category")
+    starts = [i for i in range(len(groups)) if i == 0 or groups[i] != groups[i - 1]]
+    ends = [*starts[1:], len(groups)]
+    for start in starts[1:]:
+        ax.axhline(start - 0.5, color="0.5", linewidth=0.6)
+        ax.axvline(start - 0.5, color="0.5", linewidth=0.6)
+    centres = [(start + end - 1) / 2 for start, end in zip(starts, ends, strict=True)]
+    names = [str(groups[start]).replace("_", " ") for start in starts]
+    ax.set_xticks(centres, names, rotation=45, ha="right", fontsize=8)
+    ax.set_yticks(centres, names, fontsize=8)
+    ax.set_xlabel(f"measured sequence ({len(groups)}, by category)")
+    ax.set_ylabel("sequence whose neurons are silenced")
+    ax.set_title(f"{_short(method)}: top {100 * ratio:g} % of each layer silenced")
+    ax.figure.colorbar(image, ax=ax, label="change of accuracy (percentage points)")
+    return ax.figure
+
+
+def single_layer(frame: pd.DataFrame, ax: Any = None) -> Any:
+    """DEL: the whole budget of neurons in one layer against a share in every layer, from ``DelBenchmark.run_single_layer``.
+
+    Black is the target (Self), grey the others (Neg); horizontal lines are all layers together. Mean and standard error over targets.
+    """
+    ax = _axis(ax)
+    whole, single = frame[frame["layer"].isna()], frame[frame["layer"].notna()]
+    ratio, method = float(frame["ratio"].iloc[0]), str(frame["method"].iloc[0])
+    for column, name, color in (("delta_self_accuracy", "Self", "black"), ("delta_neg_accuracy", "Neg", "0.55")):
+        mean, error = mean_and_error(100 * whole[column])
+        ax.axhline(mean, color=color, linestyle="--", linewidth=1.5, label=f"{name}, all layers")
+        ax.axhspan(mean - error, mean + error, color=color, alpha=0.12, linewidth=0)
+        for marker, ((multiple,), part) in zip("os^v", single.groupby(["multiple"]), strict=False):
+            rows = [(int(str(layer)), *mean_and_error(100 * of_layer[column])) for (layer,), of_layer in part.groupby(["layer"])]
+            layers, means, errors = zip(*rows, strict=True)
+            style = {"marker": marker, "markerfacecolor": "white" if multiple == 1 else color, "color": color, "linewidth": 1}
+            ax.errorbar(layers, means, yerr=errors, label=f"{name}, one layer, {multiple} x the budget", **style)
+    budget = round(float(whole["n_neurons"].mean()))
+    ax.set_xticks(sorted({int(str(layer)) for layer in single["layer"]}))
+    ax.set_xlabel("layer whose neurons are silenced")
+    ax.set_ylabel("change of accuracy (percentage points)")
+    ax.set_title(f"{_short(method)}: {budget} neurons, {100 * ratio:g} % of each layer, or all of them in one")
+    ax.legend(fontsize=8, frameon=False)
+    return ax.figure
+
+
 def save_figure(figure: Any, folder: str | Path, name: str) -> None:
-    """Write NAME.png and NAME.svg."""
+    """Write NAME.png and NAME.svg, each whole or not at all."""
     path = prepare_folder(folder)
     for suffix in ("png", "svg"):
-        figure.savefig(path / f"{name}.{suffix}", dpi=150, bbox_inches="tight")
+        temporary = path / f".{name}.{os.getpid()}.{suffix}"
+        try:
+            figure.savefig(temporary, dpi=150, bbox_inches="tight")
+            os.replace(temporary, path / f"{name}.{suffix}")
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
-def _axis(ax: Any) -> Any:
+def _short(method: object) -> str:
+    return TITLES.get(str(method), str(method)).split(" (")[0]
+
+
+def _axis(ax: Any, size: tuple[float, float] = (6, 4.5)) -> Any:
     if ax is not None:
         return ax
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("Figures need matplotlib: pip install 'tl_localize[plots]'.") from error
-    return Figure(figsize=(6, 4.5), layout="constrained").add_subplot()
+    return Figure(figsize=size, layout="constrained").add_subplot()
 
 
 # ---- scores, sets and the reference models -------------------------------------------------------------------------------

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from tl_localize.evals.del_benchmark import METRICS, DelResults
 from tl_localize.evals.inj_benchmark import InjResults
 from tl_localize.paper import TITLES, published
 from tl_localize.store import prepare_folder, write_text
+
+DEL_CAPTIONS = {  # by file name
+    "del_memorization": "How well the test sequences are memorized; accuracy teacher-forced, perplexity of general text",
+    "del": "DEL: change when the located neurons are silenced, mean ± standard error over targets",
+    "del_tests": "DEL, Δ Self-Acc: one-tailed paired t-tests against Integrated Gradients, Bonferroni",
+    "del_categories": "The test sequences by category",
+    "del_related": "DEL: are sequences of the target's category hurt more than others? One-tailed paired t-tests",
+    "del_examples": "Examples, and the change of their accuracy (points) by each method at the largest ratio",
+}
 
 
 def inj_tables(results: InjResults, model: str) -> dict[str, pd.DataFrame]:
@@ -29,6 +41,128 @@ def inj_tables(results: InjResults, model: str) -> dict[str, pd.DataFrame]:
     return {name: table.rename(index=TITLES) for name, table in tables.items()}
 
 
+def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
+    """The DEL tables by file name, with the paper's numbers beside ours where it has this model.
+
+    ``del_memorization`` (accuracy, distance, perplexity, length), ``del``, ``del_tests`` (where Integrated Gradients ran),
+    ``del_categories`` and ``del_related`` (where the sequences have categories), ``del_examples``.
+    """
+    tables = {"del_memorization": results.before_table(), "del": results.table()}
+    theirs = published("memorization", model)
+    if len(theirs):
+        tables["del_memorization"] = pd.concat([tables["del_memorization"], _memorization_layout(theirs)])
+    theirs = published("del", model)
+    if len(theirs):
+        tables["del"] = pd.concat({"ours": tables["del"], "paper": _del_layout(theirs)})
+    if results.frame["method"].eq("integrated_gradients").any():
+        tables["del_tests"] = _del_tests(results, model)
+    if results.before["category"].ne("").any():
+        tables["del_categories"] = _categories(results, model)
+        related = results.related()
+        if len(related):
+            tables["del_related"] = _related(related)
+    tables["del_examples"] = _examples(results)
+    return {name: table.rename(index=TITLES) for name, table in tables.items()}
+
+
+def _memorization_layout(frame: pd.DataFrame) -> pd.DataFrame:
+    value = dict(zip(frame["metric"], frame["value"], strict=True))
+    row = {
+        "Acc (%)": f"{100 * value['accuracy']:.1f}",
+        "Dist (characters)": f"{value['levenshtein']:.2f}",
+        "PPL": "",
+        "PPL (2 ** nats)": f"{value['perplexity_base2']:.2f}",
+        "Len (characters)": f"{value['suffix_length']:.0f}",
+        "Sequences": "",
+    }
+    return pd.DataFrame({f"{frame['model'].iloc[0]}, published": row}).T
+
+
+def _del_layout(frame: pd.DataFrame) -> pd.DataFrame:
+    blocks: dict[str, pd.DataFrame] = {}
+    for setting, block in frame.groupby("setting", sort=False):
+        rows: dict[str, dict[str, str]] = {}
+        for row in block.to_dict("records"):
+            title, factor, decimals = METRICS[str(row["metric"]).replace("delta_random_", "delta_")]
+            rows.setdefault(str(row["method"]), {})[title] = f"{factor * row['value']:.{decimals}f}"
+        blocks[f"{100 * float(str(setting)):g} % of each layer, published"] = pd.DataFrame(rows).T
+    titles = [title for title, _, _ in METRICS.values()]
+    return pd.concat(blocks).reindex(columns=titles).fillna("")
+
+
+def _del_tests(results: DelResults, model: str) -> pd.DataFrame:
+    tests = results.tests()
+    theirs: dict[tuple[str, float], float] = {
+        (row["method"], float(row["setting"])): row["value"] for row in published("del_pvalues", model).to_dict("records")
+    }
+    if theirs:
+        tests["published_p_value"] = [theirs.get(key, math.nan) for key in zip(tests["method"], tests["ratio"], strict=True)]
+    tests["difference"] *= 100
+    several = [name for name in ("model", "intervention") if tests[name].nunique() > 1]
+    shown = tests.drop(columns=[name for name in ("model", "intervention") if name not in several])
+    return shown.rename(columns={"difference": "difference of Δ Self-Acc (points)"}).set_index([*several, "ratio", "method"])
+
+
+def _categories(results: DelResults, model: str) -> pd.DataFrame:
+    before: Any = results.before.drop_duplicates(["model", "sequence_id"])
+    rows = {
+        category or "(none)": {
+            "sequences": f"{len(part)}",
+            "Acc (%)": f"{100 * part['accuracy'].mean():.1f}",
+            "example": _one_line(part, 60),
+        }
+        for category, part in before.groupby("category", sort=False)
+    }
+    table = pd.DataFrame(rows).T
+    theirs = published("categories", model)
+    if len(theirs):
+        counts = pd.DataFrame({row["note"]: {"sequences": f"{row['value']:.0f}"} for row in theirs.to_dict("records")}).T
+        table = pd.concat({"ours": table, "paper": counts}).fillna("")
+    return table.rename_axis(index=["source", "category"] if len(theirs) else ["category"])
+
+
+def _related(related: pd.DataFrame) -> pd.DataFrame:
+    rows = [
+        {
+            "ratio": row["ratio"],
+            "method": row["method"],
+            "Δ Acc of the same category (points)": f"{100 * row['related']:.2f} ± {100 * row['related_error']:.2f}",
+            "Δ Acc of other categories (points)": f"{100 * row['unrelated']:.2f} ± {100 * row['unrelated_error']:.2f}",
+            "p_value": row["p_value"],
+            "n": row["n"],
+        }
+        for row in related.to_dict("records")
+    ]
+    return pd.DataFrame(rows).sort_values("ratio", kind="stable").set_index(["ratio", "method"])
+
+
+def _examples(results: DelResults, n: int = 8) -> pd.DataFrame:
+    """The first sequence of each category, then the next ones, with the change that each method makes at the largest ratio."""
+    before: Any = results.before.drop_duplicates("sequence_id")
+    frame: Any = results.frame[results.frame["ratio"] == results.frame["ratio"].max()].drop_duplicates(["sequence_id", "method"])
+    before = before[before["sequence_id"].isin(frame["sequence_id"])]
+    turn = before.groupby("category").cumcount()
+    rows: dict[str, dict[str, str]] = {}
+    for _, row in before.loc[turn.sort_values(kind="stable").index].head(n).iterrows():
+        prefix, suffix = (text.replace("\n", r"\n") for text in (row["prefix"], row["suffix"]))
+        rows[row["sequence_id"]] = {
+            "category": row["category"],
+            "Acc (%)": f"{100 * row['accuracy']:.0f}",
+            "prefix": prefix,
+            "suffix": suffix,
+        }
+        for part in frame[frame["sequence_id"] == row["sequence_id"]].to_dict("records"):
+            name = TITLES.get(part["method"], part["method"]).split(" (")[0]
+            rows[row["sequence_id"]][name] = f"{100 * part['delta_self_accuracy']:.0f}"
+    return pd.DataFrame(rows).T.rename_axis(index="sequence")
+
+
+def _one_line(before: Any, length: int) -> str:
+    """The beginning of the first row's text, on one line."""
+    text = f"{before['prefix'].iloc[0]}{before['suffix'].iloc[0]}".replace("\n", r"\n")
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
 def _paper_layout(frame: pd.DataFrame) -> pd.DataFrame:
     blocks: dict[str, pd.DataFrame] = {}
     for setting, block in frame.groupby("setting", sort=False):
@@ -44,7 +178,8 @@ def _paper_layout(frame: pd.DataFrame) -> pd.DataFrame:
 
 def to_markdown(table: pd.DataFrame) -> str:
     """A GitHub table; the levels of the index become columns."""
-    return table.reset_index(names=_level_names(table)).to_markdown(index=False, floatfmt=".3g")
+    flat = table.reset_index(names=_level_names(table)).map(lambda cell: cell.replace("|", r"\|") if isinstance(cell, str) else cell)
+    return flat.to_markdown(index=False, floatfmt=".3g")
 
 
 def _level_names(table: pd.DataFrame) -> list[str]:

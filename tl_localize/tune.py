@@ -11,8 +11,10 @@ from typing import Any
 
 import pandas as pd
 
+from tl_localize.evals.del_benchmark import DelResults
 from tl_localize.evals.inj_benchmark import InjResults
 from tl_localize.methods import METHODS, Localizer
+from tl_localize.neurons import Real
 from tl_localize.store import nearest, write_json
 
 Grid = Mapping[str, Sequence[Any]]
@@ -70,13 +72,37 @@ def rank_inj(results: InjResults, candidates: Sequence[Localizer]) -> pd.DataFra
     return pd.DataFrame(rows).sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
 
+def rank_del(results: DelResults, candidates: Sequence[Localizer], ratio: Real) -> pd.DataFrame:
+    """Settings by how much more accuracy the target loses than the others (Self minus Neg) at a ratio, the best first.
+
+    Ties go to the earlier setting. The losses are in percentage points, means over the dev sequences.
+
+    Returns: one row per setting: method, settings, self_loss, neg_loss, score (self_loss - neg_loss).
+    Raises:  ValueError: the ratio was not run, or there is one sequence and so no other.
+    """
+    frame = results.frame[results.frame["ratio"] == ratio]
+    if not len(frame):
+        raise ValueError(f"ratio must be one of {sorted(set(results.frame['ratio']))}, got {ratio}. Run it too.")
+    if frame["delta_neg_accuracy"].isna().any():
+        raise ValueError("results must be of at least two sequences, got one, which has no other to compare with. Use a larger dev set.")
+    names = {method.name: method for method in candidates} | {repr(method): method for method in candidates}
+    rows: list[dict[str, Any]] = []
+    for (name,), group in frame.groupby(["method"], sort=False):
+        method = names.get(str(name))
+        if method is not None:
+            own, others = (-100 * float(group[f"delta_{which}_accuracy"].mean()) for which in ("self", "neg"))
+            record = {"method": method.name, "settings": settings_of(method)}
+            rows.append(record | {"self_loss": own, "neg_loss": others, "score": own - others})
+    return pd.DataFrame(rows).sort_values("score", ascending=False, kind="stable", ignore_index=True)
+
+
 def settings_of(method: Localizer) -> dict[str, Any]:
     """The hyperparameters of a method, as ``METHODS[name](**settings)`` takes them."""
     return {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.compare}
 
 
 def write_settings(ranking: pd.DataFrame, path: str | Path, rule: str) -> dict[str, dict[str, Any]]:
-    """Write the best setting of each method to a file that ``tl-localize inj --settings`` reads; returns them."""
+    """Write the best setting of each method to a file that ``--settings`` of ``tl-localize inj`` and ``del`` reads; returns them."""
     best = {str(row["method"]): row["settings"] for row in ranking.drop_duplicates("method").to_dict("records")}
     write_json(path, {"rule": rule, "settings": best})
     return best

@@ -290,6 +290,19 @@ def test_save_and_load_keep_everything(gpt2_like: Any, benchmark_of: Any, tmp_pa
         DelResults.load(tmp_path)
 
 
+def test_related_compares_the_category_with_all_others(gpt2_like: Any, benchmark_of: Any) -> None:
+    results = benchmark_of(gpt2_like).run([Noise()])  # test sequences: b b a b a
+    row = results.related().set_index(["method", "ratio"]).loc[("noise", 0.5)]
+    matrix = results.confusion["noise", 0.5].to_numpy()
+    related = [matrix[0, [1, 3]], matrix[1, [0, 3]], matrix[2, [4]], matrix[3, [0, 1]], matrix[4, [2]]]
+    unrelated = [matrix[0, [2, 4]], matrix[1, [2, 4]], matrix[2, [0, 1, 3]], matrix[3, [2, 4]], matrix[4, [0, 1, 3]]]
+    assert row["related"] == pytest.approx(np.mean([part.mean() for part in related]))
+    assert row["unrelated"] == pytest.approx(np.mean([part.mean() for part in unrelated]))
+    assert row["n"] == 5
+    nameless = replace(results, before=results.before.assign(category=""))
+    assert len(nameless.related()) == 0
+
+
 def test_join_keeps_what_runs_share_once(gpt2_like: Any, benchmark_of: Any) -> None:
     benchmark = benchmark_of(gpt2_like)
     first, second = benchmark.run([Noise()]), benchmark.run([Noise("other", 9)])

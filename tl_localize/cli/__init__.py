@@ -1,4 +1,4 @@
-"""The command line: tl-localize inj | localize | tune. One file for each command."""
+"""The command line: tl-localize collect | del | inj | localize | tune. One file for each command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import warnings
 
 import typer
 
-from tl_localize.cli import inj, localize, tune
+from tl_localize.cli import collect, del_benchmark, inj, localize, tune
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -18,5 +18,6 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=DeprecationWarning)
 
 
-for command in (inj.inj, localize.localize, tune.tune):
+for command in (collect.collect, inj.inj, localize.localize, tune.tune):
     app.command()(command)
+app.command("del")(del_benchmark.del_benchmark)

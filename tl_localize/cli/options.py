@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -99,7 +100,7 @@ def bar() -> Iterator[Callable[[float, str], None]]:
 
         def show(fraction: float, what: str) -> None:
             shown.set_postfix_str(what, refresh=False)
-            shown.update(100 * fraction - shown.n)
+            shown.update(0 if math.isnan(fraction) else 100 * fraction - shown.n)  # nan: nobody knows how much there is
 
         yield show
 

@@ -3,68 +3,118 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import pandas as pd
 import typer
+from jaxtyping import Integer
+from torch import Tensor
 
+from tl_localize.cli.del_benchmark import FIRST_LAYER, PAPER_RATIOS, General, Prefix, check_data, del_data, del_methods
 from tl_localize.cli.inj import run_shown
 from tl_localize.cli.options import (
     N_DEV,
     REFERENCE_RATIO,
-    Data,
     Device,
     Distractors,
     Dtype,
     Model,
     Settings,
+    bar,
     errors_explained,
     inj_sequences,
     make_methods,
     parse_dtype,
 )
-from tl_localize.evals.inj_benchmark import InjBenchmark
+from tl_localize.evals.del_benchmark import DelBenchmark, DelResults
+from tl_localize.evals.inj_benchmark import InjBenchmark, InjResults
+from tl_localize.methods import Localizer
 from tl_localize.models import load_model
+from tl_localize.neurons import LanguageModel
 from tl_localize.paper import paper_grids
+from tl_localize.sequences import MemorizedSequence
 from tl_localize.store import nearest, prepare_folder
 from tl_localize.tables import save_table, to_markdown
-from tl_localize.tune import expand, rank_inj, read_grids, write_settings
+from tl_localize.tune import expand, rank_del, rank_inj, read_grids, write_settings
 
 
 def tune(
+    benchmark: Annotated[str, typer.Option(help="inj or del.")] = "inj",
     method: Annotated[str, typer.Option(help="Method to tune: hard_concrete, slimming or another with settings.")] = "hard_concrete",
     grid: Annotated[Path | None, typer.Option(help="JSON file {METHOD: {SETTING: [values]}}. Default: the paper's grid.")] = None,
     model: Model = "reference-gpt2",
-    data: Data = None,
-    ratio: Annotated[float, typer.Option(help="Share of the rows of W_out to inject into.")] = REFERENCE_RATIO,
+    data: Annotated[Path | None, typer.Option(help="As for tl-localize inj or del. Default: our own sentences or sequences.")] = None,
+    general: General = None,
+    ratio: Annotated[float | None, typer.Option(help="inj: share of the rows to inject into. del: share of each layer to silence.")] = None,
     distractors: Distractors = 0,
+    n_dev: Annotated[int, typer.Option(help="del, of files: the first sequences, on which settings are chosen.")] = N_DEV,
+    n_prefix: Prefix = 32,
     device: Device = None,
     dtype: Dtype = "float32",
-    out: Annotated[Path, typer.Option(help="Folder for the ranking and settings.json.")] = Path("tl-localize-results/tune"),
+    out: Annotated[Path | None, typer.Option(help="Folder for the ranking and settings.json. Default: ./tl-localize-results/tune.")] = None,
     settings: Settings = None,
 ) -> None:
-    """Try every setting of a grid on the dev sentences of INJ and keep the one with the highest mean recall.
+    """Try every setting of a grid on the dev sequences of a benchmark and keep the best one.
 
-    Prints all settings, the best first, and writes settings.json for tl-localize inj --settings.
+    INJ keeps the highest mean recall; DEL the largest loss of accuracy on the target minus that on the others (Self minus Neg), at a
+    ratio of 0.5 % unless given. Prints all settings, the best first, and writes settings.json for --settings of tl-localize inj or del.
     """
     with errors_explained():
+        if benchmark not in ("inj", "del"):
+            raise ValueError(f"benchmark must be inj or del, got {benchmark!r}.")
         grids = read_grids(grid) if grid else paper_grids()
         if method not in grids:
             raise ValueError(f"grid must hold the method {method!r}, got {sorted(grids)}.{nearest(method, grids)}")
-        (fixed,) = make_methods(method, settings or [])
+        (fixed,) = make_methods(method, settings or []) if benchmark == "inj" else del_methods(method, settings or [], "", {})
         candidates = [
             dataclasses.replace(fixed, **{axis: getattr(c, axis) for axis in grids[method]}) for c in expand(method, grids[method])
         ]
-        folder = prepare_folder(out)
+        if benchmark == "del":
+            check_data(model, data, general)
+        folder = prepare_folder(out or Path("tl-localize-results") / "tune")
         loaded = load_model(model, device, parse_dtype(dtype))
-        benchmark = InjBenchmark(model=loaded, sequences=inj_sequences(loaded, data, dev=True), ratio=ratio, distractors=distractors)
-        results = run_shown(benchmark, candidates)
-        if not len(results.frame):
-            raise typer.Exit(130)
-        ranking = rank_inj(results, candidates)
+        if benchmark == "inj":
+            ratio = ratio or REFERENCE_RATIO
+            results, ranking, rule = tune_inj(loaded, data, ratio, distractors, candidates)
+        else:
+            ratio = ratio or max(PAPER_RATIOS)
+            results, ranking, rule = tune_del(del_data(loaded, data, general, n_dev, n_prefix), loaded, ratio, candidates)
         results.save(folder)
-        best = write_settings(ranking, folder / "settings.json", f"highest mean recall on the {N_DEV} dev sentences of {data or 'our own'}")
+        best = write_settings(ranking, folder / "settings.json", rule)
         varied = ranking.assign(settings=[", ".join(f"{axis}={s[axis]}" for axis in grids[method]) for s in ranking["settings"]])
-        save_table(varied.set_index("settings"), folder, "ranking", f"{method} on the dev sentences, ratio {ratio:g}")
+        save_table(varied.set_index("settings"), folder, "ranking", f"{method} on the dev sequences of {benchmark}, ratio {ratio:g}")
         typer.echo(to_markdown(varied.set_index("settings")))
-        typer.echo(f"\nBest: {best[method]}\nUse it: tl-localize inj --model {model} --settings {folder / 'settings.json'}")
+        typer.echo(f"\nBest: {best[method]}\nUse it: tl-localize {benchmark} --model {model} --settings {folder / 'settings.json'}")
+
+
+def tune_inj(
+    model: LanguageModel, data: Path | None, ratio: float, distractors: int, candidates: Sequence[Localizer]
+) -> tuple[InjResults, pd.DataFrame, str]:
+    """Results of all settings on the dev sentences, their ranking, and the rule."""
+    benchmark = InjBenchmark(model=model, sequences=inj_sequences(model, data, dev=True), ratio=ratio, distractors=distractors)
+    results = run_shown(benchmark, candidates)
+    if not len(results.frame):
+        raise typer.Exit(130)
+    return results, rank_inj(results, candidates), f"highest mean recall on the {N_DEV} dev sentences of {data or 'our own'}"
+
+
+def tune_del(
+    collected: tuple[Sequence[MemorizedSequence], int, Integer[Tensor, "sequence pos"]],
+    model: LanguageModel,
+    ratio: float,
+    candidates: Sequence[Localizer],
+) -> tuple[DelResults, pd.DataFrame, str]:
+    """The same on the dev sequences of DEL, each a target and the others' negative; the test sequences take no part."""
+    sequences, n_dev, general = collected
+    if not 2 <= n_dev < len(sequences):
+        raise ValueError(
+            f"n_dev must be at least 2, for a target and another, and below the {len(sequences)} sequences, got {n_dev}. "
+            "Collect with another --n-dev, or more text."
+        )
+    benchmark = DelBenchmark(model, sequences[:n_dev], general, ratios=(ratio,), n_dev=0, first_layer=FIRST_LAYER)
+    with bar() as show:
+        results = benchmark.run(candidates, show)
+    rule = f"largest loss of accuracy on the target minus that on the others at {100 * ratio:g} %, {n_dev} dev sequences"
+    return results, rank_del(results, candidates, ratio), rule

@@ -26,7 +26,7 @@ from tl_localize.metrics import Decode, decoder
 from tl_localize.neurons import LanguageModel, NeuronView, Real
 from tl_localize.scores import NeuronScores, NeuronSet, check_ratio, load_tensors, save_tensors
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
-from tl_localize.stats import compare_with_reference, mean_and_error, summarize
+from tl_localize.stats import compare_with_reference, mean_and_error, paired_test, summarize
 from tl_localize.store import environment, prepare_folder, write_json, write_text
 
 INTERVENTIONS = ("zero", "mean", "resample")
@@ -403,14 +403,17 @@ class Evaluation:
 
     def before_frame(self) -> pd.DataFrame:
         """How the model does before anything is silenced, one row per test sequence."""
+        prefixes = [self.decode(sequence.prefix.tolist()) for sequence in self.sequences]
         return pd.DataFrame(
             {
                 "model": self._model_name,
                 "sequence_id": [sequence.id for sequence in self.sequences],
                 "category": [sequence.category for sequence in self.sequences],
+                "prefix": prefixes,
+                "suffix": [text[len(prefix) :] for prefix, text in zip(prefixes, self.texts, strict=True)],
                 "accuracy": self.accuracy,
                 "levenshtein": self.levenshtein,
-                "length": [len(text) - len(self.decode(s.prefix.tolist())) for s, text in zip(self.sequences, self.texts, strict=True)],
+                "length": [len(text) - len(prefix) for prefix, text in zip(prefixes, self.texts, strict=True)],
                 "perplexity": self.perplexity,
                 "perplexity_base2": self.perplexity_base2,
             }
@@ -447,8 +450,8 @@ class DelResults:
         frame: one row per target x method x ratio: model, sequence_id, category, method, ratio, intervention, n_neurons,
             delta_self_accuracy, delta_self_levenshtein, delta_neg_accuracy, delta_neg_levenshtein (means over the other test sequences,
             nan where there is none), delta_perplexity, delta_perplexity_base2 (2 ** nats, as published), and what they were before.
-        before: one row per test sequence: model, sequence_id, category, accuracy, levenshtein, length (characters of the suffix),
-            perplexity, perplexity_base2 (of the general text: one number for all).
+        before: one row per test sequence: model, sequence_id, category, prefix and suffix (text), accuracy, levenshtein, length (characters
+            of the suffix), perplexity, perplexity_base2 (of the general text: one number for all).
         confusion: (method, ratio) -> change of accuracy, [silenced measured].
         confusion_levenshtein: the same for the distance.
         settings: what it was measured with.
@@ -527,6 +530,32 @@ class DelResults:
             self.frame, reference, "delta_self_accuracy", ["model", "intervention", "ratio"], larger_is_better=False
         )
 
+    def related(self) -> pd.DataFrame:
+        """Are sequences of the target's own category hurt more than others?
+
+        Over targets whose category has another sequence: change of accuracy of these and of the sequences of other categories, means over
+        targets of means over sequences, and the one-tailed paired t-test that the related ones fall more.
+
+        Returns: one row per method and ratio: related, related_error, unrelated, unrelated_error, p_value, n. Empty without categories.
+        """
+        category = dict(zip(self.before["sequence_id"], self.before["category"], strict=True))
+        rows: list[dict[str, Any]] = []
+        for (method, ratio), matrix in self.confusion.items():
+            groups = np.array([category[name] for name in matrix.columns])
+            pairs: list[tuple[float, float]] = []
+            for name, changes in zip(matrix.index, matrix.to_numpy(), strict=True):
+                same = (groups == category[name]) & (matrix.columns != name)
+                other = groups != category[name]
+                if category[name] and same.any() and other.any():
+                    pairs.append((float(changes[same].mean()), float(changes[other].mean())))
+            if pairs:
+                related, unrelated = np.array(pairs).T
+                means = dict(zip(("related", "related_error"), mean_and_error(related), strict=True))
+                means |= dict(zip(("unrelated", "unrelated_error"), mean_and_error(unrelated), strict=True))
+                p = paired_test(related, unrelated, "less")
+                rows.append({"method": method, "ratio": ratio, **means, "p_value": p, "n": len(pairs)})
+        return pd.DataFrame(rows)
+
     def confusion_by_category(self, method: str, ratio: float) -> pd.DataFrame:
         """Change of accuracy, [silenced measured], sequences of one category side by side; both axes are (category, id)."""
         if (method, ratio) not in self.confusion:
@@ -583,7 +612,7 @@ class DelResults:
         path = Path(folder)
         if not (path / "frame.csv").is_file():
             raise FileNotFoundError(f"folder must hold the results of a DEL run, got {str(folder)!r} without a frame.csv. Check the path.")
-        texts = dict.fromkeys(("model", "sequence_id", "category", "method", "intervention"), str)
+        texts = dict.fromkeys(("model", "sequence_id", "category", "prefix", "suffix", "method", "intervention"), str)
         frame, before = (pd.read_csv(path / f"{name}.csv", dtype=texts, na_filter=False) for name in ("frame", "before"))
         numbers = [column for column in frame.columns if column not in texts]
         frame[numbers] = frame[numbers].apply(pd.to_numeric)

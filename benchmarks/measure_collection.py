@@ -1,0 +1,61 @@
+"""How long collection takes and how much memory: the filter on windows of a reference model's training stream, and de-duplication.
+
+python benchmarks/measure_collection.py                     # 100,000 sequences of 80 tokens each
+python benchmarks/measure_collection.py 10000               # fewer
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from itertools import islice
+
+import numpy as np
+import torch
+
+from tl_localize import load_model
+from tl_localize.collect import Criteria, Sieve, near_duplicates, token_windows
+from tl_localize.metrics import decoder
+from tl_localize.reference_corpus import reference_stream
+
+STRIDE = 44  # five windows a row: a hundred thousand in 20,000 rows
+MODEL = "reference-gpt2"
+
+
+def peak() -> float:
+    """Largest memory of this process so far, MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure_filter(n: int) -> None:
+    model = load_model(MODEL)
+    rows = torch.from_numpy(reference_stream(model.tokenizer).rows)
+    sieve = Sieve(model, Criteria(), decoder(model), None)
+    started, found = time.perf_counter(), 0
+    print(f"filter: {MODEL}, {torch.get_num_threads()} threads, {peak():.0f} MiB before")
+    for passed in sieve.run(islice(token_windows(rows, stride=STRIDE), n)):
+        before, found = found, found + len(passed)
+        if before // 1000 < found // 1000:
+            print(f"  {sieve.n_in} read, {found} memorized, {time.perf_counter() - started:.0f} s, {peak():.0f} MiB", flush=True)
+    print(f"  {sieve.report()}\n  {time.perf_counter() - started:.0f} s in all, peak {peak():.0f} MiB", flush=True)
+
+
+def measure_duplicates(n: int) -> None:
+    """Half of the sequences have four near-duplicates, with a third of their tokens exchanged; tokens are as rare as words are."""
+    rng = np.random.default_rng(0)
+    tokens = np.minimum(rng.zipf(1.3, size=(n, 80)), 4095)
+    family = np.arange(n) // 5 * 5
+    related = np.arange(n) < n // 2
+    copied = rng.random((n, 80)) < 2 / 3
+    copied[:, :20] = True
+    tokens = np.where(related[:, None] & copied, tokens[family], tokens)
+    started = time.perf_counter()
+    groups = near_duplicates(tokens)
+    print(f"de-duplication: {n} sequences, {len(groups)} groups, {time.perf_counter() - started:.0f} s, peak {peak():.0f} MiB")
+
+
+if __name__ == "__main__":
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    measure_duplicates(count)
+    measure_filter(count)

@@ -1,0 +1,158 @@
+"""The DEL tables and figures: what is forgotten when located neurons are silenced, on each model.
+
+pytest benchmarks/test_del_table.py                                             # both reference models, their own training stream
+pytest benchmarks/test_del_table.py --model gpt2-xl --device cuda --del-data memorized_data-gpt2-xl.jsonl --general pile_random_batch.pt
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+HERE = Path(__file__).parent
+N_TARGETS = 25  # of the reference models; of others all
+N_SEQUENCES = 125  # of the reference models, dev ones included: the others are what must not be forgotten
+N_GENERAL = 128  # rows of general text on the reference models
+SINGLE_LAYER = "integrated_gradients"
+N_SINGLE_LAYER = 10  # targets of the single-layer figure
+PAPER_METHODS = ["hard_concrete", "slimming", "zero_out", "integrated_gradients", "activations"]
+TOLERANCE = 0.05  # of a mean change of accuracy against the committed one: learned masks differ in the last digits between machines
+
+
+@pytest.fixture(scope="session")
+def files(request):
+    """Paths of the sequences and of the general text, where the user named them."""
+    return [Path(value) if (value := request.config.getoption(name)) else None for name in ("--del-data", "--general")]
+
+
+@pytest.fixture(scope="session")
+def collection(model, model_name, files):
+    """What a reference model has memorized of its own training stream."""
+    from tl_localize.cli.collect import collect_reference
+    from tl_localize.cli.del_benchmark import check_data
+    from tl_localize.collect import Criteria
+
+    check_data(model_name, *files)
+    return None if files[0] else collect_reference(model, Criteria(), n_dev=5)
+
+
+@pytest.fixture(scope="session")
+def benchmark(model, collection, files, request):
+    """DEL on the drawn sequences, for a number of targets."""
+    from tl_localize.cli.collect import reference_general
+    from tl_localize.cli.del_benchmark import FIRST_LAYER, PAPER_RATIOS, del_data, drawn_first
+    from tl_localize.evals.del_benchmark import DelBenchmark
+
+    if collection is None:
+        sequences, n_dev, general = del_data(model, *files)
+    else:
+        n_dev, general = collection.n_dev, reference_general()[:N_GENERAL]
+        sequences = drawn_first(collection.sequences, n_dev, seed=0)[:N_SEQUENCES]
+
+    def make(n_targets):
+        limit = request.config.getoption("--limit") or (None if collection is None else n_targets)
+        n_targets = limit and min(limit, len(sequences) - n_dev)
+        return DelBenchmark(model, sequences, general, ratios=PAPER_RATIOS, n_dev=n_dev, n_targets=n_targets, first_layer=FIRST_LAYER)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def results(benchmark, model_name, publish, publish_figure):
+    from tl_localize.cli.del_benchmark import del_methods
+    from tl_localize.plots import del_figures
+    from tl_localize.tables import DEL_CAPTIONS, del_tables
+
+    measured = benchmark(N_TARGETS).run(del_methods("all", [], model_name, {}))
+    for name, table in del_tables(measured, model_name).items():
+        publish(table, model_name, name, DEL_CAPTIONS[name])
+    for name, figure in del_figures(measured).items():
+        publish_figure(figure, model_name, name)
+    return measured
+
+
+@pytest.fixture(scope="session")
+def losses(results):
+    """Mean loss of accuracy at the largest ratio, in points: Self and Neg of each method."""
+    frame = results.frame[results.frame["ratio"] == results.frame["ratio"].max()]
+    return -100 * frame.groupby("method")[["delta_self_accuracy", "delta_neg_accuracy"]].mean()
+
+
+def test_collection_finds_a_hundred_sequences_in_the_training_stream(collection, model_name, publish):
+    from tl_localize.cli.collect import reference_tables
+
+    if collection is None:
+        pytest.skip("the sequences were given")
+    publish(collection.report.table(), model_name, "collect_report", "Collection: what each criterion removed")
+    tables = reference_tables(collection)
+    for name, (table, caption) in tables.items():
+        publish(table, model_name, f"collect_{name}", caption)
+    shares = tables["planted"][0]["found"] / tables["planted"][0]["planted"]
+    assert len(collection.sequences) - collection.n_dev >= 100
+    assert shares.iloc[-1] > shares.iloc[0]
+
+
+@pytest.mark.parametrize("method", PAPER_METHODS)
+def test_every_method_hurts_the_target_more_than_the_others(losses, method):
+    assert losses.loc[method, "delta_self_accuracy"] > losses.loc[method, "delta_neg_accuracy"]
+
+
+@pytest.mark.parametrize("method", PAPER_METHODS)
+def test_every_method_beats_random_on_self_minus_neg(losses, method):
+    gaps = losses["delta_self_accuracy"] - losses["delta_neg_accuracy"]
+    assert gaps[method] > gaps["random"]
+
+
+def test_random_neurons_change_little(losses):
+    assert losses.loc["random"].abs().max() < 5
+
+
+def test_losses_are_the_committed_ones(results, model_name, request):
+    """To 5 points of accuracy: the sequences and seeds are the same, the last digits of learned masks are not."""
+    path = HERE / "expected" / f"del-{model_name}.csv"
+    columns = ["delta_self_accuracy", "delta_neg_accuracy"]
+    measured = results.frame.groupby(["method", "ratio"])[columns].mean()
+    if request.config.getoption("--update-expected"):
+        path.parent.mkdir(exist_ok=True)
+        measured.round(4).to_csv(path)
+    if not path.is_file() or any(request.config.getoption(name) for name in ("--limit", "--del-data", "--general")):
+        pytest.skip(f"nothing is committed for {model_name} with these options")
+    expected = pd.read_csv(path, index_col=["method", "ratio"])
+    measured = measured.loc[expected.index]
+    assert ((measured - expected).abs() < TOLERANCE).all(axis=None), f"\n{measured}\n{expected}"
+
+
+def test_many_layers_erase_more_than_the_average_layer(benchmark, model_name, publish_figure):
+    from tl_localize.cli.del_benchmark import del_methods
+    from tl_localize.plots import single_layer
+
+    run = benchmark(N_SINGLE_LAYER)
+    (method,) = del_methods(SINGLE_LAYER, [], model_name, {})
+    frame = run.run_single_layer(method, max(run.ratios))
+    publish_figure(single_layer(frame), model_name, f"del_single_layer_{method.name}")
+    loss = -frame.assign(layer=frame["layer"].fillna(-1)).groupby(["layer", "multiple"])["delta_self_accuracy"].mean()
+    assert loss[-1, 1] > loss.drop([-1, 0]).xs(1, level="multiple").mean()  # the paper's exception is the bottom
+
+
+@pytest.mark.smoke
+def test_smoke_on_a_few_planted_sequences(model, model_name):
+    from tl_localize.cli.collect import reference_general
+    from tl_localize.cli.del_benchmark import del_methods
+    from tl_localize.collect import Criteria, collect_memorized
+    from tl_localize.evals.del_benchmark import DelBenchmark
+    from tl_localize.reference_corpus import load_planted
+
+    if getattr(model, "tokenizer", None) is None or not model_name.startswith("reference"):
+        pytest.skip("of the reference models alone")
+    most = sorted(load_planted(), key=lambda text: -text.repetitions)[:16]
+    found = collect_memorized(
+        model, model.tokenizer([text.text for text in most], add_special_tokens=False)["input_ids"], Criteria(), n_dev=1
+    )
+    methods = del_methods("attribution,activations", [], model_name, {})
+    frame = DelBenchmark(model, found.sequences, reference_general()[:8], ratios=(0.005,), n_dev=1, n_targets=6).run(methods).frame
+    means = -frame.groupby("method")[["delta_self_accuracy", "delta_neg_accuracy"]].mean()
+    gaps = means["delta_self_accuracy"] - means["delta_neg_accuracy"]
+    assert gaps["attribution"] > gaps["random"]
+    assert means.loc["activations", "delta_self_accuracy"] > means.loc["random", "delta_self_accuracy"]

@@ -1,0 +1,333 @@
+"""tl-localize collect, del and tune --benchmark del, on a tiny model that recites itself."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+LOOSE = ["--n-prefix", 4, "--n-suffix", 12, "--min-distinct", 1, "--max-jaccard", 1, "--n-dev", 2]
+N_ROWS, LENGTH = 9, 30
+
+
+@pytest.fixture(scope="module")
+def recited(model_dir):
+    """Rows of tokens that the tiny model recites from their third token on: [row pos]."""
+    import torch
+
+    from tl_localize import load_model
+
+    model = load_model(model_dir, device="cpu")
+    rows = torch.randint(256, (N_ROWS, 3), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        while rows.shape[1] < LENGTH:
+            rows = torch.cat([rows, model(rows)[:, -1].argmax(-1, keepdim=True)], 1)
+    return rows.numpy()
+
+
+@pytest.fixture
+def corpus(recited, tmp_path):
+    """The recited rows among rows of noise."""
+    noise = np.random.default_rng(0).integers(256, size=(4, LENGTH))
+    path = tmp_path / "corpus.npy"
+    np.save(path, np.concatenate([recited, noise]).astype(np.uint16))
+    return path
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures cost a second each; one test here looks at them."""
+    monkeypatch.setattr("tl_localize.cli.del_benchmark.del_figures", lambda *a: {})
+
+
+@pytest.fixture
+def run(model_dir, tmp_path):
+    from tl_localize.cli import app
+
+    def call(command, *arguments, out="out"):
+        given = [command, "--model", model_dir, "--out", tmp_path / out, *arguments]
+        return CliRunner().invoke(app, [str(argument) for argument in given])
+
+    return call
+
+
+@pytest.fixture
+def collection(run, corpus, tmp_path):
+    """The folder that collect wrote, with general text of 20 tokens a row."""
+    import torch
+
+    from tl_localize.scores import save_tensors
+
+    assert run("collect", "--data", corpus, *LOOSE, out="collection").exit_code == 0
+    general = torch.randint(256, (3, 20), generator=torch.Generator().manual_seed(0))
+    save_tensors(tmp_path / "collection" / "general.safetensors", {"tokens": general.int()}, {})
+    return tmp_path / "collection"
+
+
+def np_rows(n):
+    import torch
+
+    return torch.arange(4 * n).view(n, 4)
+
+
+def one_error(result, message):
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr, result.stderr
+    assert "Traceback" not in result.output
+
+
+# collect
+
+
+def test_collect_finds_the_recited_rows_and_says_what_went(run, corpus, tmp_path):
+    from tl_localize.collect import load_collection
+
+    result = run("collect", "--data", corpus, *LOOSE)
+    assert result.exit_code == 0, result.output
+    sequences, n_dev = load_collection(tmp_path / "out")
+    assert n_dev == 2
+    assert {sequence.id for sequence in sequences} <= {f"row-{i}" for i in range(N_ROWS)}
+    report = json.loads((tmp_path / "out" / "settings.json").read_text())
+    assert report["report"]["n_in"] == N_ROWS + 4
+    assert report["report"]["removed"]["accuracy"] == 4
+    assert report["criteria"]["n_suffix"] == 12
+    assert {"fingerprint", "torch"} <= set(report["environment"])
+    assert "accuracy" in result.stdout
+    assert "No text for the perplexity" in result.stderr  # rows of 30 tokens
+
+
+def test_collect_writes_general_text_that_shares_no_run_with_the_collected(run, recited, tmp_path):
+    from tl_localize.readers import read_tokens
+
+    general = np.random.default_rng(1).integers(256, size=(5, 140))
+    rows = np.concatenate([np.pad(recited, ((0, 0), (0, 110))), general])
+    np.save(tmp_path / "long.npy", rows)
+    result = run("collect", "--data", tmp_path / "long.npy", *LOOSE, "--n-general", 3)
+    assert result.exit_code == 0, result.output
+    found = read_tokens(tmp_path / "out" / "general.safetensors")
+    assert found.shape == (3, 128)
+    assert all(row.tolist() in general[:, :128].tolist() for row in found)
+
+
+def test_collect_reads_text_and_counts_empty_and_short_lines(run, recited, model_dir, tmp_path):
+    from tl_localize import load_model
+
+    tokenizer = load_model(model_dir, device="cpu").tokenizer
+    letters = np.random.default_rng(0).integers(97, 123, size=(3, 20)).astype(np.uint8)
+    lines = ["", *(bytes(row).decode() for row in letters), "short", ""]
+    (tmp_path / "corpus.txt").write_text("\n".join(lines) + "\n")
+    loosest = ["--min-accuracy", 0, "--max-distance", 1000]
+    result = run("collect", "--data", tmp_path / "corpus.txt", *LOOSE[:-1], 1, *loosest)
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "out" / "settings.json").read_text())["report"]["removed"]["too short"] == 3
+    rows = [json.loads(line) for line in (tmp_path / "out" / "sequences.jsonl").read_text().splitlines()]
+    assert {row["all"] for row in rows} == {line[:16] for line in lines[1:4]}
+    assert all(tokenizer.decode(row["tokens"]) == row["all"] for row in rows)
+
+
+def test_collect_names_the_file_of_a_row_where_there_are_several(run, corpus, recited, tmp_path):
+    np.save(tmp_path / "more.npy", recited[:1, ::-1].copy())
+    assert run("collect", "--data", corpus, "--data", tmp_path / "more.npy", *LOOSE).exit_code == 0
+    rows = [json.loads(line) for line in (tmp_path / "out" / "sequences.jsonl").read_text().splitlines()]
+    assert {row["id"].split("-")[0] for row in rows} == {"corpus/row", "more/row"}
+
+
+def test_collect_looks_at_every_window(run, corpus, tmp_path):
+    assert run("collect", "--data", corpus, *LOOSE, "--windows", 7).exit_code == 0
+    assert json.loads((tmp_path / "out" / "settings.json").read_text())["report"]["n_in"] == 3 * (N_ROWS + 4)
+    assert run("collect", "--data", corpus, *LOOSE, "--windows", "any").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "data must be given for"),
+        (["--data", "nowhere.npy"], "path must be an existing file, got 'nowhere.npy'"),
+        (["--windows", "all"], "windows must be first, any or a number of tokens from 1 on, got 'all'"),
+        (["--windows", 0], "windows must be first, any or a number"),
+        (["--min-accuracy", 90], "min_accuracy must be in [0, 1], got 90"),
+        (["--min-distinct", 100], "min_distinct must be in [0, 48], got 100"),
+        (["--n-general", 0], "n_general must be at least 1, got 0"),
+    ],
+)
+def test_collect_finds_mistakes_before_the_model_is_loaded(run, arguments, message, monkeypatch):
+    monkeypatch.setattr("tl_localize.cli.collect.load_model", lambda *a: pytest.fail("the model was loaded first"))
+    one_error(run("collect", *arguments), message)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "arguments", "message"),
+    [
+        ("a.txt", b"good\n\xff\xfe\n", [], "path must be UTF-8 text, got the bytes b'\\xff\\xfe\\n'"),
+        ("a.jsonl", b'{"text": "a"}\n{broken\n', [], "line 2"),
+        ("a.jsonl", b'{"body": "a"}\n', [], "line must have the key 'text', got only ['body']"),
+        ("a.txt", b"", [], "data must hold at least one text, got none"),
+        ("a.npy", b"no array", [], "path must be a whole .npy file of integers"),
+    ],
+)
+def test_collect_explains_a_bad_file_before_the_model_is_loaded(run, tmp_path, name, content, arguments, message, monkeypatch):
+    monkeypatch.setattr("tl_localize.cli.collect.load_model", lambda *a: pytest.fail("the model was loaded first"))
+    (tmp_path / name).write_bytes(content)
+    one_error(run("collect", "--data", tmp_path / name, *arguments), message)
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "message"),
+    [
+        (lambda rows: rows + 250, LOOSE, "tokens must be in [0, 256), got "),
+        (lambda rows: rows[:, :10], LOOSE, "failed by 'too short'. Give longer texts, or lower n_prefix or n_suffix."),
+        (lambda rows: rows, [*LOOSE[:-1], 50], "n_dev must leave at least one of the"),
+        (lambda rows: rows, ["--n-prefix", 90], "n_prefix + n_suffix must be at most n_ctx=96, got 138"),
+        (lambda rows: rows, [*LOOSE, "--min-distinct", 12], "distinct tokens in the true suffix'. Lower min_distinct."),
+        (lambda rows: (rows * 7 + 3) % 256, [*LOOSE, "--min-accuracy", 1], "Lower min_accuracy"),
+    ],
+)
+def test_collect_names_what_was_wrong_and_writes_nothing(run, recited, tmp_path, change, arguments, message):
+    np.save(tmp_path / "bad.npy", change(recited.astype(np.int32)))
+    one_error(run("collect", "--data", tmp_path / "bad.npy", *arguments), message)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_collect_any_needs_rows_of_tokens(run, tmp_path):
+    (tmp_path / "a.txt").write_text("some text\n")
+    one_error(run("collect", "--data", tmp_path / "a.txt", "--windows", "any"), "windows must be first or a number for text")
+
+
+# del
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_del_writes_tables_frame_and_settings(run, collection, tmp_path):
+    result = run("del", "--data", collection, "--ratio", 0.1, "--ratio", 0.05, "--methods", "activations,integrated_gradients")
+    assert result.exit_code == 0, result.output
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {
+        "frame.csv",
+        "before.csv",
+        "settings.json",
+        "del.md",
+        "del.tex",
+        "del_tests.md",
+        "del_memorization.md",
+        "del_examples.md",
+    } <= names
+    assert not any("single_layer" in name for name in names)
+    assert "Random" in result.stdout
+    frame = pd.read_csv(tmp_path / "out" / "frame.csv")
+    n_collected = len((collection / "sequences.jsonl").read_text().splitlines())
+    assert frame["sequence_id"].nunique() == n_collected - 2  # dev ones are left out
+    assert set(frame["ratio"]) == {0.05, 0.1}
+
+
+def test_targets_are_drawn_by_seed_and_dev_sequences_stay_first():
+    from tl_localize.cli.del_benchmark import drawn_first
+    from tl_localize.readers import memorized_sequences
+
+    sequences = memorized_sequences(np_rows(20), 2)
+    drawn = [[sequence.id for sequence in drawn_first(sequences, 5, seed)] for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0][:5] == [sequence.id for sequence in sequences[:5]]
+    assert sorted(drawn[0]) == [sequence.id for sequence in sequences] != drawn[0]
+
+
+def test_del_of_some_targets_silences_one_layer(run, collection, tmp_path):
+    arguments = ["--data", collection, "--ratio", 0.05, "--methods", "activations", "--targets", 2, "--single-layer", "activations"]
+    assert run("del", *arguments).exit_code == 0
+    assert pd.read_csv(tmp_path / "out" / "frame.csv")["sequence_id"].nunique() == 2
+    assert set(pd.read_csv(tmp_path / "out" / "single_layer_activations.csv")["multiple"]) == {1, 5}
+    assert {"del_single_layer_activations.svg", "del_forgetting.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_del_reads_the_authors_formats(run, collection, recited, tmp_path):
+    import torch
+
+    torch.save(torch.tensor(recited).long(), tmp_path / "pile.pt")
+    general = ["--general", collection / "general.safetensors", "--ratio", 0.1, "--methods", "activations", "--n-dev", 3]
+    assert run("del", "--data", tmp_path / "pile.pt", "--n-prefix", 4, *general).exit_code == 0
+    assert pd.read_csv(tmp_path / "out" / "frame.csv")["sequence_id"].nunique() == N_ROWS - 3
+    rows = [{"prompt": f"{i}abc", "all": f"{i}abcdefgh", "prompt_len": 4, "category": ["letters"]} for i in range(6)]
+    (tmp_path / "manual.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    result = run("del", "--data", tmp_path / "manual.jsonl", *general, "--intervention", "mean")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "out" / "del_categories.md").is_file()
+    assert "mean" in (tmp_path / "out" / "del.md").read_text()
+
+
+def test_del_spares_the_first_layer_in_learned_masks(model_dir):
+    from tl_localize.cli.del_benchmark import del_methods
+
+    ours = del_methods("hard_concrete,slimming", ["slimming.steps=7"], "reference-gpt2", {"slimming": {"first_layer": 0, "steps": 5}})
+    assert [method.first_layer for method in ours] == [1, 1]
+    assert ours[1].steps == 7
+    paper, _ = del_methods("hard_concrete,slimming", [], "gpt2-xl", {})
+    assert (paper.steps, paper.sparsity_weight, paper.initial_mask) == (200, 1000.0, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ratio", 0.001], "ratio must select at least one of the 40 neurons of a layer, got 0.001, which selects none"),
+        (["--ratio", 5], "ratio must be a fraction in (0, 1], got 5.0"),
+        (["--ratio", 0.1, "--targets", 100], "n_targets must be in [1, "),
+        (["--ratio", 0.1, "--intervention", "one"], "intervention must be one of"),
+        (["--methods", "actvations"], "Did you mean activations"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_del_explains_a_mistake_in_one_line(run, collection, arguments, message):
+    one_error(run("del", "--data", collection, *arguments), message)
+
+
+def test_del_explains_missing_data(run, collection, tmp_path):
+    one_error(run("del"), "Run tl-localize collect, or name the authors' file with --data")
+    one_error(run("del", "--data", tmp_path / "nowhere"), "data must be an existing path")
+    one_error(run("del", "--data", tmp_path, "--general", collection / "general.safetensors"), "without a sequences.jsonl")
+    (collection / "general.safetensors").unlink()
+    one_error(run("del", "--data", collection), "general must be given where the data have no general.safetensors")
+
+
+def test_del_names_the_line_without_categories(run, collection, tmp_path):
+    (tmp_path / "manual.jsonl").write_text('{"prompt": "abc", "all": "abcdef", "prompt_len": 3}\n')
+    general = collection / "general.safetensors"
+    one_error(run("del", "--data", tmp_path / "manual.jsonl", "--general", general), "line must have the key 'category'")
+
+
+def test_del_with_a_dev_set_larger_than_the_data(run, collection, recited, tmp_path):
+    np.save(tmp_path / "rows.npy", recited)
+    arguments = ["--general", collection / "general.safetensors", "--n-prefix", 4, "--ratio", 0.1, "--n-dev", 9]
+    one_error(run("del", "--data", tmp_path / "rows.npy", *arguments), "n_dev must leave at least one of the 9 sequences for the test")
+
+
+# tune
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_tune_del_ranks_a_grid_on_the_dev_sequences_and_del_reads_it(run, collection, tmp_path):
+    (tmp_path / "grid.json").write_text(json.dumps({"slimming": {"steps": [10, 20]}}))
+    arguments = ["--benchmark", "del", "--data", collection, "--ratio", 0.1, "--grid", tmp_path / "grid.json", "--method", "slimming"]
+    result = run("tune", *arguments, out="tuned")
+    assert result.exit_code == 0, result.output
+    assert "self_loss" in result.stdout
+    dev = {row["id"] for line in (collection / "sequences.jsonl").read_text().splitlines() if (row := json.loads(line))["split"] == "dev"}
+    assert set(pd.read_csv(tmp_path / "tuned" / "frame.csv")["sequence_id"]) == dev
+    record = json.loads((tmp_path / "tuned" / "settings.json").read_text())
+    assert "the target minus that on the others at 10 %, 2 dev sequences" in record["rule"]
+    assert record["settings"]["slimming"]["first_layer"] == 1
+    used = run("del", "--data", collection, "--ratio", 0.1, "--methods", "slimming", "--settings", tmp_path / "tuned" / "settings.json")
+    assert used.exit_code == 0, used.output
+    written = json.loads((tmp_path / "out" / "settings.json").read_text())
+    assert f"steps={record['settings']['slimming']['steps']}" in written["methods"]["slimming"]
+
+
+@pytest.mark.parametrize("n_dev", [1, 9])
+def test_tune_del_needs_two_dev_sequences_and_a_test_one(run, collection, recited, tmp_path, n_dev):
+    np.save(tmp_path / "rows.npy", recited)
+    general = ["--general", collection / "general.safetensors", "--n-prefix", 4, "--ratio", 0.1]
+    result = run("tune", "--benchmark", "del", "--data", tmp_path / "rows.npy", *general, "--n-dev", n_dev)
+    one_error(result, f"n_dev must be at least 2, for a target and another, and below the 9 sequences, got {n_dev}")
+
+
+def test_tune_explains_another_benchmark(run):
+    one_error(run("tune", "--benchmark", "inject"), "benchmark must be inj or del, got 'inject'")

@@ -1,0 +1,170 @@
+"""tl-localize del"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import typer
+from jaxtyping import Integer
+from torch import Tensor
+
+from tl_localize.cli.collect import GENERAL, collect_reference, reference_general
+from tl_localize.cli.options import (
+    N_DEV,
+    Device,
+    Dtype,
+    Model,
+    Settings,
+    SettingsFile,
+    bar,
+    errors_explained,
+    make_methods,
+    parse_dtype,
+    say,
+)
+from tl_localize.collect import Criteria, load_collection
+from tl_localize.evals.del_benchmark import INTERVENTIONS, DelBenchmark
+from tl_localize.methods import METHODS, Localizer
+from tl_localize.models import REFERENCE_MODELS, load_model
+from tl_localize.neurons import LanguageModel
+from tl_localize.paper import paper_settings
+from tl_localize.plots import del_figures, save_figure
+from tl_localize.readers import TOKEN_SUFFIXES, memorized_sequences, read_manual, read_tokens
+from tl_localize.sequences import MemorizedSequence
+from tl_localize.store import prepare_folder, write_text
+from tl_localize.tables import DEL_CAPTIONS, del_tables, save_table, to_markdown
+from tl_localize.tune import read_settings
+
+PAPER_RATIOS = (0.001, 0.005)
+FIRST_LAYER = 1  # layer 0 is spared, and learned masks leave it open
+DEFAULT_TARGETS = 12  # of the default run
+DEFAULT_SEQUENCES = 125  # of the default run, dev ones included: the others are what must not be forgotten
+
+DelData = Annotated[
+    Path | None,
+    typer.Option(help="Folder of tl-localize collect, the authors' JSONL, or tokens [sequence pos]. Default: a reference model's own."),
+]
+General = Annotated[Path | None, typer.Option(help="Tokens [sequence pos] for the perplexity. Default: those of the collection.")]
+Prefix = Annotated[int, typer.Option(help="Prompt tokens of each row of a token file.")]
+
+
+def del_benchmark(
+    model: Model = "reference-gpt2",
+    data: DelData = None,
+    general: General = None,
+    methods: Annotated[str, typer.Option(help="Comma-separated names, or 'all'. Random is always among them.")] = "all",
+    ratio: Annotated[list[float] | None, typer.Option(help="Share of each layer to silence. May be given many times.")] = None,
+    targets: Annotated[int | None, typer.Option(help="Number of targets, drawn by the seed. Default: 12 without data, else all.")] = None,
+    intervention: Annotated[str, typer.Option(help=f"What silenced neurons become: {', '.join(INTERVENTIONS)}.")] = "zero",
+    single_layer_of: Annotated[
+        str | None, typer.Option("--single-layer", help="Also silence the budget in one layer, for this method.")
+    ] = None,
+    n_dev: Annotated[int, typer.Option(help="Of files: the first sequences, left out because settings were chosen on them.")] = N_DEV,
+    n_prefix: Prefix = 32,
+    seed: Annotated[int, typer.Option(help="Of Random, the drawn targets and resampling.")] = 0,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    out: Annotated[Path | None, typer.Option(help="Results folder. Default: ./tl-localize-results/del-MODEL.")] = None,
+    settings: Settings = None,
+    settings_file: SettingsFile = None,
+) -> None:
+    """DEL: silence the neurons that each method locates for a memorized sequence; is it forgotten, and only it?
+
+    Prints the change of accuracy and distance of the sequence (Self) and the others (Neg) and of the perplexity, and writes a results
+    folder with tables and figures. Without data a reference model's sequences are collected first (15 minutes in all on 2 cores).
+    """
+    with errors_explained():
+        tuned = read_settings(settings_file) if settings_file else {}
+        chosen = del_methods(methods, settings or [], model, tuned)  # mistakes are found before the model is loaded
+        one_layer = del_methods(single_layer_of, [], model, tuned) if single_layer_of else []
+        check_data(model, data, general)
+        folder = prepare_folder(out or Path("tl-localize-results") / f"del-{Path(model).name}")
+        loaded = load_model(model, device, parse_dtype(dtype))
+        sequences, n_dev, text = del_data(loaded, data, general, n_dev, n_prefix)
+        if data is None:
+            targets = targets or min(DEFAULT_TARGETS, len(sequences) - n_dev)
+        benchmark = DelBenchmark(
+            loaded,
+            drawn_first(sequences, n_dev, seed) if targets else sequences,
+            text,
+            ratios=tuple(ratio or PAPER_RATIOS),
+            n_dev=n_dev,
+            n_targets=targets,
+            intervention=intervention,  # pyright: ignore[reportArgumentType] - checked there
+            first_layer=FIRST_LAYER,
+            seed=seed,
+        )
+        n_test = len(sequences) - n_dev
+        say(f"{targets or n_test} of {n_test} sequences are targets ({n_dev} dev sequences are left out), model {model}")
+        with bar() as show:
+            results = benchmark.run(chosen, show)
+        results.save(folder)
+        tables = del_tables(results, model)
+        for name, table in tables.items():
+            save_table(table, folder, name, f"{DEL_CAPTIONS[name]} [{model}]")
+        single = [run_single_layer(benchmark, method, folder) for method in one_layer]
+        try:
+            for name, figure in del_figures(results, single).items():
+                save_figure(figure, folder, name)
+        except ImportError as error:
+            say(str(error))
+        typer.echo(f"\n{DEL_CAPTIONS['del']}\n\n{to_markdown(tables['del'])}")
+        typer.echo(f"All tables, figures, the frame and the settings: {folder}")
+
+
+def run_single_layer(benchmark: DelBenchmark, method: Localizer, folder: Path) -> pd.DataFrame:
+    """One layer against all layers at the largest ratio, shown and written."""
+    with bar() as show:
+        frame = benchmark.run_single_layer(method, max(benchmark.ratios), progress=show)
+    write_text(folder / f"single_layer_{method.name}.csv", frame.to_csv(index=False))
+    return frame
+
+
+def del_methods(names: str, settings: Sequence[str], model: str, tuned: Mapping[str, Mapping[str, Any]]) -> list[Localizer]:
+    """Methods by name; learned masks spare the first layer, and have the paper's settings for its models and then the tuned ones."""
+    masks = {name: {"first_layer": FIRST_LAYER} for name, method in METHODS.items() if hasattr(method, "first_layer")}
+    known: dict[str, dict[str, Any]] = {}
+    for source in (paper_settings(model, "del"), tuned, masks):
+        for name, values in source.items():
+            known[name] = known.get(name, {}) | dict(values)
+    return make_methods(names, settings, known)
+
+
+def check_data(model: str, data: Path | None, general: Path | None) -> None:
+    """Raise ValueError or FileNotFoundError unless there are sequences and general text for the model."""
+    if data is None and model not in ("reference", *REFERENCE_MODELS):
+        raise ValueError(f"data must be given for {model!r}, got none. Run tl-localize collect, or name the authors' file with --data.")
+    for name, path in (("data", data), ("general", general)):
+        if path is not None and not path.exists():
+            raise FileNotFoundError(f"{name} must be an existing path, got {str(path)!r}. Check the spelling.")
+    if data is not None and general is None and not (data / GENERAL).is_file():
+        raise ValueError(
+            f"general must be given where the data have no {GENERAL}, got none for {str(data)!r}. Name a token file with --general."
+        )
+
+
+def del_data(
+    model: LanguageModel, data: Path | None = None, general: Path | None = None, n_dev: int = N_DEV, n_prefix: int = 32
+) -> tuple[list[MemorizedSequence], int, Integer[Tensor, "sequence pos"]]:
+    """Sequences, how many of the first are dev ones, and general text: of a collection, a file, or a reference model's training stream."""
+    if data is None:
+        say("The reference model's memorized sequences are collected from its training stream.")
+        with bar() as show:
+            found = collect_reference(model, Criteria(), n_dev=n_dev, n_max=DEFAULT_SEQUENCES, progress=show)
+        return found.sequences, found.n_dev, read_tokens(general) if general else reference_general()
+    text = read_tokens(general or data / GENERAL)
+    if data.is_dir():
+        return *load_collection(data), text
+    if data.suffix in TOKEN_SUFFIXES:
+        return memorized_sequences(read_tokens(data), n_prefix), n_dev, text
+    return read_manual(data, model), n_dev, text
+
+
+def drawn_first(sequences: Sequence[MemorizedSequence], n_dev: int, seed: int) -> list[MemorizedSequence]:
+    """The test sequences in random order, so that the first of them are a fair sample; the dev ones stay first."""
+    order = np.random.default_rng(seed).permutation(np.arange(n_dev, len(sequences)))
+    return [*sequences[:n_dev], *(sequences[i] for i in order)]
