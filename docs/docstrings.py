@@ -13,6 +13,7 @@ from typing import Any
 
 import griffe
 
+ITEM = re.compile(r"^[\w.]+: ")  # else a line goes on with the item above it
 SECTION = re.compile(r"^(Args|Returns|Raises|Source):(?: +(\S.*))?$")
 
 
@@ -38,13 +39,15 @@ def google(text: str) -> str:
         if match := SECTION.match(line):
             close()
             name, section = match[1], [match[2]] if match[2] else []
-        elif section is not None and (line.startswith(" ") or not line):
+        elif line.startswith(">>>") and (section is None or name != "Examples"):
+            close()
+            name, section = "Examples", [line]
+        elif section is not None and name != "Examples" and (line.startswith(" ") or not line):
             section.append(line)
         else:
-            close()
-            if line.startswith(">>>") and ">>>" not in "\n".join(lines):
-                lines.extend(["", "**Example**", ""])
-            lines.append(line)
+            if name != "Examples" or not line:
+                close()
+            (lines if section is None else section).append(line)
     close()
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
@@ -58,6 +61,8 @@ def _section(name: str, body: list[str]) -> list[str]:
     else:
         margin = min(len(line) - len(line.lstrip()) for line in body if line.strip())
         body = [line[margin:] for line in body]
+    if name in ("Args", "Raises"):
+        body = [line if ITEM.match(line) else f"    {line}" for line in body]
     text = "\n".join(body)
     if name == "Source":
         return [f"*Source:* {text}"]
