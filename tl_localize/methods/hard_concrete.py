@@ -48,11 +48,11 @@ class HardConcrete(Localizer):
 
     name: ClassVar[str] = "hard_concrete"
     learning_rate: Real = 3e-3
-    sparsity_weight: Real = 10.0
-    steps: int = 200
+    sparsity_weight: Real = 30.0
+    steps: int = 100
     stop_sparsity: Real = 0.1
     temperature: Real = 0.67
-    initial_mask: Real = 0.9
+    initial_mask: Real = 1.0
     first_layer: int = 0
     seed: int = 0
 
