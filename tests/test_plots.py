@@ -249,3 +249,9 @@ def test_memorization_by_repetition_knows_only_shipped_models():
 
     with pytest.raises(ValueError, match=r"models must be among .* got 'gpt2'"):
         memorization_by_repetition(["gpt2"])
+
+
+def test_figure_shows_itself_in_a_notebook(scores):
+    from tl_localize.plots import score_map
+
+    assert score_map(scores)._repr_png_().startswith(b"\x89PNG")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -207,7 +208,16 @@ def _axis(ax: Any, size: tuple[float, float] = (6, 4.5)) -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("Figures need matplotlib: pip install 'tl_localize[plots]'.") from error
-    return Figure(figsize=size, layout="constrained").add_subplot()
+
+    class Shown(Figure):
+        """Shows itself in a notebook; IPython draws matplotlib's own only where pyplot was imported."""
+
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png", dpi=80)
+            return buffer.getvalue()
+
+    return Shown(figsize=size, layout="constrained").add_subplot()
 
 
 # ---- scores, sets and the reference models -------------------------------------------------------------------------------
