@@ -12,6 +12,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+pytestmark = pytest.mark.filterwarnings("default")  # of Jupyter's own; a notebook's warnings would be in its outputs
 HERE = Path(__file__).parent
 SECONDS = 180
 
