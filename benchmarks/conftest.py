@@ -14,6 +14,7 @@ TABLES = pytest.StashKey[dict]()
 def pytest_addoption(parser):
     group = parser.getgroup("tl_localize benchmarks")
     group.addoption("--model", action="append", help="model to measure, may be given many times (default: both reference models)")
+    group.addoption("--shape", action="append", help="cost table: random weights of a known shape, such as gpt2 or pythia-6.9b")
     group.addoption("--device", default=None, help="such as cuda (default: CUDA when there is one)")
     group.addoption("--dtype", default="float32", help="float32, bfloat16 or float16")
     group.addoption("--data", default=None, help="INJ sentences, ECBD-style JSONL (default: our own)")

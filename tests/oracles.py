@@ -9,6 +9,13 @@ import torch
 from torch import Tensor
 
 
+def in_double(model: Any) -> Any:
+    """The model itself, its weights in float64 from now on."""
+    model.to(torch.float64)
+    model.cfg.dtype = torch.float64
+    return model
+
+
 def loss_of(model: Any, tokens: Tensor, n_prefix: int) -> Tensor:
     """Memorization loss from the logits of every position: nats per suffix token, in float64, so that differences keep their digits."""
     log_p = model(tokens[None], return_type="logits", padding_side="right")[0].double().log_softmax(-1)
@@ -27,15 +34,16 @@ def put_last(act: Tensor, hook: Any, *, values: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def plain_zero_out(model: Any, sequence: Any) -> Tensor:
-    """[layer neuron]: rise of the loss when the neuron is zero everywhere, one forward pass per neuron."""
+def plain_zero_out(model: Any, sequence: Any, every: int = 1) -> Tensor:
+    """[layer neuron]: rise of the loss when the neuron is zero everywhere, one forward pass per neuron; of every so many neurons."""
     tokens, n_prefix = sequence.tokens, sequence.n_prefix
     baseline = loss_of(model, tokens, n_prefix)
-    scores = torch.empty(model.cfg.n_layers, model.cfg.d_mlp)
+    some = range(0, model.cfg.d_mlp, every)
+    scores = torch.empty(model.cfg.n_layers, len(some))
     for layer in range(model.cfg.n_layers):
-        for neuron in range(model.cfg.d_mlp):
+        for i, neuron in enumerate(some):
             with model.hooks(fwd_hooks=[(f"blocks.{layer}.mlp.hook_post", partial(zero_at, neuron=neuron))]):
-                scores[layer, neuron] = loss_of(model, tokens, n_prefix) - baseline
+                scores[layer, i] = loss_of(model, tokens, n_prefix) - baseline
     return scores
 
 

@@ -194,7 +194,7 @@ def test_golden_sparsity_terms(trained: Any, expected: Any, setting: str, name: 
     np.testing.assert_allclose(trained(method, setting).terms[9::10, 0], expected[setting][f"{name}_reg_every10_t0"], atol=tolerance)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_golden_hard_concrete_other_seeds(trained: Any, expected: Any, seed: int) -> None:
     found = trained(replace(HARD_CONCRETE, seed=seed), "suffix", 1).scores[0]
     assert np.abs(found - expected["suffix"]["hc_t1"][seed]).max() < 1e-4

@@ -252,3 +252,26 @@ def test_view_refuses_what_is_no_transformer_lens_model(unchecked: Any, model: A
 def test_scaled_refuses_a_gate_of_another_shape(unchecked: Any, gpt2_like: Any, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"gate must have shape \[batch neuron\] with neuron=48, got .* at layer 1"):
         NeuronView(gpt2_like).scaled({1: torch.ones(shape)}).__enter__()
+
+
+@torch.no_grad()
+def test_one_gelu_kernel_is_the_same_function_and_is_put_back(gpt2_like: Any, sequence: Any) -> None:
+    own = [block.mlp.act_fn for block in gpt2_like.blocks]
+    wanted = gpt2_like(sequence.tokens)
+
+    def interrupted() -> None:
+        with NeuronView(gpt2_like).one_gelu_kernel():
+            assert all(block.mlp.act_fn is not fn for block, fn in zip(gpt2_like.blocks, own, strict=True))
+            torch.testing.assert_close(gpt2_like(sequence.tokens), wanted, atol=1e-5, rtol=1e-5)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert all(block.mlp.act_fn is fn for block, fn in zip(gpt2_like.blocks, own, strict=True))
+
+
+def test_one_gelu_kernel_leaves_other_functions_and_half_precision_alone(llama_like: Any, gpt2_like: Any) -> None:
+    for model in (llama_like, gpt2_like.to(torch.bfloat16)):
+        own = model.blocks[0].mlp.act_fn
+        with NeuronView(model).one_gelu_kernel():
+            assert model.blocks[0].mlp.act_fn is own

@@ -249,3 +249,20 @@ def test_dropped_out_leaves_nothing_behind_when_the_body_raises(any_model: Any, 
     with pytest.raises(ZeroDivisionError), neurons.dropped_out(any_model):
         _ = 1 / 0
     check()
+
+
+def test_scores_of_which_some_are_estimates_survive_the_disk(tmp_path: Path) -> None:
+    mask = torch.tensor([[True, False], [False, True]])
+    scores = NeuronScores(torch.rand(2, 2), "zero_out", exact=NeuronSet(mask), missed=0.0123)
+    scores.save(tmp_path / "some.safetensors")
+    found = NeuronScores.load(tmp_path / "some.safetensors")
+    assert found.exact is not None and torch.equal(found.exact.mask, mask) and found.missed == 0.0123
+    assert repr(found) == "NeuronScores('zero_out', '', 2 layers x 2 neurons, 2 exact, the others estimated, missed <= 1.23% of them)"
+    NeuronScores(torch.rand(2, 2)).save(tmp_path / "all.safetensors")
+    found = NeuronScores.load(tmp_path / "all.safetensors")
+    assert found.exact is None and found.missed is None
+
+
+def test_scores_reject_a_mask_of_another_shape() -> None:
+    with pytest.raises(ValueError, match="exact must have the shape of values"):
+        NeuronScores(torch.rand(2, 2), exact=NeuronSet(torch.ones(2, 3, dtype=torch.bool)))

@@ -351,10 +351,20 @@ def collect_memorized(
         raise ValueError(f"n_dev must be at least 0 and below n_max={n_max}, got {n_dev}.")
     sieve = Sieve(model, criteria, decode or decoder(model), batch_size)
     found: list[Memory] = []
-    for passed in sieve.run(stream):
-        found += passed
+
+    def report() -> None:
         if progress:
             progress(sieve.n_in / total if total else math.nan, f"{sieve.n_in} read, {len(found)} memorized")
+
+    def watched() -> Iterator[Any]:
+        for item in stream:
+            yield item
+            if sieve.n_in % sieve.batch_size == 0:
+                report()
+
+    for passed in sieve.run(watched()):
+        found += passed
+        report()
     return _assemble(sieve, found, n_dev, n_max, seed)
 
 

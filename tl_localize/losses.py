@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -17,9 +18,9 @@ def residual(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> Float[Te
 
 
 def unembed(model: LanguageModel, resid: Float[Tensor, "*shape d_model"]) -> Float[Tensor, "*shape vocab"]:
-    """Logits (float32) of residual vectors: the model from above its last block on."""
+    """Logits (float32, or float64 where the model is) of residual vectors: the model from above its last block on."""
     logits: Tensor = model(resid.reshape(1, -1, resid.shape[-1]), start_at_layer=model.cfg.n_layers, padding_side="right")
-    return logits.float().reshape(*resid.shape[:-1], -1)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).reshape(*resid.shape[:-1], -1)
 
 
 def target_logits(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, "target vocab"]:

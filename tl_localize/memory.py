@@ -28,6 +28,38 @@ def tokens_that_fit(neurons: NeuronView) -> int:
     return int(min(max(free / (4 * floats), 256), MAX_TOKENS.get(device.type, 4096)))
 
 
+def peak_bytes(neurons: NeuronView, method: str, *, n_tokens: int, n_targets: int, length: int) -> int:
+    """Bound on the memory beyond the weights that one forward pass of a method takes, in bytes.
+
+    In numbers of the model's precision, of which autograd keeps most: L layers of f neurons, width d, h heads, V words; a pass over B
+    tokens in sequences of n, T of them with a loss:
+
+        activations                            B (L f + 5 f + 8 d + 5 h n)
+        zero_out                               B (5 f + 8 d + 5 h n) + n (L f + L d + d) + 3 T V
+        attribution, integrated_gradients      B L (5 f + 10 d + 4 h n) + 4 T V
+        slimming, hard_concrete                the same + 8 L f B / n: the mask, its gradient and Adam's state
+
+    Losses, masks and logits are float32 in any model. ``zero_out`` unembeds its targets in blocks, of which T is the size. Measured peaks
+    are between a fifth of this and all of it (benchmarks/test_cost_table.py).
+
+    Args:
+        n_tokens, n_targets: B and T, of one pass.
+        length: n, of the longest sequence.
+    """
+    cfg = neurons.model.cfg
+    layers, f, d, attention = neurons.n_layers, neurons.n_neurons, cfg.d_model, cfg.n_heads * length
+    forward, backward = 5 * f + 8 * d + 5 * attention, layers * (5 * f + 10 * d + 4 * attention)
+    if method == "activations":
+        floats = n_tokens * (layers * f + forward)
+    elif method == "zero_out":
+        floats = n_tokens * forward + length * (layers * f + layers * d + d) + 3 * n_targets * cfg.d_vocab
+    else:
+        floats = n_tokens * backward + 4 * n_targets * cfg.d_vocab
+        if method in ("slimming", "hard_concrete"):
+            floats += 8 * layers * f * n_tokens // length
+    return 4 * floats
+
+
 def halving(work: Callable[[list[Item]], Result], items: Sequence[Item], size: int) -> Iterator[tuple[list[Item], Result]]:
     """Work through items in batches of a size that is halved, with one warning, whenever memory runs out.
 

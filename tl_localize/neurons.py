@@ -300,6 +300,24 @@ class NeuronView:
                 parameter.requires_grad_(True)
 
     @contextmanager
+    def one_gelu_kernel(self) -> Iterator[None]:
+        """GPT-2's GELU by torch's one kernel in place of TransformerLens' eight, in float32 and float64: the same formula, to rounding."""
+        mlps: list[Any] = [
+            block.mlp
+            for layer, block in enumerate(self.model.blocks)
+            if getattr(getattr(block.mlp, "act_fn", None), "__name__", "") == "gelu_new"
+            and self.rows(layer).dtype in (torch.float32, torch.float64)
+        ]
+        before = [mlp.act_fn for mlp in mlps]
+        try:
+            for mlp in mlps:
+                mlp.act_fn = partial(torch.nn.functional.gelu, approximate="tanh")
+            yield
+        finally:
+            for mlp, act_fn in zip(mlps, before, strict=True):
+                mlp.act_fn = act_fn
+
+    @contextmanager
     def _hooks(self, hooks: Mapping[int, Hook]) -> Iterator[None]:
         with self.model.hooks(fwd_hooks=[(post_hook_name(layer), hook) for layer, hook in hooks.items()]):
             yield

@@ -163,6 +163,9 @@ class NeuronScores:
         method: name of the method.
         sequence_id: id of the sequence.
         settings: the method with all its hyperparameters, as its repr.
+        exact: which scores are exact where the others are estimates, such as those of ``ZeroOut(screen=...)``; None: all of them.
+        missed: bound on what the estimates hide, as a share of the scores that are not exact (``ZeroOut`` says what it bounds); None
+            where all are exact.
 
     >>> import torch
     >>> from tl_localize import NeuronScores
@@ -175,6 +178,8 @@ class NeuronScores:
     method: str = ""
     sequence_id: str = ""
     settings: str = ""
+    exact: NeuronSet | None = None
+    missed: float | None = None
 
     def __post_init__(self) -> None:
         values = torch.as_tensor(self.values).detach().to("cpu", torch.float32, copy=True)  # a view would keep its whole batch alive
@@ -185,11 +190,21 @@ class NeuronScores:
                 f"values must be finite, got {int((~values.isfinite()).sum())} that are not (method {self.method!r}, sequence "
                 f"{self.sequence_id!r}). Try float32, or a smaller learning rate."
             )
+        if self.exact is not None and self.exact.mask.shape != values.shape:
+            raise ValueError(
+                f"exact must have the shape of values, {tuple(values.shape)}, got {tuple(self.exact.mask.shape)}. "
+                "Say of every score whether it is exact."
+            )
         object.__setattr__(self, "values", values)
 
     def __repr__(self) -> str:
         n_layers, n_neurons = self.values.shape
-        return f"NeuronScores({self.method!r}, {self.sequence_id!r}, {n_layers} layers x {n_neurons} neurons)"
+        text = f"{self.method!r}, {self.sequence_id!r}, {n_layers} layers x {n_neurons} neurons"
+        if self.exact is not None:
+            text += f", {len(self.exact)} exact, the others estimated"
+        if self.missed is not None:
+            text += f", missed <= {self.missed:.2%} of them"
+        return f"NeuronScores({text})"
 
     def _repr_html_(self) -> str:
         n_layers, n_neurons = self.values.shape
@@ -244,10 +259,18 @@ class NeuronScores:
     def save(self, path: str | Path) -> None:
         """Write a safetensors file, whole or not at all."""
         metadata = {"method": self.method, "sequence_id": self.sequence_id, "settings": self.settings}
-        save_tensors(path, {"values": self.values}, metadata)
+        tensors = {"values": self.values}
+        if self.exact is not None:
+            tensors["exact"] = self.exact.mask
+        if self.missed is not None:
+            metadata["missed"] = repr(self.missed)
+        save_tensors(path, tensors, metadata)
 
     @classmethod
     def load(cls, path: str | Path) -> NeuronScores:
         """Read what ``save`` wrote."""
         tensors, metadata = load_tensors(path, "values")
-        return cls(tensors["values"], **{key: metadata.get(key, "") for key in ("method", "sequence_id", "settings")})
+        exact = NeuronSet(tensors["exact"]) if "exact" in tensors else None
+        missed = float(metadata["missed"]) if "missed" in metadata else None
+        names = {key: metadata.get(key, "") for key in ("method", "sequence_id", "settings")}
+        return cls(tensors["values"], **names, exact=exact, missed=missed)

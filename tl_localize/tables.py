@@ -87,7 +87,7 @@ def _del_layout(frame: pd.DataFrame) -> pd.DataFrame:
             rows.setdefault(str(row["method"]), {})[title] = f"{factor * row['value']:.{decimals}f}"
         blocks[f"{100 * float(str(setting)):g} % of each layer, published"] = pd.DataFrame(rows).T
     titles = [title for title, _, _ in METRICS.values()]
-    return pd.concat(blocks).reindex(columns=titles).fillna("")
+    return pd.concat(blocks).reindex(columns=titles, fill_value="")
 
 
 def _del_tests(results: DelResults, model: str) -> pd.DataFrame:
@@ -152,7 +152,7 @@ def _examples(results: DelResults, n: int = 8) -> pd.DataFrame:
             "suffix": suffix,
         }
         for part in frame[frame["sequence_id"] == row["sequence_id"]].to_dict("records"):
-            name = TITLES.get(part["method"], part["method"]).split(" (")[0]
+            name = TITLES.get(str(part["method"]), str(part["method"])).split(" (")[0]
             rows[row["sequence_id"]][name] = f"{100 * part['delta_self_accuracy']:.0f}"
     return pd.DataFrame(rows).T.rename_axis(index="sequence")
 

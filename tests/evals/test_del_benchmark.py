@@ -318,6 +318,14 @@ def test_join_keeps_what_runs_share_once(gpt2_like: Any, benchmark_of: Any) -> N
     assert len(mixed.table()) == 4 * 2
 
 
+def test_join_of_runs_with_different_targets_says_how_many(gpt2_like: Any, benchmark_of: Any) -> None:
+    many, few = benchmark_of(gpt2_like, n_targets=4).run([Noise()]), benchmark_of(gpt2_like, n_targets=2).run([Noise("other", 9)])
+    joined = DelResults.join([many, few])
+    assert joined.table()["targets"].tolist() == ["4", "4", "2"] * 2
+    assert {key[0]: len(matrix) for key, matrix in joined.confusion.items()} == {"noise": 4, "random": 4, "other": 2}
+    assert "targets" not in many.table()
+
+
 def test_progress_rises_to_one(gpt2_like: Any, benchmark_of: Any) -> None:
     seen: list[tuple[float, str]] = []
     benchmark_of(gpt2_like).run([Activations(), Noise()], lambda fraction, label: seen.append((fraction, label)))

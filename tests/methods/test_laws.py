@@ -128,7 +128,7 @@ def test_map_takes_an_iterator(gpt2_like: Any, unchecked: None, sequences: Any, 
     assert len(list(method.map(gpt2_like, iter(sequences)))) == 4
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(length=st.integers(2, 8), longer=st.integers(11, 16), seed=st.integers(0, 9), data=st.data())
 @pytest.mark.parametrize("name", METHODS)
 def test_padding_never_changes_a_score(
@@ -294,7 +294,7 @@ def test_method_defaults_are_valid(name: str) -> None:
 # ---- precision -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_method_scores_models_of_other_precision(neox_like: Any, sequence: Any, method: Any, dtype: torch.dtype) -> None:
     wanted = method(neox_like, sequence).values
     neox_like.to(dtype)

@@ -68,7 +68,7 @@ def collect(
     """Find the sequences of a corpus that a model has memorized, for tl-localize del.
 
     Writes them with a report (how many each criterion removed, with examples) and general text for the perplexity. Without data a
-    reference model's own training stream is searched (1 to 2 minutes on 2 cores).
+    reference model's own training stream is searched.
     """
     with errors_explained():
         stride = parse_windows(windows)
@@ -184,7 +184,7 @@ def reference_tables(found: Collection) -> dict[str, tuple[pd.DataFrame, str]]:
     """Tables and captions by name: which planted texts were found, by repetitions, and the natural ones."""
     names = set(found.frame["id"])
     planted = pd.DataFrame([{"repetitions": text.repetitions, "found": text.id in names} for text in load_planted()])
-    counts = planted.groupby("repetitions")["found"].agg(planted="size", found="sum")
+    counts: Any = planted.groupby("repetitions")["found"].agg(planted="size", found="sum")
     natural = found.frame[found.frame["category"] == "natural"].set_index("id")[["accuracy", "distance", "prefix", "suffix"]]
     natural = natural.assign(prefix=[repr(text) for text in natural["prefix"]], suffix=[repr(text) for text in natural["suffix"]])
     return {

@@ -41,8 +41,9 @@ from tl_localize.tune import read_settings
 
 PAPER_RATIOS = (0.001, 0.005)
 FIRST_LAYER = 1  # layer 0 is spared, and learned masks leave it open
-DEFAULT_TARGETS = 12  # of the default run
-DEFAULT_SEQUENCES = 125  # of the default run, dev ones included: the others are what must not be forgotten
+DEFAULT_TARGETS = 8  # of the default run
+DEFAULT_SEQUENCES = 105  # of the default run, dev ones included: the others are what must not be forgotten
+DEFAULT_GENERAL = 64  # rows of general text in the default run
 
 DelData = Annotated[
     Path | None,
@@ -58,7 +59,7 @@ def del_benchmark(
     general: General = None,
     methods: Annotated[str, typer.Option(help="Comma-separated names, or 'all'. Random is always among them.")] = "all",
     ratio: Annotated[list[float] | None, typer.Option(help="Share of each layer to silence. May be given many times.")] = None,
-    targets: Annotated[int | None, typer.Option(help="Number of targets, drawn by the seed. Default: 12 without data, else all.")] = None,
+    targets: Annotated[int | None, typer.Option(help="Number of targets, drawn by the seed. Default: 8 without data, else all.")] = None,
     intervention: Annotated[str, typer.Option(help=f"What silenced neurons become: {', '.join(INTERVENTIONS)}.")] = "zero",
     single_layer_of: Annotated[
         str | None, typer.Option("--single-layer", help="Also silence the budget in one layer, for this method.")
@@ -75,7 +76,7 @@ def del_benchmark(
     """DEL: silence the neurons that each method locates for a memorized sequence; is it forgotten, and only it?
 
     Prints the change of accuracy and distance of the sequence (Self) and the others (Neg) and of the perplexity, and writes a results
-    folder with tables and figures. Without data a reference model's sequences are collected first (15 minutes in all on 2 cores).
+    folder with tables and figures. Without data a reference model's sequences are collected first (about 10 minutes in all on 2 cores).
     """
     with errors_explained():
         tuned = read_settings(settings_file) if settings_file else {}
@@ -155,7 +156,7 @@ def del_data(
         say("The reference model's memorized sequences are collected from its training stream.")
         with bar() as show:
             found = collect_reference(model, Criteria(), n_dev=n_dev, n_max=DEFAULT_SEQUENCES, progress=show)
-        return found.sequences, found.n_dev, read_tokens(general) if general else reference_general()
+        return found.sequences, found.n_dev, read_tokens(general) if general else reference_general()[:DEFAULT_GENERAL]
     text = read_tokens(general or data / GENERAL)
     if data.is_dir():
         return *load_collection(data), text

@@ -73,7 +73,7 @@ def make_methods(names: str, settings: Sequence[str], defaults: Mapping[str, Map
 
 def parse_value(setting: str, text: str, default: Any) -> Any:
     """Text as a value of the type of the default."""
-    kind = int if default is None else type(default)
+    kind = type(default) if default is not None else int if text.isdecimal() else float
     try:
         return kind(text)
     except ValueError as error:

@@ -493,7 +493,8 @@ class DelResults:
     def table(self) -> pd.DataFrame:
         """The paper's DEL table as text: a block for each ratio, a row for each method, mean ± standard error over targets.
 
-        Accuracies are in percentage points. Self should fall (distance: rise), the others should stay.
+        Accuracies are in percentage points. Self should fall (distance: rise), the others should stay. Where methods have different numbers
+        of targets, a column says how many.
         """
         blocks: dict[str, pd.DataFrame] = {}
         frame: Any = self.frame
@@ -503,6 +504,9 @@ class DelResults:
                 method: {title: with_error(factor * part[column], decimals) for column, (title, factor, decimals) in METRICS.items()}
                 for method, part in block.groupby("method", sort=False)
             }
+            counts = block.groupby("method").size()
+            if counts.nunique() > 1:
+                rows = {method: row | {"targets": f"{counts[method]}"} for method, row in rows.items()}
             parts = [f"{100 * ratio:g} % of each layer", f"{block['sequence_id'].nunique()} sequences"]
             name = ", ".join([*([model] if several else []), *([] if intervention == "zero" else [intervention]), *parts])
             blocks[name] = pd.DataFrame(rows).T
@@ -577,14 +581,14 @@ class DelResults:
     def join(cls, results: Sequence[DelResults]) -> DelResults:
         """Runs of several methods, interventions or models as one; what two runs share (Random) is kept once.
 
-        Confusion matrices are kept where all runs are of one model and one intervention.
+        Confusion matrices are kept where all runs are of one model and one intervention; of two of one name, that of more targets.
         """
         keys = ["model", "intervention", "method", "ratio", "sequence_id"]
         frame: Any = pd.concat([part.frame for part in results], ignore_index=True).drop_duplicates(keys, ignore_index=True)
         before: Any = pd.concat([part.before for part in results], ignore_index=True)
         one = results if len(frame[["model", "intervention"]].drop_duplicates()) == 1 else ()
-        confusion = {key: matrix for part in one for key, matrix in part.confusion.items()}
-        levenshtein = {key: matrix for part in one for key, matrix in part.confusion_levenshtein.items()}
+        confusion = _largest([part.confusion for part in one])
+        levenshtein = _largest([part.confusion_levenshtein for part in one])
         unique = before.drop_duplicates(["model", "sequence_id"], ignore_index=True)
         return cls(frame, unique, confusion, levenshtein, {"runs": [part.settings for part in results]})
 
@@ -685,6 +689,14 @@ def with_error(values: Any, decimals: int) -> str:
 def part_of(progress: Progress | None, index: int, count: int, label: str) -> Callable[[float], None]:
     """Reports the fraction of one of several equal parts as a fraction of the whole."""
     return lambda fraction: progress((index + fraction) / count, label) if progress else None
+
+
+def _largest(parts: Sequence[dict[tuple[str, float], pd.DataFrame]]) -> dict[tuple[str, float], pd.DataFrame]:
+    """All matrices by name; of those of one name the one with the most rows."""
+    found: dict[tuple[str, float], pd.DataFrame] = {}
+    for part in parts:
+        found |= {key: matrix for key, matrix in part.items() if key not in found or len(matrix) > len(found[key])}
+    return found
 
 
 def _in_order(frame: pd.DataFrame) -> pd.DataFrame:

@@ -6,7 +6,7 @@ import math
 import numbers
 from abc import ABC
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
 import torch
@@ -28,7 +28,8 @@ class Localizer(ABC):
     """A localization method: a frozen dataclass of its hyperparameters that is called with a model and a sequence.
 
     A subclass writes ``_attribute`` (one sequence, [layer neuron]) or, if many sequences at once are faster, ``_attribute_batch``
-    ([sequence layer neuron]). Larger always means more responsible.
+    ([sequence layer neuron]). Larger always means more responsible. Either may give NeuronScores in place of a tensor, where some of the
+    scores are estimates.
 
     Args:
         batch_tokens: tokens in one forward pass; by default as many as fit into the memory that is there. Changes no score.
@@ -97,7 +98,7 @@ class Localizer(ABC):
     def _map(self, neurons: NeuronView, sequences: list[MemorizedSequence], size: int, progress: Report) -> Iterator[NeuronScores]:
         done = 0
 
-        def attribute(batch: list[MemorizedSequence]) -> Float[Tensor, "sequence layer neuron"]:
+        def attribute(batch: list[MemorizedSequence]) -> Float[Tensor, "sequence layer neuron"] | list[Tensor | NeuronScores]:
             share = len(batch) / len(sequences)
             with torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller is in
                 return self._attribute_batch(neurons, batch, lambda fraction: progress(done / len(sequences) + share * fraction))
@@ -106,24 +107,27 @@ class Localizer(ABC):
             done += len(batch)
             progress(done / len(sequences))
             for sequence, value in zip(batch, values, strict=True):
+                shape = tuple((value.values if isinstance(value, NeuronScores) else value).shape)
                 expected = (neurons.n_layers, neurons.n_neurons)
-                if tuple(value.shape) != expected:
+                if shape != expected:
                     raise ValueError(
-                        f"scores of {self.name} must have the shape {expected}, got {tuple(value.shape)}. "
-                        "Return [layer neuron] from _attribute."
+                        f"scores of {self.name} must have the shape {expected}, got {shape}. Return [layer neuron] from _attribute."
                     )
-                yield NeuronScores(value, self.name, sequence.id, repr(self))
+                if isinstance(value, NeuronScores):
+                    yield replace(value, method=self.name, sequence_id=sequence.id, settings=repr(self))
+                else:
+                    yield NeuronScores(value, self.name, sequence.id, repr(self))
 
-    def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Float[Tensor, "layer neuron"]:
+    def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Float[Tensor, "layer neuron"] | NeuronScores:
         raise TypeError(f"{type(self).__name__} must define _attribute or _attribute_batch.")
 
     def _attribute_batch(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
-    ) -> Float[Tensor, "sequence layer neuron"]:
+    ) -> Float[Tensor, "sequence layer neuron"] | list[Tensor | NeuronScores]:
         n = len(sequences)
-        return torch.stack(
-            [self._attribute(neurons, sequence, lambda fraction, i=i: report((i + fraction) / n)) for i, sequence in enumerate(sequences)]
-        )
+        return [
+            self._attribute(neurons, sequence, lambda fraction, i=i: report((i + fraction) / n)) for i, sequence in enumerate(sequences)
+        ]
 
     def _tokens(self, neurons: NeuronView) -> int:
         """Tokens of one forward pass."""

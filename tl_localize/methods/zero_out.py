@@ -17,11 +17,13 @@ from tl_localize.losses import unembed
 from tl_localize.memory import halving
 from tl_localize.methods.base import Localizer, Report
 from tl_localize.methods.one_pass import CleanRun, silencing_estimate
-from tl_localize.neurons import LanguageModel, NeuronView
+from tl_localize.neurons import NeuronView
 from tl_localize.scores import NeuronScores, NeuronSet, check_ratio
-from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
+from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
-LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**29}  # larger blocks come fresh from the system on a CPU, and are slower for it
+SCREENED_FOR, CONFIDENCE = 0.01, 0.95  # the top of each layer that ``missed`` speaks of, and how sure it is
+TOKENS_AT_ONCE = {"cpu": 1024}  # more do not fit into a CPU's cache; elsewhere as many as fit into memory
+UNEMBEDDED_AT_ONCE = {"cpu": 1024, "cuda": 8192}  # positions: enough to be worth a copy of W_U, which TransformerLens makes each time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +33,9 @@ class ZeroOut(Localizer):
         A(l, i) = loss(x | neuron i of layer l silenced) - loss(x)
 
     With ``screen`` the first-order estimate of ``Attribution`` ranks the neurons of each layer; only the highest-ranked share gets its
-    exact score and the rest keep their estimate. ``screened`` tells which is which, and what a random sample of the rest shows
-    about those that the estimate has missed.
+    exact score, and so does a random sample of the rest; the others keep their estimate. ``NeuronScores.exact`` tells which is which, and
+    ``NeuronScores.missed`` bounds, from the sample, the share of the low-ranked that belong into the exact top 1 % of their layer all
+    the same (95 % confidence).
 
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (5). Differs: nothing without ``screen``, which is ours.
     Args:    screen: share of each layer's neurons that is scored exactly, in (0, 1]; None for all.
@@ -61,29 +64,10 @@ class ZeroOut(Localizer):
         if isinstance(self.screen_sample, bool) or not isinstance(self.screen_sample, numbers.Integral) or self.screen_sample < 0:
             raise ValueError(f"screen_sample must be a whole number from 0 on, got {self.screen_sample!r}. 32 is the default.")
 
-    def screened(self, model: LanguageModel, sequence: MemorizedSequence) -> ScreenedScores:
-        """Scores, which of them are exact, and what the sample says about the others.
-
-        Raises:
-            ValueError: ``screen`` is None; the model or the sequence cannot be scored.
-        """
+    def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Float[Tensor, "layer neuron"] | NeuronScores:
         if self.screen is None:
-            raise ValueError("screen must be a fraction in (0, 1], got None, with which every score is exact. Write ZeroOut(screen=0.05).")
-        check_sequences(model, [sequence])
-        values, estimates, top, sample = self._screened(NeuronView(model), sequence, lambda fraction: None)
-        return ScreenedScores(NeuronScores(values, self.name, sequence.id, repr(self)), estimates, NeuronSet(top), NeuronSet(sample))
-
-    def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Float[Tensor, "layer neuron"]:
-        if self.screen is not None:
-            return self._screened(neurons, sequence, report)[0]
-        everything = torch.ones(neurons.n_layers, neurons.n_neurons, dtype=torch.bool)
-        return self._exact(neurons, sequence, everything, torch.zeros_like(everything, dtype=torch.float32), report)
-
-    def _screened(
-        self, neurons: NeuronView, sequence: MemorizedSequence, report: Report
-    ) -> tuple[Float[Tensor, "layer neuron"], Float[Tensor, "layer neuron"], Bool[Tensor, "layer neuron"], Bool[Tensor, "layer neuron"]]:
-        """Scores, estimates, the neurons that the estimate chose, the neurons that were drawn among the rest."""
-        assert self.screen is not None
+            everything = torch.ones(neurons.n_layers, neurons.n_neurons, dtype=torch.bool)
+            return self._exact(neurons, sequence, everything, torch.zeros_like(everything, dtype=torch.float32), report)
         estimates = silencing_estimate(neurons, SequenceBatch.of([sequence], neurons.device))[0]
         count = max(1, round(self.screen * neurons.n_neurons))
         best = estimates.argsort(dim=-1, descending=True, stable=True)[:, :count]
@@ -91,7 +75,8 @@ class ZeroOut(Localizer):
         lots = torch.rand(estimates.shape, generator=torch.Generator().manual_seed(self.seed)).masked_fill(top, -1.0)
         drawn = lots.argsort(dim=-1, descending=True)[:, : min(self.screen_sample, neurons.n_neurons - count)]
         sample = torch.zeros_like(top).scatter(-1, drawn, True)
-        return self._exact(neurons, sequence, top | sample, estimates, report), estimates, top, sample
+        values = self._exact(neurons, sequence, top | sample, estimates, report)
+        return NeuronScores(values, exact=NeuronSet(top | sample), missed=missed_share(values, top, sample))
 
     @torch.no_grad()
     def _exact(
@@ -104,14 +89,18 @@ class ZeroOut(Localizer):
     ) -> Float[Tensor, "layer neuron"]:
         """Exact scores of the chosen neurons, and the numbers given for the others."""
         batch = SequenceBatch.of([sequence], neurons.device)
-        clean = CleanRun.of(neurons, batch.tokens)
         scores = others.clone()
         done = 0
-        for layer in range(neurons.n_layers):
-            for chunk, rise in self._rises(clean, batch, layer, chosen[layer].nonzero().flatten().tolist()):
-                scores[layer, chunk] = rise
-                done += len(chunk)
-                report(done / int(chosen.sum()))
+        with neurons.one_gelu_kernel():
+            clean = CleanRun.of(neurons, batch.tokens)
+            for layer in range(neurons.n_layers):
+                writes = clean.acts[layer].any(0).cpu()  # silencing a neuron that is zero at every position changes nothing
+                scores[layer, chosen[layer] & ~writes] = 0.0
+                done += int((chosen[layer] & ~writes).sum())
+                for chunk, rise in self._rises(clean, batch, layer, (chosen[layer] & writes).nonzero().flatten().tolist()):
+                    scores[layer, chunk] = rise
+                    done += len(chunk)
+                    report(done / int(chosen.sum()))
         return scores
 
     def _rises(
@@ -121,7 +110,8 @@ class ZeroOut(Localizer):
         neurons = clean.neurons
         act, rows = clean.acts[layer], neurons.rows(layer)
         baseline = token_losses(neurons, clean.inputs.residual[neurons.n_layers], batch)
-        size = max(1, self._tokens(neurons) // batch.tokens.shape[1])
+        tokens = self.batch_tokens or min(self._tokens(neurons), TOKENS_AT_ONCE.get(act.device.type, self._tokens(neurons)))
+        size = max(1, tokens // batch.tokens.shape[1])
 
         def losses(chunk: list[int]) -> Tensor:
             if neurons.writes_unchanged(layer):
@@ -134,67 +124,40 @@ class ZeroOut(Localizer):
                 return token_losses(neurons, clean.above(layer, entering), batch)
 
         for chunk, loss in halving(losses, chosen, size):
-            yield chunk, (loss - baseline).mean(1).cpu()  # small differences first: their mean keeps its digits
+            yield chunk, (loss - baseline).mean(1).float()
 
 
-@dataclass(frozen=True, eq=False)
-class ScreenedScores:
-    """Zero-Out scores of which some are exact and the others a first-order estimate.
+def missed_share(values: Float[Tensor, "layer neuron"], top: Bool[Tensor, "layer neuron"], sample: Bool[Tensor, "layer neuron"]) -> float:
+    """Bound on the share of the neurons outside ``top`` that belong into the exact top ``SCREENED_FOR`` of their layer.
 
-    Args:
-        scores: exact for the neurons of ``top`` and ``sample``, the estimate for the others.
-        estimates: the estimate of every neuron, [layer neuron].
-        top: the neurons of each layer that the estimate ranked highest.
-        sample: neurons drawn at random among the others, as many in every layer.
+    A neuron of the sample belongs there when its exact score exceeds the lowest of the best ``SCREENED_FOR`` of ``top``; from how many
+    do, Clopper and Pearson's one-sided bound at ``CONFIDENCE``. 1 without a sample, 0 when nothing is outside.
     """
+    if top.all():
+        return 0.0
+    count = min(max(1, round(SCREENED_FOR * top.shape[1])), int(top[0].sum()))
+    lowest = values.masked_fill(~top, -math.inf).topk(count).values[:, -1:]
+    found, n = int((sample & (values > lowest)).sum()), int(sample.sum())
+    if found == n:
+        return 1.0
+    from scipy.stats import beta
 
-    scores: NeuronScores
-    estimates: Float[Tensor, "layer neuron"]
-    top: NeuronSet
-    sample: NeuronSet
-
-    @property
-    def exact(self) -> NeuronSet:
-        """The neurons whose score is exact."""
-        return NeuronSet(self.top.mask | self.sample.mask)
-
-    @property
-    def largest_error(self) -> float:
-        """Largest distance between estimate and exact score in the sample, nats per suffix token; nan without a sample."""
-        errors = (self.scores.values - self.estimates).abs()[self.sample.mask]
-        return float(errors.max()) if len(errors) else math.nan
-
-    def missed(self, ratio: float, confidence: float = 0.95) -> tuple[int, float]:
-        """What screening may have missed of the exact top ``ratio`` of each layer.
-
-        Returns: how many sampled neurons belong into the top of their layer, and the largest share of all neurons outside
-            ``top`` that may belong there, at this confidence (Clopper and Pearson's one-sided bound; 1 without a sample).
-        Raises:
-            ValueError: ratio or confidence is not a fraction, or ratio exceeds what was screened.
-        """
-        check_ratio("ratio", ratio)
-        check_ratio("confidence", confidence)
-        n_neurons = self.scores.values.shape[1]
-        count, screened = max(1, round(ratio * n_neurons)), int(self.top.mask[0].sum())
-        if count > screened:
-            raise ValueError(f"ratio must be at most the screened share, {screened / n_neurons:.3g}, got {ratio!r}. Raise screen.")
-        lowest = self.scores.values.masked_fill(~self.top.mask, -math.inf).topk(count).values[:, -1:]
-        found = int((self.sample.mask & (self.scores.values > lowest)).sum())
-        n = len(self.sample)
-        if found == n:
-            return found, 1.0
-        from scipy.stats import beta
-
-        return found, float(beta.ppf(confidence, found + 1, n - found))
+    return float(beta.ppf(CONFIDENCE, found + 1, n - found))
 
 
 def token_losses(neurons: NeuronView, resid: Float[Tensor, "batch pos d_model"], sequence: SequenceBatch) -> Float[Tensor, "batch target"]:
-    """-log P of each suffix token of one sequence for each residual stream of a batch; few logits at a time."""
+    """-log P of each suffix token of one sequence for each residual stream of a batch, float64 on the CPU; few logits at a time.
+
+    A score is a small difference of these, so the last step, log of the sum plus the distance from the highest logit, is in float64.
+    """
     predicting = resid[:, sequence.positions]
-    size = max(1, LOGITS_AT_ONCE.get(resid.device.type, 2**22) // (len(sequence.targets) * neurons.model.cfg.d_vocab))
-    losses: list[Tensor] = []
+    size = max(1, UNEMBEDDED_AT_ONCE.get(resid.device.type, 1024) // len(sequence.targets))
+    parts: list[Tensor] = []
     for part in predicting.split(size):
         logits = unembed(neurons.model, part)
-        targets = sequence.targets.to(logits.device).repeat(len(part))
-        losses.append(F.cross_entropy(logits.flatten(0, 1), targets, reduction="none").reshape(len(part), -1))
-    return torch.cat(losses)
+        highest = logits.amax(-1, keepdim=True)
+        true = logits.gather(-1, sequence.targets.to(logits.device).expand(len(part), -1)[..., None])
+        total = torch.sub(logits, highest).exp_().sum(-1, keepdim=True)
+        parts.append(torch.cat([highest, true, total], dim=-1))
+    highest, true, total = torch.cat(parts).cpu().double().unbind(-1)
+    return total.log() + highest - true

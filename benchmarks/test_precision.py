@@ -1,0 +1,43 @@
+"""What half precision does to recall: the same injections, localized in float32, bfloat16 and float16 models.
+
+pytest benchmarks/test_precision.py --limit 8        # both reference models
+
+The rows are injected in float32 and applied to the model in each precision. Masks, softmax and losses are float32 in all of them.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+DTYPES = ("float32", "bfloat16", "float16")
+METHODS = "hard_concrete,slimming,integrated_gradients,attribution,activations"
+RATIO, LEARNING_RATE, N_SENTENCES = 0.03, 0.01, 4
+
+
+@pytest.fixture(scope="session")
+def recalls(model_name, request, publish):
+    """[method, dtype]: mean recall of the injected rows among the top 3 % of each layer."""
+    from tl_localize import ZeroOut, inject, load_model
+    from tl_localize.cli.options import inj_sequences, make_methods, parse_dtype
+
+    device, limit = request.config.getoption("--device"), request.config.getoption("--limit") or N_SENTENCES
+    exact = load_model(model_name, device)
+    sentences = inj_sequences(exact, None)[:limit]
+    injections = [inject(exact, sentence, ratio=RATIO, seed=i, learning_rate=LEARNING_RATE) for i, sentence in enumerate(sentences)]
+    rows = []
+    for dtype in DTYPES:
+        model = load_model(model_name, device, parse_dtype(dtype))
+        for sentence, injection in zip(sentences, injections, strict=True):
+            with injection.applied(model):
+                for method in [*make_methods(METHODS, []), ZeroOut(screen=0.1)]:  # all of Zero-Out takes minutes a sentence on a CPU
+                    found = method(model, sentence).top_k(RATIO)
+                    rows.append({"method": method.name, "dtype": dtype, "recall": found.recall_of(injection.neurons)})
+    table = pd.DataFrame(rows).groupby(["method", "dtype"])["recall"].mean().unstack()[list(DTYPES)]
+    publish(table, model_name, "precision", f"Recall of rows injected in float32, by precision of the model ({len(sentences)} sentences)")
+    return table
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_half_precision_costs_little_recall(recalls, dtype):
+    assert (recalls["float32"] - recalls[dtype]).max() < 0.1
