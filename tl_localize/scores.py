@@ -216,6 +216,8 @@ class NeuronScores:
         layers = [(i, mean, top, Bar(max(top, 0) / scale)) for i, (mean, top) in enumerate(zip(means, highest, strict=True))]
         about = " of ".join(filter(None, (self.settings or self.method, self.sequence_id)))
         title = f"NeuronScores: {about}, {n_layers} layers x {n_neurons} neurons; larger is more responsible"
+        if self.exact is not None:
+            title += f" ({len(self.exact)} scores are exact, the others estimates)"
         return card(title, table(("layer", "neuron", "score"), ranking), table(("layer", "mean", "highest", ""), layers))
 
     def top_k(

@@ -47,9 +47,9 @@ class ZeroOut(Localizer):
     >>> from tl_localize.reference_corpus import reference_sequences
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
-    >>> screened = ZeroOut(screen=0.005, screen_sample=4).screened(model, sequence)
-    >>> len(screened.top), len(screened.sample)
-    (48, 24)
+    >>> scores = ZeroOut(screen=0.02, screen_sample=4)(model, sequence)
+    >>> len(scores.exact)  # of each layer the 31 that rank highest, and 4 others
+    210
     """
 
     name: ClassVar[str] = "zero_out"
