@@ -1,4 +1,4 @@
-"""What is committed of the notebooks: executed in order, small, of no particular machine. ``pytest notebooks`` runs them."""
+"""What is committed of the notebooks: executed in order or not at all, small, of no particular machine. ``pytest notebooks`` runs them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def test_there_are_five_notebooks() -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_is_committed_as_executed(path: Path) -> None:
-    assert [cell["execution_count"] for cell in code_cells(path)] == list(range(1, len(code_cells(path)) + 1))
+def test_notebook_is_executed_from_top_to_bottom_or_not_at_all(path: Path) -> None:
+    counts = [cell["execution_count"] for cell in code_cells(path)]
+    assert counts in (list(range(1, len(counts) + 1)), [None] * len(counts))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
