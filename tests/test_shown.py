@@ -133,6 +133,9 @@ def test_token_view_escapes_text_and_shows_line_breaks(view: TokenView) -> None:
 def test_token_view_measures_before_and_after(gpt2_like: Any, sequence: Any) -> None:
     from tl_localize.metrics import predicted_suffixes
 
+    tokens = sequence.tokens.clone()
+    tokens[sequence.n_prefix] = next(predicted_suffixes(gpt2_like, [sequence]))[0]  # so one token is right
+    sequence = MemorizedSequence(tokens, sequence.n_prefix)
     neurons = NeuronSet(torch.ones(2, 48) > 0)
     view = token_view(gpt2_like, sequence, neurons, decode=str)
     (whole,) = predicted_suffixes(gpt2_like, [sequence])
