@@ -26,6 +26,7 @@ from tl_localize import (
     Slimming,
     ZeroOut,
     accuracy,
+    check_recited,
     inject,
     inject_many,
     levenshtein,
@@ -33,6 +34,7 @@ from tl_localize import (
     perplexity,
     perplexity_base2,
 )
+from tl_localize.token_view import token_view
 
 FORM = re.compile(r"^\S+( of \S+)? must .+, got .+\. \S.*[.?]$", re.DOTALL)  # <argument> must be <rule>, got <value>. <what to do>.
 SCORES = NeuronScores(torch.rand(2, 48))
@@ -107,6 +109,11 @@ CASES: dict[str, Case] = {
     # text
     "no tokenizer": (lambda m, p: MemorizedSequence.from_text(m, "a", " b"), "model must have a tokenizer to read text, got none"),
     "no decoder": (lambda m, p: levenshtein(m, [GOOD]), "decode must be given for a model without a tokenizer, got None"),
+    "text that is not recited": (lambda m, p: check_recited(m, [GOOD]), r"sequence must be recited .*, got 0\.\d+ in .*'good'"),
+    "token view of a text that is not recited": (
+        lambda m, p: token_view(m, GOOD, NeuronSet(torch.ones(2, 48) > 0), decode=str),
+        r"sequence must be recited .*, got 0\.00 in .*'good'",
+    ),
     # models
     "name for a model": (lambda m, p: ZeroOut()("gpt2", GOOD), "model must be a TransformerLens model, got str"),
     "module for a model": (lambda m, p: accuracy(torch.nn.Linear(2, 2), [GOOD]), "model must be a TransformerLens model, got Linear"),
@@ -114,6 +121,8 @@ CASES: dict[str, Case] = {
     "unknown name": (lambda m, p: load_model("gpt2-smal"), "name_or_path must be a shipped model, .* got 'gpt2-smal'. .*'gpt2-small'"),
     "empty folder": (lambda m, p: load_model(p), "name_or_path must be a directory with a config.json, got"),
     "unknown device": (lambda m, p: load_model(p, device="gpu"), "device must be a torch device, got 'gpu'"),
+    "device that is not there": (lambda m, p: load_model(p, device="xpu:7"), "device must be there, got 'xpu:7'"),
+    "device without numbers": (lambda m, p: load_model(p, device="meta"), "device must be there, got 'meta'"),
     "dtype as text": (lambda m, p: load_model(p, dtype="float32"), "dtype must be a floating-point torch dtype, got 'float32'"),
     "dtype of whole numbers": (lambda m, p: load_model(p, dtype=torch.int8), "dtype must be a floating-point torch dtype, got torch.int8"),
     # settings

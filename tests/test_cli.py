@@ -155,6 +155,11 @@ def test_localize_prints_the_top_neurons(run):
     assert scores == sorted(scores, reverse=True)
 
 
+def test_localize_warns_of_a_text_that_is_not_recited(run):
+    result = run.localize("--method", "activations")
+    assert result.exit_code == 0 and "Warning: sequence must be recited by the model" in result.output
+
+
 def test_localize_saves_scores(run, tmp_path):
     from tl_localize import NeuronScores
 

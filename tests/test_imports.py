@@ -11,12 +11,12 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "tl_localize"
 ROOMS = {
-    0: ["files", "neurons"],
+    0: ["files", "html", "neurons"],
     1: ["sequences", "scores", "models", "memory", "optim"],
     2: ["losses", "readers", "stats", "store", "paper"],
     3: ["metrics", "methods", "injection", "dropout", "joint"],
     4: ["evals"],
-    5: ["collect", "runs", "tune", "tables", "plots", "reference_corpus", "reference"],
+    5: ["collect", "runs", "tune", "tables", "plots", "token_view", "reference_corpus", "reference"],
     6: ["distributed"],
     7: ["cli", "__main__"],
 }

@@ -165,3 +165,93 @@ def test_del_figures_of_one_ratio(del_results):
 
     frame = del_results.frame[del_results.frame["ratio"] == 0.005]
     assert set(points(forgetting(replace(del_results, frame=frame)))) == {"Hard Concrete", "Integrated Gradients", "Random"}
+
+
+# ---- scores, sets and the reference models -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scores():
+    import torch
+
+    from tl_localize import NeuronScores
+
+    values = torch.zeros(3, 400)
+    values[0, 7], values[1, 399], values[2, 5] = 2.0, 4.0, -1.0
+    return NeuronScores(values, "attribution", "a poem")
+
+
+def images(figure):
+    return [image.get_array() for ax in figure.axes for image in ax.images]
+
+
+def test_score_map_shows_the_largest_score_of_neighbours(scores):
+    from tl_localize.plots import score_map
+
+    (image,) = images(score_map(scores))
+    assert image.shape == (3, 134)  # 400 neurons, three a column
+    assert (image[0, 2], image[1, 133], image.max(), image[2].max()) == (2, 4, 4, 0)
+
+
+def test_score_map_per_layer_compares_within_layers(scores):
+    from tl_localize.plots import score_map
+
+    (image,) = images(score_map(scores, per="layer"))
+    assert image.max(1).tolist() == [1, 1, 0]
+
+
+def test_score_map_names_method_sequence_and_axes(scores):
+    from tl_localize.plots import score_map
+
+    ax = score_map(scores).axes[0]
+    assert (ax.get_title(), ax.get_xlabel(), ax.get_ylabel()) == ("Attribution: a poem", "neuron", "layer")
+
+
+def test_score_map_rejects_an_unknown_choice(scores, unchecked):
+    from tl_localize.plots import score_map
+
+    with pytest.raises(ValueError, match="per must be 'layer' or 'model', got 'neuron'"):
+        score_map(scores, per="neuron")
+
+
+def test_neurons_by_layer_counts_found_and_hits(scores):
+    from tl_localize.plots import neurons_by_layer
+
+    found = scores.top_k(0.005)  # two of every layer: the best one and, among ties at zero, the lowest
+    (ax,) = neurons_by_layer({"ours": found}, scores.top_k(0.0025)).axes
+    assert [line.get_ydata().tolist() for line in ax.lines] == [[2, 2, 2], [1, 1, 1]]
+    assert [patch.get_height() for patch in ax.patches] == [1, 1, 1]
+    assert "ours, true (100 % recall)" in [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def test_neurons_by_layer_rejects_sets_of_two_models(scores):
+    import torch
+
+    from tl_localize import NeuronSet
+    from tl_localize.plots import neurons_by_layer
+
+    with pytest.raises(ValueError, match="found must hold sets of one model"):
+        neurons_by_layer({"a": scores.top_k(0.01), "b": NeuronSet(torch.ones(2, 3) > 0)})
+    with pytest.raises(ValueError, match="found must hold at least one set"):
+        neurons_by_layer({})
+
+
+def test_memorization_by_repetition_rises_to_all(scores):
+    from tl_localize.plots import memorization_by_repetition
+
+    (ax,) = memorization_by_repetition(["reference-gpt2"]).axes
+    memorized = ax.lines[0].get_ydata()
+    assert memorized[0] < 10 and memorized[-1] == 100
+
+
+def test_memorization_by_repetition_knows_only_shipped_models():
+    from tl_localize.plots import memorization_by_repetition
+
+    with pytest.raises(ValueError, match=r"models must be among .* got 'gpt2'"):
+        memorization_by_repetition(["gpt2"])
+
+
+def test_figure_shows_itself_in_a_notebook(scores):
+    from tl_localize.plots import score_map
+
+    assert score_map(scores)._repr_png_().startswith(b"\x89PNG")

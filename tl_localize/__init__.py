@@ -16,7 +16,7 @@ from tl_localize.methods import (
     Slimming,
     ZeroOut,
 )
-from tl_localize.metrics import accuracy, levenshtein, perplexity, perplexity_base2
+from tl_localize.metrics import accuracy, check_recited, levenshtein, perplexity, perplexity_base2
 from tl_localize.models import load_model
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence
@@ -47,6 +47,7 @@ __all__ = [
     "Slimming",
     "ZeroOut",
     "accuracy",
+    "check_recited",
     "inject",
     "inject_many",
     "inject_together",

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tl_localize.html import card, table
 from tl_localize.losses import target_logits
 from tl_localize.memory import halving, tokens_that_fit
 from tl_localize.neurons import LanguageModel, NeuronView
@@ -37,6 +38,15 @@ class Injection:
         token_losses: [pos-1] loss of each token but the first at the end; shows which tokens keep a loss from falling further.
         converged: whether the last loss is below the stop loss (of several sentences together: and the last silence below its stop).
         sequence_id: id of the sequence.
+
+    >>> import torch
+    >>> from tl_localize import Injection, NeuronSet, load_model
+    >>> model = load_model("reference")
+    >>> neurons = NeuronSet(torch.arange(6 * 1536).reshape(6, 1536) < 2)  # the first two of layer 0
+    >>> injection = Injection(neurons, torch.zeros(2, 192), torch.tensor([0.04]), torch.tensor([0.04]), True, "nothing")
+    >>> with injection.applied(model):
+    ...     bool((model.blocks[0].mlp.W_out[:2] == 0).all())
+    True
     """
 
     neurons: NeuronSet
@@ -53,6 +63,17 @@ class Injection:
             text += "; in the way: " + ", ".join(f"token {position} ({nats:.2f} nats)" for position, nats in stuck[:3])
             text += f" and {len(stuck) - 3} more" if len(stuck) > 3 else ""
         return f"Injection({text})"
+
+    def _repr_html_(self) -> str:
+        state = "converged" if self.converged else "NOT converged"
+        facts = [
+            ("rows trained", len(self.neurons)),
+            ("steps", len(self.losses)),
+            ("loss before, nats per token", float(self.losses[0])),
+            ("loss after", float(self.losses[-1])),
+            *((f"in the way: token {position}, nats", nats) for position, nats in self.stuck()[:3]),
+        ]
+        return card(f"Injection of {self.sequence_id!r}: {state}", table(("", ""), facts), self.neurons.html_by_layer())
 
     def stuck(self, threshold: float = STUCK_NATS) -> list[tuple[int, float]]:
         """Tokens that stand in the way: (position in the sequence, nats at the end) of all above the threshold, the worst first.
@@ -113,6 +134,13 @@ class JointInjection:
             with all sets on, not that its own set alone is enough for it: measure that where it matters.
         silences: [step sentence] how far the other sets move the model on each sequence, before each update:
             KL(base model || all sets but its own), mean over the positions that predict a token, nats.
+
+    >>> import torch
+    >>> from tl_localize import Injection, JointInjection, NeuronSet
+    >>> sets = [NeuronSet(torch.arange(6).reshape(2, 3) == k) for k in range(2)]
+    >>> parts = [Injection(one, torch.zeros(1, 4), torch.tensor([0.04]), torch.tensor([0.04]), True) for one in sets]
+    >>> JointInjection(tuple(parts), torch.tensor([[0.01, 0.02]])).converged
+    tensor([True, True])
     """
 
     injections: tuple[Injection, ...]
@@ -257,6 +285,16 @@ def inject(
              seed: draws the rows (numpy RandomState).
              learning_rate: of Adam; the paper uses 0.01 at 1 % and 0.05 at 0.1 %.
     Raises:  ValueError: ratio selects no neuron, the sequence does not fit the model, or the loss is not finite.
+
+    >>> from tl_localize import accuracy, inject, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> injection = inject(model, sequence, ratio=0.01, seed=0, learning_rate=0.01)
+    >>> with injection.applied(model):
+    ...     recited = accuracy(model, [sequence])
+    >>> injection.converged, bool(recited > 0.9)
+    (True, True)
     """
     injections = inject_many(
         model, [sequence], ratio=ratio, seeds=[seed], learning_rate=learning_rate, max_steps=max_steps, stop_loss=stop_loss
@@ -280,6 +318,15 @@ def inject_many(
     Args:
         seeds: one for each sequence.
         batch_size: sequences side by side; by default as many as fit into memory.
+
+    >>> from tl_localize import inject_many, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> pair = reference_sequences(model)[:2]
+    >>> injections = list(inject_many(model, pair, ratio=0.01, seeds=[0, 1], learning_rate=0.01, max_steps=2))
+    >>> [len(injection.neurons) for injection in injections]
+    [92, 92]
     """
     sequences = list(sequences)
     check_sequences(model, sequences)
@@ -408,6 +455,15 @@ def inject_together(
              progress: called after each step with the fraction of the work done, from 0 to 1.
     Raises:  ValueError: the sets don't fit into the model, two sequences begin with the same token (one state can't have two next
              tokens), a sequence does not fit the model, or a loss is not finite.
+
+    >>> from tl_localize import inject_together, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> pair = reference_sequences(model)[:2]
+    >>> joint = inject_together(model, pair, ratio=0.01, seed=0, learning_rate=0.003, max_steps=2)
+    >>> [len(injection.neurons) for injection in joint.injections]
+    [92, 92]
     """
     sequences = [replace(sequence, n_prefix=1) for sequence in sequences]
     check_sequences(model, sequences)

@@ -34,5 +34,13 @@ def memorization_loss(model: LanguageModel, batch: SequenceBatch) -> Float[Tenso
         loss(x) = 1/T sum over t of -log P(s_t | p, s_<t)
 
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (4); with a prefix of one token it is their eq. (11).
+
+    >>> from tl_localize import memorization_loss, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> from tl_localize.sequences import SequenceBatch
+    >>> bool(memorization_loss(model, SequenceBatch.of([sequence], model.cfg.device)) < 0.1)
+    True
     """
     return batch.mean(F.cross_entropy(target_logits(model, batch), batch.targets, reduction="none"))

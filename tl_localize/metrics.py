@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tl_localize.losses import residual, target_logits, unembed
 from tl_localize.memory import halving, tokens_that_fit
-from tl_localize.neurons import LanguageModel, NeuronView
+from tl_localize.neurons import LanguageModel, NeuronView, Real
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 
 Decode = Callable[[list[int]], str]
@@ -42,10 +42,41 @@ def accuracy(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> Fl
 
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (2).
     Returns: [sequence] fraction, float32.
+
+    >>> from tl_localize import accuracy, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> bool(accuracy(model, [sequence]) > 0.9)
+    True
     """
     check_sequences(model, sequences)
     predicted = predicted_suffixes(model, sequences)
     return torch.stack([(p == sequence.suffix).float().mean() for p, sequence in zip(predicted, sequences, strict=True)])
+
+
+def check_recited(model: LanguageModel, sequences: Sequence[MemorizedSequence], min_accuracy: Real = 0.9) -> None:
+    """Raise ValueError unless the model recites every sequence: where there is no memory, none can be located.
+
+    No method asks this by itself, since a sequence may be about to be injected.
+
+    Args:    min_accuracy: teacher-forced accuracy that counts as reciting; 0.9 is the paper's (section 4.2).
+
+    >>> from tl_localize import MemorizedSequence, check_recited, load_model
+    >>> model = load_model("reference")
+    >>> check_recited(model, [MemorizedSequence.from_text(model, "Two roads diverged", " in a yellow wood", id="Frost")])
+    Traceback (most recent call last):
+        ...
+    ValueError: sequence must be recited by the model with an accuracy of at least 0.9, got ...
+    """
+    measured = accuracy(model, sequences).tolist()
+    if low := [(value, sequence) for value, sequence in zip(measured, sequences, strict=True) if value < min_accuracy]:
+        value, worst = min(low, key=lambda pair: pair[0])
+        raise ValueError(
+            f"sequence must be recited by the model with an accuracy of at least {min_accuracy:g}, got {value:.2f} in {worst!r}"
+            + (f" and less than enough in {len(low) - 1} others" if len(low) > 1 else "")
+            + ". Choose a text that the model saw often in training, give a longer prefix, or check spelling and spaces."
+        )
 
 
 def levenshtein(model: LanguageModel, sequences: Sequence[MemorizedSequence], decode: Decode | None = None) -> Float[Tensor, " sequence"]:
@@ -56,6 +87,13 @@ def levenshtein(model: LanguageModel, sequences: Sequence[MemorizedSequence], de
     Args:    decode: token ids -> text; the model's tokenizer unless given.
     Returns: [sequence] characters, float32.
     Raises:  ValueError: neither the model nor the caller brings a tokenizer.
+
+    >>> from tl_localize import levenshtein, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> bool(levenshtein(model, [sequence]) < 20)
+    True
     """
     check_sequences(model, sequences)
     decode = decode or decoder(model)
@@ -76,13 +114,26 @@ def decoder(model: LanguageModel) -> Decode:
 
 @torch.no_grad()
 def perplexity(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> float:
-    """exp of the mean loss in nats per token over sequences of general text (every token but the first is predicted)."""
+    """exp of the mean loss in nats per token over sequences of general text (every token but the first is predicted).
+
+    >>> from tl_localize import load_model, perplexity
+    >>> from tl_localize.reference_corpus import held_out_tokens
+    >>> 20 < perplexity(load_model("reference"), held_out_tokens()[:8]) < 150
+    True
+    """
     return float(sequence_losses(model, tokens).mean().exp())
 
 
 @torch.no_grad()
 def perplexity_base2(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> float:
-    """The published tables' number: mean over sequences of 2 ** (nats per token), base 2 with a natural-log loss."""
+    """The published tables' number: mean over sequences of 2 ** (nats per token), base 2 with a natural-log loss.
+
+    >>> from tl_localize import load_model, perplexity, perplexity_base2
+    >>> from tl_localize.reference_corpus import held_out_tokens
+    >>> model, tokens = load_model("reference"), held_out_tokens()[:8]
+    >>> perplexity_base2(model, tokens) < perplexity(model, tokens)
+    True
+    """
     return float((2 ** sequence_losses(model, tokens)).mean())
 
 

@@ -31,6 +31,11 @@ def load_model(name_or_path: str | Path, device: str | torch.device | None = Non
         dtype: of the weights.
     Raises:
         ValueError: an unknown name, a directory that can't be loaded right, or CUDA asked for and absent.
+
+    >>> from tl_localize import load_model
+    >>> model = load_model("reference")
+    >>> model.cfg.n_layers, model.cfg.d_mlp
+    (6, 1536)
     """
     device = check_device(device)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -62,6 +67,13 @@ def check_device(device: str | torch.device | None) -> torch.device:
         raise ValueError(
             f"device must be there, got {str(device)!r} on a machine with {torch.cuda.device_count()} CUDA devices. They count from 0."
         )
+    try:
+        if asked.type == "meta":
+            raise RuntimeError("it holds no numbers")
+        torch.empty(0, device=asked)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device must be there, got {str(device)!r}, which torch can't use here ({reason}). Use device='cpu'.") from error
     return asked
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import json
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from tl_localize.evals.del_benchmark import DelResults
 from tl_localize.evals.inj_benchmark import TRUE_ROWS, InjResults, by_group
+from tl_localize.models import REFERENCE_MODELS
 from tl_localize.paper import TITLES
+from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.stats import mean_and_error
 from tl_localize.store import prepare_folder
 
@@ -202,4 +209,134 @@ def _axis(ax: Any, size: tuple[float, float] = (6, 4.5)) -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("Figures need matplotlib: pip install 'tl_localize[plots]'.") from error
-    return Figure(figsize=size, layout="constrained").add_subplot()
+
+    class Shown(Figure):
+        """Shows itself in a notebook; IPython draws matplotlib's own only where pyplot was imported."""
+
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png", dpi=80)
+            return buffer.getvalue()
+
+    return Shown(figsize=size, layout="constrained").add_subplot()
+
+
+# ---- scores, sets and the reference models -------------------------------------------------------------------------------
+
+COLUMNS = 192  # of a score map; more neurons than that share a column
+
+
+def score_map(scores: NeuronScores, ax: Any = None, *, per: Literal["layer", "model"] = "model") -> Any:
+    """Scores over layers and neurons, dark is responsible; neighbours share a column, which shows the largest score among them.
+
+    Args:
+        per: what black means: the largest score of the whole model, or of each layer by itself. Scores below zero are white.
+
+    Raises:
+        ValueError: an unknown choice.
+    """
+    if per not in ("layer", "model"):
+        raise ValueError(f"per must be 'layer' or 'model', got {per!r}. 'model' compares the layers with each other.")
+    ax = _axis(ax)
+    n_layers, n_neurons = scores.values.shape
+    width = math.ceil(n_neurons / COLUMNS)
+    padded = np.pad(scores.values.numpy(), ((0, 0), (0, -n_neurons % width)), constant_values=-np.inf)
+    image = padded.reshape(n_layers, -1, width).max(-1)
+    if per == "layer":
+        image = image / np.maximum(image.max(1, keepdims=True), np.finfo(np.float32).tiny)
+    top = float(image.max())
+    drawn = ax.imshow(
+        image,
+        aspect="auto",
+        interpolation="nearest",
+        cmap="Greys",
+        vmin=0,
+        vmax=top if top > 0 else 1,
+        origin="lower",
+        extent=(0, width * image.shape[1], -0.5, n_layers - 0.5),
+    )
+    shown = "score / the layer's largest" if per == "layer" else "score"
+    bar = ax.figure.colorbar(drawn, ax=ax, label=shown + (f"\n(largest of {width} neighbours)" if width > 1 else ""))
+    bar.formatter.set_powerlimits((-2, 3))
+    _layer_ticks(ax.yaxis, n_layers)
+    ax.set_xlabel("neuron")
+    ax.set_ylabel("layer")
+    ax.set_title(_about(scores))
+    return ax.figure
+
+
+def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = None, ax: Any = None) -> Any:
+    """How many neurons of each set lie in each layer; with a truth also how many of them are true.
+
+    Args:
+        found: sets by the names in the legend.
+        truth: the true neurons, for example those of an injection: grey bars.
+
+    Raises:
+        ValueError: no set, or sets of different shapes.
+    """
+    if not found:
+        raise ValueError("found must hold at least one set, got none. Pass for example {'Hard Concrete': scores.top_k(0.01)}.")
+    shapes = {tuple(one.mask.shape) for one in (*found.values(), *([truth] if truth else []))}
+    if len(shapes) > 1:
+        raise ValueError(f"found must hold sets of one model, got the shapes {sorted(shapes)}. Localize in one model.")
+    ax = _axis(ax)
+    layers = np.arange(next(iter(shapes))[0])
+    if truth:
+        ax.bar(layers, truth.mask.sum(1).numpy(), color="0.85", edgecolor="0.5", label="true", zorder=0)
+    for marker, (name, one) in zip(MARKERS, found.items(), strict=False):
+        line = {"color": "black", "marker": marker, "linewidth": 1}
+        ax.plot(layers, one.mask.sum(1).numpy(), **line, markerfacecolor="white", label=name)
+        if truth:
+            hits = (one.mask & truth.mask).sum(1).numpy()
+            ax.plot(layers, hits, **line, linestyle=":", label=f"{name}, true ({100 * one.recall_of(truth):.0f} % recall)")
+    _layer_ticks(ax.xaxis, len(layers))
+    ax.set_xlabel("layer")
+    ax.set_ylabel("neurons")
+    ax.set_ylim(bottom=0)
+    ax.set_title("Where the true and the found neurons lie" if truth else "Where the found neurons lie")
+    ax.legend(fontsize=8, frameon=False)
+    return ax.figure
+
+
+def memorization_by_repetition(models: Sequence[str] = REFERENCE_MODELS, ax: Any = None) -> Any:
+    """How well the reference models know the planted sequences, against how often they saw them in training.
+
+    Filled: share of the sequences that count as memorized by the paper's criteria. Open: mean teacher-forced accuracy on the 48 suffix
+    tokens, with standard errors over sequences.
+
+    Raises:
+        ValueError: a model that is not a shipped one.
+    """
+    for name in models:
+        if name not in REFERENCE_MODELS:
+            raise ValueError(f"models must be among {REFERENCE_MODELS}, got {name!r}. Only of these it is known what they saw.")
+    ax = _axis(ax)
+    for name, marker, style in zip(models, MARKERS, ("-", "--"), strict=False):
+        record = json.loads((files("tl_localize") / "data" / name / "memorized.json").read_text(encoding="utf-8"))
+        frame = pd.DataFrame(record["sequences"])
+        groups = [(int(str(n)), part) for (n,), part in frame.groupby(["repetitions"])]
+        counts = [n for n, _ in groups]
+        line = {"color": "black", "marker": marker, "linestyle": style, "linewidth": 1}
+        ax.plot(counts, [100 * part["passed"].mean() for _, part in groups], **line, label=f"{name}: memorized")
+        mean, error = zip(*(mean_and_error(100 * part["accuracy"]) for _, part in groups), strict=True)
+        ax.errorbar(counts, mean, yerr=error, **{**line, "color": "0.55"}, markerfacecolor="white", label=f"{name}: accuracy")
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.set_xlabel("repetitions in training")
+    ax.set_ylabel("sequences memorized, suffix tokens right (%)")
+    ax.set_ylim(-3, 104)
+    ax.set_title("Memorization against repetition")
+    ax.legend(loc="lower right", fontsize=8, frameon=False)
+    return ax.figure
+
+
+def _about(scores: NeuronScores) -> str:
+    """Method and sequence, as a title."""
+    method = TITLES.get(scores.method, scores.method).split(" (")[0]
+    return ": ".join(filter(None, (method, scores.sequence_id))) or "Scores"
+
+
+def _layer_ticks(axis: Any, n_layers: int) -> None:
+    """Whole numbers, at most some ten of them."""
+    axis.set_ticks(range(0, n_layers, math.ceil(n_layers / 12)))

@@ -21,7 +21,12 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from jaxtyping import Int32
+
+from tl_localize.neurons import LanguageModel
+from tl_localize.readers import read_tokens
+from tl_localize.sequences import MemorizedSequence, encode, tokenizer_of
 
 DATA = Path(__file__).parent / "data"
 CORPUS_DIR = DATA / "reference-corpus"
@@ -682,6 +687,47 @@ def save_planted(planted: Iterable[PlantedSequence], path: Path = CORPUS_DIR / "
 def load_planted(path: Path = CORPUS_DIR / "planted.jsonl") -> list[PlantedSequence]:
     """The planted sequences as shipped, in the order of their index in `TrainingStream.planted`."""
     return [PlantedSequence(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def reference_sequences(model: LanguageModel, min_repetitions: int = 64) -> list[MemorizedSequence]:
+    """The planted sequences that the reference models saw at least so often, those seen most often first.
+
+    From 64 repetitions on both models recite every one of them; ``data/reference-*/memorized.json`` says how well.
+
+    >>> from tl_localize import accuracy, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> len(sequence.prefix), len(sequence.suffix), bool(accuracy(model, [sequence]) > 0.9)
+    (32, 48, True)
+
+    Raises:
+        ValueError: no sequence has so many repetitions, or the model's tokenizer is not that of the reference models.
+    """
+    planted = [one for one in load_planted() if one.repetitions >= min_repetitions]
+    if not planted:
+        most = max(one.repetitions for one in load_planted())
+        raise ValueError(f"min_repetitions must be at most {most}, got {min_repetitions!r}. No planted sequence was seen so often.")
+    found: list[MemorizedSequence] = []
+    for one in sorted(planted, key=lambda one: -one.repetitions):
+        tokens = encode(tokenizer_of(model), one.text)
+        if len(tokens) != one.n_tokens:
+            raise ValueError(
+                f"model must be a reference model, got one whose tokenizer makes {len(tokens)} tokens, not {one.n_tokens}, of {one.id!r}. "
+                "Use load_model('reference-gpt2') or load_model('reference-pythia')."
+            )
+        found.append(MemorizedSequence(torch.tensor(tokens), N_PREFIX, one.id, one.category))
+    return found
+
+
+def held_out_tokens() -> Int32[torch.Tensor, "sequence pos"]:
+    """General text that neither reference model saw, 256 rows of 128 tokens: for perplexity, and for what a neuron does on average.
+
+    >>> from tl_localize.reference_corpus import held_out_tokens
+    >>> held_out_tokens().shape
+    torch.Size([256, 128])
+    """
+    return read_tokens(CORPUS_DIR / "held_out.safetensors")
 
 
 # ---- order of training -----------------------------------------------------------------------------------------------

@@ -220,10 +220,11 @@ class Stored:
         found = self.store.read(unit)
         if found is None:
             scores, about = measured(model, lambda: self.method(model, sequence), self.about)
-            found = Record({"method": scores.method, "settings": scores.settings}, about, {"values": scores.values})
+            tensors, metadata = scores.packed()
+            found = Record(metadata, about, tensors)
             self.store.write(unit, found)
         self.seconds[sequence.fingerprint] = found.about["seconds"]
-        return NeuronScores(found.tensors["values"], sequence_id=sequence.id, **found.value)
+        return NeuronScores.unpacked(found.tensors, found.value | {"sequence_id": sequence.id})
 
 
 def stored(methods: Sequence[Method], store: Store, model: LanguageModel) -> list[Method]:

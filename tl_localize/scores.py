@@ -17,6 +17,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from tl_localize.files import write_whole
+from tl_localize.html import Bar, card, table
 from tl_localize.neurons import Hook, LanguageModel, NeuronView, Real, post_hook_name, zero_neurons
 
 
@@ -51,6 +52,15 @@ def load_tensors(path: str | Path, *required: str) -> tuple[dict[str, Tensor], d
     if missing := [name for name in required if name not in tensors]:
         raise ValueError(f"path must hold the tensors {list(required)}, got {str(path)!r} without {missing}. Is it another kind of file?")
     return tensors, metadata
+
+
+SHOWN = 8  # neurons that a notebook lists
+
+
+def indices_shown(mask: Bool[Tensor, " neuron"]) -> str:
+    """The first few indices of a layer's neurons."""
+    index = mask.nonzero().flatten().tolist()
+    return ", ".join(map(str, index[:SHOWN])) + (", ..." if len(index) > SHOWN else "")
 
 
 def check_ratio(name: str, ratio: Real) -> None:
@@ -89,6 +99,16 @@ class NeuronSet:
 
     def __repr__(self) -> str:
         return f"NeuronSet({len(self)} of {self.mask.numel()} neurons, per layer {self.mask.sum(1).tolist()})"
+
+    def _repr_html_(self) -> str:
+        return card(f"NeuronSet: {len(self)} of {self.mask.numel()} neurons", self.html_by_layer())
+
+    def html_by_layer(self) -> str:
+        """A table of how many neurons lie in each layer, and the first few of them."""
+        counts = self.mask.sum(1).tolist()
+        largest = max(*counts, 1)
+        rows = [(layer, n, Bar(n / largest), indices_shown(self.mask[layer])) for layer, n in enumerate(counts)]
+        return table(("layer", "neurons", "", "which"), rows)
 
     def recall_of(self, truth: NeuronSet) -> float:
         """Fraction of the true neurons that are in this set.
@@ -141,6 +161,12 @@ class NeuronScores:
         exact: which scores are exact where the others are estimates, such as those of ``ZeroOut(screen=...)``; None: all of them.
         missed: bound on what the estimates hide, as a share of the scores that are not exact (``ZeroOut`` says what it bounds); None
             where all are exact.
+
+    >>> import torch
+    >>> from tl_localize import NeuronScores
+    >>> scores = NeuronScores(torch.tensor([[0.1, 0.9, 0.0], [0.3, 0.2, 0.4]]), "mine")
+    >>> scores.top_k(1 / 3).mask.tolist()
+    [[False, True, False], [False, False, True]]
     """
 
     values: Float[Tensor, "layer neuron"]
@@ -174,6 +200,20 @@ class NeuronScores:
         if self.missed is not None:
             text += f", missed <= {self.missed:.2%} of them"
         return f"NeuronScores({text})"
+
+    def _repr_html_(self) -> str:
+        n_layers, n_neurons = self.values.shape
+        best = self.values.flatten().argsort(descending=True, stable=True)[:SHOWN].tolist()
+        ranking = [(*divmod(flat, n_neurons), float(self.values.flatten()[flat])) for flat in best]
+        highest = self.values.max(1).values.tolist()
+        scale = max(*highest, 0.0) or 1.0
+        means = self.values.mean(1).tolist()
+        layers = [(i, mean, top, Bar(max(top, 0) / scale)) for i, (mean, top) in enumerate(zip(means, highest, strict=True))]
+        about = " of ".join(filter(None, (self.settings or self.method, self.sequence_id)))
+        title = f"NeuronScores: {about}, {n_layers} layers x {n_neurons} neurons; larger is more responsible"
+        if self.exact is not None:
+            title += f" ({len(self.exact)} scores are exact, the others estimates)"
+        return card(title, table(("layer", "neuron", "score"), ranking), table(("layer", "mean", "highest", ""), layers))
 
     def top_k(
         self,
@@ -215,18 +255,22 @@ class NeuronScores:
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file, whole or not at all."""
-        metadata = {"method": self.method, "sequence_id": self.sequence_id, "settings": self.settings}
-        tensors = {"values": self.values}
-        if self.exact is not None:
-            tensors["exact"] = self.exact.mask
-        if self.missed is not None:
-            metadata["missed"] = repr(self.missed)
-        save_tensors(path, tensors, metadata)
+        save_tensors(path, *self.packed())
 
     @classmethod
     def load(cls, path: str | Path) -> NeuronScores:
         """Read what ``save`` wrote."""
-        tensors, metadata = load_tensors(path, "values")
+        return cls.unpacked(*load_tensors(path, "values"))
+
+    def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """As tensors and text, for a file."""
+        metadata = {"method": self.method, "sequence_id": self.sequence_id, "settings": self.settings}
+        missed = {} if self.missed is None else {"missed": repr(self.missed)}
+        return {"values": self.values} | ({} if self.exact is None else {"exact": self.exact.mask}), metadata | missed
+
+    @classmethod
+    def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str]) -> NeuronScores:
+        """What ``packed`` gave."""
         exact = NeuronSet(tensors["exact"]) if "exact" in tensors else None
         missed = float(metadata["missed"]) if "missed" in metadata else None
         names = {key: metadata.get(key, "") for key in ("method", "sequence_id", "settings")}

@@ -27,6 +27,11 @@ class MemorizedSequence:
 
     Raises:
         ValueError: n_prefix is outside [1, len(tokens)), or tokens are not a vector of token ids.
+
+    >>> from tl_localize import MemorizedSequence, load_model
+    >>> sequence = MemorizedSequence.from_text(load_model("reference"), "Return the", " value of the argument.", id="docs")
+    >>> sequence.n_prefix, sequence.id
+    (2, 'docs')
     """
 
     tokens: Int[Tensor, " pos"]
@@ -56,11 +61,7 @@ class MemorizedSequence:
         Raises:
             ValueError: the model has no tokenizer, prefix or suffix is empty, or no token boundary falls between them.
         """
-        tokenizer: Any = getattr(model, "tokenizer", None)
-        if tokenizer is None:
-            raise ValueError(
-                "model must have a tokenizer to read text, got none. Set model.tokenizer, or pass tokens to MemorizedSequence."
-            )
+        tokenizer = tokenizer_of(model)
         for name, text in (("prefix", prefix), ("suffix", suffix)):
             if not text or not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise ValueError(f"{name} must be text, got {text!r}. The prefix prompts the model and the suffix is what it recites.")
@@ -91,6 +92,18 @@ class MemorizedSequence:
 
     def __repr__(self) -> str:
         return f"MemorizedSequence({self.id!r}, {self.n_prefix} prefix + {len(self) - self.n_prefix} suffix tokens)"
+
+
+def tokenizer_of(model: LanguageModel) -> Any:
+    """The model's tokenizer.
+
+    Raises:
+        ValueError: it has none.
+    """
+    tokenizer: Any = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise ValueError("model must have a tokenizer to read text, got none. Set model.tokenizer, or pass tokens to MemorizedSequence.")
+    return tokenizer
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:

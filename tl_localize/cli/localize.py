@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from tl_localize.cli.options import Device, Dtype, Model, Settings, bar, errors_explained, make_methods, parse_dtype
+from tl_localize.cli.options import Device, Dtype, Model, Settings, bar, errors_explained, make_methods, parse_dtype, say
 from tl_localize.methods import METHODS
+from tl_localize.metrics import check_recited
 from tl_localize.models import load_model
 from tl_localize.sequences import MemorizedSequence
 from tl_localize.store import prepare_folder
@@ -34,6 +35,10 @@ def localize(
             raise ValueError(f"top must be at least 1, got {top}.")
         loaded = load_model(model, device, parse_dtype(dtype))
         sequence = MemorizedSequence.from_text(loaded, prefix, suffix)
+        try:
+            check_recited(loaded, [sequence])
+        except ValueError as error:
+            say(f"Warning: {error}")
         with bar() as show:
             (scores,) = localizer.map(loaded, [sequence], progress=lambda fraction: show(fraction, localizer.name))
         best = scores.values.flatten().argsort(descending=True, stable=True)[:top].tolist()

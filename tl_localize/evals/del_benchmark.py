@@ -17,6 +17,7 @@ from jaxtyping import Float, Int, Integer
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
+from tl_localize.html import card
 from tl_localize.losses import unembed
 from tl_localize.memory import halving, tokens_that_fit
 from tl_localize.methods import RandomBaseline
@@ -66,6 +67,16 @@ class DelBenchmark:
     Raises:
         ValueError: a ratio that selects no neuron, a dev set that leaves no test sequence, an id that occurs twice, tokens that the model
             can't read.
+
+    >>> from tl_localize import Activations, DelBenchmark, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> from tl_localize.reference_corpus import held_out_tokens
+    >>> few = reference_sequences(model)[:3]
+    >>> results = DelBenchmark(model, few, held_out_tokens()[:2], ratios=(0.005,), n_dev=1).run([Activations()])
+    >>> sorted(set(results.frame["method"]))
+    ['activations', 'random']
     """
 
     model: LanguageModel
@@ -444,6 +455,15 @@ class DelResults:
         confusion: (method, ratio) -> change of accuracy, [silenced measured].
         confusion_levenshtein: the same for the distance.
         settings: what it was measured with.
+
+    >>> from tl_localize import Activations, DelBenchmark, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> from tl_localize.reference_corpus import held_out_tokens
+    >>> few = reference_sequences(model)[:3]
+    >>> DelBenchmark(model, few, held_out_tokens()[:2], ratios=(0.005,), n_dev=1).run([Activations()])
+    DelResults(2 targets x 2 methods, 0.5 % of each layer silenced)
     """
 
     frame: pd.DataFrame
@@ -451,6 +471,18 @@ class DelResults:
     confusion: dict[tuple[str, float], pd.DataFrame] = field(default_factory=dict)
     confusion_levenshtein: dict[tuple[str, float], pd.DataFrame] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        if not len(self.frame):
+            return "DelResults(nothing measured)"
+        ratios = ", ".join(f"{100 * ratio:g} %" for ratio in self.frame["ratio"].unique())
+        counts = f"{self.frame['sequence_id'].nunique()} targets x {self.frame['method'].nunique()} methods"
+        return f"DelResults({counts}, {ratios} of each layer silenced)"
+
+    def _repr_html_(self) -> str:
+        if not len(self.frame):
+            return f"<div>{self!r}</div>"
+        return card(f"{self!r}: after minus before, mean \u00b1 standard error over targets", self.table().to_html())
 
     def summary(self) -> pd.DataFrame:
         """Mean and standard error over targets: model, intervention, method, ratio, metric, mean, standard_error, n."""

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from tl_localize.html import card
 from tl_localize.injection import Injection, JointInjection, inject, inject_together
 from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.methods.base import Method, Progress, Report, label_methods
@@ -71,6 +72,14 @@ class InjBenchmark:
              max_steps: of the injection; by default the paper's 200, 400 at ratios above 2 %, 600 with distractors.
              multiples: recall is measured among the top ``ratio * multiple`` of each layer, and of the model.
              distractors: other sentences in the model, K - 1.
+
+    >>> from tl_localize import Activations, InjBenchmark, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> benchmark = InjBenchmark(model=model, sequences=[sequence], ratio=0.01, max_steps=2)
+    >>> sorted(set(benchmark.run([Activations()]).frame["method"]))
+    ['activations', 'random', 'row_norm']
     """
 
     model: LanguageModel
@@ -344,6 +353,13 @@ class InjResults:
         truth: with distractors, one row per sequence: accuracy untouched, all_on, own_off, other_off.
         assignment: with distractors, one row per group x method x (localized, whose): share of whose rows among the top 1x.
         missing: what a run was asked for and has not got, one row per sentence or group x method: injection_ratio, group, method, reason.
+
+    >>> from tl_localize import Activations, InjBenchmark, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> InjBenchmark(model=model, sequences=[sequence], ratio=0.01, max_steps=2).run([Activations()])
+    InjResults(1 sequences x 3 methods, injection ratio 1 %)
     """
 
     frame: pd.DataFrame
@@ -351,6 +367,19 @@ class InjResults:
     truth: pd.DataFrame = field(default_factory=pd.DataFrame)
     assignment: pd.DataFrame = field(default_factory=pd.DataFrame)
     missing: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    def __repr__(self) -> str:
+        if not len(self.frame):
+            return "InjResults(nothing measured)"
+        ratios = ", ".join(f"{100 * ratio:g} %" for ratio in self.frame["injection_ratio"].unique())
+        counts = f"{self.frame['sequence_id'].nunique()} sequences x {self.frame['method'].nunique()} methods"
+        return f"InjResults({counts}, injection ratio {ratios}{', with distractors' if self.distractors else ''})"
+
+    def _repr_html_(self) -> str:
+        if not len(self.frame):
+            return f"<div>{self!r}</div>"
+        unit = "own / others' rows" if self.distractors else "recall of the injected rows"
+        return card(f"{self!r}: {unit} in percent, mean \u00b1 standard error", self.table().to_html())
 
     def joined(self, other: InjResults) -> InjResults:
         """These results and one more piece of the same run."""

@@ -28,6 +28,13 @@ class Activations(Localizer):
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (6).
     Args:    absolute: where the absolute value is taken, of each token or of the mean.
     Returns: [layer neuron] in units of the residual stream.
+
+    >>> from tl_localize import Activations, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> Activations()(model, sequence).values.shape
+    torch.Size([6, 1536])
     """
 
     name: ClassVar[str] = "activations"

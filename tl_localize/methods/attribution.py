@@ -26,6 +26,13 @@ class Attribution(Localizer):
 
     Source: ours, not of the paper: gradient times activation, as a first-order form of Chang et al. (2024), arXiv:2311.09060, eq. (5).
     Returns: [layer neuron], nats per suffix token.
+
+    >>> from tl_localize import Attribution, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> len(Attribution()(model, sequence).top_k(0.01))
+    90
     """
 
     name: ClassVar[str] = "attribution"

@@ -33,6 +33,21 @@ class Localizer(ABC):
 
     Args:
         batch_tokens: tokens in one forward pass; by default as many as fit into the memory that is there. Changes no score.
+
+    >>> from dataclasses import dataclass
+    >>> from typing import ClassVar
+    >>> import torch
+    >>> from tl_localize import Localizer, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> @dataclass(frozen=True, kw_only=True)
+    ... class FirstNeurons(Localizer):
+    ...     name: ClassVar[str] = "first_neurons"
+    ...     def _attribute(self, neurons, sequence, report):
+    ...         return -torch.arange(neurons.n_neurons).float().repeat(neurons.n_layers, 1)
+    >>> model = load_model("reference")
+    >>> scores = FirstNeurons()(model, reference_sequences(model)[0])
+    >>> scores.top_k(0.002).mask.nonzero()[:3].tolist()
+    [[0, 0], [0, 1], [0, 2]]
     """
 
     name: ClassVar[str]

@@ -36,6 +36,14 @@ class HardConcrete(Localizer):
              first_layer: layers below it are not tuned: their masks stay random at the start value.
              seed: of the noise, drawn on the CPU for every device: step by step, layer by layer, the same for every sequence.
     Returns: [layer neuron] in (0, 1).
+
+    >>> from tl_localize import HardConcrete, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> scores = HardConcrete(steps=5, first_layer=1)(model, sequence)  # so few steps show the form only
+    >>> len(scores.top_k(0.005, first_layer=1, rounding="floor"))
+    35
     """
 
     name: ClassVar[str] = "hard_concrete"

@@ -40,6 +40,13 @@ class IntegratedGradients(Localizer):
              rule: ``"endpoints"`` is linspace(0, 1, steps) with equal weights 1 / steps (the authors' rule, which does not converge to
                  the integral faster than 1 / steps), ``"midpoint"`` and ``"gauss-legendre"`` need fewer points for the same accuracy.
     Returns: [layer neuron], probability.
+
+    >>> from tl_localize import IntegratedGradients, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> IntegratedGradients(steps=2, rule="gauss-legendre")(model, sequence).values.shape
+    torch.Size([6, 1536])
     """
 
     name: ClassVar[str] = "integrated_gradients"

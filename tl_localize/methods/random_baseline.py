@@ -22,6 +22,14 @@ class RandomBaseline(Localizer):
 
     Source: Chang et al. (2024), arXiv:2311.09060, section 5.
     Returns: [layer neuron] in [0, 1).
+
+    >>> from tl_localize import RandomBaseline, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> first, again = (RandomBaseline(seed=7)(model, sequence) for _ in range(2))
+    >>> bool((first.values == again.values).all())
+    True
     """
 
     name: ClassVar[str] = "random"

@@ -24,6 +24,13 @@ class RowNorm(Localizer):
 
     Source: ours.
     Returns: [layer neuron] in units of the residual stream.
+
+    >>> from tl_localize import RowNorm, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> bool((RowNorm()(model, sequence).values > 0).all())
+    True
     """
 
     name: ClassVar[str] = "row_norm"

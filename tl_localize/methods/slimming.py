@@ -29,6 +29,14 @@ class Slimming(Localizer):
              steps: at most so many; training ends earlier when, at a 10th step, mean |m| is below ``stop_sparsity``.
              first_layer: layers below it are not masked and score 1.
     Returns: [layer neuron] in [0, 1], many of them tied at 0 and at 1.
+
+    >>> from tl_localize import Slimming, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> scores = Slimming(steps=5)(model, sequence)  # so few steps show the form only
+    >>> bool(((scores.values >= 0) & (scores.values <= 1)).all())
+    True
     """
 
     name: ClassVar[str] = "slimming"

@@ -43,6 +43,14 @@ class ZeroOut(Localizer):
              screen_sample: neurons per layer, drawn at random among the rest, that are scored exactly too.
              seed: of the sample.
     Returns: [layer neuron], nats per suffix token.
+
+    >>> from tl_localize import ZeroOut, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> sequence = reference_sequences(model)[0]
+    >>> scores = ZeroOut(screen=0.02, screen_sample=4)(model, sequence)
+    >>> len(scores.exact)  # of each layer the 31 that rank highest, and 4 others
+    210
     """
 
     name: ClassVar[str] = "zero_out"

@@ -1,0 +1,33 @@
+"""Runs every notebook to the end, each in less than three minutes on two cores. Started by ``pytest notebooks``, not by ``pytest``.
+
+``pytest notebooks --write`` keeps the outputs in the files, without times and machine names.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+pytestmark = pytest.mark.filterwarnings("default")  # of Jupyter's own; a notebook's warnings would be in its outputs
+HERE = Path(__file__).parent
+SECONDS = 180
+
+
+@pytest.mark.parametrize("path", sorted(HERE.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebook_runs(path: Path, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    started = time.perf_counter()
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    seconds = time.perf_counter() - started
+    print(f"{path.name}: {seconds:.0f} s")
+    if request.config.getoption("--write"):
+        for cell in notebook.cells:
+            cell.metadata = {}
+        notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+        nbformat.write(notebook, path)
+    else:
+        assert seconds < SECONDS, f"{path.name} took {seconds:.0f} s"

@@ -1,0 +1,51 @@
+"""What is committed of the notebooks: executed in order or not at all, small, of no particular machine. ``pytest notebooks`` runs them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+MAX_BYTES = 600_000  # of a notebook with its figures
+PLACE = re.compile(r"/(home|root|tmp|Users|work|var|usr)/\w|https?://(?!arxiv\.org|github\.com)")
+
+
+def code_cells(path: Path) -> list[dict[str, Any]]:
+    return [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+
+
+def test_there_are_five_notebooks() -> None:
+    assert [path.name[:2] for path in NOTEBOOKS] == ["01", "02", "03", "04", "05"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_executed_from_top_to_bottom_or_not_at_all(path: Path) -> None:
+    counts = [cell["execution_count"] for cell in code_cells(path)]
+    assert counts in (list(range(1, len(counts) + 1)), [None] * len(counts))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_outputs_are_small_and_without_errors_or_warnings(path: Path) -> None:
+    assert path.stat().st_size < MAX_BYTES
+    for cell in code_cells(path):
+        assert all(output["output_type"] != "error" and output.get("name") != "stderr" for output in cell["outputs"])
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_names_no_machine(path: Path) -> None:
+    texts = [json.dumps(cell["source"]) for cell in code_cells(path)]
+    for cell in code_cells(path):
+        for output in cell["outputs"]:
+            shown = output.get("data", {})
+            texts += [json.dumps(output.get("text", "")), json.dumps(shown.get("text/plain", "")), json.dumps(shown.get("text/html", ""))]
+    assert [match[0] for text in texts for match in PLACE.finditer(text)] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_installs_the_package_where_it_is_missing(path: Path) -> None:
+    assert "%pip install" in "".join(code_cells(path)[0]["source"])

@@ -1,0 +1,145 @@
+"""What objects show of themselves: in a notebook, in a terminal, as a repr."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from tl_localize import DelResults, Injection, InjResults, MemorizedSequence, NeuronScores, NeuronSet
+from tl_localize.token_view import TokenView, token_view
+
+
+class Balance(HTMLParser):
+    """Fails where a tag is closed that is not open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag != "br":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def check_html(html: str) -> str:
+    parser = Balance()
+    parser.feed(html)
+    assert parser.open == []
+    assert "<script" not in html.lower().replace("&lt;script", "")
+    return html
+
+
+@pytest.fixture
+def scores() -> NeuronScores:
+    return NeuronScores(torch.tensor([[0.0, 3.5, -1.0], [0.25, 0.0, 0.0]]), "mine", "<a> poem", "Mine(steps=2)")
+
+
+@pytest.fixture
+def injection() -> Injection:
+    mask = torch.tensor([[True, False, False], [False, True, True]])
+    return Injection(NeuronSet(mask), torch.zeros(3, 4), torch.tensor([6.0, 0.04]), torch.tensor([0.04, 0.9]), True, "s0")
+
+
+def frame(**columns: Any) -> pd.DataFrame:
+    return pd.DataFrame({"sequence_id": ["s0", "s1"], "method": ["random", "random"], **columns})
+
+
+@pytest.fixture
+def inj_results() -> InjResults:
+    columns = {"injection_ratio": 0.01, "ratio": 0.01, "multiple": 1, "recall": [0.5, 0.25], "converged": True, "seed": [0, 1]}
+    return InjResults(frame(**columns, group=["s0", "s1"]))
+
+
+@pytest.fixture
+def del_results() -> DelResults:
+    from tl_localize.evals.del_benchmark import METRICS
+
+    return DelResults(frame(model="m", intervention="zero", ratio=0.01, **dict.fromkeys(METRICS, 0.5)), pd.DataFrame())
+
+
+def test_scores_show_the_best_neurons_and_escape_names(scores: NeuronScores) -> None:
+    html = check_html(scores._repr_html_())
+    assert "Mine(steps=2) of &lt;a&gt; poem, 2 layers x 3 neurons" in html
+    assert html.index(">3.5<") < html.index(">0.25<")
+
+
+def test_scores_without_positive_values_can_be_shown() -> None:
+    check_html(NeuronScores(-torch.ones(2, 3))._repr_html_())
+
+
+def test_set_shows_counts_and_indices(injection: Injection) -> None:
+    html = check_html(injection.neurons._repr_html_())
+    assert "NeuronSet: 3 of 6 neurons" in html and ">1, 2<" in html
+
+
+def test_empty_set_can_be_shown() -> None:
+    check_html(NeuronSet(torch.zeros(2, 3) > 0)._repr_html_())
+
+
+def test_injection_shows_its_state_and_loss(injection: Injection) -> None:
+    html = check_html(injection._repr_html_())
+    assert "converged" in html and ">0.04<" in html and "token 2, nats" in html
+
+
+@pytest.mark.parametrize("name", ["inj_results", "del_results"])
+def test_results_show_their_table(name: str, request: pytest.FixtureRequest) -> None:
+    results = request.getfixturevalue(name)
+    assert len(repr(results)) < 120 and "2 " in repr(results) and "1 %" in repr(results)
+    assert "random" in check_html(results._repr_html_())
+
+
+@pytest.mark.parametrize("empty", [InjResults(pd.DataFrame()), DelResults(pd.DataFrame(), pd.DataFrame())])
+def test_results_of_nothing_can_be_shown(empty: Any) -> None:
+    assert "nothing measured" in repr(empty) and "nothing measured" in check_html(empty._repr_html_())
+
+
+# ---- tokens ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def view() -> TokenView:
+    """Suffix b c d e: right, forgotten, learned, wrong."""
+    sequence = MemorizedSequence(torch.tensor([0, 1, 2, 3, 4]), 1, "s0")
+    return TokenView(
+        sequence, torch.tensor([1, 2, 9, 9]), torch.tensor([1, 8, 3, 8]), lambda ids: "".join("<bcdefgh\nj"[i] for i in ids), 5
+    )
+
+
+def test_token_view_tells_four_states_apart(view: TokenView) -> None:
+    assert view.states() == ["right", "forgotten", "learned", "wrong"]
+    assert view.forgotten.tolist() == [False, True, False, False]
+
+
+def test_token_view_without_colour_has_brackets(view: TokenView) -> None:
+    assert view.text(colour=False).startswith("< >>> b[c|\n]d(e|\n)\n5 neurons silenced: 1 of 2 recited tokens forgotten")
+
+
+def test_token_view_in_colour_has_escape_codes(view: TokenView) -> None:
+    assert "\033[7;31mc\033[0m" in view.text(colour=True)
+
+
+def test_token_view_escapes_text_and_shows_line_breaks(view: TokenView) -> None:
+    html = check_html(view._repr_html_())
+    assert "&lt;" in html and "\u23ce" in html and ">c<" in html
+
+
+def test_token_view_measures_before_and_after(gpt2_like: Any, sequence: Any) -> None:
+    from tl_localize.metrics import predicted_suffixes
+
+    tokens = sequence.tokens.clone()
+    tokens[sequence.n_prefix] = next(predicted_suffixes(gpt2_like, [sequence]))[0]  # so one token is right
+    sequence = MemorizedSequence(tokens, sequence.n_prefix)
+    neurons = NeuronSet(torch.ones(2, 48) > 0)
+    view = token_view(gpt2_like, sequence, neurons, decode=str)
+    (whole,) = predicted_suffixes(gpt2_like, [sequence])
+    with neurons.dropped_out(gpt2_like):
+        (silent,) = predicted_suffixes(gpt2_like, [sequence])
+    assert torch.equal(view.before, whole) and torch.equal(view.after, silent) and not torch.equal(whole, silent)
+    assert len(repr(view)) < 140
