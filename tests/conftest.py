@@ -6,6 +6,7 @@ tl_localize is imported inside fixtures only: pytest loads this file before jaxt
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ import torch
 # The same examples in every run: a red test is a change in the code, not luck.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # one process for each core; more threads would only wait for each other
 
 N_CTX = 32
 D_VOCAB = 61

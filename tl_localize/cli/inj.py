@@ -46,7 +46,7 @@ from tl_localize.store import Store, prepare_folder
 from tl_localize.tables import inj_tables, save_table, to_markdown
 from tl_localize.tune import read_settings
 
-DEFAULT_SENTENCES = 8  # of the default run: as many as all methods get through within 10 minutes on 2 cores
+DEFAULT_SENTENCES = 6  # of the default run: as many as all methods get through within 10 minutes on 2 cores
 
 
 def inj(
@@ -54,7 +54,7 @@ def inj(
     data: Data = None,
     methods: Annotated[str, typer.Option(help="Comma-separated names, or 'all'.")] = "all",
     ratio: Annotated[list[float] | None, typer.Option(help="Share of the rows of W_out to inject into. May be given many times.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Number of sentences. Default: 8 on a reference model, else all.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Number of sentences. Default: 6 on a reference model, else all.")] = None,
     seed: Annotated[int, typer.Option(help="Sentence i is written into rows drawn with seed + i.")] = 0,
     learning_rate: Annotated[float | None, typer.Option(help="Of the injection. Default: the paper's, by ratio.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Of the injection. Default: the paper's, by ratio.")] = None,
