@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -67,7 +67,7 @@ def trace(
             typer.echo(f"  {again_line(plan['about']['command'], plan['value'], work.index, label, work.ratio) if record else 'MISSING'}\n")
 
 
-def again_line(command: list[str], plan: dict[str, list[object]], index: int, label: str, ratio: float) -> str:
+def again_line(command: list[str], plan: dict[str, Any], index: int, label: str, ratio: float) -> str:
     """The command that makes one part of a run again, in a new folder."""
     if not command:
         return "made by Python: InjRun of the plan's settings"

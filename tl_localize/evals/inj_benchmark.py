@@ -19,12 +19,12 @@ import pandas as pd
 import torch
 
 from tl_localize.html import card
-from tl_localize.injection import Injection, JointInjection, inject, inject_together
+from tl_localize.injection import Injection, JointInjection, draw_sets, inject, inject_together
 from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.methods.base import Method, Progress, Report, label_methods
 from tl_localize.metrics import accuracy
 from tl_localize.neurons import LanguageModel, NeuronView, Real
-from tl_localize.scores import NeuronScores, NeuronSet, check_ratio
+from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, check_sequences
 from tl_localize.stats import compare_with_reference, mean_and_error, paired_test
 from tl_localize.store import environment, prepare_folder, write_json, write_text
@@ -93,9 +93,8 @@ class InjBenchmark:
     distractors: int = 0
 
     def __post_init__(self) -> None:
-        NeuronView(self.model)
         check_sequences(self.model, self.sequences)
-        check_ratio("ratio", self.ratio)
+        draw_sets(NeuronView(self.model), self.ratio, self.seed, self.distractors + 1)  # raises where the sets can't be drawn
         if not self.multiples or not all(0 < self.ratio * multiple <= 1 for multiple in self.multiples):
             raise ValueError(f"multiples must keep ratio * multiple in (0, 1], got {self.multiples} with ratio {self.ratio}.")
         if self.distractors < 0:

@@ -80,7 +80,7 @@ def test_ray_cluster_gives_the_same_tables_though_a_worker_is_killed_and_a_node_
     if probe is None or probe.returncode:
         pytest.skip("network namespaces are not allowed here, and without one Ray would listen on the machine's own address")
     (tmp_path / "script.py").write_text(SCRIPT)
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1] / "tests"
     command = f"ip link set lo up && exec {sys.executable} {tmp_path / 'script.py'} {tmp_path} {here}"
     environment = {**os.environ, "PYTHONPATH": f"{here.parent}:{here}", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
     environment["RAY_raylet_start_wait_time_s"] = "300"  # of a busy machine
