@@ -1,4 +1,4 @@
-"""Runs every notebook to the end, each meant for less than three minutes on two cores, and says how long it took. Started by ``pytest notebooks``, not by ``pytest``.
+"""Runs every notebook to the end and says how long it took. Started by ``pytest notebooks``, not by ``pytest``.
 
 ``pytest notebooks --write`` keeps the outputs in the files, without times and machine names.
 """
