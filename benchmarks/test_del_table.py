@@ -45,7 +45,7 @@ def collection(model, model_name, files):
 def benchmark(model, collection, files, request):
     """DEL on the drawn sequences, for a number of targets."""
     from tl_localize.cli.collect import reference_general
-    from tl_localize.cli.del_benchmark import FIRST_LAYER, PAPER_RATIOS, del_data, drawn_first
+    from tl_localize.cli.del_benchmark import FIRST_LAYER, default_ratios, del_data, drawn_first
     from tl_localize.evals.del_benchmark import DelBenchmark
 
     if collection is None:
@@ -57,7 +57,8 @@ def benchmark(model, collection, files, request):
     def make(n_targets):
         limit = request.config.getoption("--limit") or (None if collection is None else n_targets)
         n_targets = limit and min(limit, len(sequences) - n_dev)
-        return DelBenchmark(model, sequences, general, ratios=PAPER_RATIOS, n_dev=n_dev, n_targets=n_targets, first_layer=FIRST_LAYER)
+        ratios = default_ratios(model_name)
+        return DelBenchmark(model, sequences, general, ratios=ratios, n_dev=n_dev, n_targets=n_targets, first_layer=FIRST_LAYER)
 
     return make
 
@@ -130,12 +131,12 @@ def test_losses_are_the_committed_ones(results, model_name, request):
 
 
 def test_many_layers_erase_more_than_the_average_layer(benchmark, model_name, publish_figure):
-    from tl_localize.cli.del_benchmark import del_methods
+    from tl_localize.cli.del_benchmark import del_methods, single_layer_ratio
     from tl_localize.plots import single_layer
 
     run = benchmark(N_TARGETS_SINGLE_LAYER)
     (method,) = del_methods(SINGLE_LAYER, [], model_name, {})
-    frame = run.run_single_layer(method, max(run.ratios))
+    frame = run.run_single_layer(method, single_layer_ratio(run))
     publish_figure(single_layer(frame), model_name, f"del_single_layer_{method.name}")
     loss = -frame.assign(layer=frame["layer"].fillna(-1)).groupby(["layer", "multiple"])["delta_self_accuracy"].mean()
     assert loss[-1, 1] > loss.drop([-1, 0]).xs(1, level="multiple").mean()  # the paper's exception is the bottom
@@ -156,7 +157,7 @@ def test_smoke_on_a_few_planted_sequences(model, model_name):
         model, model.tokenizer([text.text for text in most], add_special_tokens=False)["input_ids"], Criteria(), n_dev=1
     )
     methods = del_methods("attribution,activations", [], model_name, {})
-    frame = DelBenchmark(model, found.sequences, reference_general()[:8], ratios=(0.005,), n_dev=1, n_targets=6).run(methods).frame
+    frame = DelBenchmark(model, found.sequences, reference_general()[:8], ratios=(0.1,), n_dev=1, n_targets=6).run(methods).frame
     means = -frame.groupby("method")[["delta_self_accuracy", "delta_neg_accuracy"]].mean()
     gaps = means["delta_self_accuracy"] - means["delta_neg_accuracy"]
     assert gaps["attribution"] > gaps["random"]

@@ -40,6 +40,7 @@ from tl_localize.tables import DEL_CAPTIONS, del_tables, save_table, to_markdown
 from tl_localize.tune import read_settings
 
 PAPER_RATIOS = (0.001, 0.005)
+REFERENCE_RATIOS = (0.02, 0.1)  # of a small model's layers the paper's shares are too few neurons to make it forget anything
 FIRST_LAYER = 1  # layer 0 is spared, and learned masks leave it open
 DEFAULT_TARGETS = 8  # of the default run
 DEFAULT_SEQUENCES = 105  # of the default run, dev ones included: the others are what must not be forgotten
@@ -58,7 +59,12 @@ def del_benchmark(
     data: DelData = None,
     general: General = None,
     methods: Annotated[str, typer.Option(help="Comma-separated names, or 'all'. Random is always among them.")] = "all",
-    ratio: Annotated[list[float] | None, typer.Option(help="Share of each layer to silence. May be given many times.")] = None,
+    ratio: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Share of each layer to silence. May be given many times. Default: the paper's 0.1 % and 0.5 %, 2 % and 10 % for reference models."
+        ),
+    ] = None,
     targets: Annotated[int | None, typer.Option(help="Number of targets, drawn by the seed. Default: 8 without data, else all.")] = None,
     intervention: Annotated[str, typer.Option(help=f"What silenced neurons become: {', '.join(INTERVENTIONS)}.")] = "zero",
     single_layer_of: Annotated[
@@ -92,7 +98,7 @@ def del_benchmark(
             loaded,
             drawn_first(sequences, n_dev, seed) if targets else sequences,
             text,
-            ratios=tuple(ratio or PAPER_RATIOS),
+            ratios=tuple(ratio or default_ratios(model)),
             n_dev=n_dev,
             n_targets=targets,
             intervention=intervention,  # pyright: ignore[reportArgumentType] - checked there
@@ -118,11 +124,22 @@ def del_benchmark(
 
 
 def run_single_layer(benchmark: DelBenchmark, method: Localizer, folder: Path) -> pd.DataFrame:
-    """One layer against all layers at the largest ratio, shown and written."""
+    """One layer against all layers, shown and written."""
     with bar() as show:
-        frame = benchmark.run_single_layer(method, max(benchmark.ratios), progress=show)
+        frame = benchmark.run_single_layer(method, single_layer_ratio(benchmark), progress=show)
     write_text(folder / f"single_layer_{method.name}.csv", frame.to_csv(index=False))
     return frame
+
+
+def default_ratios(model: str) -> tuple[float, ...]:
+    """The paper's two shares of a layer, larger ones for the reference models."""
+    return REFERENCE_RATIOS if model in ("reference", *REFERENCE_MODELS) else PAPER_RATIOS
+
+
+def single_layer_ratio(benchmark: DelBenchmark) -> float:
+    """The largest ratio of which five times the budget of all layers fits into one, else the smallest."""
+    n_layers = benchmark.model.cfg.n_layers - benchmark.first_layer
+    return max([r for r in benchmark.ratios if 5 * r * n_layers <= 1], default=min(benchmark.ratios))
 
 
 def del_methods(names: str, settings: Sequence[str], model: str, tuned: Mapping[str, Mapping[str, Any]]) -> list[Localizer]:

@@ -13,7 +13,7 @@ import typer
 from jaxtyping import Integer
 from torch import Tensor
 
-from tl_localize.cli.del_benchmark import FIRST_LAYER, PAPER_RATIOS, General, Prefix, check_data, del_data, del_methods
+from tl_localize.cli.del_benchmark import FIRST_LAYER, General, Prefix, check_data, default_ratios, del_data, del_methods
 from tl_localize.cli.options import (
     N_DEV,
     REFERENCE_RATIO,
@@ -81,9 +81,9 @@ def tune(
 ) -> None:
     """Try every setting of a grid on the dev sequences of a benchmark and keep the best one.
 
-    INJ keeps the highest mean recall; DEL the largest loss of accuracy on the target minus that on the others (Self minus Neg), at a
-    ratio of 0.5 % unless given. Prints all settings, the best first, and writes settings.json for --settings of tl-localize inj or del.
-    INJ in a folder that is there makes only what is missing.
+    INJ keeps the highest mean recall; DEL the largest loss of accuracy on the target minus that on the others (Self minus Neg), at the
+    largest ratio of tl-localize del unless given. Prints all settings, the best first, and writes settings.json for --settings of
+    tl-localize inj or del. INJ in a folder that is there makes only what is missing.
     """
     with errors_explained():
         if benchmark not in ("inj", "del"):
@@ -124,7 +124,7 @@ def tune(
             rule = f"highest mean recall on the {N_DEV} dev sentences of {data or 'our own'}"
             n_missing = len(results.missing)
         else:
-            ratio = ratio or max(PAPER_RATIOS)
+            ratio = ratio or max(default_ratios(model))
             results, ranking, rule = tune_del(del_data(loaded, data, general, n_dev, n_prefix), loaded, ratio, candidates)
             n_missing = 0
         results.save(folder)
