@@ -61,9 +61,7 @@ def del_benchmark(
     methods: Annotated[str, typer.Option(help="Comma-separated names, or 'all'. Random is always among them.")] = "all",
     ratio: Annotated[
         list[float] | None,
-        typer.Option(
-            help="Share of each layer to silence. May be given many times. Default: the paper's 0.1 % and 0.5 %, 2 % and 10 % for reference models."
-        ),
+        typer.Option(help="Share of each layer to silence, many times. Default: 0.001, 0.005; reference models 0.02, 0.1."),
     ] = None,
     targets: Annotated[int | None, typer.Option(help="Number of targets, drawn by the seed. Default: 8 without data, else all.")] = None,
     intervention: Annotated[str, typer.Option(help=f"What silenced neurons become: {', '.join(INTERVENTIONS)}.")] = "zero",
