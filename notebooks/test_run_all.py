@@ -1,10 +1,11 @@
-"""Runs every notebook to the end and says how long it took. Started by ``pytest notebooks``, not by ``pytest``.
+"""Runs every notebook to the end and says how long it took, and how much CPU. Started by ``pytest notebooks``, not by ``pytest``.
 
 ``pytest notebooks --write`` keeps the outputs in the files, without times and machine names.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -19,12 +20,18 @@ HERE = Path(__file__).parent
 @pytest.mark.parametrize("path", sorted(HERE.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_notebook_runs(path: Path, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
-    started = time.perf_counter()
+    started, before = time.perf_counter(), kernels_time()
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
     seconds = time.perf_counter() - started
-    print(f"{path.name}: {seconds:.0f} s")
+    print(f"{path.name}: {seconds:.0f} s, {kernels_time() - before:.0f} s of CPU")
     if request.config.getoption("--write"):
         for cell in notebook.cells:
             cell.metadata = {}
         notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
         nbformat.write(notebook, path)
+
+
+def kernels_time() -> float:
+    """Seconds of CPU that kernels used which have ended."""
+    used = os.times()
+    return used.children_user + used.children_system

@@ -85,6 +85,10 @@ CASES: dict[str, Case] = {
     "one token": (lambda m, p: MemorizedSequence(torch.tensor([3]), 1), r"n_prefix must be .* \(1\), got 1"),
     "no token": (lambda m, p: MemorizedSequence(torch.tensor([], dtype=torch.long), 1), r"n_prefix must be .* \(0\), got 1"),
     "tokens in a batch": (lambda m, p: MemorizedSequence(torch.zeros(1, 5, dtype=torch.long), 1), r"tokens must be a vector .* \(1, 5\)"),
+    "tokens as text": (
+        lambda m, p: MemorizedSequence("Two roads", 1),
+        "tokens must be token ids, got the text 'Two roads'. Use .*from_text",
+    ),
     "tokens as floats": (lambda m, p: MemorizedSequence(torch.rand(5), 1), "tokens must be a vector of token ids, got .*float32"),
     "tokens as booleans": (lambda m, p: MemorizedSequence(torch.ones(5) > 0, 1), "tokens must be a vector of token ids, got .*bool"),
     "too long": (lambda m, p: Activations()(m, LONG), r"sequence must be at most n_ctx=32 tokens long, got 33 in .*'long'"),
@@ -108,12 +112,17 @@ CASES: dict[str, Case] = {
     "one sequence to measure": (lambda m, p: accuracy(m, GOOD), r"sequences must be a list of sequences, got .*'good'"),
     # text
     "no tokenizer": (lambda m, p: MemorizedSequence.from_text(m, "a", " b"), "model must have a tokenizer to read text, got none"),
+    "name for a model that reads": (
+        lambda m, p: MemorizedSequence.from_text("reference", "a", " b"),
+        "model must be a TransformerLens model, got str",
+    ),
     "no decoder": (lambda m, p: levenshtein(m, [GOOD]), "decode must be given for a model without a tokenizer, got None"),
     "text that is not recited": (lambda m, p: check_recited(m, [GOOD]), r"sequence must be recited .*, got 0\.\d+ in .*'good'"),
     "token view of a text that is not recited": (
         lambda m, p: token_view(m, GOOD, NeuronSet(torch.ones(2, 48) > 0), decode=str),
         r"sequence must be recited .*, got 0\.00 in .*'good'",
     ),
+    "token view of scores": (lambda m, p: token_view(m, GOOD, SCORES, decode=str), "neurons must be a NeuronSet, got NeuronScores"),
     # models
     "name for a model": (lambda m, p: ZeroOut()("gpt2", GOOD), "model must be a TransformerLens model, got str"),
     "module for a model": (lambda m, p: accuracy(torch.nn.Linear(2, 2), [GOOD]), "model must be a TransformerLens model, got Linear"),

@@ -63,6 +63,59 @@ def test_own_against_foreign_needs_distractors(results):
         own_against_foreign(InjResults(results.frame))
 
 
+def with_groups_of(results, size):
+    from dataclasses import replace
+
+    return replace(results, frame=results.frame[results.frame["sequence_id"].str[-1].astype(int) < size])
+
+
+def test_own_against_foreign_counts_the_other_sentences(results):
+    from tl_localize.plots import own_against_foreign
+
+    words = {size: own_against_foreign(with_groups_of(results, size)).axes[0] for size in (2, 4)}
+    assert {size: (ax.get_title(), ax.get_xlabel()) for size, ax in words.items()} == {
+        2: ("INJ with 1 distractor, top 3 % of each layer", "recall of the other sentence's rows (%)"),
+        4: ("INJ with 3 distractors, top 3 % of each layer", "recall of the other 3 sentences' rows (%)"),
+    }
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_own_against_foreign_keeps_its_words_inside(results, size):
+    from tl_localize.plots import own_against_foreign
+
+    figure = own_against_foreign(with_groups_of(results, size))
+    figure.draw_without_rendering()
+    (ax,) = figure.axes
+    box = ax.get_window_extent()
+    for text in ax.texts:
+        extent = text.get_window_extent()
+        assert box.x0 < extent.x0 and extent.x1 < box.x1 and box.y0 < extent.y0 and extent.y1 < box.y1, text.get_text()
+
+
+def test_recall_curve_draws_injection_ratios_apart(results):
+    import pandas as pd
+
+    from tl_localize.evals.inj_benchmark import InjResults
+    from tl_localize.plots import recall_curve
+
+    small = results.frame.assign(injection_ratio=0.003, ratio=results.frame["ratio"] / 10, recall=0.1)
+    (ax,) = recall_curve(InjResults(pd.concat([results.frame, small]))).axes
+    lines = [line.lines[0] for line in ax.containers]
+    assert [(line.get_linestyle(), line.get_xdata().tolist()) for line in lines] == [
+        *[("-", pytest.approx([0.3, 0.6]))] * 2,
+        *[("--", pytest.approx([3, 6]))] * 2,
+    ]
+    assert "0.3 % and 3 %" in ax.get_title() and len(ax.get_legend().get_texts()) == 2
+
+
+def test_recall_curve_without_a_converged_injection_says_so(results):
+    from tl_localize.evals.inj_benchmark import InjResults
+    from tl_localize.plots import recall_curve
+
+    (ax,) = recall_curve(InjResults(results.frame.assign(converged=False))).axes
+    assert ax.get_title() == "INJ: no injection converged"
+
+
 def test_recall_curve_leaves_out_the_true_rows(results):
     from tl_localize.plots import recall_curve
 
@@ -119,6 +172,13 @@ def test_confusion_of_some_targets_is_square(del_results):
     assert confusion(replace(del_results, confusion=some), "random", 0.005).axes[0].images[0].get_array().shape == (2, 2)
 
 
+def test_confusion_matrices_of_one_run_share_their_scale(del_results):
+    from tl_localize.plots import confusion
+
+    drawn = [confusion(del_results, method, 0.005).axes[0].images[0] for method in ("hard_concrete", "random")]
+    assert [image.get_clim() for image in drawn] == [pytest.approx((-40, 0))] * 2
+
+
 @pytest.fixture
 def layers():
     rows = [
@@ -139,6 +199,14 @@ def test_single_layer_draws_layers_and_all_layers_together(layers):
     assert [x for x, _ in drawn["Self, one layer, 1 x the budget"]] == [0, 1]
     assert [y for _, y in drawn["Self, all layers"]] == pytest.approx([-12, -12])
     assert "14 neurons" in figure.axes[0].get_title()
+
+
+def test_single_layer_leaves_out_the_layers_below_the_first(layers):
+    from tl_localize.plots import single_layer
+
+    drawn = points(single_layer(layers, first_layer=1))
+    assert [x for x, _ in drawn["Self, one layer, 5 x the budget"]] == [1]
+    assert [y for _, y in drawn["Self, all layers"]] == pytest.approx([-12, -12])
 
 
 def test_del_figures_are_named_and_have_titles_and_units(del_results, layers):
@@ -221,6 +289,7 @@ def test_neurons_by_layer_counts_found_and_hits(scores):
     (ax,) = neurons_by_layer({"ours": found}, scores.top_k(0.0025)).axes
     assert [line.get_ydata().tolist() for line in ax.lines] == [[2, 2, 2], [1, 1, 1]]
     assert [patch.get_height() for patch in ax.patches] == [1, 1, 1]
+    assert neurons_by_layer({"zero_out": found}).axes[0].get_legend().get_texts()[0].get_text() == "Zero-Out"
     assert "ours, true (100 % recall)" in [text.get_text() for text in ax.get_legend().get_texts()]
 
 
@@ -234,6 +303,13 @@ def test_neurons_by_layer_rejects_sets_of_two_models(scores):
         neurons_by_layer({"a": scores.top_k(0.01), "b": NeuronSet(torch.ones(2, 3) > 0)})
     with pytest.raises(ValueError, match="found must hold at least one set"):
         neurons_by_layer({})
+
+
+def test_neurons_by_layer_rejects_scores(scores, unchecked):
+    from tl_localize.plots import neurons_by_layer
+
+    with pytest.raises(TypeError, match="found must hold sets of neurons, got NeuronScores"):
+        neurons_by_layer({"ours": scores})
 
 
 def test_memorization_by_repetition_rises_to_all(scores):

@@ -118,7 +118,7 @@ def test_token_view_tells_four_states_apart(view: TokenView) -> None:
 
 
 def test_token_view_without_colour_has_brackets(view: TokenView) -> None:
-    assert view.text(colour=False).startswith("< >>> b[c|\n]d(e|\n)\n5 neurons silenced: 1 of 2 recited tokens forgotten")
+    assert view.text(colour=False).startswith("< >>> b[c|\u23ce]d(e|\u23ce)\n5 neurons silenced: 1 of 2 recited tokens forgotten")
 
 
 def test_token_view_in_colour_has_escape_codes(view: TokenView) -> None:
@@ -128,6 +128,31 @@ def test_token_view_in_colour_has_escape_codes(view: TokenView) -> None:
 def test_token_view_escapes_text_and_shows_line_breaks(view: TokenView) -> None:
     html = check_html(view._repr_html_())
     assert "&lt;" in html and "\u23ce" in html and ">c<" in html
+
+
+def test_token_view_says_what_its_marks_mean(view: TokenView) -> None:
+    html = check_html(view._repr_html_())
+    assert all(f"{state}</span>: " in html for state in ("forgotten", "learned", "wrong"))
+    whole = TokenView(view.sequence, view.sequence.suffix, view.sequence.suffix, view.decode, 0)
+    assert "</span>: " not in check_html(whole._repr_html_())
+
+
+def test_token_view_without_colour_stays_on_one_line_where_a_break_is_predicted(view: TokenView) -> None:
+    assert view.text(colour=False).count("\n") == 1  # before the summary
+
+
+def test_tables_have_text_on_the_left_and_numbers_on_the_right() -> None:
+    from tl_localize.html import table
+
+    html = check_html(table(("name", "score"), [("a", 0.960942), ("b", 2)]))
+    assert html.count("text-align:left") == 3 and html.count("text-align:right") == 3
+    assert ">0.96094<" in html  # masks that differ in the fourth digit are told apart
+
+
+def test_tables_without_rows_can_be_shown() -> None:
+    from tl_localize.html import table
+
+    assert "name" in check_html(table(("name",), []))
 
 
 def test_token_view_measures_before_and_after(gpt2_like: Any, sequence: Any) -> None:

@@ -72,7 +72,7 @@ def check_device(device: str | torch.device | None) -> torch.device:
             raise RuntimeError("it holds no numbers")
         torch.empty(0, device=asked)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].split(". ")[0]  # torch goes on for a page
         raise ValueError(f"device must be there, got {str(device)!r}, which torch can't use here ({reason}). Use device='cpu'.") from error
     return asked
 

@@ -23,13 +23,14 @@ from tl_localize.stats import mean_and_error
 from tl_localize.store import prepare_folder
 
 MARKERS = "osD^vP*X<>hp"
+LINES = ("-", "--", ":", "-.")
 
 
 def own_against_foreign(results: InjResults, ax: Any = None) -> Any:
     """INJ with distractors: recall of the own rows against recall of the other sentences' rows, among the top 1x of each layer.
 
-    One point per method with standard errors over groups, between three levels: knows nothing, knows what was altered but not by which
-    sentence, the true rows. Left and up is better.
+    One point per method with standard errors over groups (none for a single group), between three levels: knows nothing, knows what was
+    altered but not by which sentence, the true rows. Left and up is better. Of several injection ratios the largest is drawn.
 
     Raises:
         ValueError: the results have no distractors.
@@ -38,53 +39,57 @@ def own_against_foreign(results: InjResults, ax: Any = None) -> Any:
         raise ValueError("results must be of INJ with distractors, got the form without. Run InjBenchmark(..., distractors=3).")
     ax = _axis(ax)
     used = results.frame[results.frame["converged"]]
-    used = used[used["multiple"] == used["multiple"].min()]
-    ratio = float(used["injection_ratio"].iloc[0])
+    ratio = float(used["injection_ratio"].max())
+    used = used[(used["injection_ratio"] == ratio) & (used["multiple"] == used["multiple"].min())]
     size = int(used.groupby("group")["sequence_id"].nunique().max())
     ax.plot([0, 100], [0, 100], color="0.8", linewidth=1, zorder=0)
-    for own, foreign, text in (
-        (ratio, ratio, "knows nothing"),
-        (1 / size, 1 / size, "knows what was altered"),
-        (1.0, 0.0, "the true rows"),
+    for level, other, text, place in (
+        (ratio, ratio, "knows nothing", {"xytext": (22, -3)}),
+        (1 / size, 1 / size, "knows what was altered", {"xytext": (0, -20), "ha": "center"}),
+        (1.0, 0.0, "the true rows", {"xytext": (12, -3)}),
     ):
-        ax.plot(100 * foreign, 100 * own, marker="+", markersize=14, color="black", zorder=1)
-        ax.annotate(text, (100 * foreign, 100 * own), xytext=(8, -12), textcoords="offset points", fontsize=8, color="0.3")
+        ax.plot(100 * other, 100 * level, marker="+", markersize=14, color="black", zorder=1)
+        ax.annotate(text, (100 * other, 100 * level), textcoords="offset points", fontsize=8, color="0.3", **place)
     groups = ((name, part) for (name,), part in used.groupby(["method"], sort=False) if name != TRUE_ROWS)
     for marker, (name, part) in zip(MARKERS, groups, strict=False):
         own, own_error = mean_and_error(100 * by_group(part, "recall"))
         foreign, foreign_error = mean_and_error(100 * by_group(part, "foreign_recall"))
-        ax.errorbar(
-            foreign,
-            own,
-            xerr=foreign_error,
-            yerr=own_error,
-            marker=marker,
-            markerfacecolor="white",
-            color="black",
-            linewidth=1,
-            linestyle="none",
-            label=_short(name),
-        )
-    ax.set_xlabel(f"recall of the other {size - 1} sentences' rows (%)")
+        style = {"marker": marker, "markerfacecolor": "white", "color": "black", "linewidth": 1, "linestyle": "none"}
+        ax.errorbar(foreign, own, xerr=foreign_error, yerr=own_error, label=_short(name), **style)
+    others, distractors = ("sentence's", "1 distractor") if size == 2 else (f"{size - 1} sentences'", f"{size - 1} distractors")
+    ax.set_xlabel(f"recall of the other {others} rows (%)")
     ax.set_ylabel("recall of the own rows (%)")
-    ax.set_title(f"INJ with {size - 1} distractors, top {100 * ratio:g} % of each layer")
-    ax.set_xlim(-3, max(60, 100 / size + 20))
-    ax.set_ylim(0, 104)
+    ax.set_title(f"INJ with {distractors}, top {100 * ratio:g} % of each layer")
+    ax.set_xlim(-4, max(60, 100 / size + 30))
+    ax.set_ylim(-4, 104)
     ax.legend(loc="upper right", fontsize=8, frameon=False)
     return ax.figure
 
 
 def recall_curve(results: InjResults, ax: Any = None) -> Any:
-    """INJ: mean recall of each method against the share of each layer looked at, with standard errors over sentences."""
+    """INJ: mean recall of each method against the share of each layer looked at, with standard errors over sentences.
+
+    Several injection ratios are several lines of each method, solid, dashed and dotted from the smallest on, over a logarithmic axis.
+    """
     ax = _axis(ax)
     used = results.frame[results.frame["converged"] & (results.frame["method"] != TRUE_ROWS)]
-    for marker, ((name,), part) in zip(MARKERS, used.groupby(["method"], sort=False), strict=False):
-        points = [(100 * float(str(r)), *mean_and_error(100 * by_group(rows, "recall"))) for (r,), rows in part.groupby(["ratio"])]
-        share, mean, error = zip(*points, strict=True)
-        ax.errorbar(share, mean, yerr=error, marker=marker, markerfacecolor="white", color="black", linewidth=1, label=_short(name))
+    injected = sorted(used["injection_ratio"].unique())
+    for line, injection_ratio in zip(LINES, injected, strict=False):
+        block = used[used["injection_ratio"] == injection_ratio]
+        for marker, ((name,), part) in zip(MARKERS, block.groupby(["method"], sort=False), strict=False):
+            points = [(100 * float(str(r)), *mean_and_error(100 * by_group(rows, "recall"))) for (r,), rows in part.groupby(["ratio"])]
+            share, mean, error = zip(*points, strict=True)
+            style = {"marker": marker, "markerfacecolor": "white", "color": "black", "linewidth": 1, "linestyle": line}
+            ax.errorbar(share, mean, yerr=error, label=_short(name) if injection_ratio == injected[0] else None, **style)
+    if len(injected) > 1:
+        ax.set_xscale("log")
+        ax.xaxis.minorticks_off()
+    shares = sorted({100 * float(ratio) for ratio in used["ratio"].unique()})
+    ax.set_xticks(shares, [f"{share:g}" for share in shares])
     ax.set_xlabel("top share of each layer (%)")
     ax.set_ylabel("recall of the injected rows (%)")
-    ax.set_title("INJ: recall over the share of neurons looked at")
+    trained = " and ".join(f"{100 * float(ratio):g} %" for ratio in injected)
+    ax.set_title(f"INJ: {trained} of all rows trained" if injected else "INJ: no injection converged")
     ax.set_ylim(0, 104)
     if ax.get_legend_handles_labels()[0]:  # none where no injection converged
         ax.legend(fontsize=8, frameon=False)
@@ -135,6 +140,7 @@ def confusion(results: DelResults, method: str, ratio: float, ax: Any = None) ->
     """DEL: change of accuracy of each target (column) when another's neurons are silenced (row), grouped by category.
 
     The darker, the more is forgotten; a method that finds neurons of the target alone darkens the diagonal alone. What rises is white.
+    Black is the largest loss of any method and ratio in these results, so that their matrices can be compared.
 
     Raises:
         ValueError: the results do not hold this method and ratio.
@@ -142,7 +148,8 @@ def confusion(results: DelResults, method: str, ratio: float, ax: Any = None) ->
     matrix = results.confusion_by_category(method, ratio)
     matrix = 100 * matrix.loc[:, matrix.index]
     ax = _axis(ax, (6.5, 5.5))
-    image = ax.imshow(matrix.to_numpy(), cmap="gray", vmin=-100, vmax=0, interpolation="nearest")
+    lowest = min(float(one.min(axis=None)) for one in results.confusion.values())
+    image = ax.imshow(matrix.to_numpy(), cmap="gray", vmin=min(100 * lowest, -1), vmax=0, interpolation="nearest")
     groups = matrix.index.get_level_values("category")
     starts = [i for i in range(len(groups)) if i == 0 or groups[i] != groups[i - 1]]
     ends = [*starts[1:], len(groups)]
@@ -160,13 +167,16 @@ def confusion(results: DelResults, method: str, ratio: float, ax: Any = None) ->
     return ax.figure
 
 
-def single_layer(frame: pd.DataFrame, ax: Any = None) -> Any:
+def single_layer(frame: pd.DataFrame, ax: Any = None, *, first_layer: int = 0) -> Any:
     """DEL: the whole budget of neurons in one layer against a share in every layer, from ``DelBenchmark.run_single_layer``.
 
     Black is the target (Self), grey the others (Neg); horizontal lines are all layers together. Mean and standard error over targets.
+
+    Args:
+        first_layer: layers below it are not drawn; layer 0 often needs a scale on which nothing else can be read.
     """
     ax = _axis(ax)
-    whole, single = frame[frame["layer"].isna()], frame[frame["layer"].notna()]
+    whole, single = frame[frame["layer"].isna()], frame[frame["layer"].ge(first_layer).fillna(False)]
     ratio, method = float(frame["ratio"].iloc[0]), str(frame["method"].iloc[0])
     for column, name, color in (("delta_self_accuracy", "Self", "black"), ("delta_neg_accuracy", "Neg", "0.55")):
         mean, error = mean_and_error(100 * whole[column])
@@ -277,6 +287,9 @@ def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = N
     """
     if not found:
         raise ValueError("found must hold at least one set, got none. Pass for example {'Hard Concrete': scores.top_k(0.01)}.")
+    for one in found.values():
+        if not isinstance(one, NeuronSet):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"found must hold sets of neurons, got {type(one).__name__}. Take some, as scores.top_k(0.01) does.")
     shapes = {tuple(one.mask.shape) for one in (*found.values(), *([truth] if truth else []))}
     if len(shapes) > 1:
         raise ValueError(f"found must hold sets of one model, got the shapes {sorted(shapes)}. Localize in one model.")
@@ -286,10 +299,10 @@ def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = N
         ax.bar(layers, truth.mask.sum(1).numpy(), color="0.85", edgecolor="0.5", label="true", zorder=0)
     for marker, (name, one) in zip(MARKERS, found.items(), strict=False):
         line = {"color": "black", "marker": marker, "linewidth": 1}
-        ax.plot(layers, one.mask.sum(1).numpy(), **line, markerfacecolor="white", label=name)
+        ax.plot(layers, one.mask.sum(1).numpy(), **line, markerfacecolor="white", label=_short(name))
         if truth:
             hits = (one.mask & truth.mask).sum(1).numpy()
-            ax.plot(layers, hits, **line, linestyle=":", label=f"{name}, true ({100 * one.recall_of(truth):.0f} % recall)")
+            ax.plot(layers, hits, **line, linestyle=":", label=f"{_short(name)}, true ({100 * one.recall_of(truth):.0f} % recall)")
     _layer_ticks(ax.xaxis, len(layers))
     ax.set_xlabel("layer")
     ax.set_ylabel("neurons")
@@ -327,7 +340,7 @@ def memorization_by_repetition(models: Sequence[str] = REFERENCE_MODELS, ax: Any
     ax.set_ylabel("sequences memorized, suffix tokens right (%)")
     ax.set_ylim(-3, 104)
     ax.set_title("Memorization against repetition")
-    ax.legend(loc="lower right", fontsize=8, frameon=False)
+    ax.legend(loc="upper left", fontsize=8, frameon=False)
     return ax.figure
 
 

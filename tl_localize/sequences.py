@@ -40,10 +40,15 @@ class MemorizedSequence:
     category: str = ""
 
     def __post_init__(self) -> None:
+        if isinstance(self.tokens, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"tokens must be token ids, got the text {self.tokens[:20]!r}. Use MemorizedSequence.from_text(model, prefix, suffix)."
+            )
         tokens = torch.as_tensor(self.tokens)
         if tokens.ndim != 1 or tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ValueError(
-                f"tokens must be a vector of token ids, got shape {tuple(tokens.shape)} of {tokens.dtype}. Pass one sequence, not a batch."
+                f"tokens must be a vector of token ids, got shape {tuple(tokens.shape)} of {tokens.dtype}. "
+                f"{'Pass one sequence, such as tokens[0].' if tokens.ndim == 2 else 'Pass what the tokenizer gives.'}"
             )
         if isinstance(self.n_prefix, bool) or not isinstance(self.n_prefix, numbers.Integral):
             raise TypeError(f"n_prefix must be a whole number, got {self.n_prefix!r}. It counts the tokens of the prefix.")
@@ -61,6 +66,7 @@ class MemorizedSequence:
         Raises:
             ValueError: the model has no tokenizer, prefix or suffix is empty, or no token boundary falls between them.
         """
+        check_model(model)
         tokenizer = tokenizer_of(model)
         for name, text in (("prefix", prefix), ("suffix", suffix)):
             if not text or not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]

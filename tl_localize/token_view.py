@@ -18,10 +18,15 @@ from tl_localize.sequences import MemorizedSequence
 
 FORGOTTEN, LEARNED, WRONG, RIGHT = "forgotten", "learned", "wrong", "right"
 STYLES = {  # of HTML; each is told from the others without colour
-    FORGOTTEN: "background:#c0392b;color:white;font-weight:bold",
+    FORGOTTEN: "background:#c0392b;color:white;font-weight:bold;border-radius:3px;margin:0 1px",
     LEARNED: "border-bottom:2px solid #1f618d",
     WRONG: "border-bottom:1px dotted #777",
     RIGHT: "",
+}
+LEGEND = {  # what is said of a state where it occurs
+    FORGOTTEN: "right before, now the token above it is predicted",
+    LEARNED: "wrong before, right now",
+    WRONG: "wrong before and now",
 }
 COLOURS = {FORGOTTEN: "\033[7;31m", LEARNED: "\033[4;34m", WRONG: "\033[2;4m", RIGHT: ""}  # of a terminal
 OFF = "\033[0m"
@@ -66,9 +71,10 @@ class TokenView:
         parts = [self.decode(self.sequence.prefix.tolist()), " >>> "]
         for true, predicted, state in self._tokens():
             if colour:
-                parts.append(f"{COLOURS[state]}{true}{OFF}" if COLOURS[state] else true)
+                parts.append(f"{COLOURS[state]}{breaks_shown(true)}{OFF}" if COLOURS[state] else true)
             else:
-                parts.append({FORGOTTEN: f"[{true}|{predicted}]", WRONG: f"({true}|{predicted})"}.get(state, true))
+                both = breaks_shown(true, predicted)
+                parts.append({FORGOTTEN: f"[{both}]", WRONG: f"({both})"}.get(state, true))
         return "".join(parts) + f"\n{self._summary}"
 
     def __str__(self) -> str:
@@ -81,7 +87,9 @@ class TokenView:
         tokens = "".join(self._html(*token) for token in self._tokens())
         prefix = f'<span style="color:#777">{visible(self.decode(self.sequence.prefix.tolist()))}</span>'
         box = "white-space:pre-wrap;font-family:monospace;line-height:2.4"
-        return f'<div>{escape(self._summary)}</div><div style="{box}">{prefix}<b> | </b>{tokens}</div>'
+        states = set(self.states())
+        legend = ", ".join(f'<span style="{STYLES[state]}">{state}</span>: {text}' for state, text in LEGEND.items() if state in states)
+        return f'<div>{escape(self._summary)}. {legend}</div><div style="{box}">{prefix}<b> | </b>{tokens}</div>'
 
     @property
     def _summary(self) -> str:
@@ -101,7 +109,7 @@ class TokenView:
         token = f'<span style="{STYLES[state]}" title="{state}">{visible(true)}</span>'
         if state == LEARNED:
             return token
-        return f'<ruby>{token}<rt style="font-size:75%">{visible(predicted, breaks=False)}</rt></ruby>'
+        return f'<ruby>{token}<rt style="font-size:80%">{visible(predicted, breaks=False)}</rt></ruby>'
 
 
 def token_view(model: LanguageModel, sequence: MemorizedSequence, neurons: NeuronSet, decode: Decode | None = None) -> TokenView:
@@ -120,6 +128,8 @@ def token_view(model: LanguageModel, sequence: MemorizedSequence, neurons: Neuro
     >>> bool(view.forgotten.any())
     True
     """
+    if not isinstance(neurons, NeuronSet):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"neurons must be a NeuronSet, got {type(neurons).__name__}. Take some, as scores.top_k(0.01) does.")
     decode = decode or decoder(model)
     (before,) = predicted_suffixes(model, [sequence])
     if not (before == sequence.suffix).any():
@@ -129,6 +139,14 @@ def token_view(model: LanguageModel, sequence: MemorizedSequence, neurons: Neuro
     return TokenView(sequence, before, after, decode, len(neurons))
 
 
+BREAK = "\u23ce"  # the key's sign
+
+
+def breaks_shown(*texts: str) -> str:
+    """Texts side by side on one line."""
+    return "|".join(texts).replace("\n", BREAK)
+
+
 def visible(text: str, *, breaks: bool = True) -> str:
     """Text escaped for HTML, with its line breaks to be seen."""
-    return escape(text).replace("\n", "\u23ce\n" if breaks else "\u23ce")
+    return escape(text).replace("\n", f"{BREAK}\n" if breaks else BREAK)
