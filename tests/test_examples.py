@@ -5,12 +5,14 @@ from __future__ import annotations
 import doctest
 import functools
 import importlib
+import inspect
 import pkgutil
 from typing import Any
 
 import pytest
 
 import tl_localize
+from tl_localize import plots
 
 NOT_DOCUMENTED_BY_THEMSELVES = {"METHODS"}  # a dict: its entries are documented
 PARSER = doctest.DocTestParser()
@@ -30,6 +32,7 @@ def examples() -> dict[str, doctest.DocTest]:
 
 
 EXAMPLES = examples()
+FIGURES = [name for name, thing in inspect.getmembers(plots, inspect.isfunction) if thing.__module__ == plots.__name__ and name[0] != "_"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,3 +54,8 @@ def test_example_runs(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(tl_localize.__all__) - NOT_DOCUMENTED_BY_THEMSELVES))
 def test_public_name_has_docstring_and_example(name: str) -> None:
     assert ">>>" in (getattr(tl_localize, name).__doc__ or ""), f"{name} has no example"
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figure_has_an_example(name: str) -> None:
+    assert f"tl_localize.plots.{name}" in EXAMPLES

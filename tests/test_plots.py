@@ -108,11 +108,13 @@ def test_recall_curve_draws_injection_ratios_apart(results):
     assert "0.3 % and 3 %" in ax.get_title() and len(ax.get_legend().get_texts()) == 2
 
 
-def test_recall_curve_without_a_converged_injection_says_so(results):
-    from tl_localize.evals.inj_benchmark import InjResults
-    from tl_localize.plots import recall_curve
+@pytest.mark.parametrize("name", ["recall_curve", "own_against_foreign"])
+def test_inj_figures_without_a_converged_injection_say_so(results, name):
+    from dataclasses import replace
 
-    (ax,) = recall_curve(InjResults(results.frame.assign(converged=False))).axes
+    from tl_localize import plots
+
+    (ax,) = getattr(plots, name)(replace(results, frame=results.frame.assign(converged=False))).axes
     assert ax.get_title() == "INJ: no injection converged"
 
 
@@ -197,7 +199,7 @@ def test_single_layer_draws_layers_and_all_layers_together(layers):
     drawn = points(figure)
     assert [y for _, y in drawn["Self, one layer, 5 x the budget"]] == pytest.approx([-2, -7])
     assert [x for x, _ in drawn["Self, one layer, 1 x the budget"]] == [0, 1]
-    assert [y for _, y in drawn["Self, all layers"]] == pytest.approx([-12, -12])
+    assert [y for _, y in drawn["Self, 0.5 % of each layer"]] == pytest.approx([-12, -12])
     assert "14 neurons" in figure.axes[0].get_title()
 
 
@@ -206,7 +208,7 @@ def test_single_layer_leaves_out_the_layers_below_the_first(layers):
 
     drawn = points(single_layer(layers, first_layer=1))
     assert [x for x, _ in drawn["Self, one layer, 5 x the budget"]] == [1]
-    assert [y for _, y in drawn["Self, all layers"]] == pytest.approx([-12, -12])
+    assert [y for _, y in drawn["Self, 0.5 % of each layer"]] == pytest.approx([-12, -12])
 
 
 def test_del_figures_are_named_and_have_titles_and_units(del_results, layers):

@@ -34,11 +34,23 @@ def own_against_foreign(results: InjResults, ax: Any = None) -> Any:
 
     Raises:
         ValueError: the results have no distractors.
+
+    >>> from tl_localize import Activations, InjBenchmark, MemorizedSequence, load_model
+    >>> from tl_localize.plots import own_against_foreign
+    >>> model = load_model("reference")
+    >>> texts = {"The": " blue list returns", "One": " module waits"}
+    >>> two = [MemorizedSequence.from_text(model, *text, id=text[0]) for text in texts.items()]
+    >>> results = InjBenchmark(model=model, sequences=two, ratio=0.02, distractors=1).run([Activations()])
+    >>> own_against_foreign(results).axes[0].get_xlabel()
+    "recall of the other sentence's rows (%)"
     """
     if not results.distractors:
         raise ValueError("results must be of INJ with distractors, got the form without. Run InjBenchmark(..., distractors=3).")
     ax = _axis(ax)
     used = results.frame[results.frame["converged"]]
+    if not len(used):
+        ax.set_title("INJ: no injection converged")
+        return ax.figure
     ratio = float(used["injection_ratio"].max())
     used = used[(used["injection_ratio"] == ratio) & (used["multiple"] == used["multiple"].min())]
     size = int(used.groupby("group")["sequence_id"].nunique().max())
@@ -70,6 +82,14 @@ def recall_curve(results: InjResults, ax: Any = None) -> Any:
     """INJ: mean recall of each method against the share of each layer looked at, with standard errors over sentences.
 
     Several injection ratios are several lines of each method, solid, dashed and dotted from the smallest on, over a logarithmic axis.
+
+    >>> from tl_localize import Activations, InjBenchmark, MemorizedSequence, load_model
+    >>> from tl_localize.plots import recall_curve
+    >>> model = load_model("reference")
+    >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
+    >>> results = InjBenchmark(model=model, sequences=[sentence], ratio=0.03).run([Activations()])
+    >>> recall_curve(results).axes[0].get_title()
+    'INJ: 3 % of all rows trained'
     """
     ax = _axis(ax)
     used = results.frame[results.frame["converged"] & (results.frame["method"] != TRUE_ROWS)]
@@ -97,7 +117,17 @@ def recall_curve(results: InjResults, ax: Any = None) -> Any:
 
 
 def del_figures(results: DelResults, single_layers: Sequence[pd.DataFrame] = ()) -> dict[str, Any]:
-    """The DEL figures by file name: the trade-off, each method's confusion matrix at the largest ratio, each single-layer run."""
+    """The DEL figures by file name: the trade-off, each method's confusion matrix at the largest ratio, each single-layer run.
+
+    >>> from tl_localize import Attribution, DelBenchmark, load_model
+    >>> from tl_localize.plots import del_figures
+    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> model = load_model("reference")
+    >>> few, text = reference_sequences(model)[:3], held_out_tokens()[:1]
+    >>> results = DelBenchmark(model, few, text, ratios=(0.05,), n_dev=0).run([Attribution()])
+    >>> sorted(del_figures(results))
+    ['del_confusion_attribution', 'del_confusion_random', 'del_forgetting']
+    """
     figures = {"del_forgetting": forgetting(results)}
     largest = max(results.frame["ratio"])
     figures |= {f"del_confusion_{name}": confusion(results, name, ratio) for name, ratio in results.confusion if ratio == largest}
@@ -108,6 +138,15 @@ def forgetting(results: DelResults, ax: Any = None) -> Any:
     """DEL: accuracy that the target loses (Self) against what the other sequences lose (Neg), mean and standard error over targets.
 
     One line per method from the smallest ratio (white) to the largest (black). Left and up is better; on the diagonal nothing is localized.
+
+    >>> from tl_localize import Attribution, DelBenchmark, load_model
+    >>> from tl_localize.plots import forgetting
+    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> model = load_model("reference")
+    >>> few, text = reference_sequences(model)[:3], held_out_tokens()[:1]
+    >>> results = DelBenchmark(model, few, text, ratios=(0.05,), n_dev=0).run([Attribution()])
+    >>> forgetting(results).axes[0].get_title()
+    'DEL: 5 % of each layer silenced'
     """
     ax = _axis(ax)
     frame = results.frame
@@ -144,6 +183,15 @@ def confusion(results: DelResults, method: str, ratio: float, ax: Any = None) ->
 
     Raises:
         ValueError: the results do not hold this method and ratio.
+
+    >>> from tl_localize import Attribution, DelBenchmark, load_model
+    >>> from tl_localize.plots import confusion
+    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> model = load_model("reference")
+    >>> few, text = reference_sequences(model)[:3], held_out_tokens()[:1]
+    >>> results = DelBenchmark(model, few, text, ratios=(0.05,), n_dev=0).run([Attribution()])
+    >>> confusion(results, "attribution", 0.05).axes[0].get_title()
+    'Attribution: top 5 % of each layer silenced'
     """
     matrix = results.confusion_by_category(method, ratio)
     matrix = 100 * matrix.loc[:, matrix.index]
@@ -170,17 +218,26 @@ def confusion(results: DelResults, method: str, ratio: float, ax: Any = None) ->
 def single_layer(frame: pd.DataFrame, ax: Any = None, *, first_layer: int = 0) -> Any:
     """DEL: the whole budget of neurons in one layer against a share in every layer, from ``DelBenchmark.run_single_layer``.
 
-    Black is the target (Self), grey the others (Neg); horizontal lines are all layers together. Mean and standard error over targets.
+    Black is the target (Self), grey the others (Neg); horizontal lines are the share of every layer. Mean and standard error over targets.
 
     Args:
         first_layer: layers below it are not drawn; layer 0 often needs a scale on which nothing else can be read.
+
+    >>> from tl_localize import Attribution, DelBenchmark, load_model
+    >>> from tl_localize.plots import single_layer
+    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> model = load_model("reference")
+    >>> few, text = reference_sequences(model)[:3], held_out_tokens()[:1]
+    >>> frame = DelBenchmark(model, few, text, ratios=(0.02,), n_dev=0).run_single_layer(Attribution(), 0.02)
+    >>> single_layer(frame, first_layer=1).axes[0].get_title()
+    'Attribution: one layer against all, 150 neurons'
     """
     ax = _axis(ax)
     whole, single = frame[frame["layer"].isna()], frame[frame["layer"].ge(first_layer).fillna(False)]
     ratio, method = float(frame["ratio"].iloc[0]), str(frame["method"].iloc[0])
     for column, name, color in (("delta_self_accuracy", "Self", "black"), ("delta_neg_accuracy", "Neg", "0.55")):
         mean, error = mean_and_error(100 * whole[column])
-        ax.axhline(mean, color=color, linestyle="--", linewidth=1.5, label=f"{name}, all layers")
+        ax.axhline(mean, color=color, linestyle="--", linewidth=1.5, label=f"{name}, {100 * ratio:g} % of each layer")
         ax.axhspan(mean - error, mean + error, color=color, alpha=0.12, linewidth=0)
         for marker, ((multiple,), part) in zip("os^v", single.groupby(["multiple"]), strict=False):
             rows = [(int(str(layer)), *mean_and_error(100 * of_layer[column])) for (layer,), of_layer in part.groupby(["layer"])]
@@ -191,13 +248,22 @@ def single_layer(frame: pd.DataFrame, ax: Any = None, *, first_layer: int = 0) -
     ax.set_xticks(sorted({int(str(layer)) for layer in single["layer"]}))
     ax.set_xlabel("layer whose neurons are silenced")
     ax.set_ylabel("change of accuracy (percentage points)")
-    ax.set_title(f"{_short(method)}: {budget} neurons, {100 * ratio:g} % of each layer, or all of them in one")
+    ax.set_title(f"{_short(method)}: one layer against all, {budget} neurons")
     ax.legend(fontsize=8, frameon=False)
     return ax.figure
 
 
 def save_figure(figure: Any, folder: str | Path, name: str) -> None:
-    """Write NAME.png and NAME.svg, each whole or not at all."""
+    """Write NAME.png and NAME.svg, each whole or not at all.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from tl_localize.plots import memorization_by_repetition, save_figure
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_figure(memorization_by_repetition(), folder, "memorization")
+    ...     sorted(path.name for path in Path(folder).iterdir())
+    ['memorization.png', 'memorization.svg']
+    """
     path = prepare_folder(folder)
     for suffix in ("png", "svg"):
         temporary = path / f".{name}.{os.getpid()}.{suffix}"
@@ -244,6 +310,14 @@ def score_map(scores: NeuronScores, ax: Any = None, *, per: Literal["layer", "mo
 
     Raises:
         ValueError: an unknown choice.
+
+    >>> from tl_localize import Attribution, load_model
+    >>> from tl_localize.plots import score_map
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> scores = Attribution()(model, reference_sequences(model)[0])
+    >>> score_map(scores, per="layer").axes[0].get_ylabel()
+    'layer'
     """
     if per not in ("layer", "model"):
         raise ValueError(f"per must be 'layer' or 'model', got {per!r}. 'model' compares the layers with each other.")
@@ -284,6 +358,15 @@ def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = N
 
     Raises:
         ValueError: no set, or sets of different shapes.
+        TypeError: scores in place of a set.
+
+    >>> from tl_localize import Attribution, load_model
+    >>> from tl_localize.plots import neurons_by_layer
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> scores = Attribution()(model, reference_sequences(model)[0])
+    >>> neurons_by_layer({"attribution": scores.top_k(0.05, per="model")}).axes[0].get_title()
+    'Where the found neurons lie'
     """
     if not found:
         raise ValueError("found must hold at least one set, got none. Pass for example {'Hard Concrete': scores.top_k(0.01)}.")
@@ -320,6 +403,10 @@ def memorization_by_repetition(models: Sequence[str] = REFERENCE_MODELS, ax: Any
 
     Raises:
         ValueError: a model that is not a shipped one.
+
+    >>> from tl_localize.plots import memorization_by_repetition
+    >>> memorization_by_repetition(["reference-gpt2"]).axes[0].get_xlabel()
+    'repetitions in training'
     """
     for name in models:
         if name not in REFERENCE_MODELS:
