@@ -58,4 +58,6 @@ def test_notebook_says_more_than_it_shows(path: Path) -> None:
     """Prose after the last result: what was seen is said."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     assert (cells[0]["cell_type"], cells[-1]["cell_type"]) == ("markdown", "markdown")
-    assert not any("nan" in "".join(output.get("data", {}).get("text/plain", "")) for cell in code_cells(path) for output in cell["outputs"])
+    assert not any(
+        "nan" in "".join(output.get("data", {}).get("text/plain", "")) for cell in code_cells(path) for output in cell["outputs"]
+    )
