@@ -196,7 +196,7 @@ def confusion(results: DelResults, method: str, ratio: float, ax: Any = None) ->
     matrix = results.confusion_by_category(method, ratio)
     matrix = 100 * matrix.loc[:, matrix.index]
     ax = _axis(ax, (6.5, 5.5))
-    lowest = min(float(one.min(axis=None)) for one in results.confusion.values())
+    lowest = min(float(one.to_numpy(dtype=float).min()) for one in results.confusion.values())
     image = ax.imshow(matrix.to_numpy(), cmap="gray", vmin=min(100 * lowest, -1), vmax=0, interpolation="nearest")
     groups = matrix.index.get_level_values("category")
     starts = [i for i in range(len(groups)) if i == 0 or groups[i] != groups[i - 1]]
