@@ -40,9 +40,9 @@ class Slimming(Localizer):
     """
 
     name: ClassVar[str] = "slimming"
-    learning_rate: Real = 3e-3
+    learning_rate: Real = 1e-2
     sparsity_weight: Real = 1000.0
-    steps: int = 100
+    steps: int = 60
     stop_sparsity: Real = 0.1
     first_layer: int = 0
 
