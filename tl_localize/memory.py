@@ -80,12 +80,22 @@ def halving(work: Callable[[list[Item]], Result], items: Sequence[Item], size: i
             continue
         # Outside the except block, where the traceback no longer holds the tensors that are to be freed.
         size = len(batch) // 2
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        free()
         if not warned:
-            warnings.warn(f"Out of memory with a batch of {len(batch)}: going on with {size}.", RuntimeWarning, stacklevel=2)
+            warn_halved(len(batch))
             warned = True
+
+
+def free() -> None:
+    """Give back what a failed pass held."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def warn_halved(n: int) -> None:
+    """Say that a batch of n did not fit."""
+    warnings.warn(f"Out of memory with a batch of {n}: going on with {n // 2}.", RuntimeWarning, stacklevel=3)
 
 
 def out_of_memory(error: BaseException) -> bool:
