@@ -43,14 +43,15 @@ def side_by_side(
     """
     company = Company(start, advance, learning_rate, list(range(n)))
     done: dict[int, Result] = {}
-    warned = False
+    share, warned = 0.0, False
     for number in range(n):
         while number not in done:
             try:
                 with torch.inference_mode(False), torch.enable_grad(), neurons.frozen():  # whatever mode the caller is in
                     while number not in done:
                         done |= company.step(size)
-                        report((number + len(done) + company.n_steps / max_steps) / n)
+                        share = max(share, (number + len(done) + company.n_steps / max_steps) / n)
+                        report(share)
             except (RuntimeError, MemoryError) as error:
                 if len(company.inside) <= 1 or not out_of_memory(error):
                     raise

@@ -28,6 +28,7 @@ class Slimming(Localizer):
     Args:    sparsity_weight: weight of the mean.
              steps: at most so many; training ends earlier when, at a 10th step, mean |m| is below ``stop_sparsity``.
              first_layer: layers below it are not masked and score 1.
+    Memory:  4 (B L (5 f + 10 d + 4 h n) + 4 T V + 16 L f B / n) bytes beyond the weights; letters in ``memory.peak_bytes``.
     Returns: [layer neuron] in [0, 1], many of them tied at 0 and at 1.
 
     >>> from tl_localize import Slimming, load_model

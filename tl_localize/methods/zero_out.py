@@ -43,6 +43,8 @@ class ZeroOut(Localizer):
     Args:    screen: share of each layer's neurons that is scored exactly, in (0, 1]; None for all.
              screen_sample: neurons per layer, drawn at random among the rest, that are scored exactly too.
              seed: of the sample.
+    Memory:  4 (B (5 f + 8 d + 5 h n) + n (L f + L d + d) + 3 T V) bytes beyond the weights; letters in ``memory.peak_bytes``. B counts
+             the silenced neurons that run side by side, each with all positions; ``screen`` needs what ``Attribution`` does at least.
     Returns: [layer neuron], nats per suffix token.
 
     >>> from tl_localize import ZeroOut, load_model
