@@ -202,6 +202,32 @@ def test_inject_many_survives_running_out_of_memory(
     check()
 
 
+@pytest.mark.parametrize("after", [0, 3])
+def test_inject_many_interrupted_in_a_hook_leaves_the_model_as_it_was(any_model: Any, sequences: Any, unchanged: Any, after: int) -> None:
+    calls = [0]
+
+    def interrupted(act: torch.Tensor, hook: Any) -> torch.Tensor:
+        calls[0] += 1
+        if calls[0] > after:
+            raise KeyboardInterrupt
+        return act
+
+    any_model.add_hook("blocks.1.mlp.hook_post", interrupted)
+    check = unchanged(any_model)
+    with pytest.raises(KeyboardInterrupt):
+        list(inject_many(any_model, sequences, seeds=range(4), batch_size=2, **QUICK))
+    check()
+
+
+def test_inject_many_leaves_nothing_on_the_model_between_two_injections(gpt2_like: Any, sequences: Any, unchanged: Any) -> None:
+    check = unchanged(gpt2_like)
+    for injection in inject_many(gpt2_like, sequences, seeds=range(4), batch_size=2, **QUICK):
+        check()
+        with injection.applied(gpt2_like):
+            pass
+    assert torch.is_grad_enabled()
+
+
 # ---- the rows --------------------------------------------------------------------------------------------------------
 
 
