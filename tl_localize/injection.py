@@ -387,7 +387,8 @@ def _train_each(
     @lru_cache(maxsize=1)
     def together(numbers: tuple[int, ...]) -> tuple[SequenceBatch, dict[int, Tensor], dict[int, Tensor]]:
         batch = SequenceBatch.of([sequences[number] for number in numbers], view.device)
-        return batch, *({layer: part[list(numbers)].to(view.device) for layer, part in parts.items()} for parts in (index, real))
+        places, filled = ({layer: part[list(numbers)].to(view.device) for layer, part in parts.items()} for parts in (index, real))
+        return batch, places, filled
 
     def advance(numbers: tuple[int, ...], adam: BatchAdam) -> dict[int, Injection]:
         batch, places, filled = together(numbers)
