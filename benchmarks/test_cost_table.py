@@ -4,10 +4,10 @@ pytest benchmarks/test_cost_table.py                                          # 
 pytest benchmarks/test_cost_table.py --shape pythia-6.9b --dtype bfloat16     # random weights of that shape, CUDA when there is one
 pytest benchmarks/test_cost_table.py -m smoke                                 # a small shape, under 30 s on a CPU
 
-Seconds are wall time on CUDA and CPU time of the process elsewhere, where other programs may share the cores. Zero-Out and the loops of
-Zero-Out and Integrated Gradients run on an even sample of their passes, because the whole would take hours, and are scaled up; the
-column ``measured`` says which share has been run. Memory is the peak beyond the weights. The table and the curves go to the results
-folder with device and versions.
+Seconds are wall time on CUDA and CPU time of the process elsewhere, where other programs may share the cores. What repeats itself runs
+in part and is scaled up, because the whole would take hours: Zero-Out, and the loops of Zero-Out and Integrated Gradients, on an even
+sample of their passes, mask learners and injections for a fifth of their steps; the column ``measured`` says which share has been run.
+Memory is the peak beyond the weights. The table and the curves go to the results folder with device and versions.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "pythia-6.9b": {"n_layers": 32, "d_model": 4096, "n_heads": 32, "d_mlp": 16384, "d_vocab": 50432},
 }
 NEOX: dict[str, Any] = {"act_fn": "gelu", "parallel_attn_mlp": True, "positional_embedding_type": "rotary", "rotary_adjacent_pairs": False}
-STEPS = {"slimming": 60, "hard_concrete": 200}  # updates; no early stop, so that each run does the same
-SCREEN = 0.1
+STEPS = {"slimming": 60, "hard_concrete": 200, "inject": 100}  # no early stop, so that each run does the same; a fifth is run
+SCREEN = 0.05  # keeps all of the exact top 1 %, or nearly: benchmarks/test_screen_recall.py
 N_NEURONS = 32  # neurons per layer that Zero-Out is timed on, and of one layer in three that its loop is timed on
 N_POSITIONS = 3  # positions that the loop of Integrated Gradients is timed on
 
@@ -213,7 +213,7 @@ def busy(work: Any, device: torch.device) -> float:
 
 def cost_table(model: Any, n_sequences: int = 16, n_neurons: int = N_NEURONS, steps: dict[str, int] = STEPS, repeats: int = 2) -> Any:
     """One row per method: seconds and bytes for one sequence, and of its plain loop."""
-    from tl_localize import Activations, Attribution, HardConcrete, IntegratedGradients, Slimming, ZeroOut
+    from tl_localize import Activations, Attribution, HardConcrete, IntegratedGradients, Slimming, ZeroOut, inject_many
     from tl_localize.memory import peak_bytes as bound
     from tl_localize.methods.zero_out import TOKENS_AT_ONCE, UNEMBEDDED_AT_ONCE
     from tl_localize.neurons import NeuronView
@@ -234,8 +234,9 @@ def cost_table(model: Any, n_sequences: int = 16, n_neurons: int = N_NEURONS, st
     positions = [one.n_prefix - 1 + i for i in even(n_targets, N_POSITIONS)]
     side = 8 if device.type == "cpu" else 64
     points = IntegratedGradients().steps
+    run = {name: max(1, n // 5) for name, n in steps.items()}
     off = {"stop_sparsity": 1e-12}
-    masks = {"slimming": Slimming(steps=steps["slimming"], **off), "hard_concrete": HardConcrete(steps=steps["hard_concrete"], **off)}
+    masks = {"slimming": Slimming(steps=run["slimming"], **off), "hard_concrete": HardConcrete(steps=run["hard_concrete"], **off)}
 
     def zero_out() -> Any:
         """The exact part, on an even sample of the neurons."""
@@ -246,9 +247,11 @@ def cost_table(model: Any, n_sequences: int = 16, n_neurons: int = N_NEURONS, st
         chunks = torch.tensor(some_neurons).split(size)
         return lambda: [zero_out_loop(model, one, layer, chunk.tolist()) for layer in some_layers for chunk in chunks]
 
-    def stated(name: str) -> int:
-        """The bound of ``peak_bytes`` on the pass that the method makes at its default settings."""
+    def stated(name: str) -> float:
+        """The bound of ``peak_bytes`` on the pass that the method makes at its default settings; nan for what is no method."""
         method, _, together = name.partition(", ")
+        if method == "inject":
+            return float("nan")
         limit = ZeroOut()._tokens(view)
         if method == "zero_out":
             limit = min(limit, TOKENS_AT_ONCE.get(device.type, limit))
@@ -259,7 +262,7 @@ def cost_table(model: Any, n_sequences: int = 16, n_neurons: int = N_NEURONS, st
 
     passes = n_layers * d_mlp / int(chosen.sum())
     in_loop = n_layers * n_targets / (len(some_layers) * len(positions))
-    rows: list[tuple[str, Any, float, Any, float]] = [
+    rows: list[tuple[str, Any, float, Any, float]] = [  # name, work, what its seconds count times, the loop, its
         ("activations", lambda: Activations()(model, one), 1, lambda: forward(model, one), 1),
         ("attribution", lambda: Attribution()(model, one), 1, lambda: forward_and_backward(model, one), 1),
         (
@@ -273,16 +276,23 @@ def cost_table(model: Any, n_sequences: int = 16, n_neurons: int = N_NEURONS, st
         ("zero_out, loop batched", zero_out(), passes, zero_out_loops(side), loops_of_zero_out),
     ]
     for name, method in masks.items():
-        n = steps[name]
-        few = max(1, n // 10)
-        loop, single = (lambda few=few: mask_loop(model, one, few)), (lambda method=method: method(model, one))
+        scale = steps[name] / run[name]
+        loop, single = (lambda name=name: mask_loop(model, one, run[name])), (lambda method=method: method(model, one))
         together = lambda method=method: list(method.map(model, sequences))  # noqa: E731
-        rows.append((name, single, 1, loop, n / few))
-        rows.append((f"{name}, {n_sequences} in map", together, 1 / n_sequences, single, 1))
+        rows.append((name, single, scale, loop, scale))
+        rows.append((f"{name}, {n_sequences} in map", together, scale, single, scale))
+
+    def injected(some: list[Any]) -> Any:
+        settings = {"ratio": 0.01, "learning_rate": 0.01, "max_steps": run["inject"], "stop_loss": 1e-12}
+        return lambda: list(inject_many(model, some, seeds=range(len(some)), **settings))
+
+    scale = steps["inject"] / run["inject"]
+    rows.append((f"inject, {n_sequences} in inject_many", injected(sequences), scale, injected([one]), scale))
     found: list[dict[str, Any]] = []
     for name, fast, scale, loop, loop_scale in rows:
         fast(), loop()  # the first run loads kernels
-        taken = [(seconds(fast, device) * scale, seconds(loop, device) * loop_scale) for _ in range(repeats)]
+        n = n_sequences if f", {n_sequences} in" in name else 1
+        taken = [(seconds(fast, device) * scale / n, seconds(loop, device) * loop_scale) for _ in range(repeats)]
         mine, loops = (min(values) for values in zip(*taken, strict=True))
         found.append(
             {
@@ -293,8 +303,8 @@ def cost_table(model: Any, n_sequences: int = 16, n_neurons: int = N_NEURONS, st
                 "MiB": peak_bytes(fast, device) / 2**20,
                 "MiB stated": stated(name) / 2**20,
                 "MiB of the loop": peak_bytes(loop, device) / 2**20,
-                "measured": min(1, 1 / scale),
-                "of the loop measured": min(1, 1 / loop_scale),
+                "measured": 1 / scale,
+                "of the loop measured": 1 / loop_scale,
                 "GPU busy": busy(fast, device),
                 "A6000, pythia-6.9b (paper)": paper.get(name.partition(",")[0], float("nan")),
             }
@@ -350,7 +360,7 @@ def test_cost_table(costed: tuple[str, Any], publish: Any, unchecked: Any) -> No
     name, model = costed
     table = cost_table(model)
     publish(table.round(4), name, "cost", f"Cost of one sequence ({setting(model)})")
-    assert (table["MiB"] <= table["MiB stated"]).all(), "tl_localize.memory.peak_bytes states too little"
+    assert not (table["MiB"] > table["MiB stated"]).any(), "tl_localize.memory.peak_bytes states too little"
 
 
 def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -> None:
@@ -385,6 +395,7 @@ def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -
 @pytest.mark.smoke
 def test_smoke_small_shape_fills_the_whole_table(unchecked: Any) -> None:
     model = random_model("small", torch.device("cpu"), torch.float32, n_layers=2, d_mlp=64, d_vocab=128)
-    table = cost_table(model, n_sequences=2, n_neurons=4, steps={"slimming": 3, "hard_concrete": 3}, repeats=1)
-    assert (table["MiB"] <= table["MiB stated"]).all() and (table["MiB"] > table["MiB stated"] / 5).all(), table[["MiB", "MiB stated"]]
-    assert len(table) == 10 and (table[["seconds", "ratio", "MiB", "MiB of the loop"]] > 0).all(axis=None)
+    table = cost_table(model, n_sequences=2, n_neurons=4, steps={"slimming": 3, "hard_concrete": 3, "inject": 3}, repeats=1)
+    stated = table[["MiB", "MiB stated"]].dropna()
+    assert stated["MiB"].between(stated["MiB stated"] / 5, stated["MiB stated"]).all(), stated
+    assert len(table) == 11 and (table[["seconds", "ratio", "MiB", "MiB of the loop"]] > 0).all(axis=None)

@@ -2,9 +2,9 @@
 
 pytest benchmarks/test_screen_recall.py --limit 4        # of each kind, on both reference models
 
-One exact Zero-Out and one Attribution of each sequence say it for every share: a neuron of the exact top is kept if its estimate is
-among the highest of its layer. The sequences are the first planted ones with the most repetitions, and the first INJ sentences, each
-injected at 3 % of the rows.
+One exact Zero-Out of each sequence says it for every share: a neuron of the exact top is kept if the screen takes it. Beside it stands
+``Attribution`` alone, which ranks neurons that fire everywhere too low where a text is recited almost surely. The sequences are the first
+planted ones with the most repetitions, and the first INJ sentences, each injected at 3 % of the rows.
 """
 
 from __future__ import annotations
@@ -13,20 +13,27 @@ import pandas as pd
 import pytest
 import torch
 
-SHARES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3)
+SHARES = (0.01, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1)
 TOP = 0.01
-SHARE = 0.1  # with the sample of 32 a layer 12 % of the exact passes, so 12 times the plain loop's speed where exact Zero-Out has 1.5 times
+SHARE = 0.05  # with the sample of 32 a layer 7 % of the exact passes, so 12 times the plain loop's speed where exact Zero-Out has 0.9 times
 N_SEQUENCES = 4
-RATIO, LEARNING_RATE = 0.03, 0.01
+RATIO, LEARNING_RATE = 0.03, 0.003
 
 
-def recalls(model, sequence, method):
-    """Share -> part of the exact top of each layer that is among the best estimates."""
-    from tl_localize import Attribution
+def recalls(model, sequence):
+    """[(ranking, share)] -> part of the exact top of each layer that the screen takes."""
+    from tl_localize import Attribution, NeuronSet, ZeroOut
+    from tl_localize.methods.zero_out import lengths_written, screened
+    from tl_localize.neurons import NeuronView
 
-    exact, estimate = method(model, sequence), Attribution()(model, sequence)
-    truth = exact.top_k(TOP)
-    return {share: estimate.top_k(share).recall_of(truth) for share in SHARES}
+    truth = ZeroOut()(model, sequence).top_k(TOP)
+    estimates, lengths = Attribution()(model, sequence).values, lengths_written(NeuronView(model), sequence)
+    kept = {}
+    for share in SHARES:
+        count = round(share * estimates.shape[1])
+        kept["screen", share] = NeuronSet(screened(estimates, lengths, count)).recall_of(truth)
+        kept["attribution alone", share] = NeuronSet(screened(estimates, estimates, count)).recall_of(truth)
+    return kept
 
 
 def planted(model, limit):
@@ -40,25 +47,25 @@ def planted(model, limit):
 
 @pytest.fixture(scope="session")
 def table(model, model_name, request, publish):
-    from tl_localize import ZeroOut, inject
+    from tl_localize import inject
     from tl_localize.cli.options import inj_sequences
 
     limit = request.config.getoption("--limit") or N_SEQUENCES
-    rows = [{"kind": "planted", "id": s.id} | recalls(model, s, ZeroOut()) for s in planted(model, limit)]
+    rows = [{"kind": "planted"} | recalls(model, s) for s in planted(model, limit)]
     for sentence in inj_sequences(model, None)[:limit]:
         injection = inject(model, sentence, ratio=RATIO, seed=0, learning_rate=LEARNING_RATE)
         with injection.applied(model):
-            rows.append({"kind": "injected", "id": sentence.id} | recalls(model, sentence, ZeroOut()))
-    frame = pd.DataFrame(rows)
-    shown = frame.groupby("kind")[list(SHARES)].agg(["mean", "min"]).stack(level=0, future_stack=True).rename_axis(["kind", "share"])
+            rows.append({"kind": "injected"} | recalls(model, sentence))
+    frame = pd.DataFrame(rows).set_index("kind")
+    frame.columns = pd.MultiIndex.from_tuples(frame.columns, names=["ranking", "share"])
+    shown = frame.groupby("kind").agg(["mean", "min"]).stack(level=["ranking", "share"], future_stack=True)
     publish(shown, model_name, "screen_recall", f"Zero-Out screened: part of the exact top {TOP:.0%} of each layer that is kept")
     return frame
 
 
 def test_screening_keeps_more_at_larger_shares(table):
-    assert (table[list(SHARES)].diff(axis=1).iloc[:, 1:] >= 0).all(axis=None)
+    assert (table["screen"].diff(axis=1).iloc[:, 1:] >= 0).all(axis=None)
 
 
-@pytest.mark.xfail(reason="a slope near zero, where a text is recited almost surely, ranks some of the top neurons low", strict=False)
 def test_share_that_is_twelve_times_as_fast_keeps_99_percent_of_the_exact_top(table):
-    assert table[SHARE].mean() >= 0.99, table[list(SHARES)].mean()
+    assert table["screen"][SHARE].mean() >= 0.99, table["screen"].mean()

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "tl_localize"
 ROOMS = {
     0: ["files", "html", "neurons"],
     1: ["sequences", "scores", "models", "memory", "optim"],
-    2: ["losses", "readers", "stats", "store", "paper"],
+    2: ["side_by_side", "losses", "readers", "stats", "store", "paper"],
     3: ["metrics", "methods", "injection", "dropout", "joint"],
     4: ["evals"],
     5: ["collect", "runs", "tune", "tables", "plots", "token_view", "reference_corpus", "reference"],

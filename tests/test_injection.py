@@ -162,6 +162,21 @@ def test_inject_many_each_stops_on_its_own(gpt2_like: Any, sequences: Any) -> No
     assert lengths == alone and len(set(lengths)) > 1
 
 
+@pytest.mark.parametrize("batch_size", [2, 3])
+def test_inject_many_fills_the_places_of_those_that_are_done(neox_like: Any, sequences: Any, batch_size: int) -> None:
+    """Each sequence, whenever it enters, makes the same steps as alone."""
+    alone = [inject(neox_like, s, seed=i, **QUICK) for i, s in enumerate(sequences)]
+    stop = float(np.median([injection.losses[7] for injection in alone]))
+    alone = [inject(neox_like, s, seed=i, stop_loss=stop, **QUICK) for i, s in enumerate(sequences)]
+    together = list(inject_many(neox_like, sequences, seeds=range(4), stop_loss=stop, batch_size=batch_size, **QUICK))
+    assert len({len(injection.losses) for injection in alone[:batch_size]}) > 1
+    for found, wanted in zip(together, alone, strict=True):
+        assert (found.sequence_id, found.converged) == (wanted.sequence_id, wanted.converged)
+        torch.testing.assert_close(found.losses, wanted.losses, atol=2e-3, rtol=1e-3)
+        torch.testing.assert_close(found.token_losses, wanted.token_losses, atol=5e-3, rtol=5e-3)
+        assert (found.rows - wanted.rows).abs().mean() < 1e-3
+
+
 def test_inject_many_yields_in_order(gpt2_like: Any, sequences: Any) -> None:
     assert [i.sequence_id for i in inject_many(gpt2_like, sequences, seeds=range(4), **QUICK)] == ["s0", "s1", "s2", "s3"]
 
@@ -185,6 +200,32 @@ def test_inject_many_survives_running_out_of_memory(
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one.losses, other.losses, atol=2e-3, rtol=1e-3)
     check()
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_inject_many_interrupted_in_a_hook_leaves_the_model_as_it_was(any_model: Any, sequences: Any, unchanged: Any, after: int) -> None:
+    calls = [0]
+
+    def interrupted(act: torch.Tensor, hook: Any) -> torch.Tensor:
+        calls[0] += 1
+        if calls[0] > after:
+            raise KeyboardInterrupt
+        return act
+
+    any_model.add_hook("blocks.1.mlp.hook_post", interrupted)
+    check = unchanged(any_model)
+    with pytest.raises(KeyboardInterrupt):
+        list(inject_many(any_model, sequences, seeds=range(4), batch_size=2, **QUICK))
+    check()
+
+
+def test_inject_many_leaves_nothing_on_the_model_between_two_injections(gpt2_like: Any, sequences: Any, unchanged: Any) -> None:
+    check = unchanged(gpt2_like)
+    for injection in inject_many(gpt2_like, sequences, seeds=range(4), batch_size=2, **QUICK):
+        check()
+        with injection.applied(gpt2_like):
+            pass
+    assert torch.is_grad_enabled()
 
 
 # ---- the rows --------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tl_localize.memory import halving, out_of_memory, tokens_that_fit
+from tl_localize import METHODS
+from tl_localize.memory import halving, out_of_memory, peak_bytes, tokens_that_fit
 from tl_localize.neurons import NeuronView
 
 
@@ -115,3 +118,13 @@ def test_tokens_that_fit_shrink_with_the_model(gpt2_like: Any) -> None:
     small = tokens_that_fit(view)
     view.n_neurons, view.model = 500_000, SimpleNamespace(cfg=gpt2_like.cfg, blocks=gpt2_like.blocks)
     assert tokens_that_fit(view) < small
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("random", "row_norm")])
+def test_docstring_states_the_peak_memory(neox_like: Any, name: str) -> None:
+    """The formula after ``Memory:``, read as one, is what ``peak_bytes`` computes."""
+    formula = re.search(r"Memory:  (.*?) bytes", inspect.getdoc(METHODS[name]) or "")
+    assert formula, "no peak memory is stated"
+    letters = {"L": 3, "f": 56, "d": 24, "h": 3, "V": 61, "n": 10, "B": 40, "T": 12}
+    product = re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", formula[1])
+    assert eval(product, letters) == peak_bytes(NeuronView(neox_like), name, n_tokens=40, n_targets=12, length=10)

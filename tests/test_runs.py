@@ -126,7 +126,7 @@ def test_run_measured_at_other_multiples_reuses_the_scores(start, tmp_path, monk
     work(start())
     for path in (tmp_path / "run" / "plans").iterdir():
         path.unlink()
-    monkeypatch.setattr(HardConcrete, "_attribute_batch", lambda *a: pytest.fail("scores were computed again"))
+    monkeypatch.setattr(HardConcrete, "_attribute_many", lambda *a: pytest.fail("scores were computed again"))
     assert all(event.reason == "" for event in work(start(multiples=(1, 3))))
 
 
@@ -207,7 +207,7 @@ def test_del_at_another_ratio_reuses_the_scores(gpt2_like, make_sequences, tmp_p
     for call, method in zip(one_by_one, methods, strict=True):
         call.name = method.name
     plain = measure(0.2, one_by_one)
-    monkeypatch.setattr(HardConcrete, "_attribute_batch", lambda *a: pytest.fail("scores were computed again"))
+    monkeypatch.setattr(HardConcrete, "_attribute_many", lambda *a: pytest.fail("scores were computed again"))
     again = measure(0.2, stored(methods, Store(tmp_path), gpt2_like))
     assert again.equals(plain)
 

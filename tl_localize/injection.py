@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tl_localize.neurons import LanguageModel, NeuronView
 from tl_localize.optim import BatchAdam
 from tl_localize.scores import NeuronSet, check_ratio, load_tensors, save_tensors
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
+from tl_localize.side_by_side import side_by_side
 
 STUCK_NATS = 0.5  # a token that keeps more than this (a probability below 61 %) stands in the way of an injection
 
@@ -337,13 +339,8 @@ def inject_many(
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size!r}. Leave it out for as many as fit.")
     size = batch_size or max(1, tokens_that_fit(view) // max(map(len, sequences)))
-    work = [(replace(sequence, n_prefix=1), draw_neurons(view, ratio, seed)) for sequence, seed in zip(sequences, seeds, strict=True)]
-
-    def train(batch: list[tuple[MemorizedSequence, NeuronSet]]) -> list[Injection]:
-        with torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller is in
-            return _train(view, [s for s, _ in batch], [n for _, n in batch], learning_rate, max_steps, stop_loss)
-
-    return (injection for _, injections in halving(train, work, size) for injection in injections)
+    sets = [draw_neurons(view, ratio, seed) for seed in seeds]
+    return _train_each(view, [replace(sequence, n_prefix=1) for sequence in sequences], sets, size, learning_rate, max_steps, stop_loss)
 
 
 def _check_positive(**settings: float | int) -> None:
@@ -357,70 +354,74 @@ def _check_finite(name: str, value: float, step: int, sequence: MemorizedSequenc
         raise ValueError(f"{name} must be finite, got {value} at step {step} of {sequence!r}. Lower learning_rate.")
 
 
-def padded_index(
-    sets: Sequence[NeuronSet], device: torch.device
-) -> tuple[dict[int, Int[Tensor, "batch row"]], dict[int, Bool[Tensor, "batch row"]]]:
+def padded_index(sets: Sequence[NeuronSet]) -> tuple[dict[int, Int[Tensor, "set row"]], dict[int, Bool[Tensor, "set row"]]]:
     """For each layer, the neurons of each set, padded to the longest, and which entries are real. Layers without any are left out."""
     index: dict[int, Tensor] = {}
     real: dict[int, Tensor] = {}
     for layer in range(len(sets[0].mask)):
         chosen = [neurons.mask[layer].nonzero().flatten() for neurons in sets]
         if max(map(len, chosen)):
-            index[layer] = torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True).to(device)
-            real[layer] = (torch.arange(index[layer].shape[1])[None] < torch.tensor([len(c) for c in chosen])[:, None]).to(device)
+            index[layer] = torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True)
+            real[layer] = torch.arange(index[layer].shape[1])[None] < torch.tensor([len(c) for c in chosen])[:, None]
     return index, real
 
 
-def _train(
+def _train_each(
     view: NeuronView,
     sequences: Sequence[MemorizedSequence],
     sets: Sequence[NeuronSet],
+    size: int,
     learning_rate: float,
     max_steps: int,
     stop_loss: float,
-) -> list[Injection]:
-    device = view.device
-    batch = SequenceBatch.of(sequences, device)
-    index, real = padded_index(sets, device)
-    layers = list(index)
-    before = {layer: view.rows(layer).detach().float()[index[layer]] for layer in layers}
-    changes = [torch.zeros_like(before[layer]).requires_grad_() for layer in layers]
-    adam = BatchAdam(changes, learning_rate)
-    open_rows = list(range(len(sequences)))
+) -> Iterator[Injection]:
+    index, real = padded_index(sets)
+    d_model = view.rows(0).shape[-1]
     losses: list[list[float]] = [[] for _ in sequences]
-    done: dict[int, Injection] = {}
-    for step in range(max_steps):
-        with torch.enable_grad(), view.frozen(), view.rows_changed(index, dict(zip(layers, changes, strict=True))):
+
+    def start(numbers: list[int]) -> list[Tensor]:
+        for number in numbers:
+            losses[number].clear()
+        return [torch.zeros(len(numbers), part.shape[1], d_model, device=view.device) for part in index.values()]
+
+    @lru_cache(maxsize=1)
+    def together(numbers: tuple[int, ...]) -> tuple[SequenceBatch, dict[int, Tensor], dict[int, Tensor]]:
+        batch = SequenceBatch.of([sequences[number] for number in numbers], view.device)
+        places, filled = ({layer: part[list(numbers)].to(view.device) for layer, part in parts.items()} for parts in (index, real))
+        return batch, places, filled
+
+    def advance(numbers: tuple[int, ...], adam: BatchAdam) -> dict[int, Injection]:
+        batch, places, filled = together(numbers)
+        changes = dict(zip(index, adam.parameters, strict=True))
+        with view.rows_changed(places, changes):
             token_losses = F.cross_entropy(target_logits(view.model, batch), batch.targets, reduction="none")
-            loss = batch.mean(token_losses)
-        values = loss.tolist()
-        for row, value in zip(open_rows, values, strict=True):
-            _check_finite("loss", value, step, sequences[row])
-            losses[row].append(value)
-        finished = [i for i, value in enumerate(values) if value < stop_loss or step == max_steps - 1]
-        for i in finished:
-            row = open_rows[i]
-            rows = torch.cat(
-                [(before[layer][i] + change[i].detach())[real[layer][i]] for layer, change in zip(layers, changes, strict=True)]
-            )
-            done[row] = Injection(
-                sets[row],
-                rows.cpu(),
-                torch.tensor(losses[row]),
-                token_losses.detach()[batch.rows == i].cpu(),
-                values[i] < stop_loss,
-                sequences[row].id,
-            )
-        if len(done) == len(sequences):
-            break
-        gradients = torch.autograd.grad(loss.sum(), changes)
-        adam.step([gradient * real[layer][..., None] for layer, gradient in zip(layers, gradients, strict=True)])
-        if finished:
-            still = torch.tensor([i for i in range(len(open_rows)) if i not in finished], device=device)
-            open_rows = [open_rows[i] for i in still.tolist()]
-            batch, changes = batch.take(still), adam.keep(still)
-            index, real, before = ({layer: part[layer][still] for layer in layers} for part in (index, real, before))
-    return [done[row] for row in range(len(sequences))]
+        loss = batch.mean(token_losses)
+        finished: dict[int, Injection] = {}
+        for i, (number, value) in enumerate(zip(numbers, loss.tolist(), strict=True)):
+            step = len(losses[number])
+            _check_finite("loss", value, step, sequences[number])
+            losses[number].append(value)
+            if value < stop_loss or step == max_steps - 1:
+                trained = [
+                    (view.rows(layer).detach()[places[layer][i]].float() + change[i].detach())[filled[layer][i]]
+                    for layer, change in changes.items()
+                ]
+                finished[number] = Injection(
+                    sets[number],
+                    torch.cat(trained).cpu(),
+                    torch.tensor(losses[number]),
+                    token_losses.detach()[batch.rows == i].cpu(),
+                    value < stop_loss,
+                    sequences[number].id,
+                )
+        if len(finished) < len(numbers):
+            gradients = torch.autograd.grad(loss.sum(), adam.parameters)
+            adam.step([gradient * filled[layer][..., None] for layer, gradient in zip(index, gradients, strict=True)])
+        return finished
+
+    return side_by_side(
+        view, len(sequences), size, start, advance, learning_rate=learning_rate, max_steps=max_steps, report=lambda fraction: None
+    )
 
 
 def inject_together(

@@ -31,13 +31,13 @@ def tokens_that_fit(neurons: NeuronView) -> int:
 def peak_bytes(neurons: NeuronView, method: str, *, n_tokens: int, n_targets: int, length: int) -> int:
     """Bound on the memory beyond the weights that one forward pass of a method takes, in bytes.
 
-    In numbers of the model's precision, of which autograd keeps most: L layers of f neurons, width d, h heads, V words; a pass over B
-    tokens in sequences of n, T of them with a loss:
+    In numbers of 4 bytes (each method's docstring says the same): L layers of f neurons, width d, h heads, V words; a pass over B tokens
+    in sequences of n, T of them with a loss:
 
         activations                            B (L f + 5 f + 8 d + 5 h n)
         zero_out                               B (5 f + 8 d + 5 h n) + n (L f + L d + d) + 3 T V
         attribution, integrated_gradients      B L (5 f + 10 d + 4 h n) + 4 T V
-        slimming, hard_concrete                the same + 8 L f B / n: the mask, its gradient and Adam's state
+        slimming, hard_concrete                the same + 16 L f B / n: masks, noise, gradients and Adam's state
 
     Losses, masks and logits are float32 in any model. ``zero_out`` unembeds its targets in blocks, of which T is the size. Measured peaks
     are between a fifth of this and all of it (benchmarks/test_cost_table.py).
@@ -56,7 +56,7 @@ def peak_bytes(neurons: NeuronView, method: str, *, n_tokens: int, n_targets: in
     else:
         floats = n_tokens * backward + 4 * n_targets * cfg.d_vocab
         if method in ("slimming", "hard_concrete"):
-            floats += 8 * layers * f * n_tokens // length
+            floats += 16 * layers * f * n_tokens // length
     return 4 * floats
 
 
@@ -80,12 +80,22 @@ def halving(work: Callable[[list[Item]], Result], items: Sequence[Item], size: i
             continue
         # Outside the except block, where the traceback no longer holds the tensors that are to be freed.
         size = len(batch) // 2
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        free()
         if not warned:
-            warnings.warn(f"Out of memory with a batch of {len(batch)}: going on with {size}.", RuntimeWarning, stacklevel=2)
+            warn_halved(len(batch))
             warned = True
+
+
+def free() -> None:
+    """Give back what a failed pass held."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def warn_halved(n: int) -> None:
+    """Say that a batch of n did not fit."""
+    warnings.warn(f"Out of memory with a batch of {n}: going on with {n // 2}.", RuntimeWarning, stacklevel=3)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -212,7 +212,8 @@ class NeuronScores:
         about = " of ".join(filter(None, (self.settings or self.method, self.sequence_id)))
         title = f"NeuronScores: {about}, {n_layers} layers x {n_neurons} neurons; larger is more responsible"
         if self.exact is not None:
-            title += f" ({len(self.exact)} scores are exact, the others estimates)"
+            title += f" ({len(self.exact)} scores are exact, the others estimates"
+            title += ")" if self.missed is None else f", missed <= {self.missed:.2%} of them)"
         return card(title, table(("layer", "neuron", "score"), ranking), table(("layer", "mean", "highest", ""), layers))
 
     def top_k(

@@ -19,32 +19,47 @@ ALL_OPEN, STARTS, STOP = torch.ones(1), torch.tensor([0.8, 0.35, 1.0, 0.6]), 0.3
 
 
 def train(
-    model: Any, sequences: Any, stop_sparsity: float = 0.0, starts: torch.Tensor = ALL_OPEN, **settings: Any
-) -> tuple[torch.Tensor, list[int]]:
-    """Masks over all neurons, and how many masks were in each forward pass."""
+    model: Any, sequences: Any, stop_sparsity: float = 0.0, starts: torch.Tensor = ALL_OPEN, size: int = 9, **settings: Any
+) -> tuple[list[torch.Tensor], list[list[int]]]:
+    """Masks over all neurons, and the steps that the masks of each forward pass were at."""
     view = NeuronView(model)
-    sizes: list[int] = []
+    steps: list[list[int]] = []
 
-    def gate(m: torch.Tensor) -> dict[int, torch.Tensor]:
-        sizes.append(len(m))
+    def gate(m: torch.Tensor, at: list[int]) -> dict[int, torch.Tensor]:
+        steps.append(at)
         return dict(enumerate(m.clamp(0, 1).unbind(1)))
 
     masks = train_masks(
         view,
-        SequenceBatch.of(sequences),
+        sequences,
         starts[:, None, None].repeat(len(sequences) // len(starts), view.n_layers, view.n_neurons),
         gate,
         lambda m: m.abs().mean((1, 2)),
+        size=size,
         stop_sparsity=stop_sparsity,
         report=lambda fraction: None,
         **{**SETTINGS, **settings},
     )
-    return masks, sizes
+    return list(masks), steps
 
 
 def test_masks_in_one_batch_stop_one_by_one(gpt2_like: Any, sequences: Any) -> None:
-    _, sizes = train(gpt2_like, sequences, STOP, STARTS)
-    assert set(sizes) == {1, 2, 3, 4}
+    _, steps = train(gpt2_like, sequences, STOP, STARTS)
+    assert {len(at) for at in steps} == {1, 2, 3, 4}
+
+
+def test_masks_that_wait_enter_where_others_finish(gpt2_like: Any, sequences: Any) -> None:
+    _, alone = zip(*(train(gpt2_like, sequences[i : i + 1], STOP, STARTS[i : i + 1]) for i in range(4)), strict=True)
+    _, steps = train(gpt2_like, sequences, STOP, STARTS, size=2)
+    first = alone[1][-1][0]  # the second of four finishes first
+    assert len(alone[0]) > first and steps[first - 1 : first + 1] == [[first, first], [first + 1, 1]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_masks_that_enter_late_equal_each_alone(neox_like: Any, sequences: Any, size: int) -> None:
+    together, _ = train(neox_like, sequences, STOP, STARTS, size=size)
+    for i, mask in enumerate(together):
+        torch.testing.assert_close(mask, train(neox_like, sequences[i : i + 1], STOP, STARTS[i : i + 1])[0][0], atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("i", range(4))
@@ -54,9 +69,9 @@ def test_masks_in_one_batch_equal_each_alone(gpt2_like: Any, sequences: Any, i: 
 
 
 def test_masks_stop_at_a_tenth_step_before_its_update(gpt2_like: Any, sequence: Any) -> None:
-    stopped, sizes = train(gpt2_like, [sequence], stop_sparsity=2.0)
-    wanted, _ = train(gpt2_like, [sequence], steps=9)
-    assert len(sizes) == 10 and torch.equal(stopped, wanted)
+    (stopped,), steps = train(gpt2_like, [sequence], stop_sparsity=2.0)
+    (wanted,), _ = train(gpt2_like, [sequence], steps=9)
+    assert len(steps) == 10 and torch.equal(stopped, wanted)
 
 
 def test_masks_train_all_steps_without_early_stop(gpt2_like: Any, sequence: Any) -> None:
@@ -64,7 +79,7 @@ def test_masks_train_all_steps_without_early_stop(gpt2_like: Any, sequence: Any)
 
 
 def test_masks_that_stop_at_the_last_step_miss_its_update(gpt2_like: Any, sequence: Any) -> None:
-    assert torch.equal(train(gpt2_like, [sequence], stop_sparsity=2.0, steps=10)[0], train(gpt2_like, [sequence], steps=9)[0])
+    assert torch.equal(train(gpt2_like, [sequence], stop_sparsity=2.0, steps=10)[0][0], train(gpt2_like, [sequence], steps=9)[0][0])
 
 
 def test_masks_follow_torchs_adam(gpt2_like: Any, sequence: Any) -> None:
@@ -77,7 +92,7 @@ def test_masks_follow_torchs_adam(gpt2_like: Any, sequence: Any) -> None:
         adam.zero_grad()
         loss.sum().backward()
         adam.step()
-    torch.testing.assert_close(train(gpt2_like, [sequence], steps=15)[0], m.detach(), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(train(gpt2_like, [sequence], steps=15)[0][0], m.detach()[0], atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("method", [Slimming(steps=10), HardConcrete(steps=10)])

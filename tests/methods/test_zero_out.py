@@ -16,6 +16,7 @@ from oracles import ATTENTION, ONE_BY_ONE, in_double, loss_of, plain_zero_out, t
 from tl_localize import Attribution, MemorizedSequence, NeuronSet, ZeroOut
 from tl_localize.methods import zero_out
 from tl_localize.methods.zero_out import missed_share
+from tl_localize.neurons import NeuronView
 
 
 def agree(model: Any, sequence: MemorizedSequence, method: ZeroOut | None = None, every: int = 1) -> None:
@@ -104,8 +105,33 @@ def test_zero_out_screened_says_which_scores_are_exact(neox_like: Any, sequence:
     assert exact.exact is None and exact.missed is None and scores.exact is not None
     assert scores.exact.mask.sum(1).tolist() == [11 + 5] * 3
     assert (scores.values - torch.where(scores.exact.mask, exact.values, estimates.values)).abs().max() < 1e-6
-    assert (scores.exact.mask | ~estimates.top_k(0.2).mask).all()
+    assert (scores.exact.mask | ~estimates.top_k(0.1).mask).all()
     assert "48 exact, the others estimated, missed <= " in repr(scores)
+
+
+def test_zero_out_screens_by_estimate_and_by_length_in_turn() -> None:
+    estimates, lengths = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0, 0.0]]), torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]])
+    assert [zero_out.screened(estimates, lengths, n)[0].nonzero().flatten().tolist() for n in (1, 2, 4, 6)] == [
+        [0],
+        [0, 5],
+        [0, 1, 4, 5],
+        [0, 1, 2, 3, 4, 5],
+    ]
+
+
+def test_zero_out_length_of_what_is_written_by_hand(llama_like: Any, sequence: Any) -> None:
+    lengths = zero_out.lengths_written(NeuronView(llama_like), sequence)
+    _, cache = llama_like.run_with_cache(sequence.tokens[None])
+    contribution = cache["blocks.1.mlp.hook_post"][0, :, 7, None] * llama_like.W_out[1, 7]
+    assert float(lengths[1, 7]) == pytest.approx(float(contribution.detach().norm()), rel=1e-5)
+
+
+def test_zero_out_screens_the_neuron_that_writes_most_and_the_one_with_the_highest_estimate(neox_like: Any, sequence: Any) -> None:
+    estimates, lengths = Attribution()(neox_like, sequence).values, zero_out.lengths_written(NeuronView(neox_like), sequence)
+    scores = ZeroOut(screen=0.1, screen_sample=0)(neox_like, sequence)
+    assert scores.exact is not None
+    longest = lengths.argmax(1)
+    assert scores.exact.mask[torch.arange(3), longest].all() and scores.exact.mask[torch.arange(3), estimates.argmax(1)].all()
 
 
 def test_zero_out_screened_draws_the_same_sample_again(neox_like: Any, sequence: Any) -> None:

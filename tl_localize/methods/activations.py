@@ -27,6 +27,7 @@ class Activations(Localizer):
 
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (6).
     Args:    absolute: where the absolute value is taken, of each token or of the mean.
+    Memory:  4 B (L f + 5 f + 8 d + 5 h n) bytes beyond the weights; letters in ``memory.peak_bytes``.
     Returns: [layer neuron] in units of the residual stream.
 
     >>> from tl_localize import Activations, load_model

@@ -25,6 +25,7 @@ class Attribution(Localizer):
     misses what bends: a neuron whose output matters only when all of it is gone.
 
     Source: ours, not of the paper: gradient times activation, as a first-order form of Chang et al. (2024), arXiv:2311.09060, eq. (5).
+    Memory:  4 (B L (5 f + 10 d + 4 h n) + 4 T V) bytes beyond the weights; letters in ``memory.peak_bytes``.
     Returns: [layer neuron], nats per suffix token.
 
     >>> from tl_localize import Attribution, load_model

@@ -96,27 +96,33 @@ class Localizer(ABC):
         return self._map(neurons, list(sequences), size, progress or (lambda fraction: None))
 
     def _map(self, neurons: NeuronView, sequences: list[MemorizedSequence], size: int, progress: Report) -> Iterator[NeuronScores]:
+        for sequence, value in zip(sequences, self._attribute_many(neurons, sequences, size, progress), strict=True):
+            shape = tuple((value.values if isinstance(value, NeuronScores) else value).shape)
+            expected = (neurons.n_layers, neurons.n_neurons)
+            if shape != expected:
+                raise ValueError(
+                    f"scores of {self.name} must have the shape {expected}, got {shape}. Return [layer neuron] from _attribute."
+                )
+            if isinstance(value, NeuronScores):
+                yield replace(value, method=self.name, sequence_id=sequence.id, settings=repr(self))
+            else:
+                yield NeuronScores(value, self.name, sequence.id, repr(self))
+
+    def _attribute_many(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report
+    ) -> Iterator[Tensor | NeuronScores]:
+        """One batch of up to ``size`` sequences after the other; a method that fills its batch again as it goes along overrides this."""
         done = 0
 
         def attribute(batch: list[MemorizedSequence]) -> Float[Tensor, "sequence layer neuron"] | list[Tensor | NeuronScores]:
             share = len(batch) / len(sequences)
             with torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller is in
-                return self._attribute_batch(neurons, batch, lambda fraction: progress(done / len(sequences) + share * fraction))
+                return self._attribute_batch(neurons, batch, lambda fraction: report(done / len(sequences) + share * fraction))
 
         for batch, values in halving(attribute, sequences, size):
             done += len(batch)
-            progress(done / len(sequences))
-            for sequence, value in zip(batch, values, strict=True):
-                shape = tuple((value.values if isinstance(value, NeuronScores) else value).shape)
-                expected = (neurons.n_layers, neurons.n_neurons)
-                if shape != expected:
-                    raise ValueError(
-                        f"scores of {self.name} must have the shape {expected}, got {shape}. Return [layer neuron] from _attribute."
-                    )
-                if isinstance(value, NeuronScores):
-                    yield replace(value, method=self.name, sequence_id=sequence.id, settings=repr(self))
-                else:
-                    yield NeuronScores(value, self.name, sequence.id, repr(self))
+            report(done / len(sequences))
+            yield from values
 
     def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Float[Tensor, "layer neuron"] | NeuronScores:
         raise TypeError(f"{type(self).__name__} must define _attribute or _attribute_batch.")

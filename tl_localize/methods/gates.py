@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float
@@ -12,64 +13,74 @@ from tl_localize.losses import memorization_loss
 from tl_localize.methods.base import Report
 from tl_localize.neurons import NeuronView, Real
 from tl_localize.optim import BatchAdam
-from tl_localize.sequences import SequenceBatch
+from tl_localize.sequences import MemorizedSequence, SequenceBatch
+from tl_localize.side_by_side import side_by_side
 
 CHECK_EVERY = 10  # steps between two tests of the early stop
 
 
 def train_masks(
     neurons: NeuronView,
-    batch: SequenceBatch,
-    start: Float[Tensor, "batch layer neuron"],
-    gates: Callable[[Tensor], Mapping[int, Tensor]],
+    sequences: Sequence[MemorizedSequence],
+    start: Float[Tensor, "sequence layer neuron"],
+    gates: Callable[[Tensor, list[int]], Mapping[int, Tensor]],
     sparsity: Callable[[Tensor], Tensor],
     *,
+    size: int,
     learning_rate: Real,
     sparsity_weight: Real,
     steps: int,
     stop_sparsity: Real,
     report: Report,
-) -> Float[Tensor, "batch layer neuron"]:
-    """Minimize memorization loss + sparsity_weight * sparsity by Adam, one independent mask per sequence of the batch.
+) -> Iterator[Tensor]:
+    """Minimize memorization loss + sparsity_weight * sparsity by Adam, one independent mask per sequence, up to ``size`` side by side.
 
-    Every 10th step, before the update, a mask whose sparsity term is below stop_sparsity is finished and leaves the batch.
+    At every 10th step of its own, before the update, a mask whose sparsity term is below stop_sparsity is finished.
 
     Args:
         start: the parameters' first values, of the tuned layers only.
-        gates: parameters -> gate of each masked layer, [#batch neuron]; called once a step.
+        gates: parameters, and the step that each is at (from 1) -> gate of each masked layer, [#batch neuron]; called once a step.
         sparsity: parameters -> sparsity term, [batch].
-    Returns: the trained parameters.
+    Returns: the trained parameters of each sequence, [layer neuron].
     Raises:
         ValueError: a loss is not finite.
     """
-    parameters = start.clone().requires_grad_()
-    adam = BatchAdam([parameters], learning_rate)
-    trained = torch.empty_like(start)
-    open_rows = torch.arange(len(batch), device=start.device)
-    with neurons.frozen():
-        for step in range(1, steps + 1):
-            with torch.enable_grad(), neurons.scaled(gates(parameters)):
-                loss = memorization_loss(neurons.model, batch)
-                term = sparsity(parameters)
-            finished = torch.zeros_like(term, dtype=torch.bool)
-            if step % CHECK_EVERY == 0:
-                if not loss.isfinite().all():
-                    raise ValueError(f"loss must be finite, got {loss.tolist()} at step {step}. Lower learning_rate or use float32.")
-                finished = term.detach() < stop_sparsity
-                if finished.any():
-                    trained[open_rows[finished]] = parameters.detach()[finished]
-                    open_rows = open_rows[~finished]
-                    if not len(open_rows):
-                        return trained
-            # The finished rows take part in this one backward, whose results for them are dropped: rows do not mix.
+
+    @lru_cache(maxsize=1)
+    def together(numbers: tuple[int, ...]) -> SequenceBatch:
+        return SequenceBatch.of([sequences[number] for number in numbers], neurons.device)
+
+    def advance(numbers: tuple[int, ...], adam: BatchAdam) -> dict[int, Tensor]:
+        (parameters,), at = adam.parameters, [done + 1 for done in adam.n_steps.tolist()]
+        with neurons.scaled(gates(parameters, at)):
+            loss = memorization_loss(neurons.model, together(numbers))
+        term = sparsity(parameters)
+        finished: dict[int, Tensor] = {}
+        if checked := [i for i, step in enumerate(at) if step % CHECK_EVERY == 0]:
+            values, terms = loss.detach().cpu(), term.tolist()
+            if not values[checked].isfinite().all():
+                raise ValueError(
+                    f"loss must be finite, got {values[checked].tolist()} at step {at[checked[0]]}. Lower learning_rate or use float32."
+                )
+            finished = {numbers[i]: parameters[i].detach().clone() for i in checked if terms[i] < stop_sparsity}
+        if len(finished) < len(numbers):
+            # The finished ones take part in this one backward, whose results for them are dropped: rows do not mix.
             (gradient,) = torch.autograd.grad((loss + sparsity_weight * term).sum(), parameters)
             adam.step([gradient])
-            if len(open_rows) < len(batch):
-                still = (~finished).nonzero().flatten()
-                (parameters,), batch = adam.keep(still), batch.take(still)
-            report(step / steps)
-    trained[open_rows] = parameters.detach()
-    return trained
+            ended = (i for i, step in enumerate(at) if step == steps and numbers[i] not in finished)
+            finished |= {numbers[i]: parameters[i].detach().clone() for i in ended}
+        return finished
+
+    return side_by_side(
+        neurons,
+        len(sequences),
+        size,
+        lambda numbers: [start[numbers].clone()],
+        advance,
+        learning_rate=learning_rate,
+        max_steps=steps,
+        report=report,
+    )
 
 
 def tuned_layers(neurons: NeuronView, first_layer: int) -> range:

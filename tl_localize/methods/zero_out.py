@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tl_localize.losses import unembed
+from tl_localize.losses import residual, unembed
 from tl_localize.memory import halving
 from tl_localize.methods.base import Localizer, Report
 from tl_localize.methods.one_pass import CleanRun, silencing_estimate
@@ -32,16 +32,19 @@ class ZeroOut(Localizer):
 
         A(l, i) = loss(x | neuron i of layer l silenced) - loss(x)
 
-    With ``screen`` the first-order estimate of ``Attribution`` ranks the neurons of each layer; only the highest-ranked share gets its
-    exact score, and so does a random sample of the rest; the others keep their estimate. ``NeuronScores.exact`` tells which is which, and
-    ``NeuronScores.missed`` bounds, from the sample, the share of the low-ranked that belong into the exact top 1 % of their layer all
-    the same (95 % confidence). Where a text is recited almost surely the slope is nearly zero, and the estimate ranks some of the top
-    neurons low: look at ``missed``, and at benchmarks/test_screen_recall.py.
+    With ``screen`` only a share of each layer gets its exact score: the neurons that rank highest by the first-order estimate of
+    ``Attribution`` and those that write most, ||h_i|| ||v_i|| over all positions, from both rankings in turn. Where a text is recited
+    almost surely the slope is nearly zero, and the estimate alone ranks neurons that fire everywhere far too low
+    (benchmarks/test_screen_recall.py). A random sample of the rest gets its exact score too; the others keep their estimate.
+    ``NeuronScores.exact`` tells which is which, and ``NeuronScores.missed`` bounds, from the sample, the share of the rest that belongs
+    into the exact top 1 % of its layer all the same (95 % confidence).
 
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (5). Differs: nothing without ``screen``, which is ours.
     Args:    screen: share of each layer's neurons that is scored exactly, in (0, 1]; None for all.
              screen_sample: neurons per layer, drawn at random among the rest, that are scored exactly too.
              seed: of the sample.
+    Memory:  4 (B (5 f + 8 d + 5 h n) + n (L f + L d + d) + 3 T V) bytes beyond the weights; letters in ``memory.peak_bytes``. B counts
+             the silenced neurons that run side by side, each with all positions; ``screen`` needs what ``Attribution`` does at least.
     Returns: [layer neuron], nats per suffix token.
 
     >>> from tl_localize import ZeroOut, load_model
@@ -49,7 +52,7 @@ class ZeroOut(Localizer):
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
     >>> scores = ZeroOut(screen=0.02, screen_sample=4)(model, sequence)
-    >>> len(scores.exact)  # of each layer the 31 that rank highest, and 4 others
+    >>> len(scores.exact)  # of each layer the 31 that rank highest in one of two ways, and 4 others
     210
     """
 
@@ -71,8 +74,7 @@ class ZeroOut(Localizer):
             return self._exact(neurons, sequence, everything, torch.zeros_like(everything, dtype=torch.float32), report)
         estimates = silencing_estimate(neurons, SequenceBatch.of([sequence], neurons.device))[0]
         count = max(1, round(self.screen * neurons.n_neurons))
-        best = estimates.argsort(dim=-1, descending=True, stable=True)[:, :count]
-        top = torch.zeros_like(estimates, dtype=torch.bool).scatter(-1, best, True)
+        top = screened(estimates, lengths_written(neurons, sequence), count)
         lots = torch.rand(estimates.shape, generator=torch.Generator().manual_seed(self.seed)).masked_fill(top, -1.0)
         drawn = lots.argsort(dim=-1, descending=True)[:, : min(self.screen_sample, neurons.n_neurons - count)]
         sample = torch.zeros_like(top).scatter(-1, drawn, True)
@@ -126,6 +128,22 @@ class ZeroOut(Localizer):
 
         for chunk, loss in halving(losses, chosen, size):
             yield chunk, (loss - baseline).mean(1).float()
+
+
+@torch.no_grad()
+def lengths_written(neurons: NeuronView, sequence: MemorizedSequence) -> Float[Tensor, "layer neuron"]:
+    """Length of what each neuron writes, over all positions: ||h_i|| ||v_i||, float32 on the CPU."""
+    with neurons.recorded() as acts:
+        residual(neurons.model, sequence.tokens[None].to(neurons.device))
+    lengths = [acts[layer][0].float().norm(dim=0).cpu() for layer in range(neurons.n_layers)]
+    return torch.stack(lengths) * neurons.row_norms()
+
+
+def screened(estimates: Float[Tensor, "layer neuron"], lengths: Float[Tensor, "layer neuron"], count: int) -> Bool[Tensor, "layer neuron"]:
+    """So many neurons of each layer: the highest by estimate and the highest by length, from both rankings in turn."""
+    ranks = [values.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1) for values in (estimates, lengths)]
+    best = torch.minimum(*ranks).argsort(dim=-1, stable=True)[:, :count]
+    return torch.zeros_like(estimates, dtype=torch.bool).scatter(-1, best, True)
 
 
 def missed_share(values: Float[Tensor, "layer neuron"], top: Bool[Tensor, "layer neuron"], sample: Bool[Tensor, "layer neuron"]) -> float:
