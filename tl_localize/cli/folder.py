@@ -61,7 +61,7 @@ def trace(
                 {key: value for key, value in row.items() if key in ("sequence_id", "ratio", "recall", "recall_across_layers")}
                 for row in (record.value["frame"] if record else [])
             ]
-            typer.echo(f"{label}, ratio {work.ratio:g}, {work.name}\n  {folder / unit.file}\n  {folder / work.injection.file}")
+            typer.echo(f"{label}, ratio {work.ratio:g}, {work.name}\n  {folder / unit.file}\n  {folder / work.base.file}")
             for line in lines:
                 typer.echo(f"    {line}")
             typer.echo(f"  {again_line(plan['about']['command'], plan['value'], work.index, label, work.ratio) if record else 'MISSING'}\n")
