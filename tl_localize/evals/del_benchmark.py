@@ -627,7 +627,9 @@ class DelResults:
         """Write frame.csv, before.csv, summary.csv, confusion.safetensors and settings.json, each whole or not at all."""
         path = prepare_folder(folder)
         for name, frame in (("frame", self.frame), ("before", self.before), ("summary", self.summary()), ("missing", self.missing)):
-            if name != "missing" or len(frame):
+            if name == "missing" and not len(frame):
+                (path / "missing.csv").unlink(missing_ok=True)
+            else:
                 write_text(path / f"{name}.csv", frame.to_csv(index=False))
         if self.confusion:
             tensors, keys = dict[str, Tensor](), list[dict[str, Any]]()
