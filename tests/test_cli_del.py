@@ -136,7 +136,7 @@ def test_collect_names_the_file_of_a_row_where_there_are_several(run, corpus, re
 def test_collect_looks_at_every_window(run, corpus, tmp_path):
     assert run("collect", "--data", corpus, *LOOSE, "--windows", 7).exit_code == 0
     assert json.loads((tmp_path / "out" / "settings.json").read_text())["report"]["n_in"] == 3 * (N_ROWS + 4)
-    assert run("collect", "--data", corpus, *LOOSE, "--windows", "any").exit_code == 0
+    assert run("collect", "--data", corpus, *LOOSE, "--windows", "any", out="any").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,59 @@ def test_collect_explains_a_bad_file_before_the_model_is_loaded(run, tmp_path, n
 def test_collect_names_what_was_wrong_and_writes_nothing(run, recited, tmp_path, change, arguments, message):
     np.save(tmp_path / "bad.npy", change(recited.astype(np.int32)))
     one_error(run("collect", "--data", tmp_path / "bad.npy", *arguments), message)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out" / "sequences.jsonl").exists()
+
+
+def collected(folder):
+    names = ("sequences.jsonl", "report.csv", "settings.json")
+    return [(folder / name).read_bytes() for name in names]
+
+
+@pytest.mark.parametrize("windows", ["first", "7", "any"])
+def test_collect_goes_on_where_it_was(run, corpus, tmp_path, monkeypatch, windows):
+    from tl_localize.collect import Sieve
+
+    monkeypatch.setattr("tl_localize.cli.collect.CHUNK", 3)
+    arguments = ["--data", corpus, "--data", corpus, *LOOSE, "--windows", windows]
+    right, calls = Sieve.run, []
+
+    def killed(self, stream):
+        calls.append(self.n_in)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return right(self, stream)
+
+    assert run("collect", *arguments, out="whole").exit_code == 0
+    monkeypatch.setattr(Sieve, "run", killed)
+    result = run("collect", *arguments)
+    assert result.exit_code == 130, result.output
+    assert "go on with the same command" in result.stderr
+    assert len(list((tmp_path / "out" / "units" / "collect").iterdir())) == 2
+    result = run("collect", *arguments)
+    assert result.exit_code == 0, result.output
+    assert len(calls) == 1 + len(list((tmp_path / "out" / "units" / "collect").iterdir()))
+    assert collected(tmp_path / "out") == collected(tmp_path / "whole")
+    done = len(calls)
+    assert run("collect", *arguments, "--seed", 1, "--n-max", 4).exit_code == 0  # another draw costs nothing
+    assert len(calls) == done
+    one_error(run("collect", *arguments, "--min-accuracy", 0.5), "min_accuracy: 0.9 in the folder, 0.5 now")
+    one_error(run("collect", "--data", corpus, *arguments[4:]), "data: ['corpus.npy', 'corpus.npy'] in the folder, ['corpus.npy'] now")
+
+
+def test_collect_makes_a_damaged_or_changed_chunk_again(run, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("tl_localize.cli.collect.CHUNK", 3)
+    arguments = ["--data", corpus, *LOOSE]
+    assert run("collect", *arguments).exit_code == 0
+    before = collected(tmp_path / "out")
+    unit = sorted((tmp_path / "out" / "units" / "collect").iterdir())[0]
+    unit.write_bytes(unit.read_bytes()[:-1])
+    assert run("collect", *arguments).exit_code == 0
+    assert collected(tmp_path / "out") == before
+    rows = np.load(corpus)
+    np.save(corpus, np.concatenate([rows[:-1], rows[:1]]))  # the last row is a copy of the first
+    assert run("collect", *arguments).exit_code == 0
+    report = json.loads((tmp_path / "out" / "settings.json").read_text())["report"]["removed"]
+    assert (report["accuracy"], report["exact duplicate"]) == (3, 1)
 
 
 def test_collect_any_needs_rows_of_tokens(run, tmp_path):

@@ -117,7 +117,7 @@ def del_benchmark(
         store = Store(prepare_folder(out or Path("tl-localize-results") / f"del-{Path(model).name}{other}"))
         load = partial(load_model, model, device, parse_dtype(dtype))
         loaded = load()
-        sequences, n_dev, text = del_data(loaded, data, general, n_dev, n_prefix)
+        sequences, n_dev, text = del_data(loaded, data, general, n_dev, n_prefix, store.folder)
         if data is None:
             targets = targets or min(DEFAULT_TARGETS, len(sequences) - n_dev)
         ratios = tuple(ratio or default_ratios(model))
@@ -215,13 +215,22 @@ def check_data(model: str, data: Path | None, general: Path | None) -> None:
 
 
 def del_data(
-    model: LanguageModel, data: Path | None = None, general: Path | None = None, n_dev: int = N_DEV, n_prefix: int = 32
+    model: LanguageModel,
+    data: Path | None = None,
+    general: Path | None = None,
+    n_dev: int = N_DEV,
+    n_prefix: int = 32,
+    folder: Path | None = None,
 ) -> tuple[list[MemorizedSequence], int, Integer[Tensor, "sequence pos"]]:
-    """Sequences, how many of the first are dev ones, and general text: of a collection, a file, or a reference model's training stream."""
+    """Sequences, how many of the first are dev ones, and general text: of a collection, a file, or a reference model's training stream.
+
+    The search of the stream is kept in ``collection`` of the results folder, if there is one.
+    """
     if data is None:
         say("The reference model's memorized sequences are collected from its training stream.")
         with bar() as show:
-            found = collect_reference(model, Criteria(), n_dev=n_dev, n_max=DEFAULT_SEQUENCES, progress=show)
+            store = Store(folder / "collection") if folder else None
+            found = collect_reference(model, Criteria(), store=store, n_dev=n_dev, n_max=DEFAULT_SEQUENCES, progress=show)
         return found.sequences, found.n_dev, read_tokens(general) if general else reference_general()[:DEFAULT_GENERAL]
     text = read_tokens(general or data / GENERAL)
     if data.is_dir():

@@ -113,7 +113,7 @@ def tune(
             )
             run = InjRun(store, setting, candidates, again("tune", **common, distractors=distractors), retry_failed)
         else:
-            dev, text = dev_data(loaded, data, general, n_dev, n_prefix)
+            dev, text = dev_data(loaded, data, general, n_dev, n_prefix, store.folder)
             ratios = (ratio or max(default_ratios(model)),)
             command = again("tune", **common, general=general, n_dev=n_dev, n_prefix=n_prefix)
             run = DelRun(
@@ -174,10 +174,10 @@ def varied(method: str, settings: Mapping[str, Any], ranking: pd.DataFrame) -> s
 
 
 def dev_data(
-    model: LanguageModel, data: Path | None, general: Path | None, n_dev: int, n_prefix: int
+    model: LanguageModel, data: Path | None, general: Path | None, n_dev: int, n_prefix: int, folder: Path
 ) -> tuple[list[MemorizedSequence], Integer[Tensor, "sequence pos"]]:
     """The dev sequences of DEL, each a target and the others' negative, and general text; the test sequences take no part."""
-    sequences, n_dev, text = del_data(model, data, general, n_dev, n_prefix)
+    sequences, n_dev, text = del_data(model, data, general, n_dev, n_prefix, folder)
     if not 2 <= n_dev < len(sequences):
         raise ValueError(
             f"n_dev must be at least 2, for a target and another, and below the {len(sequences)} sequences, got {n_dev}. "

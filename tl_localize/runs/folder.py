@@ -22,7 +22,15 @@ Planned = dict[tuple[float, int, str], tuple[Work, Unit]]
 
 
 def works(plan: dict[str, Any]) -> list[Work]:
-    """The units of a plan, part by part."""
+    """The units of a plan, part by part.
+
+    Raises:
+        ValueError: it is not the plan of a benchmark.
+    """
+    if plan["benchmark"] not in RUNS:
+        raise ValueError(
+            f"folder must hold a run of {' or '.join(RUNS)}, got one of {plan['benchmark']}. Its own report says how far it is."
+        )
     return RUNS[plan["benchmark"]].works_of(plan)
 
 
