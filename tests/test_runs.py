@@ -212,6 +212,41 @@ def test_del_at_another_ratio_reuses_the_scores(gpt2_like, make_sequences, tmp_p
     assert again.equals(plain)
 
 
+def test_unit_that_kills_its_workers_is_given_up_and_the_rest_of_the_job_stays(start_del):
+    from tl_localize.distributed import in_hand, jobs, without
+
+    runs = start_del()
+    job, *_ = jobs(runs)
+    before = runs[0].works[0].base
+    assert in_hand(runs, job) == before
+    work_all(runs, stop_after=2)
+    lost = in_hand(runs, job)
+    assert lost == runs[0].works[0].measures["hard_concrete"]
+    rest, event = without(runs, job, lost, RuntimeError("the worker died"))
+    assert (event.label, event.name, event.reason, event.measured) == ("hard_concrete", "s1", "RuntimeError: the worker died", True)
+    assert [len(step.labels) for step in rest] == [2, 3, 1]
+    assert "hard_concrete" not in rest[0].labels
+    assert lost.key in runs[0].store.failures()
+    rest, event = without(runs, job, before, RuntimeError("again"))
+    assert (rest, event.label, event.measured) == ([], "before", False)
+
+
+def test_failed_base_is_not_tried_for_every_target(start_del, monkeypatch):
+    from tl_localize.runs import DelRun, status
+
+    calls = []
+
+    def wrong(self, work):
+        calls.append(work)
+        raise ValueError("loss on general_tokens must be finite, got one that is not")
+
+    monkeypatch.setattr(DelRun, "make_base", wrong)
+    events = work_all(start_del(ratios=(0.1,)))
+    assert 1 <= len(calls) <= 2  # by each run once
+    assert all(event.reason for event in events)
+    assert status(start_del(ratios=(0.1,))[0].store).frame.loc["activations", ["done", "failed"]].tolist() == [0, 3]
+
+
 # ---- failures --------------------------------------------------------------------------------------------------------
 
 

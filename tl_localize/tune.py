@@ -48,7 +48,7 @@ def method_of(text: str) -> Localizer:
     try:
         call: Any = ast.parse(text, mode="eval").body
         return kinds[call.func.id](**{keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords})
-    except (SyntaxError, AttributeError, KeyError, TypeError) as error:
+    except (SyntaxError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"method must be the repr of one of {', '.join(kinds)}, got {text!r}. Was the plan made by tune?") from error
 
 
