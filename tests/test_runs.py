@@ -231,6 +231,20 @@ def test_unit_that_kills_its_workers_is_given_up_and_the_rest_of_the_job_stays(s
     assert (rest, event.label, event.measured) == ([], "before", False)
 
 
+def test_worker_gets_the_same_units_from_the_recipe_of_a_run(start_del, start):
+    import pickle
+
+    from tl_localize.distributed import Recipe
+
+    for run in (*start_del("del"), start("inj", retry_failed=True)):
+        recipe = Recipe.of(run)
+        settings = pickle.loads(pickle.dumps([recipe.settings, recipe.others]))  # as a worker on another machine gets them
+        again = replace(recipe, settings=settings[0], others=settings[1]).run(run.benchmark.model)
+        assert type(again) is type(run)
+        assert again.works == run.works
+        assert again.retry_failed == run.retry_failed
+
+
 def test_failed_base_is_not_tried_for_every_target(start_del, monkeypatch):
     from tl_localize.runs import DelRun, status
 
