@@ -83,8 +83,11 @@ def test_ray_cluster_gives_the_same_tables_though_a_worker_is_killed_and_a_node_
     here = Path(__file__).parents[1] / "tests"
     command = f"ip link set lo up && exec {sys.executable} {tmp_path / 'script.py'} {tmp_path} {here}"
     environment = {**os.environ, "PYTHONPATH": f"{here.parent}:{here}", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
-    environment["RAY_raylet_start_wait_time_s"] = "300"  # of a busy machine
-    result = subprocess.run([*alone, "bash", "-c", command], capture_output=True, text=True, check=False, env=environment, timeout=600)
+    # Of a busy machine: what Ray starts, and what it waits for.
+    environment |= {"RAY_raylet_start_wait_time_s": "300", "RAY_gcs_server_request_timeout_seconds": "300"}
+    environment |= {"RAY_health_check_timeout_ms": "120000", "RAY_health_check_period_ms": "30000"}
+    result = subprocess.run([*alone, "bash", "-c", command], capture_output=True, text=True, check=False, env=environment, timeout=1800)
+    print(result.stdout)
     assert result.returncode == 0, result.stderr[-4000:]
     assert "equal" in result.stdout
     assert result.stdout.rstrip().endswith("[]"), result.stdout

@@ -103,9 +103,9 @@ def writing(folder: Path) -> bool:
 
 def logged(run: Any, log: Path) -> None:
     """Let a run tell a log what it begins to compute and what is kept."""
-    from tl_localize.runs import Stored, scores_unit
+    from tl_localize.runs import Run, Stored, scores_unit
 
-    store, attempt = run.store, type(run)._attempt
+    store, attempt = run.store, Run._attempt
 
     def line(text: str) -> None:
         with log.open("a") as file:
@@ -129,6 +129,6 @@ def logged(run: Any, log: Path) -> None:
         write(self, unit, record)
         line(f"kept {unit.file}")
 
-    type(run)._attempt = told
+    Run._attempt = told
     Stored.__call__ = called
     type(store).write = kept

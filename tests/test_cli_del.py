@@ -136,7 +136,7 @@ def test_collect_names_the_file_of_a_row_where_there_are_several(run, corpus, re
 def test_collect_looks_at_every_window(run, corpus, tmp_path):
     assert run("collect", "--data", corpus, *LOOSE, "--windows", 7).exit_code == 0
     assert json.loads((tmp_path / "out" / "settings.json").read_text())["report"]["n_in"] == 3 * (N_ROWS + 4)
-    assert run("collect", "--data", corpus, *LOOSE, "--windows", "any").exit_code == 0
+    assert run("collect", "--data", corpus, *LOOSE, "--windows", "any", out="any").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,59 @@ def test_collect_explains_a_bad_file_before_the_model_is_loaded(run, tmp_path, n
 def test_collect_names_what_was_wrong_and_writes_nothing(run, recited, tmp_path, change, arguments, message):
     np.save(tmp_path / "bad.npy", change(recited.astype(np.int32)))
     one_error(run("collect", "--data", tmp_path / "bad.npy", *arguments), message)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out" / "sequences.jsonl").exists()
+
+
+def collected(folder):
+    names = ("sequences.jsonl", "report.csv", "settings.json")
+    return [(folder / name).read_bytes() for name in names]
+
+
+@pytest.mark.parametrize("windows", ["first", "7", "any"])
+def test_collect_goes_on_where_it_was(run, corpus, tmp_path, monkeypatch, windows):
+    from tl_localize.collect import Sieve
+
+    monkeypatch.setattr("tl_localize.cli.collect.CHUNK", 3)
+    arguments = ["--data", corpus, "--data", corpus, *LOOSE, "--windows", windows]
+    right, calls = Sieve.run, []
+
+    def killed(self, stream):
+        calls.append(self.n_in)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return right(self, stream)
+
+    assert run("collect", *arguments, out="whole").exit_code == 0
+    monkeypatch.setattr(Sieve, "run", killed)
+    result = run("collect", *arguments)
+    assert result.exit_code == 130, result.output
+    assert "go on with the same command" in result.stderr
+    assert len(list((tmp_path / "out" / "units" / "collect").iterdir())) == 2
+    result = run("collect", *arguments)
+    assert result.exit_code == 0, result.output
+    assert len(calls) == 1 + len(list((tmp_path / "out" / "units" / "collect").iterdir()))
+    assert collected(tmp_path / "out") == collected(tmp_path / "whole")
+    done = len(calls)
+    assert run("collect", *arguments, "--seed", 1, "--n-max", 4).exit_code == 0  # another draw costs nothing
+    assert len(calls) == done
+    one_error(run("collect", *arguments, "--min-accuracy", 0.5), "min_accuracy: 0.9 in the folder, 0.5 now")
+    one_error(run("collect", "--data", corpus, *arguments[4:]), "data: ['corpus.npy', 'corpus.npy'] in the folder, ['corpus.npy'] now")
+
+
+def test_collect_makes_a_damaged_or_changed_chunk_again(run, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("tl_localize.cli.collect.CHUNK", 3)
+    arguments = ["--data", corpus, *LOOSE]
+    assert run("collect", *arguments).exit_code == 0
+    before = collected(tmp_path / "out")
+    unit = sorted((tmp_path / "out" / "units" / "collect").iterdir())[0]
+    unit.write_bytes(unit.read_bytes()[:-1])
+    assert run("collect", *arguments).exit_code == 0
+    assert collected(tmp_path / "out") == before
+    rows = np.load(corpus)
+    np.save(corpus, np.concatenate([rows[:-1], rows[:1]]))  # the last row is a copy of the first
+    assert run("collect", *arguments).exit_code == 0
+    report = json.loads((tmp_path / "out" / "settings.json").read_text())["report"]["removed"]
+    assert (report["accuracy"], report["exact duplicate"]) == (3, 1)
 
 
 def test_collect_any_needs_rows_of_tokens(run, tmp_path):
@@ -249,10 +301,10 @@ def test_del_reads_the_authors_formats(run, collection, recited, tmp_path):
     assert pd.read_csv(tmp_path / "out" / "frame.csv")["sequence_id"].nunique() == N_ROWS - 3
     rows = [{"prompt": f"{i}abc", "all": f"{i}abcdefgh", "prompt_len": 4, "category": ["letters"]} for i in range(6)]
     (tmp_path / "manual.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + "\n")
-    result = run("del", "--data", tmp_path / "manual.jsonl", *general, "--intervention", "mean")
+    result = run("del", "--data", tmp_path / "manual.jsonl", *general, "--intervention", "mean", out="manual")
     assert result.exit_code == 0, result.output
-    assert (tmp_path / "out" / "del_categories.md").is_file()
-    assert "mean" in (tmp_path / "out" / "del.md").read_text()
+    assert (tmp_path / "manual" / "del_categories.md").is_file()
+    assert "mean" in (tmp_path / "manual" / "del.md").read_text()
 
 
 def test_del_spares_the_first_layer_in_learned_masks(model_dir):
@@ -300,6 +352,86 @@ def test_del_with_a_dev_set_larger_than_the_data(run, collection, recited, tmp_p
     one_error(run("del", "--data", tmp_path / "rows.npy", *arguments), "n_dev must leave at least one of the 9 sequences for the test")
 
 
+def numbers(folder):
+    """Every table, and what is behind it."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".csv", ".md", ".tex") or path.stem == "confusion"}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_del_in_pieces_is_del_in_one_and_the_folder_tells_of_it(run, collection, tmp_path, monkeypatch):
+    import shlex
+
+    from tl_localize import Activations
+    from tl_localize.cli import app
+
+    arguments = ["--data", collection, "--methods", "activations", "--targets", 3, "--single-layer", "activations", "--ratio", 0.05]
+    assert run("del", *arguments, "--ratio", 0.1, out="whole").exit_code == 0
+    first = run("del", *arguments, "--shard", "2/3")
+    assert first.exit_code == 0, first.output
+    assert "measurements MISSING" in first.stdout
+    status = CliRunner().invoke(app, ["status", str(tmp_path / "out")])
+    rows = [[cell.strip() for cell in line.split("|")] for line in status.stdout.splitlines()]
+    counts = {row[1]: row[2:6] for row in rows if len(row) > 5}
+    assert counts["activations"] == counts["activations, layer by layer"] == ["3", "1", "0", "2"]
+    assert run("del", *arguments).exit_code == 0
+    monkeypatch.setattr(Activations, "_attribute_batch", lambda *a: pytest.fail("scores were computed again"))
+    assert run("del", *arguments, "--ratio", 0.1, "-v").stderr.count(" on row-") == 3 * 3  # of the new ratio alone
+    assert numbers(tmp_path / "out") == numbers(tmp_path / "whole")
+    monkeypatch.undo()
+    monkeypatch.setattr("tl_localize.cli.del_benchmark.del_figures", lambda *a: {})
+    table = CliRunner().invoke(app, ["table", str(tmp_path / "out"), "--out", str(tmp_path / "tables")])
+    assert table.exit_code == 0, table.output
+    assert numbers(tmp_path / "tables") == numbers(tmp_path / "whole")
+    trace = CliRunner().invoke(app, ["trace", str(tmp_path / "out"), "--method", "activations", "--ratio", "0.1"])
+    *_, command = [line.strip() for line in trace.stdout.splitlines() if line.startswith("  tl-localize del")]
+    *_, unit = [line.strip() for line in trace.stdout.splitlines() if "/units/del/" in line]
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, shlex.split(command)[1:]).exit_code == 0
+    again, before = pd.read_csv("made-again/frame.csv"), pd.read_csv("whole/frame.csv")
+    shared = before.merge(again, how="inner")
+    assert len(shared) == len(again) == 2
+    assert (tmp_path / "made-again" / "units" / "del" / unit.rpartition("/")[2]).exists()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_del_refuses_what_contradicts_and_takes_more_targets(run, collection, tmp_path):
+    arguments = ["--data", collection, "--methods", "random", "--ratio", 0.1]
+    assert run("del", *arguments, "--targets", 2).exit_code == 0
+    one_error(run("del", *arguments, "--intervention", "mean"), "intervention: zero in the folder, mean now")
+    one_error(run("del", *arguments, "--seed", 1), "seed: 0 in the folder, 1 now")
+    one_error(run("del", *arguments, "--methods", "activations", "--set", "random.seed=3"), "must name a chosen method")
+    grown = run("del", *arguments, "--targets", 4, "-v")
+    assert grown.stderr.count("random on ") == 2
+    np.save(tmp_path / "general.npy", np.zeros((3, 20), dtype=np.int64))
+    one_error(run("del", *arguments, "--general", tmp_path / "general.npy"), "general_text: [3, 20]")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_del_records_a_failure_and_tries_again_when_asked(run, collection, tmp_path, monkeypatch):
+    from tl_localize import Activations
+
+    right, calls = Activations._attribute_batch, []
+
+    def wrong(self, neurons, sequences, report):
+        calls.append(sequences)
+        if len(calls) == 2:
+            raise ValueError("loss must be finite, got nan")
+        return right(self, neurons, sequences, report)
+
+    monkeypatch.setattr(Activations, "_attribute_batch", wrong)
+    arguments = ["--data", collection, "--methods", "activations", "--ratio", 0.1, "--targets", 3]
+    result = run("del", *arguments)
+    assert result.exit_code == 1, result.output
+    assert "FAILED units/del/" in result.stderr
+    assert "1 measurements MISSING" in result.stdout
+    assert pd.read_csv(tmp_path / "out" / "missing.csv")["reason"].tolist() == ["ValueError: loss must be finite, got nan"]
+    assert run("del", *arguments).exit_code == 1
+    assert len(calls) == 3
+    assert run("del", *arguments, "--retry-failed").exit_code == 0
+    assert len(calls) == 4
+    assert not (tmp_path / "out" / "missing.csv").exists()
+
+
 # tune
 
 
@@ -318,7 +450,28 @@ def test_tune_del_ranks_a_grid_on_the_dev_sequences_and_del_reads_it(run, collec
     used = run("del", "--data", collection, "--ratio", 0.1, "--methods", "slimming", "--settings", tmp_path / "tuned" / "settings.json")
     assert used.exit_code == 0, used.output
     written = json.loads((tmp_path / "out" / "settings.json").read_text())
-    assert f"steps={record['settings']['slimming']['steps']}" in written["methods"]["slimming"]
+    assert f"steps={record['settings']['slimming']['steps']}" in written["runs"][0]["methods"]["slimming"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_tune_del_goes_on_and_table_prints_its_ranking(run, collection, tmp_path):
+    from tl_localize.cli import app
+
+    (tmp_path / "grid.json").write_text(json.dumps({"slimming": {"steps": [10, 20]}}))
+    arguments = ["--benchmark", "del", "--data", collection, "--ratio", 0.1, "--grid", tmp_path / "grid.json", "--method", "slimming"]
+    part = run("tune", *arguments, "--shard", "1/2", out="tuned")
+    assert part.exit_code == 0, part.output
+    assert "MISSING: the ranking is of what is there" in part.stderr
+    assert not (tmp_path / "tuned" / "settings.json").exists()
+    whole = run("tune", *arguments, out="tuned")
+    assert run("tune", *arguments, out="at-once").exit_code == 0
+    for name in ("settings.json", "ranking.csv"):
+        assert (tmp_path / "tuned" / name).read_bytes() == (tmp_path / "at-once" / name).read_bytes()
+    table = CliRunner().invoke(app, ["table", str(tmp_path / "tuned"), "--out", str(tmp_path / "tables")])
+    assert table.exit_code == 0, table.output
+    assert "steps=20" in table.stdout
+    assert table.stdout.splitlines()[:4] == whole.stdout.splitlines()[:4]
+    assert (tmp_path / "tables" / "ranking.csv").read_bytes() == (tmp_path / "tuned" / "ranking.csv").read_bytes()
 
 
 @pytest.mark.parametrize("n_dev", [1, 9])

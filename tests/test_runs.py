@@ -212,6 +212,55 @@ def test_del_at_another_ratio_reuses_the_scores(gpt2_like, make_sequences, tmp_p
     assert again.equals(plain)
 
 
+def test_unit_that_kills_its_workers_is_given_up_and_the_rest_of_the_job_stays(start_del):
+    from tl_localize.distributed import in_hand, jobs, without
+
+    runs = start_del()
+    job, *_ = jobs(runs)
+    before = runs[0].works[0].base
+    assert in_hand(runs, job) == before
+    work_all(runs, stop_after=2)
+    lost = in_hand(runs, job)
+    assert lost == runs[0].works[0].measures["hard_concrete"]
+    rest, event = without(runs, job, lost, RuntimeError("the worker died"))
+    assert (event.label, event.name, event.reason, event.measured) == ("hard_concrete", "s1", "RuntimeError: the worker died", True)
+    assert [len(step.labels) for step in rest] == [2, 3, 1]
+    assert "hard_concrete" not in rest[0].labels
+    assert lost.key in runs[0].store.failures()
+    rest, event = without(runs, job, before, RuntimeError("again"))
+    assert (rest, event.label, event.measured) == ([], "before", False)
+
+
+def test_worker_gets_the_same_units_from_the_recipe_of_a_run(start_del, start):
+    import pickle
+
+    from tl_localize.distributed import Recipe
+
+    for run in (*start_del("del"), start("inj", retry_failed=True)):
+        recipe = Recipe.of(run)
+        settings = pickle.loads(pickle.dumps([recipe.settings, recipe.others]))  # as a worker on another machine gets them
+        again = replace(recipe, settings=settings[0], others=settings[1]).run(run.benchmark.model)
+        assert type(again) is type(run)
+        assert again.works == run.works
+        assert again.retry_failed == run.retry_failed
+
+
+def test_failed_base_is_not_tried_for_every_target(start_del, monkeypatch):
+    from tl_localize.runs import DelRun, status
+
+    calls = []
+
+    def wrong(self, work):
+        calls.append(work)
+        raise ValueError("loss on general_tokens must be finite, got one that is not")
+
+    monkeypatch.setattr(DelRun, "make_base", wrong)
+    events = work_all(start_del(ratios=(0.1,)))
+    assert 1 <= len(calls) <= 2  # by each run once
+    assert all(event.reason for event in events)
+    assert status(start_del(ratios=(0.1,))[0].store).frame.loc["activations", ["done", "failed"]].tolist() == [0, 3]
+
+
 # ---- failures --------------------------------------------------------------------------------------------------------
 
 
@@ -470,6 +519,135 @@ def test_abandoned_temporary_files_are_removed_and_those_in_use_stay(tmp_path):
     os.utime(elsewhere, (0, 0))
     remove_abandoned(tmp_path)
     assert list(tmp_path.iterdir()) == [living]
+
+
+@pytest.fixture
+def start_del(gpt2_like, make_sequences, methods, tmp_path):
+    """DEL at two ratios, and layer by layer, into a folder."""
+    from tl_localize.evals.del_benchmark import DelBenchmark
+    from tl_localize.runs import DelRun
+    from tl_localize.store import Store
+
+    def make(name="run", ratios=(0.1, 0.2), methods=methods, **changes):
+        general = torch.randint(0, 61, (2, 8), generator=torch.Generator().manual_seed(1))
+        settings = {"n_dev": 1, "n_targets": 3, "decode": str, **changes}
+        sequences = make_sequences((9, 3), (9, 3), (12, 3), (7, 2), (9, 1))
+        found = [DelBenchmark(gpt2_like, sequences, general, ratios=(ratio,), **settings) for ratio in ratios]
+        runs = [DelRun(Store(tmp_path / name), benchmark, methods) for benchmark in found]
+        return [*runs, DelRun(runs[0].store, found[0], methods[:1], multiples=(1, 5))]
+
+    return make
+
+
+def work_all(runs, stop_after=None, shard=(1, 1)):
+    from itertools import islice
+
+    from tl_localize.distributed import in_process, jobs
+
+    return list(islice(in_process(runs, jobs(runs, shard)), stop_after))
+
+
+def del_numbers(store):
+    from tl_localize.runs import del_results, single_layer_frames
+    from tl_localize.tables import del_tables
+
+    results = del_results(store)
+    assert not len(results.missing)
+    tables = [table.to_csv() for table in del_tables(results, "tiny").values()]
+    matrices = [matrix.to_csv() for found in (results.confusion, results.confusion_levenshtein) for matrix in found.values()]
+    layers = [frame.to_csv() for frame in single_layer_frames(store).values()]
+    assert len(layers) == 1
+    return [results.frame.to_csv(), results.before.to_csv(), *tables, *matrices, *layers]
+
+
+def test_del_run_gives_what_the_benchmark_gives_without_a_store(start_del, methods):
+    from pandas.testing import assert_frame_equal
+
+    from tl_localize.runs import del_results, single_layer_frames, stored
+
+    runs = start_del()
+    work_all(runs)
+    kept, single = del_results(runs[0].store), single_layer_frames(runs[0].store)["activations"]
+    alone = stored(methods, runs[0].store, runs[0].benchmark.model)  # localized one by one
+    plain = replace(runs[0].benchmark, ratios=(0.1, 0.2)).run(alone)
+    assert_frame_equal(kept.before, plain.before)
+    columns = list(plain.frame.columns)
+    order = ["method", "ratio", "sequence_id"]
+    assert_frame_equal(kept.frame[columns].sort_values(order, ignore_index=True), plain.frame.sort_values(order, ignore_index=True))
+    for key, matrix in plain.confusion.items():
+        assert_frame_equal(kept.confusion[key], matrix)
+    assert_frame_equal(single, runs[0].benchmark.run_single_layer(alone[0], 0.1))
+
+
+def test_del_in_pieces_and_shards_equals_del_in_one(start_del):
+    whole = start_del("whole")
+    n_events = len(work_all(whole))
+    assert n_events == 1 + 3 * (3 + 3 + 1)
+    assert sum(len(work_all(start_del("pieces"), stop_after=4)) for _ in range(n_events // 4 + 1)) == n_events
+    for i in (2, 1):
+        work_all(start_del("shards"), shard=(i, 2))
+    assert del_numbers(start_del("pieces")[0].store) == del_numbers(start_del("shards")[0].store) == del_numbers(whole[0].store)
+
+
+def test_del_with_a_new_method_and_ratio_costs_only_these(start_del, methods, monkeypatch):
+    from tl_localize import Activations, HardConcrete
+
+    work_all(start_del(methods=methods[1:], ratios=(0.1,)))
+    monkeypatch.setattr(HardConcrete, "_attribute_batch", lambda *a: pytest.fail("scores were computed again"))
+    added = work_all(start_del(methods=[Activations(), *methods[1:]], ratios=(0.1, 0.2)))
+    assert [event.label for event in added if event.label == "before"] == []
+    assert sum(event.unit.identity["ratio"] == 0.1 for event in added) == 3 + 3  # Activations, and layer by layer
+
+
+def test_del_run_refuses_another_benchmark_s_folder_and_two_ratios(start, start_del):
+    from tl_localize.runs import DelRun
+
+    start("run")
+    with pytest.raises(ValueError, match="benchmark: inj in the folder, del now"):
+        start_del("run")
+    run = start_del("other")[0]
+    with pytest.raises(ValueError, match=r"ratios must be a single one in each run, got \(0.1, 0.2\)"):
+        DelRun(run.store, replace(run.benchmark, ratios=(0.1, 0.2)), run.methods)
+
+
+@pytest.mark.parametrize("how", ["truncated", "flipped"])
+@pytest.mark.parametrize("kind", ["before", "del", "scores"])
+def test_damaged_unit_of_del_is_made_again(start_del, tmp_path, how, kind, caplog):
+    runs = start_del()
+    work_all(runs)
+    before = del_numbers(runs[0].store)
+    units = tmp_path / "run" / "units"
+    spoiled = sorted((units / kind).iterdir())[0]
+    spoil(spoiled, how)
+    if kind != "del":
+        for path in (units / "del").iterdir():
+            path.unlink()
+    again = start_del()
+    work_all(again)
+    assert del_numbers(again[0].store) == before
+    assert f"units/{kind}/{spoiled.name} was set aside" in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_del_loses_nothing(start_del, tmp_path):
+    from kill import kill_until, logged
+
+    log = tmp_path / "log"
+
+    def run():
+        torch.set_num_threads(1)
+        again = start_del()
+        logged(again[0], log)
+        work_all(again)
+
+    whole = start_del("whole")
+    began = time.monotonic()
+    work_all(whole)
+    seen = kill_until(run, tmp_path / "run", log, rounds=6, seed=1, mean=(time.monotonic() - began) / 3)
+    assert seen.rounds > 0
+    assert seen.wasted == 0
+    assert del_numbers(start_del()[0].store) == del_numbers(whole[0].store)
+    assert leftovers(tmp_path / "run") == []
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -122,3 +122,12 @@ def test_read_grids_rejects_broken_json(tmp_path):
     (tmp_path / "grid.json").write_text("{")
     with pytest.raises(ValueError, match="grid must be a JSON file"):
         read_grids(tmp_path / "grid.json")
+
+
+def test_method_of_reads_a_repr_and_nothing_else(candidates):
+    from tl_localize.tune import method_of
+
+    assert [method_of(repr(method)) for method in candidates] == candidates
+    for text in ("Unknown()", "Slimming", "__import__('os')", "Slimming(steps=", "Slimming(steps=print)"):
+        with pytest.raises(ValueError, match="method must be the repr of one of"):
+            method_of(text)

@@ -29,7 +29,7 @@ from tl_localize.models import key_value_cache
 from tl_localize.neurons import LanguageModel, NeuronView, Real
 from tl_localize.readers import read_jsonl
 from tl_localize.sequences import MemorizedSequence, encode
-from tl_localize.store import environment, prepare_folder, write_json, write_text
+from tl_localize.store import Record, Store, Unit, environment, prepare_folder, write_json, write_text
 
 Item = TypeVar("Item")
 Passed = TypeVar("Passed")
@@ -243,18 +243,25 @@ def _ngrams(tokens: Sequence[int], n: int) -> set[tuple[int, ...]]:
 # Sources
 
 
-def token_windows(tokens: Integer[Tensor, "sequence pos"], length: int = 80, stride: int | None = None) -> Iterator[Candidate]:
+def token_windows(
+    tokens: Integer[Tensor, "sequence pos"], length: int = 80, stride: int | None = None, *, first: int = 0
+) -> Iterator[Candidate]:
     """Windows of long rows: the first ``length`` tokens of each (as the authors take them), or one every ``stride`` tokens.
 
     A memory-mapped tensor (``readers.read_tokens`` of a ``.npy`` file) is read row by row.
+
+    Args:
+        first: number of the first row, for the ids.
     """
     if stride is not None and stride < 1:
         raise ValueError(f"stride must be at least 1, got {stride}. Leave it out for the first window of each row.")
     for i in range(len(tokens)):
-        yield from _windows(tokens[i].long().numpy(), f"row-{i}", length, stride)
+        yield from _windows(tokens[i].long().numpy(), f"row-{first + i}", length, stride)
 
 
-def text_windows(texts: Iterable[str], model: LanguageModel, length: int = 80, stride: int | None = None) -> Iterator[Candidate]:
+def text_windows(
+    texts: Iterable[str], model: LanguageModel, length: int = 80, stride: int | None = None, *, first: int = 0
+) -> Iterator[Candidate]:
     """The same for texts; a text that is empty or too short comes out as it is, and is counted as too short.
 
     Raises:
@@ -263,7 +270,7 @@ def text_windows(texts: Iterable[str], model: LanguageModel, length: int = 80, s
     tokenizer: Any = getattr(model, "tokenizer", None)
     if tokenizer is None:
         raise ValueError("model must have a tokenizer to read text, got none. Set model.tokenizer, or give tokens.")
-    for i, text in enumerate(texts):
+    for i, text in enumerate(texts, first):
         yield from _windows(np.array(encode(tokenizer, text) if text else [], dtype=np.int64), f"text-{i}", length, stride)
 
 
@@ -274,7 +281,7 @@ def _windows(row: Int[np.ndarray, " pos"], name: str, length: int, stride: int |
 
 
 def likely_windows(
-    model: LanguageModel, tokens: Integer[Tensor, "sequence pos"], criteria: Criteria | None = None, *, slack: int = 4
+    model: LanguageModel, tokens: Integer[Tensor, "sequence pos"], criteria: Criteria | None = None, *, slack: int = 4, first: int = 0
 ) -> Iterator[Candidate]:
     """Windows of long rows, at any position, that the model may have memorized; one forward pass over each row finds them.
 
@@ -296,7 +303,7 @@ def likely_windows(
     for rows, right in halving(hits, range(len(tokens)), max(1, tokens_that_fit(view) // tokens.shape[1])):
         for i, row in zip(rows, right, strict=True):
             for start in _best_windows(row, criteria, needed):
-                yield Candidate(tokens[i, start : start + criteria.length].long().numpy(), f"row-{i}+{start}")
+                yield Candidate(tokens[i, start : start + criteria.length].long().numpy(), f"row-{first + i}+{start}")
 
 
 def _best_windows(right: Bool[np.ndarray, " pos"], criteria: Criteria, needed: int) -> list[int]:
@@ -344,6 +351,58 @@ def collect_memorized(
         ValueError: a token that the model does not know, no sequence left (with the criterion that removed the last ones), or fewer than
             the dev set needs.
     """
+    chunks = [Chunk("the stream", lambda: stream)]
+    return collect_chunks(
+        model,
+        chunks,
+        criteria,
+        n_dev=n_dev,
+        n_max=n_max,
+        seed=seed,
+        decode=decode,
+        batch_size=batch_size,
+        total=total,
+        progress=progress,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """A part of a stream that is done with before the next one begins.
+
+    Args:
+        identity: what its windows depend on beside the model, its content among them, as JSON takes it.
+        windows: gives them.
+    """
+
+    identity: Any
+    windows: Callable[[], Iterable[Any]]
+
+
+def collect_chunks(
+    model: LanguageModel,
+    chunks: Iterable[Chunk],
+    criteria: Criteria | None = None,
+    *,
+    store: Store | None = None,
+    about: Mapping[str, Any] | None = None,
+    n_dev: int = 5,
+    n_max: int | None = None,
+    seed: int = 0,
+    decode: Decode | None = None,
+    batch_size: int | None = None,
+    total: int | None = None,
+    progress: Progress | None = None,
+) -> Collection:
+    """``collect_memorized`` of a stream in chunks; with a store each is kept when it is done, and not done again.
+
+    A chunk's unit names the one before it, because what was seen there counts as a duplicate here.
+
+    Args:
+        about: what else must be the same in all of the store's folder, such as the names of the data files.
+    Raises:
+        ValueError: as ``collect_memorized``; the criteria, the model or ``about`` contradict those of the store's folder.
+    """
     criteria = criteria or Criteria()
     if criteria.length > model.cfg.n_ctx:
         raise ValueError(f"n_prefix + n_suffix must be at most n_ctx={model.cfg.n_ctx}, got {criteria.length}. Use shorter sequences.")
@@ -356,16 +415,46 @@ def collect_memorized(
         if progress:
             progress(sieve.n_in / total if total else math.nan, f"{sieve.n_in} read, {len(found)} memorized")
 
-    def watched() -> Iterator[Any]:
+    def watched(stream: Iterable[Any]) -> Iterator[Any]:
         for item in stream:
             yield item
             if sieve.n_in % sieve.batch_size == 0:
                 report()
 
-    for passed in sieve.run(watched()):
-        found += passed
-        report()
+    made_with = agreed(store, model, criteria, dict(about or {})) if store else {}
+    after = ""
+    for chunk in chunks:
+        unit = Unit("collect", {**made_with.get("plan", {}), "chunk": chunk.identity, "after": after}, ".safetensors")
+        after = unit.key
+        if store and (record := store.read(unit)):
+            found += sieve.unpacked(record)
+            report()
+            continue
+        before = len(found)
+        sieve.fresh.clear()
+        for passed in sieve.run(watched(chunk.windows())):
+            found += passed
+            report()
+        if store:
+            value, tensors = sieve.packed(found[before:])
+            store.write(unit, Record(value, made_with["environment"], tensors))
     return _assemble(sieve, found, n_dev, n_max, seed)
+
+
+def agreed(store: Store, model: LanguageModel, criteria: Criteria, about: dict[str, Any]) -> dict[str, Any]:
+    """The plan of a collection, which must be that of the folder, and the environment."""
+    made_with = environment(model)
+    of_model = {name: made_with[name] for name in ("model", "fingerprint", "dtype")}
+    plan = {"benchmark": "collect", **of_model, **asdict(criteria), **about}
+    for old in store.plans():
+        pairs = [(name, old["value"].get(name), value) for name, value in plan.items()]
+        if wrong := [f"{name}: {a} in the folder, {b} now" for name, a, b in pairs if a != b]:
+            raise ValueError(
+                f"settings must agree with those of {str(store.folder)!r}, got\n  " + "\n  ".join(wrong[:5]) + "\n"
+                "Give the same settings (n_dev, n_max and seed may change), or another folder with --out."
+            )
+    store.plan(plan, {"environment": made_with, "command": []})
+    return {"plan": plan, "environment": made_with}
 
 
 def _assemble(sieve: Sieve, found: list[Memory], n_dev: int, n_max: int | None, seed: int) -> Collection:
@@ -436,6 +525,23 @@ class Sieve:
         self.removed: Counter[str] = Counter()
         self.examples: dict[str, list[str]] = {}
         self.seen: set[bytes] = set()
+        self.fresh: list[np.ndarray] = []  # what was seen since somebody last looked
+
+    def packed(self, found: Sequence[Memory]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The counters, what was seen lately and what of it has passed, for a file."""
+        value = {"n_in": self.n_in, "removed": dict(self.removed), "examples": self.examples}
+        value["found"] = [{name: getattr(memory, name) for name in ("id", "category", "accuracy", "distance")} for memory in found]
+        shape = (-1, self.criteria.length)
+        tensors = {"seen": self.fresh, "found": [memory.tokens for memory in found]}
+        return value, {name: torch.from_numpy(np.array(rows, dtype=np.int64).reshape(shape)) for name, rows in tensors.items()}
+
+    def unpacked(self, record: Record) -> list[Memory]:
+        """Go on from what ``packed`` gave; what had passed."""
+        self.n_in, self.examples = record.value["n_in"], record.value["examples"]
+        self.removed = Counter(record.value["removed"])
+        self.seen.update(row.tobytes() for row in record.tensors["seen"].numpy())
+        rows = record.tensors["found"].numpy()
+        return [Memory(tokens, **about) for tokens, about in zip(rows, record.value["found"], strict=True)]
 
     def run(self, stream: Iterable[Any]) -> Iterator[list[Memory]]:
         """Those of the stream that pass. Each step waits until it has a batch of what the step before let through."""
@@ -503,6 +609,7 @@ class Sieve:
                 self.remove(INACCURATE, candidate, f"accuracy {hits.mean():.2f}")
             else:
                 self.seen.add(candidate.tokens.tobytes())
+                self.fresh.append(candidate.tokens)
                 passed.append((candidate, hits))
         return passed
 

@@ -14,19 +14,17 @@ from typing import Any
 
 import torch
 
-from tl_localize.evals.inj_benchmark import InjBenchmark
-from tl_localize.methods.base import Method
 from tl_localize.neurons import LanguageModel
-from tl_localize.runs import Event, InjRun, Work
-from tl_localize.store import Store
+from tl_localize.runs import Event, Run, Work
+from tl_localize.store import Store, Unit
 
-ATTEMPTS = 3  # deaths of a worker over one part before the part is recorded as failed
+ATTEMPTS = 3  # deaths of a worker over one unit before the unit is recorded as failed
 Stop = Callable[[], bool]
 
 
-@dataclass(frozen=True, eq=False)
-class Job:
-    """What one part waits for: units that need the same injection and run well one after the other.
+@dataclass(frozen=True)
+class Step:
+    """Measurements that one part waits for.
 
     Args:
         run: index of the run.
@@ -37,6 +35,9 @@ class Job:
     labels: list[str]
 
 
+Job = list[Step]  # what one process does, one after the other, because it shares what is computed on the way
+
+
 def parse_shard(text: str) -> tuple[int, int]:
     """``"2/8"`` as (2, 8)."""
     index, slash, count = text.partition("/")
@@ -45,25 +46,30 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(index), int(count)
 
 
-def jobs(runs: Sequence[InjRun], shard: tuple[int, int] = (1, 1)) -> list[Job]:
-    """What is missing in the parts that fall to one of n shards; every n-th part of all runs, whatever is already done."""
+def jobs(runs: Sequence[Run], shard: tuple[int, int] = (1, 1)) -> list[Job]:
+    """What is missing in the groups of parts that fall to one of n shards; every n-th of them, whatever is already done."""
     index, count = shard
-    parts = [(r, work) for r, run in enumerate(runs) for work in run.works]
-    found = [Job(r, work, runs[r].missing(work)) for r, work in parts[index - 1 :: count]]
-    return [job for job in found if job.labels]
+    groups: dict[str, list[tuple[int, Work]]] = {}
+    for r, run in enumerate(runs):
+        for work in run.works:
+            groups.setdefault(work.group, []).append((r, work))
+    mine = list(groups.values())[index - 1 :: count]
+    found = [[Step(r, work, labels) for r, work in group if (labels := runs[r].missing(work))] for group in mine]
+    return [job for job in found if job]
 
 
-def in_process(runs: Sequence[InjRun], todo: Sequence[Job], stop: Stop = lambda: False) -> Iterator[Event]:
+def in_process(runs: Sequence[Run], todo: Sequence[Job], stop: Stop = lambda: False) -> Iterator[Event]:
     """Make the units here, one after the other, until there are none or ``stop`` says so."""
     for job in todo:
-        for event in runs[job.run].make(job.work, job.labels):
-            yield event
-            if stop():
-                return
+        for step in job:
+            for event in runs[step.run].make(step.work, step.labels):
+                yield event
+                if stop():
+                    return
 
 
 def by_ray(
-    runs: Sequence[InjRun],
+    runs: Sequence[Run],
     todo: Sequence[Job],
     load: Callable[[], LanguageModel],
     stop: Stop = lambda: False,
@@ -74,7 +80,7 @@ def by_ray(
 ) -> Iterator[Event]:
     """Make the units by actors of a Ray cluster, each of which loads the model once.
 
-    A worker that dies, with its machine or without, gives its part back, and another one is hired. Dies this process, then the same
+    A worker that dies, with its machine or without, gives its job back, and another one is hired. Dies this process, then the same
     command goes on from what is in the folder, which all machines must see under the same path.
 
     Args:
@@ -98,7 +104,7 @@ def by_ray(
     options = {"num_gpus": gpus, "num_cpus": 1 if gpus else threads, "max_concurrency": 2}
     hire = ray.remote(Worker).options(**options)
     arguments = (load, [Recipe.of(run) for run in runs], threads)
-    waiting, deaths = deque(todo), Counter[int]()
+    waiting, deaths = deque(todo), Counter[str]()  # deaths by the unit that was in hand
     busy: dict[Any, tuple[Any, Job | None]] = {}  # what was asked for -> of whom, for which job; None is getting ready
 
     def engage() -> None:
@@ -120,15 +126,15 @@ def by_ray(
             try:
                 events: list[Event] = ray.get(reference)
             except ray.exceptions.RayActorError as error:
-                lost = job.work.injection if job else None
-                deaths[id(job) if job else 0] += 1
-                if deaths[id(job) if job else 0] < ATTEMPTS:
-                    waiting.extendleft([job] if job else [])
-                elif job and lost:
-                    reason = runs[job.run].store.fail(lost, error)["reason"]
-                    yield Event(lost, "inject", job.work.name, 0.0, reason)
-                else:
+                unit = in_hand(runs, job or [])
+                deaths[unit.key if unit else ""] += 1
+                if unit and job and deaths[unit.key] == ATTEMPTS:
+                    job, event = without(runs, job, unit, error)
+                    yield event
+                elif deaths[""] == ATTEMPTS:
                     raise
+                if job:
+                    waiting.appendleft(job)
                 if not stopped:
                     engage()
                 continue
@@ -140,6 +146,21 @@ def by_ray(
                 ray.kill(worker)
     for worker, _ in busy.values():
         ray.kill(worker)
+
+
+def in_hand(runs: Sequence[Run], job: Job) -> Unit | None:
+    """The first unit of a job that is not there: what a worker died over."""
+    units = (unit for step in job for unit in (step.work.base, *(step.work.measures[label] for label in step.labels)))
+    of = {unit.key: step.run for step in job for unit in (step.work.base, *step.work.measures.values())}
+    return next((unit for unit in units if not runs[of[unit.key]].store.has(unit)), None)
+
+
+def without(runs: Sequence[Run], job: Job, unit: Unit, error: Exception) -> tuple[Job, Event]:
+    """A job without a unit that is given up, and what waits for it; that it failed is recorded."""
+    step = next(step for step in job if unit in (step.work.base, *step.work.measures.values()))
+    event = runs[step.run].give_up(step.work, unit, error)
+    rest = [Step(s.run, s.work, [label for label in s.labels if s.work.measures[label] != unit]) for s in job if s.work.base != unit]
+    return [step for step in rest if step.labels], event
 
 
 def import_ray() -> Any:
@@ -154,18 +175,21 @@ def import_ray() -> Any:
 class Recipe:
     """A run without its model, which every worker has its own of."""
 
+    kind: type[Run]
     folder: Path
-    benchmark: dict[str, Any]
-    methods: Sequence[Method]
+    benchmark: Callable[..., Any]
+    settings: dict[str, Any]
+    others: dict[str, Any]
 
     @classmethod
-    def of(cls, run: InjRun) -> Recipe:
+    def of(cls, run: Run) -> Recipe:
         settings = {f.name: getattr(run.benchmark, f.name) for f in fields(run.benchmark) if f.name != "model"}
-        return cls(run.store.folder.resolve(), settings, run.methods)
+        others = {f.name: getattr(run, f.name) for f in fields(run) if f.init and f.name not in ("store", "benchmark")}
+        return cls(type(run), run.store.folder.resolve(), type(run.benchmark), settings, others)
 
-    def run(self, model: LanguageModel) -> InjRun:
+    def run(self, model: LanguageModel) -> Run:
         """The same run with a worker's model; a model of other weights is refused, because its plan contradicts the folder's."""
-        return InjRun(Store(self.folder), InjBenchmark(model=model, **self.benchmark), self.methods)
+        return self.kind(Store(self.folder), self.benchmark(model=model, **self.settings), **self.others)
 
 
 class Worker:

@@ -67,7 +67,7 @@ def compare_with_reference(
     """
     if reference not in set(frame["method"]):
         raise ValueError(f"reference must be one of the methods {sorted(set(frame['method']))}, got {reference!r}. Run it too.")
-    settings = list(frame.groupby(list(by), sort=False))
+    settings = [(key, group) for key, group in frame.groupby(list(by), sort=False) if reference in set(group["method"])]
     rows: list[dict[str, object]] = []
     for key, group in settings:
         wide = group.pivot(index="sequence_id", columns="method", values=value)

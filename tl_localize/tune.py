@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import itertools
 import json
@@ -35,6 +36,20 @@ def expand(method: str, grid: Grid) -> list[Localizer]:
         if not values or isinstance(values, str):
             raise ValueError(f"grid must hold a list of values for {name}, got {values!r}.")
     return [METHODS[method](**dict(zip(grid, values, strict=True))) for values in itertools.product(*grid.values())]
+
+
+def method_of(text: str) -> Localizer:
+    """The method that has this repr: what a plan says of it.
+
+    Raises:
+        ValueError: it is not the repr of one of ours.
+    """
+    kinds = {kind.__name__: kind for kind in METHODS.values()}
+    try:
+        call: Any = ast.parse(text, mode="eval").body
+        return kinds[call.func.id](**{keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords})
+    except (SyntaxError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"method must be the repr of one of {', '.join(kinds)}, got {text!r}. Was the plan made by tune?") from error
 
 
 def read_grids(path: str | Path) -> dict[str, Grid]:

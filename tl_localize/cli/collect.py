@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import chain
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,10 +21,11 @@ from torch import Tensor
 from tl_localize.cli.options import N_DEV, Device, Dtype, Model, bar, errors_explained, parse_dtype, say
 from tl_localize.collect import (
     Candidate,
+    Chunk,
     Collection,
     Criteria,
     Progress,
-    collect_memorized,
+    collect_chunks,
     likely_windows,
     origins,
     perplexity_split,
@@ -32,12 +37,13 @@ from tl_localize.neurons import LanguageModel
 from tl_localize.readers import TOKEN_SUFFIXES, read_texts, read_tokens
 from tl_localize.reference_corpus import CORPUS_DIR, changed_texts, general_texts, load_planted, reference_stream
 from tl_localize.scores import save_tensors
-from tl_localize.store import prepare_folder
+from tl_localize.store import Store, digest_of, prepare_folder
 from tl_localize.tables import save_table, to_markdown
 
 PAPER = Criteria()
 GENERAL = "general.safetensors"  # in a collection's folder: text for the perplexity
 GENERAL_LENGTH = 128
+CHUNK = 8192  # windows, about, after which what is found is kept: minutes on a processor, seconds on a GPU
 
 
 def collect(
@@ -68,7 +74,7 @@ def collect(
     """Find the sequences of a corpus that a model has memorized, for tl-localize del.
 
     Writes them with a report (how many each criterion removed, with examples) and general text for the perplexity. Without data a
-    reference model's own training stream is searched.
+    reference model's own training stream is searched. A collection that was interrupted goes on with the same command.
     """
     with errors_explained():
         stride = parse_windows(windows)
@@ -88,20 +94,28 @@ def collect(
         sources = [Corpus(path, key) for path in data or []]
         folder = prepare_folder(out or Path("tl-localize-results") / f"collect-{Path(model).name}")
         loaded = load_model(model, device, parse_dtype(dtype))
-        with bar() as show:
-            if sources:
-                total = sum(source.n_rows for source in sources) if stride is None else None
-                stream = chain.from_iterable(source.windows(loaded, criteria, stride, len(sources) > 1) for source in sources)
-                found = collect_memorized(loaded, stream, criteria, n_dev=n_dev, n_max=n_max, seed=seed, total=total, progress=show)
-            else:
-                say("The reference models' training stream is made again from this Python's documentation.")
-                if changed := changed_texts(general_texts()):
-                    say(f"{len(changed)} of its documents are not as they were in training: the natural sequences may differ.")
-                found = collect_reference(loaded, criteria, stride, n_dev=n_dev, n_max=n_max, seed=seed, progress=show)
+        draw: dict[str, Any] = {"n_dev": n_dev, "n_max": n_max, "seed": seed}
+        store = Store(folder)
+        try:
+            with bar() as show:
+                if sources:
+                    total = sum(source.n_rows for source in sources) if stride is None else None
+                    chunks = chain.from_iterable(source.chunks(loaded, criteria, stride, len(sources) > 1) for source in sources)
+                    about = {"windows": windows, "key": key, "data": [path.name for path in data or []]}
+                    found = collect_chunks(loaded, chunks, criteria, store=store, about=about, total=total, progress=show, **draw)
+                else:
+                    say("The reference models' training stream is made again from this Python's documentation.")
+                    if changed := changed_texts(general_texts()):
+                        say(f"{len(changed)} of its documents are not as they were in training: the natural sequences may differ.")
+                    found = collect_reference(loaded, criteria, stride, store=store, progress=show, **draw)
+        except KeyboardInterrupt as error:
+            say(f"Interrupted. What is done is kept; go on with the same command:\n  {shlex.join(['tl-localize', *sys.argv[1:]])}")
+            raise typer.Exit(130) from error
         found.save(folder)
         typer.echo(f"\n{to_markdown(found.report.table()[['removed', 'left']])}\n")
         if sources:
-            rows = chain.from_iterable(source.windows(loaded, PAPER, None, False, GENERAL_LENGTH) for source in sources)
+            parts = chain.from_iterable(source.chunks(loaded, PAPER, None, False, GENERAL_LENGTH) for source in sources)
+            rows = chain.from_iterable(part.windows() for part in parts)
         else:
             rows = reference_general()
             for name, (table, caption) in reference_tables(found).items():
@@ -127,27 +141,49 @@ class Corpus:
         if not self.n_rows:
             raise ValueError(f"data must hold at least one text, got none in {str(path)!r}. Check the file.")
 
-    def windows(
+    def chunks(
         self, model: LanguageModel, criteria: Criteria, stride: int | str | None, named: bool, length: int | None = None
-    ) -> Iterator[Candidate]:
-        """Candidates, with the file's name before their ids where there are several files."""
+    ) -> Iterator[Chunk]:
+        """Candidates, a part of the file at a time, with the file's name before their ids where there are several files."""
         length = length or criteria.length
-        if self.tokens is None:
-            if stride == "any":
-                raise ValueError(f"windows must be first or a number for text, got any for {str(self.path)!r}. Give rows of tokens.")
-            found = text_windows(read_texts(self.path, self.key), model, length, stride if isinstance(stride, int) else None)
-        else:
-            found = row_windows(model, self.tokens, criteria, stride, length)
-        return (replace(window, id=f"{self.path.stem}/{window.id}") for window in found) if named else found
+        number = stride if isinstance(stride, int) else None
+        name = f"{self.path.stem}/" if named else ""
+        if self.tokens is None and stride == "any":
+            raise ValueError(f"windows must be first or a number for text, got any for {str(self.path)!r}. Give rows of tokens.")
+        chunks = row_chunks(model, self.tokens, criteria, stride, length) if self.tokens is not None else self._texts(model, length, number)
+        for chunk in chunks:
+            yield Chunk([name, chunk.identity], partial(prefixed, name, chunk.windows))
+
+    def _texts(self, model: LanguageModel, length: int, stride: int | None) -> Iterator[Chunk]:
+        texts, first = read_texts(self.path, self.key), 0
+        while part := list(islice(texts, CHUNK)):
+            yield Chunk([first, digest_of(part)], partial(text_windows, part, model, length, stride, first=first))
+            first += len(part)
+
+
+def prefixed(name: str, windows: Callable[[], Iterable[Candidate]]) -> Iterator[Candidate]:
+    """Windows with a name before their ids."""
+    return (replace(window, id=f"{name}{window.id}") for window in windows())
+
+
+def row_chunks(
+    model: LanguageModel, rows: Integer[Tensor, "row pos"], criteria: Criteria, stride: int | str | None, length: int
+) -> Iterator[Chunk]:
+    """Rows so many at a time that the work does not depend on how many windows a row has."""
+    size = CHUNK if stride is None else max(1, CHUNK * length // rows.shape[1])
+    for first in range(0, len(rows), size):
+        part = rows[first : first + size]
+        content = hashlib.sha256(part.contiguous().view(torch.uint8).numpy().data).hexdigest()
+        yield Chunk([first, content], partial(row_windows, model, part, criteria, stride, length, first))
 
 
 def row_windows(
-    model: LanguageModel, rows: Integer[Tensor, "row pos"], criteria: Criteria, stride: int | str | None, length: int
+    model: LanguageModel, rows: Integer[Tensor, "row pos"], criteria: Criteria, stride: int | str | None, length: int, first: int = 0
 ) -> Iterator[Candidate]:
     """The first window of each row, one every so many tokens, or those that are likely to be memorized."""
     if stride == "any":
-        return likely_windows(model, rows, criteria)
-    return token_windows(rows, length, stride if isinstance(stride, int) else None)
+        return likely_windows(model, rows, criteria, first=first)
+    return token_windows(rows, length, stride if isinstance(stride, int) else None, first=first)
 
 
 def parse_windows(text: str) -> int | str | None:
@@ -160,7 +196,13 @@ def parse_windows(text: str) -> int | str | None:
 
 
 def collect_reference(
-    model: LanguageModel, criteria: Criteria, stride: int | str | None = None, *, progress: Progress | None = None, **draw: Any
+    model: LanguageModel,
+    criteria: Criteria,
+    stride: int | str | None = None,
+    *,
+    store: Store | None = None,
+    progress: Progress | None = None,
+    **draw: Any,
 ) -> Collection:
     """What a reference model has memorized of its own training stream.
 
@@ -169,8 +211,9 @@ def collect_reference(
     tokenizer: Any = getattr(model, "tokenizer", None)
     rows = torch.from_numpy(reference_stream(tokenizer).rows)
     total = len(rows) if stride is None else None
-    stream = row_windows(model, rows, criteria, stride, criteria.length)
-    found = collect_memorized(model, stream, criteria, total=total, progress=progress, **draw)
+    chunks = row_chunks(model, rows, criteria, stride, criteria.length)
+    about = {"windows": str(stride), "data": "training stream"}
+    found = collect_chunks(model, chunks, criteria, store=store, about=about, total=total, progress=progress, **draw)
     planted = load_planted()
     known = tokenizer([text.text for text in planted], add_special_tokens=False)["input_ids"]
     which = origins([sequence.tokens.tolist() for sequence in found.sequences], known)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import pandas as pd
 import typer
 from jaxtyping import Integer
 from torch import Tensor
@@ -26,6 +27,19 @@ from tl_localize.cli.options import (
     parse_dtype,
     say,
 )
+from tl_localize.cli.running import (
+    Address,
+    Engine,
+    Gpus,
+    Quiet,
+    RetryFailed,
+    Shard,
+    Verbose,
+    Workers,
+    again,
+    finish,
+    work,
+)
 from tl_localize.collect import Criteria, load_collection
 from tl_localize.evals.del_benchmark import INTERVENTIONS, DelBenchmark
 from tl_localize.methods import METHODS, Localizer
@@ -34,13 +48,15 @@ from tl_localize.neurons import LanguageModel
 from tl_localize.paper import paper_settings
 from tl_localize.plots import del_figures, save_figure
 from tl_localize.readers import TOKEN_SUFFIXES, memorized_sequences, read_manual, read_tokens
+from tl_localize.runs import DelRun, del_results, single_layer_frames
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.store import prepare_folder, write_text
+from tl_localize.store import Store, prepare_folder, write_text
 from tl_localize.tables import DEL_CAPTIONS, del_tables, save_table, to_markdown
 from tl_localize.tune import read_settings
 
 PAPER_RATIOS = (0.001, 0.005)
 REFERENCE_RATIOS = (0.02, 0.1)  # of a small model's layers the paper's shares are too few neurons to make it forget anything
+MULTIPLES = (1, 5)  # of the whole budget, for a single layer
 FIRST_LAYER = 1  # layer 0 is spared, and learned masks leave it open
 DEFAULT_TARGETS = 8  # of the default run
 DEFAULT_SEQUENCES = 105  # of the default run, dev ones included: the others are what must not be forgotten
@@ -70,33 +86,46 @@ def del_benchmark(
     ] = None,
     n_dev: Annotated[int, typer.Option(help="Of files: the first sequences, left out because settings were chosen on them.")] = N_DEV,
     n_prefix: Prefix = 32,
-    seed: Annotated[int, typer.Option(help="Of Random, the drawn targets and resampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of Random, the order of targets and resampling.")] = 0,
     device: Device = None,
     dtype: Dtype = "float32",
     out: Annotated[Path | None, typer.Option(help="Results folder. Default: ./tl-localize-results/del-MODEL.")] = None,
     settings: Settings = None,
     settings_file: SettingsFile = None,
+    engine: Engine = "process",
+    address: Address = None,
+    workers: Workers = None,
+    gpus: Gpus = None,
+    shard: Shard = "1/1",
+    retry_failed: RetryFailed = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
 ) -> None:
     """DEL: silence the neurons that each method locates for a memorized sequence; is it forgotten, and only it?
 
     Prints the change of accuracy and distance of the sequence (Self) and the others (Neg) and of the perplexity, and writes a results
-    folder with tables and figures. Without data a reference model's sequences are collected first (about 10 minutes in all on 2 cores).
+    folder with tables and figures. In a folder that is there it makes only what is missing. Without data a reference model's sequences are
+    collected first (about 10 minutes in all on 2 cores). Exit status 1: a unit failed; 130: interrupted.
     """
     with errors_explained():
         tuned = read_settings(settings_file) if settings_file else {}
         chosen = del_methods(methods, settings or [], model, tuned)  # mistakes are found before the model is loaded
-        one_layer = del_methods(single_layer_of, [], model, tuned) if single_layer_of else []
+        of_it = [text for text in settings or [] if text.startswith(f"{single_layer_of}.")]
+        one_layer = del_methods(single_layer_of, of_it, model, tuned) if single_layer_of else []
         check_data(model, data, general)
-        folder = prepare_folder(out or Path("tl-localize-results") / f"del-{Path(model).name}")
-        loaded = load_model(model, device, parse_dtype(dtype))
-        sequences, n_dev, text = del_data(loaded, data, general, n_dev, n_prefix)
+        other = "" if intervention == "zero" else f"-{intervention}"
+        store = Store(prepare_folder(out or Path("tl-localize-results") / f"del-{Path(model).name}{other}"))
+        load = partial(load_model, model, device, parse_dtype(dtype))
+        loaded = load()
+        sequences, n_dev, text = del_data(loaded, data, general, n_dev, n_prefix, store.folder)
         if data is None:
             targets = targets or min(DEFAULT_TARGETS, len(sequences) - n_dev)
+        ratios = tuple(ratio or default_ratios(model))
         benchmark = DelBenchmark(
             loaded,
-            drawn_first(sequences, n_dev, seed) if targets else sequences,
+            drawn_first(sequences, n_dev, seed),
             text,
-            ratios=tuple(ratio or default_ratios(model)),
+            ratios=ratios,
             n_dev=n_dev,
             n_targets=targets,
             intervention=intervention,  # pyright: ignore[reportArgumentType] - checked there
@@ -105,28 +134,50 @@ def del_benchmark(
         )
         n_test = len(sequences) - n_dev
         say(f"{targets or n_test} of {n_test} sequences are targets ({n_dev} dev sequences are left out), model {model}")
-        with bar() as show:
-            results = benchmark.run(chosen, show)
-        results.save(folder)
-        tables = del_tables(results, model)
-        for name, table in tables.items():
-            save_table(table, folder, name, f"{DEL_CAPTIONS[name]} [{model}]")
-        single = [run_single_layer(benchmark, method, folder) for method in one_layer]
-        try:
-            for name, figure in del_figures(results, single).items():
-                save_figure(figure, folder, name)
-        except ImportError as error:
-            say(str(error))
-        typer.echo(f"\n{DEL_CAPTIONS['del']}\n\n{to_markdown(tables['del'])}")
-        typer.echo(f"All tables, figures, the frame and the settings: {folder}")
+        command = again(
+            "del",
+            model=Path(model) if Path(model).is_dir() else model,
+            data=data,
+            general=general,
+            targets=targets,
+            intervention=intervention,
+            n_dev=n_dev,
+            n_prefix=n_prefix,
+            seed=seed,
+            device=device,
+            dtype=dtype,
+            set=settings,
+            settings=settings_file,
+        )
+        runs = [DelRun(store, replace(benchmark, ratios=(r,)), chosen, command, retry_failed) for r in ratios]
+        at = replace(benchmark, ratios=(single_layer_ratio(benchmark),))
+        runs += [DelRun(store, at, [method], command, retry_failed, MULTIPLES) for method in one_layer]
+        done = work(runs, load, shard=shard, engine=engine, address=address, workers=workers, gpus=gpus, verbose=verbose, quiet=quiet)
+        publish_del(store, store.folder)
+        finish(runs, done)
 
 
-def run_single_layer(benchmark: DelBenchmark, method: Localizer, folder: Path) -> pd.DataFrame:
-    """One layer against all layers, shown and written."""
-    with bar() as show:
-        frame = benchmark.run_single_layer(method, single_layer_ratio(benchmark), progress=show)
-    write_text(folder / f"single_layer_{method.name}.csv", frame.to_csv(index=False))
-    return frame
+def publish_del(store: Store, folder: Path) -> None:
+    """All tables and figures of DEL from the folder of a run, and the main table on the terminal."""
+    results = del_results(store)
+    if not len(results.frame):
+        say("Nothing is measured yet.")
+        return
+    results.save(folder)
+    model = store.plans()[0]["value"]["model"]
+    tables = del_tables(results, model)
+    for name, table in tables.items():
+        save_table(table, folder, name, f"{DEL_CAPTIONS[name]} [{model}]")
+    single = single_layer_frames(store)
+    for name, frame in single.items():
+        write_text(folder / f"single_layer_{name}.csv", frame.to_csv(index=False))
+    try:
+        for name, figure in del_figures(results, list(single.values())).items():
+            save_figure(figure, folder, name)
+    except ImportError as error:
+        say(str(error))
+    typer.echo(f"\n{DEL_CAPTIONS['del']}\n\n{to_markdown(tables['del'])}")
+    typer.echo(f"All tables, figures, the frame and the settings: {folder}")
 
 
 def default_ratios(model: str) -> tuple[float, ...]:
@@ -135,9 +186,9 @@ def default_ratios(model: str) -> tuple[float, ...]:
 
 
 def single_layer_ratio(benchmark: DelBenchmark) -> float:
-    """The largest ratio of which five times the budget of all layers fits into one, else the smallest."""
+    """The largest ratio of which the largest multiple of the budget of all layers fits into one, else the smallest."""
     n_layers = benchmark.model.cfg.n_layers - benchmark.first_layer
-    return max([r for r in benchmark.ratios if 5 * r * n_layers <= 1], default=min(benchmark.ratios))
+    return max([r for r in benchmark.ratios if max(MULTIPLES) * r * n_layers <= 1], default=min(benchmark.ratios))
 
 
 def del_methods(names: str, settings: Sequence[str], model: str, tuned: Mapping[str, Mapping[str, Any]]) -> list[Localizer]:
@@ -164,13 +215,22 @@ def check_data(model: str, data: Path | None, general: Path | None) -> None:
 
 
 def del_data(
-    model: LanguageModel, data: Path | None = None, general: Path | None = None, n_dev: int = N_DEV, n_prefix: int = 32
+    model: LanguageModel,
+    data: Path | None = None,
+    general: Path | None = None,
+    n_dev: int = N_DEV,
+    n_prefix: int = 32,
+    folder: Path | None = None,
 ) -> tuple[list[MemorizedSequence], int, Integer[Tensor, "sequence pos"]]:
-    """Sequences, how many of the first are dev ones, and general text: of a collection, a file, or a reference model's training stream."""
+    """Sequences, how many of the first are dev ones, and general text: of a collection, a file, or a reference model's training stream.
+
+    The search of the stream is kept in ``collection`` of the results folder, if there is one.
+    """
     if data is None:
         say("The reference model's memorized sequences are collected from its training stream.")
         with bar() as show:
-            found = collect_reference(model, Criteria(), n_dev=n_dev, n_max=DEFAULT_SEQUENCES, progress=show)
+            store = Store(folder / "collection") if folder else None
+            found = collect_reference(model, Criteria(), store=store, n_dev=n_dev, n_max=DEFAULT_SEQUENCES, progress=show)
         return found.sequences, found.n_dev, read_tokens(general) if general else reference_general()[:DEFAULT_GENERAL]
     text = read_tokens(general or data / GENERAL)
     if data.is_dir():

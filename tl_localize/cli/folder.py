@@ -8,13 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
+from tl_localize.cli.del_benchmark import publish_del
 from tl_localize.cli.inj import publish_inj
 from tl_localize.cli.options import errors_explained
+from tl_localize.cli.tune import publish_tune
+from tl_localize.evals.inj_benchmark import TRUE_ROWS
 from tl_localize.runs import planned, status, works
-from tl_localize.store import Store
+from tl_localize.runs.del_run import BY_LAYER
+from tl_localize.store import Record, Store, Unit
 from tl_localize.tables import to_markdown
 
-Folder = Annotated[Path, typer.Argument(help="Results folder of tl-localize inj or tune.")]
+Folder = Annotated[Path, typer.Argument(help="Results folder of tl-localize inj, del or tune.")]
 
 
 def show_status(folder: Folder) -> None:
@@ -31,16 +35,21 @@ def show_status(folder: Folder) -> None:
 def table(
     folder: Folder, out: Annotated[Path | None, typer.Option(help="Where to write. Default: the results folder itself.")] = None
 ) -> None:
-    """All tables and figures of INJ from a results folder alone; the model is not needed."""
+    """All tables and figures from a results folder alone; the model is not needed."""
     with errors_explained():
-        publish_inj(Store(folder, read_only=True), out or folder)
+        store = Store(folder, read_only=True)
+        plan = next(iter(store.plans()), None)
+        if plan is None:
+            raise ValueError(f"folder must hold the plan of a run, got none in {str(folder)!r}. Give the run's own command again.")
+        publish = {"inj": publish_inj, "del": publish_del}[plan["value"]["benchmark"]]
+        (publish_tune if plan["about"]["command"][:1] == ["tune"] else publish)(store, out or folder)
 
 
 def trace(
     folder: Folder,
     method: Annotated[str | None, typer.Option(help="Only the numbers of this method, by its name in the frame.")] = None,
-    ratio: Annotated[float | None, typer.Option(help="Only the numbers of this injection ratio.")] = None,
-    name: Annotated[str | None, typer.Option(help="Only this sentence or group, or all whose names begin so.")] = None,
+    ratio: Annotated[float | None, typer.Option(help="Only the numbers of this ratio (inj: of the injection).")] = None,
+    name: Annotated[str | None, typer.Option(help="Only this sentence, group or target, or all whose names begin so.")] = None,
 ) -> None:
     """The units that a number in a table was made of, and for each the command that makes it again in a new folder."""
     with errors_explained():
@@ -57,20 +66,34 @@ def trace(
         for label, work, unit in found:
             record = store.read(unit)
             plan = next(p for p in plans if any(unit == u for w in works(p["value"]) for u in w.measures.values()))
-            lines = [
-                {key: value for key, value in row.items() if key in ("sequence_id", "ratio", "recall", "recall_across_layers")}
-                for row in (record.value["frame"] if record else [])
-            ]
-            typer.echo(f"{label}, ratio {work.ratio:g}, {work.name}\n  {folder / unit.file}\n  {folder / work.injection.file}")
-            for line in lines:
+            typer.echo(f"{label}, ratio {work.ratio:g}, {work.name}\n  {folder / unit.file}\n  {folder / work.base.file}")
+            for line in numbers(unit, record) if record else []:
                 typer.echo(f"    {line}")
             typer.echo(f"  {again_line(plan['about']['command'], plan['value'], work.index, label, work.ratio) if record else 'MISSING'}\n")
+
+
+def numbers(unit: Unit, record: Record) -> list[dict[str, Any]]:
+    """What a measurement says, a line for each number of the tables."""
+    shown = ("sequence_id", "ratio", "recall", "recall_across_layers", "layer", "multiple", "perplexity")
+    effects = [
+        {**effect, **share, **{f"self_{name}": effect[name][effect["target"]] for name in ("accuracy", "levenshtein")}}
+        for effect, share in zip(record.value.get("effects", ()), unit.identity.get("shares", ()), strict=True)
+    ]
+    rows = record.value.get("frame", effects)
+    return [{key: value for key, value in row.items() if key in shown or key.startswith("self_")} for row in rows]
 
 
 def again_line(command: list[str], plan: dict[str, Any], index: int, label: str, ratio: float) -> str:
     """The command that makes one part of a run again, in a new folder."""
     if not command:
-        return "made by Python: InjRun of the plan's settings"
-    only = ["--methods", label] if command[0] == "inj" and label.isidentifier() and label != "true_rows" else []
+        return f"made by Python: {plan['benchmark'].capitalize()}Run of the plan's settings"
+    method = label.removesuffix(BY_LAYER)
+    only: list[str] = []
+    if command[0] != "tune" and method.isidentifier() and method != TRUE_ROWS:
+        # --set of other methods is refused where they are not run
+        pairs = zip(command, [*command[1:], ""], strict=True)
+        others = [i for i, (name, value) in enumerate(pairs) if name == "--set" and not value.startswith(f"{method}.")]
+        command = [word for i, word in enumerate(command) if i not in others and i - 1 not in others]
+        only = ["--methods", method, *(["--single-layer", method] if method != label else [])]
     part = ["--ratio", str(ratio), "--shard", f"{index + 1}/{len(plan['parts'])}", "--out", "made-again"]
     return shlex.join(["tl-localize", *command, *only, *part])

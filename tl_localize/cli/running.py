@@ -21,7 +21,7 @@ from tqdm import tqdm
 from tl_localize.cli.options import say
 from tl_localize.distributed import by_ray, in_process, jobs, parse_shard
 from tl_localize.neurons import LanguageModel
-from tl_localize.runs import Event, InjRun, status
+from tl_localize.runs import Event, Run, status
 
 EVERY = 60  # seconds between two lines of a log
 
@@ -36,7 +36,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 
 def work(
-    runs: Sequence[InjRun],
+    runs: Sequence[Run],
     load: Callable[[], LanguageModel],
     *,
     shard: str,
@@ -50,7 +50,7 @@ def work(
     """Make what is missing. False if it was interrupted."""
     todo = jobs(runs, parse_shard(shard))
     planned = sum(len(work.measures) for run in runs for work in run.works)
-    missing = sum(len(job.labels) for job in todo)
+    missing = sum(len(step.labels) for job in todo for step in job)
     if missing and missing < planned:
         say(f"{missing} of {planned} measurements are to be made, the others are there, have failed or fall to other shards.")
     try:
@@ -69,7 +69,7 @@ def work(
     return not interrupted
 
 
-def finish(runs: Sequence[InjRun], done: bool) -> None:
+def finish(runs: Sequence[Run], done: bool) -> None:
     """Say what failed; leave with a status that tells."""
     state = status(runs[0].store)
     for unit, reason in state.reasons.items():
@@ -121,9 +121,8 @@ def progress(total: int, verbose: bool, quiet: bool) -> Iterator[Callable[[Event
         nonlocal last
         failed = bool(event.reason)
         counts["failed"] += failed
-        counts["done"] += event.label != "inject"
-        if event.label != "inject":
-            bar.update()
+        counts["done"] += event.measured
+        bar.update(event.measured)
         bar.set_postfix_str(f"{event.label}, {event.name}" + (f", {counts['failed']} FAILED" if counts["failed"] else ""))
         if failed and not quiet:
             say(f"FAILED {event.label} on {event.name}: {event.reason.splitlines()[0]}")

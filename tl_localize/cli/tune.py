@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pandas as pd
 import typer
@@ -22,7 +23,6 @@ from tl_localize.cli.options import (
     Dtype,
     Model,
     Settings,
-    bar,
     errors_explained,
     inj_sequences,
     make_methods,
@@ -42,17 +42,16 @@ from tl_localize.cli.running import (
     finish,
     work,
 )
-from tl_localize.evals.del_benchmark import DelBenchmark, DelResults
-from tl_localize.evals.inj_benchmark import InjBenchmark
-from tl_localize.methods import Localizer
+from tl_localize.evals.del_benchmark import DelBenchmark
+from tl_localize.evals.inj_benchmark import InjBenchmark, InjResults
 from tl_localize.models import load_model
 from tl_localize.neurons import LanguageModel
 from tl_localize.paper import paper_grids
-from tl_localize.runs import InjRun, inj_results
+from tl_localize.runs import DelRun, InjRun, del_results, inj_results
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.store import Store, nearest, prepare_folder
+from tl_localize.store import Store, nearest, prepare_folder, write_text
 from tl_localize.tables import save_table, to_markdown
-from tl_localize.tune import expand, rank_del, rank_inj, read_grids, write_settings
+from tl_localize.tune import expand, method_of, rank_del, rank_inj, read_grids, write_settings
 
 
 def tune(
@@ -68,7 +67,7 @@ def tune(
     n_prefix: Prefix = 32,
     device: Device = None,
     dtype: Dtype = "float32",
-    out: Annotated[Path | None, typer.Option(help="Folder for the ranking and settings.json. Default: ./tl-localize-results/tune.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Results folder. Default: ./tl-localize-results/tune-BENCHMARK-MODEL.")] = None,
     settings: Settings = None,
     engine: Engine = "process",
     address: Address = None,
@@ -83,7 +82,7 @@ def tune(
 
     INJ keeps the highest mean recall; DEL the largest loss of accuracy on the target minus that on the others (Self minus Neg), at the
     largest ratio of tl-localize del unless given. Prints all settings, the best first, and writes settings.json for --settings of
-    tl-localize inj or del. INJ in a folder that is there makes only what is missing.
+    tl-localize inj or del. In a folder that is there it makes only what is missing.
     """
     with errors_explained():
         if benchmark not in ("inj", "del"):
@@ -92,71 +91,96 @@ def tune(
         if method not in grids:
             raise ValueError(f"grid must hold the method {method!r}, got {sorted(grids)}.{nearest(method, grids)}")
         (fixed,) = make_methods(method, settings or []) if benchmark == "inj" else del_methods(method, settings or [], "", {})
-        candidates = [
-            dataclasses.replace(fixed, **{axis: getattr(c, axis) for axis in grids[method]}) for c in expand(method, grids[method])
-        ]
+        candidates = [replace(fixed, **{axis: getattr(c, axis) for axis in grids[method]}) for c in expand(method, grids[method])]
         if benchmark == "del":
             check_data(model, data, general)
-        folder = prepare_folder(out or Path("tl-localize-results") / "tune")
+        store = Store(prepare_folder(out or Path("tl-localize-results") / f"tune-{benchmark}-{Path(model).name}"))
         load = partial(load_model, model, device, parse_dtype(dtype))
         loaded = load()
-        runs: list[InjRun] = []
-        done = True
+        common = {
+            "benchmark": benchmark,
+            "method": method,
+            "grid": grid,
+            "model": Path(model) if Path(model).is_dir() else model,
+            "data": data,
+            "device": device,
+            "dtype": dtype,
+            "set": settings,
+        }
         if benchmark == "inj":
-            ratio = ratio or REFERENCE_RATIO
-            sentences = inj_sequences(loaded, data, dev=True)
-            command = again(
-                "tune",
-                method=method,
-                grid=grid,
-                model=Path(model) if Path(model).is_dir() else model,
-                data=data,
-                distractors=distractors,
-                device=device,
-                dtype=dtype,
-                set=settings,
+            setting = InjBenchmark(
+                model=loaded, sequences=inj_sequences(loaded, data, dev=True), ratio=ratio or REFERENCE_RATIO, distractors=distractors
             )
-            setting = InjBenchmark(model=loaded, sequences=sentences, ratio=ratio, distractors=distractors)
-            runs = [InjRun(Store(folder), setting, candidates, command, retry_failed)]
-            done = work(runs, load, shard=shard, engine=engine, address=address, workers=workers, gpus=gpus, verbose=verbose, quiet=quiet)
-            results = inj_results(runs[0].store)
-            ranking = rank_inj(results, candidates) if len(results.frame) else pd.DataFrame()
-            rule = f"highest mean recall on the {N_DEV} dev sentences of {data or 'our own'}"
-            n_missing = len(results.missing)
+            run = InjRun(store, setting, candidates, again("tune", **common, distractors=distractors), retry_failed)
         else:
-            ratio = ratio or max(default_ratios(model))
-            results, ranking, rule = tune_del(del_data(loaded, data, general, n_dev, n_prefix), loaded, ratio, candidates)
-            n_missing = 0
-        results.save(folder)
-        if len(ranking):
-            varied = ranking.assign(settings=[", ".join(f"{axis}={s[axis]}" for axis in grids[method]) for s in ranking["settings"]])
-            save_table(varied.set_index("settings"), folder, "ranking", f"{method} on the dev sequences of {benchmark}, ratio {ratio:g}")
-            typer.echo(to_markdown(varied.set_index("settings")))
-            if n_missing:
-                say(f"{n_missing} measurements are MISSING: the ranking is of what is there, and settings.json is not written.")
-            else:
-                best = write_settings(ranking, folder / "settings.json", rule)
-                use = f"tl-localize {benchmark} --model {model} --settings {folder / 'settings.json'}"
-                typer.echo(f"\nBest: {best[method]}\nUse it: {use}")
-        if runs:
-            finish(runs, done)
+            dev, text = dev_data(loaded, data, general, n_dev, n_prefix, store.folder)
+            ratios = (ratio or max(default_ratios(model)),)
+            command = again("tune", **common, general=general, n_dev=n_dev, n_prefix=n_prefix)
+            run = DelRun(
+                store, DelBenchmark(loaded, dev, text, ratios=ratios, n_dev=0, first_layer=FIRST_LAYER), candidates, command, retry_failed
+            )
+        done = work([run], load, shard=shard, engine=engine, address=address, workers=workers, gpus=gpus, verbose=verbose, quiet=quiet)
+        publish_tune(store, store.folder)
+        finish([run], done)
 
 
-def tune_del(
-    collected: tuple[Sequence[MemorizedSequence], int, Integer[Tensor, "sequence pos"]],
-    model: LanguageModel,
-    ratio: float,
-    candidates: Sequence[Localizer],
-) -> tuple[DelResults, pd.DataFrame, str]:
-    """Results of all settings on the dev sequences of DEL, each a target and the others' negative; the test sequences take no part."""
-    sequences, n_dev, general = collected
+def publish_tune(store: Store, folder: Path) -> None:
+    """The ranking of the settings from the folder of a search, and the best of each method where all is measured."""
+    plans = store.plans()
+    plan, command = plans[-1]["value"], plans[-1]["about"]["command"]
+    benchmark, n_dev = plan["benchmark"], len(plan["parts"])
+    inj = benchmark == "inj"
+    results, kind, column = (inj_results(store), InjRun, "injection_ratio") if inj else (del_results(store), DelRun, "ratio")
+    ratio = kind.ratio_of(plan)
+    mine = [one for one in plans if kind.ratio_of(one["value"]) == ratio]
+    names = {command_value(one["about"]["command"], "--method") for one in mine}
+    labels = {label: text for one in mine for label, text in one["value"]["methods"].items()}
+    candidates = [method for method in map(method_of, dict.fromkeys(labels.values())) if method.name in names]
+    frame, missing = (part[part[column] == ratio] if len(part) else part for part in (results.frame, results.missing))
+    if not len(frame) or not frame["method"].map(labels).isin(list(map(repr, candidates))).any():
+        say("Nothing is measured yet.")
+        return
+    write_text(prepare_folder(folder) / "frame.csv", frame.to_csv(index=False))
+    results = replace(results, frame=frame.assign(method=frame["method"].map(labels)))
+    if isinstance(results, InjResults):
+        ranking = rank_inj(results, candidates)
+        rule = f"highest mean recall on the {n_dev} dev sentences of {command_value(command, '--data') or 'our own'}"
+    else:
+        ranking = rank_del(results, candidates, ratio)
+        rule = f"largest loss of accuracy on the target minus that on the others at {100 * ratio:g} %, {n_dev} dev sequences"
+    settings = [varied(method, own, ranking) for method, own in zip(ranking["method"], ranking["settings"], strict=True)]
+    shown = ranking.assign(settings=settings).set_index("settings")
+    save_table(shown, folder, "ranking", f"The dev sequences of {benchmark}, ratio {ratio:g}")
+    typer.echo(to_markdown(shown))
+    if len(missing):
+        say(f"{len(missing)} measurements are MISSING: the ranking is of what is there, and settings.json is not written.")
+        return
+    for name, best in write_settings(ranking, folder / "settings.json", rule).items():
+        typer.echo(f"\nBest {name}: {best}")
+    model = command_value(command, "--model")
+    typer.echo(f"Use them: tl-localize {benchmark} --model {model} --settings {folder / 'settings.json'}")
+
+
+def command_value(command: Sequence[str], option: str) -> str:
+    """What a command gives to an option, or nothing."""
+    return next((value for name, value in pairwise(command) if name == option), "")
+
+
+def varied(method: str, settings: Mapping[str, Any], ranking: pd.DataFrame) -> str:
+    """Those settings that are not the same in all rows of a method; all where there is one row."""
+    others: list[Mapping[str, Any]] = list(ranking[ranking["method"] == method]["settings"])
+    axes = {axis: value for axis, value in settings.items() if any(other[axis] != value for other in others)}
+    return ", ".join(f"{axis}={value}" for axis, value in (axes or settings).items())
+
+
+def dev_data(
+    model: LanguageModel, data: Path | None, general: Path | None, n_dev: int, n_prefix: int, folder: Path
+) -> tuple[list[MemorizedSequence], Integer[Tensor, "sequence pos"]]:
+    """The dev sequences of DEL, each a target and the others' negative, and general text; the test sequences take no part."""
+    sequences, n_dev, text = del_data(model, data, general, n_dev, n_prefix, folder)
     if not 2 <= n_dev < len(sequences):
         raise ValueError(
             f"n_dev must be at least 2, for a target and another, and below the {len(sequences)} sequences, got {n_dev}. "
             "Collect with another --n-dev, or more text."
         )
-    benchmark = DelBenchmark(model, sequences[:n_dev], general, ratios=(ratio,), n_dev=0, first_layer=FIRST_LAYER)
-    with bar() as show:
-        results = benchmark.run(candidates, show)
-    rule = f"largest loss of accuracy on the target minus that on the others at {100 * ratio:g} %, {n_dev} dev sequences"
-    return results, rank_del(results, candidates, ratio), rule
+    return sequences[:n_dev], text

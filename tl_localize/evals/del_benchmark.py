@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,10 +27,9 @@ from tl_localize.neurons import LanguageModel, NeuronView, Real
 from tl_localize.scores import NeuronScores, NeuronSet, check_ratio, load_tensors, save_tensors
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 from tl_localize.stats import compare_with_reference, mean_and_error, paired_test, summarize
-from tl_localize.store import environment, prepare_folder, write_json, write_text
+from tl_localize.store import digest_of, environment, prepare_folder, write_json, write_text
 
 INTERVENTIONS = ("zero", "mean", "resample")
-WINDOW = 16  # targets that are localized, then silenced side by side
 
 METRICS: dict[str, tuple[str, int, int]] = {  # column: title, factor, decimals
     "delta_self_accuracy": ("Δ Self-Acc (points)", 100, 1),
@@ -40,6 +39,18 @@ METRICS: dict[str, tuple[str, int, int]] = {  # column: title, factor, decimals
     "delta_perplexity": ("Δ Rand-PPL", 1, 2),
     "delta_perplexity_base2": ("Δ Rand-PPL (2 ** nats)", 1, 2),
 }
+
+
+@dataclass(frozen=True)
+class Share:
+    """What is silenced: the ratio of every layer, or so many neurons of one."""
+
+    layer: int | None
+    multiple: int
+    count: int = 0
+
+
+EVERY_LAYER = Share(None, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,25 +140,16 @@ class DelBenchmark:
             methods: anything that maps (model, sequence) to NeuronScores; its ``map`` is used where it has one.
             progress: called with the fraction done and what is being done.
         """
-        labels = label_methods(self._with_random(methods))
+        labels = label_methods(self.with_random(methods))
         evaluation = Evaluation(self)
         effects: dict[tuple[str, float], list[Effect]] = {(label, ratio): [] for label in labels for ratio in self.ratios}
         for i, (label, method) in enumerate(labels.items()):
-            report = part_of(progress, i, len(labels), label)
-            for targets, scores in self._scored(method, evaluation, report):
+            for target, scores in self._scored(method, evaluation, part_of(progress, i, len(labels), label)):
                 for ratio in self.ratios:
-                    sets = [score.top_k(ratio, first_layer=self.first_layer, rounding="floor") for score in scores]
-                    effects[label, ratio] += evaluation.effects(targets, sets)
-        rows = [evaluation.row(effect) | {"method": key[0], "ratio": key[1]} for key, found in effects.items() for effect in found]
+                    effects[label, ratio].append(evaluation.effect(target, self.chosen(scores, ratio)))
         if progress:
             progress(1.0, "done")
-        return DelResults(
-            _in_order(pd.DataFrame(rows)),
-            evaluation.before_frame(),
-            {key: evaluation.matrix([effect.accuracy for effect in found], found) for key, found in effects.items()},
-            {key: evaluation.matrix([effect.levenshtein for effect in found], found) for key, found in effects.items()},
-            self.settings(methods),
-        )
+        return DelResults.of(evaluation.before.frame, effects, self.intervention, self.settings(methods))
 
     def run_single_layer(
         self, method: Method, ratio: Real, multiples: Sequence[int] = (1, 5), progress: Progress | None = None
@@ -161,6 +163,20 @@ class DelBenchmark:
         Returns: the columns of ``DelResults.frame``, and ``layer`` and ``multiple``.
         Raises:  ValueError: a multiple of the budget that is more than a layer has.
         """
+        shares = self.shares(ratio, multiples)
+        (label,) = label_methods([method])
+        evaluation = Evaluation(self)
+        found: list[tuple[Effect, Share]] = []
+        for target, scores in self._scored(method, evaluation, part_of(progress, 0, 1, label)):
+            found += [(evaluation.effect(target, self.chosen(scores, ratio, share)), share) for share in shares]
+        if progress:
+            progress(1.0, "done")
+        return single_layer_frame(evaluation.before.frame, found, self.intervention, label, ratio)
+
+    # The steps of a run. Each depends on its arguments alone, so that they can be done in any order, on any machine, and be kept.
+
+    def shares(self, ratio: Real, multiples: Sequence[int] = ()) -> list[Share]:
+        """What is silenced for one target: the ratio of every layer, and multiples of the whole budget in each single layer."""
         n, n_layers = self.model.cfg.d_mlp, self.model.cfg.n_layers
         check_selects(ratio, n)
         budget = math.floor(round(ratio * n * (n_layers - self.first_layer), 6))
@@ -170,25 +186,18 @@ class DelBenchmark:
                     f"multiples must keep multiple * {budget} in [1, {n}], the neurons of one layer, got {multiple}. "
                     "Use a smaller multiple or ratio."
                 )
-        (label,) = label_methods([method])
-        evaluation = Evaluation(self)
-        rows: list[dict[str, Any]] = []
-        for targets, scores in self._scored(method, evaluation, part_of(progress, 0, 1, label)):
-            shares: list[tuple[int | None, int, list[NeuronSet]]] = [
-                (None, 1, [score.top_k(ratio, first_layer=self.first_layer, rounding="floor") for score in scores])
-            ]
-            for layer in range(n_layers):
-                shares += [(layer, m, [top_of_layer(score, layer, m * budget) for score in scores]) for m in multiples]
-            for layer, multiple, sets in shares:
-                extra = {"method": label, "ratio": ratio, "layer": layer, "multiple": multiple}
-                rows += [evaluation.row(effect) | extra for effect in evaluation.effects(targets, sets)]
-        if progress:
-            progress(1.0, "done")
-        return _in_order(pd.DataFrame(rows).astype({"layer": "Int64"}))
+        return [EVERY_LAYER, *(Share(layer, m, m * budget) for layer in range(n_layers) for m in multiples)]
+
+    def chosen(self, scores: NeuronScores, ratio: Real, share: Share = EVERY_LAYER) -> NeuronSet:
+        """The neurons that are silenced."""
+        if share.layer is None:
+            return scores.top_k(ratio, first_layer=self.first_layer, rounding="floor")
+        return top_of_layer(scores, share.layer, share.count)
 
     def settings(self, methods: Sequence[Method]) -> dict[str, Any]:
         """Everything that the numbers depend on."""
-        n_test = len(self.sequences) - self.n_dev
+        test = self.test_sequences()
+        described = [[s.id, s.category, s.fingerprint, self.text_of(s)] for s in test]
         return {
             "benchmark": "del",
             "ratios": list(self.ratios),
@@ -196,73 +205,116 @@ class DelBenchmark:
             "intervention": self.intervention,
             "seed": self.seed,
             "n_dev": self.n_dev,
-            "n_targets": self.n_targets or n_test,
-            "n_sequences": n_test,
-            "general_text": list(self.general_tokens.shape),
-            "methods": {label: repr(method) for label, method in label_methods(self._with_random(methods)).items()},
+            "n_sequences": len(test),
+            "sequences": digest_of(described),
+            "general_text": f"{list(self.general_tokens.shape)} {digest_of(self.general_tokens.tolist())}",
+            "parts": [[sequence.id, sequence.fingerprint] for sequence in test[: self.n_targets]],
+            "methods": {label: repr(method) for label, method in label_methods(self.with_random(methods)).items()},
             "environment": environment(self.model),
         }
 
-    def _with_random(self, methods: Sequence[Method]) -> list[Method]:
+    def with_random(self, methods: Sequence[Method]) -> list[Method]:
+        """The methods, with Random added where it is missing."""
         if not methods:
             raise ValueError("methods must hold at least one method, got none. Pass for example [HardConcrete(first_layer=1)].")
         there = any(getattr(method, "name", "") == RandomBaseline.name for method in methods)
         return [*methods, *([] if there else [RandomBaseline(seed=self.seed)])]
 
-    def _scored(
-        self, method: Method, evaluation: Evaluation, report: Callable[[float], None]
-    ) -> Iterator[tuple[list[int], list[NeuronScores]]]:
-        """Indices of targets and their scores, a window at a time."""
+    def text_of(self, sequence: MemorizedSequence) -> str:
+        """Prefix and suffix as text."""
+        return (self.decode or decoder(self.model))(sequence.tokens.tolist())
+
+    def _scored(self, method: Method, evaluation: Evaluation, report: Callable[[float], None]) -> Iterator[tuple[int, NeuronScores]]:
+        """Targets and their scores."""
         targets = evaluation.sequences[: self.n_targets]
-        # Half of the progress is localization, half what is done with each window.
-        done = 0.0
+        localized = done = 0.0  # half of the progress is localization, half what is done with the scores
+
+        def show(fraction: float) -> None:
+            nonlocal localized
+            localized = fraction
+            report((localized + done) / 2)
+
         side_by_side: Any = getattr(method, "map", None)
-        scores: Iterator[NeuronScores] = (
-            iter(side_by_side(self.model, targets, progress=lambda fraction: report((fraction + done) / 2)))
-            if side_by_side
-            else (method(self.model, target) for target in targets)
-        )
-        for start in range(0, len(targets), WINDOW):
-            window = list(range(start, min(start + WINDOW, len(targets))))
-            yield window, [check_scores(next(scores), self.model, method) for _ in window]
-            done = (window[-1] + 1) / len(targets)
-            report(done)
+        alone = (method(self.model, target) for target in targets)
+        scores: Iterator[NeuronScores] = iter(side_by_side(self.model, targets, progress=show)) if side_by_side else alone
+        for target, found in enumerate(scores):
+            yield target, check_scores(found, self.model, method)
+            done = (target + 1) / len(targets)
+            show(max(localized, done))
+
+
+@dataclass(frozen=True, eq=False)
+class Before:
+    """The model as it is.
+
+    Args:
+        frame: ``DelResults.before``.
+        predicted: teacher-forced argmax of each suffix.
+    """
+
+    frame: pd.DataFrame
+    predicted: list[list[int]]
 
 
 class Evaluation:
-    """Measures one model with neurons silenced; what does not depend on the neurons is done once, when it is made."""
+    """Measures one model with neurons silenced; what does not depend on the neurons is done once, when it is made.
 
-    def __init__(self, benchmark: DelBenchmark) -> None:
+    Each set of neurons is silenced alone, in batches of its own, so that no number depends on which others were measured before.
+
+    Args:
+        before: the model as it is; measured now unless given.
+    """
+
+    def __init__(self, benchmark: DelBenchmark, before: Before | None = None) -> None:
         self.benchmark = benchmark
         self.model = benchmark.model
         self.view = NeuronView(benchmark.model)
         self.sequences = benchmark.test_sequences()
         self.general_tokens = benchmark.general_tokens
         self.tokens = benchmark.batch_tokens or tokens_that_fit(self.view)
-        decode = self.decode = benchmark.decode or decoder(benchmark.model)
+        self.decode = benchmark.decode or decoder(benchmark.model)
         self.truth = [sequence.suffix.numpy() for sequence in self.sequences]
-        self.texts = [decode(sequence.tokens.tolist()) for sequence in self.sequences]
+        self.texts = [benchmark.text_of(sequence) for sequence in self.sequences]
         self.means = self._means() if benchmark.intervention == "mean" else None
-        untouched = NeuronSet(torch.zeros(self.view.n_layers, self.view.n_neurons, dtype=torch.bool))
-        (self.predicted,), losses = self._predictions([untouched], self._values([0])), self._losses([untouched], self._values([0]))
-        self.accuracy = np.array([np.mean(guess == truth) for guess, truth in zip(self.predicted, self.truth, strict=True)])
-        self.levenshtein = np.array([self._distance(i, guess) for i, guess in enumerate(self.predicted)], dtype=float)
-        self.perplexity, self.perplexity_base2 = perplexities(losses[0])
+        self.before = before or self._before()
+        self.predicted = [np.array(guess) for guess in self.before.predicted]
+        self.accuracy, self.levenshtein = (self.before.frame[name].to_numpy() for name in ("accuracy", "levenshtein"))
+        self.perplexity, self.perplexity_base2 = (float(self.before.frame[name].iloc[0]) for name in ("perplexity", "perplexity_base2"))
 
-    def effects(self, targets: Sequence[int], sets: Sequence[NeuronSet]) -> list[Effect]:
-        """What each set of neurons changes when it is silenced for its target."""
-        values = self._values(targets)
-        predicted, losses = self._predictions(sets, values), self._losses(sets, values)
-        return [self._effect(*part) for part in zip(targets, sets, predicted, losses, strict=True)]
-
-    def _effect(self, target: int, chosen: NeuronSet, predicted: list[np.ndarray], losses: Float[np.ndarray, " sequence"]) -> Effect:
+    def effect(self, target: int, chosen: NeuronSet) -> Effect:
+        """What a set of neurons changes when it is silenced for its target."""
+        values = self._values(target)
+        predicted = self._predictions(chosen, values)
         accuracy, levenshtein = np.zeros(len(predicted)), np.zeros(len(predicted))
         for i, (guess, old, truth) in enumerate(zip(predicted, self.predicted, self.truth, strict=True)):
             if not np.array_equal(guess, old):  # most stay as they were, and need no decoding
                 accuracy[i] = np.mean(guess == truth) - self.accuracy[i]
                 levenshtein[i] = self._distance(i, guess) - self.levenshtein[i]
-        perplexity, base2 = perplexities(losses)
+        perplexity, base2 = perplexities(self._losses(chosen, values))
         return Effect(target, len(chosen), accuracy, levenshtein, perplexity - self.perplexity, base2 - self.perplexity_base2)
+
+    def _before(self) -> Before:
+        untouched = NeuronSet(torch.zeros(self.view.n_layers, self.view.n_neurons, dtype=torch.bool))
+        values = torch.zeros(self.view.n_layers, self.view.n_neurons)
+        predicted = self._predictions(untouched, values)
+        perplexity, perplexity_base2 = perplexities(self._losses(untouched, values))
+        prefixes = [self.decode(sequence.prefix.tolist()) for sequence in self.sequences]
+        suffixes = [text[len(prefix) :] for prefix, text in zip(prefixes, self.texts, strict=True)]
+        frame = pd.DataFrame(
+            {
+                "model": str(getattr(self.model.cfg, "model_name", type(self.model).__name__)),
+                "sequence_id": [sequence.id for sequence in self.sequences],
+                "category": [sequence.category for sequence in self.sequences],
+                "prefix": prefixes,
+                "suffix": suffixes,
+                "accuracy": [float(np.mean(guess == truth)) for guess, truth in zip(predicted, self.truth, strict=True)],
+                "levenshtein": [float(self._distance(i, guess)) for i, guess in enumerate(predicted)],
+                "length": [len(text) - len(prefix) for prefix, text in zip(prefixes, self.texts, strict=True)],
+                "perplexity": perplexity,
+                "perplexity_base2": perplexity_base2,
+            }
+        )
+        return Before(frame, [guess.tolist() for guess in predicted])
 
     def _distance(self, index: int, predicted: Integer[np.ndarray, " suffix"]) -> int:
         """Characters between the text with the predicted suffix and the true one, as ``metrics.levenshtein`` counts them."""
@@ -270,83 +322,54 @@ class Evaluation:
 
     # Forward passes
 
-    def _predictions(self, sets: Sequence[NeuronSet], values: Float[Tensor, "#set layer neuron"]) -> list[list[np.ndarray]]:
-        """Teacher-forced argmax of each suffix: for each set, for each test sequence."""
-        found: list[list[np.ndarray]] = [[] for _ in sets]
+    @torch.no_grad()
+    def _predictions(self, chosen: NeuronSet, values: Float[Tensor, "layer neuron"]) -> list[np.ndarray]:
+        """Teacher-forced argmax of each suffix, for each test sequence."""
 
-        def predict(part: list[MemorizedSequence]) -> list[list[np.ndarray]]:
+        def predict(part: list[MemorizedSequence]) -> list[np.ndarray]:
             batch = SequenceBatch.of(part, self.view.device)
+            resid = self._silenced(batch.tokens, chosen, values)
+            predicted = unembed(self.model, resid[batch.rows, batch.positions]).argmax(-1).cpu().numpy()
+            return np.split(predicted, np.cumsum([len(sequence.suffix) for sequence in part])[:-1])
 
-            def argmax(resid: Float[Tensor, "set batch pos d_model"]) -> Int[Tensor, "set target"]:
-                return unembed(self.model, resid[:, batch.rows, batch.positions]).argmax(-1)
+        size = max(1, self.tokens // max(map(len, self.sequences)))
+        return [guess for _, part in halving(predict, self.sequences, size) for guess in part]
 
-            ends = np.cumsum([len(sequence.suffix) for sequence in part])[:-1]
-            return [np.split(row, ends) for row in self._silenced(batch.tokens, sets, values, argmax).numpy()]
+    @torch.no_grad()
+    def _losses(self, chosen: NeuronSet, values: Float[Tensor, "layer neuron"]) -> Float[np.ndarray, " sequence"]:
+        """Nats per token of each sequence of general text."""
 
-        for _, rows in halving(predict, self.sequences, max(1, self.tokens // max(map(len, self.sequences)))):
-            for pieces, row in zip(found, rows, strict=True):
-                pieces.extend(row)
-        return found
-
-    def _losses(self, sets: Sequence[NeuronSet], values: Float[Tensor, "#set layer neuron"]) -> Float[np.ndarray, "set sequence"]:
-        """Nats per token of each sequence of general text, for each set."""
-
-        def losses(rows: list[int]) -> Tensor:
+        def losses(rows: list[int]) -> Float[Tensor, " batch"]:
             tokens = self._general(rows)
-
-            def loss(resid: Float[Tensor, "set batch pos d_model"]) -> Float[Tensor, "set batch"]:
-                targets = tokens[:, 1:].expand(len(resid), -1, -1)
-                logits = unembed(self.model, resid[:, :, :-1])
-                return F.cross_entropy(logits.flatten(0, 2), targets.flatten(), reduction="none").view(targets.shape).mean(-1)
-
-            return self._silenced(tokens, sets, values, loss)
+            logits = unembed(self.model, self._silenced(tokens, chosen, values)[:, :-1])
+            targets = tokens[:, 1:]
+            return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape).mean(-1).cpu()
 
         size = max(1, self.tokens // self.general_tokens.shape[1])
-        found = torch.cat([loss for _, loss in halving(losses, range(len(self.general_tokens)), size)], 1).double().numpy()
+        found = torch.cat([loss for _, loss in halving(losses, range(len(self.general_tokens)), size)]).double().numpy()
         if not np.isfinite(found).all():
             raise ValueError("loss on general_tokens must be finite, got one that is not. Use float32, or silence fewer neurons.")
         return found
 
-    @torch.no_grad()
     def _silenced(
-        self,
-        tokens: Int[Tensor, "batch pos"],
-        sets: Sequence[NeuronSet],
-        values: Float[Tensor, "#set layer neuron"],
-        head: Callable[[Tensor], Tensor],
-    ) -> Tensor:
-        """head(final residual stream, [set batch pos d_model]) with each set silenced, [set ...] on the CPU.
-
-        Several sets share a forward pass; the layers below the lowest silenced one are the same for all sets and run once.
-        """
-        model, n_layers, device = self.model, self.view.n_layers, self.view.device
-        masks = torch.stack([chosen.mask for chosen in sets])
-        touched: list[int] = masks.any(-1).any(0).nonzero().flatten().tolist()
-        first = min(touched, default=n_layers)
-        start: Tensor = model(tokens, stop_at_layer=first, padding_side="right")
-
-        def rows(per_set: Tensor) -> Tensor:  # [set neuron] -> one row for each set and sequence, unless one row does for all
-            return per_set.to(device) if len(per_set) == 1 else per_set.to(device).repeat_interleave(len(tokens), 0)
-
-        def work(group: list[int]) -> Tensor:
-            mine, theirs = masks[group], values if len(values) == 1 else values[group]
-            with self.view.held({layer: rows(mine[:, layer]) for layer in touched}, {layer: rows(theirs[:, layer]) for layer in touched}):
-                resid = start.repeat(len(group), 1, 1)
-                if touched:
-                    resid = model(resid, start_at_layer=first, stop_at_layer=n_layers, padding_side="right")
-            return head(resid.unflatten(0, (len(group), len(tokens)))).cpu()
-
-        return torch.cat([result for _, result in halving(work, range(len(sets)), max(1, self.tokens // tokens.numel()))])
+        self, tokens: Int[Tensor, "batch pos"], chosen: NeuronSet, values: Float[Tensor, "layer neuron"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """The final residual stream while a set of neurons is held at these values."""
+        device, n_layers = self.view.device, self.view.n_layers
+        touched: list[int] = chosen.mask.any(-1).nonzero().flatten().tolist()
+        masks, held = chosen.mask[:, None].to(device), values[:, None].to(device)  # [layer 1 neuron]: one row does for all
+        with self.view.held({layer: masks[layer] for layer in touched}, {layer: held[layer] for layer in touched}):
+            return self.model(tokens, stop_at_layer=n_layers, padding_side="right")
 
     # What silenced neurons become
 
-    def _values(self, targets: Sequence[int]) -> Float[Tensor, "#set layer neuron"]:
-        """Activations of silenced neurons: one for all sets, or one for each target."""
+    def _values(self, target: int) -> Float[Tensor, "layer neuron"]:
+        """Activations of silenced neurons."""
         if self.means is not None:
-            return self.means[None]
+            return self.means
         if self.benchmark.intervention == "zero":
-            return torch.zeros(1, self.view.n_layers, self.view.n_neurons)
-        return torch.stack([self._resampled(target) for target in targets])
+            return torch.zeros(self.view.n_layers, self.view.n_neurons)
+        return self._resampled(target)
 
     def _means(self) -> Float[Tensor, "layer neuron"]:
         """Mean activation over general text, its first positions left out."""
@@ -376,59 +399,6 @@ class Evaluation:
         """Consecutive rows of the general text."""
         return self.general_tokens[rows[0] : rows[-1] + 1].long().to(self.view.device)
 
-    # Rows and matrices
-
-    def row(self, effect: Effect) -> dict[str, Any]:
-        """A row of the frame, without method and ratio."""
-        i = effect.target
-        return {
-            "model": self._model_name,
-            "sequence_id": self.sequences[i].id,
-            "category": self.sequences[i].category,
-            "intervention": self.benchmark.intervention,
-            "n_neurons": effect.n_neurons,
-            "delta_self_accuracy": float(effect.accuracy[i]),
-            "delta_self_levenshtein": float(effect.levenshtein[i]),
-            "delta_neg_accuracy": mean_of_others(effect.accuracy, i),
-            "delta_neg_levenshtein": mean_of_others(effect.levenshtein, i),
-            "delta_perplexity": effect.perplexity,
-            "delta_perplexity_base2": effect.perplexity_base2,
-            "self_accuracy_before": float(self.accuracy[i]),
-            "self_levenshtein_before": float(self.levenshtein[i]),
-            "neg_accuracy_before": mean_of_others(self.accuracy, i),
-            "neg_levenshtein_before": mean_of_others(self.levenshtein, i),
-            "perplexity_before": self.perplexity,
-            "perplexity_base2_before": self.perplexity_base2,
-        }
-
-    def before_frame(self) -> pd.DataFrame:
-        """How the model does before anything is silenced, one row per test sequence."""
-        prefixes = [self.decode(sequence.prefix.tolist()) for sequence in self.sequences]
-        return pd.DataFrame(
-            {
-                "model": self._model_name,
-                "sequence_id": [sequence.id for sequence in self.sequences],
-                "category": [sequence.category for sequence in self.sequences],
-                "prefix": prefixes,
-                "suffix": [text[len(prefix) :] for prefix, text in zip(prefixes, self.texts, strict=True)],
-                "accuracy": self.accuracy,
-                "levenshtein": self.levenshtein,
-                "length": [len(text) - len(prefix) for prefix, text in zip(prefixes, self.texts, strict=True)],
-                "perplexity": self.perplexity,
-                "perplexity_base2": self.perplexity_base2,
-            }
-        )
-
-    def matrix(self, changes: Sequence[Float[np.ndarray, " sequence"]], effects: Sequence[Effect]) -> pd.DataFrame:
-        """Changes by the ids of the silenced (rows) and the measured sequences (columns)."""
-        ids = [sequence.id for sequence in self.sequences]
-        rows = pd.Index([ids[effect.target] for effect in effects], name="silenced")
-        return pd.DataFrame(np.stack(changes), index=rows, columns=pd.Index(ids, name="measured"))
-
-    @property
-    def _model_name(self) -> str:
-        return str(getattr(self.model.cfg, "model_name", type(self.model).__name__))
-
 
 @dataclass(frozen=True, eq=False)
 class Effect:
@@ -440,6 +410,38 @@ class Effect:
     levenshtein: Float[np.ndarray, " sequence"]
     perplexity: float
     perplexity_base2: float
+
+    def packed(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {**vars(self), "accuracy": self.accuracy.tolist(), "levenshtein": self.levenshtein.tolist()}
+
+    @classmethod
+    def unpacked(cls, record: dict[str, Any]) -> Effect:
+        """What ``packed`` gave."""
+        arrays: dict[str, Any] = {name: np.array(record[name]) for name in ("accuracy", "levenshtein")}
+        return cls(**{**record, **arrays})
+
+    def row(self, before: pd.DataFrame, intervention: str) -> dict[str, Any]:
+        """A row of the frame, without method and ratio."""
+        i = self.target
+        columns: dict[str, Any] = {name: before[name].to_numpy() for name in before.columns}
+        return {
+            **{name: columns[name][i] for name in ("model", "sequence_id", "category")},
+            "intervention": intervention,
+            "n_neurons": self.n_neurons,
+            "delta_self_accuracy": float(self.accuracy[i]),
+            "delta_self_levenshtein": float(self.levenshtein[i]),
+            "delta_neg_accuracy": mean_of_others(self.accuracy, i),
+            "delta_neg_levenshtein": mean_of_others(self.levenshtein, i),
+            "delta_perplexity": self.perplexity,
+            "delta_perplexity_base2": self.perplexity_base2,
+            "self_accuracy_before": float(columns["accuracy"][i]),
+            "self_levenshtein_before": float(columns["levenshtein"][i]),
+            "neg_accuracy_before": mean_of_others(columns["accuracy"], i),
+            "neg_levenshtein_before": mean_of_others(columns["levenshtein"], i),
+            "perplexity_before": float(columns["perplexity"][i]),
+            "perplexity_base2_before": float(columns["perplexity_base2"][i]),
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -455,6 +457,7 @@ class DelResults:
         confusion: (method, ratio) -> change of accuracy, [silenced measured].
         confusion_levenshtein: the same for the distance.
         settings: what it was measured with.
+        missing: what a run was asked for and has not got, one row per sequence x method x ratio: ratio, sequence_id, method, reason.
 
     >>> from tl_localize import Activations, DelBenchmark, load_model
     >>> from tl_localize.reference_corpus import reference_sequences
@@ -471,6 +474,30 @@ class DelResults:
     confusion: dict[tuple[str, float], pd.DataFrame] = field(default_factory=dict)
     confusion_levenshtein: dict[tuple[str, float], pd.DataFrame] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    missing: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    @classmethod
+    def of(
+        cls,
+        before: pd.DataFrame,
+        effects: Mapping[tuple[str, float], Sequence[Effect]],
+        intervention: str,
+        settings: dict[str, Any],
+        missing: pd.DataFrame | None = None,
+    ) -> DelResults:
+        """Results from the effects by (method, ratio), target by target."""
+        found = {key: part for key, part in effects.items() if part}
+        rows = [
+            effect.row(before, intervention) | {"method": method, "ratio": ratio}
+            for (method, ratio), part in found.items()
+            for effect in part
+        ]
+        accuracy, levenshtein = (
+            {key: matrix(before, part, [getattr(effect, name) for effect in part]) for key, part in found.items()}
+            for name in ("accuracy", "levenshtein")
+        )
+        none = pd.DataFrame()
+        return cls(_in_order(pd.DataFrame(rows)), before, accuracy, levenshtein, settings, none if missing is None else missing)
 
     def __repr__(self) -> str:
         if not len(self.frame):
@@ -508,6 +535,10 @@ class DelResults:
             if counts.nunique() > 1:
                 rows = {method: row | {"targets": f"{counts[method]}"} for method, row in rows.items()}
             parts = [f"{100 * ratio:g} % of each layer", f"{block['sequence_id'].nunique()} sequences"]
+            if len(self.missing):
+                lacking = self.missing[self.missing["ratio"] == ratio]["method"]
+                parts.append(f"{len(lacking)} measurements MISSING")
+                rows = {method: row | {"missing": f"{(lacking == method).sum()}"} for method, row in rows.items()}
             name = ", ".join([*([model] if several else []), *([] if intervention == "zero" else [intervention]), *parts])
             blocks[name] = pd.DataFrame(rows).T
         return pd.concat(blocks)
@@ -595,8 +626,11 @@ class DelResults:
     def save(self, folder: str | Path) -> None:
         """Write frame.csv, before.csv, summary.csv, confusion.safetensors and settings.json, each whole or not at all."""
         path = prepare_folder(folder)
-        for name, frame in (("frame", self.frame), ("before", self.before), ("summary", self.summary())):
-            write_text(path / f"{name}.csv", frame.to_csv(index=False))
+        for name, frame in (("frame", self.frame), ("before", self.before), ("summary", self.summary()), ("missing", self.missing)):
+            if name == "missing" and not len(frame):
+                (path / "missing.csv").unlink(missing_ok=True)
+            else:
+                write_text(path / f"{name}.csv", frame.to_csv(index=False))
         if self.confusion:
             tensors, keys = dict[str, Tensor](), list[dict[str, Any]]()
             for i, ((method, ratio), matrix) in enumerate(self.confusion.items()):
@@ -697,6 +731,24 @@ def _largest(parts: Sequence[dict[tuple[str, float], pd.DataFrame]]) -> dict[tup
     for part in parts:
         found |= {key: matrix for key, matrix in part.items() if key not in found or len(matrix) > len(found[key])}
     return found
+
+
+def single_layer_frame(
+    before: pd.DataFrame, effects: Sequence[tuple[Effect, Share]], intervention: str, method: str, ratio: Real
+) -> pd.DataFrame:
+    """What ``DelBenchmark.run_single_layer`` gives, from what each share does."""
+    rows = [
+        effect.row(before, intervention) | {"method": method, "ratio": ratio, "layer": share.layer, "multiple": share.multiple}
+        for effect, share in effects
+    ]
+    return _in_order(pd.DataFrame(rows).astype({"layer": "Int64"}))
+
+
+def matrix(before: pd.DataFrame, effects: Sequence[Effect], changes: Sequence[Float[np.ndarray, " sequence"]]) -> pd.DataFrame:
+    """Changes by the ids of the silenced (rows) and the measured sequences (columns)."""
+    ids = list(before["sequence_id"])
+    rows = pd.Index([ids[effect.target] for effect in effects], name="silenced")
+    return pd.DataFrame(np.stack(changes), index=rows, columns=pd.Index(ids, name="measured"))
 
 
 def _in_order(frame: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,28 @@
+"""Runs that lose nothing: the units of a piece of work, made one by one into a results folder, and its tables, made from the folder alone.
+
+A plan is what a run was asked for, kept in the folder; ``works`` lists its units without the model. A run makes the units that are
+missing. Every unit is computed alone, so that its bits don't depend on what was there before.
+"""
+
+from tl_localize.runs.base import Event, Run, Stored, Work, scores_unit, stored
+from tl_localize.runs.del_run import DelRun
+from tl_localize.runs.folder import Status, del_results, inj_results, planned, single_layer_frames, status, works
+from tl_localize.runs.inj_run import InjRun
+
+__all__ = [
+    "DelRun",
+    "Event",
+    "InjRun",
+    "Run",
+    "Status",
+    "Stored",
+    "Work",
+    "del_results",
+    "inj_results",
+    "planned",
+    "scores_unit",
+    "single_layer_frames",
+    "status",
+    "stored",
+    "works",
+]

@@ -1,0 +1,301 @@
+"""The form that all runs share: what a run is asked for, the units that this takes, and how each is made, once."""
+
+from __future__ import annotations
+
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, TypeVar
+
+import torch
+
+from tl_localize.methods.base import Method
+from tl_localize.neurons import LanguageModel
+from tl_localize.scores import NeuronScores
+from tl_localize.sequences import MemorizedSequence
+from tl_localize.store import Record, Store, Unit, environment
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is done with one part of a run: measurements, and what they all need.
+
+    Args:
+        index: of the part.
+        ratio: of the run, where it has one.
+        base: is made first, and kept: an injection, or the measures of the model as it is.
+        measures: units by label, which is the method's but where it says more.
+        group: parts of one group use the same scores, so one process makes them.
+    """
+
+    index: int
+    name: str
+    ratio: float
+    base: Unit
+    measures: dict[str, Unit]
+    group: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """A unit was made, or could not be."""
+
+    unit: Unit
+    label: str
+    name: str
+    seconds: float
+    reason: str = ""
+    measured: bool = True  # it is a measurement, not what measurements need
+
+
+@dataclass(frozen=True, eq=False)
+class Run(ABC):
+    """A benchmark and its methods, into one folder.
+
+    Args:
+        command: the command line without methods, ratio and folder, for ``tl-localize trace``.
+        retry_failed: try again what failed before.
+    Raises:
+        ValueError: the settings contradict those of the folder, or a method's repr does not name its settings.
+    """
+
+    store: Store
+    benchmark: Any
+    methods: Sequence[Method]
+    command: Sequence[str] = ()
+    retry_failed: bool = False
+    plan: dict[str, Any] = field(init=False)
+    works: list[Work] = field(init=False)
+    environment: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        for method in self.labels.values():
+            if " at 0x" in repr(method):
+                raise ValueError(f"methods must have a repr that names all their settings, got {method!r}. Write a frozen dataclass.")
+        settings = self.settings()
+        made_with = settings.pop("environment")
+        plan = {**settings, "model": made_with["model"], "fingerprint": made_with["fingerprint"], "dtype": made_with["dtype"]}
+        for old in self.store.plans():
+            if wrong := self.contradictions(old["value"], plan):
+                raise ValueError(
+                    f"settings must agree with those of {str(self.store.folder)!r}, got\n  " + "\n  ".join(wrong[:5]) + "\n"
+                    f"Give the same settings, to which {self.may_grow} may be added, or another folder with --out."
+                )
+        self.store.plan(plan, {"environment": made_with, "command": list(self.command)})
+        object.__setattr__(self, "plan", plan)
+        object.__setattr__(self, "works", self.works_of(plan))
+        object.__setattr__(self, "environment", {**made_with, "host": socket.gethostname()})
+
+    # What a run says of itself
+
+    part: ClassVar[str]  # what a part is called
+    base_label: ClassVar[str]
+    may_grow: ClassVar[str]
+    by_ratio: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    @abstractmethod
+    def labels(self) -> Mapping[str, Method]:
+        """Its methods, controls among them, by the name they have in tables."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """The plan (all that the numbers depend on, with ``benchmark``, ``parts``, ``methods``), and the environment."""
+
+    @staticmethod
+    @abstractmethod
+    def ratio_of(plan: dict[str, Any]) -> float:
+        """The ratio of a plan: methods may have other settings at another one."""
+
+    @staticmethod
+    @abstractmethod
+    def must_agree(plan: dict[str, Any]) -> dict[str, Any]:
+        """By name, what must be the same in all plans of a folder; what ``by_ratio`` names only in those of one ratio."""
+
+    @staticmethod
+    @abstractmethod
+    def works_of(plan: dict[str, Any]) -> list[Work]:
+        """The units of a plan, part by part."""
+
+    @abstractmethod
+    def make_base(self, work: Work) -> tuple[Any, Record]:
+        """What the measurements of a part need, and the record of it."""
+
+    @abstractmethod
+    def read_base(self, work: Work, record: Record) -> Any:
+        """The same from its record."""
+
+    @abstractmethod
+    def measure(self, work: Work, base: Any, label: str) -> Any:
+        """One measurement of a part, as JSON takes it."""
+
+    @classmethod
+    def contradictions(cls, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+        """What two plans of one folder may not differ in. Parts, methods and ratios may be added."""
+        if old["benchmark"] != new["benchmark"]:
+            return [f"benchmark: {old['benchmark']} in the folder, {new['benchmark']} now"]
+        names = ("model", "fingerprint", "dtype")
+        before, now = ({name: plan[name] for name in names} | cls.must_agree(plan) for plan in (old, new))
+        pairs = [(name, before.get(name), now.get(name)) for name in before]
+        if cls.ratio_of(old) == cls.ratio_of(new):
+            both = old["methods"].keys() & new["methods"].keys()
+            pairs += [(f"methods.{label}", old["methods"][label], new["methods"][label]) for label in both]
+        else:
+            pairs = [pair for pair in pairs if pair[0] not in cls.by_ratio]
+        pairs += [(f"{cls.part} {i}", a, b) for i, (a, b) in enumerate(zip(old["parts"], new["parts"], strict=False))]
+        return [f"{name}: {a} in the folder, {b} now" for name, a, b in pairs if a != b]
+
+    # How it is made
+
+    def missing(self, work: Work) -> list[str]:
+        """Labels of the measurements that a part still waits for."""
+        if work.base.key in self._failed:
+            return []
+        return [label for label, unit in work.measures.items() if unit.key not in self._failed and self.store.read(unit) is None]
+
+    def make(self, work: Work, labels: Sequence[str]) -> Iterator[Event]:
+        """Make these units of one part, and say so after each. What fails is recorded, and the rest goes on."""
+        if work.base.key in self._failed:
+            return
+        try:
+            base, spent, made = self._base(work)
+        except _Failed as failure:
+            yield Event(work.base, self.base_label, work.name, 0.0, str(failure), measured=False)
+            return
+        if made:
+            yield Event(work.base, self.base_label, work.name, spent, measured=False)
+        for label in labels:
+            unit = work.measures[label]
+            if self.store.has(unit):  # another run was faster
+                yield Event(unit, label, work.name, 0.0)
+                continue
+            try:
+                value, about = self._attempt(unit, lambda label=label: self.measure(work, base, label))
+            except _Failed as failure:
+                yield Event(unit, label, work.name, 0.0, str(failure))
+            else:
+                self.store.write(unit, Record(value, {**about, "base_seconds": spent}))
+                yield Event(unit, label, work.name, about["seconds"])
+
+    def give_up(self, work: Work, unit: Unit, error: Exception) -> Event:
+        """Record that a unit of a part failed elsewhere."""
+        self._failed.add(unit.key)
+        labels = {one.key: label for label, one in work.measures.items()}
+        reason = self.store.fail(unit, error)["reason"]
+        return Event(unit, labels.get(unit.key, self.base_label), work.name, 0.0, reason, measured=unit != work.base)
+
+    def stored(self, label: str, injection: str | None = None) -> Stored:
+        """A method whose scores are kept in the folder."""
+        return Stored(self.labels[label], self.store, self.plan["fingerprint"], injection, self.environment)
+
+    def _base(self, work: Work) -> tuple[Any, float, bool]:
+        """What the measurements need, the seconds it took, and whether that was now. The last one is remembered."""
+        if work.base.key not in self._last:
+            self._last.clear()
+            if found := self.store.read(work.base):
+                self._last[work.base.key] = self.read_base(work, found), found.about["seconds"]
+            else:
+                (base, record), about = self._attempt(work.base, lambda: self.make_base(work))
+                self.store.write(work.base, Record(record.value, {**about, **record.about}, record.tensors))
+                self._last[work.base.key] = base, about["seconds"]
+                return *self._last[work.base.key], True
+        return *self._last[work.base.key], False
+
+    def _attempt(self, unit: Unit, compute: Callable[[], Result]) -> tuple[Result, dict[str, Any]]:
+        try:
+            return measured(self.benchmark.model, compute, self.environment)
+        except OSError:  # the folder's, not the unit's
+            raise
+        except Exception as error:
+            self._failed.add(unit.key)
+            raise _Failed(self.store.fail(unit, error)["reason"]) from error
+
+    @cached_property
+    def _last(self) -> dict[str, tuple[Any, float]]:
+        return {}
+
+    @cached_property
+    def _failed(self) -> set[str]:
+        return set() if self.retry_failed else set(self.store.failures())
+
+
+class _Failed(Exception):
+    """A unit failed, and that is recorded."""
+
+
+# Scores
+
+
+def scores_unit(fingerprint: str, method: Method, sequence: MemorizedSequence, injection: str | None = None) -> Unit:
+    """The unit of one localization, in the model as it is or with an injection in place."""
+    identity = {"model": fingerprint, "injection": injection, "method": repr(method), "sequence": sequence.fingerprint}
+    return Unit("scores", identity, ".safetensors")
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """A method that looks into a store before it computes: what both benchmarks take in place of the method.
+
+    Args:
+        fingerprint: of the model that the scores are of.
+        injection: key of the injection that is in place, if there is one.
+        about: what the scores are made with, for their records.
+    """
+
+    method: Method
+    store: Store
+    fingerprint: str
+    injection: str | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", getattr(self.method, "name", type(self.method).__name__))
+
+    def __repr__(self) -> str:
+        return repr(self.method)
+
+    def __call__(self, model: LanguageModel, sequence: MemorizedSequence) -> NeuronScores:
+        unit = scores_unit(self.fingerprint, self.method, sequence, self.injection)
+        found = self.store.read(unit)
+        if found is None:
+            scores, about = measured(model, lambda: self.method(model, sequence), self.about)
+            tensors, metadata = scores.packed()
+            found = Record(metadata, about, tensors)
+            self.store.write(unit, found)
+        self.seconds[sequence.fingerprint] = found.about["seconds"]
+        return NeuronScores.unpacked(found.tensors, found.value | {"sequence_id": sequence.id})
+
+
+def stored(methods: Sequence[Method], store: Store, model: LanguageModel) -> list[Method]:
+    """Methods whose scores of this model are kept in a folder: DelBenchmark at another ratio then computes none again.
+
+    Each sequence is localized alone, so that no score depends on which others were there before.
+    """
+    about = environment(model)
+    return [Stored(method, store, about["fingerprint"], about={**about, "host": socket.gethostname()}) for method in methods]
+
+
+def measured(model: LanguageModel, compute: Callable[[], Result], about: dict[str, Any]) -> tuple[Result, dict[str, Any]]:
+    """A result, and what it took: seconds and peak memory in bytes (of the device, or of the process so far)."""
+    device = next(iter(model.parameters())).device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    started = time.perf_counter()
+    result = compute()
+    seconds = time.perf_counter() - started
+    memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _process_memory()
+    return result, {**about, "seconds": seconds, "peak_memory": memory}
+
+
+def _process_memory() -> int | None:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,175 @@
+"""What a results folder says by itself, without the model: its units, how far they are, and the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from tl_localize.evals.del_benchmark import DelResults, Effect, Share, single_layer_frame
+from tl_localize.evals.inj_benchmark import TRUE_ROWS, InjResults
+from tl_localize.runs.base import Run, Work
+from tl_localize.runs.del_run import BY_LAYER, DelRun
+from tl_localize.runs.inj_run import FRAMES, InjRun
+from tl_localize.store import Store, Unit
+
+RUNS: dict[str, type[Run]] = {"inj": InjRun, "del": DelRun}
+COUNTS = ("planned", "done", "failed", "missing", "not_converged")
+
+Planned = dict[tuple[float, int, str], tuple[Work, Unit]]
+
+
+def works(plan: dict[str, Any]) -> list[Work]:
+    """The units of a plan, part by part.
+
+    Raises:
+        ValueError: it is not the plan of a benchmark.
+    """
+    if plan["benchmark"] not in RUNS:
+        raise ValueError(
+            f"folder must hold a run of {' or '.join(RUNS)}, got one of {plan['benchmark']}. Its own report says how far it is."
+        )
+    return RUNS[plan["benchmark"]].works_of(plan)
+
+
+def planned(store: Store) -> tuple[Planned, list[dict[str, Any]]]:
+    """Measurements of all plans of a folder by (ratio, part, method), in the order of tables; and the plans."""
+    plans = store.plans()
+    found: Planned = {}
+    for plan in plans:
+        for work in works(plan["value"]):
+            for label, unit in work.measures.items():
+                found.setdefault((work.ratio, work.index, label), (work, unit))
+    ratios, labels = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 2))
+    labels.sort(key=lambda label: label == TRUE_ROWS)
+    rank = {name: i for names in (ratios, labels) for i, name in enumerate(names)}
+    return {key: found[key] for key in sorted(found, key=lambda key: (rank[key[0]], key[1], rank[key[2]]))}, plans
+
+
+# Results
+
+
+def inj_results(store: Store) -> InjResults:
+    """All that a folder holds, as ``InjBenchmark.run`` gives it, and what is missing."""
+    units, plans = planned(store)
+    failures = store.failures()
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in (*FRAMES, "missing")}
+    for (ratio, _, label), (work, unit) in units.items():
+        if record := store.read(unit):
+            for name in FRAMES:
+                rows[name] += record.value[name]
+        else:
+            lacking = {"injection_ratio": ratio, "group": work.name, "method": label, "reason": _reason(work, unit, failures)}
+            rows["missing"].append(lacking)
+    frames = {name: pd.DataFrame(part) for name, part in rows.items()}
+    return InjResults(frames["frame"], _settings(plans), frames["truth"], frames["assignment"], frames["missing"])
+
+
+def del_results(store: Store) -> DelResults:
+    """All that a folder holds, as ``DelBenchmark.run`` gives it, and what is missing."""
+    units, plans = planned(store)
+    failures = store.failures()
+    every_layer = {key: value for key, value in units.items() if not key[2].endswith(BY_LAYER)}
+    labels, ratios = dict.fromkeys(label for _, _, label in every_layer), dict.fromkeys(ratio for ratio, _, _ in every_layer)
+    effects: dict[tuple[str, float], list[Effect]] = {(label, ratio): [] for label in labels for ratio in ratios}
+    missing: list[dict[str, Any]] = []
+    for (ratio, _, label), (work, unit) in every_layer.items():
+        if record := store.read(unit):
+            effects[label, ratio] += map(Effect.unpacked, record.value["effects"])
+        else:
+            missing.append({"ratio": ratio, "sequence_id": work.name, "method": label, "reason": _reason(work, unit, failures)})
+    before = _before(store, units)
+    if before is None or not any(effects.values()):
+        return DelResults(pd.DataFrame(), pd.DataFrame(), settings=_settings(plans), missing=pd.DataFrame(missing))
+    intervention = plans[0]["value"]["intervention"]
+    return DelResults.of(before, effects, intervention, _settings(plans), pd.DataFrame(missing))
+
+
+def single_layer_frames(store: Store) -> dict[str, pd.DataFrame]:
+    """What ``DelBenchmark.run_single_layer`` gives, by method, of the targets that are done, at the ratio that was asked for last."""
+    units, plans = planned(store)
+    before = _before(store, units)
+    if before is None:
+        return {}
+    asked = [(plan["value"], label) for plan in plans for label in plan["value"]["methods"] if label.endswith(BY_LAYER)]
+    ratios = {label: DelRun.ratio_of(plan) for plan, label in asked}
+    frames: dict[str, pd.DataFrame] = {}
+    for label, ratio in ratios.items():
+        found: list[tuple[Effect, Share]] = []
+        for key, (_, unit) in units.items():
+            if (key[0], key[2]) == (ratio, label) and (record := store.read(unit)):
+                shares = [Share(**share) for share in unit.identity["shares"]]
+                found += zip(map(Effect.unpacked, record.value["effects"]), shares, strict=True)
+        name = label.removesuffix(BY_LAYER)
+        if found:
+            frames[name] = single_layer_frame(before, found, plans[0]["value"]["intervention"], name, ratio)
+    return frames
+
+
+def _before(store: Store, units: Planned) -> pd.DataFrame | None:
+    """How the model of a DEL folder is as it is."""
+    for work, _ in units.values():
+        record = store.read(work.base)
+        return pd.DataFrame(record.value["frame"]) if record else None
+    return None
+
+
+def _reason(work: Work, unit: Unit, failures: dict[str, dict[str, Any]]) -> str:
+    failure = failures.get(work.base.key) or failures.get(unit.key)
+    return failure["reason"] if failure else "not done yet"
+
+
+def _settings(plans: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"runs": [{**plan["value"], "environment": plan["about"]["environment"]} for plan in plans]}
+
+
+# How far it is
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a folder is: counts of measurements by method."""
+
+    frame: pd.DataFrame  # method, planned, done, failed, missing, not_converged, seconds_left
+    reasons: dict[str, str]  # what failed and why, by unit
+
+    @property
+    def clean(self) -> bool:
+        """Nothing failed: no unit, and no injection that did not converge."""
+        return not (self.frame["failed"].sum() or self.frame["not_converged"].sum())
+
+
+def status(store: Store) -> Status:
+    """Counts, reasons and the time left for one process, from what the finished units took."""
+    units, plans = planned(store)
+    failures = store.failures()
+    base = RUNS[plans[0]["value"]["benchmark"]].base_label if plans else "base"
+    rows: dict[str, dict[str, float]] = {}
+    seconds: dict[str, list[float]] = {base: []}
+    waiting: set[str] = set()  # bases that are not there
+    for (_, _, label), (work, unit) in units.items():
+        row = rows.setdefault(label, dict.fromkeys(COUNTS, 0.0))
+        row["planned"] += 1
+        if record := store.read(unit):
+            row["done"] += 1
+            row["not_converged"] += any(not line["converged"] for line in record.value.get("frame", ()))
+            seconds.setdefault(label, []).append(record.about["seconds"])
+            seconds[base].append(record.about["base_seconds"])
+        elif work.base.key in failures or unit.key in failures:
+            row["failed"] += 1
+        else:
+            row["missing"] += 1
+            if not store.has(work.base):
+                waiting.add(work.base.key)
+    everything = [value for label, values in seconds.items() if label != base for value in values]
+    for label, row in rows.items():
+        row["seconds_left"] = row["missing"] * _mean(seconds.get(label) or everything)
+    rows[base] = {**dict.fromkeys(COUNTS, 0.0), "missing": len(waiting), "seconds_left": len(waiting) * _mean(seconds[base])}
+    reasons = {failure["unit"]: failure["reason"] for failure in failures.values()}
+    return Status(pd.DataFrame(rows).T.astype(dict.fromkeys(COUNTS, int)), reasons)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
