@@ -83,3 +83,13 @@ def test_compare_with_reference_names_a_missing_reference():
     frame = pd.DataFrame({"sequence_id": [1], "method": ["a"], "ratio": [0.1], "recall": [0.5]})
     with pytest.raises(ValueError, match="reference must be one of the methods"):
         compare_with_reference(frame, "b", "recall", ["ratio"])
+
+
+def test_settings_without_the_reference_are_left_out():
+    import pandas as pd
+
+    from tl_localize.stats import compare_with_reference
+
+    rows = [{"sequence_id": i, "method": m, "ratio": r, "x": i + len(m)} for i in range(3) for m, r in (("a", 1), ("ref", 1), ("a", 2))]
+    tests = compare_with_reference(pd.DataFrame(rows), "ref", "x", ["ratio"])
+    assert tests[["method", "ratio", "n"]].to_numpy().tolist() == [["a", 1, 3]]
