@@ -369,7 +369,7 @@ def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -
 
     name, model = costed
     device = torch.device(model.cfg.device)
-    learner = HardConcrete(steps=20, stop_sparsity=1e-12)
+    learner = HardConcrete(steps=10, stop_sparsity=1e-12)
     rows: list[dict[str, Any]] = []
 
     def add(curve: str, x: int, method: str, work: Any, n: int = 1) -> None:
@@ -379,10 +379,10 @@ def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -
     for length in (20, 40, 80, 160):
         one = random_sequences(model, 1, length)[0]
         add("tokens", length, "integrated_gradients", lambda one=one: IntegratedGradients()(model, one))
-        add("tokens", length, "hard_concrete, 20 steps", lambda one=one: learner(model, one))
+        add("tokens", length, "hard_concrete, 10 steps", lambda one=one: learner(model, one))
     for n in (1, 4, 16):
         some = random_sequences(model, n)
-        add("sequences", n, "hard_concrete, 20 steps", lambda some=some: list(learner.map(model, some)), n)
+        add("sequences", n, "hard_concrete, 10 steps", lambda some=some: list(learner.map(model, some)), n)
     for n_layers in (3, 6, 12):
         small = random_model("small", device, torch.float32, n_layers=n_layers)
         one = random_sequences(small, 1)[0]

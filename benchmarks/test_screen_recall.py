@@ -5,6 +5,9 @@ pytest benchmarks/test_screen_recall.py --limit 4        # of each kind, on both
 One exact Zero-Out of each sequence says it for every share: a neuron of the exact top is kept if the screen takes it. Beside it stands
 ``Attribution`` alone, which ranks neurons that fire everywhere too low where a text is recited almost surely. The sequences are the first
 planted ones with the most repetitions, and the first INJ sentences, each injected at 3 % of the rows.
+
+On eleven other choices (eight planted texts of 32 to 128 repetitions and three injections, both models) the screen kept, on average and
+at worst, 0.974 and 0.944 at 2 %, 0.997 and 0.989 at 3 %, and all at 5 %; Attribution alone 0.964 and 0.900 at 5 %.
 """
 
 from __future__ import annotations
