@@ -529,8 +529,8 @@ def _train_together(
     index = {layer: union.nonzero().T.to(device) for layer, union in enumerate(chosen.any(0)) if union.any()}
     owner = {layer: chosen[:, layer].long().argmax(0).to(device)[row[0]] for layer, row in index.items()}
     before = {layer: view.rows(layer).detach().float()[row[0]] for layer, row in index.items()}
-    changes = [torch.zeros_like(rows).requires_grad_() for rows in before.values()]
-    shared = {layer: change[None] for layer, change in zip(index, changes, strict=True)}
+    changes = [torch.zeros_like(rows)[None].requires_grad_() for rows in before.values()]  # one problem for Adam: [1 row d_model]
+    shared = dict(zip(index, changes, strict=True))
     adam = BatchAdam(changes, learning_rate)
 
     def part(of: list[int]) -> SequenceBatch:
@@ -579,7 +579,7 @@ def _train_together(
             break
         adam.step(gradients)
     losses, silences = torch.stack(history, dim=1)
-    trained = [rows + change.detach() for rows, change in zip(before.values(), changes, strict=True)]
+    trained = [rows + change.detach()[0] for rows, change in zip(before.values(), changes, strict=True)]
     return JointInjection(
         tuple(
             Injection(
