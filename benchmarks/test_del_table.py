@@ -42,7 +42,7 @@ def collection(model, model_name, files):
 
 
 @pytest.fixture(scope="session")
-def benchmark(model, collection, files, request):
+def benchmark(model, model_name, collection, files, request):
     """DEL on the drawn sequences, for a number of targets."""
     from tl_localize.cli.collect import reference_general
     from tl_localize.cli.del_benchmark import FIRST_LAYER, default_ratios, del_data, drawn_first
