@@ -22,6 +22,13 @@ def test_mean_and_error_of_one_value_has_no_error():
     assert math.isnan(mean_and_error([1.0])[1])
 
 
+def test_text_leaves_out_an_error_that_is_not_known_and_the_sign_of_zero():
+    from tl_localize.stats import with_error
+
+    assert with_error([1.0, 2.0], 2) == "1.50 ± 0.50"
+    assert with_error([-0.001]) == "0.0"
+
+
 def test_mean_and_error_rejects_nothing():
     from tl_localize.stats import mean_and_error
 

@@ -20,6 +20,17 @@ def mean_and_error(values: Sequence[float] | np.ndarray | pd.Series) -> tuple[fl
     return float(array.mean()), error
 
 
+def with_error(values: Sequence[float] | np.ndarray | pd.Series, decimals: int = 1) -> str:
+    """Mean and standard error as text, such as ``"87.2 ± 0.9"``; a single value has no error."""
+    return mean_text(*mean_and_error(values), decimals)
+
+
+def mean_text(mean: float, error: float, decimals: int = 1) -> str:
+    """A mean and its error as text; the error is left out where it is nan, and zero has no sign."""
+    text = f"{round(mean, decimals) + 0.0:.{decimals}f}"
+    return text if math.isnan(error) else f"{text} ± {error:.{decimals}f}"
+
+
 def paired_test(
     first: Sequence[float] | np.ndarray | pd.Series,
     second: Sequence[float] | np.ndarray | pd.Series,

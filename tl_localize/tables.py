@@ -11,6 +11,7 @@ import pandas as pd
 from tl_localize.evals.del_benchmark import METRICS, DelResults
 from tl_localize.evals.inj_benchmark import InjResults
 from tl_localize.paper import TITLES, published
+from tl_localize.stats import mean_text
 from tl_localize.store import prepare_folder, write_text
 
 DEL_CAPTIONS = {  # by file name
@@ -126,8 +127,8 @@ def _related(related: pd.DataFrame) -> pd.DataFrame:
         {
             "ratio": row["ratio"],
             "method": row["method"],
-            "Δ Acc of the same category (points)": f"{100 * row['related']:.2f} ± {100 * row['related_error']:.2f}",
-            "Δ Acc of other categories (points)": f"{100 * row['unrelated']:.2f} ± {100 * row['unrelated_error']:.2f}",
+            "Δ Acc of the same category (points)": mean_text(100 * row["related"], 100 * row["related_error"], 2),
+            "Δ Acc of other categories (points)": mean_text(100 * row["unrelated"], 100 * row["unrelated_error"], 2),
             "p_value": row["p_value"],
             "n": row["n"],
         }
@@ -170,8 +171,8 @@ def _paper_layout(frame: pd.DataFrame) -> pd.DataFrame:
         rows: dict[str, dict[str, str]] = {}
         for row in block.to_dict("records"):
             multiple = float(str(row["metric"]).removeprefix("recall@")) / ratio
-            error = "" if pd.isna(row["standard_error"]) else f" ± {100 * row['standard_error']:.1f}"
-            rows.setdefault(str(row["method"]), {})[f"R@{round(multiple, 6):g}x"] = f"{100 * row['value']:.1f}{error}"
+            text = mean_text(100 * row["value"], 100 * row["standard_error"])
+            rows.setdefault(str(row["method"]), {})[f"R@{round(multiple, 6):g}x"] = text
         blocks[f"ratio {100 * ratio:g} %, published"] = pd.DataFrame(rows).T
     return pd.concat(blocks)
 

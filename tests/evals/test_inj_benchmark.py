@@ -174,6 +174,17 @@ def test_inj_benchmark_rejects_no_method(benchmark):
         benchmark.run([])
 
 
+def test_inj_benchmark_rejects_what_is_not_a_list_of_methods(benchmark, unchecked):
+    from tl_localize import Activations
+
+    for wrong in (Activations(), "activations"):
+        with pytest.raises(TypeError, match="methods must be a list of methods"):
+            benchmark.run(wrong)
+    for wrong in (Activations, "activations"):
+        with pytest.raises(TypeError, match="methods must hold objects that score"):
+            benchmark.run([wrong])
+
+
 def test_inj_benchmark_rejects_the_same_method_twice(benchmark):
     from tl_localize import Activations
 

@@ -21,12 +21,12 @@ from tl_localize.html import card
 from tl_localize.losses import unembed
 from tl_localize.memory import halving, tokens_that_fit
 from tl_localize.methods import RandomBaseline
-from tl_localize.methods.base import Method, Progress, label_methods
+from tl_localize.methods.base import Method, Progress, check_methods, label_methods
 from tl_localize.metrics import Decode, decoder
 from tl_localize.neurons import LanguageModel, NeuronView, Real
 from tl_localize.scores import NeuronScores, NeuronSet, check_ratio, load_tensors, save_tensors
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
-from tl_localize.stats import compare_with_reference, mean_and_error, paired_test, summarize
+from tl_localize.stats import compare_with_reference, mean_and_error, paired_test, summarize, with_error
 from tl_localize.store import digest_of, environment, prepare_folder, write_json, write_text
 
 INTERVENTIONS = ("zero", "mean", "resample")
@@ -112,7 +112,7 @@ class DelBenchmark:
             raise ValueError(f"intervention must be one of {INTERVENTIONS}, got {self.intervention!r}.")
         if not 0 <= self.first_layer < view.n_layers:
             raise ValueError(f"first_layer must be in [0, {view.n_layers}), got {self.first_layer}. The paper spares layer 0, with 1.")
-        if not self.ratios or len(set(self.ratios)) < len(self.ratios):
+        if not isinstance(self.ratios, list | tuple) or not self.ratios or len(set(self.ratios)) < len(self.ratios):
             raise ValueError(f"ratios must be different fractions, got {self.ratios}. The paper's are (0.001, 0.005).")
         for ratio in self.ratios:
             check_selects(ratio, view.n_neurons)
@@ -215,8 +215,7 @@ class DelBenchmark:
 
     def with_random(self, methods: Sequence[Method]) -> list[Method]:
         """The methods, with Random added where it is missing."""
-        if not methods:
-            raise ValueError("methods must hold at least one method, got none. Pass for example [HardConcrete(first_layer=1)].")
+        check_methods(methods)
         there = any(getattr(method, "name", "") == RandomBaseline.name for method in methods)
         return [*methods, *([] if there else [RandomBaseline(seed=self.seed)])]
 
@@ -712,12 +711,6 @@ def perplexities(losses: Float[np.ndarray, " sequence"]) -> tuple[float, float]:
 def mean_of_others(values: Float[np.ndarray, " sequence"], index: int) -> float:
     """Mean over all but one; nan where there is no other."""
     return float(np.delete(values, index).mean()) if len(values) > 1 else math.nan
-
-
-def with_error(values: Any, decimals: int) -> str:
-    """Mean and standard error of a column, as text."""
-    mean, error = mean_and_error(values)
-    return f"{mean:.{decimals}f}" + ("" if math.isnan(error) else f" ± {error:.{decimals}f}")
 
 
 def part_of(progress: Progress | None, index: int, count: int, label: str) -> Callable[[float], None]:

@@ -21,12 +21,12 @@ import torch
 from tl_localize.html import card
 from tl_localize.injection import Injection, JointInjection, draw_sets, inject, inject_together
 from tl_localize.methods import RandomBaseline, RowNorm
-from tl_localize.methods.base import Method, Progress, Report, label_methods
+from tl_localize.methods.base import Method, Progress, Report, check_methods, label_methods
 from tl_localize.metrics import accuracy
 from tl_localize.neurons import LanguageModel, NeuronView, Real
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, check_sequences
-from tl_localize.stats import compare_with_reference, mean_and_error, paired_test
+from tl_localize.stats import compare_with_reference, paired_test, with_error
 from tl_localize.store import environment, prepare_folder, write_json, write_text
 
 Rows = list[dict[str, Any]]
@@ -333,8 +333,7 @@ def timed(method: Method, model: LanguageModel, sequence: MemorizedSequence) -> 
 
 def with_controls(methods: Sequence[Method]) -> list[Method]:
     """The methods, with Random and RowNorm added where they are missing."""
-    if not methods:
-        raise ValueError("methods must hold at least one method, got none. Pass for example [HardConcrete()].")
+    check_methods(methods)
     controls: tuple[Method, ...] = (RandomBaseline(), RowNorm())
     return [*methods, *(control for control in controls if not any(isinstance(method, type(control)) for method in methods))]
 
@@ -486,7 +485,8 @@ def converged_part(block: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     n, failed = len(state), int((~state).sum())
     if failed == n:
         return f"NONE of {n} injections converged", block
-    return f"{n - failed} sentences" + (f" ({failed} more did NOT converge and are left out)" if failed else ""), block[block["converged"]]
+    label = f"{n - failed} sentence{'s' * (n - failed != 1)}" + (f" ({failed} more did NOT converge and are left out)" if failed else "")
+    return label, block[block["converged"]]
 
 
 def by_group(rows: pd.DataFrame, column: str) -> pd.Series:
@@ -496,8 +496,7 @@ def by_group(rows: pd.DataFrame, column: str) -> pd.Series:
 
 def percent(values: pd.Series) -> str:
     """Mean and standard error as text, in percent."""
-    mean, error = mean_and_error(values)
-    return f"{100 * mean:.1f} ± {100 * error:.1f}"
+    return with_error(100 * values)
 
 
 def compare_seeds(first: InjResults, second: InjResults) -> pd.DataFrame:

@@ -145,6 +145,17 @@ _FROM_ZERO = {"seed", "first_layer", "stop_sparsity", "initial_mask"}
 _NUMBERS = {"learning_rate", "sparsity_weight", "temperature"} | _COUNTS | _FROM_ZERO
 
 
+def check_methods(methods: Sequence[Method]) -> None:
+    """Raise TypeError or ValueError unless this is a list with at least one method."""
+    if isinstance(methods, str) or not isinstance(methods, Sequence):
+        raise TypeError(f"methods must be a list of methods, got {methods!r}. Pass for example [HardConcrete()].")
+    if not methods:
+        raise ValueError("methods must hold at least one method, got none. Pass for example [HardConcrete()].")
+    for method in methods:
+        if isinstance(method, type) or not callable(method):
+            raise TypeError(f"methods must hold objects that score a (model, sequence), got {method!r}. Pass for example [HardConcrete()].")
+
+
 def label_methods(methods: Sequence[Method]) -> dict[str, Method]:
     """Methods by the name they have in tables: their own, with all settings where two share it."""
     names = [getattr(method, "name", getattr(method, "__name__", type(method).__name__)) for method in methods]
