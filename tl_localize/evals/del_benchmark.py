@@ -112,7 +112,7 @@ class DelBenchmark:
             raise ValueError(f"intervention must be one of {INTERVENTIONS}, got {self.intervention!r}.")
         if not 0 <= self.first_layer < view.n_layers:
             raise ValueError(f"first_layer must be in [0, {view.n_layers}), got {self.first_layer}. The paper spares layer 0, with 1.")
-        if not isinstance(self.ratios, list | tuple) or not self.ratios or len(set(self.ratios)) < len(self.ratios):
+        if not self.ratios or len(set(self.ratios)) < len(self.ratios):
             raise ValueError(f"ratios must be different fractions, got {self.ratios}. The paper's are (0.001, 0.005).")
         for ratio in self.ratios:
             check_selects(ratio, view.n_neurons)

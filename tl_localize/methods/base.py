@@ -7,7 +7,7 @@ import numbers
 from abc import ABC
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -145,7 +145,7 @@ _FROM_ZERO = {"seed", "first_layer", "stop_sparsity", "initial_mask"}
 _NUMBERS = {"learning_rate", "sparsity_weight", "temperature"} | _COUNTS | _FROM_ZERO
 
 
-def check_methods(methods: Sequence[Method]) -> None:
+def check_methods(methods: Any) -> None:
     """Raise TypeError or ValueError unless this is a list with at least one method."""
     if isinstance(methods, str) or not isinstance(methods, Sequence):
         raise TypeError(f"methods must be a list of methods, got {methods!r}. Pass for example [HardConcrete()].")
