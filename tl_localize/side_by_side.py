@@ -22,7 +22,7 @@ def side_by_side(
     n: int,
     size: int,
     start: Start,
-    advance: Callable[[tuple[int, ...], BatchAdam], dict[int, Result]],
+    advance: Advance[Result],
     *,
     learning_rate: Real,
     max_steps: int,

@@ -89,7 +89,7 @@ def del_benchmark(
     seed: Annotated[int, typer.Option(help="Of Random, the order of targets and resampling.")] = 0,
     device: Device = None,
     dtype: Dtype = "float32",
-    out: Annotated[Path | None, typer.Option(help="Results folder. Default: ./tl-localize-results/del-MODEL.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Results folder. Default: ./tl-localize-results/del-MODEL, with -INTERVENTION.")] = None,
     settings: Settings = None,
     settings_file: SettingsFile = None,
     engine: Engine = "process",
