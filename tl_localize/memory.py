@@ -16,6 +16,7 @@ Result = TypeVar("Result")
 
 CPU_BYTES = 2**30  # working memory of one batch; more is not faster on a CPU
 CUDA_SHARE = 0.5  # of the memory that is free
+CUDA_SHARE_KEPT = 0.25  # the same, for what is kept from one pass to the next
 MAX_TOKENS = {"cpu": 4096, "cuda": 131072}
 
 
@@ -26,6 +27,11 @@ def tokens_that_fit(neurons: NeuronView) -> int:
     device = neurons.device
     free = CUDA_SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else CPU_BYTES
     return int(min(max(free / (4 * floats), 256), MAX_TOKENS.get(device.type, 4096)))
+
+
+def bytes_to_keep(neurons: NeuronView) -> int:
+    """Bytes that may be kept from one forward pass to the next instead of computing them again."""
+    return int(CUDA_SHARE_KEPT * torch.cuda.mem_get_info(neurons.device)[0]) if neurons.device.type == "cuda" else CPU_BYTES
 
 
 def peak_bytes(neurons: NeuronView, method: str, *, n_tokens: int, n_targets: int, length: int) -> int:

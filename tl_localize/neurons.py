@@ -126,15 +126,15 @@ def _call(hook: Hook, module: object, inputs: object, output: Tensor) -> Tensor:
     return hook(output, hook=module)
 
 
-def set_neurons(
+def hold_neurons(
     act: Float[Tensor, "batch pos neuron"],
     hook: object = None,
     *,
-    mask: Bool[Tensor, "#batch neuron"],
-    values: Float[Tensor, "#batch neuron"],
+    index: Int[Tensor, " chosen"],
+    values: Float[Tensor, " chosen"],
 ) -> Float[Tensor, "batch pos neuron"]:
-    """Set the masked neurons to given values, at every position."""
-    return torch.where(mask.to(act.device)[:, None], values.to(act)[:, None], act)
+    """Set the chosen neurons to given values, at every position."""
+    return act.index_copy(-1, index.to(act.device), values.to(act).expand(*act.shape[:2], -1))
 
 
 class NeuronView:
@@ -251,11 +251,12 @@ class NeuronView:
                 handle.remove()
 
     @contextmanager
-    def held(
-        self, masks: Mapping[int, Bool[Tensor, "#batch neuron"]], values: Mapping[int, Float[Tensor, "#batch neuron"]]
-    ) -> Iterator[None]:
-        """Hold the masked neurons of the given layers at values, at every position (one row for all, or one per row of the batch)."""
-        with self._hooks({layer: partial(set_neurons, mask=mask, values=values[layer]) for layer, mask in masks.items()}):
+    def held(self, chosen: Bool[Tensor, "layer neuron"], values: Float[Tensor, "layer neuron"]) -> Iterator[None]:
+        """Hold the chosen neurons at values, at every position."""
+        layers: list[int] = chosen.any(-1).nonzero().flatten().tolist()
+        index = {layer: chosen[layer].nonzero().flatten().to(self.device) for layer in layers}
+        held = {layer: values[layer].to(self.device)[index[layer]] for layer in layers}
+        with self._hooks({layer: partial(hold_neurons, index=index[layer], values=held[layer]) for layer in layers}):
             yield
 
     @contextmanager

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from oracles import ATTENTION
 
 from tl_localize import (
     Activations,
@@ -24,7 +25,7 @@ from tl_localize import (
     perplexity,
     perplexity_base2,
 )
-from tl_localize.evals.del_benchmark import DelBenchmark, DelResults
+from tl_localize.evals.del_benchmark import DelBenchmark, DelResults, Evaluation
 
 RATIO = 0.2
 TOLERANCE = 2e-4  # of a perplexity near 100 in float32
@@ -116,6 +117,19 @@ def test_del_gives_the_numbers_of_silencing_one_set_after_the_other(any_model: A
             assert dict(row[[*expected]]) == pytest.approx(expected, abs=TOLERANCE, rel=1e-4)
             some_effect += abs(expected["delta_self_accuracy"]) + abs(expected["delta_neg_levenshtein"])
     assert some_effect > 0.5  # else the comparison would say nothing
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_forwards_that_start_above_the_bottom_are_whole_ones(make_model: Any, benchmark_of: Any, attention: str) -> None:
+    model = make_model(7, **({"n_layers": 3} | ATTENTION[attention]))
+    benchmark = benchmark_of(model, first_layer=2)
+    evaluation, sequence = Evaluation(benchmark), benchmark.test_sequences()[0]
+    neurons = Noise()(model, sequence).top_k(0.5, first_layer=2)
+    effect, expected = evaluation.effect(0, neurons), naive(benchmark, 0, neurons)
+    assert effect.accuracy[0] == pytest.approx(expected["delta_self_accuracy"])
+    assert effect.levenshtein[1:].mean() == pytest.approx(expected["delta_neg_levenshtein"])
+    assert effect.perplexity == pytest.approx(expected["delta_perplexity"], abs=TOLERANCE, rel=1e-4)
+    assert abs(effect.perplexity) > 10 * TOLERANCE
 
 
 def test_del_uses_map_where_there_is_one(gpt2_like: Any, benchmark_of: Any) -> None:
@@ -221,6 +235,24 @@ def test_single_layers_get_the_budget_of_all_layers(neox_like: Any, benchmark_of
     assert dict(row[[*expected]]) == pytest.approx(expected, abs=TOLERANCE, rel=1e-4)
     with pytest.raises(ValueError, match=r"multiple \* 22 in \[1, 56\], the neurons of one layer, got 5"):
         benchmark.run_single_layer(Noise(), RATIO)
+
+
+@pytest.mark.parametrize("room", [0, 4000, 2**30])
+def test_what_is_kept_between_forwards_changes_no_bit(any_model: Any, benchmark_of: Any, monkeypatch: Any, room: int) -> None:
+    """Nothing kept, some batches, all: silenced in each order, with every layer as the first."""
+    benchmark = benchmark_of(any_model, first_layer=0, batch_tokens=40)
+    generator = torch.Generator().manual_seed(5)
+    masks = [torch.rand(any_model.cfg.n_layers, any_model.cfg.d_mlp, generator=generator) < 0.3 for _ in range(4)]
+    masks[0][0], masks[1][1:], masks[3][:] = False, False, False
+    sets = [NeuronSet(mask) for mask in masks]
+    apart = [Evaluation(benchmark).effect(0, chosen) for chosen in sets]
+    monkeypatch.setattr("tl_localize.evals.del_benchmark.bytes_to_keep", lambda view: room)
+    evaluation = Evaluation(benchmark)
+    together = [evaluation.effect(0, chosen) for chosen in (*sets, *reversed(sets))]
+    assert bool(evaluation.kept) == (room > 0)
+    assert sum(resid.nbytes for resid in evaluation.kept.values()) <= room
+    for got, expected in zip(together, [*apart, *reversed(apart)], strict=True):
+        assert got.packed() == expected.packed()
 
 
 def test_before_says_how_well_the_model_memorizes(gpt2_like: Any, benchmark_of: Any) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tl_localize.html import card
 from tl_localize.losses import unembed
-from tl_localize.memory import halving, tokens_that_fit
+from tl_localize.memory import bytes_to_keep, halving, tokens_that_fit
 from tl_localize.methods import RandomBaseline
 from tl_localize.methods.base import Method, Progress, check_methods, label_methods
 from tl_localize.metrics import Decode, decoder
@@ -256,9 +256,11 @@ class Before:
 
 
 class Evaluation:
-    """Measures one model with neurons silenced; what does not depend on the neurons is done once, when it is made.
+    """Measures one model with neurons silenced; what does not depend on the neurons is done once.
 
-    Each set of neurons is silenced alone, in batches of its own, so that no number depends on which others were measured before.
+    That is the model as it is, and the residual stream below the first layer with a silenced neuron, which is kept as far as memory
+    allows. Each set of neurons is silenced alone, in full batches of its own, so that no number depends on which others were measured
+    before.
 
     Args:
         before: the model as it is; measured now unless given.
@@ -271,6 +273,8 @@ class Evaluation:
         self.sequences = benchmark.test_sequences()
         self.general_tokens = benchmark.general_tokens
         self.tokens = benchmark.batch_tokens or tokens_that_fit(self.view)
+        self.room = bytes_to_keep(self.view)
+        self.kept: dict[tuple[str, int, int, int], Tensor] = {}  # what, first row, rows, layer -> the residual stream that enters it
         self.decode = benchmark.decode or decoder(benchmark.model)
         self.truth = [sequence.suffix.numpy() for sequence in self.sequences]
         self.texts = [benchmark.text_of(sequence) for sequence in self.sequences]
@@ -325,14 +329,14 @@ class Evaluation:
     def _predictions(self, chosen: NeuronSet, values: Float[Tensor, "layer neuron"]) -> list[np.ndarray]:
         """Teacher-forced argmax of each suffix, for each test sequence."""
 
-        def predict(part: list[MemorizedSequence]) -> list[np.ndarray]:
-            batch = SequenceBatch.of(part, self.view.device)
-            resid = self._silenced(batch.tokens, chosen, values)
+        def predict(rows: list[int]) -> list[np.ndarray]:
+            batch = SequenceBatch.of([self.sequences[row] for row in rows], self.view.device)
+            resid = self._silenced("sequences", rows, batch.tokens, chosen, values)
             predicted = unembed(self.model, resid[batch.rows, batch.positions]).argmax(-1).cpu().numpy()
-            return np.split(predicted, np.cumsum([len(sequence.suffix) for sequence in part])[:-1])
+            return np.split(predicted, np.cumsum([len(self.truth[row]) for row in rows])[:-1])
 
         size = max(1, self.tokens // max(map(len, self.sequences)))
-        return [guess for _, part in halving(predict, self.sequences, size) for guess in part]
+        return [guess for _, part in halving(predict, range(len(self.sequences)), size) for guess in part]
 
     @torch.no_grad()
     def _losses(self, chosen: NeuronSet, values: Float[Tensor, "layer neuron"]) -> Float[np.ndarray, " sequence"]:
@@ -340,7 +344,7 @@ class Evaluation:
 
         def losses(rows: list[int]) -> Float[Tensor, " batch"]:
             tokens = self._general(rows)
-            logits = unembed(self.model, self._silenced(tokens, chosen, values)[:, :-1])
+            logits = unembed(self.model, self._silenced("general text", rows, tokens, chosen, values)[:, :-1])
             targets = tokens[:, 1:]
             return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape).mean(-1).cpu()
 
@@ -351,14 +355,22 @@ class Evaluation:
         return found
 
     def _silenced(
-        self, tokens: Int[Tensor, "batch pos"], chosen: NeuronSet, values: Float[Tensor, "layer neuron"]
+        self, what: str, rows: list[int], tokens: Int[Tensor, "batch pos"], chosen: NeuronSet, values: Float[Tensor, "layer neuron"]
     ) -> Float[Tensor, "batch pos d_model"]:
-        """The final residual stream while a set of neurons is held at these values."""
-        device, n_layers = self.view.device, self.view.n_layers
-        touched: list[int] = chosen.mask.any(-1).nonzero().flatten().tolist()
-        masks, held = chosen.mask[:, None].to(device), values[:, None].to(device)  # [layer 1 neuron]: one row does for all
-        with self.view.held({layer: masks[layer] for layer in touched}, {layer: held[layer] for layer in touched}):
-            return self.model(tokens, stop_at_layer=n_layers, padding_side="right")
+        """The final residual stream of consecutive rows while a set of neurons is held at these values."""
+        n_layers = self.view.n_layers
+        first = int(chosen.mask.any(-1).int().argmax()) if len(chosen) else n_layers
+        with self.view.one_gelu_kernel(), self.view.held(chosen.mask, values):
+            if self.model.cfg.positional_embedding_type == "shortformer":  # its position vectors enter every layer
+                return self.model(tokens, stop_at_layer=n_layers, padding_side="right")
+            key = (what, rows[0], len(rows), first)
+            entering = self.kept.get(key)
+            if entering is None:
+                entering = self.model(tokens, stop_at_layer=first, padding_side="right")
+                if first < n_layers and entering.nbytes <= self.room:
+                    self.kept[key] = entering
+                    self.room -= entering.nbytes
+            return self.model(entering, start_at_layer=first, stop_at_layer=n_layers, padding_side="right")
 
     # What silenced neurons become
 
