@@ -564,7 +564,7 @@ def _train_together(
     token_losses, converged = torch.empty(0), torch.zeros(len(sequences), dtype=torch.bool)
     for step in range(max_steps):
         gradients = [torch.zeros_like(change) for change in changes]
-        with view.frozen():
+        with view.lean():
             parts = list(halving(read, numbers, batch_size))
         batch_size = max(len(of) for of, _ in parts)
         token_losses, token_silences = (torch.cat(values) for values in zip(*(values for _, values in parts), strict=True))

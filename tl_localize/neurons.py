@@ -319,6 +319,12 @@ class NeuronView:
                 mlp.act_fn = act_fn
 
     @contextmanager
+    def lean(self) -> Iterator[None]:
+        """The same gradients of neurons for less: autograd leaves the weights out, and GPT-2's GELU is one kernel."""
+        with self.frozen(), self.one_gelu_kernel():
+            yield
+
+    @contextmanager
     def _hooks(self, hooks: Mapping[int, Hook]) -> Iterator[None]:
         with self.model.hooks(fwd_hooks=[(post_hook_name(layer), hook) for layer, hook in hooks.items()]):
             yield

@@ -47,7 +47,7 @@ def side_by_side(
     for number in range(n):
         while number not in done:
             try:
-                with torch.inference_mode(False), torch.enable_grad(), neurons.frozen():  # whatever mode the caller is in
+                with torch.inference_mode(False), torch.enable_grad(), neurons.lean():  # whatever mode the caller is in
                     while number not in done:
                         done |= company.step(size)
                         share = max(share, (number + len(done) + company.n_steps / max_steps) / n)

@@ -79,7 +79,7 @@ class IntegratedGradients(Localizer):
         else:
             totals = self._in_one_pass(neurons, batch)
         scores = torch.zeros(neurons.n_layers, neurons.n_neurons)
-        with neurons.frozen():
+        with neurons.lean():
             for layer, act, total in totals:
                 scores[layer] = (act.float() * total).mean(0).cpu()
                 report((layer + 1) / neurons.n_layers)

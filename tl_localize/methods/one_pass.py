@@ -203,6 +203,6 @@ def silencing_estimate(neurons: NeuronView, batch: SequenceBatch) -> Float[Tenso
     Each neuron is multiplied by a gate of one; the gate's gradient is the sum over positions of h dloss/dh, and silencing moves it by -1.
     """
     gates = torch.ones(neurons.n_layers, len(batch), neurons.n_neurons, device=neurons.device).requires_grad_()
-    with torch.enable_grad(), neurons.frozen(), neurons.scaled(dict(enumerate(gates.unbind()))):
+    with torch.enable_grad(), neurons.lean(), neurons.scaled(dict(enumerate(gates.unbind()))):
         (gradient,) = torch.autograd.grad(memorization_loss(neurons.model, batch).sum(), gates)
     return -gradient.transpose(0, 1).float().cpu()
