@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 N_TOKENS, N_PREFIX = 80, 32  # the paper's
 SHAPES: dict[str, dict[str, Any]] = {
     "small": {"n_layers": 3, "d_model": 64, "n_heads": 4, "d_mlp": 256, "d_vocab": 512},
+    "reference": {"n_layers": 6, "d_model": 192, "n_heads": 6, "d_mlp": 1536, "d_vocab": 4096},
     "gpt2": {"n_layers": 12, "d_model": 768, "n_heads": 12, "d_mlp": 3072, "d_vocab": 50257},
     "gpt2-xl": {"n_layers": 48, "d_model": 1600, "n_heads": 25, "d_mlp": 6400, "d_vocab": 50257},
     "pythia-2.8b": {"n_layers": 32, "d_model": 2560, "n_heads": 32, "d_mlp": 10240, "d_vocab": 50304},
@@ -364,7 +365,7 @@ def test_cost_table(costed: tuple[str, Any], publish: Any, unchecked: Any) -> No
 
 
 def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -> None:
-    """Seconds per sequence over length and number of sequences, and over layers at the small shape."""
+    """Seconds per sequence over length and number of sequences, and over layers of the reference models' shape, beside the loop."""
     from tl_localize import HardConcrete, IntegratedGradients
 
     name, model = costed
@@ -372,21 +373,30 @@ def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -
     learner = HardConcrete(steps=10, stop_sparsity=1e-12)
     rows: list[dict[str, Any]] = []
 
-    def add(curve: str, x: int, method: str, work: Any, n: int = 1) -> None:
+    def add(curve: str, x: int, method: str, work: Any, n: float = 1) -> None:
         work()
         rows.append({"curve": curve, "x": x, "method": method, "seconds per sequence": min(seconds(work, device) for _ in range(2)) / n})
+
+    def add_loop(curve: str, x: int, model: Any, one: Any) -> None:
+        """Integrated Gradients by the plain loop, on an even sample of layers and positions."""
+        targets, points = range(one.n_prefix - 1, len(one) - 1), IntegratedGradients().steps
+        sample = [(layer, targets[i]) for layer in even(model.cfg.n_layers, 3) for i in even(len(targets), N_POSITIONS)]
+        work = lambda: [integrated_gradients_loop(model, one, layer, t, points) for layer, t in sample]  # noqa: E731
+        add(curve, x, "integrated_gradients, plain loop", work, len(sample) / (model.cfg.n_layers * len(targets)))
 
     for length in (20, 40, 80, 160):
         one = random_sequences(model, 1, length)[0]
         add("tokens", length, "integrated_gradients", lambda one=one: IntegratedGradients()(model, one))
+        add_loop("tokens", length, model, one)
         add("tokens", length, "hard_concrete, 10 steps", lambda one=one: learner(model, one))
     for n in (1, 4, 16):
         some = random_sequences(model, n)
         add("sequences", n, "hard_concrete, 10 steps", lambda some=some: list(learner.map(model, some)), n)
     for n_layers in (3, 6, 12):
-        small = random_model("small", device, torch.float32, n_layers=n_layers)
-        one = random_sequences(small, 1)[0]
-        add("layers of the small shape", n_layers, "integrated_gradients", lambda small=small, one=one: IntegratedGradients()(small, one))
+        deep = random_model("reference", device, torch.float32, n_layers=n_layers)
+        one, curve = random_sequences(deep, 1)[0], "layers of the reference shape"
+        add(curve, n_layers, "integrated_gradients", lambda deep=deep, one=one: IntegratedGradients()(deep, one))
+        add_loop(curve, n_layers, deep, one)
     table = pd.DataFrame(rows).set_index(["curve", "x", "method"])
     publish(table.round(5), name, "cost_curves", f"Seconds per sequence ({setting(model)})")
     assert (table > 0).all(axis=None)
