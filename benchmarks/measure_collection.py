@@ -9,13 +9,14 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
 import torch
 
 from tl_localize import load_model
-from tl_localize.collect import Criteria, Sieve, near_duplicates, token_windows
+from tl_localize.collect import Candidate, Criteria, Sieve, near_duplicates, token_windows
 from tl_localize.metrics import decoder
 from tl_localize.reference_corpus import reference_stream
 
@@ -32,13 +33,19 @@ def measure_filter(n: int) -> None:
     model = load_model(MODEL)
     rows = torch.from_numpy(reference_stream(model.tokenizer).rows)
     sieve = Sieve(model, Criteria(), decoder(model), None)
-    started, found = time.perf_counter(), 0
-    print(f"filter: {MODEL}, {torch.get_num_threads()} threads, {peak():.0f} MiB before")
-    for passed in sieve.run(islice(token_windows(rows, stride=STRIDE), n)):
-        before, found = found, found + len(passed)
-        if before // 1000 < found // 1000:
-            print(f"  {sieve.n_in} read, {found} memorized, {time.perf_counter() - started:.0f} s, {peak():.0f} MiB", flush=True)
-    print(f"  {sieve.report()}\n  {time.perf_counter() - started:.0f} s in all, peak {peak():.0f} MiB", flush=True)
+    started, processor = time.perf_counter(), time.process_time()
+    print(f"filter: {MODEL}, {torch.get_num_threads()} threads, {peak():.0f} MiB before", flush=True)
+
+    def watched() -> Iterator[Candidate]:
+        for i, window in enumerate(islice(token_windows(rows, stride=STRIDE), n), 1):
+            yield window
+            if i % 10_000 == 0:
+                print(f"  {i} read, {time.perf_counter() - started:.0f} s, {peak():.0f} MiB", flush=True)
+
+    n_found = sum(map(len, sieve.run(watched())))
+    seconds, on_processor = time.perf_counter() - started, time.process_time() - processor
+    print(f"  {n_found} memorized: {sieve.report()}")
+    print(f"  {seconds:.0f} s in all, {on_processor:.0f} s on processors, peak {peak():.0f} MiB", flush=True)
 
 
 def measure_duplicates(n: int) -> None:

@@ -105,7 +105,7 @@ def del_benchmark(
 
     Prints the change of accuracy and distance of the sequence (Self) and the others (Neg) and of the perplexity, and writes a results
     folder with tables and figures. In a folder that is there it makes only what is missing. Without data a reference model's sequences are
-    collected first (about 10 minutes in all on 2 cores). Exit status 1: a unit failed; 130: interrupted.
+    collected first (in all about 14 minutes on one core). Exit status 1: a unit failed; 130: interrupted.
     """
     with errors_explained():
         tuned = read_settings(settings_file) if settings_file else {}
