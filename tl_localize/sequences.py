@@ -123,6 +123,14 @@ class SequenceBatch:
 
     Padding needs no attention mask: in a causal model nothing flows from a later position to an earlier one, and padded positions
     carry no target. A target is a suffix token: ``targets[i]`` of row ``rows[i]`` is predicted at ``positions[i]``.
+
+    >>> import torch
+    >>> from tl_localize.sequences import MemorizedSequence, SequenceBatch
+    >>> batch = SequenceBatch.of([MemorizedSequence(torch.tensor([5, 6, 7, 8]), 2), MemorizedSequence(torch.tensor([5, 9]), 1)])
+    >>> batch.targets.tolist(), batch.rows.tolist(), batch.positions.tolist()
+    ([7, 8, 9], [0, 0, 1], [1, 2, 0])
+    >>> batch.mean(torch.tensor([1.0, 3.0, 5.0])).tolist()
+    [2.0, 5.0]
     """
 
     tokens: Int[Tensor, "batch pos"]
