@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tl_localize.files import write_whole
 from tl_localize.html import Bar, card, table
-from tl_localize.neurons import Hook, LanguageModel, NeuronView, Real, post_hook_name, zero_neurons
+from tl_localize.neurons import Hook, LanguageModel, NeuronView, Real, as_tensor, post_hook_name, zero_neurons
 
 
 def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -86,7 +86,9 @@ class NeuronSet:
     mask: Bool[Tensor, "layer neuron"]
 
     def __post_init__(self) -> None:
-        mask = torch.as_tensor(self.mask)
+        if isinstance(self.mask, NeuronScores):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError("mask must be a boolean tensor [layer neuron], got NeuronScores. Take some, as scores.top_k(0.01) does.")
+        mask = as_tensor("mask", self.mask)
         if mask.ndim != 2 or mask.dtype != torch.bool:
             raise ValueError(
                 f"mask must be a boolean tensor [layer neuron], got shape {tuple(mask.shape)} of {mask.dtype}. "
@@ -116,6 +118,8 @@ class NeuronSet:
         Raises:
             ValueError: the shapes differ, or truth is empty.
         """
+        if not isinstance(truth, NeuronSet):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"truth must be a NeuronSet, got {type(truth).__name__}. Take some scores, as scores.top_k(0.01) does.")
         if self.mask.shape != truth.mask.shape:
             raise ValueError(
                 f"truth must have the shape {tuple(self.mask.shape)}, got {tuple(truth.mask.shape)}. Both sets must belong to one model."
@@ -125,7 +129,10 @@ class NeuronSet:
         return int((self.mask & truth.mask).sum()) / len(truth)
 
     def dropout_hooks(self) -> list[tuple[str, Hook]]:
-        """Hooks that set these neurons to zero at every position, for ``fwd_hooks=``; they compose with any others."""
+        """Hooks that set these neurons to zero at every position, for ``fwd_hooks=``; they compose with any others.
+
+        They don't know the model, and one of other layers is not noticed: ``dropped_out(model)`` compares the shapes.
+        """
         return [
             (post_hook_name(layer), partial(zero_neurons, mask=self.mask[layer]))
             for layer in range(len(self.mask))
@@ -177,7 +184,7 @@ class NeuronScores:
     missed: float | None = None
 
     def __post_init__(self) -> None:
-        values = torch.as_tensor(self.values).detach().to("cpu", torch.float32, copy=True)  # a view would keep its whole batch alive
+        values = as_tensor("values", self.values).detach().to("cpu", torch.float32, copy=True)  # a view would keep its whole batch alive
         if values.ndim != 2:
             raise ValueError(f"values must have the shape [layer neuron], got {tuple(values.shape)}. Pass the scores of one sequence.")
         if not values.isfinite().all():
