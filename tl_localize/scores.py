@@ -55,6 +55,7 @@ def load_tensors(path: str | Path, *required: str) -> tuple[dict[str, Tensor], d
 
 
 SHOWN = 8  # neurons that a notebook lists
+SHOWN_RATIO = 0.01  # share of all neurons that a notebook counts by layer; the highest score of many layers may be the same
 
 
 def indices_shown(mask: Bool[Tensor, " neuron"]) -> str:
@@ -210,18 +211,19 @@ class NeuronScores:
 
     def _repr_html_(self) -> str:
         n_layers, n_neurons = self.values.shape
-        best = self.values.flatten().argsort(descending=True, stable=True)[:SHOWN].tolist()
-        ranking = [(*divmod(flat, n_neurons), float(self.values.flatten()[flat])) for flat in best]
-        highest = self.values.max(1).values.tolist()
-        scale = max(*highest, 0.0) or 1.0
-        means = self.values.mean(1).tolist()
-        layers = [(i, mean, top, Bar(max(top, 0) / scale)) for i, (mean, top) in enumerate(zip(means, highest, strict=True))]
+        order = self.values.flatten().argsort(descending=True, stable=True)  # ties go to the lower index, as in top_k
+        ranking = [(*divmod(flat, n_neurons), float(self.values.flatten()[flat])) for flat in order[:SHOWN].tolist()]
+        n_top = max(1, int(self.values.numel() * SHOWN_RATIO))
+        within = torch.bincount(order[:n_top] // n_neurons, minlength=n_layers).tolist()
+        summary = zip(self.values.mean(1).tolist(), self.values.max(1).values.tolist(), within, strict=True)
+        layers = [(i, mean, top, n, Bar(n / max(within))) for i, (mean, top, n) in enumerate(summary)]
         about = " of ".join(filter(None, (self.settings or self.method, self.sequence_id)))
         title = f"NeuronScores: {about}, {n_layers} layers x {n_neurons} neurons; larger is more responsible"
         if self.exact is not None:
             title += f" ({len(self.exact)} scores are exact, the others estimates"
             title += ")" if self.missed is None else f", missed <= {self.missed:.2%} of them)"
-        return card(title, table(("layer", "neuron", "score"), ranking), table(("layer", "mean", "highest", ""), layers))
+        header = ("layer", "mean", "highest", f"in the top {100 * SHOWN_RATIO:g} %", "")
+        return card(title, table(("layer", "neuron", "score"), ranking), table(header, layers))
 
     def top_k(
         self,
