@@ -64,6 +64,8 @@ class Criteria:
         min_distinct: distinct tokens in the suffix, the true one and the generated one.
         max_jaccard: sequences with a larger Jaccard index of their n-gram sets are near-duplicates.
         ngram: tokens of an n-gram.
+    Raises:
+        ValueError: one of them is out of its range.
 
     >>> from tl_localize.collect import Criteria
     >>> criteria = Criteria(n_prefix=10, n_suffix=20)

@@ -321,6 +321,8 @@ def inject_many(
     Args:
         seeds: one for each sequence.
         batch_size: sequences side by side; by default as many as fit into memory.
+    Raises:
+        ValueError: as ``inject``, or another number of seeds than of sequences.
 
     >>> from tl_localize import inject_many, load_model
     >>> from tl_localize.reference_corpus import reference_sequences

@@ -97,6 +97,10 @@ def read_manual(path: str | Path, model: LanguageModel) -> list[MemorizedSequenc
 def read_categories(path: str | Path) -> list[tuple[str, ...]]:
     """All categories of each row of a manual set: the main one first, then the related ones.
 
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: as ``read_definitions``, or categories that are not a list of names.
+
     >>> import tempfile
     >>> from pathlib import Path
     >>> from tl_localize.readers import read_categories
@@ -155,6 +159,8 @@ def memorized_sequences(
         n_prefix: prefix tokens of every row.
         ids: names, by default ``sequence-0000``, ``sequence-0001``, ...
         categories: one for each row.
+    Raises:
+        ValueError: n_prefix leaves no suffix, or another number of ids or categories than of rows.
 
     >>> import torch
     >>> from tl_localize.readers import memorized_sequences

@@ -76,6 +76,8 @@ class NeuronSet:
 
     Args:
         mask: [layer neuron], True for the neurons in the set. Kept on the CPU.
+    Raises:
+        ValueError: the mask is not boolean, or not of two axes.
 
     >>> import torch
     >>> from tl_localize import NeuronSet
@@ -169,6 +171,8 @@ class NeuronScores:
         exact: which scores are exact where the others are estimates, such as those of ``ZeroOut(screen=...)``; None: all of them.
         missed: bound on what the estimates hide, as a share of the scores that are not exact (``ZeroOut`` says what it bounds); None
             where all are exact.
+    Raises:
+        ValueError: a value is not finite, or values or exact are of another shape.
 
     >>> import torch
     >>> from tl_localize import NeuronScores

@@ -128,7 +128,8 @@ class SequenceBatch:
     """Sequences padded on the right, and the list of all their suffix tokens.
 
     Padding needs no attention mask: in a causal model nothing flows from a later position to an earlier one, and padded positions
-    carry no target. A target is a suffix token: ``targets[i]`` of row ``rows[i]`` is predicted at ``positions[i]``. All are int64.
+    carry no target. A target is a suffix token: ``targets[i]`` of row ``rows[i]`` is predicted at ``positions[i]``. All are int64, on one
+    device.
 
     >>> import torch
     >>> from tl_localize.sequences import MemorizedSequence, SequenceBatch

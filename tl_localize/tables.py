@@ -220,6 +220,9 @@ def _level_names(table: pd.DataFrame) -> list[str]:
 def save_table(table: pd.DataFrame, folder: str | Path, name: str, caption: str = "") -> None:
     """Write NAME.md, NAME.tex and NAME.csv, each whole or not at all.
 
+    Raises:
+        ValueError: the folder can't be written.
+
     >>> import tempfile
     >>> from pathlib import Path
     >>> import pandas as pd

@@ -161,6 +161,9 @@ def write_settings(ranking: pd.DataFrame, path: str | Path, rule: str) -> dict[s
 def read_settings(path: str | Path) -> dict[str, dict[str, Any]]:
     """Settings by method name, from a file that ``write_settings`` wrote.
 
+    Raises:
+        ValueError: another kind of file, or a method or setting that there is not.
+
     >>> import tempfile
     >>> from pathlib import Path
     >>> from tl_localize import METHODS

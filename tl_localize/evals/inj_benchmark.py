@@ -72,6 +72,8 @@ class InjBenchmark:
              max_steps: of the injection; by default the paper's 200, 400 at ratios above 2 %, 600 with distractors.
              multiples: recall is measured among the top ``ratio * multiple`` of each layer, and of the model.
              distractors: other sentences in the model, K - 1.
+    Raises:  ValueError: a ratio that selects no row, multiples that leave (0, 1], a sentence that does not fit the model, or fewer
+             sentences than a group takes.
 
     >>> from tl_localize import Activations, InjBenchmark, load_model
     >>> from tl_localize.reference_corpus import reference_sequences

@@ -33,6 +33,9 @@ class Localizer(ABC):
 
     Args:
         batch_tokens: tokens in one forward pass; by default as many as fit into the memory that is there. Changes no score.
+    Raises:
+        TypeError: a setting that is not a number.
+        ValueError: one that is out of its range, such as a learning rate of 0.
 
     >>> from dataclasses import dataclass
     >>> from typing import ClassVar
