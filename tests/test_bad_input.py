@@ -17,6 +17,7 @@ from tl_localize import (
     METHODS,
     Activations,
     HardConcrete,
+    InjBenchmark,
     Injection,
     IntegratedGradients,
     MemorizedSequence,
@@ -29,11 +30,16 @@ from tl_localize import (
     check_recited,
     inject,
     inject_many,
+    inject_together,
     levenshtein,
     load_model,
+    memorization_loss,
     perplexity,
     perplexity_base2,
 )
+from tl_localize.plots import score_map
+from tl_localize.reference_corpus import reference_sequences
+from tl_localize.sequences import SequenceBatch
 from tl_localize.token_view import token_view
 
 FORM = re.compile(r"^\S+( of \S+)? must .+, got .+\. \S.*[.?]$", re.DOTALL)  # <argument> must be <rule>, got <value>. <what to do>.
@@ -50,6 +56,11 @@ def inject_with(model: Any, sequence: MemorizedSequence = GOOD, **settings: Any)
     return inject(model, sequence, **{"ratio": 0.1, "seed": 0, "learning_rate": 0.01, "max_steps": 2} | settings)
 
 
+def inj_of(model: Any, method: Any) -> Any:
+    return InjBenchmark(model=model, sequences=[GOOD], ratio=0.1, max_steps=2).run([method])
+
+
+SHAPE = r"scores must have the model's shape \(2, 48\), got \(3, 48\)"
 Case = tuple[Callable[[Any, Path], Any], str]
 CASES: dict[str, Case] = {
     # ratios
@@ -109,6 +120,19 @@ CASES: dict[str, Case] = {
     "text for a sequence": (lambda m, p: ZeroOut()(m, "Two roads"), "sequence must be a MemorizedSequence, got str"),
     "list for a sequence": (lambda m, p: ZeroOut()(m, [GOOD]), "sequence must be a MemorizedSequence, got list"),
     "one sequence for many": (lambda m, p: ZeroOut().map(m, GOOD), r"sequences must be a list of sequences, got .*'good'"),
+    "one sequence to inject": (
+        lambda m, p: inject_together(m, GOOD, ratio=0.1, seed=0, learning_rate=0.01),
+        r"sequences must be a list of sequences, got .*'good'",
+    ),
+    "one sequence for a batch": (lambda m, p: SequenceBatch.of(GOOD), r"sequences must be a list of sequences, got .*'good'"),
+    "no sequence for a batch": (lambda m, p: SequenceBatch.of([]), "sequences must hold at least one sequence, got none"),
+    "tokens of nothing": (lambda m, p: MemorizedSequence(None, 1), "tokens must be a tensor, got NoneType"),
+    "tokens of the tokenizer's words": (lambda m, p: MemorizedSequence(["two", "roads"], 1), "tokens must be a tensor, got list"),
+    "all the tokenizer gives": (lambda m, p: MemorizedSequence({"input_ids": [1, 2]}, 1), "tokens must be a tensor, got dict"),
+    "tokens without numbers": (
+        lambda m, p: MemorizedSequence(torch.zeros(5, dtype=torch.long, device="meta"), 1),
+        "tokens must be numbers, got a tensor on the device 'meta'",
+    ),
     "one sequence to measure": (lambda m, p: accuracy(m, GOOD), r"sequences must be a list of sequences, got .*'good'"),
     # text
     "no tokenizer": (lambda m, p: MemorizedSequence.from_text(m, "a", " b"), "model must have a tokenizer to read text, got none"),
@@ -123,7 +147,21 @@ CASES: dict[str, Case] = {
         r"sequence must be recited .*, got 0\.00 in .*'good'",
     ),
     "token view of scores": (lambda m, p: token_view(m, GOOD, SCORES, decode=str), "neurons must be a NeuronSet, got NeuronScores"),
+    "sequence for a batch": (lambda m, p: memorization_loss(m, GOOD), "batch must be a SequenceBatch, got MemorizedSequence"),
+    "batch on another device": (
+        lambda m, p: memorization_loss(m, SequenceBatch.of([GOOD], "meta")),
+        "batch must be on the model's device 'cpu', got 'meta'. Make it with",
+    ),
     # models
+    "module that should have a tokenizer": (
+        lambda m, p: token_view(torch.nn.Linear(2, 2), GOOD, NeuronSet(torch.ones(2, 48) > 0)),
+        "model must be a TransformerLens model, got Linear",
+    ),
+    "name for the reference model": (lambda m, p: reference_sequences("reference"), "model must be a TransformerLens model, got str"),
+    "module for a loss": (
+        lambda m, p: memorization_loss(torch.nn.Linear(2, 2), SequenceBatch.of([GOOD])),
+        "model must be a TransformerLens model, got Linear",
+    ),
     "name for a model": (lambda m, p: ZeroOut()("gpt2", GOOD), "model must be a TransformerLens model, got str"),
     "module for a model": (lambda m, p: accuracy(torch.nn.Linear(2, 2), [GOOD]), "model must be a TransformerLens model, got Linear"),
     "nothing for a model": (lambda m, p: inject_with(None), "model must be a TransformerLens model, got NoneType"),
@@ -170,6 +208,13 @@ CASES: dict[str, Case] = {
     ),
     # scores and sets
     "mask of numbers": (lambda m, p: NeuronSet(torch.ones(2, 3)), "mask must be a boolean tensor .* got .*float32"),
+    "mask of scores": (lambda m, p: NeuronSet(SCORES), r"mask must be a boolean tensor .*, got NeuronScores. Take some, as scores.top_k"),
+    "mask of text": (lambda m, p: NeuronSet("all"), "mask must be a tensor, got str"),
+    "scores of text": (lambda m, p: NeuronScores("high"), "values must be a tensor, got str"),
+    "recall of scores": (lambda m, p: SCORES.top_k(0.5).recall_of(SCORES), "truth must be a NeuronSet, got NeuronScores"),
+    "map of a set": (lambda m, p: score_map(SCORES.top_k(0.5)), "scores must be NeuronScores, got NeuronSet"),
+    "method of another model in INJ": (lambda m, p: inj_of(m, lambda model, sequence: NeuronScores(torch.rand(3, 48))), SHAPE),
+    "method of tensors in INJ": (lambda m, p: inj_of(m, lambda model, sequence: torch.rand(2, 48)), "methods must return NeuronScores"),
     "mask of one layer": (lambda m, p: NeuronSet(torch.ones(3) > 0), r"mask must be a boolean tensor .* got shape \(3,\)"),
     "scores of one layer": (lambda m, p: NeuronScores(torch.ones(3)), r"values must have the shape \[layer neuron\], got \(3,\)"),
     "scores with nan": (lambda m, p: NeuronScores(torch.tensor([[1, torch.nan]]), "mine"), "values must be finite, got 1 .*'mine'"),
@@ -207,6 +252,8 @@ CASES: dict[str, Case] = {
         "tokens must be .*n_ctx=32 positions",
     ),
     "perplexity outside the vocabulary": (lambda m, p: perplexity(m, torch.tensor([[1, 61]])), r"tokens must be in \[0, 61\), got 61"),
+    "perplexity of text": (lambda m, p: perplexity(m, "Two roads"), r"tokens must be a tensor of token ids \[batch pos\], got str"),
+    "perplexity of a list": (lambda m, p: perplexity(m, [[1, 2]]), r"tokens must be a tensor of token ids \[batch pos\], got list"),
     "perplexity of floats": (lambda m, p: perplexity(m, torch.rand(2, 5)), r"tokens must be token ids .* of torch\.float32"),
     # injection
     "seeds and sequences": (
@@ -214,10 +261,21 @@ CASES: dict[str, Case] = {
         "seeds must hold one seed for each of 1 sequences, got 2",
     ),
     "injection learning rate": (lambda m, p: inject_with(m, learning_rate=0), "learning_rate must be above 0, got 0"),
+    "injection learning rate as text": (lambda m, p: inject_with(m, learning_rate="x"), "learning_rate must be a number, got 'x'"),
+    "benchmark's ratio in percent": (
+        lambda m, p: InjBenchmark(model=m, sequences=[GOOD], ratio=1),
+        r"multiples must keep ratio \* multiple in \(0, 1\], got \(1, 2, 5\) with ratio 1. Use a smaller ratio",
+    ),
     "injection steps": (lambda m, p: inject_with(m, max_steps=0), "max_steps must be above 0, got 0"),
     "injection stop loss": (lambda m, p: inject_with(m, stop_loss=-1), "stop_loss must be above 0, got -1"),
 }
-FREE_FORM = {"injection learning rate", "injection steps", "injection stop loss", "seeds and sequences"}  # of a file that is not ours
+FREE_FORM = {
+    "injection learning rate",
+    "injection learning rate as text",
+    "injection steps",
+    "injection stop loss",
+    "seeds and sequences",
+}  # of a file that is not ours
 
 
 def written(folder: Path, content: bytes) -> Path:

@@ -184,6 +184,8 @@ def test_check_sequences_takes_the_last_token_of_the_vocabulary(gpt2_like: Any) 
         (None, " diverged", "prefix must be text, got None"),
         ("two roads", 7, "suffix must be text, got 7"),
         ("two ro", "ads diverged", "suffix must begin at a token boundary, got 'ads diverged' after 'two ro'"),
+        ("two ro", "ads diverged", r"The last boundary before it is 'two' \| ' roads diverged'\."),
+        ("tw", "o roads", "where the tokenizer merges across. Use a longer prefix."),
     ],
 )
 def test_from_text_refuses(unchecked: None, reader: Any, prefix: Any, suffix: Any, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from typing import Any
 
@@ -68,6 +69,15 @@ def test_scores_show_the_best_neurons_and_escape_names(scores: NeuronScores) -> 
     html = check_html(scores._repr_html_())
     assert "Mine(steps=2) of &lt;a&gt; poem, 2 layers x 3 neurons" in html
     assert html.index(">3.5<") < html.index(">0.25<")
+
+
+def test_scores_show_how_many_of_the_top_percent_lie_in_each_layer() -> None:
+    values = torch.zeros(2, 200)
+    values[0, 7] = values[1, :3] = 1.0  # both layers reach 1, as masks do
+    html = check_html(NeuronScores(values)._repr_html_())
+    assert "<th" in html and ">in the top 1 %<" in html
+    rows = re.findall(r">(\d+)</td><td[^>]*><span[^>]*width:(\d+)px", html)
+    assert rows == [("1", "40"), ("3", "120")]
 
 
 def test_scores_without_positive_values_can_be_shown() -> None:

@@ -64,6 +64,13 @@ class Criteria:
         min_distinct: distinct tokens in the suffix, the true one and the generated one.
         max_jaccard: sequences with a larger Jaccard index of their n-gram sets are near-duplicates.
         ngram: tokens of an n-gram.
+    Raises:
+        ValueError: one of them is out of its range.
+
+    >>> from tl_localize.collect import Criteria
+    >>> criteria = Criteria(n_prefix=10, n_suffix=20)
+    >>> criteria.length, criteria.max_misses  # an accuracy of 0.9 forgives 2 of 20 tokens
+    (30, 2)
     """
 
     n_prefix: int = 32
@@ -154,6 +161,15 @@ class Collection:
             (of the greedy continuation, characters), prefix and suffix (text).
         groups: id of each kept sequence -> ids of the near-duplicates that it stands for.
         settings: what else the choice depends on: seed, n_max, versions, which weights.
+
+    >>> from tl_localize import load_model
+    >>> from tl_localize.collect import collect_memorized
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> found = collect_memorized(model, [one.tokens for one in reference_sequences(model)[:3]], n_dev=1)
+    >>> found = found.labelled({found.frame["id"][0]: ("first", "mine")})
+    >>> found.frame[["id", "category", "split"]].values.tolist()[0], len(found.sequences)
+    (['first', 'mine', 'dev'], 3)
     """
 
     sequences: list[MemorizedSequence]
@@ -201,6 +217,17 @@ def load_collection(folder: str | Path) -> tuple[list[MemorizedSequence], int]:
     Raises:
         FileNotFoundError: the folder holds no collection.
         ValueError: a broken line (the message has its number).
+
+    >>> import tempfile
+    >>> from tl_localize import load_model
+    >>> from tl_localize.collect import collect_memorized, load_collection
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     collect_memorized(model, [one.tokens for one in reference_sequences(model)[:3]], n_dev=1).save(folder)
+    ...     sequences, n_dev = load_collection(folder)
+    >>> len(sequences), n_dev
+    (3, 1)
     """
     path = Path(folder) / "sequences.jsonl"
     if not path.is_file():
@@ -350,6 +377,15 @@ def collect_memorized(
     Raises:
         ValueError: a token that the model does not know, no sequence left (with the criterion that removed the last ones), or fewer than
             the dev set needs.
+
+    >>> from tl_localize import load_model
+    >>> from tl_localize.collect import collect_memorized
+    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> model = load_model("reference")
+    >>> stream = [*held_out_tokens()[:2], *(one.tokens for one in reference_sequences(model)[:4])]
+    >>> found = collect_memorized(model, stream, n_dev=1)
+    >>> print(found.report)
+    6 came in, 2 removed: accuracy, 4 left
     """
     chunks = [Chunk("the stream", lambda: stream)]
     return collect_chunks(

@@ -47,7 +47,22 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def jobs(runs: Sequence[Run], shard: tuple[int, int] = (1, 1)) -> list[Job]:
-    """What is missing in the groups of parts that fall to one of n shards; every n-th of them, whatever is already done."""
+    """What is missing in the groups of parts that fall to one of n shards; every n-th of them, whatever is already done.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from tl_localize import Attribution, InjBenchmark, MemorizedSequence, load_model
+    >>> from tl_localize.distributed import jobs
+    >>> from tl_localize.runs import InjRun
+    >>> from tl_localize.store import Store
+    >>> model = load_model("reference")
+    >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
+    >>> benchmark = InjBenchmark(model=model, sequences=[sentence], ratio=0.02, learning_rate=0.02)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = InjRun(Store(Path(folder)), benchmark, [Attribution()])
+    ...     [step.labels for job in jobs([run]) for step in job], jobs([run], shard=(2, 2))
+    ([['attribution', 'random', 'row_norm']], [])
+    """
     index, count = shard
     groups: dict[str, list[tuple[int, Work]]] = {}
     for r, run in enumerate(runs):
@@ -59,7 +74,22 @@ def jobs(runs: Sequence[Run], shard: tuple[int, int] = (1, 1)) -> list[Job]:
 
 
 def in_process(runs: Sequence[Run], todo: Sequence[Job], stop: Stop = lambda: False) -> Iterator[Event]:
-    """Make the units here, one after the other, until there are none or ``stop`` says so."""
+    """Make the units here, one after the other, until there are none or ``stop`` says so.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from tl_localize import Attribution, InjBenchmark, MemorizedSequence, load_model
+    >>> from tl_localize.distributed import in_process, jobs
+    >>> from tl_localize.runs import InjRun, inj_results
+    >>> from tl_localize.store import Store
+    >>> model = load_model("reference")
+    >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
+    >>> benchmark = InjBenchmark(model=model, sequences=[sentence], ratio=0.02, learning_rate=0.02)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = InjRun(Store(Path(folder)), benchmark, [Attribution()])
+    ...     [event.label for event in in_process([run], jobs([run]))], inj_results(run.store)
+    (['inject', 'attribution', 'random', 'row_norm'], InjResults(1 sequences x 3 methods, injection ratio 2 %))
+    """
     for job in todo:
         for step in job:
             for event in runs[step.run].make(step.work, step.labels):
@@ -91,6 +121,12 @@ def by_ray(
             process has threads, because results differ in the last digits between numbers of threads.
     Raises:
         ImportError: Ray is not installed.
+
+    >>> from functools import partial
+    >>> from tl_localize import load_model
+    >>> from tl_localize.distributed import by_ray, jobs
+    >>> for event in by_ray([run], jobs([run]), partial(load_model, "reference"), workers=2):  # doctest: +SKIP
+    ...     print(event.label, event.name)
     """
     ray = import_ray()
     if not todo:

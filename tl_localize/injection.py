@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import numbers
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from tl_localize.memory import halving, tokens_that_fit
 from tl_localize.neurons import LanguageModel, NeuronView
 from tl_localize.optim import BatchAdam
 from tl_localize.scores import NeuronSet, check_ratio, load_tensors, save_tensors
-from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
+from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences, listed
 from tl_localize.side_by_side import side_by_side
 
 STUCK_NATS = 0.5  # a token that keeps more than this (a probability below 61 %) stands in the way of an injection
@@ -320,6 +321,8 @@ def inject_many(
     Args:
         seeds: one for each sequence.
         batch_size: sequences side by side; by default as many as fit into memory.
+    Raises:
+        ValueError: as ``inject``, or another number of seeds than of sequences.
 
     >>> from tl_localize import inject_many, load_model
     >>> from tl_localize.reference_corpus import reference_sequences
@@ -330,7 +333,7 @@ def inject_many(
     >>> [len(injection.neurons) for injection in injections]
     [92, 92]
     """
-    sequences = list(sequences)
+    sequences = listed(sequences)
     check_sequences(model, sequences)
     view = NeuronView(model)
     if len(seeds) != len(sequences):
@@ -345,6 +348,8 @@ def inject_many(
 
 def _check_positive(**settings: float | int) -> None:
     for name, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise TypeError(f"{name} must be a number, got {value!r}.")
         if not value > 0:
             raise ValueError(f"{name} must be above 0, got {value!r}.")
 
@@ -466,7 +471,7 @@ def inject_together(
     >>> [len(injection.neurons) for injection in joint.injections]
     [92, 92]
     """
-    sequences = [replace(sequence, n_prefix=1) for sequence in sequences]
+    sequences = [replace(sequence, n_prefix=1) for sequence in listed(sequences)]
     check_sequences(model, sequences)
     _check_apart(sequences)
     _check_positive(learning_rate=learning_rate, max_steps=max_steps, stop_loss=stop_loss, stop_silence=stop_silence)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_localize.neurons import LanguageModel
+from tl_localize.neurons import LanguageModel, check_model
 from tl_localize.sequences import SequenceBatch
 
 
@@ -34,6 +34,9 @@ def memorization_loss(model: LanguageModel, batch: SequenceBatch) -> Float[Tenso
         loss(x) = 1/T sum over t of -log P(s_t | p, s_<t)
 
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (4); with a prefix of one token it is their eq. (11).
+    Args:    batch: on the model's device; ``SequenceBatch.of(sequences, model.cfg.device)`` makes one.
+    Returns: [batch] nats per suffix token, on the model's device.
+    Raises:  ValueError: the batch is on another device.
 
     >>> from tl_localize import memorization_loss, load_model
     >>> from tl_localize.reference_corpus import reference_sequences
@@ -43,4 +46,15 @@ def memorization_loss(model: LanguageModel, batch: SequenceBatch) -> Float[Tenso
     >>> bool(memorization_loss(model, SequenceBatch.of([sequence], model.cfg.device)) < 0.1)
     True
     """
+    check_model(model)
+    if not isinstance(batch, SequenceBatch):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"batch must be a SequenceBatch, got {type(batch).__name__}. Make one with SequenceBatch.of(sequences, model.cfg.device)."
+        )
+    device = next(iter(model.parameters())).device
+    if batch.targets.device != device:
+        raise ValueError(
+            f"batch must be on the model's device {str(device)!r}, got {str(batch.targets.device)!r}. "
+            "Make it with SequenceBatch.of(sequences, model.cfg.device)."
+        )
     return batch.mean(F.cross_entropy(target_logits(model, batch), batch.targets, reduction="none"))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tl_localize.losses import residual, target_logits, unembed
 from tl_localize.memory import halving, tokens_that_fit
-from tl_localize.neurons import LanguageModel, NeuronView, Real
+from tl_localize.neurons import LanguageModel, NeuronView, Real, check_model
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 
 Decode = Callable[[list[int]], str]
@@ -41,7 +41,8 @@ def accuracy(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> Fl
     """Share of the suffix tokens that the model predicts right, each from the true tokens before it.
 
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (2).
-    Returns: [sequence] fraction, float32.
+    Returns: [sequence] fraction, float32 on the CPU.
+    Raises:  ValueError: a sequence does not fit the model.
 
     >>> from tl_localize import accuracy, load_model
     >>> from tl_localize.reference_corpus import reference_sequences
@@ -60,7 +61,8 @@ def check_recited(model: LanguageModel, sequences: Sequence[MemorizedSequence], 
 
     No method asks this by itself, since a sequence may be about to be injected.
 
-    Args:    min_accuracy: teacher-forced accuracy that counts as reciting; 0.9 is the paper's (section 4.2).
+    Args:    min_accuracy: teacher-forced accuracy that counts as reciting, a fraction; 0.9 is the paper's (section 4.2).
+    Raises:  ValueError: a sequence is not recited (the worst one is named), or does not fit the model.
 
     >>> from tl_localize import MemorizedSequence, check_recited, load_model
     >>> model = load_model("reference")
@@ -85,7 +87,7 @@ def levenshtein(model: LanguageModel, sequences: Sequence[MemorizedSequence], de
     Both are decoded after the prefix, so that a character cut by the boundary counts the same in both.
 
     Args:    decode: token ids -> text; the model's tokenizer unless given.
-    Returns: [sequence] characters, float32.
+    Returns: [sequence] characters, float32 on the CPU.
     Raises:  ValueError: neither the model nor the caller brings a tokenizer.
 
     >>> from tl_localize import levenshtein, load_model
@@ -106,6 +108,7 @@ def levenshtein(model: LanguageModel, sequences: Sequence[MemorizedSequence], de
 
 def decoder(model: LanguageModel) -> Decode:
     """The decoding function of the model's tokenizer."""
+    check_model(model)
     tokenizer: Any = getattr(model, "tokenizer", None)
     if tokenizer is None:
         raise ValueError("decode must be given for a model without a tokenizer, got None. Pass decode=, from token ids to text.")
@@ -115,6 +118,9 @@ def decoder(model: LanguageModel) -> Decode:
 @torch.no_grad()
 def perplexity(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> float:
     """exp of the mean loss in nats per token over sequences of general text (every token but the first is predicted).
+
+    Args:    tokens: [batch pos] token ids, on any device, 2 to n_ctx positions.
+    Raises:  ValueError: tokens of another shape, or outside the vocabulary.
 
     >>> from tl_localize import load_model, perplexity
     >>> from tl_localize.reference_corpus import held_out_tokens
@@ -127,6 +133,10 @@ def perplexity(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> float:
 @torch.no_grad()
 def perplexity_base2(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> float:
     """The published tables' number: mean over sequences of 2 ** (nats per token), base 2 with a natural-log loss.
+
+    Source: the authors' code (github.com/terarachang/MemPi); the paper says perplexity.
+    Args:    tokens: as of ``perplexity``.
+    Raises:  ValueError: as ``perplexity``.
 
     >>> from tl_localize import load_model, perplexity, perplexity_base2
     >>> from tl_localize.reference_corpus import held_out_tokens
@@ -141,6 +151,8 @@ def sequence_losses(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> F
     """Loss of each sequence, nats per token."""
     view = NeuronView(model)
     cfg = model.cfg
+    if not isinstance(tokens, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"tokens must be a tensor of token ids [batch pos], got {type(tokens).__name__}. model.to_tokens(text) makes one.")
     if tokens.is_floating_point() or tokens.ndim != 2 or not 2 <= tokens.shape[1] <= cfg.n_ctx or not len(tokens):
         raise ValueError(
             f"tokens must be token ids [batch pos] of 2 to n_ctx={cfg.n_ctx} positions, got shape {tuple(tokens.shape)} of {tokens.dtype}. "

@@ -40,6 +40,18 @@ def check_model(model: object) -> None:
         raise TypeError(f"model must be a TransformerLens model, got {type(model).__name__}. Make one with load_model(name_or_path).")
 
 
+def as_tensor(name: str, value: Any) -> Tensor:
+    """What a user gives for a tensor, as one.
+
+    Raises:
+        TypeError: torch can't make one of it.
+    """
+    try:
+        return torch.as_tensor(value)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}. Pass numbers that torch.as_tensor takes.") from error
+
+
 def post_hook_name(layer: int) -> str:
     """Name of the hook point that holds the neurons of a layer."""
     return f"blocks.{layer}.mlp.hook_post"

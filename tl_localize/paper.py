@@ -33,6 +33,14 @@ def published(table: str, model: str | None = None) -> pd.DataFrame:
         table: ``inj``, ``inj_global``, ``inj_expanded``, ``inj_seeds``, ``inj_pvalues``, ``del``, ``del_pvalues``,
             ``memorization``, ``categories``, ``cost`` or ``architecture``.
         model: only this one, by its TransformerLens name.
+    Raises:
+        ValueError: an unknown table.
+
+    >>> from tl_localize.paper import published
+    >>> published("inj", "gpt2")[["setting", "method", "metric", "value"]].head(2)
+      setting         method       metric  value
+    0    0.01  hard_concrete  recall@0.01  0.495
+    1    0.01  hard_concrete  recall@0.02  0.702
     """
     frame = pd.read_csv(str(files("tl_localize") / "data" / "published.csv"), dtype={"setting": str})
     if table not in set(frame["table"]):
@@ -46,6 +54,11 @@ def paper_settings(model: str, benchmark: Literal["inj", "del"], ratio: float | 
 
     Args:
         ratio: of the injection; at a ratio the paper does not have, the settings of the nearest one.
+
+    >>> from tl_localize import Slimming
+    >>> from tl_localize.paper import paper_settings
+    >>> Slimming(**paper_settings("gpt2", "inj", ratio=0.01)["slimming"])
+    Slimming(learning_rate=0.005, sparsity_weight=15000.0, steps=4000, stop_sparsity=0.2, first_layer=0)
     """
     record = json.loads((files("tl_localize") / "data" / "paper_settings.json").read_text(encoding="utf-8"))
     settings: dict[str, Any] = record[benchmark].get(paper_model(model), {})
@@ -55,11 +68,21 @@ def paper_settings(model: str, benchmark: Literal["inj", "del"], ratio: float | 
 
 
 def paper_grids() -> dict[str, dict[str, list[Any]]]:
-    """The values that the authors searched, by method name and setting."""
+    """The values that the authors searched, by method name and setting.
+
+    >>> from tl_localize.paper import paper_grids
+    >>> paper_grids()["slimming"]
+    {'learning_rate': [0.01, 0.005, 0.001], 'sparsity_weight': [30000.0, 10000.0, 5000.0, 1000.0]}
+    """
     return json.loads((files("tl_localize") / "data" / "paper_settings.json").read_text(encoding="utf-8"))["grids"]
 
 
 def paper_model(name: str) -> str:
-    """A model's name as the published tables spell it; other names as they are."""
+    """A model's name as the published tables spell it; other names as they are.
+
+    >>> from tl_localize.paper import paper_model
+    >>> paper_model("EleutherAI/pythia-2.8b-deduped"), paper_model("gpt2-small")
+    ('pythia-2.8b-deduped', 'gpt2')
+    """
     short = name.lower().removeprefix("eleutherai/").removeprefix("openai-community/")
     return {"gpt2-small": "gpt2"}.get(short, short)

@@ -319,6 +319,8 @@ def score_map(scores: NeuronScores, ax: Any = None, *, per: Literal["layer", "mo
     >>> score_map(scores, per="layer").axes[0].get_ylabel()
     'layer'
     """
+    if not isinstance(scores, NeuronScores):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"scores must be NeuronScores, got {type(scores).__name__}. Draw sets with neurons_by_layer.")
     if per not in ("layer", "model"):
         raise ValueError(f"per must be 'layer' or 'model', got {per!r}. 'model' compares the layers with each other.")
     ax = _axis(ax)

@@ -29,6 +29,15 @@ def read_definitions(path: str | Path) -> list[str]:
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: a broken line (the message has its number), a missing key, another encoding than UTF-8, an empty file.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from tl_localize.readers import read_definitions
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "definitions.jsonl")
+    ...     _ = path.write_text('{"definition": "A glorpon is a small bell."}')
+    ...     read_definitions(path)
+    ['A glorpon is a small bell.']
     """
     return [row["definition"] for _, row in read_jsonl(path, "definition")]
 
@@ -43,6 +52,18 @@ def read_manual(path: str | Path, model: LanguageModel) -> list[MemorizedSequenc
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: as ``read_definitions``; ``all`` does not begin with ``prompt``, or no token boundary falls between them.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from tl_localize import load_model
+    >>> from tl_localize.readers import read_manual
+    >>> row = '{"prompt": "Return the", "all": "Return the value of x.", "prompt_len": 2, "category": ["docs"]}'
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "manual.jsonl")
+    ...     _ = path.write_text(row)
+    ...     (sequence,) = read_manual(path, load_model("reference"))
+    >>> sequence.id, sequence.n_prefix, sequence.category
+    ('manual-000', 2, 'docs')
     """
     sequences: list[MemorizedSequence] = []
     differing: list[str] = []
@@ -74,7 +95,21 @@ def read_manual(path: str | Path, model: LanguageModel) -> list[MemorizedSequenc
 
 
 def read_categories(path: str | Path) -> list[tuple[str, ...]]:
-    """All categories of each row of a manual set: the main one first, then the related ones."""
+    """All categories of each row of a manual set: the main one first, then the related ones.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: as ``read_definitions``, or categories that are not a list of names.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from tl_localize.readers import read_categories
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "manual.jsonl")
+    ...     _ = path.write_text('{"prompt": "To be", "all": "To be or not", "category": ["quotes", "plays"]}')
+    ...     read_categories(path)
+    [('quotes', 'plays')]
+    """
     return [_categories(row, _place(path, line)) for line, row in read_jsonl(path)]
 
 
@@ -88,6 +123,16 @@ def read_tokens(path: str | Path) -> Integer[Tensor, "sequence pos"]:
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: another suffix, a damaged file, or something else than a batch of token ids inside.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> from tl_localize.readers import read_tokens
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "tokens.npy")
+    ...     np.save(path, np.array([[5, 6, 7]], dtype=np.uint16))
+    ...     read_tokens(path)
+    tensor([[5, 6, 7]], dtype=torch.uint16)
     """
     path = _existing(path)
     readers = {".npy": _read_npy, ".pt": _read_pt, ".safetensors": _read_safetensors}
@@ -114,6 +159,13 @@ def memorized_sequences(
         n_prefix: prefix tokens of every row.
         ids: names, by default ``sequence-0000``, ``sequence-0001``, ...
         categories: one for each row.
+    Raises:
+        ValueError: n_prefix leaves no suffix, or another number of ids or categories than of rows.
+
+    >>> import torch
+    >>> from tl_localize.readers import memorized_sequences
+    >>> memorized_sequences(torch.tensor([[5, 6, 7], [8, 9, 5]]), n_prefix=1)[1]
+    MemorizedSequence('sequence-0001', 1 prefix + 2 suffix tokens)
     """
     names = [f"sequence-{i:04d}" for i in range(len(tokens))] if ids is None else ids
     groups = [""] * len(tokens) if categories is None else categories
@@ -131,6 +183,15 @@ def read_texts(path: str | Path, key: str = "text") -> Iterator[str]:
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: a broken line (the message has its number), a missing key, another encoding than UTF-8.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from tl_localize.readers import read_texts
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "corpus.txt")
+    ...     _ = path.write_text("one text a line")
+    ...     list(read_texts(path))
+    ['one text a line']
     """
     if _existing(path).suffix != ".jsonl":
         return (text.rstrip("\r\n") for _, text in _lines(path))
@@ -143,6 +204,15 @@ def read_jsonl(path: str | Path, *keys: str) -> Iterator[tuple[int, dict[str, An
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: a broken line (the message has its number), a missing key, another encoding than UTF-8, a file without objects.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from tl_localize.readers import read_jsonl
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "rows.jsonl")
+    ...     _ = path.write_text('{"id": "a", "n": 3}')
+    ...     list(read_jsonl(path, "id"))
+    [(1, {'id': 'a', 'n': 3})]
     """
     found = False
     for line, row in _objects(path, keys, allow_empty=False):

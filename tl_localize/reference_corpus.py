@@ -723,6 +723,8 @@ def reference_sequences(model: LanguageModel, min_repetitions: int = 64) -> list
 def held_out_tokens() -> Int32[torch.Tensor, "sequence pos"]:
     """General text that neither reference model saw, 256 rows of 128 tokens: for perplexity, and for what a neuron does on average.
 
+    Returns: [sequence pos] token ids, int32 on the CPU.
+
     >>> from tl_localize.reference_corpus import held_out_tokens
     >>> held_out_tokens().shape
     torch.Size([256, 128])

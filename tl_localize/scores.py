@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tl_localize.files import write_whole
 from tl_localize.html import Bar, card, table
-from tl_localize.neurons import Hook, LanguageModel, NeuronView, Real, post_hook_name, zero_neurons
+from tl_localize.neurons import Hook, LanguageModel, NeuronView, Real, as_tensor, post_hook_name, zero_neurons
 
 
 def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -55,6 +55,7 @@ def load_tensors(path: str | Path, *required: str) -> tuple[dict[str, Tensor], d
 
 
 SHOWN = 8  # neurons that a notebook lists
+SHOWN_RATIO = 0.01  # share of all neurons that a notebook counts by layer; the highest score of many layers may be the same
 
 
 def indices_shown(mask: Bool[Tensor, " neuron"]) -> str:
@@ -75,6 +76,8 @@ class NeuronSet:
 
     Args:
         mask: [layer neuron], True for the neurons in the set. Kept on the CPU.
+    Raises:
+        ValueError: the mask is not boolean, or not of two axes.
 
     >>> import torch
     >>> from tl_localize import NeuronSet
@@ -86,7 +89,9 @@ class NeuronSet:
     mask: Bool[Tensor, "layer neuron"]
 
     def __post_init__(self) -> None:
-        mask = torch.as_tensor(self.mask)
+        if isinstance(self.mask, NeuronScores):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError("mask must be a boolean tensor [layer neuron], got NeuronScores. Take some, as scores.top_k(0.01) does.")
+        mask = as_tensor("mask", self.mask)
         if mask.ndim != 2 or mask.dtype != torch.bool:
             raise ValueError(
                 f"mask must be a boolean tensor [layer neuron], got shape {tuple(mask.shape)} of {mask.dtype}. "
@@ -116,6 +121,8 @@ class NeuronSet:
         Raises:
             ValueError: the shapes differ, or truth is empty.
         """
+        if not isinstance(truth, NeuronSet):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"truth must be a NeuronSet, got {type(truth).__name__}. Take some scores, as scores.top_k(0.01) does.")
         if self.mask.shape != truth.mask.shape:
             raise ValueError(
                 f"truth must have the shape {tuple(self.mask.shape)}, got {tuple(truth.mask.shape)}. Both sets must belong to one model."
@@ -125,7 +132,10 @@ class NeuronSet:
         return int((self.mask & truth.mask).sum()) / len(truth)
 
     def dropout_hooks(self) -> list[tuple[str, Hook]]:
-        """Hooks that set these neurons to zero at every position, for ``fwd_hooks=``; they compose with any others."""
+        """Hooks that set these neurons to zero at every position, for ``fwd_hooks=``; they compose with any others.
+
+        They don't know the model, and one of other layers is not noticed: ``dropped_out(model)`` compares the shapes.
+        """
         return [
             (post_hook_name(layer), partial(zero_neurons, mask=self.mask[layer]))
             for layer in range(len(self.mask))
@@ -161,6 +171,8 @@ class NeuronScores:
         exact: which scores are exact where the others are estimates, such as those of ``ZeroOut(screen=...)``; None: all of them.
         missed: bound on what the estimates hide, as a share of the scores that are not exact (``ZeroOut`` says what it bounds); None
             where all are exact.
+    Raises:
+        ValueError: a value is not finite, or values or exact are of another shape.
 
     >>> import torch
     >>> from tl_localize import NeuronScores
@@ -177,7 +189,7 @@ class NeuronScores:
     missed: float | None = None
 
     def __post_init__(self) -> None:
-        values = torch.as_tensor(self.values).detach().to("cpu", torch.float32, copy=True)  # a view would keep its whole batch alive
+        values = as_tensor("values", self.values).detach().to("cpu", torch.float32, copy=True)  # a view would keep its whole batch alive
         if values.ndim != 2:
             raise ValueError(f"values must have the shape [layer neuron], got {tuple(values.shape)}. Pass the scores of one sequence.")
         if not values.isfinite().all():
@@ -203,18 +215,19 @@ class NeuronScores:
 
     def _repr_html_(self) -> str:
         n_layers, n_neurons = self.values.shape
-        best = self.values.flatten().argsort(descending=True, stable=True)[:SHOWN].tolist()
-        ranking = [(*divmod(flat, n_neurons), float(self.values.flatten()[flat])) for flat in best]
-        highest = self.values.max(1).values.tolist()
-        scale = max(*highest, 0.0) or 1.0
-        means = self.values.mean(1).tolist()
-        layers = [(i, mean, top, Bar(max(top, 0) / scale)) for i, (mean, top) in enumerate(zip(means, highest, strict=True))]
+        order = self.values.flatten().argsort(descending=True, stable=True)  # ties go to the lower index, as in top_k
+        ranking = [(*divmod(flat, n_neurons), float(self.values.flatten()[flat])) for flat in order[:SHOWN].tolist()]
+        n_top = max(1, int(self.values.numel() * SHOWN_RATIO))
+        within = torch.bincount(order[:n_top] // n_neurons, minlength=n_layers).tolist()
+        summary = zip(self.values.mean(1).tolist(), self.values.max(1).values.tolist(), within, strict=True)
+        layers = [(i, mean, top, n, Bar(n / max(within))) for i, (mean, top, n) in enumerate(summary)]
         about = " of ".join(filter(None, (self.settings or self.method, self.sequence_id)))
         title = f"NeuronScores: {about}, {n_layers} layers x {n_neurons} neurons; larger is more responsible"
         if self.exact is not None:
             title += f" ({len(self.exact)} scores are exact, the others estimates"
             title += ")" if self.missed is None else f", missed <= {self.missed:.2%} of them)"
-        return card(title, table(("layer", "neuron", "score"), ranking), table(("layer", "mean", "highest", ""), layers))
+        header = ("layer", "mean", "highest", f"in the top {100 * SHOWN_RATIO:g} %", "")
+        return card(title, table(("layer", "neuron", "score"), ranking), table(header, layers))
 
     def top_k(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_localize.neurons import LanguageModel, check_model
+from tl_localize.neurons import LanguageModel, as_tensor, check_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +44,14 @@ class MemorizedSequence:
             raise TypeError(
                 f"tokens must be token ids, got the text {self.tokens[:20]!r}. Use MemorizedSequence.from_text(model, prefix, suffix)."
             )
-        tokens = torch.as_tensor(self.tokens)
+        tokens = as_tensor("tokens", self.tokens)
         if tokens.ndim != 1 or tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ValueError(
                 f"tokens must be a vector of token ids, got shape {tuple(tokens.shape)} of {tokens.dtype}. "
                 f"{'Pass one sequence, such as tokens[0].' if tokens.ndim == 2 else 'Pass what the tokenizer gives.'}"
             )
+        if tokens.is_meta:
+            raise ValueError("tokens must be numbers, got a tensor on the device 'meta', which holds none. Move them from another device.")
         if isinstance(self.n_prefix, bool) or not isinstance(self.n_prefix, numbers.Integral):
             raise TypeError(f"n_prefix must be a whole number, got {self.n_prefix!r}. It counts the tokens of the prefix.")
         if not 1 <= self.n_prefix < len(tokens):
@@ -66,7 +68,6 @@ class MemorizedSequence:
         Raises:
             ValueError: the model has no tokenizer, prefix or suffix is empty, or no token boundary falls between them.
         """
-        check_model(model)
         tokenizer = tokenizer_of(model)
         for name, text in (("prefix", prefix), ("suffix", suffix)):
             if not text or not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -74,9 +75,12 @@ class MemorizedSequence:
         prefix_tokens = encode(tokenizer, prefix)
         tokens = encode(tokenizer, prefix + suffix)
         if tokens[: len(prefix_tokens)] != prefix_tokens:
+            pairs = enumerate(zip(tokens, prefix_tokens, strict=False))
+            shared = next((i for i, (one, other) in pairs if one != other), min(len(tokens), len(prefix_tokens)) - 1)
+            before, after = (tokenizer.decode(part, clean_up_tokenization_spaces=False) for part in (tokens[:shared], tokens[shared:]))
             raise ValueError(
                 f"suffix must begin at a token boundary, got {suffix[:20]!r} after {prefix[-20:]!r}, where the tokenizer merges across. "
-                f"Move the boundary: most tokenizers want the space at the start of the suffix, as in {' ' + suffix.strip()[:12]!r}."
+                + (f"The last boundary before it is {before[-20:]!r} | {after[:20]!r}." if shared else "Use a longer prefix.")
             )
         return cls(torch.tensor(tokens), len(prefix_tokens), id, category)
 
@@ -104,8 +108,10 @@ def tokenizer_of(model: LanguageModel) -> Any:
     """The model's tokenizer.
 
     Raises:
+        TypeError: it is not a TransformerLens model.
         ValueError: it has none.
     """
+    check_model(model)
     tokenizer: Any = getattr(model, "tokenizer", None)
     if tokenizer is None:
         raise ValueError("model must have a tokenizer to read text, got none. Set model.tokenizer, or pass tokens to MemorizedSequence.")
@@ -122,7 +128,16 @@ class SequenceBatch:
     """Sequences padded on the right, and the list of all their suffix tokens.
 
     Padding needs no attention mask: in a causal model nothing flows from a later position to an earlier one, and padded positions
-    carry no target. A target is a suffix token: ``targets[i]`` of row ``rows[i]`` is predicted at ``positions[i]``.
+    carry no target. A target is a suffix token: ``targets[i]`` of row ``rows[i]`` is predicted at ``positions[i]``. All are int64, on one
+    device.
+
+    >>> import torch
+    >>> from tl_localize.sequences import MemorizedSequence, SequenceBatch
+    >>> batch = SequenceBatch.of([MemorizedSequence(torch.tensor([5, 6, 7, 8]), 2), MemorizedSequence(torch.tensor([5, 9]), 1)])
+    >>> batch.targets.tolist(), batch.rows.tolist(), batch.positions.tolist()
+    ([7, 8, 9], [0, 0, 1], [1, 2, 0])
+    >>> batch.mean(torch.tensor([1.0, 3.0, 5.0])).tolist()
+    [2.0, 5.0]
     """
 
     tokens: Int[Tensor, "batch pos"]
@@ -132,6 +147,8 @@ class SequenceBatch:
 
     @classmethod
     def of(cls, sequences: Sequence[MemorizedSequence], device: torch.device | str = "cpu") -> SequenceBatch:
+        """The batch of some sequences; a model takes it on its own device."""
+        sequences = listed(sequences)
         tokens = torch.nn.utils.rnn.pad_sequence([sequence.tokens for sequence in sequences], batch_first=True)
         rows = torch.cat([torch.full((len(s) - s.n_prefix,), row) for row, s in enumerate(sequences)])
         positions = torch.cat([torch.arange(s.n_prefix - 1, len(s) - 1) for s in sequences])
@@ -159,11 +176,16 @@ class SequenceBatch:
         return values.new_zeros(len(self), dtype=torch.float32).index_add(0, self.rows, values.float()) / count
 
 
-def check_sequences(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> None:
-    """Raise ValueError or TypeError unless the model can read every sequence."""
-    check_model(model)
+def listed(sequences: Iterable[MemorizedSequence]) -> list[MemorizedSequence]:
+    """The sequences as a list.
+
+    Raises:
+        TypeError: something else is given, or is among them.
+        ValueError: there are none.
+    """
     if isinstance(sequences, MemorizedSequence):
         raise TypeError(f"sequences must be a list of sequences, got {sequences!r}. Write [sequence].")
+    sequences = list(sequences)
     if not sequences:
         raise ValueError("sequences must hold at least one sequence, got none. Check the data file or --limit.")
     for sequence in sequences:
@@ -172,6 +194,13 @@ def check_sequences(model: LanguageModel, sequences: Sequence[MemorizedSequence]
                 f"sequence must be a MemorizedSequence, got {type(sequence).__name__}. "
                 "Make one with MemorizedSequence(tokens, n_prefix) or MemorizedSequence.from_text(model, prefix, suffix)."
             )
+    return sequences
+
+
+def check_sequences(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> None:
+    """Raise ValueError or TypeError unless the model can read every sequence."""
+    check_model(model)
+    for sequence in listed(sequences):
         if len(sequence) > model.cfg.n_ctx:
             raise ValueError(
                 f"sequence must be at most n_ctx={model.cfg.n_ctx} tokens long, got {len(sequence)} in {sequence!r}. Shorten it."

@@ -182,6 +182,16 @@ class Store:
         read_only: nothing is written, and damaged files are named and left where they are.
     Raises:
         ValueError: the folder can't be written; with ``read_only``, it is not a results folder.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from tl_localize.store import Record, Store, Unit
+    >>> unit = Unit("scores", {"sequence": "s0", "method": "Activations()"})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Store(Path(folder)).write(unit, Record([0.5, 0.25]))
+    ...     again = Store(Path(folder))
+    ...     again.has(unit), again.read(unit).value
+    (True, [0.5, 0.25])
     """
 
     folder: Path

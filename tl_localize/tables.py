@@ -28,6 +28,15 @@ def inj_tables(results: InjResults, model: str) -> dict[str, pd.DataFrame]:
     """The INJ tables by file name: per layer, across layers, tests, and the paper's numbers where it has this model.
 
     With distractors also what silencing the found rows does, and whether the ground truth holds.
+
+    >>> from tl_localize import Attribution, InjBenchmark, MemorizedSequence, load_model
+    >>> from tl_localize.tables import inj_tables
+    >>> model = load_model("reference")
+    >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
+    >>> benchmark = InjBenchmark(model=model, sequences=[sentence], ratio=0.02, learning_rate=0.02)
+    >>> tables = inj_tables(benchmark.run([Attribution()]), "gpt2")
+    >>> list(tables), sorted(set(tables["inj"].index.get_level_values(0)))
+    (['inj', 'inj_across_layers'], ['ours', 'paper'])
     """
     tables = {"inj": results.table(), "inj_across_layers": results.table(across_layers=True)}
     if results.distractors:
@@ -47,6 +56,16 @@ def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
 
     ``del_memorization`` (accuracy, distance, perplexity, length), ``del``, ``del_tests`` (where Integrated Gradients ran),
     ``del_categories`` and ``del_related`` (where the sequences have categories), ``del_examples``.
+
+    >>> from tl_localize import Attribution, DelBenchmark, load_model
+    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> from tl_localize.tables import del_tables
+    >>> model = load_model("reference")
+    >>> two, text = reference_sequences(model)[:2], held_out_tokens()[:1]
+    >>> benchmark = DelBenchmark(model, two, text, ratios=(0.05,), n_dev=0)
+    >>> tables = del_tables(benchmark.run([Attribution()]), "reference-gpt2")
+    >>> list(tables)
+    ['del_memorization', 'del', 'del_categories', 'del_examples']
     """
     tables = {"del_memorization": results.before_table(), "del": results.table()}
     theirs = published("memorization", model)
@@ -178,7 +197,16 @@ def _paper_layout(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def to_markdown(table: pd.DataFrame) -> str:
-    """A GitHub table; the levels of the index become columns."""
+    """A GitHub table; the levels of the index become columns.
+
+    >>> import pandas as pd
+    >>> from tl_localize.tables import to_markdown
+    >>> print(to_markdown(pd.DataFrame({"R@1x": [87.2, 3.4]}, index=["Hard Concrete", "Random"])))
+    | method        |   R@1x |
+    |:--------------|-------:|
+    | Hard Concrete |   87.2 |
+    | Random        |    3.4 |
+    """
     flat = table.reset_index(names=_level_names(table)).map(lambda cell: cell.replace("|", r"\|") if isinstance(cell, str) else cell)
     return flat.to_markdown(index=False, floatfmt=".3g")
 
@@ -190,7 +218,20 @@ def _level_names(table: pd.DataFrame) -> list[str]:
 
 
 def save_table(table: pd.DataFrame, folder: str | Path, name: str, caption: str = "") -> None:
-    """Write NAME.md, NAME.tex and NAME.csv, each whole or not at all."""
+    """Write NAME.md, NAME.tex and NAME.csv, each whole or not at all.
+
+    Raises:
+        ValueError: the folder can't be written.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import pandas as pd
+    >>> from tl_localize.tables import save_table
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_table(pd.DataFrame({"R@1x": [87.2]}, index=["Hard Concrete"]), folder, "inj", "Recall in percent")
+    ...     sorted(path.name for path in Path(folder).iterdir())
+    ['inj.csv', 'inj.md', 'inj.tex']
+    """
     path = prepare_folder(folder)
     flat = table.reset_index(names=_level_names(table))
     write_text(path / f"{name}.md", (f"{caption}\n\n" if caption else "") + to_markdown(table) + "\n")

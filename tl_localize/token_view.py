@@ -45,6 +45,18 @@ class TokenView:
         after: [suffix] the same with the neurons silenced.
         decode: token ids -> text.
         n_silenced: how many neurons are silenced.
+
+    >>> import torch
+    >>> from tl_localize import MemorizedSequence
+    >>> from tl_localize.token_view import TokenView
+    >>> sequence = MemorizedSequence(torch.tensor([0, 1, 2]), 1)
+    >>> letters = lambda ids: "".join("abcdefghij"[i] for i in ids)
+    >>> view = TokenView(sequence, torch.tensor([1, 2]), torch.tensor([1, 9]), letters, 5)
+    >>> view.states()
+    ['right', 'forgotten']
+    >>> print(view.text(colour=False))
+    a >>> b[c|j]
+    5 neurons silenced: 1 of 2 recited tokens forgotten, 2 in the suffix
     """
 
     sequence: MemorizedSequence

@@ -26,6 +26,10 @@ def expand(method: str, grid: Grid) -> list[Localizer]:
 
     Raises:
         ValueError: an unknown method or setting (the nearest names are offered), or an axis without values.
+
+    >>> from tl_localize.tune import expand
+    >>> [(method.steps, method.learning_rate) for method in expand("slimming", {"steps": [60, 200], "learning_rate": [0.01, 0.1]})]
+    [(60, 0.01), (60, 0.1), (200, 0.01), (200, 0.1)]
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}.{nearest(method, METHODS)}")
@@ -67,6 +71,16 @@ def rank_inj(results: InjResults, candidates: Sequence[Localizer]) -> pd.DataFra
     """Settings by mean recall over the dev sentences and all multiples, the best first; ties go to the earlier setting.
 
     Returns: one row per setting: method, settings, R@..x for each multiple, score (mean recall), seconds per sentence.
+
+    >>> from tl_localize import InjBenchmark, MemorizedSequence, load_model
+    >>> from tl_localize.tune import expand, rank_inj
+    >>> model = load_model("reference")
+    >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
+    >>> benchmark = InjBenchmark(model=model, sequences=[sentence], ratio=0.02, learning_rate=0.02)
+    >>> candidates = expand("slimming", {"steps": [2, 20]})
+    >>> ranking = rank_inj(benchmark.run(candidates), candidates)
+    >>> [settings["steps"] for settings in ranking["settings"]]
+    [20, 2]
     """
     label = {repr(method): method for method in candidates}
     names = {method.name: method for method in candidates}
@@ -94,6 +108,17 @@ def rank_del(results: DelResults, candidates: Sequence[Localizer], ratio: Real) 
 
     Returns: one row per setting: method, settings, self_loss, neg_loss, score (self_loss - neg_loss).
     Raises:  ValueError: the ratio was not run, or there is one sequence and so no other.
+
+    >>> from tl_localize import DelBenchmark, load_model
+    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> from tl_localize.tune import expand, rank_del
+    >>> model = load_model("reference")
+    >>> two, text = reference_sequences(model)[:2], held_out_tokens()[:1]
+    >>> benchmark = DelBenchmark(model, two, text, ratios=(0.05,), n_dev=0)
+    >>> candidates = expand("slimming", {"steps": [2, 20]})
+    >>> ranking = rank_del(benchmark.run(candidates), candidates, 0.05)
+    >>> [settings["steps"] for settings in ranking["settings"]]
+    [20, 2]
     """
     frame = results.frame[results.frame["ratio"] == ratio]
     if not len(frame):
@@ -117,14 +142,38 @@ def settings_of(method: Localizer) -> dict[str, Any]:
 
 
 def write_settings(ranking: pd.DataFrame, path: str | Path, rule: str) -> dict[str, dict[str, Any]]:
-    """Write the best setting of each method to a file that ``--settings`` of ``tl-localize inj`` and ``del`` reads; returns them."""
+    """Write the best setting of each method to a file that ``--settings`` of ``tl-localize inj`` and ``del`` reads; returns them.
+
+    >>> import tempfile
+    >>> import pandas as pd
+    >>> from tl_localize.tune import read_settings, write_settings
+    >>> ranking = pd.DataFrame({"method": ["slimming", "slimming"], "settings": [{"steps": 200}, {"steps": 60}]})  # the best first
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     best = write_settings(ranking, f"{folder}/settings.json", "mean recall on the dev sentences")
+    ...     best == read_settings(f"{folder}/settings.json"), best
+    (True, {'slimming': {'steps': 200}})
+    """
     best = {str(row["method"]): row["settings"] for row in ranking.drop_duplicates("method").to_dict("records")}
     write_json(path, {"rule": rule, "settings": best})
     return best
 
 
 def read_settings(path: str | Path) -> dict[str, dict[str, Any]]:
-    """Settings by method name, from a file that ``write_settings`` wrote."""
+    """Settings by method name, from a file that ``write_settings`` wrote.
+
+    Raises:
+        ValueError: another kind of file, or a method or setting that there is not.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from tl_localize import METHODS
+    >>> from tl_localize.tune import read_settings
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "settings.json")
+    ...     _ = path.write_text('{"rule": "mean recall", "settings": {"slimming": {"steps": 200}}}')
+    ...     [METHODS[name](**settings).steps for name, settings in read_settings(path).items()]
+    [200]
+    """
     try:
         settings = json.loads(Path(path).read_text(encoding="utf-8"))["settings"]
     except (json.JSONDecodeError, KeyError, TypeError) as error:

@@ -21,7 +21,7 @@ import torch
 from tl_localize.html import card
 from tl_localize.injection import Injection, JointInjection, draw_sets, inject, inject_together
 from tl_localize.methods import RandomBaseline, RowNorm
-from tl_localize.methods.base import Method, Progress, Report, check_methods, label_methods
+from tl_localize.methods.base import Method, Progress, Report, check_methods, check_scores, label_methods
 from tl_localize.metrics import accuracy
 from tl_localize.neurons import LanguageModel, NeuronView, Real
 from tl_localize.scores import NeuronScores, NeuronSet
@@ -72,6 +72,8 @@ class InjBenchmark:
              max_steps: of the injection; by default the paper's 200, 400 at ratios above 2 %, 600 with distractors.
              multiples: recall is measured among the top ``ratio * multiple`` of each layer, and of the model.
              distractors: other sentences in the model, K - 1.
+    Raises:  ValueError: a ratio that selects no row, multiples that leave (0, 1], a sentence that does not fit the model, or fewer
+             sentences than a group takes.
 
     >>> from tl_localize import Activations, InjBenchmark, load_model
     >>> from tl_localize.reference_corpus import reference_sequences
@@ -96,7 +98,10 @@ class InjBenchmark:
         check_sequences(self.model, self.sequences)
         draw_sets(NeuronView(self.model), self.ratio, self.seed, self.distractors + 1)  # raises where the sets can't be drawn
         if not self.multiples or not all(0 < self.ratio * multiple <= 1 for multiple in self.multiples):
-            raise ValueError(f"multiples must keep ratio * multiple in (0, 1], got {self.multiples} with ratio {self.ratio}.")
+            raise ValueError(
+                f"multiples must keep ratio * multiple in (0, 1], got {self.multiples} with ratio {self.ratio}. "
+                "Use a smaller ratio (0.01 is 1 %) or smaller multiples."
+            )
         if self.distractors < 0:
             raise ValueError(f"distractors must be a whole number from 0 on, got {self.distractors!r}. 0 is the paper's form.")
         if self.distractors and not self.groups():
@@ -327,7 +332,7 @@ def ground_truth(model: LanguageModel, joint: JointInjection, group: Sequence[Me
 def timed(method: Method, model: LanguageModel, sequence: MemorizedSequence) -> tuple[NeuronScores, float]:
     """Scores, and the seconds they took."""
     started = time.perf_counter()
-    scores = method(model, sequence)
+    scores = check_scores(method(model, sequence), model, method)
     return scores, time.perf_counter() - started
 
 

@@ -29,6 +29,7 @@ class Activations(Localizer):
     Args:    absolute: where the absolute value is taken, of each token or of the mean.
     Memory:  4 B (L f + 5 f + 8 d + 5 h n) bytes beyond the weights; letters in ``memory.peak_bytes``.
     Returns: [layer neuron] in units of the residual stream.
+    Raises:  ValueError: absolute is neither ``"token"`` nor ``"mean"``.
 
     >>> from tl_localize import Activations, load_model
     >>> from tl_localize.reference_corpus import reference_sequences

@@ -16,7 +16,7 @@ from torch import Tensor
 from tl_localize.memory import halving, tokens_that_fit
 from tl_localize.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
-from tl_localize.sequences import MemorizedSequence, check_sequences
+from tl_localize.sequences import MemorizedSequence, check_sequences, listed
 
 Report = Callable[[float], None]  # the fraction of the work that is done
 Progress = Callable[[float, str], None]  # and what is being done
@@ -33,6 +33,9 @@ class Localizer(ABC):
 
     Args:
         batch_tokens: tokens in one forward pass; by default as many as fit into the memory that is there. Changes no score.
+    Raises:
+        TypeError: a setting that is not a number.
+        ValueError: one that is out of its range, such as a learning rate of 0.
 
     >>> from dataclasses import dataclass
     >>> from typing import ClassVar
@@ -86,14 +89,13 @@ class Localizer(ABC):
             batch_size: sequences side by side; by default as many as ``batch_tokens`` allow.
             progress: called with the fraction of the work done, from 0 to 1.
         """
-        if not isinstance(sequences, MemorizedSequence):  # which check_sequences refuses
-            sequences = list(sequences)
+        sequences = listed(sequences)
         check_sequences(model, sequences)
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size!r}. Leave it out for as many as fit.")
         neurons = NeuronView(model)
         size = batch_size or max(1, self._tokens(neurons) // max(map(len, sequences)))
-        return self._map(neurons, list(sequences), size, progress or (lambda fraction: None))
+        return self._map(neurons, sequences, size, progress or (lambda fraction: None))
 
     def _map(self, neurons: NeuronView, sequences: list[MemorizedSequence], size: int, progress: Report) -> Iterator[NeuronScores]:
         for sequence, value in zip(sequences, self._attribute_many(neurons, sequences, size, progress), strict=True):
@@ -154,6 +156,18 @@ def check_methods(methods: Any) -> None:
     for method in methods:
         if isinstance(method, type) or not callable(method):
             raise TypeError(f"methods must hold objects that score a (model, sequence), got {method!r}. Pass for example [HardConcrete()].")
+
+
+def check_scores(scores: object, model: LanguageModel, method: Method) -> NeuronScores:
+    """Raise TypeError or ValueError unless a method gave scores of the model's shape."""
+    if not isinstance(scores, NeuronScores):
+        raise TypeError(f"methods must return NeuronScores, got {type(scores).__name__} from {method!r}. Wrap the tensor in one.")
+    shape = (model.cfg.n_layers, model.cfg.d_mlp)
+    if tuple(scores.values.shape) != shape:
+        raise ValueError(
+            f"scores must have the model's shape {shape}, got {tuple(scores.values.shape)} from {method!r}. Localize in this model."
+        )
+    return scores
 
 
 def label_methods(methods: Sequence[Method]) -> dict[str, Method]:

@@ -38,6 +38,7 @@ class HardConcrete(Localizer):
              seed: of the noise, drawn on the CPU for every device: step by step, layer by layer, the same for every sequence.
     Memory:  4 (B L (5 f + 10 d + 4 h n) + 4 T V + 16 L f B / n) bytes beyond the weights; letters in ``memory.peak_bytes``.
     Returns: [layer neuron] in (0, 1).
+    Raises:  ValueError: initial_mask is not in (-0.1, 1.1).
 
     >>> from tl_localize import HardConcrete, load_model
     >>> from tl_localize.reference_corpus import reference_sequences

@@ -42,6 +42,7 @@ class IntegratedGradients(Localizer):
     Memory:  4 (B L (5 f + 10 d + 4 h n) + 4 T V) bytes beyond the weights; letters in ``memory.peak_bytes``. B counts the points
              of the path that run side by side, each with all positions.
     Returns: [layer neuron], probability.
+    Raises:  ValueError: an unknown rule.
 
     >>> from tl_localize import IntegratedGradients, load_model
     >>> from tl_localize.reference_corpus import reference_sequences

@@ -46,6 +46,7 @@ class ZeroOut(Localizer):
     Memory:  4 (B (5 f + 8 d + 5 h n) + n (L f + L d + d) + 3 T V) bytes beyond the weights; letters in ``memory.peak_bytes``. B counts
              the silenced neurons that run side by side, each with all positions; ``screen`` needs what ``Attribution`` does at least.
     Returns: [layer neuron], nats per suffix token.
+    Raises:  ValueError: screen is not a fraction in (0, 1], or screen_sample not a whole number from 0 on.
 
     >>> from tl_localize import ZeroOut, load_model
     >>> from tl_localize.reference_corpus import reference_sequences

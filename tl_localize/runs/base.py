@@ -276,6 +276,19 @@ def stored(methods: Sequence[Method], store: Store, model: LanguageModel) -> lis
     """Methods whose scores of this model are kept in a folder: DelBenchmark at another ratio then computes none again.
 
     Each sequence is localized alone, so that no score depends on which others were there before.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from tl_localize import Activations, load_model
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.runs import stored
+    >>> from tl_localize.store import Store
+    >>> model = load_model("reference")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     (method,) = stored([Activations()], Store(Path(folder)), model)
+    ...     first, second = (method(model, reference_sequences(model)[0]) for _ in range(2))  # the second is read
+    ...     bool((first.values == second.values).all()), len(Store(Path(folder)).names)
+    (True, 1)
     """
     about = environment(model)
     return [Stored(method, store, about["fingerprint"], about={**about, "host": socket.gethostname()}) for method in methods]

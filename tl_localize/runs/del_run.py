@@ -23,6 +23,20 @@ class DelRun(Run):
 
     Args:
         multiples: of the budget that single layers get, as of ``DelBenchmark.run_single_layer``, which is then what is run.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from tl_localize import Attribution, DelBenchmark, load_model
+    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> from tl_localize.runs import DelRun
+    >>> from tl_localize.store import Store
+    >>> model = load_model("reference")
+    >>> two, text = reference_sequences(model)[:2], held_out_tokens()[:1]
+    >>> benchmark = DelBenchmark(model, two, text, ratios=(0.05,), n_dev=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = DelRun(Store(Path(folder)), benchmark, [Attribution()])
+    ...     [event.label for event in run.make(run.works[0], ["attribution"])], [len(run.missing(work)) for work in run.works]
+    (['before', 'attribution'], [1, 2])
     """
 
     benchmark: DelBenchmark

@@ -52,7 +52,22 @@ def planned(store: Store) -> tuple[Planned, list[dict[str, Any]]]:
 
 
 def inj_results(store: Store) -> InjResults:
-    """All that a folder holds, as ``InjBenchmark.run`` gives it, and what is missing."""
+    """All that a folder holds, as ``InjBenchmark.run`` gives it, and what is missing.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from tl_localize import Attribution, InjBenchmark, MemorizedSequence, load_model
+    >>> from tl_localize.runs import InjRun, inj_results
+    >>> from tl_localize.store import Store
+    >>> model = load_model("reference")
+    >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
+    >>> benchmark = InjBenchmark(model=model, sequences=[sentence], ratio=0.02, learning_rate=0.02)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = InjRun(Store(Path(folder)), benchmark, [Attribution()])
+    ...     made = list(run.make(run.works[0], ["attribution"]))
+    ...     inj_results(run.store), list(inj_results(run.store).missing["method"])
+    (InjResults(1 sequences x 1 methods, injection ratio 2 %), ['random', 'row_norm'])
+    """
     units, plans = planned(store)
     failures = store.failures()
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in (*FRAMES, "missing")}
@@ -68,7 +83,23 @@ def inj_results(store: Store) -> InjResults:
 
 
 def del_results(store: Store) -> DelResults:
-    """All that a folder holds, as ``DelBenchmark.run`` gives it, and what is missing."""
+    """All that a folder holds, as ``DelBenchmark.run`` gives it, and what is missing.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from tl_localize import Attribution, DelBenchmark, load_model
+    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> from tl_localize.runs import DelRun, del_results
+    >>> from tl_localize.store import Store
+    >>> model = load_model("reference")
+    >>> two, text = reference_sequences(model)[:2], held_out_tokens()[:1]
+    >>> benchmark = DelBenchmark(model, two, text, ratios=(0.05,), n_dev=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = DelRun(Store(Path(folder)), benchmark, [Attribution()])
+    ...     made = list(run.make(run.works[0], ["attribution", "random"]))
+    ...     del_results(run.store), len(del_results(run.store).missing)
+    (DelResults(1 targets x 2 methods, 5 % of each layer silenced), 2)
+    """
     units, plans = planned(store)
     failures = store.failures()
     every_layer = {key: value for key, value in units.items() if not key[2].endswith(BY_LAYER)}
@@ -142,7 +173,24 @@ class Status:
 
 
 def status(store: Store) -> Status:
-    """Counts, reasons and the time left for one process, from what the finished units took."""
+    """Counts, reasons and the time left for one process, from what the finished units took.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from tl_localize import Attribution, InjBenchmark, MemorizedSequence, load_model
+    >>> from tl_localize.runs import InjRun, status
+    >>> from tl_localize.store import Store
+    >>> model = load_model("reference")
+    >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
+    >>> benchmark = InjBenchmark(model=model, sequences=[sentence], ratio=0.02, learning_rate=0.02)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = InjRun(Store(Path(folder)), benchmark, [Attribution()])
+    ...     made = list(run.make(run.works[0], ["attribution"]))
+    ...     status(run.store).frame.loc[["attribution", "random"], ["planned", "done", "missing"]]
+                 planned  done  missing
+    attribution        1     1        0
+    random             1     0        1
+    """
     units, plans = planned(store)
     failures = store.failures()
     base = RUNS[plans[0]["value"]["benchmark"]].base_label if plans else "base"

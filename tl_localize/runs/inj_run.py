@@ -18,7 +18,22 @@ FRAMES = ("frame", "truth", "assignment")  # of a measurement
 
 @dataclass(frozen=True, eq=False)
 class InjRun(Run):
-    """One InjBenchmark and its methods, into one folder; arguments and errors as of ``Run``."""
+    """One InjBenchmark and its methods, into one folder; arguments and errors as of ``Run``.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from tl_localize import Attribution, InjBenchmark, MemorizedSequence, load_model
+    >>> from tl_localize.runs import InjRun
+    >>> from tl_localize.store import Store
+    >>> model = load_model("reference")
+    >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
+    >>> benchmark = InjBenchmark(model=model, sequences=[sentence], ratio=0.02, learning_rate=0.02)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = InjRun(Store(Path(folder)), benchmark, [Attribution()])
+    ...     (work,) = run.works
+    ...     [event.label for event in run.make(work, run.missing(work))], run.missing(work)
+    (['inject', 'attribution', 'random', 'row_norm'], [])
+    """
 
     benchmark: InjBenchmark
 
