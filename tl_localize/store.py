@@ -198,6 +198,7 @@ class Store:
     read_only: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))
         if self.read_only:
             if not (self.folder / "plans").is_dir():
                 raise ValueError(f"folder must hold the results of a run, got {str(self.folder)!r} without plans. Check the path.")

@@ -398,6 +398,24 @@ def test_del_refuses_what_it_cannot_run(gpt2_like: Any, benchmark_of: Any, setti
         replace(benchmark, **settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ratios": 0.1}, "ratios must be a sequence of fractions, got 0.1"),
+        ({"ratios": "0.1"}, "ratios must be a sequence of fractions, got '0.1'"),
+    ],
+)
+def test_del_refuses_other_types(unchecked: None, gpt2_like: Any, benchmark_of: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        benchmark_of(gpt2_like, **settings)
+
+
+def test_del_refuses_general_text_that_is_no_tokens(unchecked: None, gpt2_like: Any, recited: Any) -> None:
+    for given, error in (("some text", TypeError), ([1, 2, 3], ValueError)):
+        with pytest.raises(error, match="general_tokens must"):
+            DelBenchmark(gpt2_like, recited(gpt2_like), given, ratios=(RATIO,), n_dev=2, decode=letters)
+
+
 def test_del_refuses_ids_that_occur_twice(gpt2_like: Any, benchmark_of: Any) -> None:
     benchmark = benchmark_of(gpt2_like)
     with pytest.raises(ValueError, match=r"different ids, got \['s6'\] more than once"):

@@ -21,9 +21,9 @@ from tl_localize.html import card
 from tl_localize.losses import unembed
 from tl_localize.memory import bytes_to_keep, halving, tokens_that_fit
 from tl_localize.methods import RandomBaseline
-from tl_localize.methods.base import Method, Progress, check_methods, label_methods
+from tl_localize.methods.base import Method, Progress, check_methods, check_scores, label_methods
 from tl_localize.metrics import Decode, decoder
-from tl_localize.neurons import LanguageModel, NeuronView, Real
+from tl_localize.neurons import LanguageModel, NeuronView, Real, as_tensor
 from tl_localize.scores import NeuronScores, NeuronSet, check_ratio, load_tensors, save_tensors
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 from tl_localize.stats import compare_with_reference, mean_and_error, paired_test, summarize, with_error
@@ -112,6 +112,9 @@ class DelBenchmark:
             raise ValueError(f"intervention must be one of {INTERVENTIONS}, got {self.intervention!r}.")
         if not 0 <= self.first_layer < view.n_layers:
             raise ValueError(f"first_layer must be in [0, {view.n_layers}), got {self.first_layer}. The paper spares layer 0, with 1.")
+        ratios: Any = self.ratios
+        if isinstance(ratios, str) or not isinstance(ratios, Sequence):
+            raise TypeError(f"ratios must be a sequence of fractions, got {ratios!r}. Write for example (0.001, 0.005).")
         if not self.ratios or len(set(self.ratios)) < len(self.ratios):
             raise ValueError(f"ratios must be different fractions, got {self.ratios}. The paper's are (0.001, 0.005).")
         for ratio in self.ratios:
@@ -127,6 +130,7 @@ class DelBenchmark:
         names = [sequence.id for sequence in self.test_sequences()]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"sequences must have different ids, got {twice[:3]} more than once. Give each its own id.")
+        object.__setattr__(self, "general_tokens", as_tensor("general_tokens", self.general_tokens))
         check_general_tokens(self.model, self.general_tokens)
 
     def test_sequences(self) -> list[MemorizedSequence]:
@@ -689,23 +693,13 @@ def check_selects(ratio: Real, n_neurons: int) -> None:
 def check_general_tokens(model: LanguageModel, tokens: Integer[Tensor, "sequence pos"]) -> None:
     """Raise ValueError unless the model can read every row and predict at least one token of it."""
     n_ctx, d_vocab = model.cfg.n_ctx, model.cfg.d_vocab
-    if not len(tokens) or not 2 <= tokens.shape[1] <= n_ctx:
+    if tokens.ndim != 2 or not len(tokens) or not 2 <= tokens.shape[1] <= n_ctx:
         raise ValueError(f"general_tokens must have the shape [sequence pos] with 2 to n_ctx={n_ctx} positions, got {tuple(tokens.shape)}.")
     low, high = int(tokens.long().min()), int(tokens.long().max())  # minima of unsigned types are not everywhere
     if low < 0 or high >= d_vocab:
         raise ValueError(
             f"general_tokens must be in [0, {d_vocab}), got {low if low < 0 else high}. Was the text tokenized with another tokenizer?"
         )
-
-
-def check_scores(scores: object, model: LanguageModel, method: Method) -> NeuronScores:
-    """Raise TypeError or ValueError unless a method gave scores of the model's shape."""
-    if not isinstance(scores, NeuronScores):
-        raise TypeError(f"methods must return NeuronScores, got {type(scores).__name__} from {method!r}. Wrap the tensor in one.")
-    shape = (model.cfg.n_layers, model.cfg.d_mlp)
-    if tuple(scores.values.shape) != shape:
-        raise ValueError(f"scores must have the model's shape {shape}, got {tuple(scores.values.shape)} from {method!r}.")
-    return scores
 
 
 def top_of_layer(scores: NeuronScores, layer: int, count: int) -> NeuronSet:

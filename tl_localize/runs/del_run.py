@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from tl_localize.evals.del_benchmark import Before, DelBenchmark, Evaluation, Share, check_scores
-from tl_localize.methods.base import Method, label_methods
+from tl_localize.evals.del_benchmark import Before, DelBenchmark, Evaluation, Share
+from tl_localize.methods.base import Method, check_scores, label_methods
 from tl_localize.runs.base import Run, Work
 from tl_localize.store import Record, Unit
 
