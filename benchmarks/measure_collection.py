@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from tl_localize import load_model
-from tl_localize.collect import Criteria, Sieve, near_duplicates, token_windows
-from tl_localize.metrics import decoder
+from tl_localize.collect import Criteria, Sieve, Sifted, merged, near_duplicates, token_windows
 from tl_localize.reference_corpus import reference_stream
 
 STRIDE = 44  # five windows a row: a hundred thousand in 20,000 rows
@@ -31,14 +30,17 @@ def peak() -> float:
 def measure_filter(n: int) -> None:
     model = load_model(MODEL)
     rows = torch.from_numpy(reference_stream(model.tokenizer).rows)
-    sieve = Sieve(model, Criteria(), decoder(model), None)
-    started, found = time.perf_counter(), 0
+    sieve = Sieve(model, Criteria())
+    started, thousand = time.perf_counter(), 0
     print(f"filter: {MODEL}, {torch.get_num_threads()} threads, {peak():.0f} MiB before")
-    for passed in sieve.run(islice(token_windows(rows, stride=STRIDE), n)):
-        before, found = found, found + len(passed)
-        if before // 1000 < found // 1000:
-            print(f"  {sieve.n_in} read, {found} memorized, {time.perf_counter() - started:.0f} s, {peak():.0f} MiB", flush=True)
-    print(f"  {sieve.report()}\n  {time.perf_counter() - started:.0f} s in all, peak {peak():.0f} MiB", flush=True)
+
+    def show(sifted: Sifted) -> None:
+        nonlocal thousand
+        if thousand < (thousand := len(sifted.accurate) // 1000):
+            print(f"  {sifted.counts.n_in} read, {len(sifted.accurate)} accurate, {time.perf_counter() - started:.0f} s, {peak():.0f} MiB")
+
+    counts, _ = merged([sieve.sift(islice(token_windows(rows, stride=STRIDE), n), show)])
+    print(f"  {counts.report()}\n  {time.perf_counter() - started:.0f} s in all, peak {peak():.0f} MiB", flush=True)
 
 
 def measure_duplicates(n: int) -> None:

@@ -198,18 +198,18 @@ def collected(folder):
 def test_collect_goes_on_where_it_was(run, corpus, tmp_path, monkeypatch, windows):
     from tl_localize.collect import Sieve
 
-    monkeypatch.setattr("tl_localize.cli.collect.CHUNK", 3)
+    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
     arguments = ["--data", corpus, "--data", corpus, *LOOSE, "--windows", windows]
-    right, calls = Sieve.run, []
+    right, calls = Sieve.sift, []
 
     def killed(self, stream):
-        calls.append(self.n_in)
+        calls.append(stream)
         if len(calls) == 3:
             raise KeyboardInterrupt
         return right(self, stream)
 
     assert run("collect", *arguments, out="whole").exit_code == 0
-    monkeypatch.setattr(Sieve, "run", killed)
+    monkeypatch.setattr(Sieve, "sift", killed)
     result = run("collect", *arguments)
     assert result.exit_code == 130, result.output
     assert "go on with the same command" in result.stderr
@@ -226,7 +226,7 @@ def test_collect_goes_on_where_it_was(run, corpus, tmp_path, monkeypatch, window
 
 
 def test_collect_makes_a_damaged_or_changed_chunk_again(run, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("tl_localize.cli.collect.CHUNK", 3)
+    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
     arguments = ["--data", corpus, *LOOSE]
     assert run("collect", *arguments).exit_code == 0
     before = collected(tmp_path / "out")
