@@ -346,7 +346,7 @@ def test_status_of_a_collection_says_what_was_found_so_far(run, corpus, tmp_path
 
 
 @pytest.mark.parametrize("name", ["corpus.txt", "corpus.npy"])
-def test_chunk_refuses_a_file_with_another_content(tmp_path, name):
+def test_chunk_refuses_a_file_with_another_content(gpt2_like, tmp_path, name):
     """Such as that of another machine under the same path."""
     import pickle
 
@@ -362,7 +362,7 @@ def test_chunk_refuses_a_file_with_another_content(tmp_path, name):
     (chunk,) = Corpus(write(0)).chunks()
     write(1)
     with pytest.raises(ValueError, match="data must stay as they are during the search, got others in"):
-        pickle.loads(pickle.dumps(chunk)).windows(None, Criteria())
+        pickle.loads(pickle.dumps(chunk)).windows(gpt2_like, Criteria())
 
 
 def test_collect_text_is_the_same_from_any_chunk_on(tmp_path):
