@@ -319,6 +319,14 @@ def test_collect_says_nothing_in_a_pipe_unless_asked(run, corpus, monkeypatch):
         assert "%" not in result.stderr
 
 
+def test_collect_says_how_far_it_is_in_a_log(run, corpus, monkeypatch):
+    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
+    monkeypatch.setattr("tl_localize.cli.running.is_log", lambda: True)
+    monkeypatch.setattr("tl_localize.cli.running.EVERY", 0)  # seconds between two lines
+    assert "4 of 5 units, 0 failed, 0 min left, now collect on 9" in run("collect", "--data", corpus, *LOOSE).stderr
+    assert "units" not in run("collect", "--data", corpus, *LOOSE, "--quiet", out="quiet").stderr
+
+
 def test_status_of_a_collection_says_what_was_found_so_far(run, corpus, tmp_path, monkeypatch):
     from tl_localize.cli import app
 
