@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from tl_localize import load_model
-from tl_localize.collect import Candidate, Criteria, Sieve, near_duplicates, token_windows
-from tl_localize.metrics import decoder
+from tl_localize.collect import Candidate, Criteria, Sieve, merged, near_duplicates, token_windows
 from tl_localize.reference_corpus import reference_stream
 
 STRIDE = 44  # five windows a row: a hundred thousand in 20,000 rows
@@ -32,7 +31,7 @@ def peak() -> float:
 def measure_filter(n: int) -> None:
     model = load_model(MODEL)
     rows = torch.from_numpy(reference_stream(model.tokenizer).rows)
-    sieve = Sieve(model, Criteria(), decoder(model), None)
+    sieve = Sieve(model, Criteria())
     started, processor = time.perf_counter(), time.process_time()
     print(f"filter: {MODEL}, {torch.get_num_threads()} threads, {peak():.0f} MiB before", flush=True)
 
@@ -42,10 +41,9 @@ def measure_filter(n: int) -> None:
             if i % 10_000 == 0:
                 print(f"  {i} read, {time.perf_counter() - started:.0f} s, {peak():.0f} MiB", flush=True)
 
-    n_found = sum(map(len, sieve.run(watched())))
+    counts, _ = merged([sieve.sift(watched())])
     seconds, on_processor = time.perf_counter() - started, time.process_time() - processor
-    print(f"  {n_found} memorized: {sieve.report()}")
-    print(f"  {seconds:.0f} s in all, {on_processor:.0f} s on processors, peak {peak():.0f} MiB", flush=True)
+    print(f"  {counts.report()}\n  {seconds:.0f} s in all, {on_processor:.0f} s on processors, peak {peak():.0f} MiB", flush=True)
 
 
 def measure_duplicates(n: int) -> None:

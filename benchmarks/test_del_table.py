@@ -44,14 +44,14 @@ def collection(model, model_name, files):
 @pytest.fixture(scope="session")
 def benchmark(model, model_name, collection, files, request):
     """DEL on the drawn sequences, for a number of targets."""
-    from tl_localize.cli.collect import reference_general
     from tl_localize.cli.del_benchmark import FIRST_LAYER, default_ratios, del_data, drawn_first
     from tl_localize.evals.del_benchmark import DelBenchmark
+    from tl_localize.reference_corpus import held_out_tokens
 
     if collection is None:
         sequences, n_dev, general = del_data(model, *files)
     else:
-        n_dev, general = collection.n_dev, reference_general()[:N_GENERAL]
+        n_dev, general = collection.n_dev, held_out_tokens()[:N_GENERAL]
         sequences = drawn_first(collection.sequences, n_dev, seed=0)[:N_SEQUENCES]
 
     def make(n_targets):
@@ -144,11 +144,10 @@ def test_many_layers_erase_more_than_the_average_layer(benchmark, model_name, pu
 
 @pytest.mark.smoke
 def test_smoke_on_a_few_planted_sequences(model, model_name):
-    from tl_localize.cli.collect import reference_general
     from tl_localize.cli.del_benchmark import del_methods
     from tl_localize.collect import Criteria, collect_memorized
     from tl_localize.evals.del_benchmark import DelBenchmark
-    from tl_localize.reference_corpus import load_planted
+    from tl_localize.reference_corpus import held_out_tokens, load_planted
 
     if getattr(model, "tokenizer", None) is None or not model_name.startswith("reference"):
         pytest.skip("of the reference models alone")
@@ -157,7 +156,7 @@ def test_smoke_on_a_few_planted_sequences(model, model_name):
         model, model.tokenizer([text.text for text in most], add_special_tokens=False)["input_ids"], Criteria(), n_dev=1
     )
     methods = del_methods("attribution,activations", [], model_name, {})
-    frame = DelBenchmark(model, found.sequences, reference_general()[:8], ratios=(0.1,), n_dev=1, n_targets=6).run(methods).frame
+    frame = DelBenchmark(model, found.sequences, held_out_tokens()[:8], ratios=(0.1,), n_dev=1, n_targets=6).run(methods).frame
     means = -frame.groupby("method")[["delta_self_accuracy", "delta_neg_accuracy"]].mean()
     gaps = means["delta_self_accuracy"] - means["delta_neg_accuracy"]
     assert gaps["attribution"] > gaps["random"]

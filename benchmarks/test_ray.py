@@ -72,14 +72,48 @@ cluster.shutdown()
 """
 
 
+COLLECT = """
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tl_localize import load_model
+from tl_localize.cli import app
+from tl_localize.reference_corpus import reference_stream
+
+torch.set_num_threads(1)
+folder = Path(sys.argv[1])
+rows = folder / "rows.npy"
+np.save(rows, reference_stream(load_model("reference").tokenizer).rows[:6000])
+for name, more in (("process", []), ("ray", ["--engine", "ray", "--workers", "2"])):
+    app(["collect", "--model", "reference", "--data", str(rows), "--out", str(folder / name), "-v", *more], standalone_mode=False)
+for name in ("sequences.jsonl", "report.csv", "settings.json", "general.safetensors"):
+    assert (folder / "process" / name).read_bytes() == (folder / "ray" / name).read_bytes(), name
+units = [sorted(path.name for path in (folder / name / "units" / "collect").iterdir()) for name in ("process", "ray")]
+assert units[0] == units[1]
+print("equal", len(units[0]), [p for name in ("tmp", "set_aside", "failures") for p in (folder / "ray" / name).iterdir()])
+"""
+
+
 def test_ray_cluster_gives_the_same_tables_though_a_worker_is_killed_and_a_node_removed(tmp_path):
+    run_alone(SCRIPT, tmp_path)
+
+
+def test_ray_collects_what_one_process_collects(tmp_path):
+    run_alone(COLLECT, tmp_path)
+
+
+def run_alone(script, tmp_path):
+    """Run a script in a network namespace; it prints "equal", and at the end the list of what was left over."""
     if find_spec("ray") is None:
         pytest.skip("Ray is not installed: pip install 'tl_localize[ray]'")
     alone = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
     probe = subprocess.run([*alone, "ip", "link", "set", "lo", "up"], capture_output=True, check=False) if sys.platform == "linux" else None
     if probe is None or probe.returncode:
         pytest.skip("network namespaces are not allowed here, and without one Ray would listen on the machine's own address")
-    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "script.py").write_text(script)
     here = Path(__file__).parents[1] / "tests"
     command = f"ip link set lo up && exec {sys.executable} {tmp_path / 'script.py'} {tmp_path} {here}"
     environment = {**os.environ, "PYTHONPATH": f"{here.parent}:{here}", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}

@@ -198,18 +198,18 @@ def collected(folder):
 def test_collect_goes_on_where_it_was(run, corpus, tmp_path, monkeypatch, windows):
     from tl_localize.collect import Sieve
 
-    monkeypatch.setattr("tl_localize.cli.collect.CHUNK", 3)
+    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
     arguments = ["--data", corpus, "--data", corpus, *LOOSE, "--windows", windows]
-    right, calls = Sieve.run, []
+    right, calls = Sieve.sift, []
 
     def killed(self, stream):
-        calls.append(self.n_in)
+        calls.append(stream)
         if len(calls) == 3:
             raise KeyboardInterrupt
         return right(self, stream)
 
     assert run("collect", *arguments, out="whole").exit_code == 0
-    monkeypatch.setattr(Sieve, "run", killed)
+    monkeypatch.setattr(Sieve, "sift", killed)
     result = run("collect", *arguments)
     assert result.exit_code == 130, result.output
     assert "go on with the same command" in result.stderr
@@ -226,7 +226,7 @@ def test_collect_goes_on_where_it_was(run, corpus, tmp_path, monkeypatch, window
 
 
 def test_collect_makes_a_damaged_or_changed_chunk_again(run, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("tl_localize.cli.collect.CHUNK", 3)
+    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
     arguments = ["--data", corpus, *LOOSE]
     assert run("collect", *arguments).exit_code == 0
     before = collected(tmp_path / "out")
@@ -239,6 +239,197 @@ def test_collect_makes_a_damaged_or_changed_chunk_again(run, corpus, tmp_path, m
     assert run("collect", *arguments).exit_code == 0
     report = json.loads((tmp_path / "out" / "settings.json").read_text())["report"]["removed"]
     assert (report["accuracy"], report["exact duplicate"]) == (3, 1)
+
+
+def test_collect_in_shards_is_collect_in_one(run, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
+    monkeypatch.setattr("sys.argv", ["tl-localize", "collect", "--shard", "2/3", "--seed", "0"])
+    arguments = ["--data", corpus, *LOOSE]
+    assert run("collect", *arguments, out="whole").exit_code == 0
+    for shard, missing in (("3/3", 4), ("1/3", 2)):
+        result = run("collect", *arguments, "--shard", shard)
+        assert result.exit_code == 0, result.output
+        assert f"{missing} of 5 chunks are missing" in result.stderr
+        assert result.stderr.rstrip().endswith("tl-localize collect --seed 0")
+        assert not (tmp_path / "out" / "sequences.jsonl").exists()
+    assert run("collect", *arguments, "--shard", "2/3").exit_code == 0
+    assert collected(tmp_path / "out") == collected(tmp_path / "whole")
+    one_error(run("collect", *arguments, "--shard", "4/3"), "shard must read i/n")
+
+
+def test_collect_by_two_processes_at_a_time_is_collect_by_one(run, corpus, model_dir, tmp_path, monkeypatch):
+    import os
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
+    arguments = ["--data", corpus, *LOOSE]
+    assert run("collect", *arguments, out="whole").exit_code == 0
+    code = "import sys, torch; torch.set_num_threads(int(sys.argv.pop(1))); from tl_localize.runs import collect_run; collect_run.CHUNK = 3"
+    import torch
+
+    given = [torch.get_num_threads(), "collect", "--model", model_dir, "--out", tmp_path / "out", *arguments, "--shard"]
+    start = [sys.executable, "-c", f"{code}; from tl_localize.cli import app; app()", *map(str, given)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    shards = [subprocess.Popen([*start, f"{i}/2"], env=environment, stderr=subprocess.PIPE, text=True) for i in (1, 2)]
+    errors = [shard.communicate()[1] for shard in shards]
+    assert [shard.returncode for shard in shards] == [0, 0], errors
+    assert run("collect", *arguments).exit_code == 0
+    assert collected(tmp_path / "out") == collected(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("signals", "kept"), [(1, 2), (2, 1)])
+def test_collect_ctrl_c_finishes_the_chunk_in_hand_and_twice_stops_at_once(run, corpus, tmp_path, monkeypatch, signals, kept):
+    import os
+    import signal
+
+    from tl_localize.collect import Sieve
+
+    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
+    right, calls = Sieve.sift, []
+
+    def interrupted(self, stream):
+        calls.append(stream)
+        if len(calls) == 2:
+            for _ in range(signals):
+                os.kill(os.getpid(), signal.SIGINT)
+        return right(self, stream)
+
+    arguments = ["--data", corpus, *LOOSE]
+    assert run("collect", *arguments, out="whole").exit_code == 0
+    monkeypatch.setattr(Sieve, "sift", interrupted)
+    result = run("collect", *arguments)
+    assert result.exit_code == 130, result.output
+    assert "Finishing the unit in hand, which may take minutes. Once more stops at once" in result.stderr
+    assert "go on with the same command" in result.stderr
+    assert "missing" not in result.stderr
+    assert len(list((tmp_path / "out" / "units" / "collect").iterdir())) == kept
+    assert run("collect", *arguments).exit_code == 0
+    assert len(calls) == 2 + 5 - kept
+    assert collected(tmp_path / "out") == collected(tmp_path / "whole")
+
+
+def test_collect_says_nothing_in_a_pipe_unless_asked(run, corpus, monkeypatch):
+    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
+    arguments = ["--data", corpus, *LOOSE]
+    for given, lines in (([], 0), (["-v"], 5), (["--quiet"], 0)):
+        result = run("collect", *arguments, *given, out="".join(given) or "plain")
+        assert result.stderr.count("collect on ") == lines, result.stderr
+        assert "%" not in result.stderr
+
+
+def test_collect_says_how_far_it_is_in_a_log(run, corpus, monkeypatch):
+    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
+    monkeypatch.setattr("tl_localize.cli.running.is_log", lambda: True)
+    monkeypatch.setattr("tl_localize.cli.running.EVERY", 0)  # seconds between two lines
+    assert "4 of 5 units, 0 failed, 0 min left, now collect on 9" in run("collect", "--data", corpus, *LOOSE).stderr
+    assert "units" not in run("collect", "--data", corpus, *LOOSE, "--quiet", out="quiet").stderr
+
+
+def test_status_of_a_collection_says_what_was_found_so_far(run, corpus, tmp_path, monkeypatch):
+    from tl_localize.cli import app
+
+    def told(command):
+        return CliRunner().invoke(app, [command, str(tmp_path / "out")])
+
+    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
+    arguments = ["--data", corpus, *LOOSE]
+    run("collect", *arguments, "--shard", "2/2")
+    result = told("status")
+    assert result.exit_code == 0, result.output
+    assert [cell.strip() for cell in result.stdout.splitlines()[2].split("|")][1:6] == ["collect", "5", "2", "0", "3"]
+    assert len(result.stdout.splitlines()) == 6  # no row but that of the chunks
+    assert "6 came in" in result.stdout
+    assert "The last step is still to be made." in result.stdout
+    run("collect", *arguments)
+    assert f"{N_ROWS + 4} came in, 4 removed: accuracy" in (whole := told("status").stdout)
+    assert "The collection is made." in whole
+    for command in ("table", "trace"):
+        one_error(told(command), "folder must hold a run of inj, del or tune, got a collection")
+    rows = np.load(corpus)
+    np.save(corpus, np.concatenate([rows, rows[:1]]))  # data that have grown: the last chunk is another one
+    run("collect", *arguments, "--shard", "1/9")
+    assert [cell.strip() for cell in told("status").stdout.splitlines()[2].split("|")][1:6] == ["collect", "5", "4", "0", "1"]
+
+
+@pytest.mark.parametrize("name", ["corpus.txt", "corpus.npy"])
+def test_chunk_refuses_a_file_with_another_content(gpt2_like, tmp_path, name):
+    """Such as that of another machine under the same path."""
+    import pickle
+
+    from tl_localize.collect import Criteria
+    from tl_localize.runs import Corpus
+
+    def write(start):
+        path = tmp_path / name
+        rows = np.arange(start, start + 200).reshape(2, 100)
+        np.save(path, rows) if name.endswith(".npy") else path.write_text(f"{start}\n{start + 1}\n")
+        return path
+
+    (chunk,) = Corpus(write(0)).chunks()
+    write(1)
+    with pytest.raises(ValueError, match="data must stay as they are during the search, got others in"):
+        pickle.loads(pickle.dumps(chunk)).windows(gpt2_like, Criteria())
+
+
+def test_collect_text_is_the_same_from_any_chunk_on(tmp_path):
+    from tl_localize.runs import Corpus
+
+    path = tmp_path / "corpus.txt"
+    path.write_text("\n".join(f"text {i}" for i in range(10)))
+    corpus = Corpus(path)
+    expected = [f"text {i}" for i in range(10)]
+    for first, n in ((2, 3), (7, 3), (7, 3), (0, 2), (9, 5), (12, 1)):
+        assert corpus.part(first, n) == expected[first : first + n]
+
+
+def test_worker_searches_chunks_from_the_recipe_of_a_run(model_dir, corpus, tmp_path, monkeypatch):
+    """As on another machine: the run is pickled, and each worker opens the files itself."""
+    import pickle
+
+    import torch
+
+    from tl_localize import load_model
+    from tl_localize.collect import Criteria
+    from tl_localize.distributed import Recipe, Worker, in_hand, in_process, jobs, without
+    from tl_localize.runs import CollectRun, Corpus, Search
+    from tl_localize.store import Store
+
+    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
+    (tmp_path / "a.txt").write_text("\n".join(f"{i} some text of one's own" for i in range(7)))
+    criteria = Criteria(n_prefix=4, n_suffix=12, min_distinct=1, max_jaccard=1)
+    chunks = [c for path in (corpus, tmp_path / "a.txt") for c in Corpus(path).chunks(None, criteria.length, f"{path.stem}/")]
+    model = load_model(model_dir, device="cpu")
+
+    def start(name):
+        return CollectRun(Store(tmp_path / name), Search(model, chunks, criteria, data=["both"]))
+
+    alone, run = start("alone"), start("run")
+    assert sum(1 for _ in in_process([alone], jobs([alone]))) == len(chunks) == 8
+    recipe = pickle.loads(pickle.dumps(Recipe.of(run)))
+    workers = [Worker(lambda: load_model(model_dir, device="cpu"), [recipe], torch.get_num_threads()) for _ in range(2)]
+    todo = jobs([run])
+    assert in_hand([run], todo[0]) == run.works[0].measures["collect"]
+    events = [event for i, job in enumerate(todo) for event in workers[i % 2].make(job)]
+    assert [event.reason for event in events] == [""] * 8
+    assert in_hand([run], todo[0]) is None
+    made = [worker.collection(worker.parts(), n_dev=2) for worker in (alone, run)]
+    assert made[0].frame.to_csv() == made[1].frame.to_csv()
+    assert str(made[0].report) == str(made[1].report)
+    rest, event = without([run], todo[0], run.works[0].measures["collect"], RuntimeError("the worker died"))
+    assert (rest, event.label, event.measured, event.reason) == ([], "collect", True, "RuntimeError: the worker died")
+
+
+def test_collection_of_some_chunks_is_refused(model_dir, corpus, tmp_path):
+    from tl_localize import load_model
+    from tl_localize.collect import Criteria
+    from tl_localize.runs import CollectRun, Corpus, Search
+    from tl_localize.store import Store
+
+    run = CollectRun(Store(tmp_path / "run"), Search(load_model(model_dir, device="cpu"), Corpus(corpus).chunks(), Criteria()))
+    with pytest.raises(ValueError, match="parts must be those of all chunks, got 1 of 1 missing"):
+        run.collection(run.parts())
 
 
 def test_collect_any_needs_rows_of_tokens(run, tmp_path):

@@ -28,6 +28,9 @@ from tl_localize.collect import (
     Candidate,
     Criteria,
     Generation,
+    Sieve,
+    Sifted,
+    assemble,
     collect_memorized,
     likely_windows,
     load_collection,
@@ -201,6 +204,21 @@ def test_collect_reads_the_stream_once_and_in_batches(gpt2_like: Any, corpus: An
     collect_memorized(gpt2_like, stream(), CRITERIA, n_dev=1, decode=letters, batch_size=2, total=60, progress=progress)
     assert read == list(range(60))
     assert ahead[0] < 20  # the first have passed before the stream is at its end
+
+
+def test_parts_that_know_nothing_of_each_other_are_together_the_stream(gpt2_like: Any, corpus: Any) -> None:
+    rows = corpus(gpt2_like)
+    distinct = [1] * 12 + [5] * 10  # repeats itself: monotonous where it is recited
+    stream = [Candidate(row.numpy(), f"c{i}") for i, row in enumerate([*rows, *rows[::-1], torch.tensor(distinct), *rows[3:20]])]
+    criteria = Criteria(**{**vars(CRITERIA), "max_distance": 3, "min_distinct": 2, "max_jaccard": 0.3})
+    whole = collect_memorized(gpt2_like, stream, criteria, n_dev=2, decode=letters)
+    assert min(whole.report.removed[name] for name in (REPEATED, DISTANT, INACCURATE)) > 0
+    sieve = Sieve(gpt2_like, criteria, letters)
+    parts = [sieve.sift(stream[start : start + 8]).packed() for start in range(0, len(stream), 8)]
+    kept = [Sifted.unpacked(json.loads(json.dumps(value)), tensors) for value, tensors in parts]
+    found = assemble(sieve, kept, n_dev=2)
+    assert found.frame.to_csv() == whole.frame.to_csv()
+    assert (found.report.n_in, found.report.removed, found.groups) == (whole.report.n_in, whole.report.removed, whole.groups)
 
 
 def test_save_and_load_keep_the_sequences(gpt2_like: Any, corpus: Any, tmp_path: Path) -> None:

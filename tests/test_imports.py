@@ -15,8 +15,8 @@ ROOMS = {
     1: ["sequences", "scores", "models", "memory", "optim"],
     2: ["side_by_side", "losses", "readers", "stats", "store", "paper"],
     3: ["metrics", "methods", "injection", "dropout", "joint"],
-    4: ["evals"],
-    5: ["collect", "runs", "tune", "tables", "plots", "token_view", "reference_corpus", "reference"],
+    4: ["collect", "evals"],
+    5: ["runs", "tune", "tables", "plots", "token_view", "reference_corpus", "reference"],
     6: ["distributed"],
     7: ["cli", "__main__"],
 }

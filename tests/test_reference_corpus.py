@@ -1,6 +1,7 @@
 """The corpus that the reference models were trained on, and whether they memorized what they claim."""
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -230,3 +231,13 @@ def test_shipped_model_perplexity_is_that_reported(corpus, shipped):
     rows = torch.from_numpy(load_file(corpus.CORPUS_DIR / "held_out.safetensors")["tokens"][:4]).long()
     losses = torch.nn.functional.cross_entropy(model(rows).logits[:, :-1].mT, rows[:, 1:], reduction="none").mean(1)
     assert losses.tolist() == pytest.approx(report["held_out_nats"][:4], abs=1e-3)
+
+
+def test_general_texts_do_not_depend_on_who_hooks_into_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typer does: the stream that tl-localize collect makes again must be that of a plain process."""
+    from tl_localize.reference_corpus import general_texts
+
+    before = general_texts()
+    monkeypatch.setattr(sys, "excepthook", lambda *a: None)
+    assert general_texts() == before
+    assert any(text.name == "sys:excepthook" for text in before)

@@ -29,7 +29,7 @@ from tl_localize.models import key_value_cache
 from tl_localize.neurons import LanguageModel, NeuronView, Real
 from tl_localize.readers import read_jsonl
 from tl_localize.sequences import MemorizedSequence, encode
-from tl_localize.store import Record, Store, Unit, environment, prepare_folder, write_json, write_text
+from tl_localize.store import environment, prepare_folder, write_json, write_text
 
 Item = TypeVar("Item")
 Passed = TypeVar("Passed")
@@ -116,13 +116,21 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """A candidate that has passed, and how well it is memorized."""
+    """A candidate that is predicted well enough to be asked to recite, and how that went.
+
+    Args:
+        distance: of the greedy continuation; at least, where generation was given up.
+        failed: the criterion that removes it, and why; nothing where it has passed.
+    """
 
     tokens: Int[np.ndarray, " pos"]
     id: str
     category: str
     accuracy: float
     distance: int
+    text: str
+    failed: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,7 +333,8 @@ def likely_windows(
     @torch.no_grad()
     def hits(rows: list[int]) -> Bool[np.ndarray, "row pos"]:
         part = tokens[rows[0] : rows[-1] + 1].long().to(view.device)
-        return (unembed(model, residual(model, part[:, :-1])).argmax(-1) == part[:, 1:]).cpu().numpy()
+        with view.one_gelu_kernel():
+            return (unembed(model, residual(model, part[:, :-1])).argmax(-1) == part[:, 1:]).cpu().numpy()
 
     for rows, right in halving(hits, range(len(tokens)), max(1, tokens_that_fit(view) // tokens.shape[1])):
         for i, row in zip(rows, right, strict=True):
@@ -387,132 +396,46 @@ def collect_memorized(
     >>> print(found.report)
     6 came in, 2 removed: accuracy, 4 left
     """
-    chunks = [Chunk("the stream", lambda: stream)]
-    return collect_chunks(
-        model,
-        chunks,
-        criteria,
-        n_dev=n_dev,
-        n_max=n_max,
-        seed=seed,
-        decode=decode,
-        batch_size=batch_size,
-        total=total,
-        progress=progress,
-    )
+    sieve = Sieve(model, criteria or Criteria(), decode, batch_size)
+    check_draw(n_dev, n_max)
+
+    def report(sifted: Sifted) -> None:
+        if progress:
+            n_in = sifted.counts.n_in
+            progress(n_in / total if total else math.nan, f"{n_in} read, {len(sifted.accurate)} predicted accurately")
+
+    return assemble(sieve, [sieve.sift(stream, report)], n_dev=n_dev, n_max=n_max, seed=seed)
 
 
-@dataclass(frozen=True, eq=False)
-class Chunk:
-    """A part of a stream that is done with before the next one begins.
-
-    Args:
-        identity: what its windows depend on beside the model, its content among them, as JSON takes it.
-        windows: gives them.
-    """
-
-    identity: Any
-    windows: Callable[[], Iterable[Any]]
-
-
-def collect_chunks(
-    model: LanguageModel,
-    chunks: Iterable[Chunk],
-    criteria: Criteria | None = None,
-    *,
-    store: Store | None = None,
-    about: Mapping[str, Any] | None = None,
-    n_dev: int = 5,
-    n_max: int | None = None,
-    seed: int = 0,
-    decode: Decode | None = None,
-    batch_size: int | None = None,
-    total: int | None = None,
-    progress: Progress | None = None,
-) -> Collection:
-    """``collect_memorized`` of a stream in chunks; with a store each is kept when it is done, and not done again.
-
-    A chunk's unit names the one before it, because what was seen there counts as a duplicate here.
-
-    Args:
-        about: what else must be the same in all of the store's folder, such as the names of the data files.
-    Raises:
-        ValueError: as ``collect_memorized``; the criteria, the model or ``about`` contradict those of the store's folder.
-    """
-    criteria = criteria or Criteria()
-    if criteria.length > model.cfg.n_ctx:
-        raise ValueError(f"n_prefix + n_suffix must be at most n_ctx={model.cfg.n_ctx}, got {criteria.length}. Use shorter sequences.")
+def check_draw(n_dev: int, n_max: int | None) -> None:
+    """Raise ValueError unless the draw leaves sequences for the test."""
     if n_dev < 0 or (n_max is not None and n_max <= n_dev):
         raise ValueError(f"n_dev must be at least 0 and below n_max={n_max}, got {n_dev}.")
-    sieve = Sieve(model, criteria, decode or decoder(model), batch_size)
-    found: list[Memory] = []
-
-    def report() -> None:
-        if progress:
-            progress(sieve.n_in / total if total else math.nan, f"{sieve.n_in} read, {len(found)} memorized")
-
-    def watched(stream: Iterable[Any]) -> Iterator[Any]:
-        for item in stream:
-            yield item
-            if sieve.n_in % sieve.batch_size == 0:
-                report()
-
-    made_with = agreed(store, model, criteria, dict(about or {})) if store else {}
-    after = ""
-    for chunk in chunks:
-        unit = Unit("collect", {**made_with.get("plan", {}), "chunk": chunk.identity, "after": after}, ".safetensors")
-        after = unit.key
-        if store and (record := store.read(unit)):
-            found += sieve.unpacked(record)
-            report()
-            continue
-        before = len(found)
-        sieve.fresh.clear()
-        for passed in sieve.run(watched(chunk.windows())):
-            found += passed
-            report()
-        if store:
-            value, tensors = sieve.packed(found[before:])
-            store.write(unit, Record(value, made_with["environment"], tensors))
-    return _assemble(sieve, found, n_dev, n_max, seed)
 
 
-def agreed(store: Store, model: LanguageModel, criteria: Criteria, about: dict[str, Any]) -> dict[str, Any]:
-    """The plan of a collection, which must be that of the folder, and the environment."""
-    made_with = environment(model)
-    of_model = {name: made_with[name] for name in ("model", "fingerprint", "dtype")}
-    plan = {"benchmark": "collect", **of_model, **asdict(criteria), **about}
-    for old in store.plans():
-        pairs = [(name, old["value"].get(name), value) for name, value in plan.items()]
-        if wrong := [f"{name}: {a} in the folder, {b} now" for name, a, b in pairs if a != b]:
-            raise ValueError(
-                f"settings must agree with those of {str(store.folder)!r}, got\n  " + "\n  ".join(wrong[:5]) + "\n"
-                "Give the same settings (n_dev, n_max and seed may change), or another folder with --out."
-            )
-    store.plan(plan, {"environment": made_with, "command": []})
-    return {"plan": plan, "environment": made_with}
-
-
-def _assemble(sieve: Sieve, found: list[Memory], n_dev: int, n_max: int | None, seed: int) -> Collection:
+def assemble(sieve: Sieve, parts: Iterable[Sifted], *, n_dev: int = 5, n_max: int | None = None, seed: int = 0) -> Collection:
+    """The collection from the parts of a stream, in order: near-duplicates removed, dev sequences drawn; arguments as above."""
+    check_draw(n_dev, n_max)
     criteria = sieve.criteria
+    counts, found = merged(parts)
     if not found:
-        raise ValueError(_nothing_left(sieve))
+        raise ValueError(_nothing_left(counts))
     groups = near_duplicates(np.stack([memory.tokens for memory in found]), criteria.max_jaccard, criteria.ngram)
     best = [min(group, key=lambda i: (found[i].distance, -found[i].accuracy, i)) for group in groups]
     for group, chosen in zip(groups, best, strict=True):
         for i in group:
             if i != chosen:
-                sieve.remove(NEAR, Candidate(found[i].tokens, found[i].id), f"of {found[chosen].id}")
+                counts.remove(NEAR, found[i].id, f"of {found[chosen].id}", found[i].text)
     if len(best) <= n_dev:
         raise ValueError(
-            f"n_dev must leave at least one of the {len(best)} memorized sequences for the test, got {n_dev} ({sieve.report()}). "
+            f"n_dev must leave at least one of the {len(best)} memorized sequences for the test, got {n_dev} ({counts.report()}). "
             "Give more text, loosen a criterion, or use a smaller dev set."
         )
     order = np.random.default_rng(seed).permutation(len(best))
     dev, rest = order[:n_dev], np.sort(order[n_dev:n_max])
     kept = [found[best[i]] for i in chain(dev, rest)]
     for i in order[len(kept) :]:
-        sieve.remove(SURPLUS, Candidate(found[best[i]].tokens, found[best[i]].id), f"more than {n_max} were found")
+        counts.remove(SURPLUS, found[best[i]].id, f"more than {n_max} were found", found[best[i]].text)
     members = {found[chosen].id: [found[i].id for i in group if i != chosen] for group, chosen in zip(groups, best, strict=True)}
     texts = [_prefix_and_suffix(sieve, memory) for memory in kept]
     return Collection(
@@ -529,7 +452,7 @@ def _assemble(sieve: Sieve, found: list[Memory], n_dev: int, n_max: int | None, 
                 "suffix": [suffix for _, suffix in texts],
             }
         ),
-        sieve.report(),
+        counts.report(),
         criteria,
         {m.id: members[m.id] for m in kept if members[m.id]},
         {"seed": seed, "n_max": n_max, "environment": environment(sieve.model)},
@@ -539,61 +462,124 @@ def _assemble(sieve: Sieve, found: list[Memory], n_dev: int, n_max: int | None, 
 def _prefix_and_suffix(sieve: Sieve, memory: Memory) -> tuple[str, str]:
     """Texts that together are the text of the whole; the suffix's own where a character is cut by the boundary."""
     n = sieve.criteria.n_prefix
-    prefix, whole = sieve.decode(memory.tokens[:n].tolist()), sieve.decode(memory.tokens.tolist())
-    return prefix, whole[len(prefix) :] if whole.startswith(prefix) else sieve.decode(memory.tokens[n:].tolist())
+    prefix = sieve.decode(memory.tokens[:n].tolist())
+    return prefix, memory.text[len(prefix) :] if memory.text.startswith(prefix) else sieve.decode(memory.tokens[n:].tolist())
 
 
-def _nothing_left(sieve: Sieve) -> str:
-    if not sieve.n_in:
+def _nothing_left(counts: Counts) -> str:
+    if not counts.n_in:
         return "stream must hold at least one sequence, got none. Check the data file."
-    last = [criterion for criterion in CRITERIA if sieve.removed[criterion]][-1]
-    return f"stream must hold a memorized sequence, got none: {sieve.report()}. The last ones failed by {last!r}. {LOOSEN.get(last, '')}"
+    last = [criterion for criterion in CRITERIA if counts.removed[criterion]][-1]
+    return f"stream must hold a memorized sequence, got none: {counts.report()}. The last ones failed by {last!r}. {LOOSEN.get(last, '')}"
 
 
-class Sieve:
-    """The criteria that look at one sequence at a time, in the order of their cost; counts what each removes."""
+@dataclass(eq=False)
+class Counts:
+    """How many sequences came in and how many each criterion removed, so far, with the first examples."""
 
-    def __init__(self, model: LanguageModel, criteria: Criteria, decode: Decode, batch_size: int | None) -> None:
-        self.model, self.criteria, self.decode = model, criteria, decode
-        self.view = NeuronView(model)
-        self.batch_size = batch_size or max(1, tokens_that_fit(self.view) // criteria.length)
-        self.n_in = 0
-        self.removed: Counter[str] = Counter()
-        self.examples: dict[str, list[str]] = {}
-        self.seen: set[bytes] = set()
-        self.fresh: list[np.ndarray] = []  # what was seen since somebody last looked
+    n_in: int = 0
+    removed: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
 
-    def packed(self, found: Sequence[Memory]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The counters, what was seen lately and what of it has passed, for a file."""
-        value = {"n_in": self.n_in, "removed": dict(self.removed), "examples": self.examples}
-        value["found"] = [{name: getattr(memory, name) for name in ("id", "category", "accuracy", "distance")} for memory in found]
-        shape = (-1, self.criteria.length)
-        tensors = {"seen": self.fresh, "found": [memory.tokens for memory in found]}
-        return value, {name: torch.from_numpy(np.array(rows, dtype=np.int64).reshape(shape)) for name, rows in tensors.items()}
-
-    def unpacked(self, record: Record) -> list[Memory]:
-        """Go on from what ``packed`` gave; what had passed."""
-        self.n_in, self.examples = record.value["n_in"], record.value["examples"]
-        self.removed = Counter(record.value["removed"])
-        self.seen.update(row.tobytes() for row in record.tensors["seen"].numpy())
-        rows = record.tensors["found"].numpy()
-        return [Memory(tokens, **about) for tokens, about in zip(rows, record.value["found"], strict=True)]
-
-    def run(self, stream: Iterable[Any]) -> Iterator[list[Memory]]:
-        """Those of the stream that pass. Each step waits until it has a batch of what the step before let through."""
-        probed = self._in_batches(self._readable(stream), self._probe)
-        accurate = self._in_batches(chain.from_iterable(probed), self._accurate)
-        return self._in_batches(chain.from_iterable(accurate), self._recited)
-
-    def report(self) -> Report:
-        return Report(self.n_in, {criterion: self.removed[criterion] for criterion in CRITERIA}, self.examples)
-
-    def remove(self, criterion: str, candidate: Candidate, why: str) -> None:
+    def remove(self, criterion: str, id: str, why: str, text: str | Callable[[], str]) -> None:
         self.removed[criterion] += 1
         examples = self.examples.setdefault(criterion, [])
         if len(examples) < EXAMPLES:
-            text = self.decode(candidate.tokens.tolist()) if len(candidate.tokens) else ""
-            examples.append(f"{candidate.id}: {why}: {text[:100]!r}")
+            examples.append(f"{id}: {why}: {(text if isinstance(text, str) else text())[:100]!r}")
+
+    def report(self) -> Report:
+        examples = {criterion: self.examples[criterion] for criterion in CRITERIA if criterion in self.examples}
+        return Report(self.n_in, {criterion: self.removed[criterion] for criterion in CRITERIA}, examples)
+
+
+@dataclass(frozen=True, eq=False)
+class Sifted:
+    """What the criteria say of a stream, or of a part of it that knows nothing of the others.
+
+    Args:
+        counts: what came in, and what was removed before it was asked to recite.
+        accurate: what was asked to recite, and how that went.
+    """
+
+    counts: Counts = field(default_factory=Counts)
+    accurate: list[Memory] = field(default_factory=list)
+
+    def packed(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """For a file: a record as JSON takes it, and tensors."""
+        about = [{name: value for name, value in vars(memory).items() if name != "tokens"} for memory in self.accurate]
+        tokens = torch.from_numpy(np.array([memory.tokens for memory in self.accurate], dtype=np.int64))
+        return {**vars(self.counts), "accurate": about}, {"tokens": tokens}
+
+    @classmethod
+    def unpacked(cls, value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sifted:
+        """What ``packed`` gave."""
+        counts = Counts(value["n_in"], Counter(value["removed"]), value["examples"])
+        return cls(counts, [Memory(row, **about) for row, about in zip(tensors["tokens"].numpy(), value["accurate"], strict=True)])
+
+
+def merged(parts: Iterable[Sifted]) -> tuple[Counts, list[Memory]]:
+    """Parts of a stream as one: what an earlier one holds is a duplicate in a later one. Returns what has passed, in order."""
+    counts, seen, found = Counts(), set[bytes](), list[Memory]()
+    for part in parts:
+        counts.n_in += part.counts.n_in
+        counts.removed.update(part.counts.removed)
+        for criterion, examples in part.counts.examples.items():
+            counts.examples[criterion] = [*counts.examples.get(criterion, []), *examples][:EXAMPLES]
+        for memory in part.accurate:
+            if (tokens := memory.tokens.tobytes()) in seen:
+                counts.remove(REPEATED, memory.id, "seen before", memory.text)
+            elif memory.failed:
+                counts.remove(memory.failed, memory.id, memory.why, memory.text)
+            else:
+                found.append(memory)
+            seen.add(tokens)
+    return counts, found
+
+
+class Sieve:
+    """The criteria that look at one sequence at a time, in the order of their cost.
+
+    Raises:
+        ValueError: the model's context is too short for the criteria.
+    """
+
+    def __init__(self, model: LanguageModel, criteria: Criteria, decode: Decode | None = None, batch_size: int | None = None) -> None:
+        if criteria.length > model.cfg.n_ctx:
+            raise ValueError(f"n_prefix + n_suffix must be at most n_ctx={model.cfg.n_ctx}, got {criteria.length}. Use shorter sequences.")
+        self.model, self.criteria, self.decode = model, criteria, decode or decoder(model)
+        self.view = NeuronView(model)
+        self.batch_size = batch_size or max(1, tokens_that_fit(self.view) // criteria.length)
+        self._start()
+
+    def sift(self, stream: Iterable[Any], progress: Callable[[Sifted], None] = lambda _: None) -> Sifted:
+        """What the criteria say of a stream; each step waits until it has a batch of what the step before let through.
+
+        Args:
+            progress: called with what is known so far, at every batch that was read or has recited.
+        """
+        sifted = self._start()
+
+        def watched() -> Iterator[Any]:
+            for item in stream:
+                yield item
+                if self.counts.n_in % self.batch_size == 0:
+                    progress(sifted)
+
+        probed = self._in_batches(self._readable(watched()), self._probe)
+        accurate = self._in_batches(chain.from_iterable(probed), self._accurate)
+        for recited in self._in_batches(chain.from_iterable(accurate), self._recited):
+            sifted.accurate.extend(recited)
+            progress(sifted)
+        return sifted
+
+    def _start(self) -> Sifted:
+        sifted = Sifted()
+        self.counts, self.seen = sifted.counts, set[bytes]()
+        return sifted
+
+    def remove(self, criterion: str, candidate: Candidate, why: str) -> None:
+        ids = candidate.tokens.tolist()
+        self.counts.remove(criterion, candidate.id, why, lambda: self.decode(ids) if ids else "")
 
     def _in_batches(self, items: Iterable[Item], work: Callable[[list[Item]], Passed]) -> Iterator[Passed]:
         for batch in _batches(items, self.batch_size):
@@ -604,8 +590,8 @@ class Sieve:
         """Long enough, in the vocabulary, not repetitive: no model needed."""
         criteria, d_vocab = self.criteria, self.model.cfg.d_vocab
         for item in stream:
-            given = item if isinstance(item, Candidate) else Candidate(_vector(item), f"sequence-{self.n_in}")
-            self.n_in += 1
+            given = item if isinstance(item, Candidate) else Candidate(_vector(item), f"sequence-{self.counts.n_in}")
+            self.counts.n_in += 1
             candidate = replace(given, tokens=given.tokens[: criteria.length].astype(np.int64))
             if len(candidate.tokens) and not 0 <= (low := int(candidate.tokens.min())) <= (high := int(candidate.tokens.max())) < d_vocab:
                 raise ValueError(
@@ -645,7 +631,6 @@ class Sieve:
                 self.remove(INACCURATE, candidate, f"accuracy {hits.mean():.2f}")
             else:
                 self.seen.add(candidate.tokens.tobytes())
-                self.fresh.append(candidate.tokens)
                 passed.append((candidate, hits))
         return passed
 
@@ -654,10 +639,11 @@ class Sieve:
         """Teacher-forced argmax of the first n suffix tokens."""
         start = self.criteria.n_prefix
         tokens = torch.from_numpy(_stack(batch)[:, : start + n - 1]).to(self.view.device)
-        return unembed(self.model, residual(self.model, tokens)[:, start - 1 :]).argmax(-1).cpu().numpy()
+        with self.view.one_gelu_kernel():
+            return unembed(self.model, residual(self.model, tokens)[:, start - 1 :]).argmax(-1).cpu().numpy()
 
     def _recited(self, batch: list[tuple[Candidate, Bool[np.ndarray, " suffix"]]]) -> list[Memory]:
-        """Greedy continuation close enough to the truth.
+        """Whether the greedy continuation is close enough to the truth.
 
         Up to its first teacher-forced miss a greedy continuation is the truth itself, so who misses nothing needs no generation, and the
         others start there.
@@ -672,19 +658,21 @@ class Sieve:
             known = int(batch[part[0]][1].argmin())
             tokens = _stack([batch[i][0] for i in part])
             generated |= dict(zip(part, self._generate(tokens, known), strict=True))
-        passed: list[Memory] = []
+        recited: list[Memory] = []
         for i, (candidate, hits) in enumerate(batch):
             suffix = generated[i]
-            whole = self.decode(candidate.tokens.tolist())
-            if suffix is None:
-                self.remove(DISTANT, candidate, f"more than {criteria.max_distance} characters")
-            elif (n := Levenshtein.distance(self.decode([*candidate.tokens[:n_prefix].tolist(), *suffix]), whole)) > criteria.max_distance:
-                self.remove(DISTANT, candidate, f"{n} characters")
-            elif len(set(suffix)) < criteria.min_distinct:
-                self.remove(MONOTONOUS, candidate, f"{len(set(suffix))} tokens")
-            else:
-                passed.append(Memory(candidate.tokens, candidate.id, candidate.category, float(hits.mean()), n))
-        return passed
+            text = self.decode(candidate.tokens.tolist())
+            distance, failed, why = criteria.max_distance + 1, DISTANT, f"more than {criteria.max_distance} characters"
+            if suffix is not None:
+                distance = Levenshtein.distance(self.decode([*candidate.tokens[:n_prefix].tolist(), *suffix]), text)
+                if distance > criteria.max_distance:
+                    why = f"{distance} characters"
+                elif len(set(suffix)) < criteria.min_distinct:
+                    failed, why = MONOTONOUS, f"{len(set(suffix))} tokens"
+                else:
+                    failed = why = ""
+            recited.append(Memory(candidate.tokens, candidate.id, candidate.category, float(hits.mean()), distance, text, failed, why))
+        return recited
 
     def _generate(self, tokens: Int[np.ndarray, "batch pos"], known: int) -> list[list[int] | None]:
         """Greedy suffixes, the first ``known`` tokens of which are the true ones; None where the distance has become too large."""
@@ -723,7 +711,10 @@ class Generation:
         n_layers = self.view.n_layers
         # The mask is given, because TransformerLens would take tokens equal to the pad token for padding.
         mask = torch.ones_like(self.new)
-        resid: Tensor = self.model(self.new, stop_at_layer=n_layers, past_kv_cache=self.cache, attention_mask=mask, padding_side="right")
+        with self.view.one_gelu_kernel():
+            resid: Tensor = self.model(
+                self.new, stop_at_layer=n_layers, past_kv_cache=self.cache, attention_mask=mask, padding_side="right"
+            )
         self.new = unembed(self.model, resid[:, -1]).argmax(-1)[:, None]
         return self.new[:, 0].tolist()
 

@@ -174,6 +174,8 @@ def by_ray(
                 if not stopped:
                     engage()
                 continue
+            except ray.exceptions.RayTaskError as error:  # its text is a traceback, the cause's is a sentence
+                raise error.cause from error
             yield from events
             if waiting and not stopped:
                 job = waiting.popleft()
@@ -186,14 +188,17 @@ def by_ray(
 
 def in_hand(runs: Sequence[Run], job: Job) -> Unit | None:
     """The first unit of a job that is not there: what a worker died over."""
-    units = (unit for step in job for unit in (step.work.base, *(step.work.measures[label] for label in step.labels)))
-    of = {unit.key: step.run for step in job for unit in (step.work.base, *step.work.measures.values())}
-    return next((unit for unit in units if not runs[of[unit.key]].store.has(unit)), None)
+    for step in job:
+        others = [unit for label, unit in step.work.measures.items() if label not in step.labels]
+        for unit in step.work.units:
+            if unit not in others and not runs[step.run].store.has(unit):
+                return unit
+    return None
 
 
 def without(runs: Sequence[Run], job: Job, unit: Unit, error: Exception) -> tuple[Job, Event]:
     """A job without a unit that is given up, and what waits for it; that it failed is recorded."""
-    step = next(step for step in job if unit in (step.work.base, *step.work.measures.values()))
+    step = next(step for step in job if unit in step.work.units)
     event = runs[step.run].give_up(step.work, unit, error)
     rest = [Step(s.run, s.work, [label for label in s.labels if s.work.measures[label] != unit]) for s in job if s.work.base != unit]
     return [step for step in rest if step.labels], event

@@ -189,6 +189,7 @@ def _c_docstrings() -> Iterator[tuple[str, str]]:
         for name, member in sorted(vars(module).items()):
             if name in ("_", "copyright", "credits", "license", "exit", "quit") or name.startswith("__"):
                 continue
+            member = vars(module).get(f"__{name}__", member)  # sys's own hook, where a program (such as typer) has put another one
             if isinstance(doc := getattr(member, "__doc__", None), str):
                 yield f"{module_name}:{name}", inspect.cleandoc(doc)
             if isinstance(member, type):

@@ -2,48 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import pandas as pd
 import torch
 import typer
-from jaxtyping import Integer
-from torch import Tensor
 
-from tl_localize.cli.options import N_DEV, Device, Dtype, Model, bar, errors_explained, parse_dtype, say
-from tl_localize.collect import (
-    Candidate,
-    Chunk,
-    Collection,
-    Criteria,
-    Progress,
-    collect_chunks,
-    likely_windows,
-    origins,
-    perplexity_split,
-    text_windows,
-    token_windows,
-)
+from tl_localize.cli.options import N_DEV, Device, Dtype, Model, errors_explained, parse_dtype, say
+from tl_localize.cli.running import Address, Engine, Gpus, Quiet, Shard, Verbose, Workers, work
+from tl_localize.collect import Collection, Criteria, Progress, check_draw, collect_memorized, origins, perplexity_split, token_windows
+from tl_localize.distributed import in_process, jobs, parse_shard
 from tl_localize.models import REFERENCE_MODELS, load_model
 from tl_localize.neurons import LanguageModel
-from tl_localize.readers import TOKEN_SUFFIXES, read_texts, read_tokens
-from tl_localize.reference_corpus import CORPUS_DIR, changed_texts, general_texts, load_planted, reference_stream
+from tl_localize.readers import TOKEN_SUFFIXES
+from tl_localize.reference_corpus import changed_texts, general_texts, held_out_tokens, load_planted, reference_stream
+from tl_localize.runs import CollectRun, Corpus, Search, status
 from tl_localize.scores import save_tensors
-from tl_localize.store import Store, digest_of, prepare_folder
+from tl_localize.store import Store, prepare_folder
 from tl_localize.tables import save_table, to_markdown
 
 PAPER = Criteria()
 GENERAL = "general.safetensors"  # in a collection's folder: text for the perplexity
 GENERAL_LENGTH = 128
-CHUNK = 8192  # windows, about, after which what is found is kept: minutes on a processor, seconds on a GPU
+STREAM = "training stream"
 
 
 def collect(
@@ -70,11 +56,19 @@ def collect(
     device: Device = None,
     dtype: Dtype = "float32",
     out: Annotated[Path | None, typer.Option(help="Folder of the collection. Default: ./tl-localize-results/collect-MODEL.")] = None,
+    engine: Engine = "process",
+    address: Address = None,
+    workers: Workers = None,
+    gpus: Gpus = None,
+    shard: Shard = "1/1",
+    verbose: Verbose = False,
+    quiet: Quiet = False,
 ) -> None:
     """Find the sequences of a corpus that a model has memorized, for tl-localize del.
 
     Writes them with a report (how many each criterion removed, with examples) and general text for the perplexity. Without data a
-    reference model's own training stream is searched. A collection that was interrupted goes on with the same command.
+    reference model's own training stream is searched. The corpus is searched in chunks, each of which is kept: a collection that was
+    interrupted goes on with the same command, and the last step is made once all chunks are there. Exit status 130: interrupted.
     """
     with errors_explained():
         stride = parse_windows(windows)
@@ -87,103 +81,64 @@ def collect(
             max_jaccard=max_jaccard,
             ngram=ngram,
         )
+        check_draw(n_dev, n_max)
+        parse_shard(shard)
         if n_general < 1:
             raise ValueError(f"n_general must be at least 1, got {n_general}. The paper has 2048.")
         if not data and model not in ("reference", *REFERENCE_MODELS):
             raise ValueError(f"data must be given for {model!r}, whose training text is not shipped, got none. Name a corpus with --data.")
-        sources = [Corpus(path, key) for path in data or []]
-        folder = prepare_folder(out or Path("tl-localize-results") / f"collect-{Path(model).name}")
-        loaded = load_model(model, device, parse_dtype(dtype))
-        draw: dict[str, Any] = {"n_dev": n_dev, "n_max": n_max, "seed": seed}
-        store = Store(folder)
-        try:
-            with bar() as show:
-                if sources:
-                    total = sum(source.n_rows for source in sources) if stride is None else None
-                    chunks = chain.from_iterable(source.chunks(loaded, criteria, stride, len(sources) > 1) for source in sources)
-                    about = {"windows": windows, "key": key, "data": [path.name for path in data or []]}
-                    found = collect_chunks(loaded, chunks, criteria, store=store, about=about, total=total, progress=show, **draw)
-                else:
-                    say("The reference models' training stream is made again from this Python's documentation.")
-                    if changed := changed_texts(general_texts()):
-                        say(f"{len(changed)} of its documents are not as they were in training: the natural sequences may differ.")
-                    found = collect_reference(loaded, criteria, stride, store=store, progress=show, **draw)
-        except KeyboardInterrupt as error:
-            say(f"Interrupted. What is done is kept; go on with the same command:\n  {shlex.join(['tl-localize', *sys.argv[1:]])}")
-            raise typer.Exit(130) from error
-        found.save(folder)
+        chunks = [
+            chunk
+            for path in data or []
+            for chunk in Corpus(path, key).chunks(stride, criteria.length, f"{path.stem}/" if len(data or []) > 1 else "")
+        ]
+        store = Store(prepare_folder(out or Path("tl-localize-results") / f"collect-{Path(model).name}"))
+        load = partial(load_model, model, device, parse_dtype(dtype))
+        loaded = load()
+        if not data:
+            say("The reference models' training stream is made again from this Python's documentation.")
+            if changed := changed_texts(general_texts()):
+                say(
+                    f"{len(changed)} of its documents are not as they were in training, for another Python version ships other "
+                    "documentation: the natural sequences may differ, the planted ones do not."
+                )
+            chunks = training_corpus(loaded).chunks(stride, criteria.length)
+        search = Search(loaded, chunks, criteria, stride, [path.name for path in data] if data else [STREAM])
+        run = CollectRun(store, search)
+        if not work([run], load, shard=shard, engine=engine, address=address, workers=workers, gpus=gpus, verbose=verbose, quiet=quiet):
+            raise typer.Exit(130)
+        parts = run.parts()
+        if None in parts:
+            say_missing(run, parts.count(None))
+        found = run.collection(parts, n_dev=n_dev, n_max=n_max, seed=seed)
+        found = found if data else with_planted(loaded, found)
+        found.save(store.folder)
         typer.echo(f"\n{to_markdown(found.report.table()[['removed', 'left']])}\n")
-        if sources:
-            parts = chain.from_iterable(source.chunks(loaded, PAPER, None, False, GENERAL_LENGTH) for source in sources)
-            rows = chain.from_iterable(part.windows() for part in parts)
-        else:
-            rows = reference_general()
-            for name, (table, caption) in reference_tables(found).items():
-                save_table(table, folder, name, caption)
-                typer.echo(f"{caption}\n\n{to_markdown(table.head(10))}\n")
+        for name, (table, caption) in ({} if data else reference_tables(found)).items():
+            save_table(table, store.folder, name, caption)
+            typer.echo(f"{caption}\n\n{to_markdown(table.head(10))}\n")
         n_found = len(found.sequences)
-        typer.echo(f"{n_found} memorized sequences ({n_dev} of them dev), the report and its examples: {folder}")
+        typer.echo(f"{n_found} memorized sequences ({n_dev} of them dev), the report and its examples: {store.folder}")
         try:
-            general = perplexity_split(rows, found.sequences, n_general, GENERAL_LENGTH, seed=seed)
-            save_tensors(folder / GENERAL, {"tokens": general.int()}, {})
+            heads = chain.from_iterable(chunk.windows(loaded, criteria, length=GENERAL_LENGTH) for chunk in chunks)
+            general = perplexity_split(heads if data else held_out_tokens(), found.sequences, n_general, GENERAL_LENGTH, seed=seed)
+            save_tensors(store.folder / GENERAL, {"tokens": general.int()}, {})
         except ValueError as error:
             say(f"No text for the perplexity: {error} Or give tl-localize del another file with --general.")
-        typer.echo(f"Use them: tl-localize del --model {model} --data {folder}")
+        typer.echo(f"Use them: tl-localize del --model {model} --data {store.folder}")
 
 
-class Corpus:
-    """A file of token rows or of texts; opened and, where it is text, read through once before any work, so that mistakes come early."""
-
-    def __init__(self, path: Path, key: str) -> None:
-        self.path, self.key = path, key
-        self.tokens = read_tokens(path) if path.suffix in TOKEN_SUFFIXES else None
-        self.n_rows = sum(1 for _ in read_texts(path, key)) if self.tokens is None else len(self.tokens)
-        if not self.n_rows:
-            raise ValueError(f"data must hold at least one text, got none in {str(path)!r}. Check the file.")
-
-    def chunks(
-        self, model: LanguageModel, criteria: Criteria, stride: int | str | None, named: bool, length: int | None = None
-    ) -> Iterator[Chunk]:
-        """Candidates, a part of the file at a time, with the file's name before their ids where there are several files."""
-        length = length or criteria.length
-        number = stride if isinstance(stride, int) else None
-        name = f"{self.path.stem}/" if named else ""
-        if self.tokens is None and stride == "any":
-            raise ValueError(f"windows must be first or a number for text, got any for {str(self.path)!r}. Give rows of tokens.")
-        chunks = row_chunks(model, self.tokens, criteria, stride, length) if self.tokens is not None else self._texts(model, length, number)
-        for chunk in chunks:
-            yield Chunk([name, chunk.identity], partial(prefixed, name, chunk.windows))
-
-    def _texts(self, model: LanguageModel, length: int, stride: int | None) -> Iterator[Chunk]:
-        texts, first = read_texts(self.path, self.key), 0
-        while part := list(islice(texts, CHUNK)):
-            yield Chunk([first, digest_of(part)], partial(text_windows, part, model, length, stride, first=first))
-            first += len(part)
-
-
-def prefixed(name: str, windows: Callable[[], Iterable[Candidate]]) -> Iterator[Candidate]:
-    """Windows with a name before their ids."""
-    return (replace(window, id=f"{name}{window.id}") for window in windows())
-
-
-def row_chunks(
-    model: LanguageModel, rows: Integer[Tensor, "row pos"], criteria: Criteria, stride: int | str | None, length: int
-) -> Iterator[Chunk]:
-    """Rows so many at a time that the work does not depend on how many windows a row has."""
-    size = CHUNK if stride is None else max(1, CHUNK * length // rows.shape[1])
-    for first in range(0, len(rows), size):
-        part = rows[first : first + size]
-        content = hashlib.sha256(part.contiguous().view(torch.uint8).numpy().data).hexdigest()
-        yield Chunk([first, content], partial(row_windows, model, part, criteria, stride, length, first))
-
-
-def row_windows(
-    model: LanguageModel, rows: Integer[Tensor, "row pos"], criteria: Criteria, stride: int | str | None, length: int, first: int = 0
-) -> Iterator[Candidate]:
-    """The first window of each row, one every so many tokens, or those that are likely to be memorized."""
-    if stride == "any":
-        return likely_windows(model, rows, criteria, first=first)
-    return token_windows(rows, length, stride if isinstance(stride, int) else None, first=first)
+def say_missing(run: CollectRun, missing: int) -> None:
+    """Say what the last step waits for, and leave: with status 1 where a chunk could not be searched."""
+    failures = status(run.store).reasons
+    for unit, reason in failures.items():
+        say(f"FAILED {unit}: {reason.splitlines()[0]}")
+    words = ["tl-localize", *sys.argv[1:]]
+    shards = [i for i, word in enumerate(words) if word == "--shard" or word.startswith("--shard=")]
+    dropped = {*shards, *(i + 1 for i in shards if words[i] == "--shard")}
+    command = shlex.join(word for i, word in enumerate(words) if i not in dropped)
+    say(f"{missing} of {len(run.works)} chunks are missing. Once the other shards are done, this makes the collection:\n  {command}")
+    raise typer.Exit(1 if failures else 0)
 
 
 def parse_windows(text: str) -> int | str | None:
@@ -195,25 +150,32 @@ def parse_windows(text: str) -> int | str | None:
     return int(text)
 
 
-def collect_reference(
-    model: LanguageModel,
-    criteria: Criteria,
-    stride: int | str | None = None,
-    *,
-    store: Store | None = None,
-    progress: Progress | None = None,
-    **draw: Any,
-) -> Collection:
-    """What a reference model has memorized of its own training stream.
-
-    The planted texts are recognized afterwards: they get their own names and categories, all others are ``natural``.
-    """
+def training_corpus(model: LanguageModel) -> Corpus:
+    """The rows that the reference models were trained on."""
     tokenizer: Any = getattr(model, "tokenizer", None)
-    rows = torch.from_numpy(reference_stream(tokenizer).rows)
-    total = len(rows) if stride is None else None
-    chunks = row_chunks(model, rows, criteria, stride, criteria.length)
-    about = {"windows": str(stride), "data": "training stream"}
-    found = collect_chunks(model, chunks, criteria, store=store, about=about, total=total, progress=progress, **draw)
+    return Corpus(Path(STREAM), given=torch.from_numpy(reference_stream(tokenizer).rows))
+
+
+def collect_reference(
+    model: LanguageModel, criteria: Criteria, *, store: Store | None = None, progress: Progress | None = None, **draw: Any
+) -> Collection:
+    """What a reference model has memorized of its own training stream; with a store, a chunk that is there is not searched again."""
+    corpus = training_corpus(model)
+    if store is None:
+        assert corpus.rows is not None
+        stream = token_windows(corpus.rows, criteria.length)
+        return with_planted(model, collect_memorized(model, stream, criteria, total=len(corpus.rows), progress=progress, **draw))
+    run = CollectRun(store, Search(model, corpus.chunks(length=criteria.length), criteria, data=[STREAM]))
+    todo = jobs([run])
+    for done, event in enumerate(in_process([run], todo), 1):
+        if progress:
+            progress(done / len(todo), f"searched from row {event.name} on")
+    return with_planted(model, run.collection(run.parts(), **draw))
+
+
+def with_planted(model: LanguageModel, found: Collection) -> Collection:
+    """The planted texts with their own names and categories; all others are ``natural``."""
+    tokenizer: Any = getattr(model, "tokenizer", None)
     planted = load_planted()
     known = tokenizer([text.text for text in planted], add_special_tokens=False)["input_ids"]
     which = origins([sequence.tokens.tolist() for sequence in found.sequences], known)
@@ -234,8 +196,3 @@ def reference_tables(found: Collection) -> dict[str, tuple[pd.DataFrame, str]]:
         "planted": (counts, "Planted texts that were found, by how often they were repeated in training"),
         "natural": (natural, f"Memorized texts that nobody planted ({len(natural)})"),
     }
-
-
-def reference_general() -> Integer[Tensor, "sequence pos"]:
-    """Documentation that the reference models never saw."""
-    return read_tokens(CORPUS_DIR / "held_out.safetensors")

@@ -13,7 +13,7 @@ import typer
 from jaxtyping import Integer
 from torch import Tensor
 
-from tl_localize.cli.collect import GENERAL, collect_reference, reference_general
+from tl_localize.cli.collect import GENERAL, collect_reference
 from tl_localize.cli.options import (
     N_DEV,
     Device,
@@ -48,6 +48,7 @@ from tl_localize.neurons import LanguageModel
 from tl_localize.paper import paper_settings
 from tl_localize.plots import del_figures, save_figure
 from tl_localize.readers import TOKEN_SUFFIXES, memorized_sequences, read_manual, read_tokens
+from tl_localize.reference_corpus import held_out_tokens
 from tl_localize.runs import DelRun, del_results, single_layer_frames
 from tl_localize.sequences import MemorizedSequence
 from tl_localize.store import Store, prepare_folder, write_text
@@ -231,7 +232,7 @@ def del_data(
         with bar() as show:
             store = Store(folder / "collection") if folder else None
             found = collect_reference(model, Criteria(), store=store, n_dev=n_dev, n_max=DEFAULT_SEQUENCES, progress=show)
-        return found.sequences, found.n_dev, read_tokens(general) if general else reference_general()[:DEFAULT_GENERAL]
+        return found.sequences, found.n_dev, read_tokens(general) if general else held_out_tokens()[:DEFAULT_GENERAL]
     text = read_tokens(general or data / GENERAL)
     if data.is_dir():
         return *load_collection(data), text

@@ -13,23 +13,40 @@ from tl_localize.cli.inj import publish_inj
 from tl_localize.cli.options import errors_explained
 from tl_localize.cli.tune import publish_tune
 from tl_localize.evals.inj_benchmark import TRUE_ROWS
-from tl_localize.runs import planned, status, works
+from tl_localize.runs import collected, planned, status, works
 from tl_localize.runs.del_run import BY_LAYER
 from tl_localize.store import Record, Store, Unit
 from tl_localize.tables import to_markdown
 
-Folder = Annotated[Path, typer.Argument(help="Results folder of tl-localize inj, del or tune.")]
+Folder = Annotated[Path, typer.Argument(help="Results folder of tl-localize inj, del or tune; for status, also of collect.")]
 
 
 def show_status(folder: Folder) -> None:
     """What is done, missing and failed in a results folder, and about how long the rest takes one process."""
     with errors_explained():
-        state = status(Store(folder, read_only=True))
+        store = Store(folder, read_only=True)
+        state = status(store)
         seconds = float(state.frame["seconds_left"].sum())
         typer.echo(to_markdown(state.frame.assign(seconds_left=state.frame["seconds_left"].round(1)).rename_axis("method")))
         for unit, reason in state.reasons.items():
             typer.echo(f"FAILED {unit}: {reason}")
         typer.echo(f"\nTime left: about {seconds / 60:.1f} min for one process.")
+        if is_collection(store):
+            made = "The collection is made." if (folder / "sequences.jsonl").is_file() else "The last step is still to be made."
+            typer.echo(f"In the chunks that are done: {collected(store)} (before near-duplicates are removed). {made}")
+
+
+def is_collection(store: Store) -> bool:
+    """Whether it is the folder of tl-localize collect, which has a report of its own in place of tables."""
+    return any(plan["value"]["benchmark"] == "collect" for plan in store.plans())
+
+
+def results_of(folder: Path) -> Store:
+    """The results of a benchmark, from which tables are made."""
+    store = Store(folder, read_only=True)
+    if is_collection(store):
+        raise ValueError(f"folder must hold a run of inj, del or tune, got a collection in {str(folder)!r}. Its tables are its report.csv.")
+    return store
 
 
 def table(
@@ -37,7 +54,7 @@ def table(
 ) -> None:
     """All tables and figures from a results folder alone; the model is not needed."""
     with errors_explained():
-        store = Store(folder, read_only=True)
+        store = results_of(folder)
         plan = next(iter(store.plans()), None)
         if plan is None:
             raise ValueError(f"folder must hold the plan of a run, got none in {str(folder)!r}. Give the run's own command again.")
@@ -53,7 +70,7 @@ def trace(
 ) -> None:
     """The units that a number in a table was made of, and for each the command that makes it again in a new folder."""
     with errors_explained():
-        store = Store(folder, read_only=True)
+        store = results_of(folder)
         units, plans = planned(store)
         found = [
             (label, work, unit)
@@ -66,7 +83,10 @@ def trace(
         for label, work, unit in found:
             record = store.read(unit)
             plan = next(p for p in plans if any(unit == u for w in works(p["value"]) for u in w.measures.values()))
-            typer.echo(f"{label}, ratio {work.ratio:g}, {work.name}\n  {folder / unit.file}\n  {folder / work.base.file}")
+            typer.echo(f"{label}, ratio {work.ratio:g}, {work.name}")
+            for one in (unit, work.base):
+                if one:
+                    typer.echo(f"  {folder / one.file}")
             for line in numbers(unit, record) if record else []:
                 typer.echo(f"    {line}")
             typer.echo(f"  {again_line(plan['about']['command'], plan['value'], work.index, label, work.ratio) if record else 'MISSING'}\n")

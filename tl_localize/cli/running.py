@@ -52,7 +52,7 @@ def work(
     planned = sum(len(work.measures) for run in runs for work in run.works)
     missing = sum(len(step.labels) for job in todo for step in job)
     if missing and missing < planned:
-        say(f"{missing} of {planned} measurements are to be made, the others are there, have failed or fall to other shards.")
+        say(f"{missing} of {planned} units are to be made, the others are there, have failed or fall to other shards.")
     try:
         with interruptible() as stop, progress(missing, verbose, quiet) as show:
             if engine == "ray":
@@ -93,7 +93,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         asked.append(number)
         if len(asked) > 1:
             raise KeyboardInterrupt
-        say("Finishing the unit in hand. Once more stops at once.")
+        say("Finishing the unit in hand, which may take minutes. Once more stops at once, and loses that unit alone.")
 
     try:
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -28,7 +28,7 @@ class Work:
     Args:
         index: of the part.
         ratio: of the run, where it has one.
-        base: is made first, and kept: an injection, or the measures of the model as it is.
+        base: is made first, and kept: an injection, or the measures of the model as it is; None where nothing is needed.
         measures: units by label, which is the method's but where it says more.
         group: parts of one group use the same scores, so one process makes them.
     """
@@ -36,9 +36,14 @@ class Work:
     index: int
     name: str
     ratio: float
-    base: Unit
+    base: Unit | None
     measures: dict[str, Unit]
     group: str
+
+    @property
+    def units(self) -> list[Unit]:
+        """All of them, in the order in which they are made."""
+        return [*([self.base] if self.base else []), *self.measures.values()]
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ class Run(ABC):
     # What a run says of itself
 
     part: ClassVar[str]  # what a part is called
-    base_label: ClassVar[str]
+    base_label: ClassVar[str] = ""  # there is none: works need no base
     may_grow: ClassVar[str]
     by_ratio: ClassVar[tuple[str, ...]] = ()
 
@@ -122,17 +127,17 @@ class Run(ABC):
     def works_of(plan: dict[str, Any]) -> list[Work]:
         """The units of a plan, part by part."""
 
-    @abstractmethod
     def make_base(self, work: Work) -> tuple[Any, Record]:
         """What the measurements of a part need, and the record of it."""
+        raise NotImplementedError
 
-    @abstractmethod
     def read_base(self, work: Work, record: Record) -> Any:
         """The same from its record."""
+        raise NotImplementedError
 
     @abstractmethod
-    def measure(self, work: Work, base: Any, label: str) -> Any:
-        """One measurement of a part, as JSON takes it."""
+    def measure(self, work: Work, base: Any, label: str) -> Record:
+        """One measurement of a part."""
 
     @classmethod
     def contradictions(cls, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -147,39 +152,42 @@ class Run(ABC):
             pairs += [(f"methods.{label}", old["methods"][label], new["methods"][label]) for label in both]
         else:
             pairs = [pair for pair in pairs if pair[0] not in cls.by_ratio]
-        pairs += [(f"{cls.part} {i}", a, b) for i, (a, b) in enumerate(zip(old["parts"], new["parts"], strict=False))]
+        parts = zip(old.get("parts", ()), new.get("parts", ()), strict=False)
+        pairs += [(f"{cls.part} {i}", a, b) for i, (a, b) in enumerate(parts)]
         return [f"{name}: {a} in the folder, {b} now" for name, a, b in pairs if a != b]
 
     # How it is made
 
     def missing(self, work: Work) -> list[str]:
         """Labels of the measurements that a part still waits for."""
-        if work.base.key in self._failed:
+        if work.base and work.base.key in self._failed:
             return []
         return [label for label, unit in work.measures.items() if unit.key not in self._failed and self.store.read(unit) is None]
 
     def make(self, work: Work, labels: Sequence[str]) -> Iterator[Event]:
         """Make these units of one part, and say so after each. What fails is recorded, and the rest goes on."""
-        if work.base.key in self._failed:
-            return
-        try:
-            base, spent, made = self._base(work)
-        except _Failed as failure:
-            yield Event(work.base, self.base_label, work.name, 0.0, str(failure), measured=False)
-            return
-        if made:
-            yield Event(work.base, self.base_label, work.name, spent, measured=False)
+        base, spent = None, 0.0
+        if work.base:
+            if work.base.key in self._failed:
+                return
+            try:
+                base, spent, made = self._base(work, work.base)
+            except _Failed as failure:
+                yield Event(work.base, self.base_label, work.name, 0.0, str(failure), measured=False)
+                return
+            if made:
+                yield Event(work.base, self.base_label, work.name, spent, measured=False)
         for label in labels:
             unit = work.measures[label]
             if self.store.has(unit):  # another run was faster
                 yield Event(unit, label, work.name, 0.0)
                 continue
             try:
-                value, about = self._attempt(unit, lambda label=label: self.measure(work, base, label))
+                record, about = self._attempt(unit, lambda label=label: self.measure(work, base, label))
             except _Failed as failure:
                 yield Event(unit, label, work.name, 0.0, str(failure))
             else:
-                self.store.write(unit, Record(value, {**about, "base_seconds": spent}))
+                self.store.write(unit, Record(record.value, {**about, "base_seconds": spent}, record.tensors))
                 yield Event(unit, label, work.name, about["seconds"])
 
     def give_up(self, work: Work, unit: Unit, error: Exception) -> Event:
@@ -193,18 +201,18 @@ class Run(ABC):
         """A method whose scores are kept in the folder."""
         return Stored(self.labels[label], self.store, self.plan["fingerprint"], injection, self.environment)
 
-    def _base(self, work: Work) -> tuple[Any, float, bool]:
+    def _base(self, work: Work, unit: Unit) -> tuple[Any, float, bool]:
         """What the measurements need, the seconds it took, and whether that was now. The last one is remembered."""
-        if work.base.key not in self._last:
+        if unit.key not in self._last:
             self._last.clear()
-            if found := self.store.read(work.base):
-                self._last[work.base.key] = self.read_base(work, found), found.about["seconds"]
+            if found := self.store.read(unit):
+                self._last[unit.key] = self.read_base(work, found), found.about["seconds"]
             else:
-                (base, record), about = self._attempt(work.base, lambda: self.make_base(work))
-                self.store.write(work.base, Record(record.value, {**about, **record.about}, record.tensors))
-                self._last[work.base.key] = base, about["seconds"]
-                return *self._last[work.base.key], True
-        return *self._last[work.base.key], False
+                (base, record), about = self._attempt(unit, lambda: self.make_base(work))
+                self.store.write(unit, Record(record.value, {**about, **record.about}, record.tensors))
+                self._last[unit.key] = base, about["seconds"]
+                return *self._last[unit.key], True
+        return *self._last[unit.key], False
 
     def _attempt(self, unit: Unit, compute: Callable[[], Result]) -> tuple[Result, dict[str, Any]]:
         try:

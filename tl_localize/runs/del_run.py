@@ -95,8 +95,8 @@ class DelRun(Run):
     def read_base(self, work: Work, record: Record) -> Evaluation:
         return Evaluation(self.benchmark, Before(pd.DataFrame(record.value["frame"]), record.value["predicted"]))
 
-    def measure(self, work: Work, base: Evaluation, label: str) -> dict[str, Any]:
+    def measure(self, work: Work, base: Evaluation, label: str) -> Record:
         method = self.stored(label)
         scores = check_scores(method(self.benchmark.model, base.sequences[work.index]), self.benchmark.model, method)
         sets = [self.benchmark.chosen(scores, self.benchmark.ratios[0], share) for share in self.shares]
-        return {"effects": [base.effect(work.index, chosen).packed() for chosen in sets]}
+        return Record({"effects": [base.effect(work.index, chosen).packed() for chosen in sets]})

@@ -8,14 +8,16 @@ from typing import Any
 
 import pandas as pd
 
+from tl_localize.collect import Report, Sifted, merged
 from tl_localize.evals.del_benchmark import DelResults, Effect, Share, single_layer_frame
 from tl_localize.evals.inj_benchmark import TRUE_ROWS, InjResults
 from tl_localize.runs.base import Run, Work
+from tl_localize.runs.collect_run import CollectRun
 from tl_localize.runs.del_run import BY_LAYER, DelRun
 from tl_localize.runs.inj_run import FRAMES, InjRun
 from tl_localize.store import Store, Unit
 
-RUNS: dict[str, type[Run]] = {"inj": InjRun, "del": DelRun}
+RUNS: dict[str, type[Run]] = {"inj": InjRun, "del": DelRun, "collect": CollectRun}
 COUNTS = ("planned", "done", "failed", "missing", "not_converged")
 
 Planned = dict[tuple[float, int, str], tuple[Work, Unit]]
@@ -25,18 +27,21 @@ def works(plan: dict[str, Any]) -> list[Work]:
     """The units of a plan, part by part.
 
     Raises:
-        ValueError: it is not the plan of a benchmark.
+        ValueError: it is not the plan of a run.
     """
     if plan["benchmark"] not in RUNS:
-        raise ValueError(
-            f"folder must hold a run of {' or '.join(RUNS)}, got one of {plan['benchmark']}. Its own report says how far it is."
-        )
+        raise ValueError(f"folder must hold a run of {' or '.join(RUNS)}, got one of {plan['benchmark']}. Was it made by another version?")
     return RUNS[plan["benchmark"]].works_of(plan)
 
 
 def planned(store: Store) -> tuple[Planned, list[dict[str, Any]]]:
-    """Measurements of all plans of a folder by (ratio, part, method), in the order of tables; and the plans."""
+    """Measurements of all plans of a folder by (ratio, part, method), in the order of tables; and the plans.
+
+    Of a collection the last plan alone counts: data that have grown or changed since make another one.
+    """
     plans = store.plans()
+    if plans and plans[-1]["value"]["benchmark"] == "collect":
+        plans = plans[-1:]
     found: Planned = {}
     for plan in plans:
         for work in works(plan["value"]):
@@ -139,17 +144,29 @@ def single_layer_frames(store: Store) -> dict[str, pd.DataFrame]:
     return frames
 
 
+def collected(store: Store) -> Report:
+    """What was found in the chunks of a collection that are done; near-duplicates and the draw come when all are."""
+    units, _ = planned(store)
+    records = [record for _, unit in units.values() if (record := store.read(unit))]
+    counts, _ = merged(Sifted.unpacked(record.value, record.tensors) for record in records)
+    return counts.report()
+
+
 def _before(store: Store, units: Planned) -> pd.DataFrame | None:
     """How the model of a DEL folder is as it is."""
     for work, _ in units.values():
-        record = store.read(work.base)
+        record = store.read(work.base) if work.base else None
         return pd.DataFrame(record.value["frame"]) if record else None
     return None
 
 
 def _reason(work: Work, unit: Unit, failures: dict[str, dict[str, Any]]) -> str:
-    failure = failures.get(work.base.key) or failures.get(unit.key)
+    failure = _failure(work, unit, failures)
     return failure["reason"] if failure else "not done yet"
+
+
+def _failure(work: Work, unit: Unit, failures: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    return next((failures[one.key] for one in (work.base, unit) if one and one.key in failures), None)
 
 
 def _settings(plans: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -205,16 +222,17 @@ def status(store: Store) -> Status:
             row["not_converged"] += any(not line["converged"] for line in record.value.get("frame", ()))
             seconds.setdefault(label, []).append(record.about["seconds"])
             seconds[base].append(record.about["base_seconds"])
-        elif work.base.key in failures or unit.key in failures:
+        elif _failure(work, unit, failures):
             row["failed"] += 1
         else:
             row["missing"] += 1
-            if not store.has(work.base):
+            if work.base and not store.has(work.base):
                 waiting.add(work.base.key)
     everything = [value for label, values in seconds.items() if label != base for value in values]
     for label, row in rows.items():
         row["seconds_left"] = row["missing"] * _mean(seconds.get(label) or everything)
-    rows[base] = {**dict.fromkeys(COUNTS, 0.0), "missing": len(waiting), "seconds_left": len(waiting) * _mean(seconds[base])}
+    if base:
+        rows[base] = {**dict.fromkeys(COUNTS, 0.0), "missing": len(waiting), "seconds_left": len(waiting) * _mean(seconds[base])}
     reasons = {failure["unit"]: failure["reason"] for failure in failures.values()}
     return Status(pd.DataFrame(rows).T.astype(dict.fromkeys(COUNTS, int)), reasons)
 

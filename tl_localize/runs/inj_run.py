@@ -80,16 +80,16 @@ class InjRun(Run):
         kind = JointInjection if self.benchmark.distractors else Injection
         return kind.unpacked(record.tensors, record.value)
 
-    def measure(self, work: Work, base: Any, label: str) -> dict[str, Any]:
+    def measure(self, work: Work, base: Any, label: str) -> Record:
         part = self._parts[work.index]
         if label == TRUE_ROWS:
             results = self.benchmark.measure_truth(part, base)
         else:
-            method = self.stored(label, work.base.key)
+            method = self.stored(label, work.base and work.base.key)
             found = self.benchmark.localize(part, base, method)
             known = [(scores, method.seconds[sequence.fingerprint]) for (scores, _), sequence in zip(found, part.sequences, strict=True)]
             results = self.benchmark.measure(part, base, label, known)
-        return {name: getattr(results, name).to_dict("records") for name in FRAMES}
+        return Record({name: getattr(results, name).to_dict("records") for name in FRAMES})
 
     @cached_property
     def _parts(self) -> list[Part]:
