@@ -39,6 +39,8 @@ class ZeroOut(Localizer):
     ``NeuronScores.exact`` tells which is which, and ``NeuronScores.missed`` bounds, from the sample, the share of the rest that belongs
     into the exact top 1 % of its layer all the same (95 % confidence).
 
+    A bfloat16 model rounds away much of what one neuron does; use float32 or float16 (benchmarks/test_precision.py).
+
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (5). Differs: nothing without ``screen``, which is ours.
     Args:    screen: share of each layer's neurons that is scored exactly, in (0, 1]; None for all.
              screen_sample: neurons per layer, drawn at random among the rest, that are scored exactly too.
