@@ -34,16 +34,20 @@ def put_last(act: Tensor, hook: Any, *, values: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def plain_zero_out(model: Any, sequence: Any, every: int = 1) -> Tensor:
-    """[layer neuron]: rise of the loss when the neuron is zero everywhere, one forward pass per neuron; of every so many neurons."""
+def plain_zero_out(model: Any, sequence: Any, every: int = 1, among: Tensor | None = None) -> Tensor:
+    """[layer neuron]: rise of the loss when the neuron is zero everywhere, one forward pass per neuron.
+
+    Of every so many neurons, or of those in the mask ``among`` alone, and nan elsewhere.
+    """
     tokens, n_prefix = sequence.tokens, sequence.n_prefix
     baseline = loss_of(model, tokens, n_prefix)
     some = range(0, model.cfg.d_mlp, every)
-    scores = torch.empty(model.cfg.n_layers, len(some))
+    scores = torch.full((model.cfg.n_layers, len(some)), torch.nan)
     for layer in range(model.cfg.n_layers):
         for i, neuron in enumerate(some):
-            with model.hooks(fwd_hooks=[(f"blocks.{layer}.mlp.hook_post", partial(zero_at, neuron=neuron))]):
-                scores[layer, i] = loss_of(model, tokens, n_prefix) - baseline
+            if among is None or among[layer, neuron]:
+                with model.hooks(fwd_hooks=[(f"blocks.{layer}.mlp.hook_post", partial(zero_at, neuron=neuron))]):
+                    scores[layer, i] = loss_of(model, tokens, n_prefix) - baseline
     return scores
 
 

@@ -1,0 +1,82 @@
+"""The methods against their plain forms on the shipped models and a text that they recite, where tests elsewhere take random weights."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from oracles import loss_of, plain_integrated_gradients, plain_zero_out
+from torch import Tensor
+
+from tl_localize import Activations, Attribution, IntegratedGradients, MemorizedSequence, NeuronScores, Slimming, ZeroOut, load_model
+from tl_localize.reference_corpus import reference_sequences
+
+
+@pytest.fixture(scope="module", params=["reference-gpt2", "reference-pythia"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return load_model(request.param, "cpu")
+
+
+@pytest.fixture(scope="module")
+def text(model: Any) -> MemorizedSequence:
+    """The first 40 tokens of a memorized sequence, the last 8 of them to be recited."""
+    return MemorizedSequence(reference_sequences(model)[3].tokens[:40], 32)
+
+
+def multiplied(act: Tensor, hook: Any, *, gate: Tensor) -> Tensor:
+    return act * gate
+
+
+def gated_loss(model: Any, text: MemorizedSequence, gates: Tensor) -> Tensor:
+    hooks = [(f"blocks.{layer}.mlp.hook_post", partial(multiplied, gate=gate)) for layer, gate in enumerate(gates)]
+    with model.hooks(fwd_hooks=hooks):
+        return loss_of(model, text.tokens, text.n_prefix)
+
+
+def agree(scores: NeuronScores, expected: Tensor, tolerance: float = 1e-6) -> None:
+    assert expected.abs().max() > 1e-3, "a test on zeros shows nothing"
+    assert (scores.values - expected).abs().max() < tolerance
+
+
+def test_integrated_gradients_equals_definition(model: Any, text: MemorizedSequence) -> None:
+    method = IntegratedGradients(steps=5)
+    agree(method(model, text), plain_integrated_gradients(model, text, *method.quadrature()))
+
+
+def test_zero_out_equals_definition(model: Any, text: MemorizedSequence) -> None:
+    """Of the neurons that a screen scores exactly: all of them take half a minute."""
+    scores = ZeroOut(screen=0.005, screen_sample=4)(model, text)
+    assert len(scores.exact) == 6 * (8 + 4)
+    expected = plain_zero_out(model, text, among=scores.exact.mask)
+    assert expected.nan_to_num().abs().max() > 1e-3, "a test on zeros shows nothing"
+    assert (scores.values - expected)[scores.exact.mask].abs().max() < 1e-6
+
+
+def test_attribution_equals_gradient_of_gates(model: Any, text: MemorizedSequence) -> None:
+    gates = torch.ones(model.cfg.n_layers, model.cfg.d_mlp, requires_grad=True)
+    (gradient,) = torch.autograd.grad(gated_loss(model, text, gates), gates)
+    agree(Attribution()(model, text), -gradient)
+
+
+def test_activations_by_hand(model: Any, text: MemorizedSequence) -> None:
+    _, cache = model.run_with_cache(text.tokens[None])
+    acts = torch.stack([cache[f"blocks.{layer}.mlp.hook_post"][0, text.n_prefix - 1 : -1] for layer in range(model.cfg.n_layers)])
+    expected = acts.abs().mean(1) * model.W_out.norm(dim=-1)
+    torch.testing.assert_close(Activations()(model, text).values, expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_slimming_follows_torchs_adam(model: Any, text: MemorizedSequence) -> None:
+    method = Slimming(steps=5, learning_rate=0.01, sparsity_weight=1.0, first_layer=0)
+    masks = torch.ones(model.cfg.n_layers, model.cfg.d_mlp, requires_grad=True)
+    adam = torch.optim.Adam([masks], lr=0.01)
+    for _ in range(5):
+        adam.zero_grad()
+        (gated_loss(model, text, masks.clamp(0, 1)) + 1.0 * masks.abs().mean()).backward()
+        adam.step()
+    expected = masks.detach().clamp(0, 1)
+    apart = (method(model, text).values - expected).abs()
+    assert expected.min() < 0.96 and expected.std() > 1e-3
+    # Where the two terms nearly cancel, Adam's step of 0.01 has the sign of a rounding error.
+    assert apart.mean() < 1e-6 and (apart > 1e-4).float().mean() < 1e-3
