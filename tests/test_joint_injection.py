@@ -322,6 +322,14 @@ def test_progress_rises_to_one(gpt2_like: Any, sequences: list[MemorizedSequence
     assert seen == [1.0]
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_inject_together_does_not_mind_the_callers_gradient_mode(gpt2_like: Any, sequences: list[MemorizedSequence], mode: Any) -> None:
+    wanted = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=3)
+    with mode():
+        found = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=3)
+    assert torch.equal(found.losses, wanted.losses)
+
+
 def test_saved_joint_injection_comes_back(gpt2_like: Any, sequences: list[MemorizedSequence], tmp_path: Path) -> None:
     joint = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=3, stop_loss=4.5, stop_silence=1.0)
     joint.save(tmp_path / "joint.safetensors")

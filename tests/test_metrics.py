@@ -114,6 +114,10 @@ def test_metrics_keep_no_graph(any_model: Any, sequences: Any) -> None:
     assert not accuracy(any_model, sequences).requires_grad
 
 
+def test_perplexity_takes_the_unsigned_tokens_of_files(gpt2_like: Any, general: torch.Tensor) -> None:
+    assert perplexity(gpt2_like, general.to(torch.uint16)) == perplexity(gpt2_like, general)
+
+
 def test_perplexity_of_half_precision_sums_in_float32(make_model: Any, general: torch.Tensor) -> None:
     model = make_model(1)
     wanted = perplexity(model, general)

@@ -108,6 +108,17 @@ def test_recall_curve_draws_injection_ratios_apart(results):
     assert "0.3 % and 3 %" in ax.get_title() and len(ax.get_legend().get_texts()) == 2
 
 
+def test_recall_curve_draws_every_injection_ratio(results):
+    import pandas as pd
+
+    from tl_localize.evals.inj_benchmark import InjResults
+    from tl_localize.plots import recall_curve
+
+    ratios = [0.001, 0.002, 0.004, 0.008, 0.016]
+    (ax,) = recall_curve(InjResults(pd.concat([results.frame.assign(injection_ratio=ratio) for ratio in ratios]))).axes
+    assert len(ax.containers) == 2 * len(ratios)
+
+
 @pytest.mark.parametrize("name", ["recall_curve", "own_against_foreign"])
 def test_inj_figures_without_a_converged_injection_say_so(results, name):
     from dataclasses import replace

@@ -146,13 +146,6 @@ def test_batch_take_is_the_batch_of_those_rows(shapes: Shapes, data: Any) -> Non
         assert torch.equal(taken.tokens[row, : wanted.tokens.shape[1]], wanted.tokens[row])
 
 
-@given(SHAPES, st.integers(1, 4))
-def test_batch_repeat_is_the_batch_of_the_repeated(shapes: Shapes, n: int) -> None:
-    sequences = counting(shapes)
-    repeated, wanted = SequenceBatch.of(sequences).repeat(n), SequenceBatch.of(sequences * n)
-    assert all(torch.equal(getattr(repeated, part), getattr(wanted, part)) for part in ("tokens", "rows", "positions", "targets"))
-
-
 def test_batch_mean_by_hand() -> None:
     batch = SequenceBatch.of(counting([(4, 1), (3, 2)]))
     assert batch.mean(torch.tensor([1.0, 2.0, 6.0, 5.0])).tolist() == [3.0, 5.0]

@@ -480,18 +480,19 @@ def inject_together(
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size!r}.")
     view = NeuronView(model)
-    return _train_together(
-        view,
-        sequences,
-        draw_sets(view, ratio, seed, len(sequences)),
-        learning_rate=learning_rate,
-        max_steps=max_steps,
-        stop_loss=stop_loss,
-        silence_weight=silence_weight,
-        stop_silence=stop_silence,
-        batch_size=batch_size or max(1, tokens_that_fit(view) // max(map(len, sequences))),
-        progress=progress or (lambda fraction: None),
-    )
+    with torch.inference_mode(False):  # whatever mode the caller is in
+        return _train_together(
+            view,
+            sequences,
+            draw_sets(view, ratio, seed, len(sequences)),
+            learning_rate=learning_rate,
+            max_steps=max_steps,
+            stop_loss=stop_loss,
+            silence_weight=silence_weight,
+            stop_silence=stop_silence,
+            batch_size=batch_size or max(1, tokens_that_fit(view) // max(map(len, sequences))),
+            progress=progress or (lambda fraction: None),
+        )
 
 
 def _check_apart(sequences: Sequence[MemorizedSequence]) -> None:
@@ -557,7 +558,7 @@ def _train_together(
             silences = F.kl_div(log_probs, base_log_probs, reduction="none", log_target=True).sum(-1)
             of_silences = torch.autograd.grad(silence_weight * some.mean(silences).sum(), changes)
         for gradient, one, other in zip(gradients, of_losses, of_silences, strict=True):
-            gradient += one + other
+            gradient.add_(one).add_(other)  # in place: if memory runs out in between, what is done again has not been counted
         return losses.detach(), silences.detach()
 
     with torch.no_grad(), view.lean():  # lean here too: silence is exactly 0 where nothing has changed

@@ -28,6 +28,15 @@ def target_logits(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, "
     return unembed(model, residual(model, batch.tokens)[batch.rows, batch.positions])
 
 
+def loss_scale(model: LanguageModel) -> float:
+    """What a loss is multiplied by, and its gradient divided by, on the way through the model: 1, but 4096 in float16.
+
+    There the gradient of a well recited text, of which little is left to lose, would be below the smallest numbers. A power of two
+    changes no digit.
+    """
+    return 4096.0 if next(iter(model.parameters())).dtype == torch.float16 else 1.0
+
+
 def memorization_loss(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, " batch"]:
     """How badly the model recites each suffix: nats per suffix token; smaller means better memorized.
 

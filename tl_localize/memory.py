@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -25,13 +26,20 @@ def tokens_that_fit(neurons: NeuronView) -> int:
     cfg = neurons.model.cfg
     floats = neurons.n_layers * (6 * neurons.n_neurons + 16 * cfg.d_model) + 4 * cfg.d_vocab
     device = neurons.device
-    free = CUDA_SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else CPU_BYTES
-    return int(min(max(free / (4 * floats), 256), MAX_TOKENS.get(device.type, 4096)))
+    if device.type != "cuda":
+        return int(min(max(CPU_BYTES / (4 * floats), 256), MAX_TOKENS.get(device.type, 4096)))
+    tokens = min(max(CUDA_SHARE * free_on_cuda(device) / (4 * floats), 256), MAX_TOKENS["cuda"])
+    return 2 ** int(math.log2(tokens))  # the same from run to run, as far as can be: the size of a batch decides on last digits
 
 
 def bytes_to_keep(neurons: NeuronView) -> int:
     """Bytes that may be kept from one forward pass to the next instead of computing them again."""
-    return int(CUDA_SHARE_KEPT * torch.cuda.mem_get_info(neurons.device)[0]) if neurons.device.type == "cuda" else CPU_BYTES
+    return int(CUDA_SHARE_KEPT * free_on_cuda(neurons.device)) if neurons.device.type == "cuda" else CPU_BYTES
+
+
+def free_on_cuda(device: torch.device) -> int:
+    """Bytes of a card that no tensor holds: what the driver calls free, and what torch keeps in reserve."""
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def peak_bytes(neurons: NeuronView, method: str, *, n_tokens: int, n_targets: int, length: int) -> int:

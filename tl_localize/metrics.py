@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
@@ -116,7 +116,7 @@ def decoder(model: LanguageModel) -> Decode:
 
 
 @torch.no_grad()
-def perplexity(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> float:
+def perplexity(model: LanguageModel, tokens: Integer[Tensor, "batch pos"]) -> float:
     """exp of the mean loss in nats per token over sequences of general text (every token but the first is predicted).
 
     Args:    tokens: [batch pos] token ids, on any device, 2 to n_ctx positions.
@@ -131,7 +131,7 @@ def perplexity(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> float:
 
 
 @torch.no_grad()
-def perplexity_base2(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> float:
+def perplexity_base2(model: LanguageModel, tokens: Integer[Tensor, "batch pos"]) -> float:
     """The published tables' number: mean over sequences of 2 ** (nats per token), base 2 with a natural-log loss.
 
     Source: the authors' code (github.com/terarachang/MemPi); the paper says perplexity.
@@ -147,7 +147,7 @@ def perplexity_base2(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> 
     return float((2 ** sequence_losses(model, tokens)).mean())
 
 
-def sequence_losses(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, " batch"]:
+def sequence_losses(model: LanguageModel, tokens: Integer[Tensor, "batch pos"]) -> Float[Tensor, " batch"]:
     """Loss of each sequence, nats per token."""
     view = NeuronView(model)
     cfg = model.cfg
@@ -158,6 +158,7 @@ def sequence_losses(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> F
             f"tokens must be token ids [batch pos] of 2 to n_ctx={cfg.n_ctx} positions, got shape {tuple(tokens.shape)} of {tokens.dtype}. "
             "Cut general text into pieces of that length."
         )
+    tokens = tokens.long()  # torch has no minimum of the unsigned types that files of tokens come in
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= cfg.d_vocab:
         raise ValueError(
@@ -166,7 +167,7 @@ def sequence_losses(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> F
     size = max(1, tokens_that_fit(view) // tokens.shape[1])
 
     def losses(rows: list[int]) -> Tensor:
-        part = tokens[rows].long().to(view.device)
+        part = tokens[rows].to(view.device)
         logits = unembed(model, residual(model, part)[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="none").view(len(rows), -1).mean(1).cpu()
 

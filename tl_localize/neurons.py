@@ -292,8 +292,10 @@ class NeuronView:
                 chosen = chosen * on[layer][:, None, :]
             return output + einsum(chosen, change[layer].to(chosen), "batch pos row, batch row d_model -> batch pos d_model")
 
-        handles = [self.model.blocks[layer].mlp.register_forward_hook(partial(add_change, layer=layer)) for layer in index]
+        handles: list[Any] = []
         try:
+            for layer in index:
+                handles.append(self.model.blocks[layer].mlp.register_forward_hook(partial(add_change, layer=layer)))
             with self._hooks({layer: partial(record_neurons, store=seen, layer=layer) for layer in index}):
                 yield
         finally:
@@ -304,9 +306,9 @@ class NeuronView:
     def frozen(self) -> Iterator[None]:
         """Autograd leaves the weights out; each parameter's ``requires_grad`` comes back as it was."""
         trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        for parameter in trainable:
-            parameter.requires_grad_(False)
         try:
+            for parameter in trainable:
+                parameter.requires_grad_(False)
             yield
         finally:
             for parameter in trainable:

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,7 +64,7 @@ def own_against_foreign(results: InjResults, ax: Any = None) -> Any:
         ax.plot(100 * other, 100 * level, marker="+", markersize=14, color="black", zorder=1)
         ax.annotate(text, (100 * other, 100 * level), textcoords="offset points", fontsize=8, color="0.3", **place)
     groups = ((name, part) for (name,), part in used.groupby(["method"], sort=False) if name != TRUE_ROWS)
-    for marker, (name, part) in zip(MARKERS, groups, strict=False):
+    for marker, (name, part) in zip(cycle(MARKERS), groups, strict=False):
         own, own_error = mean_and_error(100 * by_group(part, "recall"))
         foreign, foreign_error = mean_and_error(100 * by_group(part, "foreign_recall"))
         style = {"marker": marker, "markerfacecolor": "white", "color": "black", "linewidth": 1, "linestyle": "none"}
@@ -94,9 +95,9 @@ def recall_curve(results: InjResults, ax: Any = None) -> Any:
     ax = _axis(ax)
     used = results.frame[results.frame["converged"] & (results.frame["method"] != TRUE_ROWS)]
     injected = sorted(used["injection_ratio"].unique())
-    for line, injection_ratio in zip(LINES, injected, strict=False):
+    for line, injection_ratio in zip(cycle(LINES), injected, strict=False):
         block = used[used["injection_ratio"] == injection_ratio]
-        for marker, ((name,), part) in zip(MARKERS, block.groupby(["method"], sort=False), strict=False):
+        for marker, ((name,), part) in zip(cycle(MARKERS), block.groupby(["method"], sort=False), strict=False):
             points = [(100 * float(str(r)), *mean_and_error(100 * by_group(rows, "recall"))) for (r,), rows in part.groupby(["ratio"])]
             share, mean, error = zip(*points, strict=True)
             style = {"marker": marker, "markerfacecolor": "white", "color": "black", "linewidth": 1, "linestyle": line}
@@ -152,7 +153,7 @@ def forgetting(results: DelResults, ax: Any = None) -> Any:
     frame = results.frame
     ratios = sorted(set(frame["ratio"]))
     reach = 0.0
-    for marker, ((name,), part) in zip(MARKERS, frame.groupby(["method"], sort=False), strict=False):
+    for marker, ((name,), part) in zip(cycle(MARKERS), frame.groupby(["method"], sort=False), strict=False):
         points: list[tuple[float, float]] = []
         for i, ratio in enumerate(ratios):
             rows = part[part["ratio"] == ratio]
@@ -382,7 +383,7 @@ def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = N
     layers = np.arange(next(iter(shapes))[0])
     if truth:
         ax.bar(layers, truth.mask.sum(1).numpy(), color="0.85", edgecolor="0.5", label="true", zorder=0)
-    for marker, (name, one) in zip(MARKERS, found.items(), strict=False):
+    for marker, (name, one) in zip(cycle(MARKERS), found.items(), strict=False):
         line = {"color": "black", "marker": marker, "linewidth": 1}
         ax.plot(layers, one.mask.sum(1).numpy(), **line, markerfacecolor="white", label=_short(name))
         if truth:

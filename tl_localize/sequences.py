@@ -158,11 +158,6 @@ class SequenceBatch:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def repeat(self, n: int) -> SequenceBatch:
-        """The whole batch n times, one copy after the other."""
-        offset = torch.arange(n, device=self.rows.device).repeat_interleave(len(self.rows)) * len(self)
-        return SequenceBatch(self.tokens.repeat(n, 1), self.rows.repeat(n) + offset, self.positions.repeat(n), self.targets.repeat(n))
-
     def take(self, keep: Int[Tensor, " kept"]) -> SequenceBatch:
         """Only the given rows, in the given order."""
         where = keep.new_full((len(self),), -1).scatter(0, keep, torch.arange(len(keep), device=keep.device))
@@ -173,7 +168,9 @@ class SequenceBatch:
     def mean(self, values: Float[Tensor, " target"]) -> Float[Tensor, " batch"]:
         """Mean of a number per target over each row's targets, float32."""
         count = torch.bincount(self.rows, minlength=len(self))
-        return values.new_zeros(len(self), dtype=torch.float32).index_add(0, self.rows, values.float()) / count
+        # Each value to its own place and then a sum, whose order is fixed: index_add on CUDA adds in any order.
+        placed = values.new_zeros(self.tokens.shape, dtype=torch.float32).index_put((self.rows, self.positions), values.float())
+        return placed.sum(-1) / count
 
 
 def listed(sequences: Iterable[MemorizedSequence]) -> list[MemorizedSequence]:

@@ -88,6 +88,6 @@ class Company(Generic[Result]):
         finished = self.advance(tuple(self.inside), self.adam)
         if finished:
             still = [i for i, number in enumerate(self.inside) if number not in finished]
-            self.inside = [self.inside[i] for i in still]
             self.adam.keep(torch.tensor(still, dtype=torch.long))
+            self.inside = [self.inside[i] for i in still]
         return finished

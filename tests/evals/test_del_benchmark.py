@@ -317,9 +317,19 @@ def test_save_and_load_keep_everything(gpt2_like: Any, benchmark_of: Any, tmp_pa
         pd.testing.assert_frame_equal(loaded.confusion[key], matrix)
         pd.testing.assert_frame_equal(loaded.confusion_levenshtein[key], results.confusion_levenshtein[key])
     assert loaded.settings["ratios"] == [RATIO, 0.5]
+    assert not len(loaded.missing)
     assert results.frame["delta_neg_accuracy"].isna().all()
     with pytest.raises(FileNotFoundError, match=r"without a frame\.csv"):
         DelResults.load(tmp_path)
+
+
+def test_save_and_load_keep_what_is_missing(gpt2_like: Any, benchmark_of: Any, tmp_path: Path) -> None:
+    results = benchmark_of(gpt2_like).run([Noise()])
+    lacking = pd.DataFrame([{"ratio": 0.5, "sequence_id": "7", "method": "noise", "reason": "out of memory"}])
+    replace(results, missing=lacking).save(tmp_path)
+    pd.testing.assert_frame_equal(DelResults.load(tmp_path).missing, lacking, check_dtype=False)
+    results.save(tmp_path)
+    assert not (tmp_path / "missing.csv").exists()
 
 
 def test_related_compares_the_category_with_all_others(gpt2_like: Any, benchmark_of: Any) -> None:

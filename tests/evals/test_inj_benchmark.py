@@ -154,12 +154,27 @@ def test_inj_results_save_writes_frame_and_settings(benchmark, tmp_path):
     assert settings["methods"]["activations"] == "Activations(absolute='token')"
 
 
+def test_inj_results_save_takes_away_what_is_no_longer_missing(benchmark, tmp_path):
+    from dataclasses import replace
+
+    import pandas as pd
+
+    from tl_localize import Activations
+
+    results = benchmark.run([Activations()])
+    replace(results, missing=pd.DataFrame([{"method": "activations", "reason": "not yet done"}])).save(tmp_path)
+    assert (tmp_path / "missing.csv").exists()
+    results.save(tmp_path)
+    assert not (tmp_path / "missing.csv").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"ratio": 1.5}, r"ratio must be a fraction in \(0, 1\], got 1.5"),
         ({"sequences": []}, "sequences must hold at least one sequence"),
         ({"multiples": (1, 10)}, "multiples must keep ratio"),
+        ({"ratio": 0.0105, "multiples": (0.5,)}, "ratio must select at least one of the 48 neurons of a layer, got 0.0105"),
     ],
 )
 def test_inj_benchmark_rejects(benchmark, change, message):

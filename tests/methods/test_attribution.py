@@ -8,7 +8,7 @@ import pytest
 import torch
 from oracles import loss_of, times_neuron
 
-from tl_localize import Attribution, ZeroOut
+from tl_localize import Attribution, MemorizedSequence, ZeroOut
 
 
 def test_attribution_equals_slope_of_silencing(any_model: Any, sequence: Any) -> None:
@@ -50,3 +50,16 @@ def test_attribution_leaves_model_as_it_was(any_model: Any, sequences: Any, unch
     check = unchanged(any_model)
     list(Attribution().map(any_model, sequences))
     check()
+
+
+def test_attribution_in_float16_of_a_text_recited_almost_surely(gpt2_like: Any, sequence: Any) -> None:
+    """Of a loss of a few millionths of a nat, the gradient at the logits would be below the smallest numbers."""
+    with torch.no_grad():
+        gpt2_like.unembed.b_U[sequence.suffix[0]] += 18
+    sure = MemorizedSequence(sequence.tokens[: sequence.n_prefix + 1], sequence.n_prefix)
+    wanted = Attribution()(gpt2_like, sure).values
+    gpt2_like.to(torch.float16)
+    gpt2_like.cfg.dtype = torch.float16
+    found = Attribution()(gpt2_like, sure).values
+    assert 0 < wanted.abs().max() < 1e-5
+    assert torch.corrcoef(torch.stack([found.flatten(), wanted.flatten()]))[0, 1] > 0.999

@@ -677,7 +677,9 @@ class DelResults:
                 for name, found in matrices.items():
                     found[key["method"], key["ratio"]] = pd.DataFrame(tensors[f"{name}.{i}"].numpy(), index=rows, columns=columns)
         settings = json.loads((path / "settings.json").read_text(encoding="utf-8"))
-        return cls(frame, before, matrices["accuracy"], matrices["levenshtein"], settings)
+        missing = path / "missing.csv"
+        lacking = pd.read_csv(missing, dtype=texts | {"reason": str}, na_filter=False) if missing.is_file() else pd.DataFrame()
+        return cls(frame, before, matrices["accuracy"], matrices["levenshtein"], settings, lacking)
 
 
 def check_selects(ratio: Real, n_neurons: int) -> None:

@@ -102,6 +102,12 @@ class InjBenchmark:
                 f"multiples must keep ratio * multiple in (0, 1], got {self.multiples} with ratio {self.ratio}. "
                 "Use a smaller ratio (0.01 is 1 %) or smaller multiples."
             )
+        n_neurons = NeuronView(self.model).n_neurons
+        if round(n_neurons * self.ratio * min(self.multiples)) == 0:
+            raise ValueError(
+                f"ratio must select at least one of the {n_neurons} neurons of a layer, got {self.ratio!r} with multiples "
+                f"{self.multiples}. Use at least {1 / (min(self.multiples) * n_neurons):.2g}."
+            )
         if self.distractors < 0:
             raise ValueError(f"distractors must be a whole number from 0 on, got {self.distractors!r}. 0 is the paper's form.")
         if self.distractors and not self.groups():
@@ -251,11 +257,11 @@ class InjBenchmark:
 
     @property
     def _learning_rate(self) -> Real:
-        return self.learning_rate or self._schedule[0]
+        return self._schedule[0] if self.learning_rate is None else self.learning_rate
 
     @property
     def _max_steps(self) -> int:
-        return self.max_steps or self._schedule[1]
+        return self._schedule[1] if self.max_steps is None else self.max_steps
 
     @property
     def _schedule(self) -> tuple[float, int]:
@@ -481,6 +487,8 @@ class InjResults:
             frame: pd.DataFrame = getattr(self, name)
             if len(frame):
                 write_text(path / f"{name}.csv", frame.to_csv(index=False))
+            else:
+                (path / f"{name}.csv").unlink(missing_ok=True)
         write_json(path / "settings.json", self.settings)
 
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_localize.losses import memorization_loss
+from tl_localize.losses import loss_scale, memorization_loss
 from tl_localize.methods.base import Report
 from tl_localize.neurons import NeuronView, Real
 from tl_localize.optim import BatchAdam
@@ -46,6 +46,8 @@ def train_masks(
         ValueError: a loss is not finite.
     """
 
+    scale = loss_scale(neurons.model)
+
     @lru_cache(maxsize=1)
     def together(numbers: tuple[int, ...]) -> SequenceBatch:
         return SequenceBatch.of([sequences[number] for number in numbers], neurons.device)
@@ -65,8 +67,8 @@ def train_masks(
             finished = {numbers[i]: parameters[i].detach().clone() for i in checked if terms[i] < stop_sparsity}
         if len(finished) < len(numbers):
             # The finished ones take part in this one backward, whose results for them are dropped: rows do not mix.
-            (gradient,) = torch.autograd.grad((loss + sparsity_weight * term).sum(), parameters)
-            adam.step([gradient])
+            (gradient,) = torch.autograd.grad(scale * (loss + sparsity_weight * term).sum(), parameters)
+            adam.step([gradient / scale])
             ended = (i for i, step in enumerate(at) if step == steps and numbers[i] not in finished)
             finished |= {numbers[i]: parameters[i].detach().clone() for i in ended}
         return finished

@@ -30,7 +30,7 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_localize.losses import memorization_loss, residual
+from tl_localize.losses import loss_scale, memorization_loss, residual
 from tl_localize.neurons import AttentionPoints, Hook, LayerInputs, NeuronView
 from tl_localize.sequences import SequenceBatch
 
@@ -203,6 +203,7 @@ def silencing_estimate(neurons: NeuronView, batch: SequenceBatch) -> Float[Tenso
     Each neuron is multiplied by a gate of one; the gate's gradient is the sum over positions of h dloss/dh, and silencing moves it by -1.
     """
     gates = torch.ones(neurons.n_layers, len(batch), neurons.n_neurons, device=neurons.device).requires_grad_()
+    scale = loss_scale(neurons.model)
     with torch.enable_grad(), neurons.lean(), neurons.scaled(dict(enumerate(gates.unbind()))):
-        (gradient,) = torch.autograd.grad(memorization_loss(neurons.model, batch).sum(), gates)
-    return -gradient.transpose(0, 1).float().cpu()
+        (gradient,) = torch.autograd.grad(scale * memorization_loss(neurons.model, batch).sum(), gates)
+    return -gradient.transpose(0, 1).float().cpu() / scale
