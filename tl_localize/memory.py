@@ -42,8 +42,8 @@ def free_on_cuda(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def peak_bytes(neurons: NeuronView, method: str, *, n_tokens: int, n_targets: int, length: int) -> int:
-    """Bound on the memory beyond the weights that one forward pass of a method takes, in bytes.
+def peak_bytes(neurons: NeuronView, method: str, *, n_tokens: int, n_targets: int, length: int, n_rows: int = 0) -> int:
+    """Bound on the memory beyond the weights that one forward pass of a method, or of ``"inject"``, takes, in bytes.
 
     In numbers of 4 bytes (each method's docstring says the same): L layers of f neurons, width d, h heads, V words; a pass over B tokens
     in sequences of n, T of them with a loss:
@@ -52,6 +52,7 @@ def peak_bytes(neurons: NeuronView, method: str, *, n_tokens: int, n_targets: in
         zero_out                               B (5 f + 8 d + 5 h n) + n (L f + L d + d) + 3 T V
         attribution, integrated_gradients      B L (5 f + 10 d + 4 h n) + 4 T V
         slimming, hard_concrete                the same + 16 L f B / n: masks, noise, gradients and Adam's state
+        inject                                 the same + 8 r d B / n for r trained rows; T is nearly B
 
     Losses, masks and logits are float32 in any model. ``zero_out`` unembeds its targets in blocks, of which T is the size. Measured peaks
     are between a fifth of this and all of it (benchmarks/test_cost_table.py).
@@ -59,6 +60,7 @@ def peak_bytes(neurons: NeuronView, method: str, *, n_tokens: int, n_targets: in
     Args:
         n_tokens, n_targets: B and T, of one pass.
         length: n, of the longest sequence.
+        n_rows: r, of W_out, that are trained for one sequence.
     """
     cfg = neurons.model.cfg
     layers, f, d, attention = neurons.n_layers, neurons.n_neurons, cfg.d_model, cfg.n_heads * length
@@ -71,6 +73,7 @@ def peak_bytes(neurons: NeuronView, method: str, *, n_tokens: int, n_targets: in
         floats = n_tokens * backward + 4 * n_targets * cfg.d_vocab
         if method in ("slimming", "hard_concrete"):
             floats += 16 * layers * f * n_tokens // length
+        floats += 8 * n_rows * d * n_tokens // length
     return 4 * floats
 
 
