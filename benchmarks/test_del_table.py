@@ -130,13 +130,15 @@ def test_losses_are_the_committed_ones(results, model_name, request):
     assert ((measured - expected).abs() < TOLERANCE).all(axis=None), f"\n{measured}\n{expected}"
 
 
-def test_many_layers_erase_more_than_the_average_layer(benchmark, model_name, publish_figure):
+def test_many_layers_erase_more_than_the_average_layer(benchmark, model_name, publish, publish_figure):
     from tl_localize.cli.del_benchmark import del_methods, single_layer_ratio
     from tl_localize.plots import single_layer
+    from tl_localize.tables import DEL_CAPTIONS, single_layer_table
 
     run = benchmark(N_TARGETS_SINGLE_LAYER)
     (method,) = del_methods(SINGLE_LAYER, [], model_name, {})
     frame = run.run_single_layer(method, single_layer_ratio(run))
+    publish(single_layer_table(frame), model_name, f"del_single_layer_{method.name}", DEL_CAPTIONS["del_single_layer"])
     publish_figure(single_layer(frame), model_name, f"del_single_layer_{method.name}")
     loss = -frame.assign(layer=frame["layer"].fillna(-1)).groupby(["layer", "multiple"])["delta_self_accuracy"].mean()
     assert loss[-1, 1] > loss.drop([-1, 0]).xs(1, level="multiple").mean()  # the paper's exception is the bottom

@@ -115,3 +115,19 @@ def test_del_tables_without_categories_and_integrated_gradients(del_results):
     frame = del_results.frame[del_results.frame["method"] != "integrated_gradients"]
     bare = replace(del_results, frame=frame, before=del_results.before.assign(category=""), confusion={})
     assert set(del_tables(bare, "x")) == {"del_memorization", "del", "del_examples"}
+
+
+def test_single_layer_table_by_hand():
+    import pandas as pd
+
+    from tl_localize.tables import single_layer_table
+
+    rows = [
+        {"layer": layer, "multiple": multiple, "delta_self_accuracy": -0.1 * multiple - change, "delta_neg_accuracy": 0.02}
+        for layer, multiple in ((None, 1), (1, 1), (1, 5))
+        for change in (0.0, 0.02)
+    ]
+    table = single_layer_table(pd.DataFrame(rows).astype({"layer": "Int64"}))
+    assert list(table.index) == ["all layers", "layer 1"]
+    assert table.loc["layer 1"].tolist() == ["-11.0 ± 1.0", "2.0 ± 0.0", "-51.0 ± 1.0", "2.0 ± 0.0"]
+    assert table.loc["all layers"].tolist() == ["-11.0 ± 1.0", "2.0 ± 0.0", "", ""]

@@ -11,7 +11,7 @@ import pandas as pd
 from tl_localize.evals.del_benchmark import METRICS, DelResults
 from tl_localize.evals.inj_benchmark import InjResults
 from tl_localize.paper import TITLES, published
-from tl_localize.stats import mean_text
+from tl_localize.stats import mean_text, with_error
 from tl_localize.store import prepare_folder, write_text
 
 DEL_CAPTIONS = {  # by file name
@@ -20,6 +20,7 @@ DEL_CAPTIONS = {  # by file name
     "del_tests": "DEL, Δ Self-Acc: one-tailed paired t-tests against Integrated Gradients, Bonferroni",
     "del_categories": "The test sequences by category",
     "del_related": "DEL: are sequences of the target's category hurt more than others? One-tailed paired t-tests",
+    "del_single_layer": "DEL, one layer against all at equal budget: change of accuracy (points), mean ± standard error over targets",
     "del_examples": "Examples, and the change of their accuracy (points) by each method at the largest ratio",
 }
 
@@ -83,6 +84,30 @@ def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
             tables["del_related"] = _related(related)
     tables["del_examples"] = _examples(results)
     return {name: table.rename(index=TITLES) for name, table in tables.items()}
+
+
+def single_layer_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """One layer against all layers at equal budget: change of accuracy in points, mean ± standard error over targets, as text.
+
+    Args:
+        frame: of ``DelBenchmark.run_single_layer``.
+    Returns: a row for all layers together and one for each layer; columns for each multiple of the budget, Self and Neg.
+
+    >>> from tl_localize import Attribution, DelBenchmark, load_model
+    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> from tl_localize.tables import single_layer_table
+    >>> model = load_model("reference")
+    >>> two, text = reference_sequences(model)[:2], held_out_tokens()[:1]
+    >>> frame = DelBenchmark(model, two, text, ratios=(0.02,), n_dev=0).run_single_layer(Attribution(), 0.02)
+    >>> list(single_layer_table(frame).index[:2])
+    ['all layers', 'layer 0']
+    """
+    rows: dict[str, dict[str, str]] = {}
+    for (layer, multiple), part in frame.assign(layer=frame["layer"].fillna(-1)).groupby(["layer", "multiple"]):
+        row = rows.setdefault("all layers" if layer == -1 else f"layer {layer}", {})
+        for name, column in (("Self", "delta_self_accuracy"), ("Neg", "delta_neg_accuracy")):
+            row[f"{multiple} x budget, {name}"] = with_error(100 * part[column])
+    return pd.DataFrame(rows).T.fillna("").rename_axis("silenced")
 
 
 def _memorization_layout(frame: pd.DataFrame) -> pd.DataFrame:

@@ -52,7 +52,7 @@ from tl_localize.reference_corpus import held_out_tokens
 from tl_localize.runs import DelRun, del_results, single_layer_frames
 from tl_localize.sequences import MemorizedSequence
 from tl_localize.store import Store, prepare_folder, write_text
-from tl_localize.tables import DEL_CAPTIONS, del_tables, save_table, to_markdown
+from tl_localize.tables import DEL_CAPTIONS, del_tables, save_table, single_layer_table, to_markdown
 from tl_localize.tune import read_settings
 
 PAPER_RATIOS = (0.001, 0.005)
@@ -172,6 +172,7 @@ def publish_del(store: Store, folder: Path) -> None:
     single = single_layer_frames(store)
     for name, frame in single.items():
         write_text(folder / f"single_layer_{name}.csv", frame.to_csv(index=False))
+        save_table(single_layer_table(frame), folder, f"del_single_layer_{name}", f"{DEL_CAPTIONS['del_single_layer']} [{model}]")
     try:
         for name, figure in del_figures(results, list(single.values())).items():
             save_figure(figure, folder, name)
