@@ -8,7 +8,7 @@ import pytest
 
 HERE = Path(__file__).parent
 REFERENCE_MODELS = ["reference-gpt2", "reference-pythia"]
-TABLES = pytest.StashKey[dict]()
+TABLES, PAGES = pytest.StashKey[dict](), pytest.StashKey[dict]()
 
 
 def pytest_addoption(parser):
@@ -27,7 +27,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.stash[TABLES] = {}
+    config.stash[TABLES], config.stash[PAGES] = {}, {}
 
 
 def pytest_generate_tests(metafunc):
@@ -49,9 +49,10 @@ def publish(request):
     from tl_localize.tables import save_table, to_markdown
 
     def show(table, model_name, name, caption):
-        folder = Path(request.config.getoption("--results")) / Path(model_name).name
-        save_table(table, folder, name, caption)
+        short = Path(model_name).name
+        save_table(table, Path(request.config.getoption("--results")) / short, name, caption)
         request.config.stash[TABLES][f"{caption} [{model_name}]"] = to_markdown(table)
+        request.config.stash[PAGES].setdefault(short, []).append(f"## {caption}\n\n{to_markdown(table)}\n")
 
     return show
 
@@ -62,12 +63,17 @@ def publish_figure(request):
     from tl_localize.plots import save_figure
 
     def show(figure, model_name, name):
-        save_figure(figure, Path(request.config.getoption("--results")) / Path(model_name).name, name)
+        short = Path(model_name).name
+        save_figure(figure, Path(request.config.getoption("--results")) / short, name)
+        request.config.stash[PAGES].setdefault(short, []).append(f"![{name}]({short}/{name}.png)\n")
 
     return show
 
 
 def pytest_terminal_summary(terminalreporter):
+    for name, parts in terminalreporter.config.stash[PAGES].items():
+        page = Path(terminalreporter.config.getoption("--results")) / f"{name}.md"
+        page.write_text("\n".join([f"# {name}\n", *parts]), encoding="utf-8")
     for caption, text in terminalreporter.config.stash[TABLES].items():
         terminalreporter.section(caption)
         terminalreporter.write_line(text)

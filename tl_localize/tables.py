@@ -142,7 +142,7 @@ def _del_tests(results: DelResults, model: str) -> pd.DataFrame:
     }
     if theirs:
         tests["published_p_value"] = [theirs.get(key, math.nan) for key in zip(tests["method"], tests["ratio"], strict=True)]
-    tests["difference"] *= 100
+    tests["difference"] = (100 * tests["difference"]).round(6)  # equal means differ in the last bit
     several = [name for name in ("model", "intervention") if tests[name].nunique() > 1]
     shown = tests.drop(columns=[name for name in ("model", "intervention") if name not in several])
     return shown.rename(columns={"difference": "difference of Δ Self-Acc (points)"}).set_index([*several, "ratio", "method"])
