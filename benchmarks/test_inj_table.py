@@ -2,7 +2,7 @@
 
 pytest benchmarks/test_inj_table.py                                             # both reference models, our sentences
 pytest benchmarks/test_inj_table.py --full                                      # 32 sentences, however long it takes
-pytest benchmarks/test_inj_table.py --model gpt2 --device cuda --data ecbd_2021.jsonl   # the paper's
+pytest benchmarks/test_inj_table.py --model gpt2 --device cuda --data ecbd_2021_definition_dedup.jsonl   # the paper's
 """
 
 from __future__ import annotations
