@@ -384,6 +384,20 @@ def test_every_flipped_bit_is_noticed(start, tmp_path):
             assert all(torch.equal(tensors[name], others[name]) for name in tensors)
 
 
+def test_opening_finds_damage_without_reading_a_number(start, tmp_path, monkeypatch, caplog):
+    from tl_localize.distributed import jobs
+    from tl_localize.store import Store
+
+    run = start()
+    work(run)
+    spoiled = tmp_path / "run" / run.works[2].measures["hard_concrete"].file
+    spoil(spoiled, "flipped")
+    monkeypatch.setattr(Store, "read", lambda *a: pytest.fail("a number was read"))
+    again = start()
+    assert [(step.work.index, step.labels) for job in jobs([again]) for step in job] == [(2, ["hard_concrete"])]
+    assert f"{spoiled.name} was set aside" in caplog.text
+
+
 def test_unit_under_another_name_is_not_trusted(start, tmp_path):
     run = start(methods=start().methods[:1])
     work(run)

@@ -162,7 +162,7 @@ class Run(ABC):
         """Labels of the measurements that a part still waits for."""
         if work.base and work.base.key in self._failed:
             return []
-        return [label for label, unit in work.measures.items() if unit.key not in self._failed and self.store.read(unit) is None]
+        return [label for label, unit in work.measures.items() if unit.key not in self._failed and not self.store.sound(unit)]
 
     def make(self, work: Work, labels: Sequence[str]) -> Iterator[Event]:
         """Make these units of one part, and say so after each. What fails is recorded, and the rest goes on."""
