@@ -513,6 +513,48 @@ def test_two_runs_in_one_folder_agree(start):
     assert leftovers(first.store.folder) == []
 
 
+@pytest.mark.parametrize("moved", [-50, 50])
+def test_clocks_that_go_backwards_change_nothing(start, tmp_path, monkeypatch, moved):
+    """Files of years ago and years ahead, folders too, and a clock that steps back while a run is under way."""
+    from tl_localize import Activations
+
+    whole = start("whole")
+    work(whole)
+    right, calls = Activations._attribute_batch, []
+
+    def fails_once(self, neurons, sequences, report):
+        calls.append(sequences)
+        if len(calls) == 1:
+            raise ValueError("loss must be finite, got nan")
+        return right(self, neurons, sequences, report)
+
+    monkeypatch.setattr(Activations, "_attribute_batch", fails_once)
+    then = time.time() + moved * 365 * 24 * 3600
+
+    def shift():
+        for i, path in enumerate(sorted((tmp_path / "run").rglob("*"))):
+            os.utime(path, (then + i, then - i))
+
+    work(start(sequences=whole.benchmark.sequences[:2]), stop_after=7)  # a first plan, half done, one unit failed
+    shift()
+    start()  # a second plan
+    shift()
+    steps = iter(range(10**6))
+    monkeypatch.setattr(time, "time", lambda: then - next(steps))  # each look at the clock is earlier than the last
+    run = start()
+    labels = [(event.name, event.label) for event in work(run)]
+    assert len(labels) == 4 * (1 + 4) - 7  # neither what is done nor what has failed
+    assert len(run.store.failures()) == 1
+    assert [len(plan["value"]["parts"]) for plan in run.store.plans()] == [2, 4]
+    shift()
+    again = start(retry_failed=True)
+    assert [event.label for event in work(again)] == ["activations"]
+    shift()
+    assert work(start()) == []
+    assert numbers(start()) == numbers(whole)
+    assert leftovers(tmp_path / "run") == []
+
+
 # ---- a kill ----------------------------------------------------------------------------------------------------------
 
 
