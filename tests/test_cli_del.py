@@ -402,12 +402,41 @@ def test_collect_says_nothing_in_a_pipe_unless_asked(run, corpus, monkeypatch):
         assert "%" not in result.stderr
 
 
-def test_collect_says_how_far_it_is_in_a_log(run, corpus, monkeypatch):
+def test_collect_says_how_far_it_is_in_a_log_also_within_a_long_chunk(run, corpus, monkeypatch):
+    import re
+    import time
+
+    from tl_localize.collect import Sieve
+
+    right = Sieve.sift
+
+    def slow(self, stream):
+        time.sleep(0.3)
+        return right(self, stream)
+
     monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
     monkeypatch.setattr("tl_localize.cli.running.is_log", lambda: True)
-    monkeypatch.setattr("tl_localize.cli.running.EVERY", 0)  # seconds between two lines
-    assert "4 of 5 units, 0 failed, 0 min left, now collect on 9" in run("collect", "--data", corpus, *LOOSE).stderr
+    monkeypatch.setattr("tl_localize.cli.running.EVERY", 0.1)  # seconds between two lines
+    monkeypatch.setattr(Sieve, "sift", slow)
+    log = run("collect", "--data", corpus, *LOOSE).stderr
+    assert re.search(r"^0 of 5 units, 0 failed, \?unit/s, \? left, now collect on 0$", log, re.M), log
+    assert re.search(r"^4 of 5 units, 0 failed, +[\d.]+(s/unit|unit/s), 00:00 left, now collect on 12$", log, re.M), log
+    assert log.count("now collect on 6") > 1
     assert "units" not in run("collect", "--data", corpus, *LOOSE, "--quiet", out="quiet").stderr
+
+
+def test_a_terminal_shows_what_is_in_hand_while_it_takes_long(capsys, monkeypatch):
+    import sys
+    import time
+
+    from tl_localize.cli.running import progress
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with progress(2, verbose=False, quiet=False) as (_, begun):
+        begun("zero_out", "s1")
+        time.sleep(2.5)
+    shown = capsys.readouterr().err.split("\r")
+    assert len({line for line in shown if "zero_out on s1" in line and "0/2" in line}) > 1, shown  # the clock moves
 
 
 def test_status_of_a_collection_says_what_was_found_so_far(run, corpus, tmp_path, monkeypatch):
