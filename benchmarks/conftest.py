@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,22 @@ def model(model_name, request):
     from tl_localize.cli.options import parse_dtype
 
     return load_model(model_name, request.config.getoption("--device"), parse_dtype(request.config.getoption("--dtype")))
+
+
+@pytest.fixture(scope="session")
+def alone():
+    """How a bash command is run where Ray can listen on loopback addresses only: a network namespace that has nothing else."""
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install 'tl_localize[ray]'")
+    command = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c"]
+    up = "ip link set lo up"
+    try:
+        allowed = sys.platform == "linux" and not subprocess.run([*command, up], capture_output=True, check=False).returncode
+    except FileNotFoundError:
+        allowed = False
+    if not allowed:
+        pytest.skip("network namespaces are not allowed here, and without one Ray would listen on the machine's own address")
+    return lambda line: [*command, f"{up} && exec {line}"]
 
 
 @pytest.fixture(scope="session")

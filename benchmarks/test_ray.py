@@ -3,10 +3,7 @@
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
-
-import pytest
 
 SCRIPT = """
 import os
@@ -97,30 +94,24 @@ print("equal", len(units[0]), [p for name in ("tmp", "set_aside", "failures") fo
 """
 
 
-def test_ray_cluster_gives_the_same_tables_though_a_worker_is_killed_and_a_node_removed(tmp_path):
-    run_alone(SCRIPT, tmp_path)
+def test_ray_cluster_gives_the_same_tables_though_a_worker_is_killed_and_a_node_removed(tmp_path, alone):
+    run_alone(SCRIPT, tmp_path, alone)
 
 
-def test_ray_collects_what_one_process_collects(tmp_path):
-    run_alone(COLLECT, tmp_path)
+def test_ray_collects_what_one_process_collects(tmp_path, alone):
+    run_alone(COLLECT, tmp_path, alone)
 
 
-def run_alone(script, tmp_path):
+def run_alone(script, tmp_path, alone):
     """Run a script in a network namespace; it prints "equal", and at the end the list of what was left over."""
-    if find_spec("ray") is None:
-        pytest.skip("Ray is not installed: pip install 'tl_localize[ray]'")
-    alone = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    probe = subprocess.run([*alone, "ip", "link", "set", "lo", "up"], capture_output=True, check=False) if sys.platform == "linux" else None
-    if probe is None or probe.returncode:
-        pytest.skip("network namespaces are not allowed here, and without one Ray would listen on the machine's own address")
     (tmp_path / "script.py").write_text(script)
     here = Path(__file__).parents[1] / "tests"
-    command = f"ip link set lo up && exec {sys.executable} {tmp_path / 'script.py'} {tmp_path} {here}"
+    command = alone(f"{sys.executable} {tmp_path / 'script.py'} {tmp_path} {here}")
     environment = {**os.environ, "PYTHONPATH": f"{here.parent}:{here}", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
     # Of a busy machine: what Ray starts, and what it waits for.
     environment |= {"RAY_raylet_start_wait_time_s": "300", "RAY_gcs_server_request_timeout_seconds": "300"}
     environment |= {"RAY_health_check_timeout_ms": "120000", "RAY_health_check_period_ms": "30000"}
-    result = subprocess.run([*alone, "bash", "-c", command], capture_output=True, text=True, check=False, env=environment, timeout=1800)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=1800)
     print(result.stdout)
     assert result.returncode == 0, result.stderr[-4000:]
     assert "equal" in result.stdout

@@ -175,7 +175,6 @@ def test_collect_explains_a_bad_file_before_the_model_is_loaded(run, tmp_path, n
 @pytest.mark.parametrize(
     ("change", "arguments", "message"),
     [
-        (lambda rows: rows + 250, LOOSE, "tokens must be in [0, 256), got "),
         (lambda rows: rows[:, :10], LOOSE, "failed by 'too short'. Give longer texts, or lower n_prefix or n_suffix."),
         (lambda rows: rows, [*LOOSE[:-1], 50], "n_dev must leave at least one of the"),
         (lambda rows: rows, ["--n-prefix", 90], "n_prefix + n_suffix must be at most n_ctx=96, got 138"),
@@ -187,6 +186,90 @@ def test_collect_names_what_was_wrong_and_writes_nothing(run, recited, tmp_path,
     np.save(tmp_path / "bad.npy", change(recited.astype(np.int32)))
     one_error(run("collect", "--data", tmp_path / "bad.npy", *arguments), message)
     assert not (tmp_path / "out" / "sequences.jsonl").exists()
+
+
+def test_collect_records_a_failed_chunk_goes_on_and_tries_again_when_asked(run, corpus, tmp_path, monkeypatch):
+    from tl_localize.collect import Sieve
+
+    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
+    arguments = ["--data", corpus, *LOOSE]
+    assert run("collect", *arguments, out="whole").exit_code == 0
+    right, calls = Sieve.sift, []
+
+    def fails(self, stream):
+        calls.append(stream)
+        if len(calls) == 2:
+            raise ValueError("tokens must be in [0, 256), got 300")
+        return right(self, stream)
+
+    monkeypatch.setattr(Sieve, "sift", fails)
+    monkeypatch.setattr("sys.argv", ["tl-localize", "collect"])
+    for _ in range(2):  # the second finds all others done, and does not try again
+        result = run("collect", *arguments)
+        assert result.exit_code == 1, result.output
+        assert "ValueError: tokens must be in [0, 256), got 300" in result.stderr
+        assert "1 of 5 chunks are missing, of which 1 failed" in result.stderr
+        assert result.stderr.rstrip().endswith("This tries again and makes the collection:\n  tl-localize collect --retry-failed")
+        assert "Traceback" not in result.output
+        assert len(calls) == 5
+        assert not (tmp_path / "out" / "sequences.jsonl").exists()
+    (failure,) = (tmp_path / "out" / "failures").iterdir()
+    assert "Traceback" in failure.read_text()
+    assert run("collect", *arguments, "--retry-failed").exit_code == 0
+    assert len(calls) == 6
+    assert collected(tmp_path / "out") == collected(tmp_path / "whole")
+    assert list((tmp_path / "out" / "failures").iterdir()) == []
+
+
+def test_collect_names_tokens_of_another_tokenizer(run, recited, tmp_path):
+    np.save(tmp_path / "bad.npy", recited.astype(np.int32) + 250)
+    result = run("collect", "--data", tmp_path / "bad.npy", *LOOSE)
+    assert result.exit_code == 1, result.output
+    assert "tokens must be in [0, 256), got " in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_table_and_trace_of_a_collection(run, corpus, tmp_path, monkeypatch):
+    import shlex
+    import shutil
+
+    from tl_localize.cli import app
+
+    def told(*arguments):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exit_code == 0, result.output
+        return result
+
+    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
+    arguments = ["--data", corpus, *LOOSE]
+    run("collect", *arguments, "--shard", "2/2")
+    early = told("table", tmp_path / "out")
+    assert "The last step is still to be made" in early.stderr
+    assert not (tmp_path / "out" / "report.csv").exists()
+    assert told("trace", tmp_path / "out").stdout.count("MISSING") == 3
+    whole = run("collect", *arguments).stdout
+    out = tmp_path / "out"
+    table = told("table", out, "--out", tmp_path / "tables").stdout
+    assert table.splitlines()[:12] == whole.splitlines()[:12]
+    assert (tmp_path / "tables" / "report.csv").read_bytes() == (out / "report.csv").read_bytes()
+
+    lines = told("trace", out).stdout.splitlines()
+    assert sum(line.startswith("collect, from ") for line in lines) == 5
+    assert sum("'came in': 3" in line for line in lines) == 4
+    saved = [json.loads(line)["id"] for line in (out / "sequences.jsonl").read_text().splitlines()]
+    assert all(any(f"'id': '{name}'" in line for line in lines) for name in saved)
+    (only,) = [line for line in told("trace", out, "--name", "6").stdout.splitlines() if "--shard 3/5" in line]
+    monkeypatch.chdir(tmp_path)
+    told(*shlex.split(only)[1:])
+    (unit,) = (tmp_path / "made-again" / "units" / "collect").iterdir()
+    assert (out / "units" / "collect" / unit.name).exists()
+
+    shutil.copytree(out, tmp_path / "damaged")
+    spoiled = tmp_path / "damaged" / "units" / "collect" / unit.name
+    spoiled.write_bytes(spoiled.read_bytes()[:-1])
+    assert "The last step is still to be made" in told("table", tmp_path / "damaged").stderr
+    (out / "settings.json").write_text("{")
+    one_error(CliRunner().invoke(app, ["table", str(out)]), "collection must be what tl-localize collect wrote, got ")
 
 
 def collected(folder):
@@ -319,12 +402,41 @@ def test_collect_says_nothing_in_a_pipe_unless_asked(run, corpus, monkeypatch):
         assert "%" not in result.stderr
 
 
-def test_collect_says_how_far_it_is_in_a_log(run, corpus, monkeypatch):
+def test_collect_says_how_far_it_is_in_a_log_also_within_a_long_chunk(run, corpus, monkeypatch):
+    import re
+    import time
+
+    from tl_localize.collect import Sieve
+
+    right = Sieve.sift
+
+    def slow(self, stream):
+        time.sleep(0.3)
+        return right(self, stream)
+
     monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
     monkeypatch.setattr("tl_localize.cli.running.is_log", lambda: True)
-    monkeypatch.setattr("tl_localize.cli.running.EVERY", 0)  # seconds between two lines
-    assert "4 of 5 units, 0 failed, 0 min left, now collect on 9" in run("collect", "--data", corpus, *LOOSE).stderr
+    monkeypatch.setattr("tl_localize.cli.running.EVERY", 0.1)  # seconds between two lines
+    monkeypatch.setattr(Sieve, "sift", slow)
+    log = run("collect", "--data", corpus, *LOOSE).stderr
+    assert re.search(r"^0 of 5 units, 0 failed, \?unit/s, \? left, now collect on 0$", log, re.M), log
+    assert re.search(r"^4 of 5 units, 0 failed, +[\d.]+(s/unit|unit/s), 00:00 left, now collect on 12$", log, re.M), log
+    assert log.count("now collect on 6") > 1
     assert "units" not in run("collect", "--data", corpus, *LOOSE, "--quiet", out="quiet").stderr
+
+
+def test_a_terminal_shows_what_is_in_hand_while_it_takes_long(capsys, monkeypatch):
+    import sys
+    import time
+
+    from tl_localize.cli.running import progress
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with progress(2, verbose=False, quiet=False) as (_, begun):
+        begun("zero_out", "s1")
+        time.sleep(2.5)
+    shown = capsys.readouterr().err.split("\r")
+    assert len({line for line in shown if "zero_out on s1" in line and "0/2" in line}) > 1, shown  # the clock moves
 
 
 def test_status_of_a_collection_says_what_was_found_so_far(run, corpus, tmp_path, monkeypatch):
@@ -345,8 +457,6 @@ def test_status_of_a_collection_says_what_was_found_so_far(run, corpus, tmp_path
     run("collect", *arguments)
     assert f"{N_ROWS + 4} came in, 4 removed: accuracy" in (whole := told("status").stdout)
     assert "The collection is made." in whole
-    for command in ("table", "trace"):
-        one_error(told(command), "folder must hold a run of inj, del or tune, got a collection")
     rows = np.load(corpus)
     np.save(corpus, np.concatenate([rows, rows[:1]]))  # data that have grown: the last chunk is another one
     run("collect", *arguments, "--shard", "1/9")

@@ -384,6 +384,20 @@ def test_every_flipped_bit_is_noticed(start, tmp_path):
             assert all(torch.equal(tensors[name], others[name]) for name in tensors)
 
 
+def test_opening_finds_damage_without_reading_a_number(start, tmp_path, monkeypatch, caplog):
+    from tl_localize.distributed import jobs
+    from tl_localize.store import Store
+
+    run = start()
+    work(run)
+    spoiled = tmp_path / "run" / run.works[2].measures["hard_concrete"].file
+    spoil(spoiled, "flipped")
+    monkeypatch.setattr(Store, "read", lambda *a: pytest.fail("a number was read"))
+    again = start()
+    assert [(step.work.index, step.labels) for job in jobs([again]) for step in job] == [(2, ["hard_concrete"])]
+    assert f"{spoiled.name} was set aside" in caplog.text
+
+
 def test_unit_under_another_name_is_not_trusted(start, tmp_path):
     run = start(methods=start().methods[:1])
     work(run)
@@ -497,6 +511,48 @@ def test_two_runs_in_one_folder_agree(start):
     work(whole)
     assert numbers(start()) == numbers(whole)
     assert leftovers(first.store.folder) == []
+
+
+@pytest.mark.parametrize("moved", [-50, 50])
+def test_clocks_that_go_backwards_change_nothing(start, tmp_path, monkeypatch, moved):
+    """Files of years ago and years ahead, folders too, and a clock that steps back while a run is under way."""
+    from tl_localize import Activations
+
+    whole = start("whole")
+    work(whole)
+    right, calls = Activations._attribute_batch, []
+
+    def fails_once(self, neurons, sequences, report):
+        calls.append(sequences)
+        if len(calls) == 1:
+            raise ValueError("loss must be finite, got nan")
+        return right(self, neurons, sequences, report)
+
+    monkeypatch.setattr(Activations, "_attribute_batch", fails_once)
+    then = time.time() + moved * 365 * 24 * 3600
+
+    def shift():
+        for i, path in enumerate(sorted((tmp_path / "run").rglob("*"))):
+            os.utime(path, (then + i, then - i))
+
+    work(start(sequences=whole.benchmark.sequences[:2]), stop_after=7)  # a first plan, half done, one unit failed
+    shift()
+    start()  # a second plan
+    shift()
+    steps = iter(range(10**6))
+    monkeypatch.setattr(time, "time", lambda: then - next(steps))  # each look at the clock is earlier than the last
+    run = start()
+    labels = [(event.name, event.label) for event in work(run)]
+    assert len(labels) == 4 * (1 + 4) - 7  # neither what is done nor what has failed
+    assert len(run.store.failures()) == 1
+    assert [len(plan["value"]["parts"]) for plan in run.store.plans()] == [2, 4]
+    shift()
+    again = start(retry_failed=True)
+    assert [event.label for event in work(again)] == ["activations"]
+    shift()
+    assert work(start()) == []
+    assert numbers(start()) == numbers(whole)
+    assert leftovers(tmp_path / "run") == []
 
 
 # ---- a kill ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tl_localize.neurons import LanguageModel
-from tl_localize.runs import Event, Run, Work
+from tl_localize.runs import Begun, Event, Run, Work
 from tl_localize.store import Store, Unit
 
 ATTEMPTS = 3  # deaths of a worker over one unit before the unit is recorded as failed
@@ -73,8 +73,10 @@ def jobs(runs: Sequence[Run], shard: tuple[int, int] = (1, 1)) -> list[Job]:
     return [job for job in found if job]
 
 
-def in_process(runs: Sequence[Run], todo: Sequence[Job], stop: Stop = lambda: False) -> Iterator[Event]:
-    """Make the units here, one after the other, until there are none or ``stop`` says so.
+def in_process(
+    runs: Sequence[Run], todo: Sequence[Job], stop: Stop = lambda: False, begun: Begun = lambda label, name: None
+) -> Iterator[Event]:
+    """Make the units here, one after the other, until there are none or ``stop`` says so; ``begun`` is told of each before it is made.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -92,7 +94,7 @@ def in_process(runs: Sequence[Run], todo: Sequence[Job], stop: Stop = lambda: Fa
     """
     for job in todo:
         for step in job:
-            for event in runs[step.run].make(step.work, step.labels):
+            for event in runs[step.run].make(step.work, step.labels, begun):
                 yield event
                 if stop():
                     return
@@ -103,6 +105,7 @@ def by_ray(
     todo: Sequence[Job],
     load: Callable[[], LanguageModel],
     stop: Stop = lambda: False,
+    begun: Begun = lambda label, name: None,
     *,
     address: str | None = None,
     workers: int | None = None,
@@ -115,6 +118,7 @@ def by_ray(
 
     Args:
         load: gives the model, on the machine where it is called.
+        begun: is told of the first unit of each job that a worker takes.
         address: of a cluster that is there; by default one is started on this machine.
         workers: by default as many as the cluster has room for.
         gpus: for each worker, also a fraction; by default one where there are GPUs. Without GPUs a worker gets as many cores as this
@@ -180,6 +184,7 @@ def by_ray(
             if waiting and not stopped:
                 job = waiting.popleft()
                 busy[worker.make.remote(job)] = (worker, job)
+                begun(job[0].labels[0], job[0].work.name)
             else:
                 ray.kill(worker)
     for worker, _ in busy.values():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -14,16 +17,29 @@ import torch
 import typer
 
 from tl_localize.cli.options import N_DEV, Device, Dtype, Model, errors_explained, parse_dtype, say
-from tl_localize.cli.running import Address, Engine, Gpus, Quiet, Shard, Verbose, Workers, work
-from tl_localize.collect import Collection, Criteria, Progress, check_draw, collect_memorized, origins, perplexity_split, token_windows
+from tl_localize.cli.running import Address, Engine, Gpus, Quiet, RetryFailed, Shard, Verbose, Workers, again, work
+from tl_localize.collect import (
+    NEAR,
+    SURPLUS,
+    Collection,
+    Criteria,
+    Progress,
+    Report,
+    check_draw,
+    collect_memorized,
+    load_collection,
+    origins,
+    perplexity_split,
+    token_windows,
+)
 from tl_localize.distributed import in_process, jobs, parse_shard
 from tl_localize.models import REFERENCE_MODELS, load_model
 from tl_localize.neurons import LanguageModel
-from tl_localize.readers import TOKEN_SUFFIXES
+from tl_localize.readers import TOKEN_SUFFIXES, read_jsonl
 from tl_localize.reference_corpus import changed_texts, general_texts, held_out_tokens, load_planted, reference_stream
-from tl_localize.runs import CollectRun, Corpus, Search, status
+from tl_localize.runs import CollectRun, Corpus, Search, collected
 from tl_localize.scores import save_tensors
-from tl_localize.store import Store, prepare_folder
+from tl_localize.store import Store, Unit, prepare_folder, write_text
 from tl_localize.tables import save_table, to_markdown
 
 PAPER = Criteria()
@@ -61,6 +77,7 @@ def collect(
     workers: Workers = None,
     gpus: Gpus = None,
     shard: Shard = "1/1",
+    retry_failed: RetryFailed = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
@@ -68,7 +85,8 @@ def collect(
 
     Writes them with a report (how many each criterion removed, with examples) and general text for the perplexity. Without data a
     reference model's own training stream is searched. The corpus is searched in chunks, each of which is kept: a collection that was
-    interrupted goes on with the same command, and the last step is made once all chunks are there. Exit status 130: interrupted.
+    interrupted goes on with the same command, and the last step is made once all chunks are there. Exit status 1: a chunk failed; 130:
+    interrupted.
     """
     with errors_explained():
         stride = parse_windows(windows)
@@ -104,19 +122,31 @@ def collect(
                 )
             chunks = training_corpus(loaded).chunks(stride, criteria.length)
         search = Search(loaded, chunks, criteria, stride, [path.name for path in data] if data else [STREAM])
-        run = CollectRun(store, search)
+        command = again(
+            "collect",
+            model=Path(model) if Path(model).is_dir() else model,
+            data=data,
+            windows=windows,
+            key=key,
+            **asdict(criteria),
+            n_dev=n_dev,
+            n_max=n_max,
+            n_general=n_general,
+            seed=seed,
+            device=device,
+            dtype=dtype,
+        )
+        run = CollectRun(store, search, command=command, retry_failed=retry_failed)
         if not work([run], load, shard=shard, engine=engine, address=address, workers=workers, gpus=gpus, verbose=verbose, quiet=quiet):
             raise typer.Exit(130)
         parts = run.parts()
         if None in parts:
-            say_missing(run, parts.count(None))
+            say_missing(run, [unit for w, part in zip(run.works, parts, strict=True) if part is None for unit in w.units])
         found = run.collection(parts, n_dev=n_dev, n_max=n_max, seed=seed)
         found = found if data else with_planted(loaded, found)
         found.save(store.folder)
-        typer.echo(f"\n{to_markdown(found.report.table()[['removed', 'left']])}\n")
-        for name, (table, caption) in ({} if data else reference_tables(found)).items():
-            save_table(table, store.folder, name, caption)
-            typer.echo(f"{caption}\n\n{to_markdown(table.head(10))}\n")
+        show_report(found.report)
+        show_tables({} if data else reference_tables(found), store.folder)
         n_found = len(found.sequences)
         typer.echo(f"{n_found} memorized sequences ({n_dev} of them dev), the report and its examples: {store.folder}")
         try:
@@ -128,17 +158,72 @@ def collect(
         typer.echo(f"Use them: tl-localize del --model {model} --data {store.folder}")
 
 
-def say_missing(run: CollectRun, missing: int) -> None:
+def say_missing(run: CollectRun, missing: Sequence[Unit]) -> None:
     """Say what the last step waits for, and leave: with status 1 where a chunk could not be searched."""
-    failures = status(run.store).reasons
-    for unit, reason in failures.items():
-        say(f"FAILED {unit}: {reason.splitlines()[0]}")
+    failures = run.store.failures()
+    failed = [failures[unit.key] for unit in missing if unit.key in failures]
+    for failure in failed:
+        say(f"FAILED {failure['unit']}: {failure['reason'].splitlines()[0]}")
     words = ["tl-localize", *sys.argv[1:]]
     shards = [i for i, word in enumerate(words) if word == "--shard" or word.startswith("--shard=")]
     dropped = {*shards, *(i + 1 for i in shards if words[i] == "--shard")}
-    command = shlex.join(word for i, word in enumerate(words) if i not in dropped)
-    say(f"{missing} of {len(run.works)} chunks are missing. Once the other shards are done, this makes the collection:\n  {command}")
-    raise typer.Exit(1 if failures else 0)
+    words = [word for i, word in enumerate(words) if i not in dropped]
+    words += ["--retry-failed"] if failed and "--retry-failed" not in words else []
+    why = f", of which {len(failed)} failed (tracebacks are in the folder's failures)" if failed else ""
+    others = "Once the other shards are done, this" if len(missing) > len(failed) else "This tries again and"
+    say(f"{len(missing)} of {len(run.works)} chunks are missing{why}. {others} makes the collection:\n  {shlex.join(words)}")
+    raise typer.Exit(1 if failed else 0)
+
+
+def publish_collect(store: Store, folder: Path) -> None:
+    """The report of a collection, and of a training stream the tables, from its folder: as far as it is made."""
+    searched, found = collected(store), saved_collection(store.folder)
+    last = {**found.report.removed, "came in": found.report.n_in} if found else {}
+    alone = {name: n for name, n in searched.removed.items() if name not in (NEAR, SURPLUS)} | {"came in": searched.n_in}
+    if found is None or not alone.items() <= last.items():
+        say("The last step is still to be made, by the same command of tl-localize collect. What was found in the chunks that are done:")
+        show_report(searched)
+        return
+    write_text(prepare_folder(folder) / "report.csv", found.report.table().to_csv())
+    show_report(found.report)
+    show_tables(reference_tables(found) if store.plans()[-1]["value"]["data"] == [STREAM] else {}, folder)
+    typer.echo(f"{len(found.sequences)} memorized sequences ({found.n_dev} of them dev): {store.folder}")
+
+
+def show_report(report: Report) -> None:
+    """What each criterion removed, on the terminal."""
+    typer.echo(f"\n{to_markdown(report.table()[['removed', 'left']])}\n")
+
+
+def show_tables(tables: Mapping[str, tuple[pd.DataFrame, str]], folder: Path) -> None:
+    """Tables with their captions into a folder, and their first rows on the terminal."""
+    for name, (table, caption) in tables.items():
+        save_table(table, folder, name, caption)
+        typer.echo(f"{caption}\n\n{to_markdown(table.head(10))}\n")
+
+
+def saved_collection(folder: Path) -> Collection | None:
+    """What ``Collection.save`` wrote; None where it has not.
+
+    Raises:
+        ValueError: a file is not what it wrote.
+    """
+    try:
+        sequences, n_dev = load_collection(folder)
+        text = (folder / "settings.json").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    rows = [row for _, row in read_jsonl(folder / "sequences.jsonl", "prompt", "all")]
+    try:
+        frame = pd.DataFrame({name: [row[name] for row in rows] for name in ("id", "split", "accuracy", "distance")}).assign(
+            category=[sequence.category for sequence in sequences],
+            prefix=[row["prompt"] for row in rows],
+            suffix=[row["all"][len(row["prompt"]) :] for row in rows],
+        )
+        settings = json.loads(text)
+        return Collection(sequences, n_dev, frame, Report(**settings["report"]), Criteria(**settings["criteria"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"collection must be what tl-localize collect wrote, got {error!s} in {str(folder)!r}. Collect again.") from error
 
 
 def parse_windows(text: str) -> int | str | None:
@@ -165,9 +250,15 @@ def collect_reference(
         assert corpus.rows is not None
         stream = token_windows(corpus.rows, criteria.length)
         return with_planted(model, collect_memorized(model, stream, criteria, total=len(corpus.rows), progress=progress, **draw))
-    run = CollectRun(store, Search(model, corpus.chunks(length=criteria.length), criteria, data=[STREAM]))
+    search = Search(model, corpus.chunks(length=criteria.length), criteria, data=[STREAM])
+    run = CollectRun(store, search, retry_failed=True)
     todo = jobs([run])
     for done, event in enumerate(in_process([run], todo), 1):
+        if event.reason:
+            raise ValueError(
+                f"training stream must be searched without an error, got {event.reason} from row {event.name} on. "
+                f"The traceback is in {store.folder / 'failures'}; the same command tries again."
+            )
         if progress:
             progress(done / len(todo), f"searched from row {event.name} on")
     return with_planted(model, run.collection(run.parts(), **draw))

@@ -8,17 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
+from tl_localize.cli.collect import publish_collect
 from tl_localize.cli.del_benchmark import publish_del
 from tl_localize.cli.inj import publish_inj
 from tl_localize.cli.options import errors_explained
 from tl_localize.cli.tune import publish_tune
+from tl_localize.collect import Sifted, merged
 from tl_localize.evals.inj_benchmark import TRUE_ROWS
 from tl_localize.runs import collected, planned, status, works
 from tl_localize.runs.del_run import BY_LAYER
 from tl_localize.store import Record, Store, Unit
 from tl_localize.tables import to_markdown
 
-Folder = Annotated[Path, typer.Argument(help="Results folder of tl-localize inj, del or tune; for status, also of collect.")]
+Folder = Annotated[Path, typer.Argument(help="Results folder of tl-localize inj, del, tune or collect.")]
 
 
 def show_status(folder: Folder) -> None:
@@ -37,16 +39,8 @@ def show_status(folder: Folder) -> None:
 
 
 def is_collection(store: Store) -> bool:
-    """Whether it is the folder of tl-localize collect, which has a report of its own in place of tables."""
+    """Whether it is the folder of tl-localize collect, which has a report in place of methods."""
     return any(plan["value"]["benchmark"] == "collect" for plan in store.plans())
-
-
-def results_of(folder: Path) -> Store:
-    """The results of a benchmark, from which tables are made."""
-    store = Store(folder, read_only=True)
-    if is_collection(store):
-        raise ValueError(f"folder must hold a run of inj, del or tune, got a collection in {str(folder)!r}. Its tables are its report.csv.")
-    return store
 
 
 def table(
@@ -54,11 +48,11 @@ def table(
 ) -> None:
     """All tables and figures from a results folder alone; the model is not needed."""
     with errors_explained():
-        store = results_of(folder)
+        store = Store(folder, read_only=True)
         plan = next(iter(store.plans()), None)
         if plan is None:
             raise ValueError(f"folder must hold the plan of a run, got none in {str(folder)!r}. Give the run's own command again.")
-        publish = {"inj": publish_inj, "del": publish_del}[plan["value"]["benchmark"]]
+        publish = {"inj": publish_inj, "del": publish_del, "collect": publish_collect}[plan["value"]["benchmark"]]
         (publish_tune if plan["about"]["command"][:1] == ["tune"] else publish)(store, out or folder)
 
 
@@ -70,7 +64,7 @@ def trace(
 ) -> None:
     """The units that a number in a table was made of, and for each the command that makes it again in a new folder."""
     with errors_explained():
-        store = results_of(folder)
+        store = Store(folder, read_only=True)
         units, plans = planned(store)
         found = [
             (label, work, unit)
@@ -80,20 +74,29 @@ def trace(
         if not found:
             known = sorted({label for _, _, label in units})
             raise ValueError(f"method, ratio and name must select a number of the tables, got none. Methods: {', '.join(known)}.")
+        plan_of = {unit.key: plan for plan in reversed(plans) for work in works(plan["value"]) for unit in work.measures.values()}
+        collection = is_collection(store)
         for label, work, unit in found:
             record = store.read(unit)
-            plan = next(p for p in plans if any(unit == u for w in works(p["value"]) for u in w.measures.values()))
-            typer.echo(f"{label}, ratio {work.ratio:g}, {work.name}")
+            plan = plan_of[unit.key]
+            typer.echo(f"{label}, from {work.name} on" if collection else f"{label}, ratio {work.ratio:g}, {work.name}")
             for one in (unit, work.base):
                 if one:
                     typer.echo(f"  {folder / one.file}")
             for line in numbers(unit, record) if record else []:
                 typer.echo(f"    {line}")
             typer.echo(f"  {again_line(plan['about']['command'], plan['value'], work.index, label, work.ratio) if record else 'MISSING'}\n")
+        if collection and (command := plans[-1]["about"]["command"]):
+            typer.echo("Near-duplicates and what is drawn are found by the last step, from all chunks:")
+            typer.echo(f"  {shlex.join(['tl-localize', *command, '--out', 'made-again'])}")
 
 
 def numbers(unit: Unit, record: Record) -> list[dict[str, Any]]:
     """What a measurement says, a line for each number of the tables."""
+    if unit.kind == "collect":
+        counts, memorized = merged([Sifted.unpacked(record.value, record.tensors)])
+        removed = {name: n for name, n in counts.removed.items() if n}
+        return [{"came in": counts.n_in, **removed}, *({"id": m.id, "accuracy": m.accuracy, "distance": m.distance} for m in memorized)]
     shown = ("sequence_id", "ratio", "recall", "recall_across_layers", "layer", "multiple", "perplexity")
     effects = [
         {**effect, **share, **{f"self_{name}": effect[name][effect["target"]] for name in ("accuracy", "levenshtein")}}
@@ -107,6 +110,8 @@ def again_line(command: list[str], plan: dict[str, Any], index: int, label: str,
     """The command that makes one part of a run again, in a new folder."""
     if not command:
         return f"made by Python: {plan['benchmark'].capitalize()}Run of the plan's settings"
+    if plan["benchmark"] == "collect":
+        return shlex.join(["tl-localize", *command, "--shard", f"{index + 1}/{len(plan['chunks'])}", "--out", "made-again"])
     method = label.removesuffix(BY_LAYER)
     only: list[str] = []
     if command[0] != "tune" and method.isidentifier() and method != TRUE_ROWS:

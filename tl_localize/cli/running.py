@@ -8,6 +8,7 @@ import shlex
 import signal
 import stat
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from tqdm import tqdm
 from tl_localize.cli.options import say
 from tl_localize.distributed import by_ray, in_process, jobs, parse_shard
 from tl_localize.neurons import LanguageModel
-from tl_localize.runs import Event, Run, status
+from tl_localize.runs import Begun, Event, Run, status
 
 EVERY = 60  # seconds between two lines of a log
 
@@ -54,11 +55,11 @@ def work(
     if missing and missing < planned:
         say(f"{missing} of {planned} units are to be made, the others are there, have failed or fall to other shards.")
     try:
-        with interruptible() as stop, progress(missing, verbose, quiet) as show:
+        with interruptible() as stop, progress(missing, verbose, quiet) as (show, begun):
             if engine == "ray":
-                events = by_ray(runs, todo, load, stop, address=address, workers=workers, gpus=gpus)
+                events = by_ray(runs, todo, load, stop, begun, address=address, workers=workers, gpus=gpus)
             else:
-                events = in_process(runs, todo, stop)
+                events = in_process(runs, todo, stop, begun)
             for event in events:
                 show(event)
             interrupted = stop()
@@ -107,37 +108,53 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def progress(total: int, verbose: bool, quiet: bool) -> Iterator[Callable[[Event], None]]:
-    """A bar on a terminal, a line a minute in a log, nothing in a pipe unless asked for."""
+def progress(total: int, verbose: bool, quiet: bool) -> Iterator[tuple[Callable[[Event], None], Begun]]:
+    """A bar on a terminal, a line a minute in a log, nothing in a pipe unless asked for; also while one unit takes hours.
+
+    Gives what is to be told of each unit that was made, and of each that is begun.
+    """
     counts = {"done": 0, "failed": 0}
-    started = last = time.monotonic()
+    started, now = time.monotonic(), "getting ready"
     logging.basicConfig(level=logging.ERROR if quiet else logging.WARNING, format="tl-localize: %(message)s")
     if total == 0:
         quiet = True
     terminal = sys.stderr.isatty()
     bar = tqdm(total=total, unit="unit", disable=quiet or not terminal, mininterval=0.5, dynamic_ncols=True)
 
+    def begun(label: str, name: str) -> None:
+        nonlocal now
+        now = f"{label} on {name}"
+        bar.set_postfix_str(now + (f", {counts['failed']} FAILED" if counts["failed"] else ""))
+
     def show(event: Event) -> None:
-        nonlocal last
-        failed = bool(event.reason)
-        counts["failed"] += failed
+        counts["failed"] += bool(event.reason)
         counts["done"] += event.measured
         bar.update(event.measured)
-        bar.set_postfix_str(f"{event.label}, {event.name}" + (f", {counts['failed']} FAILED" if counts["failed"] else ""))
-        if failed and not quiet:
+        if event.reason and not quiet:
             say(f"FAILED {event.label} on {event.name}: {event.reason.splitlines()[0]}")
-        now = time.monotonic()
         if verbose:
             say(f"{event.label} on {event.name}: {event.seconds:.2f} s, {event.unit.file}")
-        elif not quiet and not terminal and is_log() and now - last >= EVERY:
-            last = now
-            left = (now - started) / max(counts["done"], 1) * (total - counts["done"])
-            say(
-                f"{counts['done']} of {total} units, {counts['failed']} failed, {left / 60:.0f} min left, now {event.label} on {event.name}"
-            )
 
+    def tick() -> None:
+        while not ended.wait(1 if terminal else EVERY):
+            if terminal:
+                bar.refresh()
+            else:
+                speed = tqdm.format_meter(
+                    counts["done"], total, time.monotonic() - started, unit="unit", bar_format="{rate_fmt}, {remaining} left"
+                )
+                say(f"{counts['done']} of {total} units, {counts['failed']} failed, {speed.strip()}, now {now}")
+
+    ended, clock = threading.Event(), threading.Thread(target=tick, daemon=True)
+    if not quiet and (terminal or verbose or is_log()):
+        clock.start()
     with bar:
-        yield show
+        try:
+            yield show, begun
+        finally:
+            ended.set()
+            if clock.is_alive():
+                clock.join()
 
 
 def is_log() -> bool:

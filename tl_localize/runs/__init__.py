@@ -4,13 +4,14 @@ A plan is what a run was asked for, kept in the folder; ``works`` lists its unit
 missing. Every unit is computed alone, so that its bits don't depend on what was there before.
 """
 
-from tl_localize.runs.base import Event, Run, Stored, Work, scores_unit, stored
+from tl_localize.runs.base import Begun, Event, Run, Stored, Work, scores_unit, stored
 from tl_localize.runs.collect_run import Chunk, CollectRun, Corpus, Search
 from tl_localize.runs.del_run import DelRun
 from tl_localize.runs.folder import Status, collected, del_results, inj_results, planned, single_layer_frames, status, works
 from tl_localize.runs.inj_run import InjRun
 
 __all__ = [
+    "Begun",
     "Chunk",
     "CollectRun",
     "Corpus",

@@ -19,6 +19,7 @@ from tl_localize.sequences import MemorizedSequence
 from tl_localize.store import Record, Store, Unit, environment
 
 Result = TypeVar("Result")
+Begun = Callable[[str, str], None]  # label and name of the unit that comes next
 
 
 @dataclass(frozen=True)
@@ -162,14 +163,15 @@ class Run(ABC):
         """Labels of the measurements that a part still waits for."""
         if work.base and work.base.key in self._failed:
             return []
-        return [label for label, unit in work.measures.items() if unit.key not in self._failed and self.store.read(unit) is None]
+        return [label for label, unit in work.measures.items() if unit.key not in self._failed and not self.store.sound(unit)]
 
-    def make(self, work: Work, labels: Sequence[str]) -> Iterator[Event]:
-        """Make these units of one part, and say so after each. What fails is recorded, and the rest goes on."""
+    def make(self, work: Work, labels: Sequence[str], begun: Begun = lambda label, name: None) -> Iterator[Event]:
+        """Make these units of one part, and say so before and after each. What fails is recorded, and the rest goes on."""
         base, spent = None, 0.0
         if work.base:
             if work.base.key in self._failed:
                 return
+            begun(self.base_label, work.name)
             try:
                 base, spent, made = self._base(work, work.base)
             except _Failed as failure:
@@ -182,6 +184,7 @@ class Run(ABC):
             if self.store.has(unit):  # another run was faster
                 yield Event(unit, label, work.name, 0.0)
                 continue
+            begun(label, work.name)
             try:
                 record, about = self._attempt(unit, lambda label=label: self.measure(work, base, label))
             except _Failed as failure:

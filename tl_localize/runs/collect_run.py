@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -19,7 +19,7 @@ from tl_localize.methods.base import Method
 from tl_localize.metrics import Decode
 from tl_localize.neurons import LanguageModel
 from tl_localize.readers import TOKEN_SUFFIXES, read_texts, read_tokens
-from tl_localize.runs.base import Run, Work, measured
+from tl_localize.runs.base import Run, Work
 from tl_localize.store import Record, Unit, digest_of, environment
 
 CHUNK = 2048  # windows, about, after which what is found is kept: half a minute of a small model on a processor, seconds on a GPU
@@ -154,14 +154,10 @@ class Search:
 
 @dataclass(frozen=True, eq=False)
 class CollectRun(Run):
-    """One search into one folder; arguments and errors as of ``Run``.
-
-    An error ends it, since other chunks would meet it too, and the next run tries again.
-    """
+    """One search into one folder; arguments and errors as of ``Run``."""
 
     benchmark: Search
     methods: Sequence[Method] = ()
-    retry_failed: bool = True
 
     part: ClassVar[str] = "chunk"
     may_grow: ClassVar[str] = "text at the end of the data (and another n_dev, n_max and seed)"
@@ -213,9 +209,6 @@ class CollectRun(Run):
         if missing := len(parts) - len(there):
             raise ValueError(f"parts must be those of all chunks, got {missing} of {len(parts)} missing. Make them first.")
         return assemble(self._sieve, there, n_dev=n_dev, n_max=n_max, seed=seed)
-
-    def _attempt(self, unit: Unit, compute: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-        return measured(self.benchmark.model, compute, self.environment)
 
     @cached_property
     def _sieve(self) -> Sieve:
