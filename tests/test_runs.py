@@ -160,6 +160,42 @@ def test_run_refuses_another_model_and_other_sentences(start, make_model, senten
         start(sequences=sentences[::-1])
 
 
+def test_stored_refuses_a_function_whose_address_is_its_only_name(gpt2_like, tmp_path):
+    from tl_localize.runs import stored
+    from tl_localize.store import Store
+
+    with pytest.raises(ValueError, match="must have a repr that names all their settings"):
+        stored([lambda model, sequence: None], Store(tmp_path), gpt2_like)
+
+
+def test_nothing_is_kept_of_a_model_with_hooks(gpt2_like, sequence, start, tmp_path):
+    from tl_localize import Activations
+    from tl_localize.runs import stored
+    from tl_localize.store import Store
+
+    (method,) = stored([Activations()], Store(tmp_path / "scores"), gpt2_like)
+    with gpt2_like.hooks(fwd_hooks=[("blocks.1.mlp.hook_post", lambda act, hook: 2 * act)]):
+        with pytest.raises(ValueError, match=r"model must have no hooks where results are kept, got some at 'blocks\.1\.mlp\.hook_post'"):
+            method(gpt2_like, sequence)
+        with pytest.raises(ValueError, match="model must have no hooks where results are kept"):
+            start(model=gpt2_like)
+    assert not list((tmp_path / "scores").rglob("*.safetensors"))
+    method(gpt2_like, sequence)
+    assert len(list((tmp_path / "scores").rglob("*.safetensors"))) == 1
+
+
+def test_run_ends_when_the_device_is_gone(start, monkeypatch):
+    """After a sticky CUDA error every other unit would be recorded as failed."""
+    from tl_localize.distributed import in_process, jobs
+    from tl_localize.runs import InjRun
+
+    run = start()
+    monkeypatch.setattr(InjRun, "make_base", lambda *_: (_ for _ in ()).throw(torch.AcceleratorError("an illegal memory access")))
+    with pytest.raises(torch.AcceleratorError):
+        list(in_process([run], jobs([run])))
+    assert not run.store.failures()
+
+
 def test_run_refuses_a_method_without_a_lasting_name(start):
     with pytest.raises(ValueError, match="must have a repr that names all their settings"):
         start(methods=[lambda model, sequence: None])
@@ -721,7 +757,7 @@ def test_killed_run_loses_nothing(start, tmp_path):
     whole = start("whole")
     began = time.monotonic()
     work(whole)
-    seen = kill_until(run, tmp_path / "run", log, rounds=6, seed=0, mean=(time.monotonic() - began) / 3)
+    seen = kill_until(run, tmp_path / "run", log, rounds=6, seed=0, mean=(time.monotonic() - began) / 6)
     assert seen.rounds > 0
     assert seen.wasted == 0
     assert numbers(start()) == numbers(whole)

@@ -242,6 +242,14 @@ class NeuronView:
             for handle in handles:
                 handle.remove()
 
+    def hooked_points(self) -> list[str]:
+        """Names of the hook points that have a hook."""
+        return [
+            name
+            for name, point in self.model.hook_dict.items()
+            if point._forward_hooks or point._forward_pre_hooks or point._backward_hooks
+        ]
+
     def writes_unchanged(self, layer: int) -> bool:
         """True when neuron i adds h_i v_i to the residual stream and that is all: no normalization after W_out, no hook on the way."""
         cfg, block = self.model.cfg, self.model.blocks[layer]

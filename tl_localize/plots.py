@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from itertools import cycle
@@ -267,7 +268,7 @@ def save_figure(figure: Any, folder: str | Path, name: str) -> None:
     """
     path = prepare_folder(folder)
     for suffix in ("png", "svg"):
-        temporary = path / f".{name}.{os.getpid()}.{suffix}"
+        temporary = path / f".{name}.{secrets.token_hex(4)}.{suffix}"
         try:
             figure.savefig(temporary, dpi=150, bbox_inches="tight")
             os.replace(temporary, path / f"{name}.{suffix}")

@@ -52,7 +52,7 @@ def prepare_folder(folder: str | Path) -> Path:
         ValueError: it can't be made or written.
     """
     path = Path(folder)
-    probe = path / f".writable.{os.getpid()}"
+    probe = path / f".writable.{secrets.token_hex(4)}"  # not the process number: containers share one
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe.write_text("")

@@ -12,8 +12,9 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
+from tl_localize.memory import out_of_memory
 from tl_localize.methods.base import Method
-from tl_localize.neurons import LanguageModel
+from tl_localize.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence
 from tl_localize.store import Record, Store, Unit, environment
@@ -81,8 +82,8 @@ class Run(ABC):
 
     def __post_init__(self) -> None:
         for method in self.labels.values():
-            if " at 0x" in repr(method):
-                raise ValueError(f"methods must have a repr that names all their settings, got {method!r}. Write a frozen dataclass.")
+            check_named(method)
+        check_bare(self.benchmark.model)
         settings = self.settings()
         made_with = settings.pop("environment")
         plan = {**settings, "model": made_with["model"], "fingerprint": made_with["fingerprint"], "dtype": made_with["dtype"]}
@@ -223,6 +224,8 @@ class Run(ABC):
         except OSError:  # the folder's, not the unit's
             raise
         except Exception as error:
+            if isinstance(error, getattr(torch, "AcceleratorError", ())) and not out_of_memory(error):
+                raise  # no unit of this process can be made after it
             self._failed.add(unit.key)
             raise _Failed(self.store.fail(unit, error)["reason"]) from error
 
@@ -237,6 +240,21 @@ class Run(ABC):
 
 class _Failed(Exception):
     """A unit failed, and that is recorded."""
+
+
+def check_named(method: Method) -> None:
+    """Raise ValueError unless the method's repr can stand for it in the name of a file."""
+    if " at 0x" in repr(method):
+        raise ValueError(f"methods must have a repr that names all their settings, got {method!r}. Write a frozen dataclass.")
+
+
+def check_bare(model: LanguageModel) -> None:
+    """Raise ValueError if there are hooks on the model: scores are kept under the name of its weights, which know nothing of hooks."""
+    if hooked := NeuronView(model).hooked_points():
+        raise ValueError(
+            f"model must have no hooks where results are kept, got some at {hooked[0]!r}. Take them away with model.reset_hooks(), or call "
+            "the method itself, which keeps nothing."
+        )
 
 
 # Scores
@@ -266,12 +284,14 @@ class Stored:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_named(self.method)
         object.__setattr__(self, "name", getattr(self.method, "name", type(self.method).__name__))
 
     def __repr__(self) -> str:
         return repr(self.method)
 
     def __call__(self, model: LanguageModel, sequence: MemorizedSequence) -> NeuronScores:
+        check_bare(model)
         unit = scores_unit(self.fingerprint, self.method, sequence, self.injection)
         found = self.store.read(unit)
         if found is None:
