@@ -103,7 +103,7 @@ def writing(folder: Path) -> bool:
 
 def logged(run: Any, log: Path) -> None:
     """Let a run tell a log what it begins to compute and what is kept."""
-    from tl_localize.runs import Run, Stored, scores_unit
+    from tl_localize.runs.base import Run, Stored, scores_unit
 
     store, attempt = run.store, Run._attempt
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import functools
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 from pathlib import Path
@@ -15,7 +17,8 @@ import pytest
 
 import tl_localize
 
-API = Path(__file__).resolve().parents[1] / "docs" / "api.md"
+ROOT = Path(__file__).resolve().parents[1]
+API = ROOT / "docs" / "api.md"
 PARSER = doctest.DocTestParser()
 
 
@@ -45,7 +48,16 @@ def documented() -> dict[str, Any]:
     return found
 
 
+def own() -> set[str]:
+    """Names of all functions and classes of the package but for the commands."""
+    modules = [m.name for m in pkgutil.walk_packages(tl_localize.__path__, "tl_localize.") if not m.name.startswith("tl_localize.cli")]
+    things = [value for name in modules for value in vars(importlib.import_module(name)).values()]
+    things = [value for value in things if inspect.isfunction(value) or inspect.isclass(value)]
+    return {value.__name__ for value in things if value.__module__.startswith("tl_localize")}
+
+
 EXAMPLES = examples()
+OWN = own()
 DOCUMENTED = documented()
 
 
@@ -71,5 +83,55 @@ def test_name_on_the_api_page_has_an_example(name: str) -> None:
     assert f"{thing.__module__}.{thing.__qualname__}" in EXAMPLES, f"{name} has no example"
 
 
+# What the page must hold
+
+
+def imported(source: str) -> set[str]:
+    """Full names that Python source imports from the package."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    return {f"{node.module}.{alias.name}" for node in nodes if (node.module or "").startswith("tl_localize") for alias in node.names}
+
+
+def sources() -> tuple[dict[str, str], dict[str, str]]:
+    """By place: prose that users read, and code."""
+    prose = {path.name: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
+    code = {name: "\n".join(re.findall(r"^```python$(.*?)^```$", text, re.DOTALL | re.MULTILINE)) for name, text in prose.items()}
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        prose[path.name], code[path.name] = (
+            "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == kind) for kind in ("markdown", "code")
+        )
+        code[path.name] = re.sub(r"^( *)%.*", r"\1pass", code[path.name], flags=re.MULTILINE)
+    for name, thing in DOCUMENTED.items():
+        members = vars(thing).items() if inspect.isclass(thing) else ()
+        docs = [thing.__doc__, *(value.__doc__ for key, value in members if key[0] != "_")]
+        prose[name] = "\n".join(doc for doc in docs if doc)
+    return prose, code
+
+
+PROSE, CODE = sources()
+
+
+def full_name(thing: Any) -> str:
+    return f"{thing.__module__}.{thing.__qualname__}"
+
+
 def test_every_public_name_is_on_the_api_page() -> None:
-    assert {f"tl_localize.{name}" for name in tl_localize.__all__} - set(DOCUMENTED) == {"tl_localize.METHODS"}  # its entries are
+    import tl_localize.runs
+
+    things = [getattr(module, name) for module in (tl_localize, tl_localize.runs) for name in module.__all__ if name != "METHODS"]
+    assert {full_name(thing) for thing in things} - {full_name(thing) for thing in DOCUMENTED.values()} == set()
+
+
+@pytest.mark.parametrize("place", CODE)
+def test_what_users_are_told_to_import_is_on_the_api_page(place: str) -> None:
+    things = [pkgutil.resolve_name(name) for name in sorted(imported(CODE[place])) if name != "tl_localize.METHODS"]
+    assert {full_name(thing) for thing in things} - {full_name(thing) for thing in DOCUMENTED.values()} == set()
+
+
+@pytest.mark.parametrize("place", PROSE)
+def test_what_users_are_sent_to_is_on_the_api_page(place: str) -> None:
+    """A class or function in backticks, unless it is a plain word, which may mean something else."""
+    known = {name.rpartition(".")[2] for name in DOCUMENTED}
+    named = set(re.findall(r"`(?:[a-z_]+\.)*([a-z]+_\w+|[A-Z]\w+)(?:\([^`]*\))?`", PROSE[place]))
+    assert sorted(named & OWN - known) == []

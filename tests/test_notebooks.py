@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -51,6 +52,20 @@ def test_notebook_installs_the_package_where_it_is_missing(path: Path) -> None:
     first = "".join(code_cells(path)[0]["source"])
     assert '%pip install -q "{REPOSITORY}[plots]"' in first  # not by name: it is not on PyPI
     assert first == "".join(code_cells(NOTEBOOKS[0])[0]["source"])
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_tells_what_to_do_in_colab(path: Path) -> None:
+    intro = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"])
+    assert "In Colab" in intro and "`!git clone ADDRESS /content/tl_localize`" in intro
+
+
+def test_first_cell_says_how_to_get_the_repository_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = "".join(code_cells(NOTEBOOKS[0])[0]["source"]).replace("%pip", "pip_is_not_reached #")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(FileNotFoundError, match=r"/content/tl_localize must hold a copy .* !git clone ADDRESS /content/tl_localize"):
+        exec(first, {})
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

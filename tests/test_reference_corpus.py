@@ -241,3 +241,29 @@ def test_general_texts_do_not_depend_on_who_hooks_into_python(monkeypatch: pytes
     monkeypatch.setattr(sys, "excepthook", lambda *a: None)
     assert general_texts() == before
     assert any(text.name == "sys:excepthook" for text in before)
+
+
+@pytest.fixture
+def inj_sequences(corpus, tmp_path):
+    """``inj_sequences`` of so many sentences of one's own."""
+    from tl_localize import load_model
+
+    model = load_model("reference-gpt2", device="cpu")
+
+    def read(n, **options):
+        path = tmp_path / "own.jsonl"
+        path.write_text("".join(json.dumps({"definition": f"Sentence {i} is short."}) + "\n" for i in range(n)), encoding="utf-8")
+        return corpus.inj_sequences(model, path, **options)
+
+    return read
+
+
+def test_inj_sequences_leave_the_dev_sentences_out(inj_sequences):
+    rest, dev = inj_sequences(7), inj_sequences(7, dev=True)
+    assert [one.id for one in dev + rest] == [f"{i:03d} Sentence {i} is short." for i in range(7)]
+    assert [one.n_prefix for one in rest] == [1, 1]
+
+
+def test_inj_sequences_reject_dev_sentences_only(inj_sequences):
+    with pytest.raises(ValueError, match="data must hold more than 5 sentences, got 5"):
+        inj_sequences(5)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tl_localize import DelResults, Injection, InjResults, MemorizedSequence, NeuronScores, NeuronSet
+from tl_localize import DelResults, Injection, InjResults, JointInjection, MemorizedSequence, NeuronScores, NeuronSet
 from tl_localize.token_view import TokenView, token_view
 
 
@@ -178,3 +178,87 @@ def test_token_view_measures_before_and_after(gpt2_like: Any, sequence: Any) -> 
         (silent,) = predicted_suffixes(gpt2_like, [sequence])
     assert torch.equal(view.before, whole) and torch.equal(view.after, silent) and not torch.equal(whole, silent)
     assert len(repr(view)) < 140
+
+
+# ---- one line each ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def collection(gpt2_like: Any, sequence: Any) -> Any:
+    from tl_localize.collect import Collection, Criteria, Report
+
+    return Collection([sequence], 1, pd.DataFrame({"id": ["a"]}), Report(3, {"accuracy": 2}), Criteria())
+
+
+def make_del_benchmark(model: Any, sequence: Any) -> Any:
+    from tl_localize import DelBenchmark
+
+    return DelBenchmark(model, [sequence], torch.zeros(1, 8, dtype=torch.long), ratios=(0.25, 0.5), n_dev=0, decode=str)
+
+
+def test_collection_is_shown_in_a_line(collection: Any) -> None:
+    assert repr(collection) == "Collection(1 of 3 sequences memorized, 1 for development)"
+    assert repr(collection.report) == "Report(3 came in, 2 removed: accuracy, 1 left)"
+
+
+def test_candidate_is_shown_in_a_line() -> None:
+    from tl_localize.collect import token_windows
+
+    assert repr(next(token_windows(torch.zeros(1, 90, dtype=torch.long)))) == "Candidate('row-0', 80 tokens)"
+
+
+def test_batch_is_shown_in_a_line(sequence: Any) -> None:
+    from tl_localize.sequences import SequenceBatch
+
+    targets = len(sequence) - sequence.n_prefix
+    assert repr(SequenceBatch.of([sequence, sequence])) == f"SequenceBatch(2 sequences, {2 * targets} targets, cpu)"
+
+
+def test_del_benchmark_is_shown_in_a_line(gpt2_like: Any, sequence: Any) -> None:
+    shown = repr(make_del_benchmark(gpt2_like, sequence))
+    assert shown.startswith("DelBenchmark('") and shown.endswith("', 1 targets among 1 sequences, 25 %, 50 % of each layer, zero)")
+
+
+def test_inj_benchmark_is_shown_in_a_line(gpt2_like: Any, sequence: Any) -> None:
+    from tl_localize import InjBenchmark
+
+    shown = repr(InjBenchmark(model=gpt2_like, sequences=[sequence], ratio=0.1))
+    assert shown.startswith("InjBenchmark('") and shown.endswith("', 1 sequences, injection ratio 10 %)")
+
+
+def test_runs_and_what_they_keep_are_shown_in_a_line(gpt2_like: Any, sequence: Any, tmp_path: Any) -> None:
+    from dataclasses import replace
+
+    from tl_localize import Activations
+    from tl_localize.runs import DelRun, status
+    from tl_localize.store import Store
+
+    run = DelRun(Store(tmp_path), replace(make_del_benchmark(gpt2_like, sequence), ratios=(0.5,)), [Activations()])
+    (event,) = run.make(run.works[0], [])
+    record = run.store.read(event.unit)
+    assert repr(record).startswith("Record({'frame': [...], 'predicted': [...]}")
+    for one in (run, run.store, run.works[0], event, event.unit, record, status(run.store)):
+        assert len(repr(one)) < 300 and "\n" not in repr(one) and repr(one).startswith(type(one).__name__)
+    assert repr(run).endswith("methods activations, random)")
+    assert repr(status(run.store)) == "Status(2 planned, 0 done, 0 failed, 2 missing)"
+
+
+def test_search_is_shown_in_a_line(gpt2_like: Any, tmp_path: Any) -> None:
+    from tl_localize.collect import Criteria
+    from tl_localize.runs import CollectRun, Corpus, Search
+    from tl_localize.store import Store
+
+    corpus = Corpus(tmp_path / "rows.npy", given=torch.zeros(2, 8, dtype=torch.long))
+    criteria = Criteria(n_prefix=2, n_suffix=6, min_distinct=1)
+    run = CollectRun(Store(tmp_path), Search(gpt2_like, corpus.chunks(length=8), criteria, decode=str))
+    assert "1 chunks" in repr(run.benchmark) and "rows.npy" in repr(corpus)
+    assert max(len(repr(run)), len(repr(run.benchmark))) < 400 and "\n" not in repr(run)
+
+
+def test_joint_injection_shows_its_state_and_each_sequence(injection: Injection) -> None:
+    from dataclasses import replace
+
+    one, other = injection, replace(injection, sequence_id="<b>", converged=False)
+    html = check_html(JointInjection((one, other), torch.tensor([[0.5, 0.25], [0.0625, 0.125]]))._repr_html_())
+    assert "JointInjection of 2 sequences, 2 steps: 1 of them NOT converged" in html
+    assert ">0.0625<" in html and ">0.125<" in html and ">0.04<" in html and ">&lt;b&gt;<" in html

@@ -107,11 +107,25 @@ class Criteria:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A token sequence and where it is from."""
+    """A token sequence and where it is from.
+
+    Args:
+        tokens: [pos] token ids.
+        id: names it in the collection.
+        category: groups the confusion matrix of DEL; may be empty.
+
+    >>> import numpy as np
+    >>> from tl_localize.collect import Candidate
+    >>> Candidate(np.arange(80), "page 3", "poems")
+    Candidate('page 3', 80 tokens)
+    """
 
     tokens: Integer[np.ndarray, " pos"]
     id: str
     category: str = ""
+
+    def __repr__(self) -> str:
+        return f"Candidate({self.id!r}, {len(self.tokens)} tokens)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +149,13 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """How many sequences came in, how many each criterion removed, and examples of what it removed."""
+    """How many sequences came in, how many each criterion removed, and examples of what it removed.
+
+    >>> from tl_localize.collect import Report
+    >>> report = Report(10, {"accuracy": 7, "near-duplicate": 1})
+    >>> report.n_out, report.table().loc["accuracy", ["removed", "left"]].tolist()
+    (2, [7, 3])
+    """
 
     n_in: int
     removed: dict[str, int]
@@ -153,6 +173,9 @@ class Report:
             example = next(iter(self.examples.get(criterion, [])), "")
             rows.append({"criterion": criterion, "removed": self.removed.get(criterion, 0), "left": left, "example": example})
         return pd.DataFrame(rows).set_index("criterion")
+
+    def __repr__(self) -> str:
+        return f"Report({self})"
 
     def __str__(self) -> str:
         parts = [f"{self.n_in} came in", *(f"{n} removed: {name}" for name, n in self.removed.items() if n), f"{self.n_out} left"]
@@ -187,6 +210,9 @@ class Collection:
     criteria: Criteria
     groups: dict[str, list[str]] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Collection({len(self.sequences)} of {self.report.n_in} sequences memorized, {self.n_dev} for development)"
 
     def labelled(self, labels: Mapping[str, tuple[str, str]]) -> Collection:
         """The same with other ids and categories: old id -> (new id, category), for as many as one likes."""
@@ -286,7 +312,16 @@ def token_windows(
     A memory-mapped tensor (``readers.read_tokens`` of a ``.npy`` file) is read row by row.
 
     Args:
+        tokens: [sequence pos] token ids.
+        length: of a window, tokens.
         first: number of the first row, for the ids.
+    Raises:
+        ValueError: stride is less than 1.
+
+    >>> from tl_localize.collect import token_windows
+    >>> from tl_localize.reference_corpus import held_out_tokens
+    >>> [window.id for window in token_windows(held_out_tokens()[:1], length=64, stride=64)]  # of 128 tokens
+    ['row-0+0', 'row-0+64']
     """
     if stride is not None and stride < 1:
         raise ValueError(f"stride must be at least 1, got {stride}. Leave it out for the first window of each row.")
@@ -301,6 +336,11 @@ def text_windows(
 
     Raises:
         ValueError: the model has no tokenizer.
+
+    >>> from tl_localize import load_model
+    >>> from tl_localize.collect import text_windows
+    >>> list(text_windows(["a long text, in which the model reads on and on", ""], load_model("reference"), length=8))
+    [Candidate('text-0', 8 tokens), Candidate('text-1', 0 tokens)]
     """
     tokenizer: Any = getattr(model, "tokenizer", None)
     if tokenizer is None:
@@ -323,6 +363,21 @@ def likely_windows(
     With all of the row as context instead of the window's own prefix, at most ``slack`` suffix tokens more may be wrong than the criteria
     allow. Overlapping windows: the best one is taken, of equal ones the last, whose prefix is most a part of the memory. What the
     criteria say about the windows is still to be tested.
+
+    Args:
+        tokens: [sequence pos] token ids.
+        first: number of the first row, for the ids.
+    Raises:
+        ValueError: the rows are shorter than a window.
+
+    >>> import torch
+    >>> from tl_localize import load_model
+    >>> from tl_localize.collect import likely_windows
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> model = load_model("reference")
+    >>> row = torch.cat([one.tokens for one in reference_sequences(model)[:2]])  # of 160 tokens
+    >>> list(likely_windows(model, row[None]))
+    [Candidate('row-0+0', 80 tokens), Candidate('row-0+80', 80 tokens)]
     """
     criteria = criteria or Criteria()
     view = NeuronView(model)
@@ -886,9 +941,19 @@ def perplexity_split(
 
     Args:
         stream: as for ``collect_memorized``; of each item the first ``length`` tokens, shorter ones are passed over.
-    Returns: [sequence pos]: as many as asked for, or all there are.
+        n_sequences: at most so many.
+        overlap: tokens.
+        seed: of the draw.
+    Returns: [sequence pos] int64 on the CPU: as many as asked for, or all there are.
     Raises:
         ValueError: there are none.
+
+    >>> from tl_localize import load_model
+    >>> from tl_localize.collect import perplexity_split
+    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> collected = reference_sequences(load_model("reference"))[:5]
+    >>> perplexity_split(held_out_tokens(), collected, n_sequences=8).shape
+    torch.Size([8, 128])
     """
     taken = {run for sequence in collected for run in _runs(sequence.tokens.numpy(), overlap)}
     rng = np.random.default_rng(seed)

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from tl_localize.neurons import LanguageModel
-from tl_localize.runs import Begun, Event, Run, Work
+from tl_localize.runs import Event, Run, Work
+from tl_localize.runs.base import Begun
 from tl_localize.store import Store, Unit
 
 ATTEMPTS = 3  # deaths of a worker over one unit before the unit is recorded as failed

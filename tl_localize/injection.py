@@ -167,6 +167,16 @@ class JointInjection:
         worst = f"loss <= {self.losses[-1].max():.3f}, silence <= {self.silences[-1].max():.3f}"
         return f"JointInjection({n} x {len(self.injections[0].neurons)} rows, {worst} after {n_steps} steps, {state})"
 
+    def _repr_html_(self) -> str:
+        n, ends = len(self.injections), zip(self.injections, self.silences[-1].tolist(), strict=True)
+        state = "all converged" if all(self.converged) else f"{int((~self.converged).sum())} of them NOT converged"
+        rows = [
+            (one.sequence_id, len(one.neurons), float(one.losses[-1]), silence, "converged" if one.converged else "NOT converged")
+            for one, silence in ends
+        ]
+        header = ("sequence", "rows trained", "loss after, nats per token", "silence after, nats per token", "")
+        return card(f"JointInjection of {n} sequences, {len(self.silences)} steps: {state}", table(header, rows))
+
     @contextmanager
     def applied(self, model: LanguageModel, without: int | None = None) -> Iterator[None]:
         """All sets, or all but one, stand in W_out inside the ``with`` block; afterwards every weight is bit for bit what it was.

@@ -58,9 +58,18 @@ def peak_bytes(neurons: NeuronView, method: str, *, n_tokens: int, n_targets: in
     are between a fifth of this and all of it (benchmarks/test_cost_table.py).
 
     Args:
+        method: the method's ``name``.
         n_tokens, n_targets: B and T, of one pass.
         length: n, of the longest sequence.
         n_rows: r, of W_out, that are trained for one sequence.
+
+    >>> from tl_localize import load_model
+    >>> from tl_localize.memory import peak_bytes
+    >>> from tl_localize.neurons import NeuronView
+    >>> view = NeuronView(load_model("reference"))
+    >>> sizes = dict(n_tokens=80, n_targets=48, length=80)  # one sequence of 80 tokens
+    >>> [peak_bytes(view, name, **sizes) // 2**20 for name in ("activations", "hard_concrete")]  # MiB
+    [6, 24]
     """
     cfg = neurons.model.cfg
     layers, f, d, attention = neurons.n_layers, neurons.n_neurons, cfg.d_model, cfg.n_heads * length

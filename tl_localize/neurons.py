@@ -40,6 +40,11 @@ def check_model(model: object) -> None:
         raise TypeError(f"model must be a TransformerLens model, got {type(model).__name__}. Make one with load_model(name_or_path).")
 
 
+def model_name(model: LanguageModel) -> str:
+    """What the model is called, for messages."""
+    return getattr(model.cfg, "model_name", type(model).__name__)
+
+
 def as_tensor(name: str, value: Any) -> Tensor:
     """What a user gives for a tensor, as one.
 
@@ -152,15 +157,29 @@ def hold_neurons(
 class NeuronView:
     """Reads and changes the neurons of a model through hooks; owns nothing, leaves nothing behind.
 
+    ``n_layers`` and ``n_neurons`` (of each layer) are the model's numbers, ``model`` is the model and ``device`` where it is. What it
+    changes, it changes inside ``with`` only.
+
     Raises:
         TypeError: it is not a TransformerLens model.
         ValueError: the model has no MLP, a mixture of experts, or no ``hook_post`` with the neurons as its last axis.
+
+    >>> import torch
+    >>> from tl_localize import load_model
+    >>> from tl_localize.neurons import NeuronView
+    >>> model = load_model("reference")
+    >>> view = NeuronView(model)
+    >>> tokens = torch.arange(5, device=view.device)[None]
+    >>> with view.scaled({1: torch.zeros(1, view.n_neurons)}), view.recorded() as acts:  # layer 1 silenced
+    ...     logits = model(tokens)
+    >>> view.n_layers, acts[0].shape, bool(acts[1].any())  # [batch pos neuron] of each layer, as the model used them
+    (6, torch.Size([1, 5, 1536]), False)
     """
 
     def __init__(self, model: LanguageModel) -> None:
         check_model(model)
         cfg = model.cfg
-        name = getattr(cfg, "model_name", type(model).__name__)
+        name = model_name(model)
         if getattr(cfg, "attn_only", False) or not getattr(cfg, "d_mlp", None):
             raise ValueError(f"model must have MLP layers, got {name!r}, which has attention only. Choose a model with MLPs.")
         if getattr(cfg, "num_experts", None):

@@ -25,11 +25,12 @@ import torch
 from jaxtyping import Int32
 
 from tl_localize.neurons import LanguageModel
-from tl_localize.readers import read_tokens
+from tl_localize.readers import read_definitions, read_tokens
 from tl_localize.sequences import MemorizedSequence, encode, tokenizer_of
 
 DATA = Path(__file__).parent / "data"
 CORPUS_DIR = DATA / "reference-corpus"
+N_DEV = 5  # the first sentences of a data set are for choosing hyperparameters and never reported
 END_OF_TEXT = "<|endoftext|>"
 SEED = 2024
 N_PREFIX, N_SUFFIX = 32, 48
@@ -719,6 +720,35 @@ def reference_sequences(model: LanguageModel, min_repetitions: int = 64) -> list
             )
         found.append(MemorizedSequence(torch.tensor(tokens), N_PREFIX, one.id, one.category))
     return found
+
+
+def inj_sequences(model: LanguageModel, path: str | Path | None = None, dev: bool = False) -> list[MemorizedSequence]:
+    """The sentences that INJ writes into a model: our own definitions of things that do not exist, or those of a file.
+
+    Each is one sequence with its first token as the prefix, 50 to 81 tokens in the reference models.
+
+    Args:
+        path: an ECBD-style JSONL file (key: definition), as of ``readers.read_definitions``; the shipped sentences unless given.
+        dev: the first 5 sentences alone, which are for choosing hyperparameters; without it all others.
+    Raises:
+        ValueError: the model has no tokenizer, or the file no more than 5 sentences.
+
+    >>> from tl_localize import load_model
+    >>> from tl_localize.reference_corpus import inj_sequences
+    >>> model = load_model("reference")
+    >>> sentences = inj_sequences(model)
+    >>> len(sentences), model.tokenizer.decode(sentences[0].tokens[:7])
+    (91, 'Friday Lodge is')
+    """
+    sentences = read_definitions(path or DATA / "inj_sentences.jsonl")
+    if len(sentences) <= N_DEV:
+        raise ValueError(f"data must hold more than {N_DEV} sentences, got {len(sentences)}. The first {N_DEV} are for development.")
+    tokenizer = tokenizer_of(model)
+    sequences = [
+        MemorizedSequence(torch.tensor(encode(tokenizer, sentence)), 1, id=f"{i:03d} {sentence[:24]}")
+        for i, sentence in enumerate(sentences)
+    ]
+    return sequences[:N_DEV] if dev else sequences[N_DEV:]
 
 
 def held_out_tokens() -> Int32[torch.Tensor, "sequence pos"]:

@@ -114,7 +114,7 @@ def tokenizer_of(model: LanguageModel) -> Any:
     check_model(model)
     tokenizer: Any = getattr(model, "tokenizer", None)
     if tokenizer is None:
-        raise ValueError("model must have a tokenizer to read text, got none. Set model.tokenizer, or pass tokens to MemorizedSequence.")
+        raise ValueError("model must have a tokenizer to read text, got none. Put its files into the model's directory, or pass tokens.")
     return tokenizer
 
 
@@ -144,6 +144,9 @@ class SequenceBatch:
     rows: Int[Tensor, " target"]
     positions: Int[Tensor, " target"]
     targets: Int[Tensor, " target"]
+
+    def __repr__(self) -> str:
+        return f"SequenceBatch({len(self.tokens)} sequences, {len(self.targets)} targets, {self.tokens.device})"
 
     @classmethod
     def of(cls, sequences: Sequence[MemorizedSequence], device: torch.device | str = "cpu") -> SequenceBatch:

@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import platform
+import reprlib
 import secrets
 import socket
 import traceback
@@ -36,6 +37,8 @@ from tl_localize.neurons import LanguageModel
 
 LOG = logging.getLogger(__name__)
 FORMAT = 1  # of the records; part of every key
+BRIEF = reprlib.Repr()
+BRIEF.maxlevel = 1
 PACKAGES = ("tl_localize", "torch", "transformer-lens", "transformers", "numpy", "scipy", "pandas")
 
 
@@ -141,11 +144,19 @@ class Unit:
         kind: what it is, such as ``"scores"``; the name of its folder.
         identity: everything its numbers depend on, as JSON takes it.
         suffix: ``".safetensors"`` where it holds tensors.
+
+    >>> from tl_localize.store import Unit
+    >>> unit = Unit("scores", {"sequence": "s0", "method": "Activations()"})
+    >>> unit.key == Unit("scores", {"method": "Activations()", "sequence": "s0"}).key, len(unit.key)
+    (True, 32)
     """
 
     kind: str
     identity: Mapping[str, Any]
     suffix: str = ".json"
+
+    def __repr__(self) -> str:
+        return f"Unit({self.file!r})"
 
     @cached_property
     def key(self) -> str:
@@ -165,11 +176,20 @@ class Record:
         value: the result.
         about: what it was made with: versions, device, dtype, seconds, peak memory.
         tensors: the tensors of the result.
+
+    >>> import torch
+    >>> from tl_localize.store import Record
+    >>> Record({"sequence_id": "s0"}, {"seconds": 1.5}, {"values": torch.zeros(6, 1536)})
+    Record({'sequence_id': 's0'}, values [6, 1536])
     """
 
     value: Any
     about: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        shapes = "".join(f", {name} {list(tensor.shape)}" for name, tensor in self.tensors.items())
+        return f"Record({BRIEF.repr(self.value)}{shapes})"
 
 
 class Damaged(ValueError):
@@ -209,6 +229,9 @@ class Store:
         for name in ("plans", "failures", "set_aside", "tmp"):
             prepare_folder(self.folder / name)
         remove_abandoned(self.folder / "tmp")
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.folder)!r}{', read-only' if self.read_only else ''})"
 
     # Units
 

@@ -7,7 +7,6 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,11 +15,10 @@ import typer
 from tqdm import tqdm
 
 from tl_localize.methods import METHODS, Localizer
-from tl_localize.readers import read_definitions
-from tl_localize.sequences import MemorizedSequence, encode
+from tl_localize.reference_corpus import N_DEV as N_DEV
+from tl_localize.reference_corpus import inj_sequences as inj_sequences
 from tl_localize.store import nearest
 
-N_DEV = 5  # the first sentences of a data set are for choosing hyperparameters and never reported
 REFERENCE_RATIO = 0.03  # at which injections into the small reference models converge; the paper's 1 % and 0.1 % otherwise
 
 Model = Annotated[str, typer.Option(help="A shipped reference model, a local Hugging Face directory, or a name TransformerLens knows.")]
@@ -33,21 +31,6 @@ SettingsFile = Annotated[Path | None, typer.Option("--settings", help="Settings 
 Data = Annotated[Path | None, typer.Option(help="ECBD-style JSONL (key: definition). Default: our own sentences.")]
 Ratios = Annotated[list[float] | None, typer.Option(help="Share of the rows of W_out to inject into. May be given many times.")]
 Distractors = Annotated[int, typer.Option(help="Other sentences in the same model; 0 is the paper's form.")]
-
-
-def inj_sequences(model: Any, data: Path | None, dev: bool = False) -> list[MemorizedSequence]:
-    """The sentences of an ECBD-style file without the dev sentences, or these alone."""
-    sentences = read_definitions(data or Path(str(files("tl_localize") / "data" / "inj_sentences.jsonl")))
-    if len(sentences) <= N_DEV:
-        raise ValueError(f"data must hold more than {N_DEV} sentences, got {len(sentences)}. The first {N_DEV} are for development.")
-    tokenizer = getattr(model, "tokenizer", None)
-    if tokenizer is None:
-        raise ValueError("model must have a tokenizer to read sentences, got none. Put the tokenizer's files into the model's directory.")
-    sequences = [
-        MemorizedSequence(torch.tensor(encode(tokenizer, sentence)), 1, id=f"{i:03d} {sentence[:24]}")
-        for i, sentence in enumerate(sentences)
-    ]
-    return sequences[:N_DEV] if dev else sequences[N_DEV:]
 
 
 def make_methods(names: str, settings: Sequence[str], defaults: Mapping[str, Mapping[str, Any]] | None = None) -> list[Localizer]:

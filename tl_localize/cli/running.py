@@ -22,7 +22,8 @@ from tqdm import tqdm
 from tl_localize.cli.options import say
 from tl_localize.distributed import by_ray, in_process, jobs, parse_shard
 from tl_localize.neurons import LanguageModel
-from tl_localize.runs import Begun, Event, Run, status
+from tl_localize.runs import Event, Run, status
+from tl_localize.runs.base import Begun
 
 EVERY = 60  # seconds between two lines of a log
 

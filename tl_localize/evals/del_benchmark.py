@@ -23,7 +23,7 @@ from tl_localize.memory import bytes_to_keep, halving, tokens_that_fit
 from tl_localize.methods import RandomBaseline
 from tl_localize.methods.base import Method, Progress, check_methods, check_scores, label_methods
 from tl_localize.metrics import Decode, decoder
-from tl_localize.neurons import LanguageModel, NeuronView, Real, as_tensor
+from tl_localize.neurons import LanguageModel, NeuronView, Real, as_tensor, model_name
 from tl_localize.scores import NeuronScores, NeuronSet, check_ratio, load_tensors, save_tensors
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 from tl_localize.stats import compare_with_reference, mean_and_error, paired_test, summarize, with_error
@@ -132,6 +132,11 @@ class DelBenchmark:
             raise ValueError(f"sequences must have different ids, got {twice[:3]} more than once. Give each its own id.")
         object.__setattr__(self, "general_tokens", as_tensor("general_tokens", self.general_tokens))
         check_general_tokens(self.model, self.general_tokens)
+
+    def __repr__(self) -> str:
+        n_test, ratios = len(self.sequences) - self.n_dev, ", ".join(f"{100 * ratio:g} %" for ratio in self.ratios)
+        counts = f"{self.n_targets or n_test} targets among {n_test} sequences"
+        return f"DelBenchmark({model_name(self.model)!r}, {counts}, {ratios} of each layer, {self.intervention})"
 
     def test_sequences(self) -> list[MemorizedSequence]:
         """The sequences without the dev ones, each with an id."""

@@ -23,7 +23,7 @@ from tl_localize.injection import Injection, JointInjection, draw_sets, inject, 
 from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.methods.base import Method, Progress, Report, check_methods, check_scores, label_methods
 from tl_localize.metrics import accuracy
-from tl_localize.neurons import LanguageModel, NeuronView, Real
+from tl_localize.neurons import LanguageModel, NeuronView, Real, model_name
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, check_sequences
 from tl_localize.stats import compare_with_reference, paired_test, with_error
@@ -93,6 +93,10 @@ class InjBenchmark:
     seed: int = 0
     multiples: tuple[Real, ...] = (1, 2, 5)
     distractors: int = 0
+
+    def __repr__(self) -> str:
+        what = f"{len(self.sequences)} sequences, injection ratio {100 * self.ratio:g} %"
+        return f"InjBenchmark({model_name(self.model)!r}, {what}{', with distractors' if self.distractors else ''})"
 
     def __post_init__(self) -> None:
         check_sequences(self.model, self.sequences)

@@ -4,15 +4,15 @@ A plan is what a run was asked for, kept in the folder; ``works`` lists its unit
 missing. Every unit is computed alone, so that its bits don't depend on what was there before.
 """
 
-from tl_localize.runs.base import Begun, Event, Run, Stored, Work, scores_unit, stored
-from tl_localize.runs.collect_run import Chunk, CollectRun, Corpus, Search
+from tl_localize.runs.base import Event, Run, Work, stored
+from tl_localize.runs.collect_run import CollectRun, Corpus, Search
 from tl_localize.runs.del_run import DelRun
-from tl_localize.runs.folder import Status, collected, del_results, inj_results, planned, single_layer_frames, status, works
+from tl_localize.runs.folder import Status, collected, del_results, inj_results, single_layer_frames, status
+from tl_localize.runs.folder import planned as planned  # for the commands
+from tl_localize.runs.folder import works as works
 from tl_localize.runs.inj_run import InjRun
 
 __all__ = [
-    "Begun",
-    "Chunk",
     "CollectRun",
     "Corpus",
     "DelRun",
@@ -21,15 +21,11 @@ __all__ = [
     "Run",
     "Search",
     "Status",
-    "Stored",
     "Work",
     "collected",
     "del_results",
     "inj_results",
-    "planned",
-    "scores_unit",
     "single_layer_frames",
     "status",
     "stored",
-    "works",
 ]

@@ -33,6 +33,12 @@ class Work:
         base: is made first, and kept: an injection, or the measures of the model as it is; None where nothing is needed.
         measures: units by label, which is the method's but where it says more.
         group: parts of one group use the same scores, so one process makes them.
+
+    >>> from tl_localize.runs import Work
+    >>> from tl_localize.store import Unit
+    >>> base, effect = Unit("before", {"model": "m"}), Unit("effects", {"model": "m", "method": "Activations()"})
+    >>> [unit.kind for unit in Work(0, "s0", 0.01, base, {"activations": effect}, "s0").units]
+    ['before', 'effects']
     """
 
     index: int
@@ -42,6 +48,9 @@ class Work:
     measures: dict[str, Unit]
     group: str
 
+    def __repr__(self) -> str:
+        return f"Work({self.index}, {self.name!r}, {len(self.units)} units)"
+
     @property
     def units(self) -> list[Unit]:
         """All of them, in the order in which they are made."""
@@ -50,7 +59,20 @@ class Work:
 
 @dataclass(frozen=True)
 class Event:
-    """A unit was made, or could not be."""
+    """A unit was made, or could not be.
+
+    Args:
+        label: of the method, or what measurements need.
+        name: of the part.
+        seconds: that it took.
+        reason: why it could not be made; empty where it was.
+
+    >>> from tl_localize.runs import Event
+    >>> from tl_localize.store import Unit
+    >>> event = Event(Unit("scores", {"sequence": "s0"}), "activations", "s0", 0.0, "ValueError: loss must be finite")
+    >>> bool(event.reason)
+    True
+    """
 
     unit: Unit
     label: str
@@ -62,13 +84,30 @@ class Event:
 
 @dataclass(frozen=True, eq=False)
 class Run(ABC):
-    """A benchmark and its methods, into one folder.
+    """A benchmark and its methods, into one folder: what ``InjRun``, ``DelRun`` and ``CollectRun`` share.
+
+    ``works`` are its parts; ``make`` makes the units of one, and ``missing`` says which are left. ``distributed.in_process`` makes all.
 
     Args:
         command: the command line without methods, ratio and folder, for ``tl-localize trace``.
         retry_failed: try again what failed before.
     Raises:
         ValueError: the settings contradict those of the folder, or a method's repr does not name its settings.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from tl_localize import Activations, DelBenchmark, load_model
+    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> from tl_localize.runs import DelRun, Run
+    >>> from tl_localize.store import Store
+    >>> model = load_model("reference")
+    >>> benchmark = DelBenchmark(model, reference_sequences(model)[:2], held_out_tokens()[:1], ratios=(0.05,), n_dev=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for _ in range(2):  # the second one finds what the first has made
+    ...         run: Run = DelRun(Store(Path(folder)), benchmark, [Activations()])
+    ...         print([event.label for event in run.make(run.works[0], run.missing(run.works[0]))])
+    ['before', 'activations', 'random']
+    []
     """
 
     store: Store
@@ -97,6 +136,10 @@ class Run(ABC):
         object.__setattr__(self, "plan", plan)
         object.__setattr__(self, "works", self.works_of(plan))
         object.__setattr__(self, "environment", {**made_with, "host": socket.gethostname()})
+
+    def __repr__(self) -> str:
+        methods = f", methods {', '.join(self.labels)}" if self.labels else ""
+        return f"{type(self).__name__}({str(self.store.folder)!r}, {self.benchmark!r}{methods})"
 
     # What a run says of itself
 

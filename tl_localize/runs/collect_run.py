@@ -17,7 +17,7 @@ from torch import Tensor
 from tl_localize.collect import Candidate, Collection, Criteria, Sieve, Sifted, assemble, likely_windows, text_windows, token_windows
 from tl_localize.methods.base import Method
 from tl_localize.metrics import Decode
-from tl_localize.neurons import LanguageModel
+from tl_localize.neurons import LanguageModel, model_name
 from tl_localize.readers import TOKEN_SUFFIXES, read_texts, read_tokens
 from tl_localize.runs.base import Run, Work
 from tl_localize.store import Record, Unit, digest_of, environment
@@ -30,12 +30,24 @@ class Corpus:
     """A file of texts or of token rows, or rows that are given. On another machine the file is opened again, by its path.
 
     Args:
+        path: .jsonl or .txt of texts, .npy, .pt or .safetensors of token rows; a name only, where rows are given.
         key: of the text, in .jsonl files.
+        given: [row pos] token ids.
+
+    >>> from pathlib import Path
+    >>> from tl_localize.reference_corpus import held_out_tokens
+    >>> from tl_localize.runs import Corpus
+    >>> corpus = Corpus(Path("held-out"), given=held_out_tokens())
+    >>> len(corpus.chunks()), [chunk.n for chunk in corpus.chunks(stride=1)][:2]  # rows of 128 tokens
+    (1, [256])
     """
 
     def __init__(self, path: Path, key: str = "text", given: Integer[Tensor, "row pos"] | None = None) -> None:
         self.path, self.key, self.given = path, key, given
         self._reading: tuple[int, Iterator[str]] | None = None  # number of the next text, and the rest
+
+    def __repr__(self) -> str:
+        return f"Corpus({str(self.path)!r})"
 
     def __reduce__(self) -> tuple[type[Corpus], tuple[Any, ...]]:
         return type(self), (self.path.absolute(), self.key, self.given)
@@ -140,8 +152,18 @@ class Search:
 
     Args:
         stride: as of ``Corpus.chunks``.
+        chunks: of one corpus or several, as ``Corpus.chunks`` gives them.
         data: what the corpora are called.
         decode: token ids -> text; the model's tokenizer unless given.
+
+    >>> from pathlib import Path
+    >>> from tl_localize import load_model
+    >>> from tl_localize.collect import Criteria
+    >>> from tl_localize.reference_corpus import held_out_tokens
+    >>> from tl_localize.runs import Corpus, Search
+    >>> chunks = Corpus(Path("held-out"), given=held_out_tokens()).chunks()
+    >>> Search(load_model("reference"), chunks, Criteria(n_prefix=10, n_suffix=20))
+    Search('reference-gpt2', 1 chunks, Criteria(n_prefix=10, n_suffix=20, ...))
     """
 
     model: LanguageModel
@@ -151,10 +173,30 @@ class Search:
     data: Sequence[str] = ()
     decode: Decode | None = None
 
+    def __repr__(self) -> str:
+        return f"Search({model_name(self.model)!r}, {len(self.chunks)} chunks, {self.criteria!r})"
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class CollectRun(Run):
-    """One search into one folder; arguments and errors as of ``Run``."""
+    """One search into one folder; arguments and errors as of ``Run``.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import torch
+    >>> from tl_localize import load_model
+    >>> from tl_localize.collect import Criteria
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.runs import CollectRun, Corpus, Search
+    >>> from tl_localize.store import Store
+    >>> model = load_model("reference")
+    >>> corpus = Corpus(Path("planted"), given=torch.stack([one.tokens for one in reference_sequences(model)[:3]]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = CollectRun(Store(Path(folder)), Search(model, corpus.chunks(), Criteria()))
+    ...     made = list(run.make(run.works[0], run.missing(run.works[0])))
+    ...     run.collection(run.parts(), n_dev=1)
+    Collection(3 of 3 sequences memorized, 1 for development)
+    """
 
     benchmark: Search
     methods: Sequence[Method] = ()

@@ -17,7 +17,7 @@ from tl_localize.store import Record, Unit
 BY_LAYER = ", layer by layer"  # in the labels of single layers
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DelRun(Run):
     """One DelBenchmark at one ratio, and its methods, into one folder; other arguments and errors as of ``Run``.
 

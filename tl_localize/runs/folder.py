@@ -124,7 +124,23 @@ def del_results(store: Store) -> DelResults:
 
 
 def single_layer_frames(store: Store) -> dict[str, pd.DataFrame]:
-    """What ``DelBenchmark.run_single_layer`` gives, by method, of the targets that are done, at the ratio that was asked for last."""
+    """What ``DelBenchmark.run_single_layer`` gives, by method, of the targets that are done, at the ratio that was asked for last.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from tl_localize import Activations, DelBenchmark, load_model
+    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> from tl_localize.runs import DelRun, single_layer_frames
+    >>> from tl_localize.store import Store
+    >>> model = load_model("reference")
+    >>> benchmark = DelBenchmark(model, reference_sequences(model)[:2], held_out_tokens()[:1], ratios=(0.05,), n_dev=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = DelRun(Store(Path(folder)), benchmark, [Activations()], multiples=(1,))
+    ...     made = list(run.make(run.works[0], run.missing(run.works[0])))
+    ...     frames = single_layer_frames(run.store)
+    >>> len(frames["activations"])  # six layers, and all together
+    7
+    """
     units, plans = planned(store)
     before = _before(store, units)
     if before is None:
@@ -145,7 +161,24 @@ def single_layer_frames(store: Store) -> dict[str, pd.DataFrame]:
 
 
 def collected(store: Store) -> Report:
-    """What was found in the chunks of a collection that are done; near-duplicates and the draw come when all are."""
+    """What was found in the chunks of a collection that are done; near-duplicates and the draw come when all are.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import torch
+    >>> from tl_localize import load_model
+    >>> from tl_localize.collect import Criteria
+    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.runs import CollectRun, Corpus, Search, collected
+    >>> from tl_localize.store import Store
+    >>> model = load_model("reference")
+    >>> corpus = Corpus(Path("planted"), given=torch.stack([one.tokens for one in reference_sequences(model)[:3]]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = CollectRun(Store(Path(folder)), Search(model, corpus.chunks(), Criteria()))
+    ...     made = list(run.make(run.works[0], run.missing(run.works[0])))
+    ...     collected(run.store)
+    Report(3 came in, 3 left)
+    """
     units, _ = planned(store)
     records = [record for _, unit in units.values() if (record := store.read(unit))]
     counts, _ = merged(Sifted.unpacked(record.value, record.tensors) for record in records)
@@ -178,10 +211,25 @@ def _settings(plans: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Status:
-    """How far a folder is: counts of measurements by method."""
+    """How far a folder is.
 
-    frame: pd.DataFrame  # method, planned, done, failed, missing, not_converged, seconds_left
-    reasons: dict[str, str]  # what failed and why, by unit
+    Args:
+        frame: one row per method: counts of measurements (planned, done, failed, missing, not_converged), and seconds_left.
+        reasons: what failed and why, by unit.
+
+    >>> import pandas as pd
+    >>> from tl_localize.runs import Status
+    >>> frame = pd.DataFrame({"planned": [3], "done": [3], "failed": [0], "missing": [0], "not_converged": [1]})
+    >>> Status(frame, {}).clean
+    False
+    """
+
+    frame: pd.DataFrame
+    reasons: dict[str, str]
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{self.frame[name].sum()} {name}" for name in ("planned", "done", "failed", "missing") if name in self.frame)
+        return f"Status({counts})"
 
     @property
     def clean(self) -> bool:

@@ -16,7 +16,7 @@ from tl_localize.store import Record, Unit
 FRAMES = ("frame", "truth", "assignment")  # of a measurement
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class InjRun(Run):
     """One InjBenchmark and its methods, into one folder; arguments and errors as of ``Run``.
 
