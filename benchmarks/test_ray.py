@@ -9,6 +9,7 @@ SCRIPT = """
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -57,6 +58,9 @@ for event in by_ray([run], jobs([run]), load):
         disturbed.append("node")
         cluster.remove_node(second, allow_graceful=False)
 assert disturbed == ["worker", "node"], disturbed
+deadline = time.monotonic() + 300  # a run that had no worker there at that moment may end before the cluster has noticed
+while sum(node["Alive"] for node in ray.nodes()) > 1 and time.monotonic() < deadline:
+    time.sleep(1)
 assert sum(node["Alive"] for node in ray.nodes()) == 1
 whole = start("whole")
 for _ in in_process([whole], jobs([whole])):
