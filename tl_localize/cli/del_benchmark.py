@@ -26,6 +26,7 @@ from tl_localize.cli.options import (
     make_methods,
     parse_dtype,
     say,
+    say_settings,
 )
 from tl_localize.cli.running import (
     Address,
@@ -114,6 +115,7 @@ def del_benchmark(
         of_it = [text for text in settings or [] if text.startswith(f"{single_layer_of}.")]
         one_layer = del_methods(single_layer_of, of_it, model, tuned) if single_layer_of else []
         check_data(model, data, general)
+        say_settings(model, "del", settings_file)
         other = "" if intervention == "zero" else f"-{intervention}"
         store = Store(prepare_folder(out or Path("tl-localize-results") / f"del-{Path(model).name}{other}"))
         load = partial(load_model, model, device, parse_dtype(dtype))
@@ -195,11 +197,7 @@ def single_layer_ratio(benchmark: DelBenchmark) -> float:
 def del_methods(names: str, settings: Sequence[str], model: str, tuned: Mapping[str, Mapping[str, Any]]) -> list[Localizer]:
     """Methods by name; learned masks spare the first layer, and have the paper's settings for its models and then the tuned ones."""
     masks = {name: {"first_layer": FIRST_LAYER} for name, method in METHODS.items() if hasattr(method, "first_layer")}
-    known: dict[str, dict[str, Any]] = {}
-    for source in (paper_settings(model, "del"), tuned, masks):
-        for name, values in source.items():
-            known[name] = known.get(name, {}) | dict(values)
-    return make_methods(names, settings, known)
+    return make_methods(names, settings, paper_settings(model, "del"), tuned, masks)
 
 
 def check_data(model: str, data: Path | None, general: Path | None) -> None:

@@ -10,7 +10,6 @@ import typer
 
 from tl_localize.cli.options import (
     N_DEV,
-    REFERENCE_RATIO,
     Data,
     Device,
     Distractors,
@@ -19,10 +18,12 @@ from tl_localize.cli.options import (
     Settings,
     SettingsFile,
     errors_explained,
+    inj_ratios,
     inj_sequences,
     make_methods,
     parse_dtype,
     say,
+    say_settings,
 )
 from tl_localize.cli.running import (
     Address,
@@ -81,6 +82,7 @@ def inj(
     with errors_explained():
         tuned = read_settings(settings_file) if settings_file else {}
         make_methods(methods, settings or [], tuned)  # mistakes are found before the model is loaded
+        say_settings(model, "inj", settings_file)
         store = Store(
             prepare_folder(
                 out or Path("tl-localize-results") / f"inj-{Path(model).name}{f'-distractors-{distractors}' if distractors else ''}"
@@ -89,7 +91,7 @@ def inj(
         load = partial(load_model, model, device, parse_dtype(dtype))
         loaded = load()
         reference = model in ("reference", *REFERENCE_MODELS)
-        ratios = ratio or ([REFERENCE_RATIO] if reference else [0.01, 0.001])
+        ratios = ratio or inj_ratios(model)
         sequences = inj_sequences(loaded, data)
         limit = limit or (DEFAULT_SENTENCES if reference and data is None else len(sequences))
         say(f"{min(limit, len(sequences))} of {len(sequences)} sentences ({N_DEV} dev sentences are left out), model {model}")
@@ -104,7 +106,7 @@ def inj(
                 max_steps=max_steps,
                 distractors=distractors,
             )
-            chosen = make_methods(methods, settings or [], {**paper_settings(model, "inj", r), **tuned})
+            chosen = make_methods(methods, settings or [], paper_settings(model, "inj", r), tuned)
             command = again(
                 "inj",
                 model=Path(model) if Path(model).is_dir() else model,

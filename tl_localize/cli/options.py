@@ -8,14 +8,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
 from tqdm import tqdm
 
 from tl_localize.methods import METHODS, Localizer
+from tl_localize.models import REFERENCE_MODELS
+from tl_localize.paper import settings_source
 from tl_localize.readers import read_definitions
 from tl_localize.sequences import MemorizedSequence, encode
 from tl_localize.store import nearest
@@ -50,13 +53,15 @@ def inj_sequences(model: Any, data: Path | None, dev: bool = False) -> list[Memo
     return sequences[:N_DEV] if dev else sequences[N_DEV:]
 
 
-def make_methods(names: str, settings: Sequence[str], defaults: Mapping[str, Mapping[str, Any]] | None = None) -> list[Localizer]:
-    """Methods by name, with settings such as ``hard_concrete.steps=200`` over the given defaults."""
+def make_methods(names: str, settings: Sequence[str], *defaults: Mapping[str, Mapping[str, Any]]) -> list[Localizer]:
+    """Methods by name, with settings such as ``hard_concrete.steps=200`` over the given defaults, of which the last ones count most."""
     wanted = list(METHODS) if names == "all" else [name.strip() for name in names.split(",") if name.strip()]
     for name in wanted:
         if name not in METHODS:
             raise ValueError(f"methods must be among {', '.join(METHODS)}, got {name!r}.{nearest(name, METHODS)}")
-    values: dict[str, dict[str, Any]] = {name: dict((defaults or {}).get(name, {})) for name in wanted}
+    values: dict[str, dict[str, Any]] = {name: {} for name in wanted}
+    for name, source in product(wanted, defaults):
+        values[name] |= source.get(name, {})
     for setting in settings:
         key, equals, text = setting.partition("=")
         name, dot, field = key.partition(".")
@@ -69,6 +74,17 @@ def make_methods(names: str, settings: Sequence[str], defaults: Mapping[str, Map
             raise ValueError(f"--set must name a setting of {name} ({', '.join(known)}), got {field!r}.{nearest(field, known)}")
         values[name][field] = parse_value(setting, text, known[field])
     return [METHODS[name](**values[name]) for name in wanted]
+
+
+def say_settings(model: str, benchmark: Literal["inj", "del"], over: Path | str | None = None) -> None:
+    """Say which settings the learned masks have where neither ``--set`` nor what is put over them has others."""
+    beside = f", where {over} has no others" if over else ""
+    say(f"Settings of learned masks: {settings_source(model, benchmark)}{beside}.")
+
+
+def inj_ratios(model: str) -> list[float]:
+    """The paper's two shares of the rows of W_out, another one for the reference models."""
+    return [REFERENCE_RATIO] if model in ("reference", *REFERENCE_MODELS) else [0.01, 0.001]
 
 
 def parse_value(setting: str, text: str, default: Any) -> Any:
