@@ -246,3 +246,34 @@ def test_tune_names_a_method_missing_in_the_grid(run, model_dir, tmp_path):
     result = run("tune", "--model", model_dir, "--grid", tmp_path / "grid.json", "--method", "slimmin")
     assert result.exit_code == 2
     assert "Did you mean slimming" in result.stderr
+
+
+@pytest.fixture
+def named_gpt2(model_dir, tmp_path):
+    """The tiny model in a directory that has the name of one of the paper's."""
+    import shutil
+
+    return shutil.copytree(model_dir, tmp_path / "gpt2")
+
+
+def test_inj_takes_the_papers_settings_for_a_directory_of_that_name(run, named_gpt2, data, tmp_path, monkeypatch):
+    monkeypatch.setattr("tl_localize.cli.inj.work", lambda *a, **k: True)
+    arguments = ["--data", data, "--limit", 1, "--ratio", 0.1, "--methods", "slimming", "--out", tmp_path / "out"]
+    result = run("inj", "--model", named_gpt2, *arguments, "--set", "slimming.stop_sparsity=0.3")
+    assert "Settings of learned masks: the paper's for gpt2." in result.stderr
+    (record,) = json.loads((tmp_path / "out" / "settings.json").read_text())["runs"]
+    assert "sparsity_weight=15000.0, steps=4000, stop_sparsity=0.3" in record["methods"]["slimming"]
+    assert "the defaults, for the paper has none for tiny." in run.inj("--limit", 1, "--ratio", 0.1, "--methods", "random").stderr
+
+
+def test_tune_searches_around_the_papers_settings(run, named_gpt2, data, tmp_path, monkeypatch):
+    from tl_localize.store import Store
+
+    monkeypatch.setattr("tl_localize.cli.tune.work", lambda *a, **k: True)
+    result = run("tune", "--model", named_gpt2, "--data", data, "--method", "slimming", "--ratio", 0.1, "--out", tmp_path / "tune")
+    assert "the paper's for gpt2, where the grid has no others." in result.stderr
+    (plan,) = Store(tmp_path / "tune", read_only=True).plans()
+    methods = [text for text in plan["value"]["methods"].values() if text.startswith("Slimming")]
+    assert len(methods) == 12
+    assert all("steps=4000, stop_sparsity=0.2" in text for text in methods)
+    assert len({text.partition("steps=")[0] for text in methods}) == 12

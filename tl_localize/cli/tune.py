@@ -17,17 +17,18 @@ from torch import Tensor
 from tl_localize.cli.del_benchmark import FIRST_LAYER, General, Prefix, check_data, default_ratios, del_data, del_methods
 from tl_localize.cli.options import (
     N_DEV,
-    REFERENCE_RATIO,
     Device,
     Distractors,
     Dtype,
     Model,
     Settings,
     errors_explained,
+    inj_ratios,
     inj_sequences,
     make_methods,
     parse_dtype,
     say,
+    say_settings,
 )
 from tl_localize.cli.running import (
     Address,
@@ -46,7 +47,7 @@ from tl_localize.evals.del_benchmark import DelBenchmark
 from tl_localize.evals.inj_benchmark import InjBenchmark, InjResults
 from tl_localize.models import load_model
 from tl_localize.neurons import LanguageModel
-from tl_localize.paper import paper_grids
+from tl_localize.paper import paper_grids, paper_settings
 from tl_localize.runs import DelRun, InjRun, del_results, inj_results
 from tl_localize.sequences import MemorizedSequence
 from tl_localize.store import Store, nearest, prepare_folder, write_text
@@ -80,9 +81,10 @@ def tune(
 ) -> None:
     """Try every setting of a grid on the dev sequences of a benchmark and keep the best one.
 
-    INJ keeps the highest mean recall; DEL the largest loss of accuracy on the target minus that on the others (Self minus Neg), at the
-    largest ratio of tl-localize del unless given. Prints all settings, the best first, and writes settings.json for --settings of
-    tl-localize inj or del. In a folder that is there it makes only what is missing.
+    What the grid leaves open is as in tl-localize inj or del, for the paper's models the paper's, and so is the ratio, the largest of
+    theirs. INJ keeps the highest mean recall; DEL the largest loss of accuracy on the target minus that on the others (Self minus Neg).
+    Prints all settings, the best first, and writes settings.json for --settings of tl-localize inj or del. In a folder that is there it
+    makes only what is missing.
     """
     with errors_explained():
         if benchmark not in ("inj", "del"):
@@ -90,7 +92,14 @@ def tune(
         grids = read_grids(grid) if grid else paper_grids()
         if method not in grids:
             raise ValueError(f"grid must hold the method {method!r}, got {sorted(grids)}.{nearest(method, grids)}")
-        (fixed,) = make_methods(method, settings or []) if benchmark == "inj" else del_methods(method, settings or [], "", {})
+        if benchmark == "inj":
+            ratio = ratio or max(inj_ratios(model))
+            (fixed,) = make_methods(method, settings or [], paper_settings(model, "inj", ratio))
+            say_settings(model, "inj", "the grid")
+        else:
+            ratio = ratio or max(default_ratios(model))
+            (fixed,) = del_methods(method, settings or [], model, {})
+            say_settings(model, "del", "the grid")
         candidates = [replace(fixed, **{axis: getattr(c, axis) for axis in grids[method]}) for c in expand(method, grids[method])]
         if benchmark == "del":
             check_data(model, data, general)
@@ -108,16 +117,13 @@ def tune(
             "set": settings,
         }
         if benchmark == "inj":
-            setting = InjBenchmark(
-                model=loaded, sequences=inj_sequences(loaded, data, dev=True), ratio=ratio or REFERENCE_RATIO, distractors=distractors
-            )
+            setting = InjBenchmark(model=loaded, sequences=inj_sequences(loaded, data, dev=True), ratio=ratio, distractors=distractors)
             run = InjRun(store, setting, candidates, again("tune", **common, distractors=distractors), retry_failed)
         else:
             dev, text = dev_data(loaded, data, general, n_dev, n_prefix, store.folder)
-            ratios = (ratio or max(default_ratios(model)),)
             command = again("tune", **common, general=general, n_dev=n_dev, n_prefix=n_prefix)
             run = DelRun(
-                store, DelBenchmark(loaded, dev, text, ratios=ratios, n_dev=0, first_layer=FIRST_LAYER), candidates, command, retry_failed
+                store, DelBenchmark(loaded, dev, text, ratios=(ratio,), n_dev=0, first_layer=FIRST_LAYER), candidates, command, retry_failed
             )
         done = work([run], load, shard=shard, engine=engine, address=address, workers=workers, gpus=gpus, verbose=verbose, quiet=quiet)
         publish_tune(store, store.folder)
