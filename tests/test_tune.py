@@ -1,6 +1,7 @@
 """Hyperparameter search: the grid, the rule, and the file that the benchmarks read."""
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -91,6 +92,29 @@ def test_write_settings_is_read_back(results, candidates, tmp_path):
 
     write_settings(rank_inj(results, candidates), tmp_path / "settings.json", "mean recall")
     assert read_settings(tmp_path / "settings.json")["slimming"]["steps"] == 20
+
+
+def test_settings_of_the_benchmark_with_distractors_are_those_of_its_committed_numbers():
+    from tl_localize import HardConcrete, Slimming
+    from tl_localize.cli.options import make_methods
+    from tl_localize.tune import read_settings
+
+    tuned = read_settings(Path(__file__).parents[1] / "benchmarks" / "settings" / "distractors.json")
+    methods = make_methods("hard_concrete,slimming", [], {"slimming": {"stop_sparsity": 0.2, "steps": 4000}}, tuned)
+    assert methods == [HardConcrete(sparsity_weight=10.0), Slimming(steps=150, learning_rate=0.01, stop_sparsity=0.2)]
+
+
+@pytest.mark.parametrize("name", ["test_inj_table.py", "test_inj_distractors.py", "test_del_table.py"])
+def test_benchmarks_take_a_settings_file(name, tmp_path):
+    """They are collected with it here: to run them takes minutes."""
+    import subprocess
+    import sys
+
+    (tmp_path / "settings.json").write_text(json.dumps({"settings": {"slimming": {"steps": 3}}}))
+    command = [sys.executable, "-m", "pytest", Path(__file__).parents[1] / "benchmarks" / name, "--settings", tmp_path / "settings.json"]
+    done = subprocess.run([*map(str, command), "--setup-plan", "-q", "-p", "no:cacheprovider"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tuned" in done.stdout
 
 
 def test_read_settings_rejects_another_file(tmp_path):
