@@ -42,7 +42,7 @@ from tl_localize.cli.running import (
     work,
 )
 from tl_localize.collect import Criteria, load_collection
-from tl_localize.evals.del_benchmark import INTERVENTIONS, DelBenchmark
+from tl_localize.evals.del_benchmark import INTERVENTIONS, DelBenchmark, check_by_layer
 from tl_localize.methods import METHODS, Localizer
 from tl_localize.models import REFERENCE_MODELS, load_model
 from tl_localize.neurons import LanguageModel
@@ -114,6 +114,8 @@ def del_benchmark(
         chosen = del_methods(methods, settings or [], model, tuned)  # mistakes are found before the model is loaded
         of_it = [text for text in settings or [] if text.startswith(f"{single_layer_of}.")]
         one_layer = del_methods(single_layer_of, of_it, model, tuned) if single_layer_of else []
+        for method in one_layer:
+            check_by_layer(method)
         check_data(model, data, general)
         say_settings(model, "del", settings_file)
         other = "" if intervention == "zero" else f"-{intervention}"

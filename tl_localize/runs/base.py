@@ -264,6 +264,7 @@ class Stored:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", getattr(self.method, "name", type(self.method).__name__))
+        object.__setattr__(self, "by_layer", getattr(self.method, "by_layer", True))
 
     def __repr__(self) -> str:
         return repr(self.method)
