@@ -42,7 +42,7 @@ def results(candidates):
     from tl_localize.evals.inj_benchmark import InjResults
 
     rows = [
-        {"sequence_id": s, "method": repr(method), "multiple": multiple, "recall": recall, "seconds": 1.0}
+        {"sequence_id": s, "method": repr(method), "multiple": multiple, "recall": recall, "seconds": 1.0, "converged": True}
         for s in range(2)
         for method, recall in zip(candidates, (0.2, 0.6, 0.6), strict=True)
         for multiple in (1, 2)
@@ -56,6 +56,18 @@ def test_rank_inj_puts_the_best_first_and_the_earlier_of_equals(results, candida
     ranking = rank_inj(results, candidates)
     assert [settings["steps"] for settings in ranking["settings"]] == [20, 30, 10]
     assert ranking["score"].tolist() == pytest.approx([0.6, 0.6, 0.2])
+
+
+def test_rank_inj_leaves_out_injections_that_did_not_converge(results, candidates):
+    from dataclasses import replace
+
+    from tl_localize.tune import rank_inj
+
+    lost = results.frame.assign(sequence_id=2, recall=1 - results.frame["recall"], converged=False)
+    ranking = rank_inj(replace(results, frame=pd.concat([results.frame, lost])), candidates)
+    assert ranking.equals(rank_inj(results, candidates))
+    with pytest.raises(ValueError, match="results must hold an injection that converged, got none"):
+        rank_inj(replace(results, frame=lost), candidates)
 
 
 def test_rank_del_puts_self_minus_neg_first(candidates):

@@ -149,8 +149,16 @@ def publish_tune(store: Store, folder: Path) -> None:
     write_text(prepare_folder(folder) / "frame.csv", frame.to_csv(index=False))
     results = replace(results, frame=frame.assign(method=frame["method"].map(labels)))
     if isinstance(results, InjResults):
+        n_dev = results.frame["sequence_id"].nunique()
+        lost = results.frame.loc[~results.frame["converged"], "sequence_id"].nunique()
+        if not results.frame["converged"].any():
+            say(f"NONE of {lost} injections converged: there is nothing to rank.")
+            return
         ranking = rank_inj(results, candidates)
         rule = f"highest mean recall on the {n_dev} dev sentences of {command_value(command, '--data') or 'our own'}"
+        if lost:
+            rule += f", of which {lost} are left out, for their injections did not converge"
+            say(f"{lost} of {n_dev} injections did not converge and are left out of the ranking.")
     else:
         ranking = rank_del(results, candidates, ratio)
         rule = f"largest loss of accuracy on the target minus that on the others at {100 * ratio:g} %, {n_dev} dev sequences"
