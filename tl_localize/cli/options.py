@@ -111,8 +111,9 @@ def say(text: str) -> None:
 
 @contextmanager
 def bar() -> Iterator[Callable[[float, str], None]]:
-    """A progress bar with the time left, on a terminal or in a log."""
-    with tqdm(total=100, unit="%", bar_format="{l_bar}{bar}| {elapsed} elapsed, {remaining} left {postfix}", mininterval=0.5) as shown:
+    """A progress bar with the time left, on a terminal; nothing elsewhere."""
+    form = "{l_bar}{bar}| {elapsed} elapsed, {remaining} left {postfix}"
+    with tqdm(total=100, unit="%", bar_format=form, mininterval=0.5, disable=None) as shown:
 
         def show(fraction: float, what: str) -> None:
             shown.set_postfix_str(what, refresh=False)
