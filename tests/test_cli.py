@@ -198,6 +198,29 @@ def test_inj_explains_a_mistake_in_one_line(run, arguments, message):
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--limit", 0], "limit must be at least 1, got 0. Leave it out for the default."),
+        (["--limit", -1], "limit must be at least 1, got -1"),
+        (["--max-steps", 0], "max_steps must be at least 1, got 0"),
+        (["--learning-rate", 0], "learning_rate must be above 0, got 0.0"),
+        (["--seed", -1], "seed must be at least 0, got -1"),
+        (["--distractors", -1], "distractors must be at least 0, got -1"),
+        (["--ratio", 0], "ratio must be a fraction in (0, 1], got 0.0"),
+        (["--ratio", 0.1, "--ratio", 0.1], "ratio must be given once for each share, got [0.1, 0.1]"),
+        (["--shard", "3/2"], "shard must read i/n with i from 1 to n, got '3/2'"),
+        (["--workers", 0], "workers must be at least 1, got 0"),
+        (["--gpus", -1], "gpus must be at least 0, got -1.0"),
+    ],
+)
+def test_inj_finds_mistakes_before_the_model_is_loaded(run, arguments, message, monkeypatch):
+    monkeypatch.setattr("tl_localize.cli.inj.load_model", lambda *a: pytest.fail("the model was loaded first"))
+    result = run.inj(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
 def test_inj_names_the_nearest_model(run, data):
     result = run("inj", "--model", "reference-gpt", "--data", data)
     assert result.exit_code == 2

@@ -17,6 +17,8 @@ from tl_localize.cli.options import (
     Model,
     Settings,
     SettingsFile,
+    check_at_least,
+    check_ratios,
     errors_explained,
     inj_ratios,
     inj_sequences,
@@ -29,6 +31,7 @@ from tl_localize.cli.running import (
     Address,
     Engine,
     Gpus,
+    How,
     Quiet,
     RetryFailed,
     Shard,
@@ -82,6 +85,12 @@ def inj(
     with errors_explained():
         tuned = read_settings(settings_file) if settings_file else {}
         make_methods(methods, settings or [], tuned)  # mistakes are found before the model is loaded
+        check_ratios(ratio)
+        check_at_least(1, limit=limit, max_steps=max_steps)
+        check_at_least(0, seed=seed, distractors=distractors)
+        if learning_rate is not None and not learning_rate > 0:
+            raise ValueError(f"learning_rate must be above 0, got {learning_rate}. Leave it out for the paper's.")
+        how = How(shard=shard, engine=engine, address=address, workers=workers, gpus=gpus, verbose=verbose, quiet=quiet)
         say_settings(model, "inj", settings_file)
         store = Store(
             prepare_folder(
@@ -122,7 +131,7 @@ def inj(
                 settings=settings_file,
             )
             runs.append(InjRun(store, benchmark, chosen, command, retry_failed))
-        done = work(runs, load, shard=shard, engine=engine, address=address, workers=workers, gpus=gpus, verbose=verbose, quiet=quiet)
+        done = work(runs, load, how)
         publish_inj(store, store.folder)
         finish(runs, done)
 

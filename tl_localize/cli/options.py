@@ -18,8 +18,10 @@ from tqdm import tqdm
 
 from tl_localize.methods import METHODS, Localizer
 from tl_localize.models import REFERENCE_MODELS
+from tl_localize.neurons import Real
 from tl_localize.paper import settings_source
 from tl_localize.readers import read_definitions
+from tl_localize.scores import check_ratio
 from tl_localize.sequences import MemorizedSequence, encode
 from tl_localize.store import nearest
 
@@ -85,6 +87,21 @@ def say_settings(model: str, benchmark: Literal["inj", "del"], over: Path | str 
 def inj_ratios(model: str) -> list[float]:
     """The paper's two shares of the rows of W_out, another one for the reference models."""
     return [REFERENCE_RATIO] if model in ("reference", *REFERENCE_MODELS) else [0.01, 0.001]
+
+
+def check_at_least(low: int, **options: Real | None) -> None:
+    """Raise ValueError where an option is given and smaller."""
+    for name, value in options.items():
+        if value is not None and value < low:
+            raise ValueError(f"{name} must be at least {low}, got {value}. Leave it out for the default.")
+
+
+def check_ratios(ratios: Sequence[float] | None) -> None:
+    """Raise ValueError unless all ratios are fractions in (0, 1], and different."""
+    for ratio in ratios or ():
+        check_ratio("ratio", ratio)
+    if len(set(ratios or ())) < len(ratios or ()):
+        raise ValueError(f"ratio must be given once for each share, got {ratios}. Leave out the copies.")
 
 
 def parse_value(setting: str, text: str, default: Any) -> Any:

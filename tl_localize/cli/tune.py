@@ -14,7 +14,17 @@ import typer
 from jaxtyping import Integer
 from torch import Tensor
 
-from tl_localize.cli.del_benchmark import FIRST_LAYER, General, Prefix, check_data, default_ratios, del_data, del_methods
+from tl_localize.cli.del_benchmark import (
+    DEFAULT_SEQUENCES,
+    FIRST_LAYER,
+    General,
+    Prefix,
+    check_data,
+    collect_default,
+    default_ratios,
+    del_data,
+    del_methods,
+)
 from tl_localize.cli.options import (
     N_DEV,
     Device,
@@ -22,6 +32,8 @@ from tl_localize.cli.options import (
     Dtype,
     Model,
     Settings,
+    check_at_least,
+    check_ratios,
     errors_explained,
     inj_ratios,
     inj_sequences,
@@ -34,6 +46,7 @@ from tl_localize.cli.running import (
     Address,
     Engine,
     Gpus,
+    How,
     Quiet,
     RetryFailed,
     Shard,
@@ -93,19 +106,27 @@ def tune(
         if method not in grids:
             raise ValueError(f"grid must hold the method {method!r}, got {sorted(grids)}.{nearest(method, grids)}")
         if benchmark == "inj":
-            ratio = ratio or max(inj_ratios(model))
+            ratio = max(inj_ratios(model)) if ratio is None else ratio
             (fixed,) = make_methods(method, settings or [], paper_settings(model, "inj", ratio))
             say_settings(model, "inj", "the grid")
         else:
-            ratio = ratio or max(default_ratios(model))
+            ratio = max(default_ratios(model)) if ratio is None else ratio
             (fixed,) = del_methods(method, settings or [], model, {})
             say_settings(model, "del", "the grid")
         candidates = [replace(fixed, **{axis: getattr(c, axis) for axis in grids[method]}) for c in expand(method, grids[method])]
+        check_ratios([ratio])
+        check_at_least(0, distractors=distractors)
+        check_at_least(1, n_prefix=n_prefix)
         if benchmark == "del":
             check_data(model, data, general)
+            if data is None:
+                check_dev(n_dev, DEFAULT_SEQUENCES)
+        how = How(shard=shard, engine=engine, address=address, workers=workers, gpus=gpus, verbose=verbose, quiet=quiet)
         store = Store(prepare_folder(out or Path("tl-localize-results") / f"tune-{benchmark}-{Path(model).name}"))
         load = partial(load_model, model, device, parse_dtype(dtype))
         loaded = load()
+        if benchmark == "del":
+            data = data or collect_default(loaded, load, store.folder / "collection", how, n_dev, [ratio])
         common = {
             "benchmark": benchmark,
             "method": method,
@@ -120,12 +141,13 @@ def tune(
             setting = InjBenchmark(model=loaded, sequences=inj_sequences(loaded, data, dev=True), ratio=ratio, distractors=distractors)
             run = InjRun(store, setting, candidates, again("tune", **common, distractors=distractors), retry_failed)
         else:
-            dev, text = dev_data(loaded, data, general, n_dev, n_prefix, store.folder)
+            assert data is not None
+            dev, text = dev_data(loaded, data, general, n_dev, n_prefix)
             command = again("tune", **common, general=general, n_dev=n_dev, n_prefix=n_prefix)
             run = DelRun(
                 store, DelBenchmark(loaded, dev, text, ratios=(ratio,), n_dev=0, first_layer=FIRST_LAYER), candidates, command, retry_failed
             )
-        done = work([run], load, shard=shard, engine=engine, address=address, workers=workers, gpus=gpus, verbose=verbose, quiet=quiet)
+        done = work([run], load, how)
         publish_tune(store, store.folder)
         finish([run], done)
 
@@ -175,6 +197,15 @@ def publish_tune(store: Store, folder: Path) -> None:
     typer.echo(f"Use them: tl-localize {benchmark} --model {model} --settings {folder / 'settings.json'}")
 
 
+def check_dev(n_dev: int, n_sequences: int) -> None:
+    """Raise ValueError unless so many dev sequences can be compared, and leave others."""
+    if not 2 <= n_dev < n_sequences:
+        raise ValueError(
+            f"n_dev must be at least 2, for a target and another, and below the {n_sequences} sequences, got {n_dev}. "
+            "Collect with another --n-dev, or more text."
+        )
+
+
 def command_value(command: Sequence[str], option: str) -> str:
     """What a command gives to an option, or nothing."""
     return next((value for name, value in pairwise(command) if name == option), "")
@@ -188,13 +219,9 @@ def varied(method: str, settings: Mapping[str, Any], ranking: pd.DataFrame) -> s
 
 
 def dev_data(
-    model: LanguageModel, data: Path | None, general: Path | None, n_dev: int, n_prefix: int, folder: Path
+    model: LanguageModel, data: Path, general: Path | None, n_dev: int, n_prefix: int
 ) -> tuple[list[MemorizedSequence], Integer[Tensor, "sequence pos"]]:
     """The dev sequences of DEL, each a target and the others' negative, and general text; the test sequences take no part."""
-    sequences, n_dev, text = del_data(model, data, general, n_dev, n_prefix, folder)
-    if not 2 <= n_dev < len(sequences):
-        raise ValueError(
-            f"n_dev must be at least 2, for a target and another, and below the {len(sequences)} sequences, got {n_dev}. "
-            "Collect with another --n-dev, or more text."
-        )
+    sequences, n_dev, text = del_data(model, data, general, n_dev, n_prefix)
+    check_dev(n_dev, len(sequences))
     return sequences[:n_dev], text
