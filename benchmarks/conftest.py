@@ -23,6 +23,7 @@ def pytest_addoption(parser):
     group.addoption("--data", default=None, help="INJ sentences, ECBD-style JSONL (default: our own)")
     group.addoption("--del-data", default=None, help="DEL sequences, as --data of tl-localize del (default: collected)")
     group.addoption("--general", default=None, help="DEL: tokens [sequence pos] for the perplexity")
+    group.addoption("--settings", default=None, help="settings file of tl-localize tune, over the paper's settings and the defaults")
     group.addoption("--limit", type=int, default=None, help="number of sentences or sequences")
     group.addoption("--full", action="store_true", help="all sentences and methods of the committed tables, however long it takes")
     group.addoption("--results", default=str(HERE / "results"), help="folder that the tables are written to")
@@ -60,6 +61,15 @@ def alone():
     if not allowed:
         pytest.skip("network namespaces are not allowed here, and without one Ray would listen on the machine's own address")
     return lambda line: [*command, f"{up} && exec {line}"]
+
+
+@pytest.fixture(scope="session")
+def tuned(request):
+    """Settings by method name, of the file that the user named."""
+    from tl_localize.tune import read_settings
+
+    path = request.config.getoption("--settings")
+    return read_settings(path) if path else {}
 
 
 @pytest.fixture(scope="session")

@@ -64,14 +64,14 @@ def benchmark(model, model_name, collection, files, request):
 
 
 @pytest.fixture(scope="session")
-def results(benchmark, model_name, publish, publish_figure):
+def results(benchmark, model_name, tuned, publish, publish_figure):
     from tl_localize.cli.del_benchmark import del_methods
     from tl_localize.evals.del_benchmark import DelResults
     from tl_localize.plots import del_figures
     from tl_localize.tables import DEL_CAPTIONS, del_tables
 
     runs = {METHODS: N_TARGETS, "zero_out": N_TARGETS_ZERO_OUT}
-    measured = DelResults.join([benchmark(n).run(del_methods(methods, [], model_name, {})) for methods, n in runs.items()])
+    measured = DelResults.join([benchmark(n).run(del_methods(methods, [], model_name, tuned)) for methods, n in runs.items()])
     for name, table in del_tables(measured, model_name).items():
         publish(table, model_name, name, DEL_CAPTIONS[name])
     for name, figure in del_figures(measured).items():
@@ -124,20 +124,20 @@ def test_losses_are_the_committed_ones(results, model_name, request):
     if request.config.getoption("--update-expected"):
         path.parent.mkdir(exist_ok=True)
         measured.round(4).to_csv(path)
-    if not path.is_file() or any(request.config.getoption(name) for name in ("--limit", "--del-data", "--general")):
+    if not path.is_file() or any(request.config.getoption(name) for name in ("--limit", "--del-data", "--general", "--settings")):
         pytest.skip(f"nothing is committed for {model_name} with these options")
     expected = pd.read_csv(path, index_col=["method", "ratio"])
     measured = measured.loc[expected.index]
     assert ((measured - expected).abs() < TOLERANCE).all(axis=None), f"\n{measured}\n{expected}"
 
 
-def test_many_layers_erase_more_than_the_average_layer(benchmark, model_name, publish, publish_figure):
+def test_many_layers_erase_more_than_the_average_layer(benchmark, model_name, tuned, publish, publish_figure):
     from tl_localize.cli.del_benchmark import del_methods, single_layer_ratio
     from tl_localize.plots import single_layer
     from tl_localize.tables import DEL_CAPTIONS, single_layer_table
 
     run = benchmark(N_TARGETS_SINGLE_LAYER)
-    (method,) = del_methods(SINGLE_LAYER, [], model_name, {})
+    (method,) = del_methods(SINGLE_LAYER, [], model_name, tuned)
     frame = run.run_single_layer(method, single_layer_ratio(run))
     publish(single_layer_table(frame), model_name, f"del_single_layer_{method.name}", DEL_CAPTIONS["del_single_layer"])
     publish_figure(single_layer(frame), model_name, f"del_single_layer_{method.name}")

@@ -2,6 +2,7 @@
 
 pytest benchmarks/test_inj_distractors.py             # both reference models, 4 groups of 4 sentences, without Zero-Out
 pytest benchmarks/test_inj_distractors.py --full      # 8 groups and all methods: the committed table
+tl-localize inj --distractors 3 --limit 32 --settings benchmarks/settings/distractors.json    # the same of one model, in a results folder
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ TOLERANCE = 0.05  # of a mean recall against the committed one
 DISTRACTORS = 3
 N_GROUPS, N_GROUPS_FULL = 4, 8
 CHEAP = "hard_concrete,slimming,integrated_gradients,activations,attribution"
-# The best of about ten settings each on two groups of dev sentences in both models, by own minus foreign recall; others have none.
-TUNED = ["hard_concrete.sparsity_weight=10", "slimming.learning_rate=0.01", "slimming.steps=150"]
+SETTINGS = HERE / "settings" / "distractors.json"  # of the reference models; tl-localize inj --distractors 3 --settings reads it too
 CAPTIONS = {
     "inj": "INJ with distractors: own / foreign recall in percent, mean ± standard error over groups",
     "inj_across_layers": "INJ with distractors, top share of the model: own / foreign recall in percent",
@@ -28,20 +28,22 @@ CAPTIONS = {
 
 
 @pytest.fixture(scope="session")
-def results(model, model_name, request, publish):
+def results(model, model_name, tuned, request, publish):
     from tl_localize.cli.options import REFERENCE_RATIO, inj_sequences, make_methods
     from tl_localize.evals.inj_benchmark import InjBenchmark
     from tl_localize.paper import paper_settings
     from tl_localize.plots import own_against_foreign, save_figure
     from tl_localize.tables import inj_tables
+    from tl_localize.tune import read_settings
 
     full = request.config.getoption("--full")
     ratio = REFERENCE_RATIO if model_name.startswith("reference") else 0.01
     data = request.config.getoption("--data")
     limit = request.config.getoption("--limit") or (DISTRACTORS + 1) * (N_GROUPS_FULL if full else N_GROUPS)
     sentences = inj_sequences(model, Path(data) if data else None)[:limit]
-    tuned = TUNED if model_name.startswith("reference") else []
-    methods = make_methods("all" if full else CHEAP, tuned, paper_settings(model_name, "inj", ratio))
+    if not tuned and model_name.startswith("reference"):
+        tuned = read_settings(SETTINGS)
+    methods = make_methods("all" if full else CHEAP, [], paper_settings(model_name, "inj", ratio), tuned)
     measured = InjBenchmark(model=model, sequences=sentences, ratio=ratio, distractors=DISTRACTORS).run(methods)
     for name, table in inj_tables(measured, model_name).items():
         publish(table, model_name, f"distractors_{name}", CAPTIONS[name])
@@ -73,7 +75,7 @@ def test_recalls_are_the_committed_ones(results, model_name, request):
     """To 5 points: the sentences and seeds are the same, the last digits of training are not."""
     path = HERE / "expected" / f"distractors-{model_name}.csv"
     measured = results.frame[results.frame["converged"]].groupby(["method", "multiple"])[["recall", "foreign_recall"]].mean()
-    if not request.config.getoption("--full") or any(request.config.getoption(name) for name in ("--limit", "--data")):
+    if not request.config.getoption("--full") or any(request.config.getoption(name) for name in ("--limit", "--data", "--settings")):
         pytest.skip("the committed numbers are those of --full")
     if request.config.getoption("--update-expected"):
         measured.round(4).to_csv(path)

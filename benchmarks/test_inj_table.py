@@ -3,6 +3,7 @@
 pytest benchmarks/test_inj_table.py                                             # both reference models, our sentences
 pytest benchmarks/test_inj_table.py --full                                      # 32 sentences, however long it takes
 pytest benchmarks/test_inj_table.py --model gpt2 --device cuda --data ecbd_2021_definition_dedup.jsonl   # the paper's
+pytest benchmarks/test_inj_table.py --settings settings.json                    # with what tl-localize tune has found
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def sentences(model, request):
 
 
 @pytest.fixture(scope="session")
-def run(model, model_name, sentences, request):
+def run(model, model_name, sentences, tuned, request):
     """INJ with some methods on the first sentences, at each of the model's ratios."""
     from tl_localize.cli.options import make_methods
     from tl_localize.evals.inj_benchmark import InjBenchmark, InjResults
@@ -42,7 +43,7 @@ def run(model, model_name, sentences, request):
         return InjResults.join(
             [
                 InjBenchmark(model=model, sequences=sentences[:limit], ratio=ratio, seed=seed).run(
-                    make_methods(methods, [], paper_settings(model_name, "inj", ratio))
+                    make_methods(methods, [], paper_settings(model_name, "inj", ratio), tuned)
                 )
                 for ratio in RATIO.get(model_name, PAPER_RATIOS)
             ]
@@ -104,12 +105,7 @@ def test_recalls_are_the_committed_ones(recalls, model_name, request):
     if request.config.getoption("--update-expected"):
         path.parent.mkdir(exist_ok=True)
         recalls.round(4).to_csv(path)
-    if (
-        not path.is_file()
-        or request.config.getoption("--limit")
-        or request.config.getoption("--data")
-        or request.config.getoption("--full")
-    ):
+    if not path.is_file() or any(request.config.getoption(name) for name in ("--limit", "--data", "--settings", "--full")):
         pytest.skip(f"nothing is committed for {model_name} with these options")
     expected = pd.read_csv(path, index_col="method").rename(columns=float)
     measured = recalls.rename(columns=float).loc[expected.index]

@@ -155,6 +155,10 @@ def test_localize_prints_the_top_neurons(run):
     assert scores == sorted(scores, reverse=True)
 
 
+def test_localize_draws_no_bar_in_a_pipe(run):
+    assert "elapsed" not in run.localize("--method", "activations").stderr
+
+
 def test_localize_warns_of_a_text_that_is_not_recited(run):
     result = run.localize("--method", "activations")
     assert result.exit_code == 0 and "Warning: sequence must be recited by the model" in result.output
@@ -194,6 +198,29 @@ def test_inj_explains_a_mistake_in_one_line(run, arguments, message):
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--limit", 0], "limit must be at least 1, got 0. Leave it out for the default."),
+        (["--limit", -1], "limit must be at least 1, got -1"),
+        (["--max-steps", 0], "max_steps must be at least 1, got 0"),
+        (["--learning-rate", 0], "learning_rate must be above 0, got 0.0"),
+        (["--seed", -1], "seed must be at least 0, got -1"),
+        (["--distractors", -1], "distractors must be at least 0, got -1"),
+        (["--ratio", 0], "ratio must be a fraction in (0, 1], got 0.0"),
+        (["--ratio", 0.1, "--ratio", 0.1], "ratio must be given once for each share, got [0.1, 0.1]"),
+        (["--shard", "3/2"], "shard must read i/n with i from 1 to n, got '3/2'"),
+        (["--workers", 0], "workers must be at least 1, got 0"),
+        (["--gpus", -1], "gpus must be at least 0, got -1.0"),
+    ],
+)
+def test_inj_finds_mistakes_before_the_model_is_loaded(run, arguments, message, monkeypatch):
+    monkeypatch.setattr("tl_localize.cli.inj.load_model", lambda *a: pytest.fail("the model was loaded first"))
+    result = run.inj(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
 def test_inj_names_the_nearest_model(run, data):
     result = run("inj", "--model", "reference-gpt", "--data", data)
     assert result.exit_code == 2
@@ -224,12 +251,22 @@ def test_inj_without_a_limit_above_the_dev_sentences_says_so(run, data):
     assert "must hold more than 5 sentences" in result.stderr
 
 
-def test_tune_ranks_a_grid_and_inj_reads_its_settings(run, model_dir, data, tmp_path):
+def test_tune_ranks_a_grid_and_inj_reads_its_settings(run, model_dir, data, tmp_path, monkeypatch):
+    from functools import partial
+
+    from tl_localize import InjBenchmark
+
     grid = tmp_path / "grid.json"
     grid.write_text(json.dumps({"slimming": {"steps": [10, 20]}}))
     arguments = ["--model", model_dir, "--data", data, "--ratio", 0.1, "--grid", grid, "--method", "slimming", "--out", tmp_path / "tune"]
+    monkeypatch.setattr("tl_localize.cli.tune.InjBenchmark", partial(InjBenchmark, max_steps=1))
+    result = run("tune", *arguments[:-1], tmp_path / "none")
+    assert result.exit_code == 1, result.output
+    assert "NONE of 5 injections converged: there is nothing to rank." in result.stderr
+    assert not (tmp_path / "none" / "settings.json").exists()
+    monkeypatch.setattr("tl_localize.cli.tune.InjBenchmark", partial(InjBenchmark, max_steps=1, stop_loss=100.0))
     result = run("tune", *arguments)
-    assert result.exit_code in (0, 1), result.output  # whether or not the injections converge
+    assert result.exit_code == 0, result.output
     assert "steps=10" in result.stdout
     assert "steps=20" in result.stdout
     used = run.inj(
@@ -246,3 +283,34 @@ def test_tune_names_a_method_missing_in_the_grid(run, model_dir, tmp_path):
     result = run("tune", "--model", model_dir, "--grid", tmp_path / "grid.json", "--method", "slimmin")
     assert result.exit_code == 2
     assert "Did you mean slimming" in result.stderr
+
+
+@pytest.fixture
+def named_gpt2(model_dir, tmp_path):
+    """The tiny model in a directory that has the name of one of the paper's."""
+    import shutil
+
+    return shutil.copytree(model_dir, tmp_path / "gpt2")
+
+
+def test_inj_takes_the_papers_settings_for_a_directory_of_that_name(run, named_gpt2, data, tmp_path, monkeypatch):
+    monkeypatch.setattr("tl_localize.cli.inj.work", lambda *a, **k: True)
+    arguments = ["--data", data, "--limit", 1, "--ratio", 0.1, "--methods", "slimming", "--out", tmp_path / "out"]
+    result = run("inj", "--model", named_gpt2, *arguments, "--set", "slimming.stop_sparsity=0.3")
+    assert "Settings of learned masks: the paper's for gpt2." in result.stderr
+    (record,) = json.loads((tmp_path / "out" / "settings.json").read_text())["runs"]
+    assert "sparsity_weight=15000.0, steps=4000, stop_sparsity=0.3" in record["methods"]["slimming"]
+    assert "the defaults, for the paper has none for tiny." in run.inj("--limit", 1, "--ratio", 0.1, "--methods", "random").stderr
+
+
+def test_tune_searches_around_the_papers_settings(run, named_gpt2, data, tmp_path, monkeypatch):
+    from tl_localize.store import Store
+
+    monkeypatch.setattr("tl_localize.cli.tune.work", lambda *a, **k: True)
+    result = run("tune", "--model", named_gpt2, "--data", data, "--method", "slimming", "--ratio", 0.1, "--out", tmp_path / "tune")
+    assert "the paper's for gpt2, where the grid has no others." in result.stderr
+    (plan,) = Store(tmp_path / "tune", read_only=True).plans()
+    methods = [text for text in plan["value"]["methods"].values() if text.startswith("Slimming")]
+    assert len(methods) == 12
+    assert all("steps=4000, stop_sparsity=0.2" in text for text in methods)
+    assert len({text.partition("steps=")[0] for text in methods}) == 12

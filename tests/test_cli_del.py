@@ -1,6 +1,7 @@
 """tl-localize collect, del and tune --benchmark del, on a tiny model that recites itself."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -633,6 +634,140 @@ def test_del_spares_the_first_layer_in_learned_masks(model_dir):
 @pytest.mark.usefixtures("unchecked")
 def test_del_explains_a_mistake_in_one_line(run, collection, arguments, message):
     one_error(run("del", "--data", collection, *arguments), message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ratio", 5], "ratio must be a fraction in (0, 1], got 5.0"),
+        (["--ratio", 0.1, "--ratio", 0.1], "ratio must be given once for each share"),
+        (["--intervention", "meen"], "intervention must be one of zero, mean, resample, got 'meen'. Did you mean mean?"),
+        (["--targets", 0], "targets must be at least 1, got 0. Leave it out for the default."),
+        (["--targets", 101], "targets must be at most 100 without data, got 101. Run tl-localize collect for more."),
+        (["--n-dev", 105], "n_dev must be at least 0 and below n_max=105, got 105"),
+        (["--n-dev", -1], "n_dev must be at least 0, got -1"),
+        (["--n-prefix", 0], "n_prefix must be at least 1, got 0"),
+        (["--seed", -1], "seed must be at least 0, got -1"),
+        (["--shard", "0/2"], "shard must read i/n"),
+        (["--workers", 0], "workers must be at least 1, got 0"),
+        (["--single-layer", "hard_concrete"], "method must score each layer by itself for single layers, got HardConcrete("),
+        (["--single-layer", "slimming"], "Use one of"),
+    ],
+)
+def test_del_finds_mistakes_before_the_model_is_loaded(run, arguments, message, monkeypatch):
+    monkeypatch.setattr("tl_localize.cli.del_benchmark.load_model", lambda *a: pytest.fail("the model was loaded first"))
+    one_error(run("del", "--model", "reference", *arguments), message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ratio", 5], "ratio must be a fraction in (0, 1], got 5.0"),
+        (["--ratio", 0], "ratio must be a fraction in (0, 1], got 0.0"),
+        (["--n-dev", 1], "n_dev must be at least 2, for a target and another, and below the 105 sequences, got 1"),
+        (["--shard", "0/2"], "shard must read i/n"),
+        (["--distractors", -1], "distractors must be at least 0, got -1"),
+    ],
+)
+def test_tune_finds_mistakes_before_the_model_is_loaded(run, arguments, message, monkeypatch):
+    monkeypatch.setattr("tl_localize.cli.tune.load_model", lambda *a: pytest.fail("the model was loaded first"))
+    one_error(run("tune", "--benchmark", "del", "--model", "reference", *arguments), message)
+
+
+@pytest.fixture
+def default_data(recited, model_dir, monkeypatch):
+    """The tiny model in place of the reference model, its recited rows in place of the training stream, five chunks of it."""
+    import torch
+
+    from tl_localize import load_model
+    from tl_localize.collect import Criteria
+    from tl_localize.runs import Corpus, Search
+
+    def search(model):
+        criteria = Criteria(n_prefix=4, n_suffix=12, min_distinct=1, max_jaccard=1)
+        chunks = Corpus(Path("training stream"), given=torch.from_numpy(recited)).chunks(length=criteria.length)
+        return Search(model, chunks, criteria, data=["training stream"])
+
+    general = torch.randint(256, (3, 20), generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 2)
+    monkeypatch.setattr("tl_localize.cli.del_benchmark.reference_search", search)
+    monkeypatch.setattr("tl_localize.cli.del_benchmark.held_out_tokens", lambda: general)
+    for command in ("del_benchmark", "tune"):
+        monkeypatch.setattr(f"tl_localize.cli.{command}.load_model", lambda *a: load_model(model_dir, device="cpu"))
+    return ["--model", "reference", "--n-dev", 2]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_del_collects_in_the_machinery_of_runs(run, default_data, tmp_path, monkeypatch):
+    import os
+    import shlex
+    import signal
+
+    from tl_localize.cli import app
+    from tl_localize.collect import Sieve
+
+    right, calls = Sieve.sift, []
+
+    def interrupted(self, stream):
+        calls.append(stream)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return right(self, stream)
+
+    monkeypatch.setattr(Sieve, "sift", interrupted)
+    arguments = [*default_data, "--methods", "activations", "--ratio", 0.1]
+    one_error(run("del", *arguments[:-1], 0.001, out="other"), "which selects none")  # before anything is collected
+    assert calls == []
+    stopped = run("del", *arguments)
+    assert stopped.exit_code == 130, stopped.output
+    assert "Finishing the unit in hand" in stopped.stderr
+    assert "go on with the same command" in stopped.stderr
+    assert len(calls) == 2
+    told = CliRunner().invoke(app, ["status", str(tmp_path / "out")]).stdout
+    assert [cell.strip() for cell in told.splitlines()[4].split("|")][1:6] == ["collect", "5", "2", "0", "3"]
+    assert "The sequences are collected first" in told
+    assert "base" not in told
+    monkeypatch.setattr("sys.argv", ["tl-localize", "del", "--shard", "1/2"])
+    shard = run("del", *arguments, "--shard", "1/2", "-v")
+    assert shard.exit_code == 0, shard.output
+    assert shard.stderr.count("collect on ") == 2  # of chunks 0, 2 and 4 the first was there
+    assert shard.stderr.rstrip().endswith(
+        "1 of 5 chunks are missing. Once the other shards are done, this goes on, in shards or at once:\n  tl-localize del"
+    )
+    whole = run("del", *arguments)
+    assert whole.exit_code == 0, whole.output
+    assert len(calls) == 5
+    frame = pd.read_csv(tmp_path / "out" / "frame.csv")
+    trace = CliRunner().invoke(app, ["trace", str(tmp_path / "out"), "--method", "activations"])
+    *_, command = [line.strip() for line in trace.stdout.splitlines() if line.startswith("  tl-localize del")]
+    monkeypatch.chdir(tmp_path)
+    again = CliRunner().invoke(app, shlex.split(command)[1:])
+    assert again.exit_code == 0, again.output
+    assert len(calls) == 5
+    made = pd.read_csv("made-again/frame.csv")
+    assert len(frame.merge(made, how="inner")) == len(made) == 2
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_tune_del_collects_in_the_machinery_of_runs(run, default_data, tmp_path):
+    (tmp_path / "grid.json").write_text(json.dumps({"slimming": {"steps": [10, 20]}}))
+    arguments = ["--benchmark", "del", *default_data, "--ratio", 0.1, "--grid", tmp_path / "grid.json", "--method", "slimming"]
+    result = run("tune", *arguments, "-v")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("collect on ") == 5
+    assert (tmp_path / "out" / "settings.json").is_file()
+    assert "collect on " not in run("tune", *arguments, "-v").stderr
+
+
+def test_status_of_a_folder_without_a_plan_says_so(tmp_path):
+    from tl_localize.cli import app
+    from tl_localize.runs import status
+    from tl_localize.store import Store
+
+    store = Store(tmp_path / "out")
+    one_error(CliRunner().invoke(app, ["status", str(tmp_path / "out")]), "folder must hold the plan of a run, got none in")
+    assert len(status(store).frame) == 0
+    assert status(store).clean
 
 
 def test_del_explains_missing_data(run, collection, tmp_path):

@@ -371,6 +371,31 @@ def test_likely_windows_find_a_memory_inside_a_row(gpt2_like: Any) -> None:
         next(likely_windows(gpt2_like, rows[:, :10], criteria))
 
 
+@pytest.mark.parametrize("n_prefix", [8, 23])  # windows of 18 tokens, and of all that the model can read
+def test_likely_windows_see_every_window_of_a_row_longer_than_the_context_once(gpt2_like: Any, monkeypatch: Any, n_prefix: int) -> None:
+    from tl_localize import collect
+
+    rows = torch.randint(61, (2, 3 * 32 + 5), generator=torch.Generator().manual_seed(2))
+    criteria = Criteria(n_prefix=n_prefix, n_suffix=10, min_distinct=1)
+    seen: list[Any] = []
+    monkeypatch.setattr(collect, "_best_windows", lambda found, length, needed: seen.append(found) or [])
+    assert list(likely_windows(gpt2_like, rows, criteria)) == []
+    step = 33 + 1 - criteria.length
+    for row, found in zip(rows, seen, strict=True):
+        assert len(found) == len(row) + 1 - criteria.length
+        for start, n in enumerate(found.tolist()):
+            piece = row[start - start % step :][:33]  # what the window is seen in
+            right = gpt2_like(piece[None, :-1])[0].argmax(-1) == piece[1:]
+            first = start % step + n_prefix - 1
+            assert n == int(right[first : first + 10].sum())
+
+
+def test_likely_windows_refuse_windows_longer_than_the_context(gpt2_like: Any) -> None:
+    rows = torch.randint(61, (2, 80))
+    with pytest.raises(ValueError, match=r"n_prefix \+ n_suffix must be at most n_ctx \+ 1 = 33, got 34"):
+        next(likely_windows(gpt2_like, rows, Criteria(n_prefix=4, n_suffix=30, min_distinct=1)))
+
+
 # Early stop
 
 

@@ -47,3 +47,27 @@ def test_paper_settings_are_empty_for_another_model():
     from tl_localize.paper import paper_settings
 
     assert paper_settings("reference-gpt2", "del") == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("./gpt2-xl", "gpt2-xl"),
+        ("/models/gpt2-xl/", "gpt2-xl"),
+        ("EleutherAI/pythia-2.8b-deduped-v0", "pythia-2.8b-deduped"),
+        ("models/Pythia-6.9B-deduped-v0", "pythia-6.9b-deduped"),
+        ("openai-community/gpt2", "gpt2"),
+        ("gpt2-xl-finetuned", "gpt2-xl-finetuned"),
+    ],
+)
+def test_paper_model_reads_directories_and_first_versions(name, expected):
+    from tl_localize.paper import paper_model
+
+    assert paper_model(name) == expected
+
+
+def test_settings_source_names_the_paper_or_the_defaults():
+    from tl_localize.paper import settings_source
+
+    assert settings_source("./gpt2", "inj") == "the paper's for gpt2"
+    assert settings_source("./gpt2", "del") == "the defaults, for the paper has none for gpt2"

@@ -156,12 +156,45 @@ def test_read_tokens_maps_npy(tmp_path: Path, dtype: Any) -> None:
     assert torch.equal(read_tokens(tmp_path / "t.npy").long(), TOKENS)
 
 
-def test_read_tokens_never_writes_to_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["npy", "safetensors"])
+def test_read_tokens_never_writes_to_the_file(tmp_path: Path, suffix: str) -> None:
     from tl_localize.readers import read_tokens
 
-    np.save(tmp_path / "t.npy", TOKENS.numpy())
-    read_tokens(tmp_path / "t.npy")[0, 0] = 99
-    assert torch.equal(read_tokens(tmp_path / "t.npy"), TOKENS)
+    path = saved(tmp_path / f"t.{suffix}", TOKENS.numpy())
+    read_tokens(path)[0, 0] = 99
+    assert torch.equal(read_tokens(path), TOKENS)
+
+
+def saved(path: Path, tokens: np.ndarray) -> Path:
+    if path.suffix == ".npy":
+        np.save(path, tokens)
+    else:
+        save_file({"tokens": torch.from_numpy(tokens), "other": torch.zeros(3)}, path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["npy", "safetensors"])
+def test_batches_of_pythias_shape_are_mapped_and_searched_in_blocks_of_rows(tmp_path: Path, suffix: str) -> None:
+    from tl_localize.readers import read_tokens
+    from tl_localize.runs import Corpus
+
+    tokens = np.random.default_rng(0).integers(50304, size=(1024, 2049), dtype=np.uint16)
+    path = saved(tmp_path / f"batch.{suffix}", tokens)
+    found = read_tokens(path)
+    assert (found.dtype, found.shape) == (torch.uint16, (1024, 2049))
+    assert np.array_equal(found.numpy(), tokens)
+    maps = Path("/proc/self/maps")
+    if maps.is_file():
+        (area,) = (line.split()[0] for line in maps.read_text().splitlines() if line.endswith(str(path)))
+        first, end = (int(address, 16) for address in area.split("-"))
+        assert first <= found.data_ptr() < end  # its memory is the file's
+    corpus = Corpus(path)
+    chunks = corpus.chunks("any")
+    assert [chunk.n for chunk in chunks] == [79] * 12 + [76]
+    last = corpus.part(chunks[-1].first, chunks[-1].n)
+    assert isinstance(last, torch.Tensor) and corpus.rows is not None
+    assert last.untyped_storage().data_ptr() == corpus.rows.untyped_storage().data_ptr()  # no copy
+    assert np.array_equal(last.numpy(), tokens[-76:])
 
 
 @pytest.mark.parametrize("old_format", [False, True])

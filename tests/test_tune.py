@@ -1,6 +1,7 @@
 """Hyperparameter search: the grid, the rule, and the file that the benchmarks read."""
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -41,7 +42,7 @@ def results(candidates):
     from tl_localize.evals.inj_benchmark import InjResults
 
     rows = [
-        {"sequence_id": s, "method": repr(method), "multiple": multiple, "recall": recall, "seconds": 1.0}
+        {"sequence_id": s, "method": repr(method), "multiple": multiple, "recall": recall, "seconds": 1.0, "converged": True}
         for s in range(2)
         for method, recall in zip(candidates, (0.2, 0.6, 0.6), strict=True)
         for multiple in (1, 2)
@@ -55,6 +56,18 @@ def test_rank_inj_puts_the_best_first_and_the_earlier_of_equals(results, candida
     ranking = rank_inj(results, candidates)
     assert [settings["steps"] for settings in ranking["settings"]] == [20, 30, 10]
     assert ranking["score"].tolist() == pytest.approx([0.6, 0.6, 0.2])
+
+
+def test_rank_inj_leaves_out_injections_that_did_not_converge(results, candidates):
+    from dataclasses import replace
+
+    from tl_localize.tune import rank_inj
+
+    lost = results.frame.assign(sequence_id=2, recall=1 - results.frame["recall"], converged=False)
+    ranking = rank_inj(replace(results, frame=pd.concat([results.frame, lost])), candidates)
+    assert ranking.equals(rank_inj(results, candidates))
+    with pytest.raises(ValueError, match="results must hold an injection that converged, got none"):
+        rank_inj(replace(results, frame=lost), candidates)
 
 
 def test_rank_del_puts_self_minus_neg_first(candidates):
@@ -91,6 +104,29 @@ def test_write_settings_is_read_back(results, candidates, tmp_path):
 
     write_settings(rank_inj(results, candidates), tmp_path / "settings.json", "mean recall")
     assert read_settings(tmp_path / "settings.json")["slimming"]["steps"] == 20
+
+
+def test_settings_of_the_benchmark_with_distractors_are_those_of_its_committed_numbers():
+    from tl_localize import HardConcrete, Slimming
+    from tl_localize.cli.options import make_methods
+    from tl_localize.tune import read_settings
+
+    tuned = read_settings(Path(__file__).parents[1] / "benchmarks" / "settings" / "distractors.json")
+    methods = make_methods("hard_concrete,slimming", [], {"slimming": {"stop_sparsity": 0.2, "steps": 4000}}, tuned)
+    assert methods == [HardConcrete(sparsity_weight=10.0), Slimming(steps=150, learning_rate=0.01, stop_sparsity=0.2)]
+
+
+@pytest.mark.parametrize("name", ["test_inj_table.py", "test_inj_distractors.py", "test_del_table.py"])
+def test_benchmarks_take_a_settings_file(name, tmp_path):
+    """They are collected with it here: to run them takes minutes."""
+    import subprocess
+    import sys
+
+    (tmp_path / "settings.json").write_text(json.dumps({"settings": {"slimming": {"steps": 3}}}))
+    command = [sys.executable, "-m", "pytest", Path(__file__).parents[1] / "benchmarks" / name, "--settings", tmp_path / "settings.json"]
+    done = subprocess.run([*map(str, command), "--setup-plan", "-q", "-p", "no:cacheprovider"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tuned" in done.stdout
 
 
 def test_read_settings_rejects_another_file(tmp_path):

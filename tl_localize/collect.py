@@ -360,8 +360,9 @@ def likely_windows(
 ) -> Iterator[Candidate]:
     """Windows of long rows, at any position, that the model may have memorized; one forward pass over each row finds them.
 
-    With all of the row as context instead of the window's own prefix, at most ``slack`` suffix tokens more may be wrong than the criteria
-    allow. Overlapping windows: the best one is taken, of equal ones the last, whose prefix is most a part of the memory. What the
+    A row that is longer than the model can read is read in pieces that overlap, so that every window is in exactly one of them. With all
+    that stands before it there as context instead of its own prefix, at most ``slack`` suffix tokens of a window more may be wrong than the
+    criteria allow. Overlapping windows: the best one is taken, of equal ones the last, whose prefix is most a part of the memory. What the
     criteria say about the windows is still to be tested.
 
     Args:
@@ -382,30 +383,42 @@ def likely_windows(
     criteria = criteria or Criteria()
     view = NeuronView(model)
     needed = criteria.n_suffix - criteria.max_misses - slack
-    if tokens.shape[1] < criteria.length:
+    n_windows = tokens.shape[1] + 1 - criteria.length
+    longest = model.cfg.n_ctx + 1  # tokens of a piece, the last of which is only predicted
+    if n_windows < 1:
         raise ValueError(f"tokens must be rows of at least {criteria.length} tokens, got {tokens.shape[1]}. Lower n_prefix or n_suffix.")
+    if criteria.length > longest:
+        raise ValueError(f"n_prefix + n_suffix must be at most n_ctx + 1 = {longest}, got {criteria.length}. Use shorter sequences.")
 
     @torch.no_grad()
-    def hits(rows: list[int]) -> Bool[np.ndarray, "row pos"]:
+    def hits(rows: list[int]) -> Int[np.ndarray, "row window"]:
         part = tokens[rows[0] : rows[-1] + 1].long().to(view.device)
-        with view.one_gelu_kernel():
-            return (unembed(model, residual(model, part[:, :-1])).argmax(-1) == part[:, 1:]).cpu().numpy()
+        found: list[np.ndarray] = []
+        for start in range(0, n_windows, longest + 1 - criteria.length):
+            piece = part[:, start : start + longest]
+            with view.one_gelu_kernel():
+                right = unembed(model, residual(model, piece[:, :-1])).argmax(-1) == piece[:, 1:]
+            found.append(_right_in_suffix(right.cpu().numpy(), criteria))
+        return np.concatenate(found, 1)
 
-    for rows, right in halving(hits, range(len(tokens)), max(1, tokens_that_fit(view) // tokens.shape[1])):
+    for rows, right in halving(hits, range(len(tokens)), max(1, tokens_that_fit(view) // min(tokens.shape[1], longest))):
         for i, row in zip(rows, right, strict=True):
-            for start in _best_windows(row, criteria, needed):
+            for start in _best_windows(row, criteria.length, needed):
                 yield Candidate(tokens[i, start : start + criteria.length].long().numpy(), f"row-{first + i}+{start}")
 
 
-def _best_windows(right: Bool[np.ndarray, " pos"], criteria: Criteria, needed: int) -> list[int]:
-    """Starts of windows that do not overlap, with at least so many right predictions in the suffix; ``right[t]`` is of token t + 1."""
-    total = np.concatenate([[0], np.cumsum(right)])
-    starts = np.arange(len(right) + 2 - criteria.length)
-    first = starts + criteria.n_prefix - 1
-    found = total[first + criteria.n_suffix] - total[first]
+def _right_in_suffix(right: Bool[np.ndarray, "row pos"], criteria: Criteria) -> Int[np.ndarray, "row window"]:
+    """Right predictions in the suffix of the window that starts at each position; ``right[:, t]`` is of token t + 1."""
+    total = np.pad(right.cumsum(1), ((0, 0), (1, 0)))
+    first = np.arange(right.shape[1] + 2 - criteria.length) + criteria.n_prefix - 1
+    return total[:, first + criteria.n_suffix] - total[:, first]
+
+
+def _best_windows(found: Int[np.ndarray, " window"], length: int, needed: int) -> list[int]:
+    """Starts of windows that do not overlap, with at least so many right predictions in the suffix."""
     chosen: list[int] = []
-    for start in sorted(starts[found >= needed], key=lambda s: (-found[s], -s)):
-        if all(abs(start - other) >= criteria.length for other in chosen):
+    for start in sorted(np.flatnonzero(found >= needed), key=lambda s: (-found[s], -s)):
+        if all(abs(start - other) >= length for other in chosen):
             chosen.append(int(start))
     return sorted(chosen)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
@@ -78,11 +79,22 @@ def paper_grids() -> dict[str, dict[str, list[Any]]]:
 
 
 def paper_model(name: str) -> str:
-    """A model's name as the published tables spell it; other names as they are.
+    """A model's name, or its directory's, as the published tables spell it; other names as they are.
 
     >>> from tl_localize.paper import paper_model
-    >>> paper_model("EleutherAI/pythia-2.8b-deduped"), paper_model("gpt2-small")
-    ('pythia-2.8b-deduped', 'gpt2')
+    >>> paper_model("EleutherAI/pythia-2.8b-deduped-v0"), paper_model("models/gpt2-xl/"), paper_model("gpt2-small")
+    ('pythia-2.8b-deduped', 'gpt2-xl', 'gpt2')
     """
-    short = name.lower().removeprefix("eleutherai/").removeprefix("openai-community/")
+    short = Path(name).absolute().name.lower().removesuffix("-v0")
     return {"gpt2-small": "gpt2"}.get(short, short)
+
+
+def settings_source(model: str, benchmark: Literal["inj", "del"]) -> str:
+    """Whose settings ``paper_settings`` has for a model, for a reader.
+
+    >>> from tl_localize.paper import settings_source
+    >>> settings_source("models/gpt2-xl", "del")
+    "the paper's for gpt2-xl"
+    """
+    known = paper_settings(model, benchmark)
+    return f"the paper's for {paper_model(model)}" if known else f"the defaults, for the paper has none for {Path(model).absolute().name}"

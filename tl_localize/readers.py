@@ -114,10 +114,10 @@ def read_categories(path: str | Path) -> list[tuple[str, ...]]:
 
 
 def read_tokens(path: str | Path) -> Integer[Tensor, "sequence pos"]:
-    """Token ids from a ``.npy`` file (mapped, not read: a corpus may be larger than memory), a ``.pt`` or a ``.safetensors`` one.
+    """Token ids from a ``.npy``, ``.pt`` or ``.safetensors`` file; mapped, not read: a corpus may be larger than memory.
 
-    A ``.pt`` file is read with ``weights_only=True``, so it can't run code. A safetensors file holds one tensor, or one named ``tokens``.
-    Changes of the result never reach the file.
+    A ``.pt`` file is read with ``weights_only=True``, so it can't run code. One of torch's old format is read whole. A safetensors file
+    holds one tensor, or one named ``tokens``. Changes of the result never reach the file.
 
     Returns: [sequence pos] in the file's own integer type.
     Raises:

@@ -70,7 +70,10 @@ def read_grids(path: str | Path) -> dict[str, Grid]:
 def rank_inj(results: InjResults, candidates: Sequence[Localizer]) -> pd.DataFrame:
     """Settings by mean recall over the dev sentences and all multiples, the best first; ties go to the earlier setting.
 
+    Injections that did not converge are left out, as in the tables.
+
     Returns: one row per setting: method, settings, R@..x for each multiple, score (mean recall), seconds per sentence.
+    Raises:  ValueError: no injection converged.
 
     >>> from tl_localize import InjBenchmark, MemorizedSequence, load_model
     >>> from tl_localize.tune import expand, rank_inj
@@ -85,7 +88,10 @@ def rank_inj(results: InjResults, candidates: Sequence[Localizer]) -> pd.DataFra
     label = {repr(method): method for method in candidates}
     names = {method.name: method for method in candidates}
     rows: list[dict[str, Any]] = []
-    for (name,), group in results.frame.groupby(["method"], sort=False):
+    frame = results.frame[results.frame["converged"]]
+    if not len(frame):
+        raise ValueError("results must hold an injection that converged, got none. Inject with another ratio, learning_rate or max_steps.")
+    for (name,), group in frame.groupby(["method"], sort=False):
         method = label.get(str(name)) or names.get(str(name))
         if method is not None:
             recalls = group.groupby("multiple")["recall"].mean()

@@ -14,6 +14,7 @@ import torch
 from oracles import ATTENTION
 
 from tl_localize import (
+    METHODS,
     Activations,
     MemorizedSequence,
     NeuronScores,
@@ -235,6 +236,20 @@ def test_single_layers_get_the_budget_of_all_layers(neox_like: Any, benchmark_of
     assert dict(row[[*expected]]) == pytest.approx(expected, abs=TOLERANCE, rel=1e-4)
     with pytest.raises(ValueError, match=r"multiple \* 22 in \[1, 56\], the neurons of one layer, got 5"):
         benchmark.run_single_layer(Noise(), RATIO)
+
+
+@pytest.mark.parametrize("name", ["hard_concrete", "slimming"])
+def test_single_layers_refuse_masks_of_all_layers(neox_like: Any, benchmark_of: Any, tmp_path: Path, name: str) -> None:
+    from tl_localize.runs import DelRun, stored
+    from tl_localize.store import Store
+
+    benchmark, store = benchmark_of(neox_like, ratios=(RATIO,)), Store(tmp_path)
+    message = "method must score each layer by itself for single layers, got .*Use one of .*integrated_gradients"
+    for method in (METHODS[name](), *stored([METHODS[name]()], store, neox_like)):
+        with pytest.raises(ValueError, match=message):
+            benchmark.run_single_layer(method, RATIO)
+    with pytest.raises(ValueError, match=message):
+        DelRun(store, benchmark, [METHODS[name]()], multiples=(1,))
 
 
 @pytest.mark.parametrize("room", [0, 4000, 2**30])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -17,13 +17,12 @@ import torch
 import typer
 
 from tl_localize.cli.options import N_DEV, Device, Dtype, Model, errors_explained, parse_dtype, say
-from tl_localize.cli.running import Address, Engine, Gpus, Quiet, RetryFailed, Shard, Verbose, Workers, again, work
+from tl_localize.cli.running import Address, Engine, Gpus, How, Quiet, RetryFailed, Shard, Verbose, Workers, again, work
 from tl_localize.collect import (
     NEAR,
     SURPLUS,
     Collection,
     Criteria,
-    Progress,
     Report,
     check_draw,
     collect_memorized,
@@ -32,7 +31,6 @@ from tl_localize.collect import (
     perplexity_split,
     token_windows,
 )
-from tl_localize.distributed import in_process, jobs, parse_shard
 from tl_localize.models import REFERENCE_MODELS, load_model
 from tl_localize.neurons import LanguageModel
 from tl_localize.readers import TOKEN_SUFFIXES, read_jsonl
@@ -100,7 +98,7 @@ def collect(
             ngram=ngram,
         )
         check_draw(n_dev, n_max)
-        parse_shard(shard)
+        how = How(shard=shard, engine=engine, address=address, workers=workers, gpus=gpus, verbose=verbose, quiet=quiet)
         if n_general < 1:
             raise ValueError(f"n_general must be at least 1, got {n_general}. The paper has 2048.")
         if not data and model not in ("reference", *REFERENCE_MODELS):
@@ -113,15 +111,8 @@ def collect(
         store = Store(prepare_folder(out or Path("tl-localize-results") / f"collect-{Path(model).name}"))
         load = partial(load_model, model, device, parse_dtype(dtype))
         loaded = load()
-        if not data:
-            say("The reference models' training stream is made again from this Python's documentation.")
-            if changed := changed_texts(general_texts()):
-                say(
-                    f"{len(changed)} of its documents are not as they were in training, for another Python version ships other "
-                    "documentation: the natural sequences may differ, the planted ones do not."
-                )
-            chunks = training_corpus(loaded).chunks(stride, criteria.length)
-        search = Search(loaded, chunks, criteria, stride, [path.name for path in data] if data else [STREAM])
+        names = [path.name for path in data or []]
+        search = Search(loaded, chunks, criteria, stride, names) if data else reference_search(loaded, criteria, stride)
         command = again(
             "collect",
             model=Path(model) if Path(model).is_dir() else model,
@@ -137,12 +128,7 @@ def collect(
             dtype=dtype,
         )
         run = CollectRun(store, search, command=command, retry_failed=retry_failed)
-        if not work([run], load, shard=shard, engine=engine, address=address, workers=workers, gpus=gpus, verbose=verbose, quiet=quiet):
-            raise typer.Exit(130)
-        parts = run.parts()
-        if None in parts:
-            say_missing(run, [unit for w, part in zip(run.works, parts, strict=True) if part is None for unit in w.units])
-        found = run.collection(parts, n_dev=n_dev, n_max=n_max, seed=seed)
+        found = searched(run, load, how, "this makes the collection", n_dev=n_dev, n_max=n_max, seed=seed)
         found = found if data else with_planted(loaded, found)
         found.save(store.folder)
         show_report(found.report)
@@ -150,7 +136,7 @@ def collect(
         n_found = len(found.sequences)
         typer.echo(f"{n_found} memorized sequences ({n_dev} of them dev), the report and its examples: {store.folder}")
         try:
-            heads = chain.from_iterable(chunk.windows(loaded, criteria, length=GENERAL_LENGTH) for chunk in chunks)
+            heads = chain.from_iterable(chunk.windows(loaded, criteria, length=GENERAL_LENGTH) for chunk in search.chunks)
             general = perplexity_split(heads if data else held_out_tokens(), found.sequences, n_general, GENERAL_LENGTH, seed=seed)
             save_tensors(store.folder / GENERAL, {"tokens": general.int()}, {})
         except ValueError as error:
@@ -158,7 +144,22 @@ def collect(
         typer.echo(f"Use them: tl-localize del --model {model} --data {store.folder}")
 
 
-def say_missing(run: CollectRun, missing: Sequence[Unit]) -> None:
+def searched(run: CollectRun, load: Callable[[], LanguageModel], how: How, then: str, **draw: Any) -> Collection:
+    """What a search finds; what is missing is made first. Where it was interrupted or chunks are still missing it says so, and leaves.
+
+    Args:
+        then: what the command without ``--shard`` does once all chunks are there.
+        draw: as of ``CollectRun.collection``.
+    """
+    if not work([run], load, how):
+        raise typer.Exit(130)
+    parts = run.parts()
+    if None in parts:
+        say_missing(run, [unit for work, part in zip(run.works, parts, strict=True) if part is None for unit in work.units], then)
+    return run.collection(parts, **draw)
+
+
+def say_missing(run: CollectRun, missing: Sequence[Unit], then: str) -> None:
     """Say what the last step waits for, and leave: with status 1 where a chunk could not be searched."""
     failures = run.store.failures()
     failed = [failures[unit.key] for unit in missing if unit.key in failures]
@@ -170,8 +171,8 @@ def say_missing(run: CollectRun, missing: Sequence[Unit]) -> None:
     words = [word for i, word in enumerate(words) if i not in dropped]
     words += ["--retry-failed"] if failed and "--retry-failed" not in words else []
     why = f", of which {len(failed)} failed (tracebacks are in the folder's failures)" if failed else ""
-    others = "Once the other shards are done, this" if len(missing) > len(failed) else "This tries again and"
-    say(f"{len(missing)} of {len(run.works)} chunks are missing{why}. {others} makes the collection:\n  {shlex.join(words)}")
+    when = "Once the other shards are done" if len(missing) > len(failed) else "When they are made after all"
+    say(f"{len(missing)} of {len(run.works)} chunks are missing{why}. {when}, {then}:\n  {shlex.join(words)}")
     raise typer.Exit(1 if failed else 0)
 
 
@@ -241,27 +242,22 @@ def training_corpus(model: LanguageModel) -> Corpus:
     return Corpus(Path(STREAM), given=torch.from_numpy(reference_stream(tokenizer).rows))
 
 
-def collect_reference(
-    model: LanguageModel, criteria: Criteria, *, store: Store | None = None, progress: Progress | None = None, **draw: Any
-) -> Collection:
-    """What a reference model has memorized of its own training stream; with a store, a chunk that is there is not searched again."""
+def reference_search(model: LanguageModel, criteria: Criteria = PAPER, stride: int | str | None = None) -> Search:
+    """The search of the reference models' training stream."""
+    say("The reference models' training stream is made again from this Python's documentation.")
+    if changed := changed_texts(general_texts()):
+        say(
+            f"{len(changed)} of its documents are not as they were in training, for another Python version ships other "
+            "documentation: the natural sequences may differ, the planted ones do not."
+        )
+    return Search(model, training_corpus(model).chunks(stride, criteria.length), criteria, stride, [STREAM])
+
+
+def collect_reference(model: LanguageModel, criteria: Criteria, **draw: Any) -> Collection:
+    """What a reference model has memorized of its own training stream."""
     corpus = training_corpus(model)
-    if store is None:
-        assert corpus.rows is not None
-        stream = token_windows(corpus.rows, criteria.length)
-        return with_planted(model, collect_memorized(model, stream, criteria, total=len(corpus.rows), progress=progress, **draw))
-    search = Search(model, corpus.chunks(length=criteria.length), criteria, data=[STREAM])
-    run = CollectRun(store, search, retry_failed=True)
-    todo = jobs([run])
-    for done, event in enumerate(in_process([run], todo), 1):
-        if event.reason:
-            raise ValueError(
-                f"training stream must be searched without an error, got {event.reason} from row {event.name} on. "
-                f"The traceback is in {store.folder / 'failures'}; the same command tries again."
-            )
-        if progress:
-            progress(done / len(todo), f"searched from row {event.name} on")
-    return with_planted(model, run.collection(run.parts(), **draw))
+    assert corpus.rows is not None
+    return with_planted(model, collect_memorized(model, token_windows(corpus.rows, criteria.length), criteria, **draw))
 
 
 def with_planted(model: LanguageModel, found: Collection) -> Collection:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import typer
 from jaxtyping import Integer
 from torch import Tensor
 
-from tl_localize.cli.collect import GENERAL, collect_reference
+from tl_localize.cli.collect import GENERAL, reference_search, searched, with_planted
 from tl_localize.cli.options import (
     N_DEV,
     Device,
@@ -21,16 +21,19 @@ from tl_localize.cli.options import (
     Model,
     Settings,
     SettingsFile,
-    bar,
+    check_at_least,
+    check_ratios,
     errors_explained,
     make_methods,
     parse_dtype,
     say,
+    say_settings,
 )
 from tl_localize.cli.running import (
     Address,
     Engine,
     Gpus,
+    How,
     Quiet,
     RetryFailed,
     Shard,
@@ -40,8 +43,8 @@ from tl_localize.cli.running import (
     finish,
     work,
 )
-from tl_localize.collect import Criteria, load_collection
-from tl_localize.evals.del_benchmark import INTERVENTIONS, DelBenchmark
+from tl_localize.collect import check_draw, load_collection
+from tl_localize.evals.del_benchmark import INTERVENTIONS, DelBenchmark, check_by_layer, check_selects
 from tl_localize.methods import METHODS, Localizer
 from tl_localize.models import REFERENCE_MODELS, load_model
 from tl_localize.neurons import LanguageModel
@@ -49,9 +52,10 @@ from tl_localize.paper import paper_settings
 from tl_localize.plots import del_figures, save_figure
 from tl_localize.readers import TOKEN_SUFFIXES, memorized_sequences, read_manual, read_tokens
 from tl_localize.reference_corpus import held_out_tokens
-from tl_localize.runs import DelRun, del_results, single_layer_frames
+from tl_localize.runs import CollectRun, DelRun, del_results, single_layer_frames
+from tl_localize.scores import save_tensors
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.store import Store, prepare_folder, write_text
+from tl_localize.store import Store, nearest, prepare_folder, write_text
 from tl_localize.tables import DEL_CAPTIONS, del_tables, save_table, single_layer_table, to_markdown
 from tl_localize.tune import read_settings
 
@@ -113,15 +117,32 @@ def del_benchmark(
         chosen = del_methods(methods, settings or [], model, tuned)  # mistakes are found before the model is loaded
         of_it = [text for text in settings or [] if text.startswith(f"{single_layer_of}.")]
         one_layer = del_methods(single_layer_of, of_it, model, tuned) if single_layer_of else []
+        for method in one_layer:
+            check_by_layer(method)
         check_data(model, data, general)
+        check_ratios(ratio)
+        check_at_least(1, targets=targets, n_prefix=n_prefix)
+        check_at_least(0, seed=seed, n_dev=n_dev)
+        if data is None:
+            check_draw(n_dev, DEFAULT_SEQUENCES)
+            if (targets or 0) > (n_test := DEFAULT_SEQUENCES - n_dev):
+                raise ValueError(f"targets must be at most {n_test} without data, got {targets}. Run tl-localize collect for more.")
+        if intervention not in INTERVENTIONS:
+            raise ValueError(
+                f"intervention must be one of {', '.join(INTERVENTIONS)}, got {intervention!r}.{nearest(intervention, INTERVENTIONS)}"
+            )
+        how = How(shard=shard, engine=engine, address=address, workers=workers, gpus=gpus, verbose=verbose, quiet=quiet)
+        say_settings(model, "del", settings_file)
         other = "" if intervention == "zero" else f"-{intervention}"
         store = Store(prepare_folder(out or Path("tl-localize-results") / f"del-{Path(model).name}{other}"))
         load = partial(load_model, model, device, parse_dtype(dtype))
         loaded = load()
-        sequences, n_dev, text = del_data(loaded, data, general, n_dev, n_prefix, store.folder)
-        if data is None:
-            targets = targets or min(DEFAULT_TARGETS, len(sequences) - n_dev)
         ratios = tuple(ratio or default_ratios(model))
+        default = data is None
+        data = data or collect_default(loaded, load, store.folder / "collection", how, n_dev, ratios)
+        sequences, n_dev, text = del_data(loaded, data, general, n_dev, n_prefix)
+        if default:
+            targets = targets or min(DEFAULT_TARGETS, len(sequences) - n_dev)
         benchmark = DelBenchmark(
             loaded,
             drawn_first(sequences, n_dev, seed),
@@ -153,7 +174,7 @@ def del_benchmark(
         runs = [DelRun(store, replace(benchmark, ratios=(r,)), chosen, command, retry_failed) for r in ratios]
         at = replace(benchmark, ratios=(single_layer_ratio(benchmark),))
         runs += [DelRun(store, at, [method], command, retry_failed, MULTIPLES) for method in one_layer]
-        done = work(runs, load, shard=shard, engine=engine, address=address, workers=workers, gpus=gpus, verbose=verbose, quiet=quiet)
+        done = work(runs, load, how)
         publish_del(store, store.folder)
         finish(runs, done)
 
@@ -196,11 +217,7 @@ def single_layer_ratio(benchmark: DelBenchmark) -> float:
 def del_methods(names: str, settings: Sequence[str], model: str, tuned: Mapping[str, Mapping[str, Any]]) -> list[Localizer]:
     """Methods by name; learned masks spare the first layer, and have the paper's settings for its models and then the tuned ones."""
     masks = {name: {"first_layer": FIRST_LAYER} for name, method in METHODS.items() if hasattr(method, "first_layer")}
-    known: dict[str, dict[str, Any]] = {}
-    for source in (paper_settings(model, "del"), tuned, masks):
-        for name, values in source.items():
-            known[name] = known.get(name, {}) | dict(values)
-    return make_methods(names, settings, known)
+    return make_methods(names, settings, paper_settings(model, "del"), tuned, masks)
 
 
 def check_data(model: str, data: Path | None, general: Path | None) -> None:
@@ -216,24 +233,28 @@ def check_data(model: str, data: Path | None, general: Path | None) -> None:
         )
 
 
-def del_data(
-    model: LanguageModel,
-    data: Path | None = None,
-    general: Path | None = None,
-    n_dev: int = N_DEV,
-    n_prefix: int = 32,
-    folder: Path | None = None,
-) -> tuple[list[MemorizedSequence], int, Integer[Tensor, "sequence pos"]]:
-    """Sequences, how many of the first are dev ones, and general text: of a collection, a file, or a reference model's training stream.
+def collect_default(
+    model: LanguageModel, load: Callable[[], LanguageModel], folder: Path, how: How, n_dev: int, ratios: Sequence[float]
+) -> Path:
+    """What a reference model has memorized of its own training stream, and general text, in a folder as of tl-localize collect.
 
-    The search of the stream is kept in ``collection`` of the results folder, if there is one.
+    Raises:
+        ValueError: one of the ratios, for which it is collected, selects no neuron.
     """
-    if data is None:
-        say("The reference model's memorized sequences are collected from its training stream.")
-        with bar() as show:
-            store = Store(folder / "collection") if folder else None
-            found = collect_reference(model, Criteria(), store=store, n_dev=n_dev, n_max=DEFAULT_SEQUENCES, progress=show)
-        return found.sequences, found.n_dev, read_tokens(general) if general else held_out_tokens()[:DEFAULT_GENERAL]
+    for ratio in ratios:
+        check_selects(ratio, model.cfg.d_mlp)
+    say("The reference model's memorized sequences are collected from its training stream.")
+    run = CollectRun(Store(prepare_folder(folder)), reference_search(model), retry_failed=True)
+    found = searched(run, load, how, "this goes on, in shards or at once", n_dev=n_dev, n_max=DEFAULT_SEQUENCES)
+    with_planted(model, found).save(folder)
+    save_tensors(folder / GENERAL, {"tokens": held_out_tokens()[:DEFAULT_GENERAL].int()}, {})
+    return folder
+
+
+def del_data(
+    model: LanguageModel, data: Path, general: Path | None = None, n_dev: int = N_DEV, n_prefix: int = 32
+) -> tuple[list[MemorizedSequence], int, Integer[Tensor, "sequence pos"]]:
+    """Sequences, how many of the first are dev ones, and general text: of a collection or a file."""
     text = read_tokens(general or data / GENERAL)
     if data.is_dir():
         return *load_collection(data), text

@@ -27,6 +27,11 @@ def show_status(folder: Folder) -> None:
     """What is done, missing and failed in a results folder, and about how long the rest takes one process."""
     with errors_explained():
         store = Store(folder, read_only=True)
+        if not store.plans() and (folder / "collection").is_dir():
+            typer.echo("The sequences are collected first:\n")
+            folder = folder / "collection"
+            store = Store(folder, read_only=True)
+        check_planned(store)
         state = status(store)
         seconds = float(state.frame["seconds_left"].sum())
         typer.echo(to_markdown(state.frame.assign(seconds_left=state.frame["seconds_left"].round(1)).rename_axis("method")))
@@ -36,6 +41,12 @@ def show_status(folder: Folder) -> None:
         if is_collection(store):
             made = "The collection is made." if (folder / "sequences.jsonl").is_file() else "The last step is still to be made."
             typer.echo(f"In the chunks that are done: {collected(store)} (before near-duplicates are removed). {made}")
+
+
+def check_planned(store: Store) -> None:
+    """Raise ValueError unless the folder holds the plan of a run."""
+    if not store.plans():
+        raise ValueError(f"folder must hold the plan of a run, got none in {str(store.folder)!r}. Give the run's own command again.")
 
 
 def is_collection(store: Store) -> bool:
@@ -49,9 +60,8 @@ def table(
     """All tables and figures from a results folder alone; the model is not needed."""
     with errors_explained():
         store = Store(folder, read_only=True)
-        plan = next(iter(store.plans()), None)
-        if plan is None:
-            raise ValueError(f"folder must hold the plan of a run, got none in {str(folder)!r}. Give the run's own command again.")
+        check_planned(store)
+        plan = store.plans()[0]
         publish = {"inj": publish_inj, "del": publish_del, "collect": publish_collect}[plan["value"]["benchmark"]]
         (publish_tune if plan["about"]["command"][:1] == ["tune"] else publish)(store, out or folder)
 

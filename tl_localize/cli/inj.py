@@ -10,7 +10,6 @@ import typer
 
 from tl_localize.cli.options import (
     N_DEV,
-    REFERENCE_RATIO,
     Data,
     Device,
     Distractors,
@@ -18,16 +17,21 @@ from tl_localize.cli.options import (
     Model,
     Settings,
     SettingsFile,
+    check_at_least,
+    check_ratios,
     errors_explained,
+    inj_ratios,
     inj_sequences,
     make_methods,
     parse_dtype,
     say,
+    say_settings,
 )
 from tl_localize.cli.running import (
     Address,
     Engine,
     Gpus,
+    How,
     Quiet,
     RetryFailed,
     Shard,
@@ -81,6 +85,13 @@ def inj(
     with errors_explained():
         tuned = read_settings(settings_file) if settings_file else {}
         make_methods(methods, settings or [], tuned)  # mistakes are found before the model is loaded
+        check_ratios(ratio)
+        check_at_least(1, limit=limit, max_steps=max_steps)
+        check_at_least(0, seed=seed, distractors=distractors)
+        if learning_rate is not None and not learning_rate > 0:
+            raise ValueError(f"learning_rate must be above 0, got {learning_rate}. Leave it out for the paper's.")
+        how = How(shard=shard, engine=engine, address=address, workers=workers, gpus=gpus, verbose=verbose, quiet=quiet)
+        say_settings(model, "inj", settings_file)
         store = Store(
             prepare_folder(
                 out or Path("tl-localize-results") / f"inj-{Path(model).name}{f'-distractors-{distractors}' if distractors else ''}"
@@ -89,7 +100,7 @@ def inj(
         load = partial(load_model, model, device, parse_dtype(dtype))
         loaded = load()
         reference = model in ("reference", *REFERENCE_MODELS)
-        ratios = ratio or ([REFERENCE_RATIO] if reference else [0.01, 0.001])
+        ratios = ratio or inj_ratios(model)
         sequences = inj_sequences(loaded, data)
         limit = limit or (DEFAULT_SENTENCES if reference and data is None else len(sequences))
         say(f"{min(limit, len(sequences))} of {len(sequences)} sentences ({N_DEV} dev sentences are left out), model {model}")
@@ -104,7 +115,7 @@ def inj(
                 max_steps=max_steps,
                 distractors=distractors,
             )
-            chosen = make_methods(methods, settings or [], {**paper_settings(model, "inj", r), **tuned})
+            chosen = make_methods(methods, settings or [], paper_settings(model, "inj", r), tuned)
             command = again(
                 "inj",
                 model=Path(model) if Path(model).is_dir() else model,
@@ -120,7 +131,7 @@ def inj(
                 settings=settings_file,
             )
             runs.append(InjRun(store, benchmark, chosen, command, retry_failed))
-        done = work(runs, load, shard=shard, engine=engine, address=address, workers=workers, gpus=gpus, verbose=verbose, quiet=quiet)
+        done = work(runs, load, how)
         publish_inj(store, store.folder)
         finish(runs, done)
 

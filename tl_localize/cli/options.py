@@ -7,16 +7,21 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
 from tqdm import tqdm
 
 from tl_localize.methods import METHODS, Localizer
+from tl_localize.models import REFERENCE_MODELS
+from tl_localize.neurons import Real
+from tl_localize.paper import settings_source
 from tl_localize.reference_corpus import N_DEV as N_DEV
 from tl_localize.reference_corpus import inj_sequences as inj_sequences
+from tl_localize.scores import check_ratio
 from tl_localize.store import nearest
 
 REFERENCE_RATIO = 0.03  # at which injections into the small reference models converge; the paper's 1 % and 0.1 % otherwise
@@ -33,13 +38,15 @@ Ratios = Annotated[list[float] | None, typer.Option(help="Share of the rows of W
 Distractors = Annotated[int, typer.Option(help="Other sentences in the same model; 0 is the paper's form.")]
 
 
-def make_methods(names: str, settings: Sequence[str], defaults: Mapping[str, Mapping[str, Any]] | None = None) -> list[Localizer]:
-    """Methods by name, with settings such as ``hard_concrete.steps=200`` over the given defaults."""
+def make_methods(names: str, settings: Sequence[str], *defaults: Mapping[str, Mapping[str, Any]]) -> list[Localizer]:
+    """Methods by name, with settings such as ``hard_concrete.steps=200`` over the given defaults, of which the last ones count most."""
     wanted = list(METHODS) if names == "all" else [name.strip() for name in names.split(",") if name.strip()]
     for name in wanted:
         if name not in METHODS:
             raise ValueError(f"methods must be among {', '.join(METHODS)}, got {name!r}.{nearest(name, METHODS)}")
-    values: dict[str, dict[str, Any]] = {name: dict((defaults or {}).get(name, {})) for name in wanted}
+    values: dict[str, dict[str, Any]] = {name: {} for name in wanted}
+    for name, source in product(wanted, defaults):
+        values[name] |= source.get(name, {})
     for setting in settings:
         key, equals, text = setting.partition("=")
         name, dot, field = key.partition(".")
@@ -52,6 +59,32 @@ def make_methods(names: str, settings: Sequence[str], defaults: Mapping[str, Map
             raise ValueError(f"--set must name a setting of {name} ({', '.join(known)}), got {field!r}.{nearest(field, known)}")
         values[name][field] = parse_value(setting, text, known[field])
     return [METHODS[name](**values[name]) for name in wanted]
+
+
+def say_settings(model: str, benchmark: Literal["inj", "del"], over: Path | str | None = None) -> None:
+    """Say which settings the learned masks have where neither ``--set`` nor what is put over them has others."""
+    beside = f", where {over} has no others" if over else ""
+    say(f"Settings of learned masks: {settings_source(model, benchmark)}{beside}.")
+
+
+def inj_ratios(model: str) -> list[float]:
+    """The paper's two shares of the rows of W_out, another one for the reference models."""
+    return [REFERENCE_RATIO] if model in ("reference", *REFERENCE_MODELS) else [0.01, 0.001]
+
+
+def check_at_least(low: int, **options: Real | None) -> None:
+    """Raise ValueError where an option is given and smaller."""
+    for name, value in options.items():
+        if value is not None and value < low:
+            raise ValueError(f"{name} must be at least {low}, got {value}. Leave it out for the default.")
+
+
+def check_ratios(ratios: Sequence[float] | None) -> None:
+    """Raise ValueError unless all ratios are fractions in (0, 1], and different."""
+    for ratio in ratios or ():
+        check_ratio("ratio", ratio)
+    if len(set(ratios or ())) < len(ratios or ()):
+        raise ValueError(f"ratio must be given once for each share, got {ratios}. Leave out the copies.")
 
 
 def parse_value(setting: str, text: str, default: Any) -> Any:
@@ -78,8 +111,9 @@ def say(text: str) -> None:
 
 @contextmanager
 def bar() -> Iterator[Callable[[float, str], None]]:
-    """A progress bar with the time left, on a terminal or in a log."""
-    with tqdm(total=100, unit="%", bar_format="{l_bar}{bar}| {elapsed} elapsed, {remaining} left {postfix}", mininterval=0.5) as shown:
+    """A progress bar with the time left, on a terminal; nothing elsewhere."""
+    form = "{l_bar}{bar}| {elapsed} elapsed, {remaining} left {postfix}"
+    with tqdm(total=100, unit="%", bar_format=form, mininterval=0.5, disable=None) as shown:
 
         def show(fraction: float, what: str) -> None:
             shown.set_postfix_str(what, refresh=False)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Literal
@@ -19,7 +20,7 @@ from typing import Annotated, Any, Literal
 import typer
 from tqdm import tqdm
 
-from tl_localize.cli.options import say
+from tl_localize.cli.options import check_at_least, say
 from tl_localize.distributed import by_ray, in_process, jobs, parse_shard
 from tl_localize.neurons import LanguageModel
 from tl_localize.runs import Event, Run, status
@@ -37,28 +38,39 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="A line for every
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 
-def work(
-    runs: Sequence[Run],
-    load: Callable[[], LanguageModel],
-    *,
-    shard: str,
-    engine: str,
-    address: str | None,
-    workers: int | None,
-    gpus: float | None,
-    verbose: bool,
-    quiet: bool,
-) -> bool:
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """Where work is done, and what is said of it: the options above.
+
+    Raises:
+        ValueError: one of them is out of its range.
+    """
+
+    shard: str
+    engine: str
+    address: str | None
+    workers: int | None
+    gpus: float | None
+    verbose: bool
+    quiet: bool
+
+    def __post_init__(self) -> None:
+        parse_shard(self.shard)
+        check_at_least(1, workers=self.workers)
+        check_at_least(0, gpus=self.gpus)
+
+
+def work(runs: Sequence[Run], load: Callable[[], LanguageModel], how: How) -> bool:
     """Make what is missing. False if it was interrupted."""
-    todo = jobs(runs, parse_shard(shard))
+    todo = jobs(runs, parse_shard(how.shard))
     planned = sum(len(work.measures) for run in runs for work in run.works)
     missing = sum(len(step.labels) for job in todo for step in job)
     if missing and missing < planned:
         say(f"{missing} of {planned} units are to be made, the others are there, have failed or fall to other shards.")
     try:
-        with interruptible() as stop, progress(missing, verbose, quiet) as (show, begun):
-            if engine == "ray":
-                events = by_ray(runs, todo, load, stop, begun, address=address, workers=workers, gpus=gpus)
+        with interruptible() as stop, progress(missing, how.verbose, how.quiet) as (show, begun):
+            if how.engine == "ray":
+                events = by_ray(runs, todo, load, stop, begun, address=how.address, workers=how.workers, gpus=how.gpus)
             else:
                 events = in_process(runs, todo, stop, begun)
             for event in events:

@@ -14,25 +14,39 @@ import typer
 from jaxtyping import Integer
 from torch import Tensor
 
-from tl_localize.cli.del_benchmark import FIRST_LAYER, General, Prefix, check_data, default_ratios, del_data, del_methods
+from tl_localize.cli.del_benchmark import (
+    DEFAULT_SEQUENCES,
+    FIRST_LAYER,
+    General,
+    Prefix,
+    check_data,
+    collect_default,
+    default_ratios,
+    del_data,
+    del_methods,
+)
 from tl_localize.cli.options import (
     N_DEV,
-    REFERENCE_RATIO,
     Device,
     Distractors,
     Dtype,
     Model,
     Settings,
+    check_at_least,
+    check_ratios,
     errors_explained,
+    inj_ratios,
     inj_sequences,
     make_methods,
     parse_dtype,
     say,
+    say_settings,
 )
 from tl_localize.cli.running import (
     Address,
     Engine,
     Gpus,
+    How,
     Quiet,
     RetryFailed,
     Shard,
@@ -46,7 +60,7 @@ from tl_localize.evals.del_benchmark import DelBenchmark
 from tl_localize.evals.inj_benchmark import InjBenchmark, InjResults
 from tl_localize.models import load_model
 from tl_localize.neurons import LanguageModel
-from tl_localize.paper import paper_grids
+from tl_localize.paper import paper_grids, paper_settings
 from tl_localize.runs import DelRun, InjRun, del_results, inj_results
 from tl_localize.sequences import MemorizedSequence
 from tl_localize.store import Store, nearest, prepare_folder, write_text
@@ -80,9 +94,10 @@ def tune(
 ) -> None:
     """Try every setting of a grid on the dev sequences of a benchmark and keep the best one.
 
-    INJ keeps the highest mean recall; DEL the largest loss of accuracy on the target minus that on the others (Self minus Neg), at the
-    largest ratio of tl-localize del unless given. Prints all settings, the best first, and writes settings.json for --settings of
-    tl-localize inj or del. In a folder that is there it makes only what is missing.
+    What the grid leaves open is as in tl-localize inj or del, for the paper's models the paper's, and so is the ratio, the largest of
+    theirs. INJ keeps the highest mean recall; DEL the largest loss of accuracy on the target minus that on the others (Self minus Neg).
+    Prints all settings, the best first, and writes settings.json for --settings of tl-localize inj or del. In a folder that is there it
+    makes only what is missing.
     """
     with errors_explained():
         if benchmark not in ("inj", "del"):
@@ -90,13 +105,28 @@ def tune(
         grids = read_grids(grid) if grid else paper_grids()
         if method not in grids:
             raise ValueError(f"grid must hold the method {method!r}, got {sorted(grids)}.{nearest(method, grids)}")
-        (fixed,) = make_methods(method, settings or []) if benchmark == "inj" else del_methods(method, settings or [], "", {})
+        if benchmark == "inj":
+            ratio = max(inj_ratios(model)) if ratio is None else ratio
+            (fixed,) = make_methods(method, settings or [], paper_settings(model, "inj", ratio))
+            say_settings(model, "inj", "the grid")
+        else:
+            ratio = max(default_ratios(model)) if ratio is None else ratio
+            (fixed,) = del_methods(method, settings or [], model, {})
+            say_settings(model, "del", "the grid")
         candidates = [replace(fixed, **{axis: getattr(c, axis) for axis in grids[method]}) for c in expand(method, grids[method])]
+        check_ratios([ratio])
+        check_at_least(0, distractors=distractors)
+        check_at_least(1, n_prefix=n_prefix)
         if benchmark == "del":
             check_data(model, data, general)
+            if data is None:
+                check_dev(n_dev, DEFAULT_SEQUENCES)
+        how = How(shard=shard, engine=engine, address=address, workers=workers, gpus=gpus, verbose=verbose, quiet=quiet)
         store = Store(prepare_folder(out or Path("tl-localize-results") / f"tune-{benchmark}-{Path(model).name}"))
         load = partial(load_model, model, device, parse_dtype(dtype))
         loaded = load()
+        if benchmark == "del":
+            data = data or collect_default(loaded, load, store.folder / "collection", how, n_dev, [ratio])
         common = {
             "benchmark": benchmark,
             "method": method,
@@ -108,18 +138,16 @@ def tune(
             "set": settings,
         }
         if benchmark == "inj":
-            setting = InjBenchmark(
-                model=loaded, sequences=inj_sequences(loaded, data, dev=True), ratio=ratio or REFERENCE_RATIO, distractors=distractors
-            )
+            setting = InjBenchmark(model=loaded, sequences=inj_sequences(loaded, data, dev=True), ratio=ratio, distractors=distractors)
             run = InjRun(store, setting, candidates, again("tune", **common, distractors=distractors), retry_failed)
         else:
-            dev, text = dev_data(loaded, data, general, n_dev, n_prefix, store.folder)
-            ratios = (ratio or max(default_ratios(model)),)
+            assert data is not None
+            dev, text = dev_data(loaded, data, general, n_dev, n_prefix)
             command = again("tune", **common, general=general, n_dev=n_dev, n_prefix=n_prefix)
             run = DelRun(
-                store, DelBenchmark(loaded, dev, text, ratios=ratios, n_dev=0, first_layer=FIRST_LAYER), candidates, command, retry_failed
+                store, DelBenchmark(loaded, dev, text, ratios=(ratio,), n_dev=0, first_layer=FIRST_LAYER), candidates, command, retry_failed
             )
-        done = work([run], load, shard=shard, engine=engine, address=address, workers=workers, gpus=gpus, verbose=verbose, quiet=quiet)
+        done = work([run], load, how)
         publish_tune(store, store.folder)
         finish([run], done)
 
@@ -143,8 +171,16 @@ def publish_tune(store: Store, folder: Path) -> None:
     write_text(prepare_folder(folder) / "frame.csv", frame.to_csv(index=False))
     results = replace(results, frame=frame.assign(method=frame["method"].map(labels)))
     if isinstance(results, InjResults):
+        n_dev = results.frame["sequence_id"].nunique()
+        lost = results.frame.loc[~results.frame["converged"], "sequence_id"].nunique()
+        if not results.frame["converged"].any():
+            say(f"NONE of {lost} injections converged: there is nothing to rank.")
+            return
         ranking = rank_inj(results, candidates)
         rule = f"highest mean recall on the {n_dev} dev sentences of {command_value(command, '--data') or 'our own'}"
+        if lost:
+            rule += f", of which {lost} are left out, for their injections did not converge"
+            say(f"{lost} of {n_dev} injections did not converge and are left out of the ranking.")
     else:
         ranking = rank_del(results, candidates, ratio)
         rule = f"largest loss of accuracy on the target minus that on the others at {100 * ratio:g} %, {n_dev} dev sequences"
@@ -161,6 +197,15 @@ def publish_tune(store: Store, folder: Path) -> None:
     typer.echo(f"Use them: tl-localize {benchmark} --model {model} --settings {folder / 'settings.json'}")
 
 
+def check_dev(n_dev: int, n_sequences: int) -> None:
+    """Raise ValueError unless so many dev sequences can be compared, and leave others."""
+    if not 2 <= n_dev < n_sequences:
+        raise ValueError(
+            f"n_dev must be at least 2, for a target and another, and below the {n_sequences} sequences, got {n_dev}. "
+            "Collect with another --n-dev, or more text."
+        )
+
+
 def command_value(command: Sequence[str], option: str) -> str:
     """What a command gives to an option, or nothing."""
     return next((value for name, value in pairwise(command) if name == option), "")
@@ -174,13 +219,9 @@ def varied(method: str, settings: Mapping[str, Any], ranking: pd.DataFrame) -> s
 
 
 def dev_data(
-    model: LanguageModel, data: Path | None, general: Path | None, n_dev: int, n_prefix: int, folder: Path
+    model: LanguageModel, data: Path, general: Path | None, n_dev: int, n_prefix: int
 ) -> tuple[list[MemorizedSequence], Integer[Tensor, "sequence pos"]]:
     """The dev sequences of DEL, each a target and the others' negative, and general text; the test sequences take no part."""
-    sequences, n_dev, text = del_data(model, data, general, n_dev, n_prefix, folder)
-    if not 2 <= n_dev < len(sequences):
-        raise ValueError(
-            f"n_dev must be at least 2, for a target and another, and below the {len(sequences)} sequences, got {n_dev}. "
-            "Collect with another --n-dev, or more text."
-        )
+    sequences, n_dev, text = del_data(model, data, general, n_dev, n_prefix)
+    check_dev(n_dev, len(sequences))
     return sequences[:n_dev], text

@@ -20,7 +20,7 @@ from torch import Tensor
 from tl_localize.html import card
 from tl_localize.losses import unembed
 from tl_localize.memory import bytes_to_keep, halving, tokens_that_fit
-from tl_localize.methods import RandomBaseline
+from tl_localize.methods import METHODS, RandomBaseline
 from tl_localize.methods.base import Method, Progress, check_methods, check_scores, label_methods
 from tl_localize.metrics import Decode, decoder
 from tl_localize.neurons import LanguageModel, NeuronView, Real, as_tensor, model_name
@@ -170,8 +170,9 @@ class DelBenchmark:
 
         Source: Chang et al. (2024), arXiv:2311.09060, section 5.4 and A.7.
         Returns: the columns of ``DelResults.frame``, and ``layer`` and ``multiple``.
-        Raises:  ValueError: a multiple of the budget that is more than a layer has.
+        Raises:  ValueError: a learned mask, which is of all layers together; a multiple of the budget that is more than a layer has.
         """
+        check_by_layer(method)
         shares = self.shares(ratio, multiples)
         (label,) = label_methods([method])
         evaluation = Evaluation(self)
@@ -685,6 +686,16 @@ class DelResults:
         missing = path / "missing.csv"
         lacking = pd.read_csv(missing, dtype=texts | {"reason": str}, na_filter=False) if missing.is_file() else pd.DataFrame()
         return cls(frame, before, matrices["accuracy"], matrices["levenshtein"], settings, lacking)
+
+
+def check_by_layer(method: Method) -> None:
+    """Raise ValueError where the method says that its scores of one layer mean nothing without the other layers."""
+    if not getattr(method, "by_layer", True):
+        able = [name for name, kind in METHODS.items() if kind.by_layer]
+        raise ValueError(
+            f"method must score each layer by itself for single layers, got {method!r}, which learns all layers together. "
+            f"Use one of {', '.join(able)}."
+        )
 
 
 def check_selects(ratio: Real, n_neurons: int) -> None:

@@ -54,6 +54,7 @@ class Localizer(ABC):
     """
 
     name: ClassVar[str]
+    by_layer: ClassVar[bool] = True  # the scores of one layer mean something without the other layers
     batch_tokens: int | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -50,6 +50,7 @@ class HardConcrete(Localizer):
     """
 
     name: ClassVar[str] = "hard_concrete"
+    by_layer: ClassVar[bool] = False  # the masks of all layers are learned together
     learning_rate: Real = 1e-3
     sparsity_weight: Real = 30.0
     steps: int = 150

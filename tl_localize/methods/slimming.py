@@ -41,6 +41,7 @@ class Slimming(Localizer):
     """
 
     name: ClassVar[str] = "slimming"
+    by_layer: ClassVar[bool] = False  # the masks of all layers are learned together
     learning_rate: Real = 1e-2
     sparsity_weight: Real = 1000.0
     steps: int = 60

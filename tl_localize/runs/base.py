@@ -329,6 +329,7 @@ class Stored:
     def __post_init__(self) -> None:
         check_named(self.method)
         object.__setattr__(self, "name", getattr(self.method, "name", type(self.method).__name__))
+        object.__setattr__(self, "by_layer", getattr(self.method, "by_layer", True))
 
     def __repr__(self) -> str:
         return repr(self.method)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from tl_localize.evals.del_benchmark import Before, DelBenchmark, Evaluation, Share
+from tl_localize.evals.del_benchmark import Before, DelBenchmark, Evaluation, Share, check_by_layer
 from tl_localize.methods.base import Method, check_scores, label_methods
 from tl_localize.runs.base import Run, Work
 from tl_localize.store import Record, Unit
@@ -49,6 +49,8 @@ class DelRun(Run):
     def __post_init__(self) -> None:
         if len(self.benchmark.ratios) != 1:
             raise ValueError(f"ratios must be a single one in each run, got {self.benchmark.ratios}. Make a run for each of them.")
+        for method in self.methods if self.multiples else ():
+            check_by_layer(method)
         super().__post_init__()
 
     @property

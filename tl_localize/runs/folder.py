@@ -258,7 +258,7 @@ def status(store: Store) -> Status:
     """
     units, plans = planned(store)
     failures = store.failures()
-    base = RUNS[plans[0]["value"]["benchmark"]].base_label if plans else "base"
+    base = RUNS[plans[0]["value"]["benchmark"]].base_label if plans else ""
     rows: dict[str, dict[str, float]] = {}
     seconds: dict[str, list[float]] = {base: []}
     waiting: set[str] = set()  # bases that are not there
@@ -282,7 +282,7 @@ def status(store: Store) -> Status:
     if base:
         rows[base] = {**dict.fromkeys(COUNTS, 0.0), "missing": len(waiting), "seconds_left": len(waiting) * _mean(seconds[base])}
     reasons = {failure["unit"]: failure["reason"] for failure in failures.values()}
-    return Status(pd.DataFrame(rows).T.astype(dict.fromkeys(COUNTS, int)), reasons)
+    return Status(pd.DataFrame(rows, index=[*COUNTS, "seconds_left"]).T.astype(dict.fromkeys(COUNTS, int)), reasons)
 
 
 def _mean(values: Sequence[float]) -> float:
