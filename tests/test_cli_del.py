@@ -210,7 +210,7 @@ def test_collect_records_a_failed_chunk_goes_on_and_tries_again_when_asked(run, 
         assert result.exit_code == 1, result.output
         assert "ValueError: tokens must be in [0, 256), got 300" in result.stderr
         assert "1 of 5 chunks are missing, of which 1 failed" in result.stderr
-        assert result.stderr.rstrip().endswith("This tries again and makes the collection:\n  tl-localize collect --retry-failed")
+        assert result.stderr.rstrip().endswith("When they are made after all, this makes the collection:\n  tl-localize collect --retry-failed")
         assert "Traceback" not in result.output
         assert len(calls) == 5
         assert not (tmp_path / "out" / "sequences.jsonl").exists()
