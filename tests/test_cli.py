@@ -278,6 +278,27 @@ def test_tune_ranks_a_grid_and_inj_reads_its_settings(run, model_dir, data, tmp_
     assert f"steps={best}" in record["methods"]["slimming"]
 
 
+def test_tune_ranks_at_the_ratio_it_was_asked_for_last_also_when_that_is_not_new(run, model_dir, data, tmp_path, monkeypatch):
+    from functools import partial
+
+    from tl_localize import InjBenchmark
+
+    (tmp_path / "grid.json").write_text(json.dumps({"slimming": {"steps": [10]}}))
+    monkeypatch.setattr("tl_localize.cli.tune.InjBenchmark", partial(InjBenchmark, max_steps=1, stop_loss=100.0))
+    arguments = ["--model", model_dir, "--data", data, "--grid", tmp_path / "grid.json", "--method", "slimming", "--out", tmp_path / "tune"]
+    captions = []
+    for ratio in (0.1, 0.2, 0.1):
+        assert run("tune", *arguments, "--ratio", ratio).exit_code == 0
+        captions.append((tmp_path / "tune" / "ranking.md").read_text().splitlines()[0])
+    assert [caption.rpartition(" ")[2] for caption in captions] == ["0.1", "0.2", "0.1"]
+
+
+def test_localize_takes_one_method(run):
+    result = run("localize", "--prefix", "a", "--suffix", "b", "--method", "all")
+    assert result.exit_code == 2
+    assert "method must be one of" in result.stderr
+
+
 def test_tune_names_a_method_missing_in_the_grid(run, model_dir, tmp_path):
     (tmp_path / "grid.json").write_text(json.dumps({"slimming": {"steps": [10]}}))
     result = run("tune", "--model", model_dir, "--grid", tmp_path / "grid.json", "--method", "slimmin")

@@ -1,6 +1,7 @@
 """tl-localize collect, del and tune --benchmark del, on a tiny model that recites itself."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +135,28 @@ def test_collect_names_the_file_of_a_row_where_there_are_several(run, corpus, re
     assert {row["id"].split("-")[0] for row in rows} == {"corpus/row", "more/row"}
 
 
+def test_collect_refuses_files_of_one_name(run, corpus, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / corpus.name).write_bytes(corpus.read_bytes())
+    result = run("collect", "--data", corpus, "--data", tmp_path / "other" / corpus.name, *LOOSE)
+    assert result.exit_code == 2
+    assert "data must be files of different names" in result.stderr
+
+
+def test_collect_searches_again_where_tokens_are_spelled_otherwise(model_dir, corpus, tmp_path):
+    from tl_localize import load_model
+    from tl_localize.collect import Criteria
+    from tl_localize.runs import CollectRun, Corpus, Search
+    from tl_localize.store import Store
+
+    model = load_model(model_dir, device="cpu")
+    search = Search(model, Corpus(corpus).chunks(), Criteria())
+    CollectRun(Store(tmp_path / "run"), search)
+    CollectRun(Store(tmp_path / "run"), search)
+    with pytest.raises(ValueError, match="spelling: "):
+        CollectRun(Store(tmp_path / "run"), replace(search, decode=lambda ids: " ".join(map(str, ids))))
+
+
 def test_collect_looks_at_every_window(run, corpus, tmp_path):
     assert run("collect", "--data", corpus, *LOOSE, "--windows", 7).exit_code == 0
     assert json.loads((tmp_path / "out" / "settings.json").read_text())["report"]["n_in"] == 3 * (N_ROWS + 4)
@@ -210,7 +233,9 @@ def test_collect_records_a_failed_chunk_goes_on_and_tries_again_when_asked(run, 
         assert result.exit_code == 1, result.output
         assert "ValueError: tokens must be in [0, 256), got 300" in result.stderr
         assert "1 of 5 chunks are missing, of which 1 failed" in result.stderr
-        assert result.stderr.rstrip().endswith("When they are made after all, this makes the collection:\n  tl-localize collect --retry-failed")
+        assert result.stderr.rstrip().endswith(
+            "When they are made after all, this makes the collection:\n  tl-localize collect --retry-failed"
+        )
         assert "Traceback" not in result.output
         assert len(calls) == 5
         assert not (tmp_path / "out" / "sequences.jsonl").exists()
@@ -283,7 +308,8 @@ def test_collect_goes_on_where_it_was(run, corpus, tmp_path, monkeypatch, window
     from tl_localize.collect import Sieve
 
     monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
-    arguments = ["--data", corpus, "--data", corpus, *LOOSE, "--windows", windows]
+    (twin := tmp_path / "twin.npy").write_bytes(corpus.read_bytes())
+    arguments = ["--data", corpus, "--data", twin, *LOOSE, "--windows", windows]
     right, calls = Sieve.sift, []
 
     def killed(self, stream):
@@ -306,7 +332,7 @@ def test_collect_goes_on_where_it_was(run, corpus, tmp_path, monkeypatch, window
     assert run("collect", *arguments, "--seed", 1, "--n-max", 4).exit_code == 0  # another draw costs nothing
     assert len(calls) == done
     one_error(run("collect", *arguments, "--min-accuracy", 0.5), "min_accuracy: 0.9 in the folder, 0.5 now")
-    one_error(run("collect", "--data", corpus, *arguments[4:]), "data: ['corpus.npy', 'corpus.npy'] in the folder, ['corpus.npy'] now")
+    one_error(run("collect", "--data", corpus, *arguments[4:]), "data: ['corpus.npy', 'twin.npy'] in the folder, ['corpus.npy'] now")
 
 
 def test_collect_makes_a_damaged_or_changed_chunk_again(run, corpus, tmp_path, monkeypatch):

@@ -21,9 +21,11 @@ def test_expand_makes_every_combination_in_order():
         ("slimming", {"step": [1]}, "Did you mean steps"),
         ("slimming", {"steps": []}, "must hold a list of values for steps"),
         ("slimming", {"steps": [0]}, "steps must be above 0"),
+        ("slimming", {"steps": 60}, "must hold a list of values for steps, got 60"),
+        ("slimming", {"steps": ["a"]}, "grid must hold values that slimming takes, got .*'a'"),
     ],
 )
-def test_expand_rejects(method, grid, message):
+def test_expand_rejects(method, grid, message, unchecked):
     from tl_localize.tune import expand
 
     with pytest.raises(ValueError, match=message):
@@ -134,6 +136,15 @@ def test_read_settings_rejects_another_file(tmp_path):
 
     (tmp_path / "x.json").write_text(json.dumps({"a": 1}))
     with pytest.raises(ValueError, match="settings must be a file written by tl-localize tune"):
+        read_settings(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("settings", [[], {"slimming": 3}, {"slimming": {"steps": "a"}}])
+def test_read_settings_rejects_settings_of_another_form(tmp_path, settings):
+    from tl_localize.tune import read_settings
+
+    (tmp_path / "x.json").write_text(json.dumps({"settings": settings}))
+    with pytest.raises(ValueError, match=r"settings must be a file written by|grid must hold values that slimming takes"):
         read_settings(tmp_path / "x.json")
 
 

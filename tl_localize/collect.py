@@ -326,7 +326,7 @@ def token_windows(
     if stride is not None and stride < 1:
         raise ValueError(f"stride must be at least 1, got {stride}. Leave it out for the first window of each row.")
     for i in range(len(tokens)):
-        yield from _windows(tokens[i].long().numpy(), f"row-{first + i}", length, stride)
+        yield from _windows(tokens[i].cpu().long().numpy(), f"row-{first + i}", length, stride)
 
 
 def text_windows(
@@ -404,7 +404,7 @@ def likely_windows(
     for rows, right in halving(hits, range(len(tokens)), max(1, tokens_that_fit(view) // min(tokens.shape[1], longest))):
         for i, row in zip(rows, right, strict=True):
             for start in _best_windows(row, criteria.length, needed):
-                yield Candidate(tokens[i, start : start + criteria.length].long().numpy(), f"row-{first + i}+{start}")
+                yield Candidate(tokens[i, start : start + criteria.length].cpu().long().numpy(), f"row-{first + i}+{start}")
 
 
 def _right_in_suffix(right: Bool[np.ndarray, "row pos"], criteria: Criteria) -> Int[np.ndarray, "row window"]:

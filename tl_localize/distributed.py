@@ -173,7 +173,8 @@ def by_ray(
                     job, event = without(runs, job, unit, error)
                     yield event
                 elif deaths[""] == ATTEMPTS:
-                    raise
+                    reason = str(error).strip().splitlines()[-1]
+                    raise ValueError(f"worker must be able to start and load the model, got {reason} {ATTEMPTS} times.") from error
                 if job:
                     waiting.appendleft(job)
                 if not stopped:

@@ -37,9 +37,12 @@ def expand(method: str, grid: Grid) -> list[Localizer]:
     for name, values in grid.items():
         if name not in known:
             raise ValueError(f"grid must name settings of {method} ({', '.join(known)}), got {name!r}.{nearest(name, known)}")
-        if not values or isinstance(values, str):
+        if not values or not isinstance(values, (list, tuple)):
             raise ValueError(f"grid must hold a list of values for {name}, got {values!r}.")
-    return [METHODS[method](**dict(zip(grid, values, strict=True))) for values in itertools.product(*grid.values())]
+    try:
+        return [METHODS[method](**dict(zip(grid, values, strict=True))) for values in itertools.product(*grid.values())]
+    except TypeError as error:
+        raise ValueError(f"grid must hold values that {method} takes, got {dict(grid)} ({error}).") from error
 
 
 def method_of(text: str) -> Localizer:
@@ -184,6 +187,8 @@ def read_settings(path: str | Path) -> dict[str, dict[str, Any]]:
         settings = json.loads(Path(path).read_text(encoding="utf-8"))["settings"]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"settings must be a file written by tl-localize tune, got {str(path)!r} ({error!r}).") from error
+    if not isinstance(settings, dict) or not all(isinstance(values, dict) for values in settings.values()):
+        raise ValueError(f"settings must be a file written by tl-localize tune, got {str(path)!r} with settings {settings!r}.")
     for method, values in settings.items():
         expand(method, {name: [value] for name, value in values.items()})
     return settings

@@ -103,6 +103,8 @@ def collect(
             raise ValueError(f"n_general must be at least 1, got {n_general}. The paper has 2048.")
         if not data and model not in ("reference", *REFERENCE_MODELS):
             raise ValueError(f"data must be given for {model!r}, whose training text is not shipped, got none. Name a corpus with --data.")
+        if data and len({path.stem for path in data}) < len(data):
+            raise ValueError(f"data must be files of different names, got {', '.join(map(str, data))}. The ids are made of these names.")
         chunks = [
             chunk
             for path in data or []

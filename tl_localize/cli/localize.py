@@ -28,7 +28,10 @@ def localize(
 ) -> None:
     """Score every neuron for one text and print the best ones."""
     with errors_explained():
-        (localizer,) = make_methods(method, settings or [])
+        localizers = make_methods(method, settings or [])
+        if len(localizers) != 1:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}. Give the command once for each.")
+        (localizer,) = localizers
         if out:
             prepare_folder(out.parent)
         if top < 1:

@@ -63,7 +63,7 @@ from tl_localize.neurons import LanguageModel
 from tl_localize.paper import paper_grids, paper_settings
 from tl_localize.runs import DelRun, InjRun, del_results, inj_results
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.store import Store, nearest, prepare_folder, write_text
+from tl_localize.store import Store, digest_of, nearest, prepare_folder, write_text
 from tl_localize.tables import save_table, to_markdown
 from tl_localize.tune import expand, method_of, rank_del, rank_inj, read_grids, write_settings
 
@@ -148,14 +148,19 @@ def tune(
                 store, DelBenchmark(loaded, dev, text, ratios=(ratio,), n_dev=0, first_layer=FIRST_LAYER), candidates, command, retry_failed
             )
         done = work([run], load, how)
-        publish_tune(store, store.folder)
+        publish_tune(store, store.folder, digest_of(run.plan))
         finish([run], done)
 
 
-def publish_tune(store: Store, folder: Path) -> None:
-    """The ranking of the settings from the folder of a search, and the best of each method where all is measured."""
+def publish_tune(store: Store, folder: Path, key: str | None = None) -> None:
+    """The ranking of the settings from the folder of a search, and the best of each method where all is measured.
+
+    Args:
+        key: of the plan whose ratio it is for; by default the newest.
+    """
     plans = store.plans()
-    plan, command = plans[-1]["value"], plans[-1]["about"]["command"]
+    asked = next(one for one in reversed(plans) if key in (None, one["key"]))
+    plan, command = asked["value"], asked["about"]["command"]
     benchmark, n_dev = plan["benchmark"], len(plan["parts"])
     inj = benchmark == "inj"
     results, kind, column = (inj_results(store), InjRun, "injection_ratio") if inj else (del_results(store), DelRun, "ratio")

@@ -143,7 +143,7 @@ def content_of(part: Integer[Tensor, "row pos"] | list[str]) -> str:
     """A hash of texts or tokens."""
     if isinstance(part, list):
         return digest_of(part)
-    return hashlib.sha256(part.contiguous().view(torch.uint8).numpy().data).hexdigest()
+    return hashlib.sha256(part.cpu().contiguous().view(torch.uint8).numpy().data).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,6 +211,8 @@ class CollectRun(Run):
     def settings(self) -> dict[str, Any]:
         search = self.benchmark
         plan = {"benchmark": "collect", **asdict(self._sieve.criteria), "windows": search.stride or "first", "data": list(search.data)}
+        probe = range(0, search.model.cfg.d_vocab, 1 + search.model.cfg.d_vocab // 256)
+        plan["spelling"] = digest_of([self._sieve.decode([token]) for token in probe])  # distances depend on how tokens are spelled
         plan |= {"methods": {}, "chunks": [chunk.identity for chunk in search.chunks]}
         return {**plan, "environment": environment(search.model)}
 
