@@ -38,7 +38,8 @@ class IntegratedGradients(Localizer):
     Source: Chang et al. (2024), arXiv:2311.09060, appendix A.2.
     Args:    steps: points on the path.
              rule: ``"endpoints"`` is linspace(0, 1, steps) with equal weights 1 / steps (the authors' rule, which does not converge to
-                 the integral faster than 1 / steps), ``"midpoint"`` and ``"gauss-legendre"`` need fewer points for the same accuracy.
+                 the integral faster than 1 / steps). ``"midpoint"`` and ``"gauss-legendre"`` rank as well with half of the points
+                 (errors: benchmarks/test_quadrature.py).
     Memory:  4 (B L (5 f + 10 d + 4 h n) + 4 T V) bytes beyond the weights; letters in ``memory.peak_bytes``. B counts the points
              of the path that run side by side, each with all positions.
     Returns: [layer neuron], probability.
