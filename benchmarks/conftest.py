@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -100,9 +101,14 @@ def publish_figure(request):
 
 
 def pytest_terminal_summary(terminalreporter):
-    for name, parts in terminalreporter.config.stash[PAGES].items():
-        page = Path(terminalreporter.config.getoption("--results")) / f"{name}.md"
-        page.write_text("\n".join([f"# {name}\n", *parts]), encoding="utf-8")
+    import torch
+
+    config = terminalreporter.config
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
+    made = f"By `pytest {' '.join(config.args)}`: {device}, {torch.get_num_threads()} threads, torch {torch.__version__}.\n"
+    for name, parts in config.stash[PAGES].items():
+        page = Path(config.getoption("--results")) / f"{name}.md"
+        page.write_text("\n".join([f"# {name}\n", made, *parts]), encoding="utf-8")
     for caption, text in terminalreporter.config.stash[TABLES].items():
         terminalreporter.section(caption)
         terminalreporter.write_line(text)
