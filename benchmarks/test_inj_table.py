@@ -25,7 +25,7 @@ TOLERANCE = 0.05  # of a mean recall against the committed one: training and noi
 
 @pytest.fixture(scope="session")
 def sentences(model, request):
-    from tl_localize.cli.options import inj_sequences
+    from tl_localize.reference_corpus import inj_sequences
 
     data = request.config.getoption("--data")
     return inj_sequences(model, Path(data) if data else None)

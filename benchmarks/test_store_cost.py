@@ -18,9 +18,10 @@ N_UNITS = 100_000
 
 def test_store_takes_under_two_percent_of_an_inj_run(tmp_path, monkeypatch):
     from tl_localize import load_model
-    from tl_localize.cli.options import REFERENCE_RATIO, inj_sequences, make_methods
+    from tl_localize.cli.options import REFERENCE_RATIO, make_methods
     from tl_localize.distributed import in_process, jobs
     from tl_localize.evals.inj_benchmark import InjBenchmark
+    from tl_localize.reference_corpus import inj_sequences
     from tl_localize.runs import InjRun
     from tl_localize.store import Store
 
@@ -115,7 +116,8 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from tl_localize import load_model
-from tl_localize.cli.options import REFERENCE_RATIO, inj_sequences, make_methods
+from tl_localize.cli.options import REFERENCE_RATIO, make_methods
+from tl_localize.reference_corpus import inj_sequences
 from tl_localize.distributed import by_ray, jobs
 from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.runs import InjRun

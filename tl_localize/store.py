@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from tl_localize.files import remove_abandoned, write_whole
-from tl_localize.neurons import LanguageModel
+from tl_localize.neurons import LanguageModel, model_name
 
 LOG = logging.getLogger(__name__)
 FORMAT = 1  # of the records; part of every key
@@ -86,7 +86,7 @@ def environment(model: LanguageModel) -> dict[str, Any]:
     parameter = next(iter(model.parameters()))
     device = str(parameter.device)
     return {
-        "model": getattr(model.cfg, "model_name", type(model).__name__),
+        "model": model_name(model),
         "fingerprint": fingerprint(model),
         "device": torch.cuda.get_device_name(parameter.device) if parameter.device.type == "cuda" else device,
         "dtype": str(parameter.dtype).removeprefix("torch."),

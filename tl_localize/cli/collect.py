@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 import typer
 
-from tl_localize.cli.options import N_DEV, Device, Dtype, Model, errors_explained, parse_dtype, say
+from tl_localize.cli.options import Device, Dtype, Model, errors_explained, parse_dtype, say
 from tl_localize.cli.running import Address, Engine, Gpus, How, Quiet, RetryFailed, Shard, Verbose, Workers, again, work
 from tl_localize.collect import (
     NEAR,
@@ -34,7 +34,7 @@ from tl_localize.collect import (
 from tl_localize.models import REFERENCE_MODELS, load_model
 from tl_localize.neurons import LanguageModel
 from tl_localize.readers import TOKEN_SUFFIXES, read_jsonl
-from tl_localize.reference_corpus import changed_texts, general_texts, held_out_tokens, load_planted, reference_stream
+from tl_localize.reference_corpus import N_DEV, changed_texts, general_texts, held_out_tokens, load_planted, reference_stream
 from tl_localize.runs import CollectRun, Corpus, Search, collected
 from tl_localize.scores import save_tensors
 from tl_localize.store import Store, Unit, prepare_folder, write_text
@@ -117,7 +117,7 @@ def collect(
         search = Search(loaded, chunks, criteria, stride, names) if data else reference_search(loaded, criteria, stride)
         command = again(
             "collect",
-            model=Path(model) if Path(model).is_dir() else model,
+            model=model,
             data=data,
             windows=windows,
             key=key,

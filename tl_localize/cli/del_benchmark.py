@@ -15,7 +15,6 @@ from torch import Tensor
 
 from tl_localize.cli.collect import GENERAL, reference_search, searched, with_planted
 from tl_localize.cli.options import (
-    N_DEV,
     Device,
     Dtype,
     Model,
@@ -51,7 +50,7 @@ from tl_localize.neurons import LanguageModel
 from tl_localize.paper import paper_settings
 from tl_localize.plots import del_figures, save_figure
 from tl_localize.readers import TOKEN_SUFFIXES, memorized_sequences, read_manual, read_tokens
-from tl_localize.reference_corpus import held_out_tokens
+from tl_localize.reference_corpus import N_DEV, held_out_tokens
 from tl_localize.runs import CollectRun, DelRun, del_results, single_layer_frames
 from tl_localize.scores import save_tensors
 from tl_localize.sequences import MemorizedSequence
@@ -158,7 +157,7 @@ def del_benchmark(
         say(f"{targets or n_test} of {n_test} sequences are targets ({n_dev} dev sequences are left out), model {model}")
         command = again(
             "del",
-            model=Path(model) if Path(model).is_dir() else model,
+            model=model,
             data=data,
             general=general,
             targets=targets,

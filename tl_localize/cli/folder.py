@@ -15,8 +15,9 @@ from tl_localize.cli.options import errors_explained
 from tl_localize.cli.tune import publish_tune
 from tl_localize.collect import Sifted, merged
 from tl_localize.evals.inj_benchmark import TRUE_ROWS
-from tl_localize.runs import collected, planned, status, works
+from tl_localize.runs import collected, status
 from tl_localize.runs.del_run import BY_LAYER
+from tl_localize.runs.folder import planned, works
 from tl_localize.store import Record, Store, Unit
 from tl_localize.tables import to_markdown
 

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from tl_localize.cli.options import (
-    N_DEV,
     Data,
     Device,
     Distractors,
@@ -21,7 +20,6 @@ from tl_localize.cli.options import (
     check_ratios,
     errors_explained,
     inj_ratios,
-    inj_sequences,
     make_methods,
     parse_dtype,
     say,
@@ -45,6 +43,7 @@ from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.models import REFERENCE_MODELS, load_model
 from tl_localize.paper import paper_settings
 from tl_localize.plots import own_against_foreign, recall_curve, save_figure
+from tl_localize.reference_corpus import N_DEV, inj_sequences
 from tl_localize.runs import InjRun, inj_results
 from tl_localize.store import Store, prepare_folder
 from tl_localize.tables import inj_tables, save_table, to_markdown
@@ -118,7 +117,7 @@ def inj(
             chosen = make_methods(methods, settings or [], paper_settings(model, "inj", r), tuned)
             command = again(
                 "inj",
-                model=Path(model) if Path(model).is_dir() else model,
+                model=model,
                 data=data,
                 limit=limit,
                 seed=seed,

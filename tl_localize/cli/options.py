@@ -19,8 +19,6 @@ from tl_localize.methods import METHODS, Localizer
 from tl_localize.models import REFERENCE_MODELS
 from tl_localize.neurons import Real
 from tl_localize.paper import settings_source
-from tl_localize.reference_corpus import N_DEV as N_DEV
-from tl_localize.reference_corpus import inj_sequences as inj_sequences
 from tl_localize.scores import check_ratio
 from tl_localize.store import nearest
 

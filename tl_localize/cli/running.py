@@ -181,7 +181,9 @@ def is_log() -> bool:
 
 
 def again(command: str, **options: Any) -> list[str]:
-    """A command line from the options that a run was given; what was left out is left out."""
+    """A command line from the options that a run was given, paths in full; what was left out is left out."""
+    if Path(options["model"]).is_dir():
+        options["model"] = Path(options["model"])
     line = [command]
     for name, value in options.items():
         for one in value if isinstance(value, list | tuple) else [value]:

@@ -26,7 +26,6 @@ from tl_localize.cli.del_benchmark import (
     del_methods,
 )
 from tl_localize.cli.options import (
-    N_DEV,
     Device,
     Distractors,
     Dtype,
@@ -36,7 +35,6 @@ from tl_localize.cli.options import (
     check_ratios,
     errors_explained,
     inj_ratios,
-    inj_sequences,
     make_methods,
     parse_dtype,
     say,
@@ -61,6 +59,7 @@ from tl_localize.evals.inj_benchmark import InjBenchmark, InjResults
 from tl_localize.models import load_model
 from tl_localize.neurons import LanguageModel
 from tl_localize.paper import paper_grids, paper_settings
+from tl_localize.reference_corpus import N_DEV, inj_sequences
 from tl_localize.runs import DelRun, InjRun, del_results, inj_results
 from tl_localize.sequences import MemorizedSequence
 from tl_localize.store import Store, digest_of, nearest, prepare_folder, write_text
@@ -131,7 +130,7 @@ def tune(
             "benchmark": benchmark,
             "method": method,
             "grid": grid,
-            "model": Path(model) if Path(model).is_dir() else model,
+            "model": model,
             "data": data,
             "device": device,
             "dtype": dtype,

@@ -315,7 +315,7 @@ class Evaluation:
         suffixes = [text[len(prefix) :] for prefix, text in zip(prefixes, self.texts, strict=True)]
         frame = pd.DataFrame(
             {
-                "model": str(getattr(self.model.cfg, "model_name", type(self.model).__name__)),
+                "model": model_name(self.model),
                 "sequence_id": [sequence.id for sequence in self.sequences],
                 "category": [sequence.category for sequence in self.sequences],
                 "prefix": prefixes,

@@ -8,8 +8,6 @@ from tl_localize.runs.base import Event, Run, Work, stored
 from tl_localize.runs.collect_run import CollectRun, Corpus, Search
 from tl_localize.runs.del_run import DelRun
 from tl_localize.runs.folder import Status, collected, del_results, inj_results, single_layer_frames, status
-from tl_localize.runs.folder import planned as planned  # for the commands
-from tl_localize.runs.folder import works as works
 from tl_localize.runs.inj_run import InjRun
 
 __all__ = [

@@ -173,11 +173,11 @@ class Run(ABC):
         """The units of a plan, part by part."""
 
     def make_base(self, work: Work) -> tuple[Any, Record]:
-        """What the measurements of a part need, and the record of it."""
+        """What the measurements of a part need, and the record of it; asked only of runs whose works have a base."""
         raise NotImplementedError
 
     def read_base(self, work: Work, record: Record) -> Any:
-        """The same from its record."""
+        """The same from its record, of such runs."""
         raise NotImplementedError
 
     @abstractmethod
