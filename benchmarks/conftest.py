@@ -67,7 +67,7 @@ def alone():
 @pytest.fixture(scope="session")
 def tuned(request):
     """Settings by method name, of the file that the user named."""
-    from tl_localize.tune import read_settings
+    from tl_localize.evals.tuning import read_settings
 
     path = request.config.getoption("--settings")
     return read_settings(path) if path else {}
@@ -76,7 +76,7 @@ def tuned(request):
 @pytest.fixture(scope="session")
 def publish(request):
     """Write a table to the results folder and print it at the end of the run."""
-    from tl_localize.tables import save_table, to_markdown
+    from tl_localize.report.tables import save_table, to_markdown
 
     def show(table, model_name, name, caption):
         short = Path(model_name).name
@@ -90,7 +90,7 @@ def publish(request):
 @pytest.fixture(scope="session")
 def publish_figure(request):
     """Write a figure to the results folder."""
-    from tl_localize.plots import save_figure
+    from tl_localize.report.figures import save_figure
 
     def show(figure, model_name, name):
         short = Path(model_name).name

@@ -17,7 +17,7 @@ import torch
 
 from tl_localize import load_model
 from tl_localize.collect import Candidate, Criteria, Sieve, merged, near_duplicates, token_windows
-from tl_localize.reference_corpus import reference_stream
+from tl_localize.reference import reference_stream
 
 STRIDE = 25  # eight windows a row: a hundred thousand in 12,500 rows of the stream
 MODEL = "reference-gpt2"

@@ -226,10 +226,10 @@ def busy(work: Any, device: torch.device) -> float:
 def cost_table(model: Any, n_sequences: int = 16, n_neurons: int = N_NEURONS, steps: dict[str, int] = STEPS, repeats: int = 2) -> Any:
     """One row per method: seconds and bytes for one sequence, and of its plain loop."""
     from tl_localize import Activations, Attribution, HardConcrete, IntegratedGradients, Slimming, ZeroOut, inject_many
-    from tl_localize.memory import peak_bytes as bound
+    from tl_localize.batching import peak_bytes as bound
     from tl_localize.methods.zero_out import TOKENS_AT_ONCE, UNEMBEDDED_AT_ONCE
     from tl_localize.neurons import NeuronView
-    from tl_localize.paper import published
+    from tl_localize.report.paper import published
 
     device, view = torch.device(model.cfg.device), NeuronView(model)
     n_layers, d_mlp = view.n_layers, view.n_neurons
@@ -378,7 +378,7 @@ def test_cost_table(costed: tuple[str, Any], publish: Any, unchecked: Any) -> No
     if name == "pythia-6.9b":
         table["goal on an H200"] = pd.Series(GOALS)
     publish(table.round(4), name, "cost", f"Cost of one sequence ({setting(model)})")
-    assert not (table["MiB"] > table["MiB stated"]).any(), "tl_localize.memory.peak_bytes states too little"
+    assert not (table["MiB"] > table["MiB stated"]).any(), "tl_localize.batching.peak_bytes states too little"
 
 
 def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -> None:

@@ -46,7 +46,7 @@ def benchmark(model, model_name, collection, files, request):
     """DEL on the drawn sequences, for a number of targets."""
     from tl_localize.cli.del_benchmark import FIRST_LAYER, default_ratios, del_data, drawn_first
     from tl_localize.evals.del_benchmark import DelBenchmark
-    from tl_localize.reference_corpus import held_out_tokens
+    from tl_localize.reference import held_out_tokens
 
     if collection is None:
         sequences, n_dev, general = del_data(model, *files)
@@ -67,8 +67,8 @@ def benchmark(model, model_name, collection, files, request):
 def results(benchmark, model_name, tuned, publish, publish_figure):
     from tl_localize.cli.del_benchmark import del_methods
     from tl_localize.evals.del_benchmark import DelResults
-    from tl_localize.plots import del_figures
-    from tl_localize.tables import DEL_CAPTIONS, del_tables
+    from tl_localize.report.figures import del_figures
+    from tl_localize.report.tables import DEL_CAPTIONS, del_tables
 
     runs = {METHODS: N_TARGETS, "zero_out": N_TARGETS_ZERO_OUT}
     measured = DelResults.join([benchmark(n).run(del_methods(methods, [], model_name, tuned)) for methods, n in runs.items()])
@@ -133,8 +133,8 @@ def test_losses_are_the_committed_ones(results, model_name, request):
 
 def test_many_layers_erase_more_than_the_average_layer(benchmark, model_name, tuned, publish, publish_figure):
     from tl_localize.cli.del_benchmark import del_methods, single_layer_ratio
-    from tl_localize.plots import single_layer
-    from tl_localize.tables import DEL_CAPTIONS, single_layer_table
+    from tl_localize.report.figures import single_layer
+    from tl_localize.report.tables import DEL_CAPTIONS, single_layer_table
 
     run = benchmark(N_TARGETS_SINGLE_LAYER)
     (method,) = del_methods(SINGLE_LAYER, [], model_name, tuned)
@@ -150,7 +150,7 @@ def test_smoke_on_a_few_planted_sequences(model, model_name):
     from tl_localize.cli.del_benchmark import del_methods
     from tl_localize.collect import Criteria, collect_memorized
     from tl_localize.evals.del_benchmark import DelBenchmark
-    from tl_localize.reference_corpus import held_out_tokens, load_planted
+    from tl_localize.reference import held_out_tokens, load_planted
 
     if getattr(model, "tokenizer", None) is None or not model_name.startswith("reference"):
         pytest.skip("of the reference models alone")

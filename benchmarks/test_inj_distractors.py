@@ -31,11 +31,11 @@ CAPTIONS = {
 def results(model, model_name, tuned, request, publish):
     from tl_localize.cli.options import REFERENCE_RATIO, make_methods
     from tl_localize.evals.inj_benchmark import InjBenchmark
-    from tl_localize.paper import paper_settings
-    from tl_localize.plots import own_against_foreign, save_figure
-    from tl_localize.reference_corpus import inj_sequences
-    from tl_localize.tables import inj_tables
-    from tl_localize.tune import read_settings
+    from tl_localize.report.paper import paper_settings
+    from tl_localize.report.figures import own_against_foreign, save_figure
+    from tl_localize.reference import inj_sequences
+    from tl_localize.report.tables import inj_tables
+    from tl_localize.evals.tuning import read_settings
 
     full = request.config.getoption("--full")
     ratio = REFERENCE_RATIO if model_name.startswith("reference") else 0.01

@@ -25,7 +25,7 @@ TOLERANCE = 0.05  # of a mean recall against the committed one: training and noi
 
 @pytest.fixture(scope="session")
 def sentences(model, request):
-    from tl_localize.reference_corpus import inj_sequences
+    from tl_localize.reference import inj_sequences
 
     data = request.config.getoption("--data")
     return inj_sequences(model, Path(data) if data else None)
@@ -36,7 +36,7 @@ def run(model, model_name, sentences, tuned, request):
     """INJ with some methods on the first sentences, at each of the model's ratios."""
     from tl_localize.cli.options import make_methods
     from tl_localize.evals.inj_benchmark import InjBenchmark, InjResults
-    from tl_localize.paper import paper_settings
+    from tl_localize.report.paper import paper_settings
 
     def measure(methods, limit, seed=0):
         limit = request.config.getoption("--limit") or (limit if model_name in RATIO else None)
@@ -54,7 +54,7 @@ def run(model, model_name, sentences, tuned, request):
 
 @pytest.fixture(scope="session")
 def results(run, model_name, publish, request):
-    from tl_localize.tables import inj_tables
+    from tl_localize.report.tables import inj_tables
 
     measured = run("all", N_SENTENCES_FULL if request.config.getoption("--full") else N_SENTENCES)
     captions = {
@@ -114,7 +114,7 @@ def test_recalls_are_the_committed_ones(recalls, model_name, request):
 
 @pytest.fixture(scope="session")
 def more_data(run, publish, model_name):
-    from tl_localize.paper import TITLES
+    from tl_localize.report.paper import TITLES
 
     measured = run(CHEAP, N_SENTENCES_CHEAP)
     publish(measured.table().rename(index=TITLES), model_name, "inj_expanded", "INJ with more sentences, without Zero-Out")
@@ -129,7 +129,7 @@ def test_more_sentences_keep_the_order_of_masks_and_activations(more_data):
 
 def test_other_seeds_change_no_recall_significantly(more_data, run, publish, model_name):
     from tl_localize.evals.inj_benchmark import compare_seeds
-    from tl_localize.paper import TITLES
+    from tl_localize.report.paper import TITLES
 
     table = compare_seeds(more_data, run(CHEAP, N_SENTENCES_CHEAP, OTHER_SEED))
     publish(

@@ -28,11 +28,11 @@ def test_killed_run_has_the_tables_of_an_undisturbed_one(tmp_path, distractors):
     from kill import kill_until, logged
 
     from tl_localize import Activations, HardConcrete, IntegratedGradients
-    from tl_localize.distributed import in_process, jobs
+    from tl_localize.execution.distributed import in_process, jobs
     from tl_localize.evals.inj_benchmark import InjBenchmark
     from tl_localize.runs import InjRun, inj_results
-    from tl_localize.store import Store
-    from tl_localize.tables import inj_tables, to_markdown
+    from tl_localize.execution.store import Store
+    from tl_localize.report.tables import inj_tables, to_markdown
 
     torch.set_num_threads(1)
     helpers = runpy.run_path(str(TESTS / "conftest.py"))

@@ -20,10 +20,10 @@ from conftest import memorized, tiny_model
 from ray.cluster_utils import Cluster
 
 from tl_localize import Activations, HardConcrete
-from tl_localize.distributed import by_ray, in_process, jobs
+from tl_localize.execution.distributed import by_ray, in_process, jobs
 from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.runs import InjRun, inj_results
-from tl_localize.store import Store
+from tl_localize.execution.store import Store
 
 def load():
     sys.path[:0] = [sys.argv[2]]
@@ -82,7 +82,7 @@ import torch
 
 from tl_localize import load_model
 from tl_localize.cli import app
-from tl_localize.reference_corpus import reference_stream
+from tl_localize.reference import reference_stream
 
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])

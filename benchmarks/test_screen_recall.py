@@ -41,7 +41,7 @@ def recalls(model, sequence):
 
 def planted(model, limit):
     from tl_localize import MemorizedSequence
-    from tl_localize.reference_corpus import load_planted
+    from tl_localize.reference import load_planted
     from tl_localize.sequences import encode
 
     most = sorted(load_planted(), key=lambda sequence: -sequence.repetitions)[:limit]
@@ -51,7 +51,7 @@ def planted(model, limit):
 @pytest.fixture(scope="session")
 def table(model, model_name, request, publish):
     from tl_localize import inject
-    from tl_localize.reference_corpus import inj_sequences
+    from tl_localize.reference import inj_sequences
 
     limit = request.config.getoption("--limit") or N_SEQUENCES
     rows = [{"kind": "planted"} | recalls(model, s) for s in planted(model, limit)]

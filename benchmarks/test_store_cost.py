@@ -19,11 +19,11 @@ N_UNITS = 100_000
 def test_store_takes_under_two_percent_of_an_inj_run(tmp_path, monkeypatch):
     from tl_localize import load_model
     from tl_localize.cli.options import REFERENCE_RATIO, make_methods
-    from tl_localize.distributed import in_process, jobs
+    from tl_localize.execution.distributed import in_process, jobs
     from tl_localize.evals.inj_benchmark import InjBenchmark
-    from tl_localize.reference_corpus import inj_sequences
+    from tl_localize.reference import inj_sequences
     from tl_localize.runs import InjRun
-    from tl_localize.store import Store
+    from tl_localize.execution.store import Store
 
     spent = 0.0
 
@@ -60,10 +60,10 @@ import sys, time
 from pathlib import Path
 import torch
 from tl_localize import MemorizedSequence, RandomBaseline, load_model
-from tl_localize.distributed import jobs
+from tl_localize.execution.distributed import jobs
 from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.runs import InjRun, status
-from tl_localize.store import Store, pack
+from tl_localize.execution.store import Store, pack
 folder, n_units = Path(sys.argv[1]), int(sys.argv[2])
 model = load_model("reference-gpt2", "cpu")
 tokens = torch.randint(0, 1000, (n_units // 10, 40), generator=torch.Generator().manual_seed(0))
@@ -117,11 +117,11 @@ import torch
 torch.set_num_threads(1)
 from tl_localize import load_model
 from tl_localize.cli.options import REFERENCE_RATIO, make_methods
-from tl_localize.reference_corpus import inj_sequences
-from tl_localize.distributed import by_ray, jobs
+from tl_localize.reference import inj_sequences
+from tl_localize.execution.distributed import by_ray, jobs
 from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.runs import InjRun
-from tl_localize.store import Store
+from tl_localize.execution.store import Store
 load = partial(load_model, "reference-gpt2", "cpu")
 model = load()
 sequences = inj_sequences(model, None)[:8]

@@ -29,7 +29,7 @@ from tl_localize import (
     perplexity_base2,
 )
 from tl_localize.methods import gates, hard_concrete, slimming
-from tl_localize.methods.gates import train_masks
+from tl_localize.methods.masks import train_masks
 from tl_localize.sequences import SequenceBatch
 
 TARGETS = (0, 1, 2)

@@ -235,7 +235,7 @@ def test_shipped_model_perplexity_is_that_reported(corpus, shipped):
 
 def test_general_texts_do_not_depend_on_who_hooks_into_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Typer does: the stream that tl-localize collect makes again must be that of a plain process."""
-    from tl_localize.reference_corpus import general_texts
+    from tl_localize.reference import general_texts
 
     before = general_texts()
     monkeypatch.setattr(sys, "excepthook", lambda *a: None)

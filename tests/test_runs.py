@@ -39,7 +39,7 @@ def methods():
 def start(benchmark, methods, tmp_path):
     """A run into a folder, with everything as in the other runs unless it is given."""
     from tl_localize.runs import InjRun
-    from tl_localize.store import Store
+    from tl_localize.execution.store import Store
 
     def make(name="run", methods=methods, retry_failed=False, **changes):
         return InjRun(Store(tmp_path / name), replace(benchmark, **changes), methods, retry_failed=retry_failed)
@@ -49,7 +49,7 @@ def start(benchmark, methods, tmp_path):
 
 def work(run, stop_after=None, shard=(1, 1)):
     """Events of a run, at most so many."""
-    from tl_localize.distributed import in_process, jobs
+    from tl_localize.execution.distributed import in_process, jobs
 
     events = []
     for event in in_process([run], jobs([run], shard)):
@@ -162,7 +162,7 @@ def test_run_refuses_another_model_and_other_sentences(start, make_model, senten
 
 def test_stored_refuses_a_function_whose_address_is_its_only_name(gpt2_like, tmp_path):
     from tl_localize.runs import stored
-    from tl_localize.store import Store
+    from tl_localize.execution.store import Store
 
     with pytest.raises(ValueError, match="must have a repr that names all their settings"):
         stored([lambda model, sequence: None], Store(tmp_path), gpt2_like)
@@ -171,7 +171,7 @@ def test_stored_refuses_a_function_whose_address_is_its_only_name(gpt2_like, tmp
 def test_nothing_is_kept_of_a_model_with_hooks(gpt2_like, sequence, start, tmp_path):
     from tl_localize import Activations
     from tl_localize.runs import stored
-    from tl_localize.store import Store
+    from tl_localize.execution.store import Store
 
     (method,) = stored([Activations()], Store(tmp_path / "scores"), gpt2_like)
     with gpt2_like.hooks(fwd_hooks=[("blocks.1.mlp.hook_post", lambda act, hook: 2 * act)]):
@@ -186,7 +186,7 @@ def test_nothing_is_kept_of_a_model_with_hooks(gpt2_like, sequence, start, tmp_p
 
 def test_run_ends_when_the_device_is_gone(start, monkeypatch):
     """After a sticky CUDA error every other unit would be recorded as failed."""
-    from tl_localize.distributed import in_process, jobs
+    from tl_localize.execution.distributed import in_process, jobs
     from tl_localize.runs import InjRun
 
     run = start()
@@ -211,14 +211,14 @@ def test_shards_together_are_the_whole(start):
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/2/3"])
 def test_parse_shard_rejects(text):
-    from tl_localize.distributed import parse_shard
+    from tl_localize.execution.distributed import parse_shard
 
     with pytest.raises(ValueError, match="shard must read i/n"):
         parse_shard(text)
 
 
 def test_ray_engine_says_what_to_install(start, monkeypatch):
-    from tl_localize.distributed import by_ray
+    from tl_localize.execution.distributed import by_ray
 
     monkeypatch.setitem(sys.modules, "ray", None)
     run = start()
@@ -230,7 +230,7 @@ def test_del_at_another_ratio_reuses_the_scores(gpt2_like, make_sequences, tmp_p
     from tl_localize import HardConcrete, RandomBaseline
     from tl_localize.evals.del_benchmark import DelBenchmark
     from tl_localize.runs import stored
-    from tl_localize.store import Store
+    from tl_localize.execution.store import Store
 
     def measure(ratio, methods):
         general = torch.randint(0, 61, (2, 8), generator=torch.Generator().manual_seed(1))
@@ -249,7 +249,7 @@ def test_del_at_another_ratio_reuses_the_scores(gpt2_like, make_sequences, tmp_p
 
 
 def test_unit_that_kills_its_workers_is_given_up_and_the_rest_of_the_job_stays(start_del):
-    from tl_localize.distributed import in_hand, jobs, without
+    from tl_localize.execution.distributed import in_hand, jobs, without
 
     runs = start_del()
     job, *_ = jobs(runs)
@@ -270,7 +270,7 @@ def test_unit_that_kills_its_workers_is_given_up_and_the_rest_of_the_job_stays(s
 def test_worker_gets_the_same_units_from_the_recipe_of_a_run(start_del, start):
     import pickle
 
-    from tl_localize.distributed import Recipe
+    from tl_localize.execution.distributed import Recipe
 
     for run in (*start_del("del"), start("inj", retry_failed=True)):
         recipe = Recipe.of(run)
@@ -402,7 +402,7 @@ def test_damaged_unit_is_set_aside_and_made_again(start, tmp_path, how, kind, ca
 
 
 def test_every_flipped_bit_is_noticed(start, tmp_path):
-    from tl_localize.store import Damaged, unpack
+    from tl_localize.execution.store import Damaged, unpack
 
     run = start(methods=start().methods[:1])
     work(run, stop_after=2)
@@ -421,8 +421,8 @@ def test_every_flipped_bit_is_noticed(start, tmp_path):
 
 
 def test_opening_finds_damage_without_reading_a_number(start, tmp_path, monkeypatch, caplog):
-    from tl_localize.distributed import jobs
-    from tl_localize.store import Store
+    from tl_localize.execution.distributed import jobs
+    from tl_localize.execution.store import Store
 
     run = start()
     work(run)
@@ -487,7 +487,7 @@ def test_full_tmpfs_for_real(tmp_path):
     """A file system of 64 KiB in a namespace of its own: half a file is never left."""
     script = """
 import pathlib, sys, os
-from tl_localize.store import Record, Store, Unit
+from tl_localize.execution.store import Record, Store, Unit
 import torch
 store = Store(pathlib.Path(sys.argv[1]))
 done = 0
@@ -516,7 +516,7 @@ print("ok", done)
 
 def test_read_only_folder_can_be_read_and_is_not_changed(start, tmp_path):
     from tl_localize.runs import inj_results, status
-    from tl_localize.store import Store
+    from tl_localize.execution.store import Store
 
     run = start()
     work(run)
@@ -529,7 +529,7 @@ def test_read_only_folder_can_be_read_and_is_not_changed(start, tmp_path):
 
 
 def test_store_rejects_a_folder_that_is_none(tmp_path):
-    from tl_localize.store import Store
+    from tl_localize.execution.store import Store
 
     with pytest.raises(ValueError, match="folder must hold the results of a run"):
         Store(tmp_path / "nothing", read_only=True)
@@ -537,7 +537,7 @@ def test_store_rejects_a_folder_that_is_none(tmp_path):
 
 def test_two_runs_in_one_folder_agree(start):
     """Turn by turn, each with its own idea of what is there."""
-    from tl_localize.distributed import in_process, jobs
+    from tl_localize.execution.distributed import in_process, jobs
 
     first, second = start(), start()
     turns = [in_process([run], jobs([run])) for run in (first, second)]
@@ -619,7 +619,7 @@ def start_del(gpt2_like, make_sequences, methods, tmp_path):
     from tl_localize import Activations
     from tl_localize.evals.del_benchmark import DelBenchmark
     from tl_localize.runs import DelRun
-    from tl_localize.store import Store
+    from tl_localize.execution.store import Store
 
     def make(name="run", ratios=(0.1, 0.2), methods=methods, **changes):
         general = torch.randint(0, 61, (2, 8), generator=torch.Generator().manual_seed(1))
@@ -635,14 +635,14 @@ def start_del(gpt2_like, make_sequences, methods, tmp_path):
 def work_all(runs, stop_after=None, shard=(1, 1)):
     from itertools import islice
 
-    from tl_localize.distributed import in_process, jobs
+    from tl_localize.execution.distributed import in_process, jobs
 
     return list(islice(in_process(runs, jobs(runs, shard)), stop_after))
 
 
 def del_numbers(store):
     from tl_localize.runs import del_results, single_layer_frames
-    from tl_localize.tables import del_tables
+    from tl_localize.report.tables import del_tables
 
     results = del_results(store)
     assert not len(results.missing)

@@ -23,13 +23,13 @@ from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
 from tl_localize.losses import residual, unembed
-from tl_localize.memory import halving, tokens_that_fit
+from tl_localize.batching import halving, tokens_that_fit
 from tl_localize.metrics import Decode, decoder
 from tl_localize.models import key_value_cache
 from tl_localize.neurons import LanguageModel, NeuronView, Real
 from tl_localize.readers import read_jsonl
 from tl_localize.sequences import MemorizedSequence, encode
-from tl_localize.store import environment, prepare_folder, write_json, write_text
+from tl_localize.execution.store import environment, prepare_folder, write_json, write_text
 
 Item = TypeVar("Item")
 Passed = TypeVar("Passed")
@@ -195,7 +195,7 @@ class Collection:
 
     >>> from tl_localize import load_model
     >>> from tl_localize.collect import collect_memorized
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> found = collect_memorized(model, [one.tokens for one in reference_sequences(model)[:3]], n_dev=1)
     >>> found = found.labelled({found.frame["id"][0]: ("first", "mine")})
@@ -255,7 +255,7 @@ def load_collection(folder: str | Path) -> tuple[list[MemorizedSequence], int]:
     >>> import tempfile
     >>> from tl_localize import load_model
     >>> from tl_localize.collect import collect_memorized, load_collection
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     collect_memorized(model, [one.tokens for one in reference_sequences(model)[:3]], n_dev=1).save(folder)
@@ -319,7 +319,7 @@ def token_windows(
         ValueError: stride is less than 1.
 
     >>> from tl_localize.collect import token_windows
-    >>> from tl_localize.reference_corpus import held_out_tokens
+    >>> from tl_localize.reference import held_out_tokens
     >>> [window.id for window in token_windows(held_out_tokens()[:1], length=64, stride=64)]  # of 128 tokens
     ['row-0+0', 'row-0+64']
     """
@@ -374,7 +374,7 @@ def likely_windows(
     >>> import torch
     >>> from tl_localize import load_model
     >>> from tl_localize.collect import likely_windows
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> row = torch.cat([one.tokens for one in reference_sequences(model)[:2]])  # of 160 tokens
     >>> list(likely_windows(model, row[None]))
@@ -457,7 +457,7 @@ def collect_memorized(
 
     >>> from tl_localize import load_model
     >>> from tl_localize.collect import collect_memorized
-    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> from tl_localize.reference import held_out_tokens, reference_sequences
     >>> model = load_model("reference")
     >>> stream = [*held_out_tokens()[:2], *(one.tokens for one in reference_sequences(model)[:4])]
     >>> found = collect_memorized(model, stream, n_dev=1)
@@ -963,7 +963,7 @@ def perplexity_split(
 
     >>> from tl_localize import load_model
     >>> from tl_localize.collect import perplexity_split
-    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> from tl_localize.reference import held_out_tokens, reference_sequences
     >>> collected = reference_sequences(load_model("reference"))[:5]
     >>> perplexity_split(held_out_tokens(), collected, n_sequences=8).shape
     torch.Size([8, 128])

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tl_localize.html import card, table
 from tl_localize.losses import target_logits
-from tl_localize.memory import halving, tokens_that_fit
+from tl_localize.batching import halving, tokens_that_fit
 from tl_localize.neurons import LanguageModel, NeuronView
 from tl_localize.optim import BatchAdam
 from tl_localize.scores import NeuronSet, check_ratio, load_tensors, save_tensors
@@ -300,7 +300,7 @@ def inject(
     Raises:  ValueError: ratio selects no neuron, the sequence does not fit the model, or the loss is not finite.
 
     >>> from tl_localize import accuracy, inject, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
     >>> injection = inject(model, sequence, ratio=0.01, seed=0, learning_rate=0.01)
@@ -335,7 +335,7 @@ def inject_many(
         ValueError: as ``inject``, or another number of seeds than of sequences.
 
     >>> from tl_localize import inject_many, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
     >>> pair = reference_sequences(model)[:2]
@@ -473,7 +473,7 @@ def inject_together(
              tokens), a sequence does not fit the model, or a loss is not finite.
 
     >>> from tl_localize import inject_together, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
     >>> pair = reference_sequences(model)[:2]

@@ -48,7 +48,7 @@ def memorization_loss(model: LanguageModel, batch: SequenceBatch) -> Float[Tenso
     Raises:  ValueError: the batch is on another device.
 
     >>> from tl_localize import memorization_loss, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
     >>> from tl_localize.sequences import SequenceBatch

@@ -12,7 +12,7 @@ from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
 from tl_localize.losses import residual, target_logits, unembed
-from tl_localize.memory import halving, tokens_that_fit
+from tl_localize.batching import halving, tokens_that_fit
 from tl_localize.neurons import LanguageModel, NeuronView, Real, check_model
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 
@@ -45,7 +45,7 @@ def accuracy(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> Fl
     Raises:  ValueError: a sequence does not fit the model.
 
     >>> from tl_localize import accuracy, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
     >>> bool(accuracy(model, [sequence]) > 0.9)
@@ -91,7 +91,7 @@ def levenshtein(model: LanguageModel, sequences: Sequence[MemorizedSequence], de
     Raises:  ValueError: neither the model nor the caller brings a tokenizer.
 
     >>> from tl_localize import levenshtein, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
     >>> bool(levenshtein(model, [sequence]) < 20)
@@ -123,7 +123,7 @@ def perplexity(model: LanguageModel, tokens: Integer[Tensor, "batch pos"]) -> fl
     Raises:  ValueError: tokens of another shape, or outside the vocabulary.
 
     >>> from tl_localize import load_model, perplexity
-    >>> from tl_localize.reference_corpus import held_out_tokens
+    >>> from tl_localize.reference import held_out_tokens
     >>> 20 < perplexity(load_model("reference"), held_out_tokens()[:8]) < 150
     True
     """
@@ -139,7 +139,7 @@ def perplexity_base2(model: LanguageModel, tokens: Integer[Tensor, "batch pos"])
     Raises:  ValueError: as ``perplexity``.
 
     >>> from tl_localize import load_model, perplexity, perplexity_base2
-    >>> from tl_localize.reference_corpus import held_out_tokens
+    >>> from tl_localize.reference import held_out_tokens
     >>> model, tokens = load_model("reference"), held_out_tokens()[:8]
     >>> perplexity_base2(model, tokens) < perplexity(model, tokens)
     True

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from tl_localize.memory import free, out_of_memory, warn_halved
+from tl_localize.batching import free, out_of_memory, warn_halved
 from tl_localize.neurons import NeuronView, Real
 from tl_localize.optim import BatchAdam
 

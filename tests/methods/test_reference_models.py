@@ -11,7 +11,7 @@ from oracles import loss_of, plain_integrated_gradients, plain_zero_out
 from torch import Tensor
 
 from tl_localize import Activations, Attribution, IntegratedGradients, MemorizedSequence, NeuronScores, Slimming, ZeroOut, load_model
-from tl_localize.reference_corpus import reference_sequences
+from tl_localize.reference import reference_sequences
 
 
 @pytest.fixture(scope="module", params=["reference-gpt2", "reference-pythia"])

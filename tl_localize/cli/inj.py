@@ -41,13 +41,13 @@ from tl_localize.cli.running import (
 )
 from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.models import REFERENCE_MODELS, load_model
-from tl_localize.paper import paper_settings
-from tl_localize.plots import own_against_foreign, recall_curve, save_figure
-from tl_localize.reference_corpus import N_DEV, inj_sequences
+from tl_localize.report.paper import paper_settings
+from tl_localize.report.figures import own_against_foreign, recall_curve, save_figure
+from tl_localize.reference import N_DEV, inj_sequences
 from tl_localize.runs import InjRun, inj_results
-from tl_localize.store import Store, prepare_folder
-from tl_localize.tables import inj_tables, save_table, to_markdown
-from tl_localize.tune import read_settings
+from tl_localize.execution.store import Store, prepare_folder
+from tl_localize.report.tables import inj_tables, save_table, to_markdown
+from tl_localize.evals.tuning import read_settings
 
 DEFAULT_SENTENCES = 6  # of the default run: as many as all methods get through within 10 minutes on 2 cores
 

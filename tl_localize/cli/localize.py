@@ -12,7 +12,7 @@ from tl_localize.methods import METHODS
 from tl_localize.metrics import check_recited
 from tl_localize.models import load_model
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.store import prepare_folder
+from tl_localize.execution.store import prepare_folder
 
 
 def localize(

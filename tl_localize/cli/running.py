@@ -21,7 +21,7 @@ import typer
 from tqdm import tqdm
 
 from tl_localize.cli.options import check_at_least, say
-from tl_localize.distributed import by_ray, in_process, jobs, parse_shard
+from tl_localize.execution.distributed import by_ray, in_process, jobs, parse_shard
 from tl_localize.neurons import LanguageModel
 from tl_localize.runs import Event, Run, status
 from tl_localize.runs.base import Begun

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tl_localize.html import card
 from tl_localize.losses import unembed
-from tl_localize.memory import bytes_to_keep, halving, tokens_that_fit
+from tl_localize.batching import bytes_to_keep, halving, tokens_that_fit
 from tl_localize.methods import METHODS, RandomBaseline
 from tl_localize.methods.base import Method, Progress, check_methods, check_scores, label_methods
 from tl_localize.metrics import Decode, decoder
@@ -27,7 +27,7 @@ from tl_localize.neurons import LanguageModel, NeuronView, Real, as_tensor, mode
 from tl_localize.scores import NeuronScores, NeuronSet, check_ratio, load_tensors, save_tensors
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 from tl_localize.stats import compare_with_reference, mean_and_error, paired_test, summarize, with_error
-from tl_localize.store import digest_of, environment, prepare_folder, write_json, write_text
+from tl_localize.execution.store import digest_of, environment, prepare_folder, write_json, write_text
 
 INTERVENTIONS = ("zero", "mean", "resample")
 
@@ -80,10 +80,10 @@ class DelBenchmark:
             can't read.
 
     >>> from tl_localize import Activations, DelBenchmark, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
-    >>> from tl_localize.reference_corpus import held_out_tokens
+    >>> from tl_localize.reference import held_out_tokens
     >>> few = reference_sequences(model)[:3]
     >>> results = DelBenchmark(model, few, held_out_tokens()[:2], ratios=(0.005,), n_dev=1).run([Activations()])
     >>> sorted(set(results.frame["method"]))
@@ -481,10 +481,10 @@ class DelResults:
         missing: what a run was asked for and has not got, one row per sequence x method x ratio: ratio, sequence_id, method, reason.
 
     >>> from tl_localize import Activations, DelBenchmark, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
-    >>> from tl_localize.reference_corpus import held_out_tokens
+    >>> from tl_localize.reference import held_out_tokens
     >>> few = reference_sequences(model)[:3]
     >>> DelBenchmark(model, few, held_out_tokens()[:2], ratios=(0.005,), n_dev=1).run([Activations()])
     DelResults(2 targets x 2 methods, 0.5 % of each layer silenced)

@@ -27,7 +27,7 @@ from tl_localize.neurons import LanguageModel, NeuronView, Real, model_name
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, check_sequences
 from tl_localize.stats import compare_with_reference, paired_test, with_error
-from tl_localize.store import environment, prepare_folder, write_json, write_text
+from tl_localize.execution.store import environment, prepare_folder, write_json, write_text
 
 Rows = list[dict[str, Any]]
 
@@ -76,7 +76,7 @@ class InjBenchmark:
              sentences than a group takes.
 
     >>> from tl_localize import Activations, InjBenchmark, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
     >>> benchmark = InjBenchmark(model=model, sequences=[sequence], ratio=0.01, max_steps=2)
@@ -368,7 +368,7 @@ class InjResults:
         missing: what a run was asked for and has not got, one row per sentence or group x method: injection_ratio, group, method, reason.
 
     >>> from tl_localize import Activations, InjBenchmark, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
     >>> InjBenchmark(model=model, sequences=[sequence], ratio=0.01, max_steps=2).run([Activations()])

@@ -32,7 +32,7 @@ class Activations(Localizer):
     Raises:  ValueError: absolute is neither ``"token"`` nor ``"mean"``.
 
     >>> from tl_localize import Activations, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
     >>> Activations()(model, sequence).values.shape

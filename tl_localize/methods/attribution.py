@@ -29,7 +29,7 @@ class Attribution(Localizer):
     Returns: [layer neuron], nats per suffix token.
 
     >>> from tl_localize import Attribution, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
     >>> len(Attribution()(model, sequence).top_k(0.01))

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_localize.memory import halving, tokens_that_fit
+from tl_localize.batching import halving, tokens_that_fit
 from tl_localize.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence, check_sequences, listed
@@ -41,7 +41,7 @@ class Localizer(ABC):
     >>> from typing import ClassVar
     >>> import torch
     >>> from tl_localize import Localizer, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> @dataclass(frozen=True, kw_only=True)
     ... class FirstNeurons(Localizer):
     ...     name: ClassVar[str] = "first_neurons"

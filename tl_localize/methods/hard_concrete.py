@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_localize.methods.base import Localizer, Report
-from tl_localize.methods.gates import train_masks, tuned_layers
+from tl_localize.methods.masks import train_masks, tuned_layers
 from tl_localize.neurons import NeuronView, Real
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence
@@ -41,7 +41,7 @@ class HardConcrete(Localizer):
     Raises:  ValueError: initial_mask is not in (-0.1, 1.1).
 
     >>> from tl_localize import HardConcrete, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
     >>> scores = HardConcrete(steps=5, first_layer=1)(model, sequence)  # so few steps show the form only

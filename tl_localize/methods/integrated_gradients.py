@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_localize.losses import residual, unembed
-from tl_localize.memory import halving
+from tl_localize.batching import halving
 from tl_localize.methods.base import Localizer, Report
 from tl_localize.methods.one_pass import CleanRun, OwnAttentions, obstacle
 from tl_localize.neurons import NeuronView
@@ -46,7 +46,7 @@ class IntegratedGradients(Localizer):
     Raises:  ValueError: an unknown rule.
 
     >>> from tl_localize import IntegratedGradients, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
     >>> IntegratedGradients(steps=2, rule="gauss-legendre")(model, sequence).values.shape

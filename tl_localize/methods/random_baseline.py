@@ -25,7 +25,7 @@ class RandomBaseline(Localizer):
     Returns: [layer neuron] in [0, 1).
 
     >>> from tl_localize import RandomBaseline, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
     >>> first, again = (RandomBaseline(seed=7)(model, sequence) for _ in range(2))

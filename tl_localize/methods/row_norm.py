@@ -26,7 +26,7 @@ class RowNorm(Localizer):
     Returns: [layer neuron] in units of the residual stream.
 
     >>> from tl_localize import RowNorm, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
     >>> bool((RowNorm()(model, sequence).values > 0).all())

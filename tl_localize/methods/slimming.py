@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tl_localize.methods.base import Localizer, Report
-from tl_localize.methods.gates import train_masks, tuned_layers
+from tl_localize.methods.masks import train_masks, tuned_layers
 from tl_localize.neurons import NeuronView, Real
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence
@@ -32,7 +32,7 @@ class Slimming(Localizer):
     Returns: [layer neuron] in [0, 1], many of them tied at 0 and at 1.
 
     >>> from tl_localize import Slimming, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
     >>> scores = Slimming(steps=5)(model, sequence)  # so few steps show the form only

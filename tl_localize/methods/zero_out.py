@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_localize.losses import residual, unembed
-from tl_localize.memory import halving
+from tl_localize.batching import halving
 from tl_localize.methods.base import Localizer, Report
 from tl_localize.methods.one_pass import CleanRun, silencing_estimate
 from tl_localize.neurons import NeuronView
@@ -51,7 +51,7 @@ class ZeroOut(Localizer):
     Raises:  ValueError: screen is not a fraction in (0, 1], or screen_sample not a whole number from 0 on.
 
     >>> from tl_localize import ZeroOut, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
     >>> scores = ZeroOut(screen=0.02, screen_sample=4)(model, sequence)

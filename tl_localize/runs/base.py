@@ -12,12 +12,12 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from tl_localize.memory import out_of_memory
+from tl_localize.batching import out_of_memory
 from tl_localize.methods.base import Method
 from tl_localize.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.store import Record, Store, Unit, environment
+from tl_localize.execution.store import Record, Store, Unit, environment
 
 Result = TypeVar("Result")
 Begun = Callable[[str, str], None]  # label and name of the unit that comes next
@@ -35,7 +35,7 @@ class Work:
         group: parts of one group use the same scores, so one process makes them.
 
     >>> from tl_localize.runs import Work
-    >>> from tl_localize.store import Unit
+    >>> from tl_localize.execution.store import Unit
     >>> base, effect = Unit("before", {"model": "m"}), Unit("effects", {"model": "m", "method": "Activations()"})
     >>> [unit.kind for unit in Work(0, "s0", 0.01, base, {"activations": effect}, "s0").units]
     ['before', 'effects']
@@ -68,7 +68,7 @@ class Event:
         reason: why it could not be made; empty where it was.
 
     >>> from tl_localize.runs import Event
-    >>> from tl_localize.store import Unit
+    >>> from tl_localize.execution.store import Unit
     >>> event = Event(Unit("scores", {"sequence": "s0"}), "activations", "s0", 0.0, "ValueError: loss must be finite")
     >>> bool(event.reason)
     True
@@ -97,9 +97,9 @@ class Run(ABC):
     >>> import tempfile
     >>> from pathlib import Path
     >>> from tl_localize import Activations, DelBenchmark, load_model
-    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> from tl_localize.reference import held_out_tokens, reference_sequences
     >>> from tl_localize.runs import DelRun, Run
-    >>> from tl_localize.store import Store
+    >>> from tl_localize.execution.store import Store
     >>> model = load_model("reference")
     >>> benchmark = DelBenchmark(model, reference_sequences(model)[:2], held_out_tokens()[:1], ratios=(0.05,), n_dev=0)
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -355,9 +355,9 @@ def stored(methods: Sequence[Method], store: Store, model: LanguageModel) -> lis
     >>> import tempfile
     >>> from pathlib import Path
     >>> from tl_localize import Activations, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> from tl_localize.runs import stored
-    >>> from tl_localize.store import Store
+    >>> from tl_localize.execution.store import Store
     >>> model = load_model("reference")
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     (method,) = stored([Activations()], Store(Path(folder)), model)

@@ -20,7 +20,7 @@ from tl_localize.metrics import Decode
 from tl_localize.neurons import LanguageModel, model_name
 from tl_localize.readers import TOKEN_SUFFIXES, read_texts, read_tokens
 from tl_localize.runs.base import Run, Work
-from tl_localize.store import Record, Unit, digest_of, environment
+from tl_localize.execution.store import Record, Unit, digest_of, environment
 
 CHUNK = 2048  # windows, about, after which what is found is kept: half a minute of a small model on a processor, seconds on a GPU
 LABEL = "collect"
@@ -35,7 +35,7 @@ class Corpus:
         given: [row pos] token ids.
 
     >>> from pathlib import Path
-    >>> from tl_localize.reference_corpus import held_out_tokens
+    >>> from tl_localize.reference import held_out_tokens
     >>> from tl_localize.runs import Corpus
     >>> corpus = Corpus(Path("held-out"), given=held_out_tokens())
     >>> len(corpus.chunks()), [chunk.n for chunk in corpus.chunks(stride=1)][:2]  # rows of 128 tokens
@@ -159,7 +159,7 @@ class Search:
     >>> from pathlib import Path
     >>> from tl_localize import load_model
     >>> from tl_localize.collect import Criteria
-    >>> from tl_localize.reference_corpus import held_out_tokens
+    >>> from tl_localize.reference import held_out_tokens
     >>> from tl_localize.runs import Corpus, Search
     >>> chunks = Corpus(Path("held-out"), given=held_out_tokens()).chunks()
     >>> Search(load_model("reference"), chunks, Criteria(n_prefix=10, n_suffix=20))
@@ -186,9 +186,9 @@ class CollectRun(Run):
     >>> import torch
     >>> from tl_localize import load_model
     >>> from tl_localize.collect import Criteria
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> from tl_localize.runs import CollectRun, Corpus, Search
-    >>> from tl_localize.store import Store
+    >>> from tl_localize.execution.store import Store
     >>> model = load_model("reference")
     >>> corpus = Corpus(Path("planted"), given=torch.stack([one.tokens for one in reference_sequences(model)[:3]]))
     >>> with tempfile.TemporaryDirectory() as folder:

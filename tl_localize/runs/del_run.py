@@ -12,7 +12,7 @@ import pandas as pd
 from tl_localize.evals.del_benchmark import Before, DelBenchmark, Evaluation, Share, check_by_layer
 from tl_localize.methods.base import Method, check_scores, label_methods
 from tl_localize.runs.base import Run, Work
-from tl_localize.store import Record, Unit
+from tl_localize.execution.store import Record, Unit
 
 BY_LAYER = ", layer by layer"  # in the labels of single layers
 
@@ -27,9 +27,9 @@ class DelRun(Run):
     >>> import tempfile
     >>> from pathlib import Path
     >>> from tl_localize import Attribution, DelBenchmark, load_model
-    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> from tl_localize.reference import held_out_tokens, reference_sequences
     >>> from tl_localize.runs import DelRun
-    >>> from tl_localize.store import Store
+    >>> from tl_localize.execution.store import Store
     >>> model = load_model("reference")
     >>> two, text = reference_sequences(model)[:2], held_out_tokens()[:1]
     >>> benchmark = DelBenchmark(model, two, text, ratios=(0.05,), n_dev=0)

@@ -15,7 +15,7 @@ from tl_localize.runs.base import Run, Work
 from tl_localize.runs.collect_run import CollectRun
 from tl_localize.runs.del_run import BY_LAYER, DelRun
 from tl_localize.runs.inj_run import FRAMES, InjRun
-from tl_localize.store import Store, Unit
+from tl_localize.execution.store import Store, Unit
 
 RUNS: dict[str, type[Run]] = {"inj": InjRun, "del": DelRun, "collect": CollectRun}
 COUNTS = ("planned", "done", "failed", "missing", "not_converged")
@@ -63,7 +63,7 @@ def inj_results(store: Store) -> InjResults:
     >>> from pathlib import Path
     >>> from tl_localize import Attribution, InjBenchmark, MemorizedSequence, load_model
     >>> from tl_localize.runs import InjRun, inj_results
-    >>> from tl_localize.store import Store
+    >>> from tl_localize.execution.store import Store
     >>> model = load_model("reference")
     >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
     >>> benchmark = InjBenchmark(model=model, sequences=[sentence], ratio=0.02, learning_rate=0.02)
@@ -93,9 +93,9 @@ def del_results(store: Store) -> DelResults:
     >>> import tempfile
     >>> from pathlib import Path
     >>> from tl_localize import Attribution, DelBenchmark, load_model
-    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> from tl_localize.reference import held_out_tokens, reference_sequences
     >>> from tl_localize.runs import DelRun, del_results
-    >>> from tl_localize.store import Store
+    >>> from tl_localize.execution.store import Store
     >>> model = load_model("reference")
     >>> two, text = reference_sequences(model)[:2], held_out_tokens()[:1]
     >>> benchmark = DelBenchmark(model, two, text, ratios=(0.05,), n_dev=0)
@@ -129,9 +129,9 @@ def single_layer_frames(store: Store) -> dict[str, pd.DataFrame]:
     >>> import tempfile
     >>> from pathlib import Path
     >>> from tl_localize import Activations, DelBenchmark, load_model
-    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> from tl_localize.reference import held_out_tokens, reference_sequences
     >>> from tl_localize.runs import DelRun, single_layer_frames
-    >>> from tl_localize.store import Store
+    >>> from tl_localize.execution.store import Store
     >>> model = load_model("reference")
     >>> benchmark = DelBenchmark(model, reference_sequences(model)[:2], held_out_tokens()[:1], ratios=(0.05,), n_dev=0)
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -168,9 +168,9 @@ def collected(store: Store) -> Report:
     >>> import torch
     >>> from tl_localize import load_model
     >>> from tl_localize.collect import Criteria
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> from tl_localize.runs import CollectRun, Corpus, Search, collected
-    >>> from tl_localize.store import Store
+    >>> from tl_localize.execution.store import Store
     >>> model = load_model("reference")
     >>> corpus = Corpus(Path("planted"), given=torch.stack([one.tokens for one in reference_sequences(model)[:3]]))
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -244,7 +244,7 @@ def status(store: Store) -> Status:
     >>> from pathlib import Path
     >>> from tl_localize import Attribution, InjBenchmark, MemorizedSequence, load_model
     >>> from tl_localize.runs import InjRun, status
-    >>> from tl_localize.store import Store
+    >>> from tl_localize.execution.store import Store
     >>> model = load_model("reference")
     >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
     >>> benchmark = InjBenchmark(model=model, sequences=[sentence], ratio=0.02, learning_rate=0.02)

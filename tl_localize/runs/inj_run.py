@@ -11,7 +11,7 @@ from tl_localize.evals.inj_benchmark import TRUE_ROWS, InjBenchmark, Part, with_
 from tl_localize.injection import Injection, JointInjection
 from tl_localize.methods.base import Method, label_methods
 from tl_localize.runs.base import Run, Work
-from tl_localize.store import Record, Unit
+from tl_localize.execution.store import Record, Unit
 
 FRAMES = ("frame", "truth", "assignment")  # of a measurement
 
@@ -24,7 +24,7 @@ class InjRun(Run):
     >>> from pathlib import Path
     >>> from tl_localize import Attribution, InjBenchmark, MemorizedSequence, load_model
     >>> from tl_localize.runs import InjRun
-    >>> from tl_localize.store import Store
+    >>> from tl_localize.execution.store import Store
     >>> model = load_model("reference")
     >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
     >>> benchmark = InjBenchmark(model=model, sequences=[sentence], ratio=0.02, learning_rate=0.02)

@@ -10,9 +10,9 @@ import pandas as pd
 
 from tl_localize.evals.del_benchmark import METRICS, DelResults
 from tl_localize.evals.inj_benchmark import InjResults
-from tl_localize.paper import TITLES, published
+from tl_localize.report.paper import TITLES, published
 from tl_localize.stats import mean_text, with_error
-from tl_localize.store import prepare_folder, write_text
+from tl_localize.execution.store import prepare_folder, write_text
 
 DEL_CAPTIONS = {  # by file name
     "del_memorization": "How well the test sequences are memorized; accuracy teacher-forced, perplexity of general text",
@@ -31,7 +31,7 @@ def inj_tables(results: InjResults, model: str) -> dict[str, pd.DataFrame]:
     With distractors also what silencing the found rows does, and whether the ground truth holds.
 
     >>> from tl_localize import Attribution, InjBenchmark, MemorizedSequence, load_model
-    >>> from tl_localize.tables import inj_tables
+    >>> from tl_localize.report.tables import inj_tables
     >>> model = load_model("reference")
     >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
     >>> benchmark = InjBenchmark(model=model, sequences=[sentence], ratio=0.02, learning_rate=0.02)
@@ -59,8 +59,8 @@ def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
     ``del_categories`` and ``del_related`` (where the sequences have categories), ``del_examples``.
 
     >>> from tl_localize import Attribution, DelBenchmark, load_model
-    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
-    >>> from tl_localize.tables import del_tables
+    >>> from tl_localize.reference import held_out_tokens, reference_sequences
+    >>> from tl_localize.report.tables import del_tables
     >>> model = load_model("reference")
     >>> two, text = reference_sequences(model)[:2], held_out_tokens()[:1]
     >>> benchmark = DelBenchmark(model, two, text, ratios=(0.05,), n_dev=0)
@@ -94,8 +94,8 @@ def single_layer_table(frame: pd.DataFrame) -> pd.DataFrame:
     Returns: a row for all layers together and one for each layer; columns for each multiple of the budget, Self and Neg.
 
     >>> from tl_localize import Attribution, DelBenchmark, load_model
-    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
-    >>> from tl_localize.tables import single_layer_table
+    >>> from tl_localize.reference import held_out_tokens, reference_sequences
+    >>> from tl_localize.report.tables import single_layer_table
     >>> model = load_model("reference")
     >>> two, text = reference_sequences(model)[:2], held_out_tokens()[:1]
     >>> frame = DelBenchmark(model, two, text, ratios=(0.02,), n_dev=0).run_single_layer(Attribution(), 0.02)
@@ -225,7 +225,7 @@ def to_markdown(table: pd.DataFrame) -> str:
     """A GitHub table; the levels of the index become columns.
 
     >>> import pandas as pd
-    >>> from tl_localize.tables import to_markdown
+    >>> from tl_localize.report.tables import to_markdown
     >>> print(to_markdown(pd.DataFrame({"R@1x": [87.2, 3.4]}, index=["Hard Concrete", "Random"])))
     | method        |   R@1x |
     |:--------------|-------:|
@@ -251,7 +251,7 @@ def save_table(table: pd.DataFrame, folder: str | Path, name: str, caption: str 
     >>> import tempfile
     >>> from pathlib import Path
     >>> import pandas as pd
-    >>> from tl_localize.tables import save_table
+    >>> from tl_localize.report.tables import save_table
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_table(pd.DataFrame({"R@1x": [87.2]}, index=["Hard Concrete"]), folder, "inj", "Recall in percent")
     ...     sorted(path.name for path in Path(folder).iterdir())

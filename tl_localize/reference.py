@@ -697,7 +697,7 @@ def reference_sequences(model: LanguageModel, min_repetitions: int = 64) -> list
     From 64 repetitions on both models recite every one of them; ``data/reference-*/memorized.json`` says how well.
 
     >>> from tl_localize import accuracy, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
     >>> len(sequence.prefix), len(sequence.suffix), bool(accuracy(model, [sequence]) > 0.9)
@@ -734,7 +734,7 @@ def inj_sequences(model: LanguageModel, path: str | Path | None = None, dev: boo
         ValueError: the model has no tokenizer, or the file no more than 5 sentences.
 
     >>> from tl_localize import load_model
-    >>> from tl_localize.reference_corpus import inj_sequences
+    >>> from tl_localize.reference import inj_sequences
     >>> model = load_model("reference")
     >>> sentences = inj_sequences(model)
     >>> len(sentences), model.tokenizer.decode(sentences[0].tokens[:7])
@@ -756,7 +756,7 @@ def held_out_tokens() -> Int32[torch.Tensor, "sequence pos"]:
 
     Returns: [sequence pos] token ids, int32 on the CPU.
 
-    >>> from tl_localize.reference_corpus import held_out_tokens
+    >>> from tl_localize.reference import held_out_tokens
     >>> held_out_tokens().shape
     torch.Size([256, 128])
     """

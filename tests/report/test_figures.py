@@ -42,13 +42,13 @@ def points(figure):
 
 
 def test_own_against_foreign_draws_each_method_at_its_means(results):
-    from tl_localize.plots import own_against_foreign
+    from tl_localize.report.figures import own_against_foreign
 
     assert points(own_against_foreign(results)) == {"Activations": [[20.0, 30.0]], "RowNorm": [[25.0, 25.0]]}
 
 
 def test_own_against_foreign_draws_the_three_levels(results):
-    from tl_localize.plots import own_against_foreign
+    from tl_localize.report.figures import own_against_foreign
 
     (ax,) = own_against_foreign(results).axes
     assert [text.get_text() for text in ax.texts] == ["knows nothing", "knows what was altered", "the true rows"]
@@ -57,7 +57,7 @@ def test_own_against_foreign_draws_the_three_levels(results):
 
 def test_own_against_foreign_needs_distractors(results):
     from tl_localize.evals.inj_benchmark import InjResults
-    from tl_localize.plots import own_against_foreign
+    from tl_localize.report.figures import own_against_foreign
 
     with pytest.raises(ValueError, match="results must be of INJ with distractors"):
         own_against_foreign(InjResults(results.frame))
@@ -70,7 +70,7 @@ def with_groups_of(results, size):
 
 
 def test_own_against_foreign_counts_the_other_sentences(results):
-    from tl_localize.plots import own_against_foreign
+    from tl_localize.report.figures import own_against_foreign
 
     words = {size: own_against_foreign(with_groups_of(results, size)).axes[0] for size in (2, 4)}
     assert {size: (ax.get_title(), ax.get_xlabel()) for size, ax in words.items()} == {
@@ -81,7 +81,7 @@ def test_own_against_foreign_counts_the_other_sentences(results):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_own_against_foreign_keeps_its_words_inside(results, size):
-    from tl_localize.plots import own_against_foreign
+    from tl_localize.report.figures import own_against_foreign
 
     figure = own_against_foreign(with_groups_of(results, size))
     figure.draw_without_rendering()
@@ -96,7 +96,7 @@ def test_recall_curve_draws_injection_ratios_apart(results):
     import pandas as pd
 
     from tl_localize.evals.inj_benchmark import InjResults
-    from tl_localize.plots import recall_curve
+    from tl_localize.report.figures import recall_curve
 
     small = results.frame.assign(injection_ratio=0.003, ratio=results.frame["ratio"] / 10, recall=0.1)
     (ax,) = recall_curve(InjResults(pd.concat([results.frame, small]))).axes
@@ -112,7 +112,7 @@ def test_recall_curve_draws_every_injection_ratio(results):
     import pandas as pd
 
     from tl_localize.evals.inj_benchmark import InjResults
-    from tl_localize.plots import recall_curve
+    from tl_localize.report.figures import recall_curve
 
     ratios = [0.001, 0.002, 0.004, 0.008, 0.016]
     (ax,) = recall_curve(InjResults(pd.concat([results.frame.assign(injection_ratio=ratio) for ratio in ratios]))).axes
@@ -130,7 +130,7 @@ def test_inj_figures_without_a_converged_injection_say_so(results, name):
 
 
 def test_recall_curve_leaves_out_the_true_rows(results):
-    from tl_localize.plots import recall_curve
+    from tl_localize.report.figures import recall_curve
 
     drawn = points(recall_curve(results))
     assert set(drawn) == {"Activations", "RowNorm"}
@@ -138,7 +138,7 @@ def test_recall_curve_leaves_out_the_true_rows(results):
 
 
 def test_save_figure_writes_png_and_svg(results, tmp_path):
-    from tl_localize.plots import recall_curve, save_figure
+    from tl_localize.report.figures import recall_curve, save_figure
 
     save_figure(recall_curve(results), tmp_path / "figures", "curve")
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"curve.png", "curve.svg"}
@@ -147,14 +147,14 @@ def test_save_figure_writes_png_and_svg(results, tmp_path):
 def test_figures_take_an_axis(results):
     from matplotlib.figure import Figure
 
-    from tl_localize.plots import recall_curve
+    from tl_localize.report.figures import recall_curve
 
     ax = Figure().add_subplot()
     assert recall_curve(results, ax) is ax.figure
 
 
 def test_forgetting_draws_each_method_at_its_means(del_results):
-    from tl_localize.plots import forgetting
+    from tl_localize.report.figures import forgetting
 
     drawn = points(forgetting(del_results))
     assert set(drawn) == {"Hard Concrete", "Integrated Gradients", "Random"}
@@ -165,7 +165,7 @@ def test_forgetting_draws_each_method_at_its_means(del_results):
 
 
 def test_confusion_groups_categories_and_has_targets_on_both_axes(del_results):
-    from tl_localize.plots import confusion
+    from tl_localize.report.figures import confusion
 
     ax = confusion(del_results, "hard_concrete", 0.005).axes[0]
     drawn = ax.images[0].get_array()
@@ -179,14 +179,14 @@ def test_confusion_groups_categories_and_has_targets_on_both_axes(del_results):
 def test_confusion_of_some_targets_is_square(del_results):
     from dataclasses import replace
 
-    from tl_localize.plots import confusion
+    from tl_localize.report.figures import confusion
 
     some = {key: matrix.iloc[:2] for key, matrix in del_results.confusion.items()}
     assert confusion(replace(del_results, confusion=some), "random", 0.005).axes[0].images[0].get_array().shape == (2, 2)
 
 
 def test_confusion_matrices_of_one_run_share_their_scale(del_results):
-    from tl_localize.plots import confusion
+    from tl_localize.report.figures import confusion
 
     drawn = [confusion(del_results, method, 0.005).axes[0].images[0] for method in ("hard_concrete", "random")]
     assert [image.get_clim() for image in drawn] == [pytest.approx((-40, 0))] * 2
@@ -204,7 +204,7 @@ def layers():
 
 
 def test_single_layer_draws_layers_and_all_layers_together(layers):
-    from tl_localize.plots import single_layer
+    from tl_localize.report.figures import single_layer
 
     figure = single_layer(layers)
     drawn = points(figure)
@@ -215,7 +215,7 @@ def test_single_layer_draws_layers_and_all_layers_together(layers):
 
 
 def test_single_layer_leaves_out_the_layers_below_the_first(layers):
-    from tl_localize.plots import single_layer
+    from tl_localize.report.figures import single_layer
 
     drawn = points(single_layer(layers, first_layer=1))
     assert [x for x, _ in drawn["Self, one layer, 5 x the budget"]] == [1]
@@ -223,7 +223,7 @@ def test_single_layer_leaves_out_the_layers_below_the_first(layers):
 
 
 def test_del_figures_are_named_and_have_titles_and_units(del_results, layers):
-    from tl_localize.plots import del_figures
+    from tl_localize.report.figures import del_figures
 
     figures = del_figures(del_results, [layers])
     assert set(figures) == {
@@ -242,7 +242,7 @@ def test_del_figures_are_named_and_have_titles_and_units(del_results, layers):
 def test_del_figures_of_one_ratio(del_results):
     from dataclasses import replace
 
-    from tl_localize.plots import forgetting
+    from tl_localize.report.figures import forgetting
 
     frame = del_results.frame[del_results.frame["ratio"] == 0.005]
     assert set(points(forgetting(replace(del_results, frame=frame)))) == {"Hard Concrete", "Integrated Gradients", "Random"}
@@ -267,7 +267,7 @@ def images(figure):
 
 
 def test_score_map_shows_the_largest_score_of_neighbours(scores):
-    from tl_localize.plots import score_map
+    from tl_localize.report.figures import score_map
 
     (image,) = images(score_map(scores))
     assert image.shape == (3, 134)  # 400 neurons, three a column
@@ -275,28 +275,28 @@ def test_score_map_shows_the_largest_score_of_neighbours(scores):
 
 
 def test_score_map_per_layer_compares_within_layers(scores):
-    from tl_localize.plots import score_map
+    from tl_localize.report.figures import score_map
 
     (image,) = images(score_map(scores, per="layer"))
     assert image.max(1).tolist() == [1, 1, 0]
 
 
 def test_score_map_names_method_sequence_and_axes(scores):
-    from tl_localize.plots import score_map
+    from tl_localize.report.figures import score_map
 
     ax = score_map(scores).axes[0]
     assert (ax.get_title(), ax.get_xlabel(), ax.get_ylabel()) == ("Attribution: a poem", "neuron", "layer")
 
 
 def test_score_map_rejects_an_unknown_choice(scores, unchecked):
-    from tl_localize.plots import score_map
+    from tl_localize.report.figures import score_map
 
     with pytest.raises(ValueError, match="per must be 'layer' or 'model', got 'neuron'"):
         score_map(scores, per="neuron")
 
 
 def test_neurons_by_layer_counts_found_and_hits(scores):
-    from tl_localize.plots import neurons_by_layer
+    from tl_localize.report.figures import neurons_by_layer
 
     found = scores.top_k(0.005)  # two of every layer: the best one and, among ties at zero, the lowest
     (ax,) = neurons_by_layer({"ours": found}, scores.top_k(0.0025)).axes
@@ -310,7 +310,7 @@ def test_neurons_by_layer_rejects_sets_of_two_models(scores):
     import torch
 
     from tl_localize import NeuronSet
-    from tl_localize.plots import neurons_by_layer
+    from tl_localize.report.figures import neurons_by_layer
 
     with pytest.raises(ValueError, match="found must hold sets of one model"):
         neurons_by_layer({"a": scores.top_k(0.01), "b": NeuronSet(torch.ones(2, 3) > 0)})
@@ -319,14 +319,14 @@ def test_neurons_by_layer_rejects_sets_of_two_models(scores):
 
 
 def test_neurons_by_layer_rejects_scores(scores, unchecked):
-    from tl_localize.plots import neurons_by_layer
+    from tl_localize.report.figures import neurons_by_layer
 
     with pytest.raises(TypeError, match="found must hold sets of neurons, got NeuronScores"):
         neurons_by_layer({"ours": scores})
 
 
 def test_memorization_by_repetition_rises_to_all(scores):
-    from tl_localize.plots import memorization_by_repetition
+    from tl_localize.report.figures import memorization_by_repetition
 
     (ax,) = memorization_by_repetition(["reference-gpt2"]).axes
     memorized = ax.lines[0].get_ydata()
@@ -334,13 +334,13 @@ def test_memorization_by_repetition_rises_to_all(scores):
 
 
 def test_memorization_by_repetition_knows_only_shipped_models():
-    from tl_localize.plots import memorization_by_repetition
+    from tl_localize.report.figures import memorization_by_repetition
 
     with pytest.raises(ValueError, match=r"models must be among .* got 'gpt2'"):
         memorization_by_repetition(["gpt2"])
 
 
 def test_figure_shows_itself_in_a_notebook(scores):
-    from tl_localize.plots import score_map
+    from tl_localize.report.figures import score_map
 
     assert score_map(scores)._repr_png_().startswith(b"\x89PNG")

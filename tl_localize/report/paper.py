@@ -37,7 +37,7 @@ def published(table: str, model: str | None = None) -> pd.DataFrame:
     Raises:
         ValueError: an unknown table.
 
-    >>> from tl_localize.paper import published
+    >>> from tl_localize.report.paper import published
     >>> published("inj", "gpt2")[["setting", "method", "metric", "value"]].head(2)
       setting         method       metric  value
     0    0.01  hard_concrete  recall@0.01  0.495
@@ -57,7 +57,7 @@ def paper_settings(model: str, benchmark: Literal["inj", "del"], ratio: float | 
         ratio: of the injection; at a ratio the paper does not have, the settings of the nearest one.
 
     >>> from tl_localize import Slimming
-    >>> from tl_localize.paper import paper_settings
+    >>> from tl_localize.report.paper import paper_settings
     >>> Slimming(**paper_settings("gpt2", "inj", ratio=0.01)["slimming"])
     Slimming(learning_rate=0.005, sparsity_weight=15000.0, steps=4000, stop_sparsity=0.2, first_layer=0)
     """
@@ -71,7 +71,7 @@ def paper_settings(model: str, benchmark: Literal["inj", "del"], ratio: float | 
 def paper_grids() -> dict[str, dict[str, list[Any]]]:
     """The values that the authors searched, by method name and setting.
 
-    >>> from tl_localize.paper import paper_grids
+    >>> from tl_localize.report.paper import paper_grids
     >>> paper_grids()["slimming"]
     {'learning_rate': [0.01, 0.005, 0.001], 'sparsity_weight': [30000.0, 10000.0, 5000.0, 1000.0]}
     """
@@ -81,7 +81,7 @@ def paper_grids() -> dict[str, dict[str, list[Any]]]:
 def paper_model(name: str) -> str:
     """A model's name, or its directory's, as the published tables spell it; other names as they are.
 
-    >>> from tl_localize.paper import paper_model
+    >>> from tl_localize.report.paper import paper_model
     >>> paper_model("EleutherAI/pythia-2.8b-deduped-v0"), paper_model("models/gpt2-xl/"), paper_model("gpt2-small")
     ('pythia-2.8b-deduped', 'gpt2-xl', 'gpt2')
     """
@@ -92,7 +92,7 @@ def paper_model(name: str) -> str:
 def settings_source(model: str, benchmark: Literal["inj", "del"]) -> str:
     """Whose settings ``paper_settings`` has for a model, for a reader.
 
-    >>> from tl_localize.paper import settings_source
+    >>> from tl_localize.report.paper import settings_source
     >>> settings_source("models/gpt2-xl", "del")
     "the paper's for gpt2-xl"
     """

@@ -19,10 +19,10 @@ import pandas as pd
 from tl_localize.evals.del_benchmark import DelResults
 from tl_localize.evals.inj_benchmark import TRUE_ROWS, InjResults, by_group
 from tl_localize.models import REFERENCE_MODELS
-from tl_localize.paper import TITLES
+from tl_localize.report.paper import TITLES
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.stats import mean_and_error
-from tl_localize.store import prepare_folder
+from tl_localize.execution.store import prepare_folder
 
 MARKERS = "osD^vP*X<>hp"
 LINES = ("-", "--", ":", "-.")
@@ -38,7 +38,7 @@ def own_against_foreign(results: InjResults, ax: Any = None) -> Any:
         ValueError: the results have no distractors.
 
     >>> from tl_localize import Activations, InjBenchmark, MemorizedSequence, load_model
-    >>> from tl_localize.plots import own_against_foreign
+    >>> from tl_localize.report.figures import own_against_foreign
     >>> model = load_model("reference")
     >>> texts = {"The": " blue list returns", "One": " module waits"}
     >>> two = [MemorizedSequence.from_text(model, *text, id=text[0]) for text in texts.items()]
@@ -86,7 +86,7 @@ def recall_curve(results: InjResults, ax: Any = None) -> Any:
     Several injection ratios are several lines of each method, solid, dashed and dotted from the smallest on, over a logarithmic axis.
 
     >>> from tl_localize import Activations, InjBenchmark, MemorizedSequence, load_model
-    >>> from tl_localize.plots import recall_curve
+    >>> from tl_localize.report.figures import recall_curve
     >>> model = load_model("reference")
     >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
     >>> results = InjBenchmark(model=model, sequences=[sentence], ratio=0.03).run([Activations()])
@@ -122,8 +122,8 @@ def del_figures(results: DelResults, single_layers: Sequence[pd.DataFrame] = ())
     """The DEL figures by file name: the trade-off, each method's confusion matrix at the largest ratio, each single-layer run.
 
     >>> from tl_localize import Attribution, DelBenchmark, load_model
-    >>> from tl_localize.plots import del_figures
-    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> from tl_localize.report.figures import del_figures
+    >>> from tl_localize.reference import held_out_tokens, reference_sequences
     >>> model = load_model("reference")
     >>> few, text = reference_sequences(model)[:3], held_out_tokens()[:1]
     >>> results = DelBenchmark(model, few, text, ratios=(0.05,), n_dev=0).run([Attribution()])
@@ -142,8 +142,8 @@ def forgetting(results: DelResults, ax: Any = None) -> Any:
     One line per method from the smallest ratio (white) to the largest (black). Left and up is better; on the diagonal nothing is localized.
 
     >>> from tl_localize import Attribution, DelBenchmark, load_model
-    >>> from tl_localize.plots import forgetting
-    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> from tl_localize.report.figures import forgetting
+    >>> from tl_localize.reference import held_out_tokens, reference_sequences
     >>> model = load_model("reference")
     >>> few, text = reference_sequences(model)[:3], held_out_tokens()[:1]
     >>> results = DelBenchmark(model, few, text, ratios=(0.05,), n_dev=0).run([Attribution()])
@@ -187,8 +187,8 @@ def confusion(results: DelResults, method: str, ratio: float, ax: Any = None) ->
         ValueError: the results do not hold this method and ratio.
 
     >>> from tl_localize import Attribution, DelBenchmark, load_model
-    >>> from tl_localize.plots import confusion
-    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> from tl_localize.report.figures import confusion
+    >>> from tl_localize.reference import held_out_tokens, reference_sequences
     >>> model = load_model("reference")
     >>> few, text = reference_sequences(model)[:3], held_out_tokens()[:1]
     >>> results = DelBenchmark(model, few, text, ratios=(0.05,), n_dev=0).run([Attribution()])
@@ -226,8 +226,8 @@ def single_layer(frame: pd.DataFrame, ax: Any = None, *, first_layer: int = 0) -
         first_layer: layers below it are not drawn; layer 0 often needs a scale on which nothing else can be read.
 
     >>> from tl_localize import Attribution, DelBenchmark, load_model
-    >>> from tl_localize.plots import single_layer
-    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
+    >>> from tl_localize.report.figures import single_layer
+    >>> from tl_localize.reference import held_out_tokens, reference_sequences
     >>> model = load_model("reference")
     >>> few, text = reference_sequences(model)[:3], held_out_tokens()[:1]
     >>> frame = DelBenchmark(model, few, text, ratios=(0.02,), n_dev=0).run_single_layer(Attribution(), 0.02)
@@ -260,7 +260,7 @@ def save_figure(figure: Any, folder: str | Path, name: str) -> None:
 
     >>> import tempfile
     >>> from pathlib import Path
-    >>> from tl_localize.plots import memorization_by_repetition, save_figure
+    >>> from tl_localize.report.figures import memorization_by_repetition, save_figure
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_figure(memorization_by_repetition(), folder, "memorization")
     ...     sorted(path.name for path in Path(folder).iterdir())
@@ -314,8 +314,8 @@ def score_map(scores: NeuronScores, ax: Any = None, *, per: Literal["layer", "mo
         ValueError: an unknown choice.
 
     >>> from tl_localize import Attribution, load_model
-    >>> from tl_localize.plots import score_map
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.report.figures import score_map
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> scores = Attribution()(model, reference_sequences(model)[0])
     >>> score_map(scores, per="layer").axes[0].get_ylabel()
@@ -365,8 +365,8 @@ def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = N
         TypeError: scores in place of a set.
 
     >>> from tl_localize import Attribution, load_model
-    >>> from tl_localize.plots import neurons_by_layer
-    >>> from tl_localize.reference_corpus import reference_sequences
+    >>> from tl_localize.report.figures import neurons_by_layer
+    >>> from tl_localize.reference import reference_sequences
     >>> model = load_model("reference")
     >>> scores = Attribution()(model, reference_sequences(model)[0])
     >>> neurons_by_layer({"attribution": scores.top_k(0.05, per="model")}).axes[0].get_title()
@@ -408,7 +408,7 @@ def memorization_by_repetition(models: Sequence[str] = REFERENCE_MODELS, ax: Any
     Raises:
         ValueError: a model that is not a shipped one.
 
-    >>> from tl_localize.plots import memorization_by_repetition
+    >>> from tl_localize.report.figures import memorization_by_repetition
     >>> memorization_by_repetition(["reference-gpt2"]).axes[0].get_xlabel()
     'repetitions in training'
     """

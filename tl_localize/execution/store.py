@@ -145,7 +145,7 @@ class Unit:
         identity: everything its numbers depend on, as JSON takes it.
         suffix: ``".safetensors"`` where it holds tensors.
 
-    >>> from tl_localize.store import Unit
+    >>> from tl_localize.execution.store import Unit
     >>> unit = Unit("scores", {"sequence": "s0", "method": "Activations()"})
     >>> unit.key == Unit("scores", {"method": "Activations()", "sequence": "s0"}).key, len(unit.key)
     (True, 32)
@@ -178,7 +178,7 @@ class Record:
         tensors: the tensors of the result.
 
     >>> import torch
-    >>> from tl_localize.store import Record
+    >>> from tl_localize.execution.store import Record
     >>> Record({"sequence_id": "s0"}, {"seconds": 1.5}, {"values": torch.zeros(6, 1536)})
     Record({'sequence_id': 's0'}, values [6, 1536])
     """
@@ -208,7 +208,7 @@ class Store:
 
     >>> import tempfile
     >>> from pathlib import Path
-    >>> from tl_localize.store import Record, Store, Unit
+    >>> from tl_localize.execution.store import Record, Store, Unit
     >>> unit = Unit("scores", {"sequence": "s0", "method": "Activations()"})
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     Store(Path(folder)).write(unit, Record([0.5, 0.25]))

@@ -17,7 +17,7 @@ import torch
 from tl_localize.neurons import LanguageModel
 from tl_localize.runs import Event, Run, Work
 from tl_localize.runs.base import Begun
-from tl_localize.store import Store, Unit
+from tl_localize.execution.store import Store, Unit
 
 ATTEMPTS = 3  # deaths of a worker over one unit before the unit is recorded as failed
 Stop = Callable[[], bool]
@@ -53,9 +53,9 @@ def jobs(runs: Sequence[Run], shard: tuple[int, int] = (1, 1)) -> list[Job]:
     >>> import tempfile
     >>> from pathlib import Path
     >>> from tl_localize import Attribution, InjBenchmark, MemorizedSequence, load_model
-    >>> from tl_localize.distributed import jobs
+    >>> from tl_localize.execution.distributed import jobs
     >>> from tl_localize.runs import InjRun
-    >>> from tl_localize.store import Store
+    >>> from tl_localize.execution.store import Store
     >>> model = load_model("reference")
     >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
     >>> benchmark = InjBenchmark(model=model, sequences=[sentence], ratio=0.02, learning_rate=0.02)
@@ -82,9 +82,9 @@ def in_process(
     >>> import tempfile
     >>> from pathlib import Path
     >>> from tl_localize import Attribution, InjBenchmark, MemorizedSequence, load_model
-    >>> from tl_localize.distributed import in_process, jobs
+    >>> from tl_localize.execution.distributed import in_process, jobs
     >>> from tl_localize.runs import InjRun, inj_results
-    >>> from tl_localize.store import Store
+    >>> from tl_localize.execution.store import Store
     >>> model = load_model("reference")
     >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
     >>> benchmark = InjBenchmark(model=model, sequences=[sentence], ratio=0.02, learning_rate=0.02)
@@ -129,7 +129,7 @@ def by_ray(
 
     >>> from functools import partial
     >>> from tl_localize import load_model
-    >>> from tl_localize.distributed import by_ray, jobs
+    >>> from tl_localize.execution.distributed import by_ray, jobs
     >>> for event in by_ray([run], jobs([run]), partial(load_model, "reference"), workers=2):  # doctest: +SKIP
     ...     print(event.label, event.name)
     """

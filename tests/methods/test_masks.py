@@ -9,7 +9,7 @@ import torch
 
 from tl_localize import HardConcrete, Slimming
 from tl_localize.methods import gates
-from tl_localize.methods.gates import train_masks
+from tl_localize.methods.masks import train_masks
 from tl_localize.neurons import NeuronView
 from tl_localize.sequences import SequenceBatch
 

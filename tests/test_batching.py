@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_localize import METHODS
-from tl_localize.memory import halving, out_of_memory, peak_bytes, tokens_that_fit
+from tl_localize.batching import halving, out_of_memory, peak_bytes, tokens_that_fit
 from tl_localize.neurons import NeuronView
 
 

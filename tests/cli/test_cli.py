@@ -325,7 +325,7 @@ def test_inj_takes_the_papers_settings_for_a_directory_of_that_name(run, named_g
 
 
 def test_tune_searches_around_the_papers_settings(run, named_gpt2, data, tmp_path, monkeypatch):
-    from tl_localize.store import Store
+    from tl_localize.execution.store import Store
 
     monkeypatch.setattr("tl_localize.cli.tune.work", lambda *a, **k: True)
     result = run("tune", "--model", named_gpt2, "--data", data, "--method", "slimming", "--ratio", 0.1, "--out", tmp_path / "tune")

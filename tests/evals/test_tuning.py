@@ -8,7 +8,7 @@ import pytest
 
 
 def test_expand_makes_every_combination_in_order():
-    from tl_localize.tune import expand
+    from tl_localize.evals.tuning import expand
 
     methods = expand("slimming", {"steps": [10, 20], "learning_rate": [0.1, 0.2]})
     assert [(m.steps, m.learning_rate) for m in methods] == [(10, 0.1), (10, 0.2), (20, 0.1), (20, 0.2)]
@@ -26,7 +26,7 @@ def test_expand_makes_every_combination_in_order():
     ],
 )
 def test_expand_rejects(method, grid, message, unchecked):
-    from tl_localize.tune import expand
+    from tl_localize.evals.tuning import expand
 
     with pytest.raises(ValueError, match=message):
         expand(method, grid)
@@ -34,7 +34,7 @@ def test_expand_rejects(method, grid, message, unchecked):
 
 @pytest.fixture
 def candidates():
-    from tl_localize.tune import expand
+    from tl_localize.evals.tuning import expand
 
     return expand("slimming", {"steps": [10, 20, 30]})
 
@@ -53,7 +53,7 @@ def results(candidates):
 
 
 def test_rank_inj_puts_the_best_first_and_the_earlier_of_equals(results, candidates):
-    from tl_localize.tune import rank_inj
+    from tl_localize.evals.tuning import rank_inj
 
     ranking = rank_inj(results, candidates)
     assert [settings["steps"] for settings in ranking["settings"]] == [20, 30, 10]
@@ -63,7 +63,7 @@ def test_rank_inj_puts_the_best_first_and_the_earlier_of_equals(results, candida
 def test_rank_inj_leaves_out_injections_that_did_not_converge(results, candidates):
     from dataclasses import replace
 
-    from tl_localize.tune import rank_inj
+    from tl_localize.evals.tuning import rank_inj
 
     lost = results.frame.assign(sequence_id=2, recall=1 - results.frame["recall"], converged=False)
     ranking = rank_inj(replace(results, frame=pd.concat([results.frame, lost])), candidates)
@@ -74,7 +74,7 @@ def test_rank_inj_leaves_out_injections_that_did_not_converge(results, candidate
 
 def test_rank_del_puts_self_minus_neg_first(candidates):
     from tl_localize.evals.del_benchmark import DelResults
-    from tl_localize.tune import rank_del
+    from tl_localize.evals.tuning import rank_del
 
     rows = [
         {"sequence_id": s, "method": repr(method), "ratio": ratio, "delta_self_accuracy": own, "delta_neg_accuracy": others}
@@ -94,7 +94,7 @@ def test_rank_del_puts_self_minus_neg_first(candidates):
 
 def test_rank_del_needs_another_sequence(candidates):
     from tl_localize.evals.del_benchmark import DelResults
-    from tl_localize.tune import rank_del
+    from tl_localize.evals.tuning import rank_del
 
     row = {"sequence_id": 0, "method": "slimming", "ratio": 0.1, "delta_self_accuracy": -1.0, "delta_neg_accuracy": float("nan")}
     with pytest.raises(ValueError, match="results must be of at least two sequences, got one"):
@@ -102,7 +102,7 @@ def test_rank_del_needs_another_sequence(candidates):
 
 
 def test_write_settings_is_read_back(results, candidates, tmp_path):
-    from tl_localize.tune import rank_inj, read_settings, write_settings
+    from tl_localize.evals.tuning import rank_inj, read_settings, write_settings
 
     write_settings(rank_inj(results, candidates), tmp_path / "settings.json", "mean recall")
     assert read_settings(tmp_path / "settings.json")["slimming"]["steps"] == 20
@@ -111,9 +111,9 @@ def test_write_settings_is_read_back(results, candidates, tmp_path):
 def test_settings_of_the_benchmark_with_distractors_are_those_of_its_committed_numbers():
     from tl_localize import HardConcrete, Slimming
     from tl_localize.cli.options import make_methods
-    from tl_localize.tune import read_settings
+    from tl_localize.evals.tuning import read_settings
 
-    tuned = read_settings(Path(__file__).parents[1] / "benchmarks" / "settings" / "distractors.json")
+    tuned = read_settings(Path(__file__).parents[2] / "benchmarks" / "settings" / "distractors.json")
     methods = make_methods("hard_concrete,slimming", [], {"slimming": {"stop_sparsity": 0.2, "steps": 4000}}, tuned)
     assert methods == [HardConcrete(sparsity_weight=10.0), Slimming(steps=150, learning_rate=0.01, stop_sparsity=0.2)]
 
@@ -125,14 +125,14 @@ def test_benchmarks_take_a_settings_file(name, tmp_path):
     import sys
 
     (tmp_path / "settings.json").write_text(json.dumps({"settings": {"slimming": {"steps": 3}}}))
-    command = [sys.executable, "-m", "pytest", Path(__file__).parents[1] / "benchmarks" / name, "--settings", tmp_path / "settings.json"]
+    command = [sys.executable, "-m", "pytest", Path(__file__).parents[2] / "benchmarks" / name, "--settings", tmp_path / "settings.json"]
     done = subprocess.run([*map(str, command), "--setup-plan", "-q", "-p", "no:cacheprovider"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "tuned" in done.stdout
 
 
 def test_read_settings_rejects_another_file(tmp_path):
-    from tl_localize.tune import read_settings
+    from tl_localize.evals.tuning import read_settings
 
     (tmp_path / "x.json").write_text(json.dumps({"a": 1}))
     with pytest.raises(ValueError, match="settings must be a file written by tl-localize tune"):
@@ -141,7 +141,7 @@ def test_read_settings_rejects_another_file(tmp_path):
 
 @pytest.mark.parametrize("settings", [[], {"slimming": 3}, {"slimming": {"steps": "a"}}])
 def test_read_settings_rejects_settings_of_another_form(tmp_path, settings):
-    from tl_localize.tune import read_settings
+    from tl_localize.evals.tuning import read_settings
 
     (tmp_path / "x.json").write_text(json.dumps({"settings": settings}))
     with pytest.raises(ValueError, match=r"settings must be a file written by|grid must hold values that slimming takes"):
@@ -149,7 +149,7 @@ def test_read_settings_rejects_settings_of_another_form(tmp_path, settings):
 
 
 def test_read_settings_rejects_an_unknown_setting(tmp_path):
-    from tl_localize.tune import read_settings
+    from tl_localize.evals.tuning import read_settings
 
     (tmp_path / "x.json").write_text(json.dumps({"settings": {"slimming": {"step": 3}}}))
     with pytest.raises(ValueError, match="Did you mean steps"):
@@ -157,14 +157,14 @@ def test_read_settings_rejects_an_unknown_setting(tmp_path):
 
 
 def test_read_grids_reads_axes_by_method(tmp_path):
-    from tl_localize.tune import read_grids
+    from tl_localize.evals.tuning import read_grids
 
     (tmp_path / "grid.json").write_text(json.dumps({"slimming": {"steps": [1, 2]}}))
     assert read_grids(tmp_path / "grid.json") == {"slimming": {"steps": [1, 2]}}
 
 
 def test_read_grids_rejects_broken_json(tmp_path):
-    from tl_localize.tune import read_grids
+    from tl_localize.evals.tuning import read_grids
 
     (tmp_path / "grid.json").write_text("{")
     with pytest.raises(ValueError, match="grid must be a JSON file"):
@@ -172,7 +172,7 @@ def test_read_grids_rejects_broken_json(tmp_path):
 
 
 def test_method_of_reads_a_repr_and_nothing_else(candidates):
-    from tl_localize.tune import method_of
+    from tl_localize.evals.tuning import method_of
 
     assert [method_of(repr(method)) for method in candidates] == candidates
     for text in ("Unknown()", "Slimming", "__import__('os')", "Slimming(steps=", "Slimming(steps=print)"):

@@ -48,7 +48,7 @@ class TokenView:
 
     >>> import torch
     >>> from tl_localize import MemorizedSequence
-    >>> from tl_localize.token_view import TokenView
+    >>> from tl_localize.report.token_view import TokenView
     >>> sequence = MemorizedSequence(torch.tensor([0, 1, 2]), 1)
     >>> letters = lambda ids: "".join("abcdefghij"[i] for i in ids)
     >>> view = TokenView(sequence, torch.tensor([1, 2]), torch.tensor([1, 9]), letters, 5)
@@ -132,8 +132,8 @@ def token_view(model: LanguageModel, sequence: MemorizedSequence, neurons: Neuro
              another model's, or nothing can decode.
 
     >>> from tl_localize import Attribution, load_model
-    >>> from tl_localize.reference_corpus import reference_sequences
-    >>> from tl_localize.token_view import token_view
+    >>> from tl_localize.reference import reference_sequences
+    >>> from tl_localize.report.token_view import token_view
     >>> model = load_model("reference")
     >>> sequence = reference_sequences(model)[0]
     >>> view = token_view(model, sequence, Attribution()(model, sequence).top_k(0.05))

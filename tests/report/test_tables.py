@@ -29,14 +29,14 @@ def results():
 
 
 def test_inj_tables_show_mean_and_error_in_percent(results):
-    from tl_localize.tables import inj_tables
+    from tl_localize.report.tables import inj_tables
 
     table = inj_tables(results, "reference-gpt2")["inj"]
     assert table.loc[("ratio 1 %, 3 sentences", "Hard Concrete"), "R@1x"] == "50.0 ± 5.8"
 
 
 def test_inj_tables_set_the_published_numbers_beside_ours(results):
-    from tl_localize.tables import inj_tables
+    from tl_localize.report.tables import inj_tables
 
     tables = inj_tables(results, "gpt2")
     assert tables["inj"].loc[("paper", "ratio 1 %, published", "Hard Concrete"), "R@1x"] == "49.5 ± 0.5"
@@ -45,7 +45,7 @@ def test_inj_tables_set_the_published_numbers_beside_ours(results):
 
 
 def test_save_table_writes_three_formats_that_hold_the_same_cell(results, tmp_path):
-    from tl_localize.tables import inj_tables, save_table
+    from tl_localize.report.tables import inj_tables, save_table
 
     save_table(inj_tables(results, "x")["inj"], tmp_path, "inj", "A caption")
     assert {path.suffix for path in tmp_path.iterdir()} == {".md", ".tex", ".csv"}
@@ -55,14 +55,14 @@ def test_save_table_writes_three_formats_that_hold_the_same_cell(results, tmp_pa
 
 
 def test_to_markdown_puts_the_index_into_columns(results):
-    from tl_localize.tables import inj_tables, to_markdown
+    from tl_localize.report.tables import inj_tables, to_markdown
 
     header = to_markdown(inj_tables(results, "x")["inj"]).splitlines()[0]
     assert [cell.strip() for cell in header.strip("|").split("|")] == ["setting", "method", "R@1x", "R@2x"]
 
 
 def test_del_tables_show_mean_and_error_in_points(del_results):
-    from tl_localize.tables import DEL_CAPTIONS, del_tables
+    from tl_localize.report.tables import DEL_CAPTIONS, del_tables
 
     tables = del_tables(del_results, "reference-gpt2")
     assert set(tables) == set(DEL_CAPTIONS) - {"del_single_layer"}
@@ -73,7 +73,7 @@ def test_del_tables_show_mean_and_error_in_points(del_results):
 
 
 def test_del_tables_set_the_published_numbers_beside_ours(del_results):
-    from tl_localize.tables import del_tables
+    from tl_localize.report.tables import del_tables
 
     tables = del_tables(del_results, "EleutherAI/pythia-2.8b-deduped")
     theirs = tables["del"].loc[("paper", "0.5 % of each layer, published", "Hard Concrete")]
@@ -86,7 +86,7 @@ def test_del_tables_set_the_published_numbers_beside_ours(del_results):
 
 
 def test_del_tests_compare_with_integrated_gradients_in_points(del_results):
-    from tl_localize.tables import del_tables
+    from tl_localize.report.tables import del_tables
 
     row = del_tables(del_results, "x")["del_tests"].loc[(0.005, "Hard Concrete")]
     assert row["difference of Δ Self-Acc (points)"] == pytest.approx(-17.5)
@@ -95,7 +95,7 @@ def test_del_tests_compare_with_integrated_gradients_in_points(del_results):
 
 
 def test_del_categories_and_examples_show_each_category(del_results):
-    from tl_localize.tables import del_tables, to_markdown
+    from tl_localize.report.tables import del_tables, to_markdown
 
     tables = del_tables(del_results, "x")
     assert tables["del_categories"]["sequences"].to_dict() == {"poems": "2", "code": "2"}
@@ -110,7 +110,7 @@ def test_del_categories_and_examples_show_each_category(del_results):
 def test_del_tables_without_categories_and_integrated_gradients(del_results):
     from dataclasses import replace
 
-    from tl_localize.tables import del_tables
+    from tl_localize.report.tables import del_tables
 
     frame = del_results.frame[del_results.frame["method"] != "integrated_gradients"]
     bare = replace(del_results, frame=frame, before=del_results.before.assign(category=""), confusion={})
@@ -120,7 +120,7 @@ def test_del_tables_without_categories_and_integrated_gradients(del_results):
 def test_single_layer_table_by_hand():
     import pandas as pd
 
-    from tl_localize.tables import single_layer_table
+    from tl_localize.report.tables import single_layer_table
 
     rows = [
         {"layer": layer, "multiple": multiple, "delta_self_accuracy": -0.1 * multiple - change, "delta_neg_accuracy": 0.02}

@@ -147,7 +147,7 @@ def test_collect_searches_again_where_tokens_are_spelled_otherwise(model_dir, co
     from tl_localize import load_model
     from tl_localize.collect import Criteria
     from tl_localize.runs import CollectRun, Corpus, Search
-    from tl_localize.store import Store
+    from tl_localize.execution.store import Store
 
     model = load_model(model_dir, device="cpu")
     search = Search(model, Corpus(corpus).chunks(), Criteria())
@@ -381,7 +381,7 @@ def test_collect_by_two_processes_at_a_time_is_collect_by_one(run, corpus, model
 
     given = [torch.get_num_threads(), "collect", "--model", model_dir, "--out", tmp_path / "out", *arguments, "--shard"]
     start = [sys.executable, "-c", f"{code}; from tl_localize.cli import app; app()", *map(str, given)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     shards = [subprocess.Popen([*start, f"{i}/2"], env=environment, stderr=subprocess.PIPE, text=True) for i in (1, 2)]
     errors = [shard.communicate()[1] for shard in shards]
     assert [shard.returncode for shard in shards] == [0, 0], errors
@@ -529,9 +529,9 @@ def test_worker_searches_chunks_from_the_recipe_of_a_run(model_dir, corpus, tmp_
 
     from tl_localize import load_model
     from tl_localize.collect import Criteria
-    from tl_localize.distributed import Recipe, Worker, in_hand, in_process, jobs, without
+    from tl_localize.execution.distributed import Recipe, Worker, in_hand, in_process, jobs, without
     from tl_localize.runs import CollectRun, Corpus, Search
-    from tl_localize.store import Store
+    from tl_localize.execution.store import Store
 
     monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
     (tmp_path / "a.txt").write_text("\n".join(f"{i} some text of one's own" for i in range(7)))
@@ -562,7 +562,7 @@ def test_collection_of_some_chunks_is_refused(model_dir, corpus, tmp_path):
     from tl_localize import load_model
     from tl_localize.collect import Criteria
     from tl_localize.runs import CollectRun, Corpus, Search
-    from tl_localize.store import Store
+    from tl_localize.execution.store import Store
 
     run = CollectRun(Store(tmp_path / "run"), Search(load_model(model_dir, device="cpu"), Corpus(corpus).chunks(), Criteria()))
     with pytest.raises(ValueError, match="parts must be those of all chunks, got 1 of 1 missing"):
@@ -788,7 +788,7 @@ def test_tune_del_collects_in_the_machinery_of_runs(run, default_data, tmp_path)
 def test_status_of_a_folder_without_a_plan_says_so(tmp_path):
     from tl_localize.cli import app
     from tl_localize.runs import status
-    from tl_localize.store import Store
+    from tl_localize.execution.store import Store
 
     store = Store(tmp_path / "out")
     one_error(CliRunner().invoke(app, ["status", str(tmp_path / "out")]), "folder must hold the plan of a run, got none in")

@@ -64,7 +64,7 @@ def peak_bytes(neurons: NeuronView, method: str, *, n_tokens: int, n_targets: in
         n_rows: r, of W_out, that are trained for one sequence.
 
     >>> from tl_localize import load_model
-    >>> from tl_localize.memory import peak_bytes
+    >>> from tl_localize.batching import peak_bytes
     >>> from tl_localize.neurons import NeuronView
     >>> view = NeuronView(load_model("reference"))
     >>> sizes = dict(n_tokens=80, n_targets=48, length=80)  # one sequence of 80 tokens

@@ -16,7 +16,7 @@ from tl_localize.evals.del_benchmark import DelResults
 from tl_localize.evals.inj_benchmark import InjResults
 from tl_localize.methods import METHODS, Localizer
 from tl_localize.neurons import Real
-from tl_localize.store import nearest, write_json
+from tl_localize.execution.store import nearest, write_json
 
 Grid = Mapping[str, Sequence[Any]]
 
@@ -27,7 +27,7 @@ def expand(method: str, grid: Grid) -> list[Localizer]:
     Raises:
         ValueError: an unknown method or setting (the nearest names are offered), or an axis without values.
 
-    >>> from tl_localize.tune import expand
+    >>> from tl_localize.evals.tuning import expand
     >>> [(method.steps, method.learning_rate) for method in expand("slimming", {"steps": [60, 200], "learning_rate": [0.01, 0.1]})]
     [(60, 0.01), (60, 0.1), (200, 0.01), (200, 0.1)]
     """
@@ -79,7 +79,7 @@ def rank_inj(results: InjResults, candidates: Sequence[Localizer]) -> pd.DataFra
     Raises:  ValueError: no injection converged.
 
     >>> from tl_localize import InjBenchmark, MemorizedSequence, load_model
-    >>> from tl_localize.tune import expand, rank_inj
+    >>> from tl_localize.evals.tuning import expand, rank_inj
     >>> model = load_model("reference")
     >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
     >>> benchmark = InjBenchmark(model=model, sequences=[sentence], ratio=0.02, learning_rate=0.02)
@@ -119,8 +119,8 @@ def rank_del(results: DelResults, candidates: Sequence[Localizer], ratio: Real) 
     Raises:  ValueError: the ratio was not run, or there is one sequence and so no other.
 
     >>> from tl_localize import DelBenchmark, load_model
-    >>> from tl_localize.reference_corpus import held_out_tokens, reference_sequences
-    >>> from tl_localize.tune import expand, rank_del
+    >>> from tl_localize.reference import held_out_tokens, reference_sequences
+    >>> from tl_localize.evals.tuning import expand, rank_del
     >>> model = load_model("reference")
     >>> two, text = reference_sequences(model)[:2], held_out_tokens()[:1]
     >>> benchmark = DelBenchmark(model, two, text, ratios=(0.05,), n_dev=0)
@@ -155,7 +155,7 @@ def write_settings(ranking: pd.DataFrame, path: str | Path, rule: str) -> dict[s
 
     >>> import tempfile
     >>> import pandas as pd
-    >>> from tl_localize.tune import read_settings, write_settings
+    >>> from tl_localize.evals.tuning import read_settings, write_settings
     >>> ranking = pd.DataFrame({"method": ["slimming", "slimming"], "settings": [{"steps": 200}, {"steps": 60}]})  # the best first
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     best = write_settings(ranking, f"{folder}/settings.json", "mean recall on the dev sentences")
@@ -176,7 +176,7 @@ def read_settings(path: str | Path) -> dict[str, dict[str, Any]]:
     >>> import tempfile
     >>> from pathlib import Path
     >>> from tl_localize import METHODS
-    >>> from tl_localize.tune import read_settings
+    >>> from tl_localize.evals.tuning import read_settings
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder, "settings.json")
     ...     _ = path.write_text('{"rule": "mean recall", "settings": {"slimming": {"steps": 200}}}')

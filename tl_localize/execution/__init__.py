@@ -1,0 +1,1 @@
+"""Where results are kept and who computes them: the store, this process, shards, a Ray cluster. No science."""

@@ -1,0 +1,1 @@
+"""Results for readers: tables, figures, the token view, and what the paper published."""
