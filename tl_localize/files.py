@@ -1,11 +1,13 @@
-"""One way to write a file: whole or not at all."""
+"""Files are written whole or not at all."""
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import socket
 from pathlib import Path
+from typing import Any
 
 
 def write_whole(path: str | Path, data: bytes, temporary_folder: Path | None = None) -> None:
@@ -67,3 +69,30 @@ def alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def prepare_folder(folder: str | Path) -> Path:
+    """Make a folder for results and check that files can be written there, before any work is done.
+
+    Raises:
+        ValueError: it can't be made or written.
+    """
+    path = Path(folder)
+    probe = path / f".writable.{secrets.token_hex(4)}"  # not the process number: containers share one
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"folder must be writable, got {str(folder)!r} ({error.strerror}). Choose another one with --out.") from error
+    return path
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    write_whole(path, text.encode())
+
+
+def write_json(path: str | Path, record: Any) -> None:
+    """Write a JSON file whole or not at all."""
+    write_text(path, json.dumps(record, indent=2, ensure_ascii=False, default=str) + "\n")

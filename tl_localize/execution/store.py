@@ -1,12 +1,12 @@
-"""Results on disk: a folder in which each finished unit of work is one immutable file, and what it was made with.
+"""Results on disk: a folder in which each record is one immutable file, named by the hash of everything its numbers depend on.
 
-    units/KIND/KEY.json or KEY.safetensors     a unit: an injection, the scores of one sequence, a measurement
-    plans/KEY.json                             what a run was asked for: settings, sequences, methods
-    failures/KEY.json                          why a unit could not be made
-    set_aside/                                 files that were damaged or not ours, never read again
+    records/KIND/KEY.safetensors    a record: an injection, scores, a measurement
+    plans/HASH.json                 what a run was asked for: settings, parts, methods, tasks
+    failures/KEY.json               why a task could not be computed
+    set_aside/                      files that were damaged; they are never read again
 
-A unit's name is the hash of everything its numbers depend on, so that the folder is its own index, a unit that is there is done, and two
-runs that make the same unit write the same file. Nothing is locked and nothing is changed after it is written.
+The folder is its own index: a task whose file is there is done, and two runs that compute the same task write the same file. Nothing is
+locked, and nothing is changed after it is written.
 """
 
 from __future__ import annotations
@@ -16,180 +16,73 @@ import hashlib
 import json
 import logging
 import os
-import platform
-import reprlib
 import secrets
 import socket
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 from torch import Tensor
 
-from tl_localize.files import remove_abandoned, write_whole
-from tl_localize.neurons import LanguageModel, model_name
+from tl_localize.execution.tasks import Plan, Record, Task, canonical, digest_of
+from tl_localize.files import prepare_folder, remove_abandoned, write_whole
 
 LOG = logging.getLogger(__name__)
-FORMAT = 1  # of the records; part of every key
-BRIEF = reprlib.Repr()
-BRIEF.maxlevel = 1
-PACKAGES = ("tl_localize", "torch", "transformer-lens", "transformers", "numpy", "scipy", "pandas")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """' Did you mean ...?' or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=2)
-    return f" Did you mean {' or '.join(near)}?" if near else ""
-
-
-def prepare_folder(folder: str | Path) -> Path:
-    """Make a folder for results and check that files can be written there, before any work is done.
-
-    Raises:
-        ValueError: it can't be made or written.
-    """
-    path = Path(folder)
-    probe = path / f".writable.{secrets.token_hex(4)}"  # not the process number: containers share one
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe.write_text("")
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(f"folder must be writable, got {str(folder)!r} ({error.strerror}). Choose another one with --out.") from error
-    return path
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Write a text file whole or not at all."""
-    write_whole(path, text.encode())
-
-
-def write_json(path: str | Path, record: Any) -> None:
-    """Write a JSON file whole or not at all."""
-    write_text(path, json.dumps(record, indent=2, ensure_ascii=False, default=str) + "\n")
-
-
-def environment(model: LanguageModel) -> dict[str, Any]:
-    """What a result depends on beside its settings: versions, device, dtype, and which weights."""
-    versions: dict[str, str] = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "unknown"
-    parameter = next(iter(model.parameters()))
-    device = str(parameter.device)
-    return {
-        "model": model_name(model),
-        "fingerprint": fingerprint(model),
-        "device": torch.cuda.get_device_name(parameter.device) if parameter.device.type == "cuda" else device,
-        "dtype": str(parameter.dtype).removeprefix("torch."),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        **versions,
-    }
-
-
-def fingerprint(model: LanguageModel) -> str:
-    """Hash of all weights, their names and the config: 16 hexadecimal digits.
-
-    It is remembered for as long as the sum of every row of every weight (float64), which is faster to take, stays the same.
-    """
-    named: Any = model
-    parameters: list[tuple[str, Tensor]] = sorted(named.named_parameters())
-    sums = [tensor.detach().sum(-1, dtype=torch.float64).flatten().cpu() for _, tensor in parameters]
-    sums = hashlib.sha256(torch.cat(sums).numpy().data).digest()
-    cached = model.__dict__.get("_tl_localize_fingerprint")
-    if cached is None or cached[0] != sums:
-        digest = hashlib.sha256(canonical(_architecture(model)).encode())
-        for name, tensor in parameters:
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        cached = (sums, digest.hexdigest()[:16])
-        model.__dict__["_tl_localize_fingerprint"] = cached
-    return cached[1]
-
-
-def _architecture(model: LanguageModel) -> dict[str, Any]:
-    """The plain entries of the config that change what the model computes."""
-    elsewhere = ("device", "n_devices", "seed", "model_name", "original_architecture", "from_checkpoint", "checkpoint", "init", "tokenizer")
-    plain = {name: value for name, value in vars(model.cfg).items() if isinstance(value, str | int | float | bool)}
-    return {name: value for name, value in plain.items() if not name.startswith(elsewhere)}
-
-
-_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
-
-
-def canonical(record: Any) -> str:
-    """JSON that is the same for the same content."""
-    return _canonical.encode(record)
-
-
-def digest_of(record: Any) -> str:
-    """A hash of content, 32 hexadecimal digits."""
-    return hashlib.sha256(canonical(record).encode()).hexdigest()[:32]
-
-
-@dataclass(frozen=True)
-class Unit:
-    """A piece of work whose result is one file.
-
-    Args:
-        kind: what it is, such as ``"scores"``; the name of its folder.
-        identity: everything its numbers depend on, as JSON takes it.
-        suffix: ``".safetensors"`` where it holds tensors.
-
-    >>> from tl_localize.execution.store import Unit
-    >>> unit = Unit("scores", {"sequence": "s0", "method": "Activations()"})
-    >>> unit.key == Unit("scores", {"method": "Activations()", "sequence": "s0"}).key, len(unit.key)
-    (True, 32)
-    """
-
-    kind: str
-    identity: Mapping[str, Any]
-    suffix: str = ".json"
-
-    def __repr__(self) -> str:
-        return f"Unit({self.file!r})"
-
-    @cached_property
-    def key(self) -> str:
-        return digest_of({"format": FORMAT, "kind": self.kind, **self.identity})
-
-    @property
-    def file(self) -> str:
-        """Its name in the results folder."""
-        return f"units/{self.kind}/{self.key}{self.suffix}"
 
 
 @dataclass(frozen=True, eq=False)
-class Record:
-    """What a unit's file holds.
+class StoredPlan:
+    """A plan, and what it came from.
 
     Args:
-        value: the result.
-        about: what it was made with: versions, device, dtype, seconds, peak memory.
-        tensors: the tensors of the result.
-
-    >>> import torch
-    >>> from tl_localize.execution.store import Record
-    >>> Record({"sequence_id": "s0"}, {"seconds": 1.5}, {"values": torch.zeros(6, 1536)})
-    Record({'sequence_id': 's0'}, values [6, 1536])
+        about: ``environment``, and ``command`` (name and options of the command line, empty from Python).
+        after: how many plans were there before it.
     """
 
-    value: Any
-    about: dict[str, Any] = field(default_factory=dict)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    plan: Plan
+    about: dict[str, Any]
+    after: int = 0
 
-    def __repr__(self) -> str:
-        shapes = "".join(f", {name} {list(tensor.shape)}" for name, tensor in self.tensors.items())
-        return f"Record({BRIEF.repr(self.value)}{shapes})"
+
+class Cache:
+    """Plans and records in memory: what a run without a store uses. It keeps only the records that make tables.
+
+    >>> Cache().read(Task("scores", {"sequence": "s0"})) is None
+    True
+    """
+
+    def __init__(self) -> None:
+        self.records: dict[str, Record] = {}
+        self.kept: list[StoredPlan] = []
+
+    def plans(self) -> list[StoredPlan]:
+        """In the order in which they were made."""
+        return self.kept
+
+    def add_plan(self, plan: Plan, environment: dict[str, Any]) -> None:
+        self.kept.append(StoredPlan(plan, {"environment": environment, "command": {}}))
+
+    def has(self, task: Task) -> bool:
+        return task.key in self.records
+
+    def read(self, task: Task) -> Record | None:
+        """The record of a task; None if there is none."""
+        return self.records.get(task.key)
+
+    def write(self, task: Task, record: Record) -> None:
+        if any(task.key == one.key for one in self.kept[-1].plan.tasks):
+            self.records[task.key] = record
+
+    def failures(self) -> dict[str, dict[str, Any]]:
+        """What failed, by the key of its task. In memory nothing does: the error is raised."""
+        return {}
+
+    def fail(self, task: Task, error: BaseException) -> str:
+        """Record why a task could not be computed; returns the reason. In memory the error is raised instead."""
+        raise error
 
 
 class Damaged(ValueError):
@@ -197,28 +90,26 @@ class Damaged(ValueError):
 
 
 @dataclass(frozen=True, eq=False)
-class Store:
+class Store(Cache):
     """A results folder. Many runs, on many machines, may write to one folder at a time.
 
     Args:
-        folder: it is made if it is not there, unless ``read_only``.
+        folder: made if it is not there, unless ``read_only``.
         read_only: nothing is written, and damaged files are named and left where they are.
+        command: name and options of the command line that fills it, for ``tl-localize trace``.
     Raises:
         ValueError: the folder can't be written; with ``read_only``, it is not a results folder.
 
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from tl_localize.execution.store import Record, Store, Unit
-    >>> unit = Unit("scores", {"sequence": "s0", "method": "Activations()"})
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     Store(Path(folder)).write(unit, Record([0.5, 0.25]))
-    ...     again = Store(Path(folder))
-    ...     again.has(unit), again.read(unit).value
-    (True, [0.5, 0.25])
+    >>> task = Task("scores", {"sequence": "s0", "method": "Activations()"})
+    >>> Store(folder).write(task, Record({"scores": [0.5, 0.25]}))
+    >>> Store(folder).has(task), Store(folder).read(task).value
+    (True, {'scores': [0.5, 0.25]})
     """
 
     folder: Path
     read_only: bool = False
+    command: Mapping[str, Any] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict, init=False, repr=False)  # those without tensors that were read or written
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
@@ -230,113 +121,131 @@ class Store:
             prepare_folder(self.folder / name)
         remove_abandoned(self.folder / "tmp")
 
-    def __repr__(self) -> str:
-        return f"Store({str(self.folder)!r}{', read-only' if self.read_only else ''})"
+    # Records
 
-    # Units
+    def has(self, task: Task) -> bool:
+        """Whether there is a record; ``read`` says whether it can be trusted."""
+        return task.key in self.records or (self.folder / task.file).exists()
 
-    @cached_property
-    def names(self) -> set[str]:
-        """Files of all units that were there when the folder was opened, or have been written since."""
-        found: set[str] = set()
-        for kind in _folders(self.folder / "units"):
-            for entry in os.scandir(kind):
-                stem, _, suffix = entry.name.partition(".")
-                if len(stem) == 32 and suffix in ("json", "safetensors") and entry.is_file():
-                    found.add(f"units/{kind.name}/{entry.name}")
-                elif stem:  # a name that begins with a point is the system's
-                    self.set_aside(Path(entry.path), "it is not a unit")
-        return found
-
-    def has(self, unit: Unit) -> bool:
-        """Whether the unit is done, by this run or another one; ``sound`` says whether its file can be trusted."""
-        return unit.file in self.names or (self.folder / unit.file).exists()
-
-    def sound(self, unit: Unit) -> bool:
-        """Whether the unit is done and its file is what was written, to the last bit: ``read`` without the cost of the numbers."""
-        return self._read(unit) is not None
-
-    def read(self, unit: Unit) -> Record | None:
-        """The unit's record; None if there is none, also where a file in its place was damaged and is now set aside."""
-        found = self._read(unit)
-        if found is None:
-            return None
-        data, text = found
-        record = json.loads(text)
-        return Record(record["value"], record["about"], _tensors(data, unit.suffix))
-
-    def _read(self, unit: Unit) -> tuple[bytes, str] | None:
-        """A file and the text of its record, both checked; it is set aside if it is damaged."""
+    def read(self, task: Task) -> Record | None:
+        """The record of a task; None if there is none, also where a damaged file was in its place, which is now set aside."""
+        if task.key in self.records:
+            return self.records[task.key]
         try:
-            with open(f"{self.folder}/{unit.file}", "rb", buffering=0) as file:  # no Path: for 100,000 units that is a second
+            with open(f"{self.folder}/{task.file}", "rb", buffering=0) as file:  # no Path: for 100,000 records that is a second
                 data = file.read()
         except FileNotFoundError:
-            self.names.discard(unit.file)
             return None
         try:
-            text = checked(data, unit.suffix)
-            if not text.startswith(f'{{"key":"{unit.key}"'):
-                raise Damaged("it belongs to another unit")
+            text, tensors = unpack(data)
+            body = json.loads(text)
+            if body["key"] != task.key:
+                raise Damaged("it belongs to another task")
         except Damaged as error:
-            self.set_aside(self.folder / unit.file, str(error))
-            self.names.discard(unit.file)
+            self.set_aside(self.folder / task.file, str(error))
             return None
-        self.names.add(unit.file)
-        return data, text
+        record = Record(body["value"], tensors, body["about"])
+        if not tensors:
+            self.records[task.key] = record
+        return record
 
-    def write(self, unit: Unit, record: Record) -> None:
-        """Write a finished unit, and forget that it ever failed.
+    def seconds(self, task: Task) -> float | None:
+        """What the task took, from the head of its file; None if there is no record."""
+        if task.key in self.records:
+            return self.records[task.key].about["seconds"]
+        try:
+            with open(self.folder / task.file, "rb") as file:
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            return json.loads(header["__metadata__"]["record"])["about"]["seconds"]
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError):
+            return None
+
+    def write(self, task: Task, record: Record) -> None:
+        """Write the record of a task, and forget that it ever failed.
 
         Raises:
-            OSError: there is no room, or the folder can't be written; what is finished is kept.
+            OSError: there is no room, or the folder can't be written; what is done is kept.
         """
-        body = {"key": unit.key, "identity": unit.identity, "value": record.value, "about": record.about}
-        self._write(self.folder / unit.file, pack(body, record.tensors, unit.suffix))
-        self.names.add(unit.file)
-        (self.folder / "failures" / f"{unit.key}.json").unlink(missing_ok=True)
+        body = {"key": task.key, "kind": task.kind, "inputs": task.inputs, "value": record.value, "about": record.about}
+        self._write(self.folder / task.file, pack(json.dumps(body, ensure_ascii=False, default=str), record.tensors))
+        if not record.tensors:
+            self.records[task.key] = record
+        (self.folder / "failures" / f"{task.key}.json").unlink(missing_ok=True)
 
     # Failures
 
-    def fail(self, unit: Unit, error: BaseException) -> dict[str, Any]:
-        """Record why a unit could not be made."""
+    def fail(self, task: Task, error: BaseException) -> str:
         reason = f"{type(error).__name__}: {error}"
-        value = {"unit": unit.file, "reason": reason, "traceback": "".join(traceback.format_exception(error))}
-        record = {"key": unit.key, "identity": unit.identity, "value": value, "about": {"host": socket.gethostname()}}
-        self._write(self.folder / "failures" / f"{unit.key}.json", pack(record, {}, ".json"))
-        return value
+        value = {"key": task.key, "task": task.file, "reason": reason, "host": socket.gethostname()}
+        value["traceback"] = "".join(traceback.format_exception(error))
+        self._write(self.folder / "failures" / f"{task.key}.json", json.dumps(value, indent=1, ensure_ascii=False).encode(errors="replace"))
+        return reason
 
     def failures(self) -> dict[str, dict[str, Any]]:
-        """What failed, by the unit's key: unit, reason, traceback."""
-        return {str(record["key"]): record["value"] for record in self._records("failures")}
+        """What failed, by the key of its task: task (its file), reason, traceback."""
+        return {path.stem: value for path, value in self._json_files("failures") if value.get("key") == path.stem and "reason" in value}
 
     # Plans
 
-    def plan(self, value: dict[str, Any], about: dict[str, Any]) -> None:
-        """Remember what a run was asked for: what it takes to list its units, without the model. The same plan is kept once."""
-        key = digest_of(value)
-        path = self.folder / "plans" / f"{key}.json"
+    def add_plan(self, plan: Plan, environment: dict[str, Any]) -> None:
+        """Remember what a run was asked for. The same plan is kept once.
+
+        Raises:
+            ValueError: it contradicts a plan that is there.
+        """
+        self._check(plan, self.plans())
+        packed = plan.packed()
+        path = self.folder / "plans" / f"{digest_of(packed)}.json"
         if not path.exists():
-            body = {"key": key, "value": value, "about": about, "after": sum(1 for _ in path.parent.glob("*.json"))}
-            self._write(path, pack(body, {}, ".json"))
+            about = {"environment": environment, "command": self.command}
+            body = {"after": len(list(path.parent.glob("*.json"))), "about": about, "plan": packed}
+            self._write(path, json.dumps(body, ensure_ascii=False, default=str).encode(errors="surrogatepass"))
+            plans = self._plans()
+            mine = next((i for i, (name, _) in enumerate(plans) if name == path.stem), len(plans))
+            try:  # another run may have written a plan in the meantime; the earlier one of the two counts
+                self._check(plan, [one for _, one in plans[:mine]])
+            except ValueError:
+                path.unlink(missing_ok=True)
+                raise
 
-    def plans(self) -> list[dict[str, Any]]:
-        """Plans (``value``, and ``about`` what they came from) in the order in which they were made."""
-        return sorted(self._records("plans"), key=lambda record: (record["after"], record["key"]))
+    def _check(self, plan: Plan, others: Iterable[StoredPlan]) -> None:
+        for other in others:
+            if wrong := plan.contradictions(other.plan):
+                raise ValueError(
+                    f"settings must agree with those of {str(self.folder)!r}, got\n  " + "\n  ".join(wrong[:5]) + "\n"
+                    f"Give the same settings, to which {plan.grows} may be added, or another folder with --out."
+                )
 
-    def _records(self, name: str) -> Iterator[dict[str, Any]]:
-        for path in sorted((self.folder / name).glob("[!.]*")):
+    def plans(self) -> list[StoredPlan]:
+        return [one for _, one in self._plans()]
+
+    def _plans(self) -> list[tuple[str, StoredPlan]]:
+        found: list[tuple[str, StoredPlan]] = []
+        for path, body in self._json_files("plans"):
             try:
-                record, _ = unpack(path.read_bytes(), ".json")
-                if record.get("key") != path.stem:
-                    raise Damaged("it belongs to another name")
-            except FileNotFoundError:  # a unit that was made in the meantime is no failure
-                continue
-            except (Damaged, IsADirectoryError) as error:
-                self.set_aside(path, str(error))
-                continue
-            yield record
+                if digest_of(body["plan"]) != path.stem:
+                    raise Damaged("its content is not what its name says")
+                found.append((path.stem, StoredPlan(Plan.unpacked(body["plan"]), body["about"], body["after"])))
+            except (Damaged, KeyError, TypeError, IndexError) as error:
+                why = str(error) if isinstance(error, Damaged) else "another version of tl_localize wrote it"
+                self.set_aside(path, why)
+        return sorted(found, key=lambda pair: (pair[1].after, pair[0]))
 
     # Files
+
+    def _json_files(self, name: str) -> list[tuple[Path, dict[str, Any]]]:
+        found: list[tuple[Path, dict[str, Any]]] = []
+        for path in sorted((self.folder / name).glob("[!.]*")):
+            try:
+                value = json.loads(path.read_bytes())
+                if not isinstance(value, dict):
+                    raise ValueError("it is not an object")
+                found.append((path, value))
+            except FileNotFoundError:  # a task that was computed in the meantime is no failure
+                continue
+            except (ValueError, IsADirectoryError, RecursionError) as error:
+                self.set_aside(path, "it is not whole" if isinstance(error, ValueError) else str(error))
+        return found
 
     def _write(self, path: Path, data: bytes) -> None:
         if self.read_only:
@@ -352,7 +261,7 @@ class Store:
             ) from error
 
     def set_aside(self, path: Path, why: str) -> None:
-        """Move a file that can't be trusted out of the way, and say so."""
+        """Move a damaged file out of the way, and say so."""
         name = f"{path.name}.{secrets.token_hex(4)}"
         if not self.read_only:
             try:
@@ -363,72 +272,43 @@ class Store:
         LOG.warning("%s %s: %s.", path.relative_to(self.folder), where, why)
 
 
-def pack(record: dict[str, Any], tensors: dict[str, Tensor], suffix: str) -> bytes:
-    """A record and its tensors as the bytes of a file, with a checksum of all of it."""
-    text = json.dumps(record, separators=(",", ":"), ensure_ascii=False, default=str)  # in order: columns stay where they are
-    if suffix == ".json":
-        return _sealed(text.encode())
+def pack(text: str, tensors: dict[str, Tensor]) -> bytes:
+    """The bytes of a safetensors file that holds a text and tensors, sealed by a checksum of both."""
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    # The checksum stands in the header, whose size must not change with it.
-    blank = safetensors.torch.save(whole, {"record": text, "sha256": "0" * 64})
-    return safetensors.torch.save(whole, {"record": text, "sha256": _checksum(blank)})
+    seal = _seal(text, *_split(safetensors.torch.save(whole)))
+    return safetensors.torch.save(whole, {"record": text, "sha256": seal})
 
 
-def unpack(data: bytes, suffix: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Record and tensors from the bytes of a file.
-
-    Raises:
-        Damaged: it is not a file that ``pack`` made, to the last bit.
-    """
-    return json.loads(checked(data, suffix)), _tensors(data, suffix)
-
-
-def checked(data: bytes, suffix: str) -> str:
-    """The text of the record in the bytes of a file, whose checksum is right; that costs a fraction of ``unpack``.
+def unpack(data: bytes) -> tuple[str, dict[str, Tensor]]:
+    """Text and tensors from the bytes of a file.
 
     Raises:
         Damaged: it is not a file that ``pack`` made, to the last bit.
     """
     try:
-        if suffix == ".json":
-            if not data:
-                raise Damaged("it is empty")
-            start = len('{"sha256":"') + 64 + len('","record":')
-            text = data[start:-2]
-            if data != _sealed(text):
-                raise Damaged("its checksum is wrong")
-            return text.decode()
-        metadata = _header(data)["__metadata__"]
-        if metadata["sha256"] != _checksum(data):
+        header, numbers = _split(data)
+        metadata = header.pop("__metadata__")
+        if metadata["sha256"] != _seal(metadata["record"], header, numbers):
             raise Damaged("its checksum is wrong")
-        return metadata["record"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return metadata["record"], safetensors.torch.load(data) if header else {}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, safetensors.SafetensorError) as error:
         if isinstance(error, Damaged):
             raise
-        raise Damaged("it is not whole" if len(data) else "it is empty") from error
+        raise Damaged("it is not whole" if data else "it is empty") from error
 
 
-def _tensors(data: bytes, suffix: str) -> dict[str, Tensor]:
-    return {} if suffix == ".json" else safetensors.torch.load(data)
+def _split(data: bytes) -> tuple[dict[str, Any], memoryview]:
+    end = 8 + int.from_bytes(data[:8], "little")
+    return json.loads(data[8:end]), memoryview(data)[end:]
 
 
-def _sealed(text: bytes) -> bytes:
-    """The bytes of a JSON file: a record and its checksum."""
-    return b'{"sha256":"%b","record":%b}\n' % (hashlib.sha256(text).hexdigest().encode(), text)
-
-
-def _header(data: bytes) -> dict[str, Any]:
-    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-
-
-def _checksum(data: bytes) -> str:
-    """Of the record, the description of the tensors and their bytes."""
-    header = _header(data)
-    record = header.pop("__metadata__")["record"]
-    digest = hashlib.sha256(canonical([record, header]).encode())
-    digest.update(memoryview(data)[8 + int.from_bytes(data[:8], "little") :])
+def _seal(text: str, header: dict[str, Any], numbers: memoryview) -> str:
+    digest = hashlib.sha256(canonical([text, header]).encode(errors="surrogatepass"))
+    digest.update(numbers)
     return digest.hexdigest()
 
 
-def _folders(path: Path) -> list[Path]:
-    return sorted(entry for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []
+def nearest(name: str, known: Iterable[str]) -> str:
+    """' Did you mean ...?' or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=2)
+    return f" Did you mean {' or '.join(near)}?" if near else ""

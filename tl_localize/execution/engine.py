@@ -1,0 +1,267 @@
+"""From a plan to its results: which tasks are missing, who computes them, and what is told of it. No science.
+
+A benchmark plans tasks and computes one of them. A cache (a folder, or memory) stands in front of ``compute``. An executor decides who
+computes: this process, one of n shards, or the workers of a Ray cluster. A record's bits do not depend on who computed it.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from tl_localize.batching import out_of_memory
+from tl_localize.execution.environment import check_no_hooks, environment, measured
+from tl_localize.execution.store import Cache, Store
+from tl_localize.execution.tasks import Plan, Record, Task, closure
+from tl_localize.neurons import LanguageModel
+
+LOG = logging.getLogger(__name__)
+LAST = 4  # records that a process keeps for the next task: what it needs is often what the task before it needed
+
+Results = TypeVar("Results")
+Report = Callable[[float], None]  # the fraction of a task that is done
+Progress = Callable[[float, str], None]  # the fraction of a run that is done, and what is being done
+Methods = Mapping[str, Any]  # label -> method
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A task was computed, or could not be.
+
+    Args:
+        reason: why it could not; empty where it was.
+    """
+
+    task: Task
+    seconds: float
+    reason: str = ""
+
+
+Groups = Sequence[Sequence[Task]]  # tasks that share needs, one group after the other
+
+
+class Watch(Protocol):
+    """What an executor tells while it works."""
+
+    def begin(self, task: Task) -> None: ...
+
+    def within(self, fraction: float) -> None: ...
+
+
+class Executor(Protocol):
+    """Who computes."""
+
+    shard: tuple[int, int]
+
+    def __call__(
+        self, benchmark: Benchmark[Any], methods: Methods, groups: Groups, cache: Cache, failed: set[str], watch: Watch
+    ) -> Iterator[Outcome]: ...
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """This process computes, one task after the other.
+
+    Args:
+        shard: (i, n): every n-th group of tasks, beginning with the i-th, so that n jobs share the work.
+        stop: asked after each task; when it says True, the run ends with what is done.
+    """
+
+    shard: tuple[int, int] = (1, 1)
+    stop: Callable[[], bool] = lambda: False
+
+    def __call__(
+        self, benchmark: Benchmark[Any], methods: Methods, groups: Groups, cache: Cache, failed: set[str], watch: Watch
+    ) -> Iterator[Outcome]:
+        maker = Maker(benchmark, methods, cache, failed, watch)
+        for task in (task for group in groups for task in group):
+            for outcome in maker.outcomes(task):
+                yield outcome
+                if self.stop():
+                    return
+
+
+class Maker:
+    """Computes tasks in this process, what they need first."""
+
+    def __init__(self, benchmark: Benchmark[Any], methods: Methods, cache: Cache, failed: set[str], watch: Watch) -> None:
+        self.benchmark, self.methods, self.cache, self.failed, self.watch = benchmark, methods, cache, failed, watch
+        self.environment = environment(benchmark.model)
+        self.last: OrderedDict[str, Record] = OrderedDict()
+
+    def outcomes(self, task: Task) -> Generator[Outcome, None, Record | None]:
+        """What becomes of a task and of those that it needs and that are not there. Returns its record, None where there is none."""
+        record = self.last.pop(task.key, None)
+        if record is None and task.key not in self.failed:
+            record = self.cache.read(task)
+            if record is None:
+                needs: list[Record] = []
+                for need in task.needs:
+                    found = yield from self.outcomes(need)
+                    if found is None:
+                        return None
+                    needs.append(found)
+                record, outcome = self._computed(task, needs)
+                yield outcome
+        if record is not None:
+            self.last[task.key] = record
+            while len(self.last) > LAST:
+                self.last.popitem(last=False)
+        return record
+
+    def _computed(self, task: Task, needs: list[Record]) -> tuple[Record | None, Outcome]:
+        self.watch.begin(task)
+        try:
+            record, about = measured(
+                self.benchmark.model, lambda: self.benchmark.compute(task, needs, self.methods, self.watch.within)
+            )
+        except OSError:  # the folder's, not the task's
+            raise
+        except Exception as error:
+            if isinstance(error, getattr(torch, "AcceleratorError", ())) and not out_of_memory(error):
+                raise  # after it, this process can compute nothing
+            self.failed.add(task.key)
+            return None, Outcome(task, 0.0, self.cache.fail(task, error))
+        record = Record(record.value, record.tensors, {**self.environment, **about, **record.about})
+        self.cache.write(task, record)
+        return record, Outcome(task, about["seconds"])
+
+
+class Benchmark(ABC, Generic[Results]):
+    """What INJ, DEL and collection share: a frozen dataclass with a ``model`` that plans tasks, computes one, and reads results.
+
+    ``run`` is the only way in: from Python, the command line, shards and Ray.
+    """
+
+    model: LanguageModel
+
+    @abstractmethod
+    def plan(self, methods: Sequence[Any]) -> Plan:
+        """The tasks of a run. It costs no forward pass."""
+
+    @abstractmethod
+    def compute(self, task: Task, needs: Sequence[Record], methods: Methods, report: Report) -> Record:
+        """One task, from the records of what it needs; it depends on nothing else, so any process may compute it at any time."""
+
+    @abstractmethod
+    def results(self, cache: Cache) -> Results:
+        """Everything that the plans of a cache have so far."""
+
+    def labelled(self, methods: Sequence[Any]) -> Methods:
+        """The methods of a run, controls among them, by the label that they have in tables."""
+        return {}
+
+    def run(
+        self,
+        methods: Sequence[Any] = (),
+        store: Store | None = None,
+        progress: Progress | None = None,
+        *,
+        executor: Executor | None = None,
+        retry_failed: bool = False,
+    ) -> Results:
+        """Compute what is missing, and give the results.
+
+        Args:
+            methods: anything that maps (model, sequence) to NeuronScores; its ``map`` is used where it has one.
+            store: a results folder: what is there is not computed again, a task that fails is recorded and the others go on. Without
+                one nothing is kept, and an error is raised.
+            progress: called with the fraction done and what is being done.
+            executor: who computes; ``InProcess()`` by default.
+            retry_failed: compute again what failed before.
+        Raises:
+            ValueError: the settings contradict those of the folder, or there are hooks on a model whose results are kept.
+        """
+        executor = executor or InProcess()
+        labelled, plan = self.labelled(methods), self.plan(methods)
+        cache = Cache() if store is None else store
+        if store is not None:
+            check_no_hooks(self.model)
+        cache.add_plan(plan, environment(self.model))
+        failed = set() if retry_failed else set(cache.failures())
+        groups = missing_groups(plan, cache, executor.shard, failed)
+        watch = Timer(progress, cache, [task for group in groups for task in group])
+        for outcome in executor(self, labelled, groups, cache, failed, watch):
+            watch.done(outcome)
+        if progress and not groups:
+            progress(1.0, "done")
+        return self.results(cache)
+
+
+def missing_groups(plan: Plan, cache: Cache, shard: tuple[int, int] = (1, 1), failed: Iterable[str] = ()) -> list[list[Task]]:
+    """What is missing in the groups that fall to one of n shards: every n-th of them, whatever is already done."""
+    index, count = shard
+    groups: dict[str, list[Task]] = {}
+    for task in plan.tasks:
+        groups.setdefault(task.group or task.key, []).append(task)
+    mine = list(groups.values())[index - 1 :: count]
+    gone = set(failed)
+    found = [[task for task in group if not any(one.key in gone for one in closure([task])) and cache.read(task) is None] for group in mine]
+    return [group for group in found if group]
+
+
+@dataclass(eq=False)
+class Timer:
+    """Turns what is done into a fraction: each task weighs what tasks of its kind and label took so far."""
+
+    progress: Progress | None
+    cache: Cache
+    tasks: Sequence[Task]
+    seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    spent: float = 0.0
+    shown: float = 0.0
+    now: Task | None = None
+
+    def __post_init__(self) -> None:
+        self.left = {task.key: task for task in closure(self.tasks) if not self.cache.has(task)} if self.progress else {}
+
+    def begin(self, task: Task) -> None:
+        self.now = task
+        self.within(0.0)
+
+    def within(self, fraction: float) -> None:
+        """The task in hand is so far."""
+        if self.progress and self.now:
+            left = sum(self.weight(task) for task in self.left.values())
+            done = self.spent + fraction * self.weight(self.now)
+            self.shown = max(self.shown, min(1.0, done / max(self.spent + left, 1e-9)))
+            self.progress(self.shown, f"{self.now.label} on {self.now.name}")
+
+    def done(self, outcome: Outcome) -> None:
+        task = outcome.task
+        self.left.pop(task.key, None)
+        self.seconds.setdefault((task.kind, task.label), []).append(outcome.seconds)
+        self.spent += outcome.seconds
+        if outcome.reason:
+            LOG.warning("FAILED %s on %s: %s", task.label, task.name, outcome.reason.splitlines()[0])
+        else:
+            LOG.info("%s on %s: %.2f s, %s", task.label, task.name, outcome.seconds, task.file)
+        if self.progress and not self.left:
+            self.progress(1.0, "done")
+
+    def weight(self, task: Task) -> float:
+        """Seconds that a task is expected to take."""
+        of_kind = [one for (kind, _), times in self.seconds.items() for one in times if kind == task.kind]
+        known = self.seconds.get((task.kind, task.label)) or of_kind or [1.0]
+        return sum(known) / len(known)
+
+
+def check_named(methods: Iterable[Any]) -> None:
+    """Raise ValueError unless the repr of each method can stand for it in the key of a record."""
+    for method in methods:
+        if " at 0x" in repr(method):
+            raise ValueError(f"methods must have a repr that names all their settings, got {method!r}. Write a frozen dataclass.")
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """``"2/8"`` as (2, 8)."""
+    index, slash, count = text.partition("/")
+    if not (slash and index.isascii() and index.isdigit() and count.isascii() and count.isdigit() and 1 <= int(index) <= int(count)):
+        raise ValueError(f"shard must read i/n with i from 1 to n, got {text!r}. Write 1/4, 2/4, 3/4 and 4/4 for four jobs.")
+    return int(index), int(count)

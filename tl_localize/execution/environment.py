@@ -1,0 +1,93 @@
+"""What a number was made with: which weights, versions, device and threads, in what time and memory."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import socket
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from tl_localize.batching import tokens_that_fit
+from tl_localize.execution.tasks import canonical
+from tl_localize.neurons import LanguageModel, NeuronView, model_name
+
+Result = TypeVar("Result")
+PACKAGES = ("tl_localize", "torch", "transformer-lens", "transformers", "numpy", "scipy", "pandas")
+
+
+def environment(model: LanguageModel) -> dict[str, Any]:
+    """Versions, device, dtype, threads, and which weights."""
+    parameter = next(iter(model.parameters()))
+    on_cuda = parameter.device.type == "cuda"
+    return {
+        "model": model_name(model),
+        "fingerprint": fingerprint(model),
+        "device": torch.cuda.get_device_name(parameter.device) if on_cuda else str(parameter.device),
+        "dtype": str(parameter.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def fingerprint(model: LanguageModel) -> str:
+    """Hash of all weights, their names and the config: 16 hexadecimal digits. It is taken anew at each call."""
+    named: Any = model
+    parameters: list[tuple[str, Tensor]] = sorted(named.named_parameters())
+    digest = hashlib.sha256(canonical(_architecture(model)).encode())
+    for name, tensor in parameters:
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def _architecture(model: LanguageModel) -> dict[str, Any]:
+    """The plain entries of the config that change what the model computes."""
+    elsewhere = ("device", "n_devices", "seed", "model_name", "original_architecture", "from_checkpoint", "checkpoint", "init", "tokenizer")
+    plain = {name: value for name, value in vars(model.cfg).items() if isinstance(value, str | int | float | bool)}
+    return {name: value for name, value in plain.items() if not name.startswith(elsewhere)}
+
+
+def check_no_hooks(model: LanguageModel) -> None:
+    """Raise ValueError if there are hooks on the model: records are kept under the name of its weights, which know nothing of hooks."""
+    if hooked := NeuronView(model).hooked_points():
+        raise ValueError(
+            f"model must have no hooks where results are kept, got some at {hooked[0]!r}. Take them away with model.reset_hooks(), or run "
+            "without a store, which keeps nothing."
+        )
+
+
+def measured(model: LanguageModel, compute: Callable[[], Result]) -> tuple[Result, dict[str, Any]]:
+    """A result and what it took: seconds, peak memory in bytes (of the device, or of the process so far), tokens of a batch."""
+    device = next(iter(model.parameters())).device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    batch_tokens = tokens_that_fit(NeuronView(model))
+    started = time.perf_counter()
+    result = compute()
+    seconds = time.perf_counter() - started
+    memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _process_memory()
+    return result, {"seconds": seconds, "peak_memory": memory, "batch_tokens": batch_tokens}
+
+
+def _process_memory() -> int | None:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,172 @@
+"""What is to be computed, as plain data: a task and everything its numbers depend on, and a plan, which is a list of tasks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+FORMAT = 2  # of records and plans; part of every key
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A computation whose result is one record.
+
+    Args:
+        kind: what is computed, such as ``"scores"``; the folder of its record.
+        inputs: everything that its numbers depend on beside its needs, as JSON takes it.
+        needs: tasks whose records it is computed from.
+        label: the method, as tables call it, or what else is computed.
+        name: of the sentence, group, target or chunk that it is about.
+        index, ratio: its place in tables.
+        group: one process computes the tasks of a group one after the other, because they share needs. By default the task is alone.
+
+    >>> task = Task("scores", {"sequence": "s0", "method": "Activations()"})
+    >>> task.key == Task("scores", {"method": "Activations()", "sequence": "s0"}).key, len(task.key)
+    (True, 32)
+    """
+
+    kind: str
+    inputs: Mapping[str, Any]
+    needs: tuple[Task, ...] = ()
+    label: str = ""
+    name: str = ""
+    index: int = 0
+    ratio: float = 0.0
+    group: str = ""
+
+    @cached_property
+    def key(self) -> str:
+        """Hash of its kind, its inputs and its needs: 32 hexadecimal digits."""
+        return digest_of({"format": FORMAT, "kind": self.kind, "inputs": self.inputs, "needs": [need.key for need in self.needs]})
+
+    @property
+    def file(self) -> str:
+        """Name of its record in a results folder."""
+        return f"records/{self.kind}/{self.key}.safetensors"
+
+    @property
+    def place(self) -> tuple[float, int, str, str]:
+        """Where its numbers stand in tables: two plans of one folder that have the same place mean the same cell."""
+        return self.ratio, self.index, self.kind, self.label
+
+    def __repr__(self) -> str:
+        return f"Task({self.kind!r}, {self.label!r} on {self.name!r})"
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """The result of a task.
+
+    Args:
+        value: the result, as JSON takes it.
+        tensors: the tensors of the result.
+        about: how it was made: versions, device, threads, seconds, peak memory.
+
+    >>> Record({"ids": ["s0"]}, {"values": torch.zeros(6, 1536)})
+    Record(['ids'], values [6, 1536])
+    """
+
+    value: dict[str, Any]
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        shapes = "".join(f", {name} {list(tensor.shape)}" for name, tensor in self.tensors.items())
+        return f"Record({list(self.value)}{shapes})"
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What a run is asked for: its tasks, and what other runs into the same folder must agree with.
+
+    Args:
+        benchmark: ``"inj"``, ``"del"`` or ``"collect"``.
+        settings: the same in all plans of a folder.
+        parts: sentences, targets or chunks; plans of a folder agree on those that both have.
+        methods: label -> method with all its settings; plans of a folder agree on those that both have.
+        tasks: those whose records make the tables; they lead to all others by their needs.
+        scope: plans of different scopes, such as different ratios of INJ, may differ in ``scoped`` and ``methods``.
+        grows: what a later plan may add, for the error message.
+    """
+
+    benchmark: str
+    settings: dict[str, Any]
+    parts: list[Any]
+    methods: dict[str, str]
+    tasks: list[Task]
+    scope: str = ""
+    scoped: dict[str, Any] = field(default_factory=dict)
+    grows: str = "parts, methods and ratios"
+
+    def __repr__(self) -> str:
+        return f"Plan({self.benchmark!r}, {len(self.tasks)} tasks)"
+
+    def contradictions(self, old: Plan) -> list[str]:
+        """What differs from an older plan of the same folder and may not."""
+        if old.benchmark != self.benchmark:
+            return [f"benchmark: {old.benchmark} in the folder, {self.benchmark} now"]
+        pairs = [(name, old.settings.get(name), self.settings.get(name)) for name in old.settings | self.settings]
+        if old.scope == self.scope:
+            pairs += [(name, old.scoped.get(name), self.scoped.get(name)) for name in old.scoped | self.scoped]
+            pairs += [(f"methods.{label}", old.methods[label], self.methods[label]) for label in old.methods.keys() & self.methods]
+        pairs += [(f"part {i}", one, other) for i, (one, other) in enumerate(zip(old.parts, self.parts, strict=False))]
+        return [f"{name}: {one} in the folder, {other} now" for name, one, other in pairs if canonical(one) != canonical(other)]
+
+    def packed(self) -> dict[str, Any]:
+        """As JSON takes it; a need stands as the number of its task in the list."""
+        everything = list(closure(self.tasks))
+        numbers = {task.key: i for i, task in enumerate(everything)}
+        packed = [{**vars_of(task), "needs": [numbers[need.key] for need in task.needs]} for task in everything]
+        return {**vars_of(self), "tasks": packed, "results": [numbers[task.key] for task in self.tasks]}
+
+    @classmethod
+    def unpacked(cls, value: dict[str, Any]) -> Plan:
+        """What ``packed`` gave."""
+        tasks: list[Task] = []
+        for one in value["tasks"]:
+            tasks.append(Task(**{**one, "needs": tuple(tasks[i] for i in one["needs"])}))
+        others = {name: part for name, part in value.items() if name not in ("tasks", "results")}
+        return cls(**others, tasks=[tasks[i] for i in value["results"]])
+
+
+def vars_of(one: Task | Plan) -> dict[str, Any]:
+    """The fields of a task or a plan, without what is cached beside them."""
+    return {name: value for name, value in vars(one).items() if name in type(one).__dataclass_fields__}
+
+
+def closure(tasks: Iterable[Task], seen: set[str] | None = None) -> Iterator[Task]:
+    """Tasks and everything that they need, needs first, each once."""
+    seen = set() if seen is None else seen
+    for task in tasks:
+        if task.key not in seen:
+            seen.add(task.key)
+            yield from closure(task.needs, seen)
+            yield task
+
+
+def tasks_of(plans: Sequence[Plan]) -> list[Task]:
+    """The tasks of all plans of a folder in the order of tables: by ratio, part and method; of one place the newest counts."""
+    found = {task.place: task for plan in plans for task in plan.tasks}
+    ratios, labels = (list(dict.fromkeys(place[i] for place in found)) for i in (0, 3))
+    rank = {name: i for names in (ratios, labels) for i, name in enumerate(names)}
+    return sorted(found.values(), key=lambda task: (rank[task.ratio], task.index, rank[task.label]))
+
+
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
+
+
+def canonical(value: Any) -> str:
+    """JSON that is the same for the same content."""
+    return _canonical.encode(value)
+
+
+def digest_of(value: Any) -> str:
+    """A hash of content: 32 hexadecimal digits."""
+    return hashlib.sha256(canonical(value).encode(errors="surrogatepass")).hexdigest()[:32]
