@@ -14,9 +14,9 @@ import pandas as pd
 
 from tl_localize.evals.del_benchmark import DelResults
 from tl_localize.evals.inj_benchmark import InjResults
+from tl_localize.execution.store import nearest, write_json
 from tl_localize.methods import METHODS, Localizer
 from tl_localize.neurons import Real
-from tl_localize.execution.store import nearest, write_json
 
 Grid = Mapping[str, Sequence[Any]]
 

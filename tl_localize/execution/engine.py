@@ -118,9 +118,7 @@ class Maker:
     def _computed(self, task: Task, needs: list[Record]) -> tuple[Record | None, Outcome]:
         self.watch.begin(task)
         try:
-            record, about = measured(
-                self.benchmark.model, lambda: self.benchmark.compute(task, needs, self.methods, self.watch.within)
-            )
+            record, about = measured(self.benchmark.model, lambda: self.benchmark.compute(task, needs, self.methods, self.watch.within))
         except OSError:  # the folder's, not the task's
             raise
         except Exception as error:

@@ -1,0 +1,213 @@
+"""What INJ measured: one row per sentence, method and ratio, and the tables that are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tl_localize.execution.status import reason_of
+from tl_localize.execution.store import Cache
+from tl_localize.execution.tasks import tasks_of
+from tl_localize.files import prepare_folder, write_json, write_text
+from tl_localize.stats import compare_with_reference, paired_test, styled, with_error
+
+TRUE_ROWS = "true_rows"  # the label of the best that a method could do
+FRAMES = ("frame", "truth", "assignment")  # of a measurement
+
+
+@dataclass(frozen=True, eq=False)
+class InjResults:
+    """What INJ measured.
+
+    Args:
+        frame: one row per sequence x method x ratio: sequence_id, method, injection_ratio, seed, group (the sequence itself without
+            distractors), converged, loss, steps, ratio and multiple (of the top share looked at), recall (top share of each layer) and
+            recall_across_layers (top share of the model), the same of the other sentences' rows as foreign_recall, seconds. With
+            distractors also delta_own_accuracy and delta_foreign_accuracy, the effect of silencing the top 1x of each layer.
+        settings: what it was measured with, one record per run.
+        truth: with distractors, one row per sequence: accuracy untouched, all_on, own_off, other_off.
+        assignment: with distractors, one row per group x method x (localized, whose): share of whose rows among the top 1x.
+        missing: what a run was asked for and has not got, one row per sentence or group x method: injection_ratio, group, method, reason.
+
+    >>> InjBenchmark(model=model, sequences=[sequence], ratio=0.01, max_steps=2).run([Activations()])
+    InjResults(1 sequences x 3 methods, injection ratio 1 %)
+    """
+
+    frame: pd.DataFrame
+    settings: dict[str, Any] = field(default_factory=dict)
+    truth: pd.DataFrame = field(default_factory=pd.DataFrame)
+    assignment: pd.DataFrame = field(default_factory=pd.DataFrame)
+    missing: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    @classmethod
+    def of(cls, cache: Cache) -> InjResults:
+        """Everything that the plans of a folder, or of a run in memory, have so far."""
+        plans, failures = cache.plans(), cache.failures()
+        rows: dict[str, list[dict[str, Any]]] = {name: [] for name in (*FRAMES, "missing")}
+        for task in sorted(tasks_of([one.plan for one in plans]), key=lambda task: task.label == TRUE_ROWS):
+            if record := cache.read(task):
+                for name in FRAMES:
+                    rows[name] += record.value[name]
+            else:
+                about = {"injection_ratio": task.ratio, "group": task.name, "method": task.label}
+                rows["missing"].append(about | {"reason": reason_of(task, failures)})
+        frames = {name: pd.DataFrame(part) for name, part in rows.items()}
+        runs = [
+            {**one.plan.settings, **one.plan.scoped, "methods": one.plan.methods, "environment": one.about["environment"]} for one in plans
+        ]
+        return cls(settings={"runs": runs}, **frames)
+
+    def __repr__(self) -> str:
+        if not len(self.frame):
+            return "InjResults(nothing measured)"
+        ratios = ", ".join(f"{100 * ratio:g} %" for ratio in self.frame["injection_ratio"].unique())
+        counts = f"{self.frame['sequence_id'].nunique()} sequences x {self.frame['method'].nunique()} methods"
+        return f"InjResults({counts}, injection ratio {ratios}{', with distractors' if self.distractors else ''})"
+
+    def _repr_html_(self) -> str:
+        if not len(self.frame):
+            return f"<div>{self!r}</div>"
+        unit = "recall of the target's / the distractors' rows" if self.distractors else "recall of the injected rows"
+        return styled(self.table(), f"{self!r}: {unit} in percent, mean \u00b1 standard error")
+
+    @classmethod
+    def join(cls, results: Sequence[InjResults]) -> InjResults:
+        """Runs of several injection ratios, or several methods, as one."""
+        frames = ([getattr(part, name) for part in results] for name in ("frame", "truth", "assignment", "missing"))
+        frame, truth, assignment, missing = (
+            pd.concat([f for f in parts if len(f)], ignore_index=True) if any(map(len, parts)) else pd.DataFrame() for parts in frames
+        )
+        return cls(frame, {"runs": [run for part in results for run in part.settings.get("runs", [])]}, truth, assignment, missing)
+
+    @property
+    def distractors(self) -> bool:
+        """Whether several sentences were in one model."""
+        return len(self.truth) > 0
+
+    def table(self, across_layers: bool = False) -> pd.DataFrame:
+        """Recall in percent, mean and standard error, in the layout of the paper's table.
+
+        The error is over sentences; with distractors over groups, and each cell reads own / foreign recall. Injections that did not
+        converge are left out of the means; the row label of each ratio says how many there were.
+
+        Args:
+            across_layers: top share of the whole model (the paper's global table) in place of each layer.
+        """
+        suffix = "_across_layers" if across_layers else ""
+        columns = [f"recall{suffix}", f"foreign_recall{suffix}"] if self.distractors else [f"recall{suffix}"]
+        blocks: list[pd.DataFrame] = []
+        for (injection_ratio,), block in self.frame.groupby(["injection_ratio"], sort=False):
+            label, used = converged_part(block)
+            rows = {
+                method: {
+                    f"R@{multiple:g}x": " / ".join(percent(by_group(group, column)) for column in columns)
+                    for multiple, group in part.groupby("multiple", sort=False)
+                }
+                for method, part in used.groupby("method", sort=False)
+            }
+            if self.distractors:
+                rows |= self._levels(used)
+            if len(self.missing):
+                lacking = self.missing[self.missing["injection_ratio"] == injection_ratio]["method"]
+                label += f", {len(lacking)} measurements MISSING"
+                rows = {method: {**row, "missing": str(int((lacking == method).sum()))} for method, row in rows.items()}
+            blocks.append(pd.concat({f"ratio {100 * float(str(injection_ratio)):g} %, {label}": pd.DataFrame(rows).T}))
+        return pd.concat(blocks)
+
+    def _levels(self, used: pd.DataFrame) -> dict[str, dict[str, str]]:
+        """What two kinds of ignorance score: knowing nothing, and knowing what was altered but not by which sentence."""
+        size = used.groupby(["group", "multiple"])["sequence_id"].nunique().max()
+        ratio = used["injection_ratio"].iloc[0]
+        multiples = used["multiple"].unique()
+        nothing = {f"R@{m:g}x": f"{100 * min(1, ratio * m):.1f} / {100 * min(1, ratio * m):.1f}" for m in multiples}
+        altered = {f"R@{m:g}x": f"{100 * min(1, m / size):.1f} / {100 * min(1, m / size):.1f}" for m in multiples}
+        return {"level: chance": nothing, "level: altered rows of any sentence": altered}
+
+    def ablation_table(self) -> pd.DataFrame:
+        """With distractors: change of accuracy in points when the found rows (top 1x of each layer) are silent, own and others'.
+
+        ``true_rows`` is the best that can be done.
+        """
+        rows = self.frame[self.frame["multiple"] == self.frame["multiple"].min()]
+        rows = rows[rows["converged"]]
+        return pd.DataFrame(
+            {
+                method: {
+                    "target": percent(by_group(part, "delta_own_accuracy")),
+                    "distractors": percent(by_group(part, "delta_foreign_accuracy")),
+                }
+                for method, part in rows.groupby("method", sort=False)
+            }
+        ).T
+
+    def truth_table(self) -> pd.DataFrame:
+        """With distractors: accuracy in percent on the injected sentences, untouched, with all sets on, own set off, another's off."""
+        columns = ["untouched", "all_on", "own_off", "other_off"]
+        label, used = converged_part(self.truth)
+        return pd.DataFrame({label: {column: percent(by_group(used, column)) for column in columns}}).T
+
+    def tests(self, reference: str = "integrated_gradients") -> pd.DataFrame:
+        """One-tailed paired t-tests: does a method recall more than the reference? Bonferroni-corrected, converged injections only.
+
+        Pairs are sentences; with distractors they are groups, whose sentences share a model.
+        """
+        used = self.frame[self.frame["converged"] & (self.frame["method"] != TRUE_ROWS)]
+        keys = ["group", "method", "injection_ratio", "ratio"]
+        means = used.groupby(keys, sort=False)["recall"].mean().reset_index().rename(columns={"group": "sequence_id"})
+        return compare_with_reference(means, reference, "recall", ["injection_ratio", "ratio"])
+
+    def save(self, folder: str | Path) -> None:
+        """Write the frames as CSV and ``settings.json``, each whole or not at all."""
+        path = prepare_folder(folder)
+        for name in ("frame", "truth", "assignment", "missing"):
+            frame: pd.DataFrame = getattr(self, name)
+            if len(frame):
+                write_text(path / f"{name}.csv", frame.to_csv(index=False))
+            else:
+                (path / f"{name}.csv").unlink(missing_ok=True)
+        write_json(path / "settings.json", self.settings)
+
+
+def converged_part(block: pd.DataFrame) -> tuple[str, pd.DataFrame]:
+    """A label that counts the injections that did not converge, and the rows of those that did (all rows if none did)."""
+    state = block.drop_duplicates(["sequence_id", "seed"])["converged"]
+    n, failed = len(state), int((~state).sum())
+    if failed == n:
+        return f"NONE of {n} injections converged", block
+    label = f"{n - failed} sentence{'s' * (n - failed != 1)}" + (f" ({failed} more did NOT converge and are left out)" if failed else "")
+    return label, block[block["converged"]]
+
+
+def by_group(rows: pd.DataFrame, column: str) -> pd.Series:
+    """Mean of a column over the sentences of each group: what is independent of one another."""
+    return rows.groupby("group", sort=False)[column].mean()
+
+
+def percent(values: pd.Series) -> str:
+    """Mean and standard error as text, in percent."""
+    return with_error(100 * values)
+
+
+def compare_seeds(first: InjResults, second: InjResults) -> pd.DataFrame:
+    """Do other random rows change the recall? Paired two-tailed t-tests, sentence by sentence, where both injections converged.
+
+    Source: Chang et al. (2024), arXiv:2311.09060, A.6.
+    """
+    keys = ["sequence_id", "method", "injection_ratio", "ratio"]
+    both = first.frame.merge(second.frame, on=keys, suffixes=("", "_other"))
+    both = both[both["converged"] & both["converged_other"]]
+    rows = [
+        {
+            **dict(zip(keys[1:], key, strict=True)),
+            "recall": group["recall"].mean(),
+            "recall_other_seed": group["recall_other"].mean(),
+            "p_value": paired_test(group["recall"], group["recall_other"]),
+            "n": len(group),
+        }
+        for key, group in both.groupby(keys[1:], sort=False)
+    ]
+    return pd.DataFrame(rows)

@@ -1,0 +1,51 @@
+"""Scores as tasks: what INJ and DEL share. A task localizes one chunk of sequences with one method."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tl_localize.execution.engine import Report
+from tl_localize.execution.tasks import Record, Task
+from tl_localize.methods.base import Method, check_scores
+from tl_localize.neurons import LanguageModel
+from tl_localize.scores import NeuronScores
+from tl_localize.sequences import MemorizedSequence
+
+
+def scores_task(
+    fingerprint: str, label: str, method: Method, sequences: Sequence[MemorizedSequence], needs: tuple[Task, ...] = (), **place: Any
+) -> Task:
+    """The scores of a chunk of sequences by one method, in the model as it is, or with what ``needs`` injects.
+
+    The chunk is part of the key, because masks that are learned in one batch differ in their last digits from masks learned alone.
+    """
+    inputs = {
+        "model": fingerprint,
+        "method": repr(method),
+        "version": getattr(method, "version", 0),
+        "sequences": [sequence.fingerprint for sequence in sequences],
+    }
+    return Task("scores", inputs, needs, label, **place)
+
+
+def localized(method: Method, model: LanguageModel, sequences: Sequence[MemorizedSequence], report: Report) -> Record:
+    """The record of a ``scores_task``. The seconds are those of one sequence, on average."""
+    side_by_side: Any = getattr(method, "map", None)
+    started = time.perf_counter()
+    if side_by_side:
+        found = list(side_by_side(model, sequences, progress=report))
+    else:
+        found = [method(model, sequence) for sequence in sequences]
+    seconds = (time.perf_counter() - started) / len(sequences)
+    packed = [check_scores(scores, model, method).packed() for scores in found]
+    tensors = {f"{i}.{name}": tensor for i, (parts, _) in enumerate(packed) for name, tensor in parts.items()}
+    return Record({"scores": [metadata for _, metadata in packed], "seconds": seconds}, tensors)
+
+
+def scores_of(record: Record, index: int, sequence_id: str) -> NeuronScores:
+    """The scores of one sequence of a chunk."""
+    prefix = f"{index}."
+    tensors = {name.removeprefix(prefix): tensor for name, tensor in record.tensors.items() if name.startswith(prefix)}
+    return NeuronScores.unpacked(tensors, record.value["scores"][index] | {"sequence_id": sequence_id})
