@@ -6,15 +6,17 @@ import ast
 import dataclasses
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from tl_localize.evals.del_benchmark import DelResults
-from tl_localize.evals.inj_benchmark import InjResults
-from tl_localize.execution.store import nearest, write_json
+from tl_localize.evals.del_results import DelResults
+from tl_localize.evals.inj_results import InjResults
+from tl_localize.execution.store import Store, nearest
+from tl_localize.files import write_json
 from tl_localize.methods import METHODS, Localizer
 from tl_localize.neurons import Real
 
@@ -27,7 +29,6 @@ def expand(method: str, grid: Grid) -> list[Localizer]:
     Raises:
         ValueError: an unknown method or setting (the nearest names are offered), or an axis without values.
 
-    >>> from tl_localize.evals.tuning import expand
     >>> [(method.steps, method.learning_rate) for method in expand("slimming", {"steps": [60, 200], "learning_rate": [0.01, 0.1]})]
     [(60, 0.01), (60, 0.1), (200, 0.01), (200, 0.1)]
     """
@@ -78,11 +79,7 @@ def rank_inj(results: InjResults, candidates: Sequence[Localizer]) -> pd.DataFra
     Returns: one row per setting: method, settings, R@..x for each multiple, score (mean recall), seconds per sentence.
     Raises:  ValueError: no injection converged.
 
-    >>> from tl_localize import InjBenchmark, MemorizedSequence, load_model
-    >>> from tl_localize.evals.tuning import expand, rank_inj
-    >>> model = load_model("reference")
-    >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
-    >>> benchmark = InjBenchmark(model=model, sequences=[sentence], ratio=0.02, learning_rate=0.02)
+    >>> benchmark = InjBenchmark(model=model, sequences=few[:1], ratio=0.02)
     >>> candidates = expand("slimming", {"steps": [2, 20]})
     >>> ranking = rank_inj(benchmark.run(candidates), candidates)
     >>> [settings["steps"] for settings in ranking["settings"]]
@@ -118,12 +115,7 @@ def rank_del(results: DelResults, candidates: Sequence[Localizer], ratio: Real) 
     Returns: one row per setting: method, settings, self_loss, neg_loss, score (self_loss - neg_loss).
     Raises:  ValueError: the ratio was not run, or there is one sequence and so no other.
 
-    >>> from tl_localize import DelBenchmark, load_model
-    >>> from tl_localize.reference import held_out_tokens, reference_sequences
-    >>> from tl_localize.evals.tuning import expand, rank_del
-    >>> model = load_model("reference")
-    >>> two, text = reference_sequences(model)[:2], held_out_tokens()[:1]
-    >>> benchmark = DelBenchmark(model, two, text, ratios=(0.05,), n_dev=0)
+    >>> benchmark = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0)
     >>> candidates = expand("slimming", {"steps": [2, 20]})
     >>> ranking = rank_del(benchmark.run(candidates), candidates, 0.05)
     >>> [settings["steps"] for settings in ranking["settings"]]
@@ -145,6 +137,59 @@ def rank_del(results: DelResults, candidates: Sequence[Localizer], ratio: Real) 
     return pd.DataFrame(rows).sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
 
+@dataclass(frozen=True)
+class Ranking:
+    """What a search over settings has found in a results folder, at the ratio that was asked for last.
+
+    Args:
+        frame: as of ``rank_inj`` or ``rank_del``; empty where nothing is measured yet.
+        rule: how the best one is chosen, for a reader.
+        n_missing: measurements that the ranking still lacks.
+        n_lost: dev sentences whose injections did not converge, which are left out.
+    """
+
+    frame: pd.DataFrame
+    rule: str
+    n_missing: int
+    n_lost: int = 0
+
+    @classmethod
+    def of(cls, store: Store, names: Collection[str]) -> Ranking:
+        """Args: names: of the methods that were tuned; controls and others in the folder are not ranked."""
+        plans = [one.plan for one in store.plans()]
+        benchmark, inj = plans[-1].benchmark, plans[-1].benchmark == "inj"
+        ratio = plans[-1].tasks[-1].ratio
+        labels = {label: text for plan in plans if plan.tasks[-1].ratio == ratio for label, text in plan.methods.items()}
+        candidates = [method for method in map(method_of, dict.fromkeys(labels.values())) if method.name in names]
+        results = InjResults.of(store) if inj else DelResults.of(store)
+        column = "injection_ratio" if inj else "ratio"
+        frame, missing = (part[part[column] == ratio] if len(part) else part for part in (results.frame, results.missing))
+        named = frame.assign(method=frame["method"].map(labels)) if len(frame) else frame
+        results = dataclasses.replace(results, frame=named)
+        if not len(frame) or not named["method"].isin([repr(method) for method in candidates]).any():
+            return cls(pd.DataFrame(), "", len(missing))
+        if isinstance(results, DelResults):
+            n_dev = len(plans[-1].parts)
+            rule = f"largest loss of accuracy on the target minus that on the others at {100 * ratio:g} %, {n_dev} dev sequences"
+            return cls(rank_del(results, candidates, ratio), rule, len(missing))
+        n_dev, lost = named["sequence_id"].nunique(), named.loc[~named["converged"], "sequence_id"].nunique()
+        rule = f"highest mean recall on the {n_dev} dev sentences of {benchmark}"
+        if lost:
+            rule += f", of which {lost} are left out, because their injections did not converge"
+        ranked = rank_inj(results, candidates) if named["converged"].any() else pd.DataFrame()
+        return cls(ranked, rule, len(missing), lost)
+
+    def shown(self) -> pd.DataFrame:
+        """The ranking for a reader: of the settings only those that differ between the rows of a method."""
+        rows = self.frame.to_dict("records")
+        texts: list[str] = []
+        for row in rows:
+            others = [other["settings"] for other in rows if other["method"] == row["method"]]
+            axes = {axis: value for axis, value in row["settings"].items() if any(other[axis] != value for other in others)}
+            texts.append(", ".join(f"{axis}={value}" for axis, value in (axes or row["settings"]).items()))
+        return self.frame.assign(settings=texts).set_index("settings")
+
+
 def settings_of(method: Localizer) -> dict[str, Any]:
     """The hyperparameters of a method, as ``METHODS[name](**settings)`` takes them."""
     return {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.compare}
@@ -153,13 +198,9 @@ def settings_of(method: Localizer) -> dict[str, Any]:
 def write_settings(ranking: pd.DataFrame, path: str | Path, rule: str) -> dict[str, dict[str, Any]]:
     """Write the best setting of each method to a file that ``--settings`` of ``tl-localize inj`` and ``del`` reads; returns them.
 
-    >>> import tempfile
-    >>> import pandas as pd
-    >>> from tl_localize.evals.tuning import read_settings, write_settings
     >>> ranking = pd.DataFrame({"method": ["slimming", "slimming"], "settings": [{"steps": 200}, {"steps": 60}]})  # the best first
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     best = write_settings(ranking, f"{folder}/settings.json", "mean recall on the dev sentences")
-    ...     best == read_settings(f"{folder}/settings.json"), best
+    >>> best = write_settings(ranking, folder / "settings.json", "mean recall on the dev sentences")
+    >>> best == read_settings(folder / "settings.json"), best
     (True, {'slimming': {'steps': 200}})
     """
     best = {str(row["method"]): row["settings"] for row in ranking.drop_duplicates("method").to_dict("records")}
@@ -172,16 +213,6 @@ def read_settings(path: str | Path) -> dict[str, dict[str, Any]]:
 
     Raises:
         ValueError: another kind of file, or a method or setting that there is not.
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from tl_localize import METHODS
-    >>> from tl_localize.evals.tuning import read_settings
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "settings.json")
-    ...     _ = path.write_text('{"rule": "mean recall", "settings": {"slimming": {"steps": 200}}}')
-    ...     [METHODS[name](**settings).steps for name, settings in read_settings(path).items()]
-    [200]
     """
     try:
         settings = json.loads(Path(path).read_text(encoding="utf-8"))["settings"]
