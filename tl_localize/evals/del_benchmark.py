@@ -370,7 +370,7 @@ class Evaluation:
         """The final residual stream of consecutive rows while a set of neurons is held at these values."""
         n_layers = self.view.n_layers
         first = int(chosen.mask.any(-1).int().argmax()) if len(chosen) else n_layers
-        with self.view.one_gelu_kernel(), self.view.held(chosen.mask, values):
+        with self.view.one_gelu_kernel(), self.view.clamped(chosen.mask, values):
             if self.model.cfg.positional_embedding_type == "shortformer":  # its position vectors enter every layer
                 return self.model(tokens, stop_at_layer=n_layers, padding_side="right")
             key = (what, rows[0], len(rows), first)

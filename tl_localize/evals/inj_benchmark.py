@@ -280,7 +280,7 @@ class InjBenchmark:
         """The columns of sentence k of a part that are the same for every method."""
         if isinstance(injection, Injection):
             return {**self._about_part(part, injection), "converged": injection.converged, "loss": float(injection.losses[-1])}
-        ends = {"loss": float(injection.losses[-1, k]), "silence": float(injection.silences[-1, k])}
+        ends = {"loss": float(injection.losses[-1, k]), "off_kl": float(injection.off_kl[-1, k])}
         return {**self._about_part(part, injection), "converged": bool(injection.converged[k]), **ends}
 
     def _silenced(self, found: NeuronSet, group: Sequence[MemorizedSequence], k: int, before: torch.Tensor) -> dict[str, float]:
@@ -334,7 +334,7 @@ def ground_truth(model: LanguageModel, joint: JointInjection, group: Sequence[Me
             "own_off": without.diagonal().tolist(),
             "other_off": ((without.sum(0) - without.diagonal()) / (n - 1)).tolist() if n > 1 else [math.nan] * n,
             "converged": joint.converged.tolist(),
-            "in_the_way": [str(injection.stuck()) if not injection.converged else "" for injection in joint.injections],
+            "in_the_way": [str(injection.unlearned()) if not injection.converged else "" for injection in joint.injections],
         }
     )
 
