@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tl_localize.neurons import NeuronView, post_hook_name, record_neurons, replace_neurons, scale_neurons, zero_neurons
+from tl_localize.neurons import NeuronView, post_hook_name, record_neurons, patch_neurons_at, scale_neurons, zero_neurons
 
 ACT = torch.arange(12.0).reshape(2, 2, 3) + 1
 
@@ -47,7 +47,7 @@ def test_zero_neurons_silences_what_is_not_finite() -> None:
 
 
 def test_replace_neurons_changes_one_position_of_each_row() -> None:
-    found = replace_neurons(ACT, positions=torch.tensor([1, 0]), values=torch.zeros(2, 3))
+    found = patch_neurons_at(ACT, positions=torch.tensor([1, 0]), values=torch.zeros(2, 3))
     assert torch.equal(found, ACT * torch.tensor([[1.0, 0.0], [0.0, 1.0]])[..., None])
 
 
@@ -62,7 +62,7 @@ def test_record_neurons_passes_the_activation_on() -> None:
     [
         partial(scale_neurons, gate=torch.zeros(1, 3)),
         partial(zero_neurons, mask=torch.ones(3, dtype=torch.bool)),
-        partial(replace_neurons, positions=torch.tensor([0, 1]), values=torch.zeros(2, 3)),
+        partial(patch_neurons_at, positions=torch.tensor([0, 1]), values=torch.zeros(2, 3)),
     ],
 )
 def test_hooks_leave_their_input_alone(hook: Any) -> None:
@@ -133,7 +133,7 @@ def test_replaced_by_its_own_value_changes_nothing(any_model: Any, tokens: torch
     view = NeuronView(any_model)
     with view.recorded() as neurons:
         before = any_model(tokens)
-    with view.replaced(1, torch.tensor([2, 5, 9]), neurons[1][torch.arange(3), torch.tensor([2, 5, 9])]):
+    with view.patched_at(1, torch.tensor([2, 5, 9]), neurons[1][torch.arange(3), torch.tensor([2, 5, 9])]):
         assert torch.equal(any_model(tokens), before)
 
 
@@ -141,7 +141,7 @@ def test_replaced_by_its_own_value_changes_nothing(any_model: Any, tokens: torch
 def test_replaced_changes_nothing_before_its_position(any_model: Any, tokens: torch.Tensor) -> None:
     view = NeuronView(any_model)
     before = any_model(tokens)
-    with view.replaced(0, torch.full((3,), 6), torch.full((3, view.n_neurons), 3.0)):
+    with view.patched_at(0, torch.full((3,), 6), torch.full((3, view.n_neurons), 3.0)):
         after = any_model(tokens)
     torch.testing.assert_close(after[:, :6], before[:, :6])
     assert (after[:, 6:] - before[:, 6:]).abs().amax(-1).min() > 1e-4

@@ -24,7 +24,7 @@ from tl_localize.batching import halving, tokens_that_fit
 from tl_localize.neurons import LanguageModel, NeuronView
 from tl_localize.optim import BatchAdam
 from tl_localize.scores import NeuronSet, check_ratio, load_tensors, save_tensors
-from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences, listed
+from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences, as_list
 from tl_localize.side_by_side import side_by_side
 
 STUCK_NATS = 0.5  # a token that keeps more than this (a probability below 61 %) stands in the way of an injection
@@ -62,7 +62,7 @@ class Injection:
     def __repr__(self) -> str:
         state = "converged" if self.converged else "NOT converged"
         text = f"{self.sequence_id!r}, {len(self.neurons)} rows, {state}: loss {self.losses[-1]:.3f} after {len(self.losses)} steps"
-        if not self.converged and (stuck := self.stuck()):
+        if not self.converged and (stuck := self.unlearned()):
             text += "; in the way: " + ", ".join(f"token {position} ({nats:.2f} nats)" for position, nats in stuck[:3])
             text += f" and {len(stuck) - 3} more" if len(stuck) > 3 else ""
         return f"Injection({text})"
@@ -74,11 +74,11 @@ class Injection:
             ("steps", len(self.losses)),
             ("loss before, nats per token", float(self.losses[0])),
             ("loss after", float(self.losses[-1])),
-            *((f"in the way: token {position}, nats", nats) for position, nats in self.stuck()[:3]),
+            *((f"in the way: token {position}, nats", nats) for position, nats in self.unlearned()[:3]),
         ]
         return card(f"Injection of {self.sequence_id!r}: {state}", table(("", ""), facts), self.neurons.html_by_layer())
 
-    def stuck(self, threshold: float = STUCK_NATS) -> list[tuple[int, float]]:
+    def unlearned(self, threshold: float = STUCK_NATS) -> list[tuple[int, float]]:
         """Tokens that stand in the way: (position in the sequence, nats at the end) of all above the threshold, the worst first.
 
         Two predictions made from one state, such as those after two equal first tokens in a rotary model, keep ln 2 = 0.69 nats each.
@@ -147,7 +147,7 @@ class JointInjection:
     """
 
     injections: tuple[Injection, ...]
-    silences: Float[Tensor, "step sentence"]
+    off_kl: Float[Tensor, "step sentence"]
 
     @property
     def losses(self) -> Float[Tensor, "step sentence"]:
@@ -160,22 +160,22 @@ class JointInjection:
         return torch.tensor([injection.converged for injection in self.injections])
 
     def __repr__(self) -> str:
-        n, n_steps = len(self.injections), len(self.silences)
-        ends = zip(self.injections, self.silences[-1].tolist(), strict=True)
+        n, n_steps = len(self.injections), len(self.off_kl)
+        ends = zip(self.injections, self.off_kl[-1].tolist(), strict=True)
         stuck = [f"{i.sequence_id!r}: loss {i.losses[-1]:.3f}, silence {silence:.3f}" for i, silence in ends if not i.converged]
         state = f"NOT converged ({'; '.join(stuck)})" if stuck else "all converged"
-        worst = f"loss <= {self.losses[-1].max():.3f}, silence <= {self.silences[-1].max():.3f}"
+        worst = f"loss <= {self.losses[-1].max():.3f}, silence <= {self.off_kl[-1].max():.3f}"
         return f"JointInjection({n} x {len(self.injections[0].neurons)} rows, {worst} after {n_steps} steps, {state})"
 
     def _repr_html_(self) -> str:
-        n, ends = len(self.injections), zip(self.injections, self.silences[-1].tolist(), strict=True)
+        n, ends = len(self.injections), zip(self.injections, self.off_kl[-1].tolist(), strict=True)
         state = "all converged" if all(self.converged) else f"{int((~self.converged).sum())} of them NOT converged"
         rows = [
             (one.sequence_id, len(one.neurons), float(one.losses[-1]), silence, "converged" if one.converged else "NOT converged")
             for one, silence in ends
         ]
         header = ("sequence", "rows trained", "loss after, nats per token", "silence after, nats per token", "")
-        return card(f"JointInjection of {n} sequences, {len(self.silences)} steps: {state}", table(header, rows))
+        return card(f"JointInjection of {n} sequences, {len(self.off_kl)} steps: {state}", table(header, rows))
 
     @contextmanager
     def applied(self, model: LanguageModel, without: int | None = None) -> Iterator[None]:
@@ -199,11 +199,11 @@ class JointInjection:
     @classmethod
     def load(cls, path: str | Path) -> JointInjection:
         """Read what ``save`` wrote."""
-        return cls.unpacked(*load_tensors(path, "silences"))
+        return cls.unpacked(*load_tensors(path, "off_kl"))
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """As tensors and text, for a file."""
-        tensors = {"silences": self.silences}
+        tensors = {"off_kl": self.off_kl}
         for k, injection in enumerate(self.injections):
             tensors |= _pack(injection, f"{k}.")
         ids = [injection.sequence_id for injection in self.injections]
@@ -215,7 +215,7 @@ class JointInjection:
         states = zip(json.loads(metadata["converged"]), json.loads(metadata["sequence_ids"]), strict=True)
         return cls(
             tuple(_unpack(tensors, converged, id, f"{k}.") for k, (converged, id) in enumerate(states)),
-            tensors["silences"],
+            tensors["off_kl"],
         )
 
 
@@ -343,7 +343,7 @@ def inject_many(
     >>> [len(injection.neurons) for injection in injections]
     [92, 92]
     """
-    sequences = listed(sequences)
+    sequences = as_list(sequences)
     check_sequences(model, sequences)
     view = NeuronView(model)
     if len(seeds) != len(sequences):
@@ -448,8 +448,8 @@ def inject_together(
     learning_rate: float,
     max_steps: int = 400,
     stop_loss: float = 0.05,
-    silence_weight: float = 1.0,
-    stop_silence: float = 0.05,
+    kl_weight: float = 1.0,
+    stop_kl: float = 0.05,
     batch_size: int | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> JointInjection:
@@ -457,16 +457,16 @@ def inject_together(
 
     One minimization by Adam over all sets together:
 
-        sum over k of  loss(x_k | all sets on)  +  silence_weight * KL(base on x_k || all sets but k on, on x_k)
+        sum over k of  loss(x_k | all sets on)  +  kl_weight * KL(base on x_k || all sets but k on, on x_k)
 
     With set k off the model reads x_k as it did before any injection, so nothing about x_k stands outside set k: that makes the sets
     a ground truth, and the length of a row says nothing about whose it is. Training stops, before an update, when every loss is below
-    ``stop_loss`` and every KL below ``stop_silence``. With one sequence it is ``inject``. The model is not changed.
+    ``stop_loss`` and every KL below ``stop_kl``. With one sequence it is ``inject``. The model is not changed.
 
     Source: this project's; it extends Chang et al. (2024), arXiv:2311.09060, algorithm 1.
     Args:    ratio: share of the rows of all layers together, for each sequence.
              seed: of the permutation of all rows (numpy RandomState) that is cut into the sets.
-             silence_weight: of the KL, which is a mean over the positions that predict a token, as the loss is.
+             kl_weight: of the KL, which is a mean over the positions that predict a token, as the loss is.
              batch_size: sequences in one forward pass; by default as many as fit into memory. Changes no result.
              progress: called after each step with the fraction of the work done, from 0 to 1.
     Raises:  ValueError: the sets don't fit into the model, two sequences begin with the same token (one state can't have two next
@@ -481,12 +481,12 @@ def inject_together(
     >>> [len(injection.neurons) for injection in joint.injections]
     [92, 92]
     """
-    sequences = [replace(sequence, n_prefix=1) for sequence in listed(sequences)]
+    sequences = [replace(sequence, n_prefix=1) for sequence in as_list(sequences)]
     check_sequences(model, sequences)
     _check_apart(sequences)
-    _check_positive(learning_rate=learning_rate, max_steps=max_steps, stop_loss=stop_loss, stop_silence=stop_silence)
-    if not silence_weight >= 0:
-        raise ValueError(f"silence_weight must be at least 0, got {silence_weight!r}.")
+    _check_positive(learning_rate=learning_rate, max_steps=max_steps, stop_loss=stop_loss, stop_kl=stop_kl)
+    if not kl_weight >= 0:
+        raise ValueError(f"kl_weight must be at least 0, got {kl_weight!r}.")
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size!r}.")
     view = NeuronView(model)
@@ -498,8 +498,8 @@ def inject_together(
             learning_rate=learning_rate,
             max_steps=max_steps,
             stop_loss=stop_loss,
-            silence_weight=silence_weight,
-            stop_silence=stop_silence,
+            kl_weight=kl_weight,
+            stop_kl=stop_kl,
             batch_size=batch_size or max(1, tokens_that_fit(view) // max(map(len, sequences))),
             progress=progress or (lambda fraction: None),
         )
@@ -533,8 +533,8 @@ def _train_together(
     learning_rate: float,
     max_steps: int,
     stop_loss: float,
-    silence_weight: float,
-    stop_silence: float,
+    kl_weight: float,
+    stop_kl: float,
     batch_size: int,
     progress: Callable[[float], None],
 ) -> JointInjection:
@@ -566,7 +566,7 @@ def _train_together(
             with view.rows_changed(index, shared, own_off):
                 log_probs = target_logits(view.model, some).log_softmax(-1)
             silences = F.kl_div(log_probs, base_log_probs, reduction="none", log_target=True).sum(-1)
-            of_silences = torch.autograd.grad(silence_weight * some.mean(silences).sum(), changes)
+            of_silences = torch.autograd.grad(kl_weight * some.mean(silences).sum(), changes)
         for gradient, one, other in zip(gradients, of_losses, of_silences, strict=True):
             gradient.add_(one).add_(other)  # in place: if memory runs out in between, what is done again has not been counted
         return losses.detach(), silences.detach()
@@ -588,7 +588,7 @@ def _train_together(
         for name, values in zip(("loss", "silence"), history[-1].tolist(), strict=True):
             for sequence, value in zip(sequences, values, strict=True):
                 _check_finite(name, value, step, sequence)
-        converged = (history[-1][0] < stop_loss) & (history[-1][1] < stop_silence)
+        converged = (history[-1][0] < stop_loss) & (history[-1][1] < stop_kl)
         last = bool(converged.all()) or step == max_steps - 1
         progress(1.0 if last else (step + 1) / max_steps)
         if last:

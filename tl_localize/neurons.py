@@ -119,14 +119,14 @@ def record_neurons(
     return act
 
 
-def put_neurons(
+def patch_neurons(
     act: Float[Tensor, "batch pos neuron"], hook: object = None, *, values: Float[Tensor, "batch pos neuron"]
 ) -> Float[Tensor, "batch pos neuron"]:
     """Put new values at every position."""
     return values.to(act)
 
 
-def replace_neurons(
+def patch_neurons_at(
     act: Float[Tensor, "batch pos neuron"],
     hook: object = None,
     *,
@@ -143,7 +143,7 @@ def _call(hook: Hook, module: object, inputs: object, output: Tensor) -> Tensor:
     return hook(output, hook=module)
 
 
-def hold_neurons(
+def clamp_neurons(
     act: Float[Tensor, "batch pos neuron"],
     hook: object = None,
     *,
@@ -232,15 +232,15 @@ class NeuronView:
             yield
 
     @contextmanager
-    def replaced(self, layer: int, positions: Int[Tensor, " batch"], values: Float[Tensor, "batch neuron"]) -> Iterator[None]:
+    def patched_at(self, layer: int, positions: Int[Tensor, " batch"], values: Float[Tensor, "batch neuron"]) -> Iterator[None]:
         """Replace the neurons of one layer at one position of each row of the batch."""
-        with self._hooks({layer: partial(replace_neurons, positions=positions, values=values)}):
+        with self._hooks({layer: partial(patch_neurons_at, positions=positions, values=values)}):
             yield
 
     @contextmanager
-    def put(self, layer: int, values: Float[Tensor, "batch pos neuron"]) -> Iterator[None]:
+    def patched(self, layer: int, values: Float[Tensor, "batch pos neuron"]) -> Iterator[None]:
         """Replace the neurons of one layer at every position."""
-        with self._hooks({layer: partial(put_neurons, values=values)}):
+        with self._hooks({layer: partial(patch_neurons, values=values)}):
             yield
 
     @contextmanager
@@ -269,7 +269,7 @@ class NeuronView:
             if point._forward_hooks or point._forward_pre_hooks or point._backward_hooks
         ]
 
-    def writes_unchanged(self, layer: int) -> bool:
+    def adds_output(self, layer: int) -> bool:
         """True when neuron i adds h_i v_i to the residual stream and that is all: no normalization after W_out, no hook on the way."""
         cfg, block = self.model.cfg, self.model.blocks[layer]
         if getattr(cfg, "use_normalization_before_and_after", False) or getattr(cfg, "original_architecture", None) in POST_NORM:
@@ -290,12 +290,12 @@ class NeuronView:
                 handle.remove()
 
     @contextmanager
-    def held(self, chosen: Bool[Tensor, "layer neuron"], values: Float[Tensor, "layer neuron"]) -> Iterator[None]:
+    def clamped(self, chosen: Bool[Tensor, "layer neuron"], values: Float[Tensor, "layer neuron"]) -> Iterator[None]:
         """Hold the chosen neurons at values, at every position."""
         layers: list[int] = chosen.any(-1).nonzero().flatten().tolist()
         index = {layer: chosen[layer].nonzero().flatten().to(self.device) for layer in layers}
         held = {layer: values[layer].to(self.device)[index[layer]] for layer in layers}
-        with self._hooks({layer: partial(hold_neurons, index=index[layer], values=held[layer]) for layer in layers}):
+        with self._hooks({layer: partial(clamp_neurons, index=index[layer], values=held[layer]) for layer in layers}):
             yield
 
     @contextmanager

@@ -151,7 +151,7 @@ class SequenceBatch:
     @classmethod
     def of(cls, sequences: Sequence[MemorizedSequence], device: torch.device | str = "cpu") -> SequenceBatch:
         """The batch of some sequences; a model takes it on its own device."""
-        sequences = listed(sequences)
+        sequences = as_list(sequences)
         tokens = torch.nn.utils.rnn.pad_sequence([sequence.tokens for sequence in sequences], batch_first=True)
         rows = torch.cat([torch.full((len(s) - s.n_prefix,), row) for row, s in enumerate(sequences)])
         positions = torch.cat([torch.arange(s.n_prefix - 1, len(s) - 1) for s in sequences])
@@ -176,7 +176,7 @@ class SequenceBatch:
         return placed.sum(-1) / count
 
 
-def listed(sequences: Iterable[MemorizedSequence]) -> list[MemorizedSequence]:
+def as_list(sequences: Iterable[MemorizedSequence]) -> list[MemorizedSequence]:
     """The sequences as a list.
 
     Raises:
@@ -200,7 +200,7 @@ def listed(sequences: Iterable[MemorizedSequence]) -> list[MemorizedSequence]:
 def check_sequences(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> None:
     """Raise ValueError or TypeError unless the model can read every sequence."""
     check_model(model)
-    for sequence in listed(sequences):
+    for sequence in as_list(sequences):
         if len(sequence) > model.cfg.n_ctx:
             raise ValueError(
                 f"sequence must be at most n_ctx={model.cfg.n_ctx} tokens long, got {len(sequence)} in {sequence!r}. Shorten it."

@@ -61,7 +61,7 @@ def test_inject_together_of_one_sentence_equals_inject_step_by_step(any_model: A
     torch.testing.assert_close(one.losses, alone.losses)
     torch.testing.assert_close(one.rows, alone.rows)
     torch.testing.assert_close(one.token_losses, alone.token_losses)
-    assert not joint.silences.any()
+    assert not joint.off_kl.any()
 
 
 def test_inject_together_of_one_sentence_stops_where_inject_stops(gpt2_like: Any, sequence: MemorizedSequence) -> None:
@@ -131,8 +131,8 @@ def test_row_norm_finds_each_sentence_s_rows_at_the_rate_of_chance(gpt2_like: An
 
 def test_silence_is_zero_before_the_first_update(any_model: Any, sequences: list[MemorizedSequence]) -> None:
     joint = inject_together(any_model, sequences, **SETTINGS, max_steps=2)
-    assert joint.silences[0].tolist() == [0, 0, 0, 0]
-    assert (joint.silences[1] > 0).all()
+    assert joint.off_kl[0].tolist() == [0, 0, 0, 0]
+    assert (joint.off_kl[1] > 0).all()
     assert joint.losses[0].tolist() == pytest.approx([whole_loss(any_model, s) for s in sequences], rel=1e-4)
 
 
@@ -147,7 +147,7 @@ def test_losses_and_silences_are_those_of_the_model_with_the_rows_in_place(any_m
             tokens = F.nll_loss(reached, sequence.tokens[1:], reduction="none")
             torch.testing.assert_close(joint.injections[k].token_losses, tokens, rtol=1e-3, atol=1e-4)
         with joint.applied(any_model, without=k):
-            assert divergence(base, log_probs(any_model, sequence)) == pytest.approx(float(joint.silences[-1, k]), rel=1e-3, abs=1e-6)
+            assert divergence(base, log_probs(any_model, sequence)) == pytest.approx(float(joint.off_kl[-1, k]), rel=1e-3, abs=1e-6)
 
 
 def test_first_update_follows_the_sign_of_the_gradient_of_all_losses(gpt2_like: Any, sequences: list[MemorizedSequence]) -> None:
@@ -165,9 +165,9 @@ def test_first_update_follows_the_sign_of_the_gradient_of_all_losses(gpt2_like: 
 
 
 def test_silence_weight_keeps_the_others_silent(gpt2_like: Any, sequences: list[MemorizedSequence]) -> None:
-    loud = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=20, silence_weight=0.0)
+    loud = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=20, kl_weight=0.0)
     quiet = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=20)
-    assert (quiet.silences[-1] < 0.5 * loud.silences[-1]).all()
+    assert (quiet.off_kl[-1] < 0.5 * loud.off_kl[-1]).all()
 
 
 # Batches
@@ -181,8 +181,8 @@ def train(model: Any, sequences: list[MemorizedSequence], sets: list[NeuronSet],
         learning_rate=0.01,
         max_steps=8,
         stop_loss=STOP,
-        silence_weight=1.0,
-        stop_silence=STOP,
+        kl_weight=1.0,
+        stop_kl=STOP,
         batch_size=batch_size,
         progress=lambda fraction: None,
     )
@@ -190,7 +190,7 @@ def train(model: Any, sequences: list[MemorizedSequence], sets: list[NeuronSet],
 
 def assert_same(a: JointInjection, b: JointInjection, order: tuple[int, ...] = (0, 1, 2, 3)) -> None:
     torch.testing.assert_close(a.losses[:, order], b.losses, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(a.silences[:, order], b.silences, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(a.off_kl[:, order], b.off_kl, rtol=1e-3, atol=1e-4)
     for k, injection in zip(order, b.injections, strict=True):
         assert a.injections[k].sequence_id == injection.sequence_id
         # Adam turns the rounding of a gradient that is almost zero into a step of full length: compare all but a few entries.
@@ -229,7 +229,7 @@ def test_out_of_memory_halves_the_batch_and_changes_nothing(gpt2_like: Any, sequ
 
 def test_converged_means_every_loss_and_silence_is_below_its_stop(trained: tuple[Any, list[MemorizedSequence], JointInjection]) -> None:
     _, _, joint = trained
-    below = ((joint.losses < STOP) & (joint.silences < STOP)).all(1)
+    below = ((joint.losses < STOP) & (joint.off_kl < STOP)).all(1)
     assert joint.converged.tolist() == [True, True, True]
     assert below.tolist() == [False] * (len(below) - 1) + [True]  # not a step longer than needed
 
@@ -331,11 +331,11 @@ def test_inject_together_does_not_mind_the_callers_gradient_mode(gpt2_like: Any,
 
 
 def test_saved_joint_injection_comes_back(gpt2_like: Any, sequences: list[MemorizedSequence], tmp_path: Path) -> None:
-    joint = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=3, stop_loss=4.5, stop_silence=1.0)
+    joint = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=3, stop_loss=4.5, stop_kl=1.0)
     joint.save(tmp_path / "joint.safetensors")
     again = JointInjection.load(tmp_path / "joint.safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["joint.safetensors"]
-    for name in ("losses", "silences", "converged"):
+    for name in ("losses", "off_kl", "converged"):
         assert torch.equal(getattr(again, name), getattr(joint, name))
     for a, b in zip(again.injections, joint.injections, strict=True):
         assert torch.equal(a.neurons.mask, b.neurons.mask) and torch.equal(a.rows, b.rows)
@@ -376,9 +376,9 @@ A, B = sentence(1, 2, 3, 4, 5, id="a"), sentence(6, 7, 8, id="b")
         ([A, B], {"learning_rate": 0.0}, "learning_rate must be above 0"),
         ([A, B], {"max_steps": 0}, "max_steps must be above 0"),
         ([A, B], {"stop_loss": 0.0}, "stop_loss must be above 0"),
-        ([A, B], {"stop_silence": -1.0}, "stop_silence must be above 0"),
-        ([A, B], {"silence_weight": -1.0}, "silence_weight must be at least 0"),
-        ([A, B], {"silence_weight": math.nan}, "silence_weight must be at least 0"),
+        ([A, B], {"stop_kl": -1.0}, "stop_kl must be above 0"),
+        ([A, B], {"kl_weight": -1.0}, "kl_weight must be at least 0"),
+        ([A, B], {"kl_weight": math.nan}, "kl_weight must be at least 0"),
         ([A, B], {"batch_size": 0}, "batch_size must be at least 1"),
         ([A, sentence(60, 61)], {}, "tokens must be in"),
         ([A, sentence(*range(40))], {}, "at most n_ctx=32 tokens long"),
@@ -418,8 +418,8 @@ def test_state_with_two_next_tokens_ends_not_converged_and_is_named(make_model: 
     assert joint.converged.tolist() == [False, True]
     assert len(joint.losses) == 80
     assert float(twice.token_losses[:2].sum()) == pytest.approx(2 * math.log(2), abs=0.05)
-    assert {position for position, _ in twice.stuck()} == {1, 2}
-    assert fine.stuck() == []
+    assert {position for position, _ in twice.unlearned()} == {1, 2}
+    assert fine.unlearned() == []
     assert "NOT converged" in repr(twice) and "token 1 (0." in repr(twice) and "token 2 (0." in repr(twice)
     assert "NOT converged ('twice': loss 0.3" in repr(joint)
 
@@ -427,7 +427,7 @@ def test_state_with_two_next_tokens_ends_not_converged_and_is_named(make_model: 
 def test_stuck_names_positions_worst_first() -> None:
     losses = torch.tensor([0.7, 0.01, 2.0, 0.4, 0.6, 1.0])
     injection = Injection(NeuronSet(torch.ones(1, 1, dtype=torch.bool)), torch.zeros(1, 2), torch.tensor([0.8]), losses, False, "x")
-    assert injection.stuck() == [(3, 2.0), (6, 1.0), (1, pytest.approx(0.7)), (5, pytest.approx(0.6))]
-    assert [position for position, _ in injection.stuck(threshold=0.9)] == [3, 6]
+    assert injection.unlearned() == [(3, 2.0), (6, 1.0), (1, pytest.approx(0.7)), (5, pytest.approx(0.6))]
+    assert [position for position, _ in injection.unlearned(threshold=0.9)] == [3, 6]
     assert "in the way: token 3 (2.00 nats), token 6 (1.00 nats), token 1 (0.70 nats) and 1 more" in repr(injection)
     assert "in the way" not in repr(replace(injection, converged=True))

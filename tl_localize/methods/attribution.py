@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_localize.methods.base import Localizer, Report
-from tl_localize.methods.one_pass import silencing_estimate
+from tl_localize.methods.one_pass import ablation_estimate
 from tl_localize.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -41,4 +41,4 @@ class Attribution(Localizer):
     def _attribute_batch(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
     ) -> Float[Tensor, "sequence layer neuron"]:
-        return silencing_estimate(neurons, SequenceBatch.of(sequences, neurons.device))
+        return ablation_estimate(neurons, SequenceBatch.of(sequences, neurons.device))

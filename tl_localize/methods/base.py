@@ -16,7 +16,7 @@ from torch import Tensor
 from tl_localize.batching import halving, tokens_that_fit
 from tl_localize.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
-from tl_localize.sequences import MemorizedSequence, check_sequences, listed
+from tl_localize.sequences import MemorizedSequence, check_sequences, as_list
 
 Report = Callable[[float], None]  # the fraction of the work that is done
 Progress = Callable[[float, str], None]  # and what is being done
@@ -90,7 +90,7 @@ class Localizer(ABC):
             batch_size: sequences side by side; by default as many as ``batch_tokens`` allow.
             progress: called with the fraction of the work done, from 0 to 1.
         """
-        sequences = listed(sequences)
+        sequences = as_list(sequences)
         check_sequences(model, sequences)
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size!r}. Leave it out for as many as fit.")

@@ -99,7 +99,7 @@ class IntegratedGradients(Localizer):
 
             def gradients(chunk: list[int], layer: int = layer, act: Tensor = act, rows: Tensor = rows) -> Tensor:
                 share = points[chunk, None, None].to(act.device)
-                if neurons.writes_unchanged(layer):
+                if neurons.adds_output(layer):
                     # A run from the next layer: the neurons write a share of what they wrote, and d/d(a h) = W_out d/d(residual stream).
                     entering = clean.inputs.residual[layer + 1]
                     changed = (entering - (1 - share) * (act @ rows).float().to(entering.device)).to(entering.dtype).requires_grad_()
@@ -109,7 +109,7 @@ class IntegratedGradients(Localizer):
                     return (total.to(rows) @ rows.T).float()
                 changed = (share * act.float()).to(act.dtype).requires_grad_()
                 entering = clean.inputs.residual[layer].expand(len(chunk), -1, -1)
-                with attentions.from_layer(layer + 1), neurons.put(layer, changed):
+                with attentions.from_layer(layer + 1), neurons.patched(layer, changed):
                     gradient = probability_gradient(neurons, clean.above(layer, entering), batch, changed)
                 return torch.einsum("s,spn->pn", weights[chunk].to(gradient.device), gradient.float())[batch.positions]
 
@@ -127,7 +127,7 @@ class IntegratedGradients(Localizer):
 
                 def gradients(chunk: list[int], layer: int = layer, act: Tensor = act[i], i: int = i, position: int = position) -> Tensor:
                     values = (points[chunk, None].to(act.device) * act.float()).to(act.dtype).requires_grad_()
-                    with neurons.replaced(layer, torch.full((len(chunk),), position), values):
+                    with neurons.patched_at(layer, torch.full((len(chunk),), position), values):
                         resid = residual(neurons.model, batch.tokens[:, : position + 1].expand(len(chunk), -1))[:, -1]
                         probability = unembed(neurons.model, resid).softmax(-1)[:, batch.targets[i]]
                     (gradient,) = torch.autograd.grad(probability.sum(), values)

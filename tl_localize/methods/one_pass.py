@@ -2,7 +2,7 @@
 
 **From the layer up.** A change of layer l leaves everything below it as it was, so the residual stream that enters each layer is
 recorded once and a changed run starts at layer l. Where what a neuron writes, h_i v_i, is just added to the residual stream
-(``NeuronView.writes_unchanged``), a change of h by d changes what enters layer l + 1 by d W_out, and the run starts there.
+(``NeuronView.adds_output``), a change of h by d changes what enters layer l + 1 by d W_out, and the run starts there.
 
 **All positions in one pass.** Change the neurons of layer l at one position t only, and read the model at t. The positions before t
 do not see t and stay clean; those after t are not seen by t and do not matter. So the run at t differs from the clean one in nothing
@@ -197,7 +197,7 @@ def obstacle(neurons: NeuronView, n_tokens: int) -> str | None:
     return None
 
 
-def silencing_estimate(neurons: NeuronView, batch: SequenceBatch) -> Float[Tensor, "sequence layer neuron"]:
+def ablation_estimate(neurons: NeuronView, batch: SequenceBatch) -> Float[Tensor, "sequence layer neuron"]:
     """First-order rise of each sequence's memorization loss when a neuron is silenced, of all neurons from one forward and backward pass.
 
     Each neuron is multiplied by a gate of one; the gate's gradient is the sum over positions of h dloss/dh, and silencing moves it by -1.

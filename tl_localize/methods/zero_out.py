@@ -16,7 +16,7 @@ from torch import Tensor
 from tl_localize.losses import residual, unembed
 from tl_localize.batching import halving
 from tl_localize.methods.base import Localizer, Report
-from tl_localize.methods.one_pass import CleanRun, silencing_estimate
+from tl_localize.methods.one_pass import CleanRun, ablation_estimate
 from tl_localize.neurons import NeuronView
 from tl_localize.scores import NeuronScores, NeuronSet, check_ratio
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
@@ -75,7 +75,7 @@ class ZeroOut(Localizer):
         if self.screen is None:
             everything = torch.ones(neurons.n_layers, neurons.n_neurons, dtype=torch.bool)
             return self._exact(neurons, sequence, everything, torch.zeros_like(everything, dtype=torch.float32), report)
-        estimates = silencing_estimate(neurons, SequenceBatch.of([sequence], neurons.device))[0]
+        estimates = ablation_estimate(neurons, SequenceBatch.of([sequence], neurons.device))[0]
         count = max(1, round(self.screen * neurons.n_neurons))
         top = screened(estimates, lengths_written(neurons, sequence), count)
         lots = torch.rand(estimates.shape, generator=torch.Generator().manual_seed(self.seed)).masked_fill(top, -1.0)
@@ -120,7 +120,7 @@ class ZeroOut(Localizer):
         size = max(1, tokens // batch.tokens.shape[1])
 
         def losses(chunk: list[int]) -> Tensor:
-            if neurons.writes_unchanged(layer):
+            if neurons.adds_output(layer):
                 written = act.T[chunk][:, :, None] * rows[chunk][:, None, :]  # [neuron pos d_model]
                 entering = clean.inputs.residual[layer + 1]
                 return token_losses(neurons, clean.above(layer + 1, entering - written.to(entering)), batch)
