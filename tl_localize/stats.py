@@ -99,3 +99,8 @@ def compare_with_reference(
                 }
             )
     return pd.DataFrame(rows)
+
+
+def styled(frame: pd.DataFrame, caption: str = "") -> str:
+    """HTML of a table, as pandas styles it."""
+    return frame.style.set_caption(caption).to_html()

@@ -203,7 +203,7 @@ class InjBenchmark(Benchmark[InjResults]):
         else:
             scores = [scores_of(needs[1], k, sequence.id) for k, sequence in enumerate(group.sequences)]
             frames = self._recalls(group, injection, task.label, scores, needs[1].value["seconds"])
-        return Record({"frame": [], "truth": [], "assignment": [], **frames, "converged": bool(np.all(injection.converged))})
+        return Record({"frame": [], "truth": [], "assignment": [], **frames, "converged": bool(torch.as_tensor(injection.converged).all())})
 
     def inject(self, group: Group, progress: Report | None = None) -> Injection | JointInjection:
         """Train the rows of one group. It is trained alone: side by side with others it would differ in the last digits."""
