@@ -17,17 +17,16 @@ from jaxtyping import Float, Int, Integer
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
-from tl_localize.html import card
-from tl_localize.losses import unembed
 from tl_localize.batching import bytes_to_keep, halving, tokens_that_fit
+from tl_localize.execution.store import digest_of, environment, prepare_folder, write_json, write_text
+from tl_localize.losses import unembed
 from tl_localize.methods import METHODS, RandomBaseline
 from tl_localize.methods.base import Method, Progress, check_methods, check_scores, label_methods
 from tl_localize.metrics import Decode, decoder
 from tl_localize.neurons import LanguageModel, NeuronView, Real, as_tensor, model_name
 from tl_localize.scores import NeuronScores, NeuronSet, check_ratio, load_tensors, save_tensors
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
-from tl_localize.stats import compare_with_reference, mean_and_error, paired_test, summarize, with_error
-from tl_localize.execution.store import digest_of, environment, prepare_folder, write_json, write_text
+from tl_localize.stats import compare_with_reference, mean_and_error, paired_test, styled, summarize, with_error
 
 INTERVENTIONS = ("zero", "mean", "resample")
 
@@ -530,7 +529,7 @@ class DelResults:
     def _repr_html_(self) -> str:
         if not len(self.frame):
             return f"<div>{self!r}</div>"
-        return card(f"{self!r}: after minus before, mean \u00b1 standard error over targets", self.table().to_html())
+        return styled(self.table(), f"{self!r}: after minus before, mean \u00b1 standard error over targets")
 
     def summary(self) -> pd.DataFrame:
         """Mean and standard error over targets: model, intervention, method, ratio, metric, mean, standard_error, n."""

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from tl_localize.html import card
+from tl_localize.execution.store import environment, prepare_folder, write_json, write_text
 from tl_localize.injection import Injection, JointInjection, draw_sets, inject, inject_together
 from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.methods.base import Method, Progress, Report, check_methods, check_scores, label_methods
@@ -26,8 +26,7 @@ from tl_localize.metrics import accuracy
 from tl_localize.neurons import LanguageModel, NeuronView, Real, model_name
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, check_sequences
-from tl_localize.stats import compare_with_reference, paired_test, with_error
-from tl_localize.execution.store import environment, prepare_folder, write_json, write_text
+from tl_localize.stats import compare_with_reference, paired_test, styled, with_error
 
 Rows = list[dict[str, Any]]
 
@@ -392,7 +391,7 @@ class InjResults:
         if not len(self.frame):
             return f"<div>{self!r}</div>"
         unit = "own / others' rows" if self.distractors else "recall of the injected rows"
-        return card(f"{self!r}: {unit} in percent, mean \u00b1 standard error", self.table().to_html())
+        return styled(self.table(), f"{self!r}: {unit} in percent, mean \u00b1 standard error")
 
     def joined(self, other: InjResults) -> InjResults:
         """These results and one more piece of the same run."""
