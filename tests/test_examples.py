@@ -1,6 +1,6 @@
 """Every name on the API page has an example in its docstring, and every example runs, but for the call that starts a Ray cluster.
 
-An example has these names ready: those of the package and of the module that it is in, ``torch``, ``np``, ``pd``, ``Path``, a ``model``, one
+An example has these names ready: those of the package and of its own module, ``torch``, ``np``, ``pd``, ``Path``, a ``model``, one
 ``sequence`` that it recites, a ``few`` of them, general ``text`` [1 pos], and an empty ``folder``.
 """
 
