@@ -42,7 +42,7 @@ from tl_localize.cli.running import (
 from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.models import REFERENCE_MODELS, load_model
 from tl_localize.report.paper import paper_settings
-from tl_localize.report.figures import own_against_foreign, recall_curve, save_figure
+from tl_localize.report.figures import target_against_distractors, recall_curve, save_figure
 from tl_localize.reference import N_DEV, inj_sequences
 from tl_localize.runs import InjRun, inj_results
 from tl_localize.execution.store import Store, prepare_folder
@@ -149,7 +149,7 @@ def publish_inj(store: Store, folder: Path) -> None:
     try:
         save_figure(recall_curve(results), folder, "inj_recall_curve")
         if results.distractors:
-            save_figure(own_against_foreign(results), folder, "inj_own_against_foreign")
+            save_figure(target_against_distractors(results), folder, "inj_own_against_foreign")
     except ImportError as error:
         say(str(error))
     typer.echo("\nRecall in percent, mean ± standard error over sentences; 1x, 2x, 5x: top share of each layer over the injected share\n")

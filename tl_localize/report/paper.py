@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-TITLES = {  # of methods, in tables and figures
+TITLES = {  # of methods, in tables and figures; to be built from METHODS' titles and true_rows
     "hard_concrete": "Hard Concrete",
     "slimming": "Slimming",
     "zero_out": "Zero-Out",
@@ -23,6 +23,15 @@ TITLES = {  # of methods, in tables and figures
     "row_norm": "RowNorm (control: never reads the sentence)",
     "true_rows": "the true rows (the best that can be done)",
 }
+
+
+def short_title(method: object) -> str:
+    """A method's title without what stands in brackets, for a legend or the head of a column; other names as they are.
+
+    >>> short_title("attribution"), short_title("mine")
+    ('Attribution', 'mine')
+    """
+    return TITLES.get(str(method), str(method)).split(" (")[0]
 
 
 def published(table: str, model: str | None = None) -> pd.DataFrame:
@@ -37,7 +46,6 @@ def published(table: str, model: str | None = None) -> pd.DataFrame:
     Raises:
         ValueError: an unknown table.
 
-    >>> from tl_localize.report.paper import published
     >>> published("inj", "gpt2")[["setting", "method", "metric", "value"]].head(2)
       setting         method       metric  value
     0    0.01  hard_concrete  recall@0.01  0.495
@@ -56,13 +64,10 @@ def paper_settings(model: str, benchmark: Literal["inj", "del"], ratio: float | 
     Args:
         ratio: of the injection; at a ratio the paper does not have, the settings of the nearest one.
 
-    >>> from tl_localize import Slimming
-    >>> from tl_localize.report.paper import paper_settings
     >>> Slimming(**paper_settings("gpt2", "inj", ratio=0.01)["slimming"])
     Slimming(learning_rate=0.005, sparsity_weight=15000.0, steps=4000, stop_sparsity=0.2, first_layer=0)
     """
-    record = json.loads((files("tl_localize") / "data" / "paper_settings.json").read_text(encoding="utf-8"))
-    settings: dict[str, Any] = record[benchmark].get(paper_model(model), {})
+    settings: dict[str, Any] = _hyperparameters()[benchmark].get(paper_model(model), {})
     if benchmark == "inj" and settings:
         return settings["0.001" if ratio is not None and ratio < 0.003 else "0.01"]
     return settings
@@ -71,17 +76,19 @@ def paper_settings(model: str, benchmark: Literal["inj", "del"], ratio: float | 
 def paper_grids() -> dict[str, dict[str, list[Any]]]:
     """The values that the authors searched, by method name and setting.
 
-    >>> from tl_localize.report.paper import paper_grids
     >>> paper_grids()["slimming"]
     {'learning_rate': [0.01, 0.005, 0.001], 'sparsity_weight': [30000.0, 10000.0, 5000.0, 1000.0]}
     """
-    return json.loads((files("tl_localize") / "data" / "paper_settings.json").read_text(encoding="utf-8"))["grids"]
+    return _hyperparameters()["grids"]
+
+
+def _hyperparameters() -> dict[str, Any]:
+    return json.loads((files("tl_localize") / "data" / "paper_settings.json").read_text(encoding="utf-8"))
 
 
 def paper_model(name: str) -> str:
     """A model's name, or its directory's, as the published tables spell it; other names as they are.
 
-    >>> from tl_localize.report.paper import paper_model
     >>> paper_model("EleutherAI/pythia-2.8b-deduped-v0"), paper_model("models/gpt2-xl/"), paper_model("gpt2-small")
     ('pythia-2.8b-deduped', 'gpt2-xl', 'gpt2')
     """
@@ -90,11 +97,11 @@ def paper_model(name: str) -> str:
 
 
 def settings_source(model: str, benchmark: Literal["inj", "del"]) -> str:
-    """Whose settings ``paper_settings`` has for a model, for a reader.
+    """Where a model's settings come from, as text: the paper or our defaults.
 
-    >>> from tl_localize.report.paper import settings_source
     >>> settings_source("models/gpt2-xl", "del")
     "the paper's for gpt2-xl"
     """
-    known = paper_settings(model, benchmark)
-    return f"the paper's for {paper_model(model)}" if known else f"the defaults, for the paper has none for {Path(model).absolute().name}"
+    if paper_settings(model, benchmark):
+        return f"the paper's for {paper_model(model)}"
+    return f"the defaults, for the paper has none for {Path(model).absolute().name}"
