@@ -64,11 +64,7 @@ class Localizer(ABC):
         return next(self.map(model, [sequence]))
 
     def map(
-        self,
-        model: LanguageModel,
-        sequences: Sequence[MemorizedSequence],
-        batch_size: int | None = None,
-        progress: Report | None = None,
+        self, model: LanguageModel, sequences: Sequence[MemorizedSequence], batch_size: int | None = None, progress: Report | None = None
     ) -> Iterator[NeuronScores]:
         """Score every neuron for each sequence, in order: the same numbers as one call each, in batches where that is faster.
 
