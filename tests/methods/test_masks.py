@@ -15,9 +15,7 @@ from tl_localize.sequences import SequenceBatch
 SETTINGS: dict[str, Any] = {"learning_rate": 0.02, "sparsity_weight": 30.0, "steps": 40}
 
 
-def train(
-    model: Any, sequences: Any, stop_sparsity: float = 0.0, size: int = 9, **settings: Any
-) -> tuple[list[torch.Tensor], list[int]]:
+def train(model: Any, sequences: Any, stop_sparsity: float = 0.0, size: int = 9, **settings: Any) -> tuple[list[torch.Tensor], list[int]]:
     """Masks over all neurons, and the number of masks in each forward pass."""
     view = NeuronView(model)
     batches: list[int] = []
