@@ -47,6 +47,7 @@ class HardConcrete(Localizer):
     name: ClassVar[str] = "hard_concrete"
     title: ClassVar[str] = "Hard Concrete"
     by_layer: ClassVar[bool] = False  # the masks of all layers are trained together
+    chunk: ClassVar[int] = 16
     learning_rate: Real = 1e-3
     sparsity_weight: Real = 30.0
     steps: int = 150

@@ -37,6 +37,7 @@ class Slimming(Localizer):
     name: ClassVar[str] = "slimming"
     title: ClassVar[str] = "Slimming"
     by_layer: ClassVar[bool] = False  # the masks of all layers are trained together
+    chunk: ClassVar[int] = 16
     learning_rate: Real = 1e-2
     sparsity_weight: Real = 1000.0
     steps: int = 60

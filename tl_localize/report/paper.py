@@ -12,15 +12,10 @@ from typing import Any, Literal
 
 import pandas as pd
 
-TITLES = {  # of methods, in tables and figures; to be built from METHODS' titles and true_rows
-    "hard_concrete": "Hard Concrete",
-    "slimming": "Slimming",
-    "zero_out": "Zero-Out",
-    "integrated_gradients": "Integrated Gradients",
-    "attribution": "Attribution (not the paper's)",
-    "activations": "Activations",
-    "random": "Random",
-    "row_norm": "RowNorm (control: never reads the sentence)",
+from tl_localize.methods import METHODS
+
+TITLES = {  # in tables and figures
+    **{name: method.title for name, method in METHODS.items()},
     "true_rows": "the true rows (the best that can be done)",
 }
 
