@@ -31,14 +31,14 @@ from tl_localize.collect import (
     perplexity_split,
     token_windows,
 )
+from tl_localize.execution.store import Store, Unit, prepare_folder, write_text
 from tl_localize.models import REFERENCE_MODELS, load_model
 from tl_localize.neurons import LanguageModel
 from tl_localize.readers import TOKEN_SUFFIXES, read_jsonl
 from tl_localize.reference import N_DEV, changed_texts, general_texts, held_out_tokens, load_planted, reference_stream
+from tl_localize.report.tables import save_table, to_markdown
 from tl_localize.runs import CollectRun, Corpus, Search, collected
 from tl_localize.scores import save_tensors
-from tl_localize.execution.store import Store, Unit, prepare_folder, write_text
-from tl_localize.report.tables import save_table, to_markdown
 
 PAPER = Criteria()
 GENERAL = "general.safetensors"  # in a collection's folder: text for the perplexity

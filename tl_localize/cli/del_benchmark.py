@@ -44,19 +44,19 @@ from tl_localize.cli.running import (
 )
 from tl_localize.collect import check_draw, load_collection
 from tl_localize.evals.del_benchmark import INTERVENTIONS, DelBenchmark, check_by_layer, check_selects
+from tl_localize.evals.tuning import read_settings
+from tl_localize.execution.store import Store, nearest, prepare_folder, write_text
 from tl_localize.methods import METHODS, Localizer
 from tl_localize.models import REFERENCE_MODELS, load_model
 from tl_localize.neurons import LanguageModel
-from tl_localize.report.paper import paper_settings
-from tl_localize.report.figures import del_figures, save_figure
 from tl_localize.readers import TOKEN_SUFFIXES, memorized_sequences, read_manual, read_tokens
 from tl_localize.reference import N_DEV, held_out_tokens
+from tl_localize.report.figures import del_figures, save_figure
+from tl_localize.report.paper import paper_settings
+from tl_localize.report.tables import DEL_CAPTIONS, del_tables, save_table, single_layer_table, to_markdown
 from tl_localize.runs import CollectRun, DelRun, del_results, single_layer_frames
 from tl_localize.scores import save_tensors
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.execution.store import Store, nearest, prepare_folder, write_text
-from tl_localize.report.tables import DEL_CAPTIONS, del_tables, save_table, single_layer_table, to_markdown
-from tl_localize.evals.tuning import read_settings
 
 PAPER_RATIOS = (0.001, 0.005)
 REFERENCE_RATIOS = (0.02, 0.1)  # of a small model's layers the paper's shares are too few neurons to make it forget anything

@@ -15,11 +15,11 @@ from tl_localize.cli.options import errors_explained
 from tl_localize.cli.tune import publish_tune
 from tl_localize.collect import Sifted, merged
 from tl_localize.evals.inj_benchmark import TRUE_ROWS
+from tl_localize.execution.store import Record, Store, Unit
+from tl_localize.report.tables import to_markdown
 from tl_localize.runs import collected, status
 from tl_localize.runs.del_run import BY_LAYER
 from tl_localize.runs.folder import planned, works
-from tl_localize.execution.store import Record, Store, Unit
-from tl_localize.report.tables import to_markdown
 
 Folder = Annotated[Path, typer.Argument(help="Results folder of tl-localize inj, del, tune or collect.")]
 

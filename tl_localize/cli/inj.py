@@ -40,14 +40,14 @@ from tl_localize.cli.running import (
     work,
 )
 from tl_localize.evals.inj_benchmark import InjBenchmark
-from tl_localize.models import REFERENCE_MODELS, load_model
-from tl_localize.report.paper import paper_settings
-from tl_localize.report.figures import target_against_distractors, recall_curve, save_figure
-from tl_localize.reference import N_DEV, inj_sequences
-from tl_localize.runs import InjRun, inj_results
-from tl_localize.execution.store import Store, prepare_folder
-from tl_localize.report.tables import inj_tables, save_table, to_markdown
 from tl_localize.evals.tuning import read_settings
+from tl_localize.execution.store import Store, prepare_folder
+from tl_localize.models import REFERENCE_MODELS, load_model
+from tl_localize.reference import N_DEV, inj_sequences
+from tl_localize.report.figures import recall_curve, save_figure, target_against_distractors
+from tl_localize.report.paper import paper_settings
+from tl_localize.report.tables import inj_tables, save_table, to_markdown
+from tl_localize.runs import InjRun, inj_results
 
 DEFAULT_SENTENCES = 6  # of the default run: as many as all methods get through within 10 minutes on 2 cores
 

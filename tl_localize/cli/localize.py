@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from tl_localize.cli.options import Device, Dtype, Model, Settings, bar, errors_explained, make_methods, parse_dtype, say
+from tl_localize.execution.store import prepare_folder
 from tl_localize.methods import METHODS
 from tl_localize.metrics import check_recited
 from tl_localize.models import load_model
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.execution.store import prepare_folder
 
 
 def localize(

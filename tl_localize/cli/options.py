@@ -15,12 +15,12 @@ import torch
 import typer
 from tqdm import tqdm
 
+from tl_localize.execution.store import nearest
 from tl_localize.methods import METHODS, Localizer
 from tl_localize.models import REFERENCE_MODELS
 from tl_localize.neurons import Real
 from tl_localize.report.paper import settings_source
 from tl_localize.scores import check_ratio
-from tl_localize.execution.store import nearest
 
 REFERENCE_RATIO = 0.03  # at which injections into the small reference models converge; the paper's 1 % and 0.1 % otherwise
 

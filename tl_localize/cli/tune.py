@@ -56,15 +56,15 @@ from tl_localize.cli.running import (
 )
 from tl_localize.evals.del_benchmark import DelBenchmark
 from tl_localize.evals.inj_benchmark import InjBenchmark, InjResults
+from tl_localize.evals.tuning import expand, method_of, rank_del, rank_inj, read_grids, write_settings
+from tl_localize.execution.store import Store, digest_of, nearest, prepare_folder, write_text
 from tl_localize.models import load_model
 from tl_localize.neurons import LanguageModel
-from tl_localize.report.paper import paper_grids, paper_settings
 from tl_localize.reference import N_DEV, inj_sequences
+from tl_localize.report.paper import paper_grids, paper_settings
+from tl_localize.report.tables import save_table, to_markdown
 from tl_localize.runs import DelRun, InjRun, del_results, inj_results
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.execution.store import Store, digest_of, nearest, prepare_folder, write_text
-from tl_localize.report.tables import save_table, to_markdown
-from tl_localize.evals.tuning import expand, method_of, rank_del, rank_inj, read_grids, write_settings
 
 
 def tune(
