@@ -18,6 +18,15 @@ REFERENCE_MODELS = ("reference-gpt2", "reference-pythia")
 LOGITS_TOLERANCE = 1e-4  # of a converted model against transformers, float32
 
 
+def is_reference(name: str | Path) -> bool:
+    """Whether a name is that of a shipped reference model.
+
+    >>> is_reference("reference"), is_reference("gpt2")
+    (True, False)
+    """
+    return str(name) in ("reference", *REFERENCE_MODELS)
+
+
 def load_model(name_or_path: str | Path, device: str | torch.device | None = None, dtype: torch.dtype = torch.float32) -> Any:
     """A HookedTransformer with unprocessed weights, in eval mode, that never adds BOS by itself.
 
@@ -41,7 +50,7 @@ def load_model(name_or_path: str | Path, device: str | torch.device | None = Non
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"dtype must be a floating-point torch dtype, got {dtype!r}. Write torch.float32.")
     name = str(name_or_path)
-    if name in ("reference", *REFERENCE_MODELS):
+    if is_reference(name):
         name = REFERENCE_MODELS[0] if name == "reference" else name
         return _load_directory(Path(str(files("tl_localize") / "data" / name)), device, dtype)
     if Path(name).is_dir():
