@@ -26,11 +26,11 @@ RATIO, LEARNING_RATE = 0.03, 0.003
 def recalls(model, sequence):
     """[(ranking, share)] -> part of the exact top of each layer that the screen takes."""
     from tl_localize import Attribution, NeuronSet, ZeroOut
-    from tl_localize.methods.zero_out import lengths_written, screened
+    from tl_localize.methods.zero_out import output_norms, screened
     from tl_localize.neurons import NeuronView
 
     truth = ZeroOut()(model, sequence).top_k(TOP)
-    estimates, lengths = Attribution()(model, sequence).values, lengths_written(NeuronView(model), sequence)
+    estimates, lengths = Attribution()(model, sequence).values, output_norms(NeuronView(model), sequence)
     kept = {}
     for share in SHARES:
         count = round(share * estimates.shape[1])

@@ -1,10 +1,13 @@
-"""Every name on the API page has an example in its docstring, and every example runs, but for the call that starts a Ray cluster."""
+"""Every name on the API page has an example in its docstring, and every example runs, but for the call that starts a Ray cluster.
+
+An example has these names ready: those of the package and of its own module, ``torch``, ``np``, ``pd``, ``Path``, a ``model``, one
+``sequence`` that it recites, a ``few`` of them, general ``text`` [1 pos], and an empty ``folder``.
+"""
 
 from __future__ import annotations
 
 import ast
 import doctest
-import functools
 import importlib
 import inspect
 import json
@@ -13,74 +16,66 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
 
 import tl_localize
 
 ROOT = Path(__file__).resolve().parents[1]
 API = ROOT / "docs" / "api.md"
-PARSER = doctest.DocTestParser()
+MODULES = [importlib.import_module(found.name) for found in pkgutil.walk_packages(tl_localize.__path__, "tl_localize.")]
 
 
-def examples() -> dict[str, doctest.DocTest]:
-    """The examples of all functions and classes of the package, by their full name."""
-    found: dict[str, doctest.DocTest] = {}
-    for module in pkgutil.walk_packages(tl_localize.__path__, "tl_localize."):
-        if module.name.endswith("__main__"):
-            continue
-        for name, thing in vars(importlib.import_module(module.name)).items():
-            doc = getattr(thing, "__doc__", None) if getattr(thing, "__module__", None) == module.name else None
-            if isinstance(doc, str) and ">>>" in doc:
-                found[f"{module.name}.{name}"] = PARSER.get_doctest(doc, {}, name, module.name, 0)
-    return found
+def defined(module: Any) -> dict[str, Any]:
+    """Functions and classes that are written in a module, by name."""
+    things = {name: thing for name, thing in vars(module).items() if inspect.isfunction(thing) or inspect.isclass(thing)}
+    return {name: thing for name, thing in things.items() if thing.__module__ == module.__name__}
 
 
 def documented() -> dict[str, Any]:
-    """Every name on the API page; of a module, its public functions and classes."""
+    """Every name on the API page; of a module, its public functions and classes, of a package those of its ``__all__``."""
     found: dict[str, Any] = {}
     for name in re.findall(r"^::: (\S+)", API.read_text(encoding="utf-8"), re.MULTILINE):
         thing = pkgutil.resolve_name(name)
-        if inspect.ismodule(thing):
-            own = {key: value for key, value in vars(thing).items() if getattr(value, "__module__", None) == name and key[0] != "_"}
-            found |= {f"{name}.{key}": value for key, value in own.items() if inspect.isfunction(value) or inspect.isclass(value)}
-        else:
-            found[name] = thing
-    return found
+        names = getattr(thing, "__all__", None) or [key for key in defined(thing) if key[0] != "_"] if inspect.ismodule(thing) else []
+        found |= {f"{name}.{key}": getattr(thing, key) for key in names} if names else {name: thing}
+    return {name: thing for name, thing in found.items() if callable(thing)}
 
 
-def own() -> set[str]:
-    """Names of all functions and classes of the package but for the commands."""
-    modules = [m.name for m in pkgutil.walk_packages(tl_localize.__path__, "tl_localize.") if not m.name.startswith("tl_localize.cli")]
-    things = [value for name in modules for value in vars(importlib.import_module(name)).values()]
-    things = [value for value in things if inspect.isfunction(value) or inspect.isclass(value)]
-    return {value.__name__ for value in things if value.__module__.startswith("tl_localize")}
+def full_name(thing: Any) -> str:
+    return f"{thing.__module__}.{thing.__qualname__}"
 
 
-EXAMPLES = examples()
-OWN = own()
+WRITTEN = {full_name(thing): (module, thing) for module in MODULES for thing in defined(module).values()}
+EXAMPLES = [name for name, (_, thing) in WRITTEN.items() if ">>>" in (thing.__doc__ or "")]
 DOCUMENTED = documented()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_model() -> Any:
-    """Examples load the reference model, as a reader would; here it is loaded once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tl_localize, "load_model", functools.cache(tl_localize.load_model))
-        yield
+@pytest.fixture(scope="session")
+def ready() -> dict[str, Any]:
+    from tl_localize.reference import held_out_tokens, reference_sequences
+
+    model = tl_localize.load_model("reference")
+    few = reference_sequences(model)[:3]
+    names = {name: getattr(tl_localize, name) for name in tl_localize.__all__} | {"torch": torch, "np": np, "pd": pd, "Path": Path}
+    return names | {"model": model, "sequence": few[0], "few": few, "text": held_out_tokens()[:1]}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example_runs(name: str) -> None:
+def test_example_runs(name: str, ready: dict[str, Any], tmp_path: Path) -> None:
+    module, thing = WRITTEN[name]
+    test = doctest.DocTestParser().get_doctest(thing.__doc__, vars(module) | ready | {"folder": tmp_path}, name, None, 0)
     report: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    runner.run(EXAMPLES[name], out=report.append)
+    runner.run(test, out=report.append)
     assert runner.tries and not runner.failures, "".join(report)
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_name_on_the_api_page_has_an_example(name: str) -> None:
-    thing = DOCUMENTED[name]
-    assert f"{thing.__module__}.{thing.__qualname__}" in EXAMPLES, f"{name} has no example"
+    assert full_name(DOCUMENTED[name]) in EXAMPLES, f"{name} has no example"
 
 
 # What the page must hold
@@ -112,14 +107,9 @@ def sources() -> tuple[dict[str, str], dict[str, str]]:
 PROSE, CODE = sources()
 
 
-def full_name(thing: Any) -> str:
-    return f"{thing.__module__}.{thing.__qualname__}"
-
-
 def test_every_public_name_is_on_the_api_page() -> None:
-    import tl_localize.runs
-
-    things = [getattr(module, name) for module in (tl_localize, tl_localize.runs) for name in module.__all__ if name != "METHODS"]
+    rooms = [tl_localize, *(module for module in MODULES if hasattr(module, "__all__"))]
+    things = [getattr(room, name) for room in rooms for name in room.__all__ if callable(getattr(room, name))]
     assert {full_name(thing) for thing in things} - {full_name(thing) for thing in DOCUMENTED.values()} == set()
 
 
@@ -133,5 +123,6 @@ def test_what_users_are_told_to_import_is_on_the_api_page(place: str) -> None:
 def test_what_users_are_sent_to_is_on_the_api_page(place: str) -> None:
     """A class or function in backticks, unless it is a plain word, which may mean something else."""
     known = {name.rpartition(".")[2] for name in DOCUMENTED}
+    own = {name.rpartition(".")[2] for name in WRITTEN if not name.startswith("tl_localize.cli")}
     named = set(re.findall(r"`(?:[a-z_]+\.)*([a-z]+_\w+|[A-Z]\w+)(?:\([^`]*\))?`", PROSE[place]))
-    assert sorted(named & OWN - known) == []
+    assert sorted(named & own - known) == []

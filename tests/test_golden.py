@@ -1,4 +1,4 @@
-"""Agreement with the authors' own code on a tiny model (see golden/README.md beside the repository)."""
+"""Agreement with the authors' own code on a tiny model (see golden/README.md)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tl_localize import (
     perplexity,
     perplexity_base2,
 )
-from tl_localize.methods import gates, hard_concrete, slimming
+from tl_localize.methods import hard_concrete, masks, slimming
 from tl_localize.methods.masks import train_masks
 from tl_localize.sequences import SequenceBatch
 
@@ -119,7 +119,7 @@ def trained(model: Any, targets: Any) -> Any:
             return train_masks(neurons, batch, start, gate, term, **settings)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(gates, "memorization_loss", loss)
+            patch.setattr(masks, "memorization_loss", loss)
             patch.setattr(slimming, "train_masks", train)
             patch.setattr(hard_concrete, "train_masks", train)
             tuned = replace(method, first_layer=SETTINGS[setting][1])

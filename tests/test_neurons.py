@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tl_localize.neurons import NeuronView, post_hook_name, record_neurons, patch_neurons_at, scale_neurons, zero_neurons
+from tl_localize.neurons import NeuronView, patch_neurons_at, post_hook_name, record_neurons, scale_neurons, zero_neurons
 
 ACT = torch.arange(12.0).reshape(2, 2, 3) + 1
 

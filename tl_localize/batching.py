@@ -1,4 +1,4 @@
-"""Batches that fit into memory: a first guess, and half of it when the guess was wrong."""
+"""Batch sizes that fit into memory, and the minimization of many independent problems in batches."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
-from tl_localize.neurons import NeuronView
+from tl_localize.neurons import NeuronView, Real, check_count
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Advance = Callable[[tuple[int, ...], list[Tensor], int], tuple[Sequence[Tensor], dict[int, Result]]]
 
 CPU_BYTES = 2**30  # working memory of one batch; more is not faster on a CPU
-CUDA_SHARE = 0.5  # of the memory that is free
-CUDA_SHARE_KEPT = 0.25  # the same, for what is kept from one pass to the next
+CUDA_SHARE = 0.5  # share of the free memory that one batch may take
+CUDA_SHARE_KEPT = 0.25  # share for what is kept from one pass to the next
 MAX_TOKENS = {"cpu": 4096, "cuda": 131072}
 
 
@@ -29,7 +31,19 @@ def tokens_that_fit(neurons: NeuronView) -> int:
     if device.type != "cuda":
         return int(min(max(CPU_BYTES / (4 * floats), 256), MAX_TOKENS.get(device.type, 4096)))
     tokens = min(max(CUDA_SHARE * free_on_cuda(device) / (4 * floats), 256), MAX_TOKENS["cuda"])
-    return 2 ** int(math.log2(tokens))  # the same from run to run, as far as can be: the size of a batch decides on last digits
+    return 2 ** int(math.log2(tokens))  # a power of two is mostly the same in every run; the batch size changes the last digits
+
+
+def rows_that_fit(neurons: NeuronView, length: int, batch_size: int | None = None, batch_tokens: int | None = None) -> int:
+    """Sequences of a length in one forward pass: ``batch_size``, or as many as ``batch_tokens`` or the memory allow.
+
+    Raises:
+        ValueError: batch_size is not a whole number from 1 on.
+    """
+    if batch_size is not None:
+        check_count(batch_size=batch_size)
+        return batch_size
+    return max(1, (batch_tokens or tokens_that_fit(neurons)) // length)
 
 
 def bytes_to_keep(neurons: NeuronView) -> int:
@@ -38,52 +52,73 @@ def bytes_to_keep(neurons: NeuronView) -> int:
 
 
 def free_on_cuda(device: torch.device) -> int:
-    """Bytes of a card that no tensor holds: what the driver calls free, and what torch keeps in reserve."""
+    """Free bytes of a GPU: what the driver calls free, and what torch keeps in reserve."""
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def peak_bytes(neurons: NeuronView, method: str, *, n_tokens: int, n_targets: int, length: int, n_rows: int = 0) -> int:
-    """Bound on the memory beyond the weights that one forward pass of a method, or of ``"inject"``, takes, in bytes.
+def minimize(
+    neurons: NeuronView,
+    n: int,
+    size: int,
+    begin: Callable[[list[int]], tuple[list[Tensor], Advance[Result]]],
+    *,
+    learning_rate: Real,
+    max_steps: int,
+    report: Callable[[float], None] = lambda fraction: None,
+) -> Iterator[Result]:
+    """Minimize problems 0 to n - 1 by Adam (torch.optim.Adam), up to ``size`` in one batch; yields their results in order.
 
-    In numbers of 4 bytes (each method's docstring says the same): L layers of f neurons, width d, h heads, V words; a pass over B tokens
-    in sequences of n, T of them with a loss:
-
-        activations                            B (L f + 5 f + 8 d + 5 h n)
-        zero_out                               B (5 f + 8 d + 5 h n) + n (L f + L d + d) + 3 T V
-        attribution, integrated_gradients      B L (5 f + 10 d + 4 h n) + 4 T V
-        slimming, hard_concrete                the same + 16 L f B / n: masks, noise, gradients and Adam's state
-        inject                                 the same + 8 r d B / n for r trained rows; T is nearly B
-
-    Losses, masks and logits are float32 in any model. ``zero_out`` unembeds its targets in blocks, of which T is the size. Measured peaks
-    are between a fifth of this and all of it (benchmarks/test_cost_table.py).
+    Adam works entry by entry, so a problem's result does not depend on the other problems of its batch, up to rounding. A problem leaves
+    the batch at its own stop, and the next batch starts when all have stopped. When memory runs out, the batch begins anew with half of
+    its problems, with one warning.
 
     Args:
-        method: the method's ``name``.
-        n_tokens, n_targets: B and T, of one pass.
-        length: n, of the longest sequence.
-        n_rows: r, of W_out, that are trained for one sequence.
-
-    >>> from tl_localize import load_model
-    >>> from tl_localize.batching import peak_bytes
-    >>> from tl_localize.neurons import NeuronView
-    >>> view = NeuronView(load_model("reference"))
-    >>> sizes = dict(n_tokens=80, n_targets=48, length=80)  # one sequence of 80 tokens
-    >>> [peak_bytes(view, name, **sizes) // 2**20 for name in ("activations", "hard_concrete")]  # MiB
-    [6, 24]
+        begin: numbers of the problems of a batch -> the first values of their parameters, new tensors [batch ...], and ``advance``.
+            ``advance(numbers, parameters, step)`` gets the numbers of the unfinished problems, their parameters and the updates so far. It
+            returns the results of those that are now finished, and the gradients of the parameters (none if all are finished).
+        max_steps: updates of each problem at most; ``report`` needs it, and gets the fraction of the work that is done.
+    Raises:
+        torch.OutOfMemoryError: one problem alone does not fit.
     """
-    cfg = neurons.model.cfg
-    layers, f, d, attention = neurons.n_layers, neurons.n_neurons, cfg.d_model, cfg.n_heads * length
-    forward, backward = 5 * f + 8 * d + 5 * attention, layers * (5 * f + 10 * d + 4 * attention)
-    if method == "activations":
-        floats = n_tokens * (layers * f + forward)
-    elif method == "zero_out":
-        floats = n_tokens * forward + length * (layers * f + layers * d + d) + 3 * n_targets * cfg.d_vocab
-    else:
-        floats = n_tokens * backward + 4 * n_targets * cfg.d_vocab
-        if method in ("slimming", "hard_concrete"):
-            floats += 16 * layers * f * n_tokens // length
-        floats += 8 * n_rows * d * n_tokens // length
-    return 4 * floats
+    share = 0.0
+
+    def solve(batch: list[int]) -> list[Result]:
+        nonlocal share
+        results: dict[int, Result] = {}
+        with torch.inference_mode(False), torch.enable_grad(), neurons.lean():  # whatever mode the caller is in
+            parameters, advance = begin(batch)
+            adam = torch.optim.Adam([values.requires_grad_() for values in parameters], lr=float(learning_rate))
+            left, step = tuple(batch), 0
+            while left:
+                parameters: list[Tensor] = adam.param_groups[0]["params"]
+                gradients, finished = advance(left, parameters, step)
+                results |= finished
+                for parameter, gradient in zip(parameters, gradients, strict=bool(gradients)):
+                    parameter.grad = gradient
+                if gradients:
+                    adam.step()
+                step += 1
+                if finished:
+                    keep = [i for i, number in enumerate(left) if number not in finished]
+                    _keep(adam, torch.tensor(keep, dtype=torch.long, device=neurons.device))
+                    left = tuple(left[i] for i in keep)
+                share = max(share, (batch[0] + len(results) + len(left) * step / max_steps) / n)
+                report(share)
+        return [results[number] for number in batch]
+
+    for _, results in halving(solve, range(n), size):
+        yield from results
+
+
+@torch.no_grad()
+def _keep(adam: torch.optim.Adam, index: Tensor) -> None:
+    """Go on with the given problems only: parameters and Adam's state are sliced."""
+    kept: list[Tensor] = []
+    for parameter in adam.param_groups[0]["params"]:
+        state = adam.state.pop(parameter, {})
+        kept.append(parameter.detach()[index].requires_grad_())
+        adam.state[kept[-1]] = {name: value[index] if value.ndim else value for name, value in state.items()}
+    adam.param_groups[0]["params"] = kept
 
 
 def halving(work: Callable[[list[Item]], Result], items: Sequence[Item], size: int) -> Iterator[tuple[list[Item], Result]]:
@@ -104,27 +139,17 @@ def halving(work: Callable[[list[Item]], Result], items: Sequence[Item], size: i
             yield batch, result
             start += len(batch)
             continue
-        # Outside the except block, where the traceback no longer holds the tensors that are to be freed.
+        # Outside the except block, because there the traceback still holds the tensors.
         size = len(batch) // 2
-        free()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
         if not warned:
-            warn_halved(len(batch))
+            warnings.warn(f"Out of memory with a batch of {len(batch)}: going on with {size}.", RuntimeWarning, stacklevel=2)
             warned = True
 
 
-def free() -> None:
-    """Give back what a failed pass held."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-def warn_halved(n: int) -> None:
-    """Say that a batch of n did not fit."""
-    warnings.warn(f"Out of memory with a batch of {n}: going on with {n // 2}.", RuntimeWarning, stacklevel=3)
-
-
 def out_of_memory(error: BaseException) -> bool:
-    """True for CUDA's and the CPU allocator's ways to say that memory ran out."""
+    """True for the errors by which CUDA and the CPU allocator report that memory ran out."""
     signs = ("out of memory", "can't allocate memory", "alloc_failed")  # the last is CUBLAS's and CUDNN's
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(sign in str(error).lower() for sign in signs)

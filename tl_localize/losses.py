@@ -1,4 +1,4 @@
-"""Differentiable losses of a model as it is at that moment, hooks and injections included."""
+"""Differentiable losses of a model in its present state, hooks and injections included."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ def target_logits(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, "
 
 
 def loss_scale(model: LanguageModel) -> float:
-    """What a loss is multiplied by, and its gradient divided by, on the way through the model: 1, but 4096 in float16.
+    """Factor of a loss before the backward pass, by which the gradient is divided afterwards: 4096 in float16, otherwise 1.
 
-    There the gradient of a well recited text, of which little is left to lose, would be below the smallest numbers. A power of two
-    changes no digit.
+    In float16 the gradient of a well recited text would be below the smallest numbers. A power of two changes no digit.
     """
     return 4096.0 if next(iter(model.parameters())).dtype == torch.float16 else 1.0
 
@@ -47,11 +46,6 @@ def memorization_loss(model: LanguageModel, batch: SequenceBatch) -> Float[Tenso
     Returns: [batch] nats per suffix token, on the model's device.
     Raises:  ValueError: the batch is on another device.
 
-    >>> from tl_localize import memorization_loss, load_model
-    >>> from tl_localize.reference import reference_sequences
-    >>> model = load_model("reference")
-    >>> sequence = reference_sequences(model)[0]
-    >>> from tl_localize.sequences import SequenceBatch
     >>> bool(memorization_loss(model, SequenceBatch.of([sequence], model.cfg.device)) < 0.1)
     True
     """

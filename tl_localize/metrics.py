@@ -1,8 +1,9 @@
-"""Reported measures of a model as it is at that moment, hooks and injections included. No gradients."""
+"""Measures of a model in its present state, hooks and injections included. No gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,30 +12,29 @@ from jaxtyping import Float, Int, Integer
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
+from tl_localize.batching import halving, rows_that_fit
 from tl_localize.losses import residual, target_logits, unembed
-from tl_localize.batching import halving, tokens_that_fit
 from tl_localize.neurons import LanguageModel, NeuronView, Real, check_model
-from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
+from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences, check_tokens
 
 Decode = Callable[[list[int]], str]
 
 
-@torch.no_grad()
 def predicted_suffixes(
     model: LanguageModel, sequences: Sequence[MemorizedSequence], batch_size: int | None = None
 ) -> Iterator[Int[Tensor, " suffix"]]:
     """Teacher-forced argmax of each suffix token, sequence by sequence (eq. 1 of the paper)."""
     check_sequences(model, sequences)
     view = NeuronView(model)
-    size = batch_size or max(1, tokens_that_fit(view) // max(map(len, sequences)))
 
     def predict(part: list[MemorizedSequence]) -> list[Tensor]:
         batch = SequenceBatch.of(part, view.device)
-        predicted = target_logits(model, batch).argmax(-1).cpu()
+        with torch.no_grad():
+            predicted = target_logits(model, batch).argmax(-1).cpu()
         return list(predicted.split([len(sequence) - sequence.n_prefix for sequence in part]))
 
-    for _, predicted in halving(predict, sequences, size):
-        yield from predicted
+    batches = halving(predict, sequences, rows_that_fit(view, max(map(len, sequences)), batch_size))
+    return chain.from_iterable(predicted for _, predicted in batches)
 
 
 def accuracy(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> Float[Tensor, " sequence"]:
@@ -44,28 +44,19 @@ def accuracy(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> Fl
     Returns: [sequence] fraction, float32 on the CPU.
     Raises:  ValueError: a sequence does not fit the model.
 
-    >>> from tl_localize import accuracy, load_model
-    >>> from tl_localize.reference import reference_sequences
-    >>> model = load_model("reference")
-    >>> sequence = reference_sequences(model)[0]
     >>> bool(accuracy(model, [sequence]) > 0.9)
     True
     """
-    check_sequences(model, sequences)
     predicted = predicted_suffixes(model, sequences)
     return torch.stack([(p == sequence.suffix).float().mean() for p, sequence in zip(predicted, sequences, strict=True)])
 
 
 def check_recited(model: LanguageModel, sequences: Sequence[MemorizedSequence], min_accuracy: Real = 0.9) -> None:
-    """Raise ValueError unless the model recites every sequence: where there is no memory, none can be located.
-
-    No method asks this by itself, since a sequence may be about to be injected.
+    """Raise ValueError unless the model recites every sequence. No method checks this itself, as a sequence may be injected later.
 
     Args:    min_accuracy: teacher-forced accuracy that counts as reciting, a fraction; 0.9 is the paper's (section 4.2).
     Raises:  ValueError: a sequence is not recited (the worst one is named), or does not fit the model.
 
-    >>> from tl_localize import MemorizedSequence, check_recited, load_model
-    >>> model = load_model("reference")
     >>> check_recited(model, [MemorizedSequence.from_text(model, "Two roads diverged", " in a yellow wood", id="Frost")])
     Traceback (most recent call last):
         ...
@@ -90,18 +81,14 @@ def levenshtein(model: LanguageModel, sequences: Sequence[MemorizedSequence], de
     Returns: [sequence] characters, float32 on the CPU.
     Raises:  ValueError: neither the model nor the caller brings a tokenizer.
 
-    >>> from tl_localize import levenshtein, load_model
-    >>> from tl_localize.reference import reference_sequences
-    >>> model = load_model("reference")
-    >>> sequence = reference_sequences(model)[0]
     >>> bool(levenshtein(model, [sequence]) < 20)
     True
     """
-    check_sequences(model, sequences)
+    predicted_tokens = predicted_suffixes(model, sequences)
     decode = decode or decoder(model)
     distances = [
         Levenshtein.distance(decode([*sequence.prefix.tolist(), *predicted.tolist()]), decode(sequence.tokens.tolist()))
-        for predicted, sequence in zip(predicted_suffixes(model, sequences), sequences, strict=True)
+        for predicted, sequence in zip(predicted_tokens, sequences, strict=True)
     ]
     return torch.tensor(distances, dtype=torch.float32)
 
@@ -122,9 +109,7 @@ def perplexity(model: LanguageModel, tokens: Integer[Tensor, "batch pos"]) -> fl
     Args:    tokens: [batch pos] token ids, on any device, 2 to n_ctx positions.
     Raises:  ValueError: tokens of another shape, or outside the vocabulary.
 
-    >>> from tl_localize import load_model, perplexity
-    >>> from tl_localize.reference import held_out_tokens
-    >>> 20 < perplexity(load_model("reference"), held_out_tokens()[:8]) < 150
+    >>> 20 < perplexity(model, text) < 150
     True
     """
     return float(sequence_losses(model, tokens).mean().exp())
@@ -138,10 +123,7 @@ def perplexity_base2(model: LanguageModel, tokens: Integer[Tensor, "batch pos"])
     Args:    tokens: as of ``perplexity``.
     Raises:  ValueError: as ``perplexity``.
 
-    >>> from tl_localize import load_model, perplexity, perplexity_base2
-    >>> from tl_localize.reference import held_out_tokens
-    >>> model, tokens = load_model("reference"), held_out_tokens()[:8]
-    >>> perplexity_base2(model, tokens) < perplexity(model, tokens)
+    >>> perplexity_base2(model, text) < perplexity(model, text)
     True
     """
     return float((2 ** sequence_losses(model, tokens)).mean())
@@ -159,16 +141,11 @@ def sequence_losses(model: LanguageModel, tokens: Integer[Tensor, "batch pos"]) 
             "Cut general text into pieces of that length."
         )
     tokens = tokens.long()  # torch has no minimum of the unsigned types that files of tokens come in
-    low, high = int(tokens.min()), int(tokens.max())
-    if low < 0 or high >= cfg.d_vocab:
-        raise ValueError(
-            f"tokens must be in [0, {cfg.d_vocab}), got {low if low < 0 else high}. Was the text tokenized with another model's tokenizer?"
-        )
-    size = max(1, tokens_that_fit(view) // tokens.shape[1])
+    check_tokens(model, tokens)
 
     def losses(rows: list[int]) -> Tensor:
         part = tokens[rows].to(view.device)
         logits = unembed(model, residual(model, part)[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="none").view(len(rows), -1).mean(1).cpu()
 
-    return torch.cat([loss for _, loss in halving(losses, range(len(tokens)), size)])
+    return torch.cat([loss for _, loss in halving(losses, range(len(tokens)), rows_that_fit(view, tokens.shape[1]))])

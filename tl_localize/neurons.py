@@ -1,11 +1,13 @@
-"""The neurons of a TransformerLens model, and the one file that spells a hook name.
+"""The neurons of a TransformerLens model, and the checks of arguments. No other file spells a hook name.
 
-A neuron is an entry of ``blocks.{layer}.mlp.hook_post``: what the nonlinearity of an MLP gives (times the linear branch in a gated
-MLP), the coefficient of one row of ``W_out``. Every method reads or scales neurons through the hooks made here.
+A neuron is an entry of ``blocks.{layer}.mlp.hook_post``: the output of the MLP's nonlinearity (times the linear branch in a gated MLP),
+which is the coefficient of one row of ``W_out``. Every method reads and changes neurons through the hooks made here.
 """
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,14 +25,14 @@ Real = float | int  # where a float is meant: the run-time type checker of the t
 
 @runtime_checkable
 class LanguageModel(Protocol):
-    """What tl_localize asks of a model: TransformerLens' config, blocks, hooks and call (HookedTransformer has all of them)."""
+    """The parts of a TransformerLens model that this package uses: its config, blocks, hooks and call."""
 
     cfg: Any
     hook_dict: Any
     hooks: Callable[..., Any]
     parameters: Callable[..., Any]
     __call__: Callable[..., Any]
-    if TYPE_CHECKING:  # a submodule: isinstance, from Python 3.12 on, does not see those
+    if TYPE_CHECKING:  # a submodule, which isinstance does not see from Python 3.12 on
         blocks: Any
 
 
@@ -41,20 +43,60 @@ def check_model(model: object) -> None:
 
 
 def model_name(model: LanguageModel) -> str:
-    """What the model is called, for messages."""
+    """The model's name, for messages."""
     return getattr(model.cfg, "model_name", type(model).__name__)
 
 
 def as_tensor(name: str, value: Any) -> Tensor:
-    """What a user gives for a tensor, as one.
+    """A user's value as a tensor.
 
     Raises:
-        TypeError: torch can't make one of it.
+        TypeError: torch cannot convert it.
     """
     try:
         return torch.as_tensor(value)
     except (RuntimeError, TypeError, ValueError) as error:
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}. Pass numbers that torch.as_tensor takes.") from error
+
+
+def check_number(name: str, value: Any) -> Any:
+    """The value; raises TypeError unless it is a number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {value!r}. Pass an int or a float.")
+    return value
+
+
+def check_positive(**settings: Any) -> None:
+    """Raise TypeError or ValueError unless each is a finite number above 0."""
+    for name, value in settings.items():
+        if not 0 < check_number(name, value) < math.inf:
+            raise ValueError(f"{name} must be above 0 and finite, got {value!r}. Pass a positive number.")
+
+
+def check_between(low: Real, high: Real, **settings: Any) -> None:
+    """Raise TypeError or ValueError unless each is a number in [low, high]."""
+    for name, value in settings.items():
+        if not low <= check_number(name, value) <= high:
+            raise ValueError(f"{name} must be in [{low}, {high}], got {value!r}. Pass a finite number in between.")
+
+
+def check_count(lowest: int = 1, **settings: Any) -> None:
+    """Raise TypeError or ValueError unless each is a whole number from ``lowest`` on."""
+    for name, value in settings.items():
+        if not isinstance(check_number(name, value), numbers.Integral) or int(value) < lowest:
+            raise ValueError(f"{name} must be a whole number from {lowest} on, got {value!r}. Write it without a point.")
+
+
+def check_seed(seed: Any, bits: int = 63) -> None:
+    """Raise TypeError or ValueError unless it is a whole number from 0 to 2**bits - 1 (torch takes 63 bits, numpy's RandomState 32)."""
+    if not isinstance(check_number("seed", seed), numbers.Integral) or not 0 <= int(seed) < 2**bits:
+        raise ValueError(f"seed must be a whole number from 0 to 2**{bits} - 1, got {seed!r}. 0 is as good as any.")
+
+
+def check_ratio(name: str, ratio: Any) -> None:
+    """Raise ValueError unless it is a number in (0, 1]."""
+    if isinstance(ratio, bool) or not isinstance(ratio, numbers.Real) or not 0 < float(ratio) <= 1:
+        raise ValueError(f"{name} must be a fraction in (0, 1], got {ratio!r}. Write 0.01 for 1 %.")
 
 
 def post_hook_name(layer: int) -> str:
@@ -67,7 +109,7 @@ POST_NORM = {"Olmo2ForCausalLM", "Olmo3ForCausalLM"}  # TransformerLens normaliz
 
 @dataclass(frozen=True)
 class AttentionPoints:
-    """Names of the hook points of one attention layer; queries and keys as they meet in the scores, after the rotation if there is one."""
+    """Names of the hook points of one attention layer; queries and keys after the rotation, if there is one."""
 
     query: str
     key: str
@@ -106,7 +148,7 @@ def zero_neurons(
     """Set the masked neurons to zero, at every position."""
     if act.shape[-1] != len(mask):
         raise ValueError(
-            f"mask must have the model's {act.shape[-1]} neurons a layer, got {len(mask)}. Localize in the model that is to be silenced."
+            f"mask must have the model's {act.shape[-1]} neurons a layer, got {len(mask)}. Localize in the model that is to be ablated."
         )
     return act.masked_fill(mask.to(act.device), 0.0)
 
@@ -122,7 +164,7 @@ def record_neurons(
 def patch_neurons(
     act: Float[Tensor, "batch pos neuron"], hook: object = None, *, values: Float[Tensor, "batch pos neuron"]
 ) -> Float[Tensor, "batch pos neuron"]:
-    """Put new values at every position."""
+    """Replace the neurons at every position."""
     return values.to(act)
 
 
@@ -133,13 +175,13 @@ def patch_neurons_at(
     positions: Int[Tensor, " batch"],
     values: Float[Tensor, "batch neuron"],
 ) -> Float[Tensor, "batch pos neuron"]:
-    """Put new values at one position of each row of the batch."""
+    """Replace the neurons at one position of each row of the batch."""
     rows = torch.arange(len(act), device=act.device)
     return act.index_put((rows, positions.to(act.device)), values.to(act))
 
 
 def _call(hook: Hook, module: object, inputs: object, output: Tensor) -> Tensor:
-    """What torch calls a forward hook with, as TransformerLens calls one."""
+    """Call a TransformerLens hook as torch calls a forward hook."""
     return hook(output, hook=module)
 
 
@@ -155,25 +197,19 @@ def clamp_neurons(
 
 
 class NeuronView:
-    """Reads and changes the neurons of a model through hooks; owns nothing, leaves nothing behind.
+    """Reads and changes the neurons of a model through hooks, which stay on the model inside ``with`` only.
 
-    ``n_layers`` and ``n_neurons`` (of each layer) are the model's numbers, ``model`` is the model and ``device`` where it is. What it
-    changes, it changes inside ``with`` only.
+    ``n_layers`` and ``n_neurons`` (of each layer) are the model's numbers; ``model`` is the model and ``device`` its device.
 
     Raises:
         TypeError: it is not a TransformerLens model.
         ValueError: the model has no MLP, a mixture of experts, or no ``hook_post`` with the neurons as its last axis.
 
-    >>> import torch
-    >>> from tl_localize import load_model
-    >>> from tl_localize.neurons import NeuronView
-    >>> model = load_model("reference")
     >>> view = NeuronView(model)
-    >>> tokens = torch.arange(5, device=view.device)[None]
-    >>> with view.scaled({1: torch.zeros(1, view.n_neurons)}), view.recorded() as acts:  # layer 1 silenced
-    ...     logits = model(tokens)
-    >>> view.n_layers, acts[0].shape, bool(acts[1].any())  # [batch pos neuron] of each layer, as the model used them
-    (6, torch.Size([1, 5, 1536]), False)
+    >>> with view.scaled({1: torch.zeros(1, view.n_neurons)}), view.recorded() as acts:  # layer 1 ablated
+    ...     logits = model(sequence.tokens)
+    >>> view.n_layers, view.n_neurons, bool(acts[0].any()), bool(acts[1].any())
+    (6, 1536, True, False)
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -204,7 +240,7 @@ class NeuronView:
         return self.rows(0).device
 
     def rows(self, layer: int) -> Float[Tensor, "neuron d_model"]:
-        """W_out of a layer: row i is what neuron i writes. The model's own parameter, not a copy."""
+        """W_out of a layer, the model's own parameter; neuron i adds h_i times row i to the MLP's output."""
         return self.model.blocks[layer].mlp.W_out
 
     @torch.no_grad()
@@ -214,7 +250,7 @@ class NeuronView:
 
     @contextmanager
     def recorded(self) -> Iterator[dict[int, Tensor]]:
-        """Neurons of each layer ([batch pos neuron], the last forward's) as the model used them."""
+        """The neurons of each layer in the last forward pass, [batch pos neuron], as the model used them."""
         store: dict[int, Tensor] = {}
         with self._hooks({layer: partial(record_neurons, store=store, layer=layer) for layer in range(self.n_layers)}):
             yield store
@@ -245,7 +281,7 @@ class NeuronView:
 
     @contextmanager
     def inputs_recorded(self) -> Iterator[LayerInputs]:
-        """What enters each layer, before any hook of that layer: where a run may start again."""
+        """The residual stream that enters each layer, before any hook of that layer; a partial run starts from it."""
         store = LayerInputs()
 
         def record(module: object, inputs: tuple[Tensor, ...], options: dict[str, Any], *, layer: int) -> None:
@@ -270,7 +306,7 @@ class NeuronView:
         ]
 
     def adds_output(self, layer: int) -> bool:
-        """True when neuron i adds h_i v_i to the residual stream and that is all: no normalization after W_out, no hook on the way."""
+        """True when the MLP output is additive: neuron i adds h_i v_i to the residual stream, with no norm after W_out and no hook."""
         cfg, block = self.model.cfg, self.model.blocks[layer]
         if getattr(cfg, "use_normalization_before_and_after", False) or getattr(cfg, "original_architecture", None) in POST_NORM:
             return False
@@ -278,7 +314,7 @@ class NeuronView:
 
     @contextmanager
     def hooked(self, last: Sequence[tuple[str, Hook]] = (), first: Sequence[tuple[str, Hook]] = ()) -> Iterator[None]:
-        """Hooks that act after those that are on the model already, and hooks that act before them."""
+        """Hooks that run after those already on the model (``last``), and hooks that run before them (``first``)."""
         handles: list[Any] = []
         try:
             for name, hook in first:
@@ -291,11 +327,12 @@ class NeuronView:
 
     @contextmanager
     def clamped(self, chosen: Bool[Tensor, "layer neuron"], values: Float[Tensor, "layer neuron"]) -> Iterator[None]:
-        """Hold the chosen neurons at values, at every position."""
-        layers: list[int] = chosen.any(-1).nonzero().flatten().tolist()
-        index = {layer: chosen[layer].nonzero().flatten().to(self.device) for layer in layers}
-        held = {layer: values[layer].to(self.device)[index[layer]] for layer in layers}
-        with self._hooks({layer: partial(clamp_neurons, index=index[layer], values=held[layer]) for layer in layers}):
+        """Set the chosen neurons to values, at every position."""
+        hooks: dict[int, Hook] = {}
+        for layer in chosen.any(-1).nonzero().flatten().tolist():
+            index = chosen[layer].nonzero().flatten().to(self.device)
+            hooks[layer] = partial(clamp_neurons, index=index, values=values[layer].to(self.device)[index])
+        with self._hooks(hooks):
             yield
 
     @contextmanager
@@ -307,8 +344,8 @@ class NeuronView:
     ) -> Iterator[None]:
         """Run as if, for batch row b, ``change[layer][b]`` were added to the rows ``index[layer][b]`` of W_out.
 
-        One model serves many changed models side by side, and only the changed rows take part in autograd. Index and change of batch 1
-        are shared by the whole batch; ``on[layer][b]`` says which of the changes batch row b sees, by default all of them.
+        One forward pass serves many changed models, and autograd sees the changed rows only. An index and a change of batch 1 are shared
+        by the whole batch; ``on[layer][b]`` says which of the changes apply to batch row b, by default all.
         """
         seen: dict[int, Tensor] = {}
 
@@ -331,7 +368,7 @@ class NeuronView:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Autograd leaves the weights out; each parameter's ``requires_grad`` comes back as it was."""
+        """Autograd ignores the weights; afterwards each parameter's ``requires_grad`` is what it was."""
         trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         try:
             for parameter in trainable:
@@ -343,7 +380,7 @@ class NeuronView:
 
     @contextmanager
     def one_gelu_kernel(self) -> Iterator[None]:
-        """GPT-2's GELU by torch's one kernel in place of TransformerLens' eight, in float32 and float64: the same formula, to rounding."""
+        """Compute GPT-2's GELU by one kernel of torch instead of TransformerLens' eight, in float32 and float64; equal up to rounding."""
         mlps: list[Any] = [
             block.mlp
             for layer, block in enumerate(self.model.blocks)
@@ -361,7 +398,7 @@ class NeuronView:
 
     @contextmanager
     def lean(self) -> Iterator[None]:
-        """The same gradients of neurons for less: autograd leaves the weights out, and GPT-2's GELU is one kernel."""
+        """``frozen`` and ``one_gelu_kernel``: the same gradients of neurons for less time and memory."""
         with self.frozen(), self.one_gelu_kernel():
             yield
 

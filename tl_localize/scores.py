@@ -17,8 +17,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from tl_localize.files import write_whole
-from tl_localize.html import Bar, card, table
-from tl_localize.neurons import Hook, LanguageModel, NeuronView, Real, as_tensor, post_hook_name, zero_neurons
+from tl_localize.neurons import Hook, LanguageModel, NeuronView, Real, as_tensor, check_ratio, post_hook_name, zero_neurons
 
 
 def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -55,19 +54,13 @@ def load_tensors(path: str | Path, *required: str) -> tuple[dict[str, Tensor], d
 
 
 SHOWN = 8  # neurons that a notebook lists
-SHOWN_RATIO = 0.01  # share of all neurons that a notebook counts by layer; the highest score of many layers may be the same
+SHOWN_RATIO = 0.01  # share of all neurons that a notebook counts by layer
 
 
 def indices_shown(mask: Bool[Tensor, " neuron"]) -> str:
     """The first few indices of a layer's neurons."""
     index = mask.nonzero().flatten().tolist()
     return ", ".join(map(str, index[:SHOWN])) + (", ..." if len(index) > SHOWN else "")
-
-
-def check_ratio(name: str, ratio: Real) -> None:
-    """Raise ValueError unless 0 < ratio <= 1."""
-    if isinstance(ratio, bool) or not isinstance(ratio, numbers.Real) or not 0 < ratio <= 1:
-        raise ValueError(f"{name} must be a fraction in (0, 1], got {ratio!r}. Write 0.01 for 1 %.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +72,6 @@ class NeuronSet:
     Raises:
         ValueError: the mask is not boolean, or not of two axes.
 
-    >>> import torch
-    >>> from tl_localize import NeuronSet
     >>> found = NeuronSet(torch.tensor([[True, False], [True, True]]))
     >>> len(found), found.recall_of(NeuronSet(torch.tensor([[True, True], [False, False]])))
     (3, 0.5)
@@ -106,14 +97,17 @@ class NeuronSet:
         return f"NeuronSet({len(self)} of {self.mask.numel()} neurons, per layer {self.mask.sum(1).tolist()})"
 
     def _repr_html_(self) -> str:
-        return card(f"NeuronSet: {len(self)} of {self.mask.numel()} neurons", self.html_by_layer())
+        return self.html_by_layer()
 
     def html_by_layer(self) -> str:
         """A table of how many neurons lie in each layer, and the first few of them."""
-        counts = self.mask.sum(1).tolist()
-        largest = max(*counts, 1)
-        rows = [(layer, n, Bar(n / largest), indices_shown(self.mask[layer])) for layer, n in enumerate(counts)]
-        return table(("layer", "neurons", "", "which"), rows)
+        import pandas as pd
+
+        from tl_localize.stats import styled
+
+        which = [indices_shown(layer) for layer in self.mask]
+        frame = pd.DataFrame({"layer": range(len(self.mask)), "neurons": self.mask.sum(1).tolist(), "which": which})
+        return styled(frame, f"NeuronSet: {len(self)} of {self.mask.numel()} neurons", ["neurons"])
 
     def recall_of(self, truth: NeuronSet) -> float:
         """Fraction of the true neurons that are in this set.
@@ -134,7 +128,7 @@ class NeuronSet:
     def dropout_hooks(self) -> list[tuple[str, Hook]]:
         """Hooks that set these neurons to zero at every position, for ``fwd_hooks=``; they compose with any others.
 
-        They don't know the model, and one of other layers is not noticed: ``dropped_out(model)`` compares the shapes.
+        The hooks do not know the model, so a wrong number of layers goes unnoticed; ``dropped_out(model)`` compares the shapes.
         """
         return [
             (post_hook_name(layer), partial(zero_neurons, mask=self.mask[layer]))
@@ -144,7 +138,7 @@ class NeuronSet:
 
     @contextmanager
     def dropped_out(self, model: LanguageModel) -> Iterator[None]:
-        """Silence these neurons inside the ``with`` block; no hook remains afterwards, also after an exception.
+        """Set these neurons to zero inside the ``with`` block; no hook remains afterwards, also after an exception.
 
         Raises:
             ValueError: the set is of another model's shape.
@@ -153,7 +147,7 @@ class NeuronSet:
         if self.mask.shape != (view.n_layers, view.n_neurons):
             raise ValueError(
                 f"mask must have the model's shape {(view.n_layers, view.n_neurons)}, got {tuple(self.mask.shape)}. "
-                "Localize in the model that is to be silenced."
+                "Localize in the model that is to be ablated."
             )
         with model.hooks(fwd_hooks=self.dropout_hooks()):
             yield
@@ -161,21 +155,18 @@ class NeuronSet:
 
 @dataclass(frozen=True, eq=False)
 class NeuronScores:
-    """How responsible each neuron is for one sequence, in the eyes of one method; larger means more.
+    """How responsible each neuron is for one sequence, according to one method; larger means more.
 
     Args:
         values: [layer neuron] float32 on the CPU, finite.
         method: name of the method.
         sequence_id: id of the sequence.
         settings: the method with all its hyperparameters, as its repr.
-        exact: which scores are exact where the others are estimates, such as those of ``ZeroOut(screen=...)``; None: all of them.
-        missed: bound on what the estimates hide, as a share of the scores that are not exact (``ZeroOut`` says what it bounds); None
-            where all are exact.
+        exact: mask of the exact scores, where the others are estimates (``ZeroOut(screen=...)``); None: all are exact.
+        missed: upper bound on the share of the estimated neurons that belong into the top (see ``ZeroOut``); None: all are exact.
     Raises:
         ValueError: a value is not finite, or values or exact are of another shape.
 
-    >>> import torch
-    >>> from tl_localize import NeuronScores
     >>> scores = NeuronScores(torch.tensor([[0.1, 0.9, 0.0], [0.3, 0.2, 0.4]]), "mine")
     >>> scores.top_k(1 / 3).mask.tolist()
     [[False, True, False], [False, False, True]]
@@ -200,7 +191,7 @@ class NeuronScores:
         if self.exact is not None and self.exact.mask.shape != values.shape:
             raise ValueError(
                 f"exact must have the shape of values, {tuple(values.shape)}, got {tuple(self.exact.mask.shape)}. "
-                "Say of every score whether it is exact."
+                "Pass the mask of the exact scores."
             )
         object.__setattr__(self, "values", values)
 
@@ -214,20 +205,18 @@ class NeuronScores:
         return f"NeuronScores({text})"
 
     def _repr_html_(self) -> str:
+        import pandas as pd
+
+        from tl_localize.stats import styled
+
         n_layers, n_neurons = self.values.shape
         order = self.values.flatten().argsort(descending=True, stable=True)  # ties go to the lower index, as in top_k
-        ranking = [(*divmod(flat, n_neurons), float(self.values.flatten()[flat])) for flat in order[:SHOWN].tolist()]
-        n_top = max(1, int(self.values.numel() * SHOWN_RATIO))
-        within = torch.bincount(order[:n_top] // n_neurons, minlength=n_layers).tolist()
-        summary = zip(self.values.mean(1).tolist(), self.values.max(1).values.tolist(), within, strict=True)
-        layers = [(i, mean, top, n, Bar(n / max(within))) for i, (mean, top, n) in enumerate(summary)]
-        about = " of ".join(filter(None, (self.settings or self.method, self.sequence_id)))
-        title = f"NeuronScores: {about}, {n_layers} layers x {n_neurons} neurons; larger is more responsible"
-        if self.exact is not None:
-            title += f" ({len(self.exact)} scores are exact, the others estimates"
-            title += ")" if self.missed is None else f", missed <= {self.missed:.2%} of them)"
-        header = ("layer", "mean", "highest", f"in the top {100 * SHOWN_RATIO:g} %", "")
-        return card(title, table(("layer", "neuron", "score"), ranking), table(header, layers))
+        places = [divmod(flat, n_neurons) for flat in order[:SHOWN].tolist()]
+        best = pd.DataFrame(places, columns=["layer", "neuron"]).assign(score=self.values.flatten()[order[:SHOWN]].tolist())
+        top = torch.bincount(order[: max(1, int(self.values.numel() * SHOWN_RATIO))] // n_neurons, minlength=n_layers)
+        columns = {"layer": range(n_layers), "mean": self.values.mean(1).tolist(), "highest": self.values.max(1).values.tolist()}
+        layers = pd.DataFrame(columns | {f"in the top {100 * SHOWN_RATIO:g} %": top.tolist()})
+        return styled(best, f"{self!r} {self.settings}; larger is more responsible") + styled(layers, bars=[layers.columns[-1]])
 
     def top_k(
         self,

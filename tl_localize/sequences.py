@@ -28,10 +28,8 @@ class MemorizedSequence:
     Raises:
         ValueError: n_prefix is outside [1, len(tokens)), or tokens are not a vector of token ids.
 
-    >>> from tl_localize import MemorizedSequence, load_model
-    >>> sequence = MemorizedSequence.from_text(load_model("reference"), "Return the", " value of the argument.", id="docs")
-    >>> sequence.n_prefix, sequence.id
-    (2, 'docs')
+    >>> MemorizedSequence.from_text(model, "Return the", " value of the argument.", id="docs")
+    MemorizedSequence('docs', 2 prefix + 5 suffix tokens)
     """
 
     tokens: Int[Tensor, " pos"]
@@ -105,12 +103,7 @@ class MemorizedSequence:
 
 
 def tokenizer_of(model: LanguageModel) -> Any:
-    """The model's tokenizer.
-
-    Raises:
-        TypeError: it is not a TransformerLens model.
-        ValueError: it has none.
-    """
+    """The model's tokenizer; ValueError if it has none."""
     check_model(model)
     tokenizer: Any = getattr(model, "tokenizer", None)
     if tokenizer is None:
@@ -127,12 +120,10 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 class SequenceBatch:
     """Sequences padded on the right, and the list of all their suffix tokens.
 
-    Padding needs no attention mask: in a causal model nothing flows from a later position to an earlier one, and padded positions
-    carry no target. A target is a suffix token: ``targets[i]`` of row ``rows[i]`` is predicted at ``positions[i]``. All are int64, on one
-    device.
+    A target is a suffix token: ``targets[i]`` of row ``rows[i]`` is predicted at ``positions[i]``. All tensors are int64, on one device.
+    Padding needs no attention mask: in a causal model nothing flows from a later position to an earlier one, and padded positions have
+    no target.
 
-    >>> import torch
-    >>> from tl_localize.sequences import MemorizedSequence, SequenceBatch
     >>> batch = SequenceBatch.of([MemorizedSequence(torch.tensor([5, 6, 7, 8]), 2), MemorizedSequence(torch.tensor([5, 9]), 1)])
     >>> batch.targets.tolist(), batch.rows.tolist(), batch.positions.tolist()
     ([7, 8, 9], [0, 0, 1], [1, 2, 0])
@@ -150,7 +141,7 @@ class SequenceBatch:
 
     @classmethod
     def of(cls, sequences: Sequence[MemorizedSequence], device: torch.device | str = "cpu") -> SequenceBatch:
-        """The batch of some sequences; a model takes it on its own device."""
+        """The batch of some sequences; it must be on the model's device."""
         sequences = as_list(sequences)
         tokens = torch.nn.utils.rnn.pad_sequence([sequence.tokens for sequence in sequences], batch_first=True)
         rows = torch.cat([torch.full((len(s) - s.n_prefix,), row) for row, s in enumerate(sequences)])
@@ -197,6 +188,16 @@ def as_list(sequences: Iterable[MemorizedSequence]) -> list[MemorizedSequence]:
     return sequences
 
 
+def check_tokens(model: LanguageModel, tokens: Int[Tensor, "*shape"], where: str = "") -> None:
+    """Raise ValueError unless every token is in the model's vocabulary."""
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= model.cfg.d_vocab:
+        raise ValueError(
+            f"tokens must be in [0, {model.cfg.d_vocab}), got {low if low < 0 else high}{where}. "
+            "Was the text tokenized with another model's tokenizer?"
+        )
+
+
 def check_sequences(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> None:
     """Raise ValueError or TypeError unless the model can read every sequence."""
     check_model(model)
@@ -205,9 +206,4 @@ def check_sequences(model: LanguageModel, sequences: Sequence[MemorizedSequence]
             raise ValueError(
                 f"sequence must be at most n_ctx={model.cfg.n_ctx} tokens long, got {len(sequence)} in {sequence!r}. Shorten it."
             )
-        low, high = int(sequence.tokens.min()), int(sequence.tokens.max())
-        if low < 0 or high >= model.cfg.d_vocab:
-            raise ValueError(
-                f"tokens must be in [0, {model.cfg.d_vocab}), got {low if low < 0 else high} in {sequence!r}. "
-                "Was the text tokenized with another model's tokenizer?"
-            )
+        check_tokens(model, sequence.tokens, f" in {sequence!r}")

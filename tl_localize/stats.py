@@ -1,10 +1,11 @@
-"""Means with their errors, and paired tests: arrays in, numbers out; knows no model."""
+"""Means with their errors, paired tests, and HTML of tables: arrays and frames only, no model."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from html import escape
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -36,9 +37,9 @@ def paired_test(
     second: Sequence[float] | np.ndarray | pd.Series,
     alternative: Literal["two-sided", "less", "greater"] = "two-sided",
 ) -> float:
-    """p-value of Student's paired t-test; ``"greater"`` asks whether the first is larger on average.
+    """p-value of Student's paired t-test; ``"greater"`` tests whether the first is larger on average.
 
-    Pairs that differ nowhere give no evidence: p = 1. A single pair gives none either: nan.
+    Equal pairs are no evidence: p = 1. For a single pair it is nan.
     """
     a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     if a.shape != b.shape:
@@ -101,6 +102,12 @@ def compare_with_reference(
     return pd.DataFrame(rows)
 
 
-def styled(frame: pd.DataFrame, caption: str = "") -> str:
-    """HTML of a table, as pandas styles it."""
-    return frame.style.set_caption(caption).to_html()
+def styled(frame: pd.DataFrame, caption: str = "", bars: Sequence[str] = ()) -> str:
+    """A table as HTML for notebooks: text escaped, floats with five digits, bars in the columns ``bars``; a plain index is hidden."""
+    styler: Any = frame.style.format(_short, escape="html").format_index(escape="html", axis=1).set_caption(escape(caption))
+    styler = styler.hide(axis="index") if isinstance(frame.index, pd.RangeIndex) else styler.format_index(escape="html")
+    return (styler.bar(subset=list(bars), vmin=0, color="#bbb") if bars else styler).to_html()
+
+
+def _short(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

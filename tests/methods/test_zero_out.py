@@ -120,14 +120,14 @@ def test_zero_out_screens_by_estimate_and_by_length_in_turn() -> None:
 
 
 def test_zero_out_length_of_what_is_written_by_hand(llama_like: Any, sequence: Any) -> None:
-    lengths = zero_out.lengths_written(NeuronView(llama_like), sequence)
+    lengths = zero_out.output_norms(NeuronView(llama_like), sequence)
     _, cache = llama_like.run_with_cache(sequence.tokens[None])
     contribution = cache["blocks.1.mlp.hook_post"][0, :, 7, None] * llama_like.W_out[1, 7]
     assert float(lengths[1, 7]) == pytest.approx(float(contribution.detach().norm()), rel=1e-5)
 
 
 def test_zero_out_screens_the_neuron_that_writes_most_and_the_one_with_the_highest_estimate(neox_like: Any, sequence: Any) -> None:
-    estimates, lengths = Attribution()(neox_like, sequence).values, zero_out.lengths_written(NeuronView(neox_like), sequence)
+    estimates, lengths = Attribution()(neox_like, sequence).values, zero_out.output_norms(NeuronView(neox_like), sequence)
     scores = ZeroOut(screen=0.1, screen_sample=0)(neox_like, sequence)
     assert scores.exact is not None
     longest = lengths.argmax(1)

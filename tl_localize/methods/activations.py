@@ -1,4 +1,4 @@
-"""Activations: how strongly a neuron fires, times what it writes."""
+"""Activations: how strongly a neuron fires, times its row norm."""
 
 from __future__ import annotations
 
@@ -18,28 +18,24 @@ from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 @dataclass(frozen=True, kw_only=True)
 class Activations(Localizer):
-    """Mean activation over the suffix times the length of the neuron's row of W_out.
+    """Mean activation over the suffix times the row norm (the norm of the neuron's row of W_out).
 
         A(l, i) = 1/T sum over t of |h_{i,t}| ||v_i||          absolute="token", the paper's equation
         A(l, i) = |1/T sum over t of h_{i,t}| ||v_i||          absolute="mean", what the authors' code computes
 
-    h_{i,t} is read at the position that predicts suffix token t.
+    h_{i,t} is the activation at the position that predicts suffix token t, v_i the row of W_out.
 
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (6).
-    Args:    absolute: where the absolute value is taken, of each token or of the mean.
-    Memory:  4 B (L f + 5 f + 8 d + 5 h n) bytes beyond the weights; letters in ``memory.peak_bytes``.
+    Args:    absolute: whether the absolute value is taken of each token or of the mean.
     Returns: [layer neuron] in units of the residual stream.
     Raises:  ValueError: absolute is neither ``"token"`` nor ``"mean"``.
 
-    >>> from tl_localize import Activations, load_model
-    >>> from tl_localize.reference import reference_sequences
-    >>> model = load_model("reference")
-    >>> sequence = reference_sequences(model)[0]
     >>> Activations()(model, sequence).values.shape
     torch.Size([6, 1536])
     """
 
     name: ClassVar[str] = "activations"
+    title: ClassVar[str] = "Activations"
     absolute: Literal["token", "mean"] = "token"
 
     def __post_init__(self) -> None:

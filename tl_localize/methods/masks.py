@@ -9,12 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_localize.batching import Advance, minimize
 from tl_localize.losses import loss_scale, memorization_loss
 from tl_localize.methods.base import Report
 from tl_localize.neurons import NeuronView, Real
-from tl_localize.optim import BatchAdam
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
-from tl_localize.side_by_side import side_by_side
 
 CHECK_EVERY = 10  # steps between two tests of the early stop
 
@@ -22,8 +21,8 @@ CHECK_EVERY = 10  # steps between two tests of the early stop
 def train_masks(
     neurons: NeuronView,
     sequences: Sequence[MemorizedSequence],
-    start: Float[Tensor, "sequence layer neuron"],
-    gates: Callable[[Tensor, list[int]], Mapping[int, Tensor]],
+    start: Float[Tensor, "layer neuron"],
+    gates: Callable[[Tensor, torch.Generator], Mapping[int, Tensor]],
     sparsity: Callable[[Tensor], Tensor],
     *,
     size: int,
@@ -32,57 +31,51 @@ def train_masks(
     steps: int,
     stop_sparsity: Real,
     report: Report,
+    seed: int = 0,
 ) -> Iterator[Tensor]:
-    """Minimize memorization loss + sparsity_weight * sparsity by Adam, one independent mask per sequence, up to ``size`` side by side.
+    """Minimize memorization loss + sparsity_weight * sparsity by Adam, one independent mask per sequence, up to ``size`` in one batch.
 
-    At every 10th step of its own, before the update, a mask whose sparsity term is below stop_sparsity is finished.
+    At every 10th step, before the update, a mask whose sparsity term is below stop_sparsity is finished.
 
     Args:
-        start: the parameters' first values, of the tuned layers only.
-        gates: parameters, and the step that each is at (from 1) -> gate of each masked layer, [#batch neuron]; called once a step.
+        start: first values of the parameters of the tuned layers, the same for every sequence.
+        gates: parameters and a generator -> gate of each masked layer, [#batch neuron]; called once a step.
         sparsity: parameters -> sparsity term, [batch].
+        seed: of the generator (on the CPU), which begins anew for each batch.
     Returns: the trained parameters of each sequence, [layer neuron].
     Raises:
         ValueError: a loss is not finite.
     """
-
     scale = loss_scale(neurons.model)
 
     @lru_cache(maxsize=1)
     def together(numbers: tuple[int, ...]) -> SequenceBatch:
         return SequenceBatch.of([sequences[number] for number in numbers], neurons.device)
 
-    def advance(numbers: tuple[int, ...], adam: BatchAdam) -> dict[int, Tensor]:
-        (parameters,), at = adam.parameters, [done + 1 for done in adam.n_steps.tolist()]
-        with neurons.scaled(gates(parameters, at)):
-            loss = memorization_loss(neurons.model, together(numbers))
-        term = sparsity(parameters)
-        finished: dict[int, Tensor] = {}
-        if checked := [i for i, step in enumerate(at) if step % CHECK_EVERY == 0]:
-            values, terms = loss.detach().cpu(), term.tolist()
-            if not values[checked].isfinite().all():
-                raise ValueError(
-                    f"loss must be finite, got {values[checked].tolist()} at step {at[checked[0]]}. Lower learning_rate or use float32."
-                )
-            finished = {numbers[i]: parameters[i].detach().clone() for i in checked if terms[i] < stop_sparsity}
-        if len(finished) < len(numbers):
-            # The finished ones take part in this one backward, whose results for them are dropped: rows do not mix.
-            (gradient,) = torch.autograd.grad(scale * (loss + sparsity_weight * term).sum(), parameters)
-            adam.step([gradient / scale])
-            ended = (i for i, step in enumerate(at) if step == steps and numbers[i] not in finished)
-            finished |= {numbers[i]: parameters[i].detach().clone() for i in ended}
-        return finished
+    def begin(batch: list[int]) -> tuple[list[Tensor], Advance[Tensor]]:
+        generator = torch.Generator().manual_seed(seed)
 
-    return side_by_side(
-        neurons,
-        len(sequences),
-        size,
-        lambda numbers: [start[numbers].clone()],
-        advance,
-        learning_rate=learning_rate,
-        max_steps=steps,
-        report=report,
-    )
+        def advance(numbers: tuple[int, ...], parameters: list[Tensor], step: int) -> tuple[Sequence[Tensor], dict[int, Tensor]]:
+            (values,) = parameters
+            if step == steps:
+                return [], dict(zip(numbers, values.detach().unbind(), strict=True))
+            with neurons.scaled(gates(values, generator)):
+                loss = memorization_loss(neurons.model, together(numbers))
+            term = sparsity(values)
+            finished: dict[int, Tensor] = {}
+            if (step + 1) % CHECK_EVERY == 0:
+                if not loss.isfinite().all():
+                    raise ValueError(f"loss must be finite, got {loss.tolist()} at step {step + 1}. Lower learning_rate or use float32.")
+                below = (term < stop_sparsity).tolist()
+                finished = {number: values[i].detach().clone() for i, number in enumerate(numbers) if below[i]}
+                if len(finished) == len(numbers):
+                    return [], finished
+            (gradient,) = torch.autograd.grad(scale * (loss + sparsity_weight * term).sum(), values)
+            return [gradient / scale], finished
+
+        return [start.expand(len(batch), *start.shape).clone()], advance
+
+    return minimize(neurons, len(sequences), size, begin, learning_rate=learning_rate, max_steps=steps, report=report)
 
 
 def tuned_layers(neurons: NeuronView, first_layer: int) -> range:

@@ -1,4 +1,4 @@
-"""RowNorm: a control that never sees the sentence."""
+"""RowNorm: a control that never reads the sentence."""
 
 from __future__ import annotations
 
@@ -15,25 +15,22 @@ from tl_localize.sequences import MemorizedSequence
 
 @dataclass(frozen=True, kw_only=True)
 class RowNorm(Localizer):
-    """Length of each neuron's row of W_out: a control, not a method, because it never reads the sequence.
+    """Norm of each neuron's row of W_out: a control, not a method, because it never reads the sequence.
 
         A(l, i) = ||v_i||
 
-    Training makes rows longer, so this ruler finds the rows that an injection trained without knowing what was written. A benchmark
-    that it passes does not show that a method localizes.
+    Training makes row norms larger, so the row norm finds the rows that an injection trained without knowing the text. A benchmark in
+    which this control scores well does not show that a method localizes.
 
     Source: ours.
     Returns: [layer neuron] in units of the residual stream.
 
-    >>> from tl_localize import RowNorm, load_model
-    >>> from tl_localize.reference import reference_sequences
-    >>> model = load_model("reference")
-    >>> sequence = reference_sequences(model)[0]
     >>> bool((RowNorm()(model, sequence).values > 0).all())
     True
     """
 
     name: ClassVar[str] = "row_norm"
+    title: ClassVar[str] = "RowNorm (control: never reads the sentence)"
 
     def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Float[Tensor, "layer neuron"]:
         return neurons.row_norms()

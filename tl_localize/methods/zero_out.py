@@ -1,9 +1,8 @@
-"""Zero-Out: silence one neuron at a time."""
+"""Zero-Out: ablate one neuron at a time."""
 
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,53 +12,48 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tl_localize.batching import halving, tokens_that_fit
 from tl_localize.losses import residual, unembed
-from tl_localize.batching import halving
 from tl_localize.methods.base import Localizer, Report
-from tl_localize.methods.one_pass import CleanRun, ablation_estimate
-from tl_localize.neurons import NeuronView
-from tl_localize.scores import NeuronScores, NeuronSet, check_ratio
+from tl_localize.methods.partial_runs import CleanRun, ablation_estimate
+from tl_localize.neurons import NeuronView, check_count, check_ratio, check_seed
+from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
-SCREENED_FOR, CONFIDENCE = 0.01, 0.95  # the top of each layer that ``missed`` speaks of, and how sure it is
-TOKENS_AT_ONCE = {"cpu": 1024}  # more do not fit into a CPU's cache; elsewhere as many as fit into memory
-UNEMBEDDED_AT_ONCE = {"cpu": 1024, "cuda": 8192}  # positions: enough to be worth a copy of W_U, which TransformerLens makes each time
+SCREENED_FOR, CONFIDENCE = 0.01, 0.95  # the top share of each layer that ``missed`` is about, and its confidence
+TOKENS_AT_ONCE = {"cpu": 1024}  # more do not fit into a CPU's cache; on other devices as many as fit into memory
+UNEMBEDDED_AT_ONCE = {"cpu": 1024, "cuda": 8192}  # positions; TransformerLens copies W_U for each call
 
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroOut(Localizer):
     """Rise of the memorization loss when one neuron is zero at every position, prefix included.
 
-        A(l, i) = loss(x | neuron i of layer l silenced) - loss(x)
+        A(l, i) = loss(x | neuron i of layer l is 0) - loss(x)
 
     With ``screen`` only a share of each layer gets its exact score: the neurons that rank highest by the first-order estimate of
-    ``Attribution`` and those that write most, ||h_i|| ||v_i|| over all positions, from both rankings in turn. Where a text is recited
-    almost surely the slope is nearly zero, and the estimate alone ranks neurons that fire everywhere far too low
+    ``Attribution`` and by the norm of their output, ||h_i|| ||v_i|| over all positions, from both rankings in turn. The estimate alone is
+    not enough: where a text is recited almost surely, its gradient is nearly zero, and neurons that fire everywhere rank far too low
     (benchmarks/test_screen_recall.py). A random sample of the rest gets its exact score too; the others keep their estimate.
-    ``NeuronScores.exact`` tells which is which, and ``NeuronScores.missed`` bounds, from the sample, the share of the rest that belongs
-    into the exact top 1 % of its layer all the same (95 % confidence).
+    ``NeuronScores.exact`` is the mask of the exact scores. ``NeuronScores.missed`` is an upper bound, from the sample, on the share of
+    the rest that belongs into the exact top 1 % of its layer (95 % confidence).
 
-    A bfloat16 model rounds away much of what one neuron does; use float32 or float16 (benchmarks/test_precision.py).
+    bfloat16 rounds away much of the effect of one neuron; use float32 or float16 (benchmarks/test_precision.py).
 
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (5). Differs: nothing without ``screen``, which is ours.
     Args:    screen: share of each layer's neurons that is scored exactly, in (0, 1]; None for all.
-             screen_sample: neurons per layer, drawn at random among the rest, that are scored exactly too.
+             screen_sample: neurons of each layer, drawn at random from the rest, that are scored exactly too.
              seed: of the sample.
-    Memory:  4 (B (5 f + 8 d + 5 h n) + n (L f + L d + d) + 3 T V) bytes beyond the weights; letters in ``memory.peak_bytes``. B counts
-             the silenced neurons that run side by side, each with all positions; ``screen`` needs what ``Attribution`` does at least.
     Returns: [layer neuron], nats per suffix token.
     Raises:  ValueError: screen is not a fraction in (0, 1], or screen_sample not a whole number from 0 on.
 
-    >>> from tl_localize import ZeroOut, load_model
-    >>> from tl_localize.reference import reference_sequences
-    >>> model = load_model("reference")
-    >>> sequence = reference_sequences(model)[0]
     >>> scores = ZeroOut(screen=0.02, screen_sample=4)(model, sequence)
-    >>> len(scores.exact)  # of each layer the 31 that rank highest in one of two ways, and 4 others
+    >>> len(scores.exact)  # 31 screened and 4 sampled neurons of each layer
     210
     """
 
     name: ClassVar[str] = "zero_out"
+    title: ClassVar[str] = "Zero-Out"
     screen: float | None = None
     screen_sample: int = 32
     seed: int = 0
@@ -68,8 +62,8 @@ class ZeroOut(Localizer):
         super().__post_init__()
         if self.screen is not None:
             check_ratio("screen", self.screen)
-        if isinstance(self.screen_sample, bool) or not isinstance(self.screen_sample, numbers.Integral) or self.screen_sample < 0:
-            raise ValueError(f"screen_sample must be a whole number from 0 on, got {self.screen_sample!r}. 32 is the default.")
+        check_count(0, screen_sample=self.screen_sample)
+        check_seed(self.seed)
 
     def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Float[Tensor, "layer neuron"] | NeuronScores:
         if self.screen is None:
@@ -77,7 +71,7 @@ class ZeroOut(Localizer):
             return self._exact(neurons, sequence, everything, torch.zeros_like(everything, dtype=torch.float32), report)
         estimates = ablation_estimate(neurons, SequenceBatch.of([sequence], neurons.device))[0]
         count = max(1, round(self.screen * neurons.n_neurons))
-        top = screened(estimates, lengths_written(neurons, sequence), count)
+        top = screened(estimates, output_norms(neurons, sequence), count)
         lots = torch.rand(estimates.shape, generator=torch.Generator().manual_seed(self.seed)).masked_fill(top, -1.0)
         drawn = lots.argsort(dim=-1, descending=True)[:, : min(self.screen_sample, neurons.n_neurons - count)]
         sample = torch.zeros_like(top).scatter(-1, drawn, True)
@@ -100,7 +94,7 @@ class ZeroOut(Localizer):
         with neurons.one_gelu_kernel():
             clean = CleanRun.of(neurons, batch.tokens)
             for layer in range(neurons.n_layers):
-                writes = clean.acts[layer].any(0).cpu()  # silencing a neuron that is zero at every position changes nothing
+                writes = clean.acts[layer].any(0).cpu()  # ablating a neuron that is zero at every position changes nothing
                 scores[layer, chosen[layer] & ~writes] = 0.0
                 done += int((chosen[layer] & ~writes).sum())
                 for chunk, rise in self._rises(clean, batch, layer, (chosen[layer] & writes).nonzero().flatten().tolist()):
@@ -116,8 +110,8 @@ class ZeroOut(Localizer):
         neurons = clean.neurons
         act, rows = clean.acts[layer], neurons.rows(layer)
         baseline = token_losses(neurons, clean.inputs.residual[neurons.n_layers], batch)
-        tokens = self.batch_tokens or min(self._tokens(neurons), TOKENS_AT_ONCE.get(act.device.type, self._tokens(neurons)))
-        size = max(1, tokens // batch.tokens.shape[1])
+        at_once = self.batch_tokens or min(tokens_that_fit(neurons), TOKENS_AT_ONCE.get(act.device.type, math.inf))
+        size = max(1, int(at_once) // batch.tokens.shape[1])
 
         def losses(chunk: list[int]) -> Tensor:
             if neurons.adds_output(layer):
@@ -134,26 +128,26 @@ class ZeroOut(Localizer):
 
 
 @torch.no_grad()
-def lengths_written(neurons: NeuronView, sequence: MemorizedSequence) -> Float[Tensor, "layer neuron"]:
-    """Length of what each neuron writes, over all positions: ||h_i|| ||v_i||, float32 on the CPU."""
+def output_norms(neurons: NeuronView, sequence: MemorizedSequence) -> Float[Tensor, "layer neuron"]:
+    """Norm of each neuron's output over all positions: ||h_i|| ||v_i||, float32 on the CPU."""
     with neurons.recorded() as acts:
         residual(neurons.model, sequence.tokens[None].to(neurons.device))
-    lengths = [acts[layer][0].float().norm(dim=0).cpu() for layer in range(neurons.n_layers)]
-    return torch.stack(lengths) * neurons.row_norms()
+    norms = [acts[layer][0].float().norm(dim=0).cpu() for layer in range(neurons.n_layers)]
+    return torch.stack(norms) * neurons.row_norms()
 
 
-def screened(estimates: Float[Tensor, "layer neuron"], lengths: Float[Tensor, "layer neuron"], count: int) -> Bool[Tensor, "layer neuron"]:
-    """So many neurons of each layer: the highest by estimate and the highest by length, from both rankings in turn."""
-    ranks = [values.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1) for values in (estimates, lengths)]
+def screened(estimates: Float[Tensor, "layer neuron"], norms: Float[Tensor, "layer neuron"], count: int) -> Bool[Tensor, "layer neuron"]:
+    """``count`` neurons of each layer: the highest by estimate and the highest by norm, from both rankings in turn."""
+    ranks = [values.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1) for values in (estimates, norms)]
     best = torch.minimum(*ranks).argsort(dim=-1, stable=True)[:, :count]
     return torch.zeros_like(estimates, dtype=torch.bool).scatter(-1, best, True)
 
 
 def missed_share(values: Float[Tensor, "layer neuron"], top: Bool[Tensor, "layer neuron"], sample: Bool[Tensor, "layer neuron"]) -> float:
-    """Bound on the share of the neurons outside ``top`` that belong into the exact top ``SCREENED_FOR`` of their layer.
+    """Upper bound on the share of the neurons outside ``top`` that belong into the exact top ``SCREENED_FOR`` of their layer.
 
-    A neuron of the sample belongs there when its exact score exceeds the lowest of the best ``SCREENED_FOR`` of ``top``; from how many
-    do, Clopper and Pearson's one-sided bound at ``CONFIDENCE``. 1 without a sample, 0 when nothing is outside.
+    A neuron of the sample belongs there when its exact score exceeds the lowest of the best ``SCREENED_FOR`` of ``top``. The bound is
+    Clopper and Pearson's one-sided bound at ``CONFIDENCE``; it is 1 without a sample, and 0 when no neuron is outside.
     """
     if top.all():
         return 0.0
@@ -168,9 +162,9 @@ def missed_share(values: Float[Tensor, "layer neuron"], top: Bool[Tensor, "layer
 
 
 def token_losses(neurons: NeuronView, resid: Float[Tensor, "batch pos d_model"], sequence: SequenceBatch) -> Float[Tensor, "batch target"]:
-    """-log P of each suffix token of one sequence for each residual stream of a batch, float64 on the CPU; few logits at a time.
+    """-log P of each suffix token of one sequence for each residual stream of a batch, float64 on the CPU.
 
-    A score is a small difference of these, so the last step, log of the sum plus the distance from the highest logit, is in float64.
+    A score is a small difference of these, so the last step, the log of the sum and the distance from the highest logit, is in float64.
     """
     predicting = resid[:, sequence.positions]
     size = max(1, UNEMBEDDED_AT_ONCE.get(resid.device.type, 1024) // len(sequence.targets))
