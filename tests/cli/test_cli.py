@@ -40,7 +40,7 @@ def test_inj_records_seeds_versions_and_settings(run, tmp_path):
     run.inj("--limit", 1, "--ratio", 0.1, "--methods", "hard_concrete", "--max-steps", 2, "--set", "hard_concrete.steps=10", "--seed", 7)
     (record,) = json.loads((tmp_path / "out" / "settings.json").read_text())["runs"]
     assert "steps=10" in record["methods"]["hard_concrete"]
-    assert record["injection"]["seeds"] == "7 + index of the sentence"
+    assert record["seeds"] == "7 + index of the sentence"
     assert {"torch", "transformer-lens", "fingerprint", "device", "dtype"} <= set(record["environment"])
 
 
@@ -77,7 +77,7 @@ def test_inj_interrupted_at_once_keeps_what_is_done_and_goes_on(run, tmp_path, m
     assert pd.read_csv(tmp_path / "out" / "frame.csv")["sequence_id"].nunique() == 3
 
 
-def test_inj_ctrl_c_finishes_the_unit_in_hand(run, tmp_path, monkeypatch):
+def test_inj_ctrl_c_finishes_the_task_in_hand(run, tmp_path, monkeypatch):
     import os
     import signal
 
@@ -91,8 +91,8 @@ def test_inj_ctrl_c_finishes_the_unit_in_hand(run, tmp_path, monkeypatch):
     monkeypatch.setattr(RandomBaseline, "__call__", interrupted)
     result = run.inj("--ratio", 0.1, "--methods", "random", "--max-steps", 1)
     assert result.exit_code == 130, result.output
-    assert "Finishing the unit in hand" in result.stderr
-    assert len(list((tmp_path / "out" / "units" / "inj").iterdir())) == 1
+    assert "Finishing the task in hand" in result.stderr
+    assert len(list((tmp_path / "out" / "records" / "inj").iterdir())) == 1
     assert signal.getsignal(signal.SIGINT) == before
 
 
@@ -122,8 +122,8 @@ def test_folder_is_told_from_without_the_model(run, tmp_path, monkeypatch):
     again, before = frame(tmp_path / "made-again"), frame(out)
     before = before[before["sequence_id"].str.startswith("006")].reset_index(drop=True)
     assert again.equals(before)
-    (unit,) = [line.strip() for line in trace.stdout.splitlines() if "/units/inj/" in line]
-    assert (tmp_path / "made-again" / "units" / "inj" / unit.rpartition("/")[2]).exists()
+    (unit,) = [line.strip() for line in trace.stdout.splitlines() if "/records/inj/" in line]
+    assert (tmp_path / "made-again" / "records" / "inj" / unit.rpartition("/")[2]).exists()
 
 
 def test_status_of_another_folder_says_so(run, tmp_path):
@@ -137,7 +137,7 @@ def test_inj_refuses_settings_that_contradict_the_folder(run):
     run.inj(*arguments, "--max-steps", 1)
     result = run.inj(*arguments, "--max-steps", 2)
     assert result.exit_code == 2
-    assert "injection.max_steps: 1 in the folder, 2 now" in result.stderr
+    assert "max_steps: 1 in the folder, 2 now" in result.stderr
 
 
 def test_inj_says_nothing_in_a_pipe_unless_asked(run):
@@ -215,7 +215,7 @@ def test_inj_explains_a_mistake_in_one_line(run, arguments, message):
     ],
 )
 def test_inj_finds_mistakes_before_the_model_is_loaded(run, arguments, message, monkeypatch):
-    monkeypatch.setattr("tl_localize.cli.inj.load_model", lambda *a: pytest.fail("the model was loaded first"))
+    monkeypatch.setattr("tl_localize.cli.options.load_model", lambda *a: pytest.fail("the model was loaded first"))
     result = run.inj(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
@@ -238,7 +238,7 @@ def test_inj_names_the_line_of_a_broken_file(run, data):
 
 def test_inj_finds_an_unwritable_folder_before_the_work(run, model_dir, data, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("tl_localize.cli.inj.load_model", lambda *a: pytest.fail("the model was loaded first"))
+    monkeypatch.setattr("tl_localize.cli.options.load_model", lambda *a: pytest.fail("the model was loaded first"))
     result = run("inj", "--model", model_dir, "--data", data, "--out", tmp_path / "file" / "out")
     assert result.exit_code == 2
     assert "folder must be writable" in result.stderr
@@ -315,7 +315,7 @@ def named_gpt2(model_dir, tmp_path):
 
 
 def test_inj_takes_the_papers_settings_for_a_directory_of_that_name(run, named_gpt2, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("tl_localize.cli.inj.work", lambda *a, **k: True)
+    monkeypatch.setattr("tl_localize.cli.inj.compute", lambda *a, **k: True)
     arguments = ["--data", data, "--limit", 1, "--ratio", 0.1, "--methods", "slimming", "--out", tmp_path / "out"]
     result = run("inj", "--model", named_gpt2, *arguments, "--set", "slimming.stop_sparsity=0.3")
     assert "Settings of learned masks: the paper's for gpt2." in result.stderr
@@ -327,7 +327,7 @@ def test_inj_takes_the_papers_settings_for_a_directory_of_that_name(run, named_g
 def test_tune_searches_around_the_papers_settings(run, named_gpt2, data, tmp_path, monkeypatch):
     from tl_localize.execution.store import Store
 
-    monkeypatch.setattr("tl_localize.cli.tune.work", lambda *a, **k: True)
+    monkeypatch.setattr("tl_localize.cli.tune.compute", lambda *a, **k: True)
     result = run("tune", "--model", named_gpt2, "--data", data, "--method", "slimming", "--ratio", 0.1, "--out", tmp_path / "tune")
     assert "the paper's for gpt2, where the grid has no others." in result.stderr
     (plan,) = Store(tmp_path / "tune", read_only=True).plans()

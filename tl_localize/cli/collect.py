@@ -16,14 +16,15 @@ from tl_localize.cli.options import ModelOptions, RunOptions, say
 from tl_localize.cli.running import compute
 from tl_localize.collect import Collection, Corpus, Criteria, Report, Search, SearchResults, check_draw, chunks_of, parse_windows
 from tl_localize.collect.criteria import NEAR, SURPLUS
-from tl_localize.collect.reference_stream import STREAM, changed_texts, reference_search, reference_tables, with_planted
+from tl_localize.collect.reference_stream import STREAM, changed_texts, general_texts, reference_search, reference_tables, with_planted
 from tl_localize.evals.presets import GENERAL
 from tl_localize.execution import Store
-from tl_localize.files import prepare_folder, save_tensors, write_text
+from tl_localize.files import prepare_folder, write_text
 from tl_localize.models import is_reference
 from tl_localize.readers import TOKEN_SUFFIXES
 from tl_localize.reference import N_DEV, held_out_tokens
 from tl_localize.report.tables import save_table, to_markdown
+from tl_localize.scores import save_tensors
 
 PAPER = Criteria()
 GENERAL_LENGTH = 128
@@ -97,7 +98,7 @@ def collect(
 def say_stream() -> None:
     """Say where the training stream of the reference models comes from."""
     say("The reference models' training stream is made again from this Python's documentation.")
-    if changed := changed_texts():
+    if changed := changed_texts(general_texts()):
         say(
             f"{len(changed)} of its documents are not as they were in training, because another Python version ships other "
             "documentation: the natural sequences may differ, the planted ones do not."

@@ -23,7 +23,7 @@ from tl_localize.methods import METHODS, RandomBaseline
 from tl_localize.report.tables import to_markdown
 
 Folder = Annotated[Path, typer.Argument(help="Results folder of tl-localize inj, del, tune or collect.")]
-SHOWN = ("sequence_id", "ratio", "recall", "recall_across_layers", "perplexity")  # of a row of a measurement
+SHOWN = ("sequence_id", "ratio", "recall", "recall_across_layers", "layer", "multiple", "self_accuracy", "self_levenshtein", "perplexity")
 
 
 def status(folder: Folder) -> None:
@@ -65,9 +65,7 @@ def trace(
     """The tasks that a number in a table was made of, their files, and the command that makes them again in a new folder."""
     store = Store(folder, read_only=True)
     tasks = [task for task in planned(store) if task.kind != "baseline"]
-    found = [
-        task for task in tasks if method in (None, task.label) and ratio in (None, task.ratio) and task.name.startswith(name or "")
-    ]
+    found = [task for task in tasks if method in (None, task.label) and ratio in (None, task.ratio) and task.name.startswith(name or "")]
     if not found:
         known = ", ".join(sorted({task.label for task in tasks}))
         raise ValueError(f"method, ratio and name must select a number of the tables, got none. Methods: {known}.")
@@ -99,7 +97,9 @@ def numbers(task: Task, record: Record, store: Store) -> list[dict[str, Any]]:
         own = {f"self_{name}": effect[name][effect["target"]] for name in ("accuracy", "levenshtein")}
         alone = {name: budget[name] for name in ("layer", "multiple") if budget["layer"] is not None}
         rows.append({**alone, **own, "perplexity": effect["perplexity"]})
-    return [{name: value for name, value in row.items() if name in (*SHOWN, "layer", "multiple") or name.startswith("self_")} for row in rows]
+    return [
+        {name: value for name, value in row.items() if name in (*SHOWN, "layer", "multiple") or name.startswith("self_")} for row in rows
+    ]
 
 
 def rerun_command(made_by: StoredPlan, task: Task) -> str:
@@ -119,7 +119,9 @@ def rerun_command(made_by: StoredPlan, task: Task) -> str:
         if task.kind == "single_layer":
             options["single_layer"] = method
     groups = groups_of(plan, task, {task.label, RandomBaseline.name} if only else None)  # Random always runs along
-    return command_line(command["name"], {**options, "shard": f"{groups.index(task.group or task.key) + 1}/{len(groups)}", "out": "made-again"})
+    return command_line(
+        command["name"], {**options, "shard": f"{groups.index(task.group or task.key) + 1}/{len(groups)}", "out": "made-again"}
+    )
 
 
 def groups_of(plan: Plan, task: Task, labels: set[str] | None) -> list[str]:

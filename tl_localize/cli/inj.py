@@ -25,7 +25,7 @@ from tl_localize.evals.tuning import read_settings
 from tl_localize.execution import Store
 from tl_localize.models import is_reference
 from tl_localize.reference import N_DEV, inj_sequences
-from tl_localize.report.figures import own_against_foreign, recall_curve, save_figure
+from tl_localize.report.figures import recall_curve, save_figure, target_against_distractors
 from tl_localize.report.tables import inj_tables, save_table, to_markdown
 
 
@@ -96,7 +96,7 @@ def publish_inj(store: Store, folder: Path) -> None:
     try:
         save_figure(recall_curve(results), folder, "inj_recall_curve")
         if results.distractors:
-            save_figure(own_against_foreign(results), folder, "inj_own_against_foreign")
+            save_figure(target_against_distractors(results), folder, "inj_target_against_distractors")
     except ImportError as error:
         say(str(error))
     typer.echo("\nRecall in percent, mean ± standard error over sentences; 1x, 2x, 5x: top share of each layer over the injected share\n")

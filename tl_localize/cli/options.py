@@ -6,7 +6,7 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -85,27 +85,27 @@ class RunOptions:
 
 
 def expanded(function: Callable[..., None]) -> Callable[..., None]:
-    """A function as a command: each parameter that is a dataclass of options becomes its fields, and a mistake of the user's one line.
+    """A function as a command: a parameter that is a group of options becomes these options, and a mistake of the user's one line.
 
     ``ctx.obj`` holds the options by parameter name, for the record of the command.
     """
     own = inspect.signature(function, eval_str=True).parameters
-    groups = {
-        name: inspect.signature(one.annotation, eval_str=True).parameters if is_dataclass(one.annotation) else {name: one}
-        for name, one in own.items()
-    }
+    groups = (ModelOptions, RunOptions)
+    kinds: dict[str, Callable[..., Any]] = {name: one.annotation for name, one in own.items() if one.annotation in groups}
+    fields = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in kinds.items()}
 
     def call(**given: Any) -> None:
         if "ctx" in given:
             given["ctx"].obj = {name: value for name, value in given.items() if name != "ctx"}
         try:
-            made = {name: {field: given[field] for field in fields} for name, fields in groups.items()}
-            function(**{name: own[name].annotation(**one) if is_dataclass(own[name].annotation) else one[name] for name, one in made.items()})
+            made = {name: kind(**{field: given.pop(field) for field in fields[name]}) for name, kind in kinds.items()}
+            function(**given, **made)
         except (ValueError, OSError, ImportError) as error:
             typer.echo(f"tl-localize: {error}", err=True)
             raise typer.Exit(2) from error
 
-    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for fields in groups.values() for one in fields.values()]
+    flat = [part for name, one in own.items() for part in (fields[name].values() if name in fields else [one])]
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in flat]
     call.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess] - what typer reads
     call.__annotations__ = {one.name: one.annotation for one in parameters}
     call.__name__, call.__doc__ = function.__name__, function.__doc__
@@ -118,10 +118,13 @@ def recorded(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         if name in inspect.signature(RunOptions).parameters or value in (None, False, []):
             continue
-        path = isinstance(value, Path) or (name == "model" and Path(value).is_dir())
-        many = [str(Path(one).absolute()) if isinstance(one, Path) else one for one in value] if isinstance(value, list) else value
-        found[name] = str(Path(value).absolute()) if path else many
+        value = Path(value) if name == "model" and Path(value).is_dir() else value
+        found[name] = list(map(_in_full, value)) if isinstance(value, list) else _in_full(value)
     return found
+
+
+def _in_full(value: Any) -> Any:
+    return str(value.absolute()) if isinstance(value, Path) else value
 
 
 def command_line(name: str, options: Mapping[str, Any]) -> str:
