@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -46,6 +46,7 @@ class Outcome:
 Groups = Sequence[Sequence[Task]]  # tasks that share needs, one group after the other
 
 
+@runtime_checkable
 class Watch(Protocol):
     """What an executor tells while it works."""
 
@@ -54,6 +55,7 @@ class Watch(Protocol):
     def within(self, fraction: float) -> None: ...
 
 
+@runtime_checkable
 class Executor(Protocol):
     """Who computes."""
 
