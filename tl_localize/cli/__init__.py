@@ -30,4 +30,4 @@ COMMANDS = {
     "trace": folder.trace,
 }
 for name, command in COMMANDS.items():
-    app.command(name)(expanded(command))
+    app.command(name)(expanded(name, command))

@@ -32,7 +32,6 @@ GENERAL_LENGTH = 128
 
 def collect(
     *,
-    ctx: typer.Context,
     data: Annotated[
         list[Path] | None,
         typer.Option(help=f"Text (one a line), .jsonl, or tokens ({', '.join(TOKEN_SUFFIXES)}); may be given many times."),
@@ -63,14 +62,14 @@ def collect(
     interrupted.
     """
     of_row = parse_windows(windows)
-    criteria = Criteria(**{name: value for name, value in ctx.obj.items() if name in asdict(PAPER)})
+    criteria = Criteria(**{name: value for name, value in run.options.items() if name in asdict(PAPER)})
     check_draw(n_dev, n_max)
     if n_general < 1:
         raise ValueError(f"n_general must be at least 1, got {n_general}. The paper has 2048.")
     if not data and not is_reference(on.model):
         raise ValueError(f"data must be given for {on.model!r}, whose training text is not shipped, got none. Name a corpus with --data.")
     chunks = chunks_of([Corpus(path, key) for path in data], of_row, criteria.length) if data else []
-    store = run.store(ctx, f"collect-{on.short}")
+    store = run.store(f"collect-{on.short}")
     model = on.load()
     if not data:
         say_stream()

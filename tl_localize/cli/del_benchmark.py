@@ -60,7 +60,6 @@ DelData = Annotated[
 
 def del_benchmark(
     *,
-    ctx: typer.Context,
     on: ModelOptions,
     data: DelData = None,
     general: General = None,
@@ -110,9 +109,9 @@ def del_benchmark(
         raise ValueError(f"ablation must be one of {', '.join(ABLATIONS)}, got {ablation!r}.{nearest(ablation, ABLATIONS)}")
     say_settings(on.model, "del", settings)
     name = f"del-{on.short}{'' if ablation == 'zero' else f'-{ablation}'}"
-    folder = run.store(ctx, name).folder
+    folder = run.store(name).folder
     model, ratios, default = on.load(), tuple(ratio or del_ratios(on.model)), data is None
-    data = data or collected_default(model, on.load, run.store(ctx, name, "collection"), run, n_dev, ratios)
+    data = data or collected_default(model, on.load, run.store(name, "collection"), run, n_dev, ratios)
     sequences, n_dev, text = del_data(model, data, general, n_dev, n_prefix)
     sequences = drawn_first(sequences, n_dev, seed)[:limit]
     n_test = len(sequences) - n_dev
@@ -123,7 +122,7 @@ def del_benchmark(
         model, sequences, text, ratios=ratios, n_dev=n_dev, n_targets=n_targets, ablation=ablation, first_layer=FIRST_LAYER, seed=seed
     )
     say(f"{n_targets or n_test} of {n_test} sequences are targets ({n_dev} dev sequences are left out), model {on.model}")
-    store = Store(folder, command=run.store(ctx, name, data=data, limit=limit, targets=targets).command)
+    store = Store(folder, command=run.store(name, data=data, limit=limit, targets=targets).command)
     done = compute([*del_runs(benchmark, chosen, fewer), *(single_layer_run(benchmark, method) for method in alone)], store, run, on.load)
     publish_del(store, store.folder)
     finish(store, done)

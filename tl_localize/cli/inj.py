@@ -31,7 +31,6 @@ from tl_localize.report.tables import inj_tables, save_table, to_markdown
 
 def inj(
     *,
-    ctx: typer.Context,
     on: ModelOptions,
     data: Annotated[Path | None, typer.Option(help="ECBD-style JSONL (key: definition). Default: our own sentences.")] = None,
     methods: Annotated[str, typer.Option(help="Comma-separated names, or 'all'.")] = "all",
@@ -59,7 +58,7 @@ def inj(
     if learning_rate is not None and not learning_rate > 0:
         raise ValueError(f"learning_rate must be above 0, got {learning_rate}. Leave it out for the paper's.")
     say_settings(on.model, "inj", settings)
-    store = run.store(ctx, f"inj-{on.short}{f'-distractors-{distractors}' if distractors else ''}")
+    store = run.store(f"inj-{on.short}{f'-distractors-{distractors}' if distractors else ''}")
     model = on.load()
     sequences = inj_sequences(model, data)
     limit = limit or (INJ_SENTENCES if is_reference(on.model) and data is None else len(sequences))

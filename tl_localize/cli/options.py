@@ -6,7 +6,7 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -66,13 +66,15 @@ class RunOptions:
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try again what failed before.")] = False
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for every task.")] = False
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but errors.")] = False
+    command: str = ""  # its name
+    options: Mapping[str, Any] = field(default_factory=dict)  # all that it was given, by name
 
     def __post_init__(self) -> None:
         parse_shard(self.shard)
         check_at_least(1, workers=self.workers)
         check_at_least(0, gpus=self.gpus)
 
-    def store(self, ctx: typer.Context, name: str, folder: str = "", **resolved: Any) -> Store:
+    def store(self, name: str, folder: str = "", **resolved: Any) -> Store:
         """The results folder, with the record of the command.
 
         Args:
@@ -81,31 +83,30 @@ class RunOptions:
             resolved: options whose values were found only while the command ran.
         """
         out = prepare_folder((self.out or Path("tl-localize-results") / name) / folder)
-        return Store(out, command={"name": ctx.info_name, "options": recorded({**ctx.obj, **resolved})})
+        return Store(out, command={"name": self.command, "options": recorded({**self.options, **resolved})})
 
 
-def expanded(function: Callable[..., None]) -> Callable[..., None]:
-    """A function as a command: a parameter that is a group of options becomes these options, and a mistake of the user's one line.
-
-    ``ctx.obj`` holds the options by parameter name, for the record of the command.
-    """
+def expanded(command: str, function: Callable[..., None]) -> Callable[..., None]:
+    """A function as a command: a parameter that is a group of options becomes these options, and a mistake of the user's one line."""
     own = inspect.signature(function, eval_str=True).parameters
-    groups = (ModelOptions, RunOptions)
-    kinds: dict[str, Callable[..., Any]] = {name: one.annotation for name, one in own.items() if one.annotation in groups}
-    fields = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in kinds.items()}
+    groups: dict[str, Callable[..., Any]] = {
+        name: one.annotation for name, one in own.items() if one.annotation in (ModelOptions, RunOptions)
+    }
+    fields = {
+        name: [one for one in inspect.signature(kind, eval_str=True).parameters.values() if hasattr(one.annotation, "__metadata__")]
+        for name, kind in groups.items()
+    }
+    parameters = [part.replace(kind=part.KEYWORD_ONLY) for name, one in own.items() for part in fields.get(name, [one])]
 
     def call(**given: Any) -> None:
-        if "ctx" in given:
-            given["ctx"].obj = {name: value for name, value in given.items() if name != "ctx"}
+        made = {name: {one.name: given[one.name] for one in parts} for name, parts in fields.items()}
+        made = {name: values | ({"command": command, "options": given} if name == "run" else {}) for name, values in made.items()}
         try:
-            made = {name: kind(**{field: given.pop(field) for field in fields[name]}) for name, kind in kinds.items()}
-            function(**given, **made)
+            function(**{name: groups[name](**made[name]) if name in groups else given[name] for name in own})
         except (ValueError, OSError, ImportError) as error:
             typer.echo(f"tl-localize: {error}", err=True)
             raise typer.Exit(2) from error
 
-    flat = [part for name, one in own.items() for part in (fields[name].values() if name in fields else [one])]
-    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in flat]
     call.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess] - what typer reads
     call.__annotations__ = {one.name: one.annotation for one in parameters}
     call.__name__, call.__doc__ = function.__name__, function.__doc__

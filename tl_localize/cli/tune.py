@@ -49,7 +49,6 @@ from tl_localize.report.tables import save_table, to_markdown
 
 def tune(
     *,
-    ctx: typer.Context,
     benchmark: Annotated[str, typer.Option(help="inj or del.")] = "inj",
     method: Annotated[str, typer.Option(help="Method to tune: hard_concrete, slimming or another with settings.")] = "hard_concrete",
     grid: Annotated[Path | None, typer.Option(help="JSON file {METHOD: {SETTING: [values]}}. Default: the paper's grid.")] = None,
@@ -91,15 +90,15 @@ def tune(
         if data is None:
             check_dev(n_dev, DEL_SEQUENCES)
     name = f"tune-{benchmark}-{on.short}"
-    folder = run.store(ctx, name).folder
+    folder = run.store(name).folder
     model = on.load()
     if kind == "inj":
         setting = InjBenchmark(model=model, sequences=inj_sequences(model, data, dev=True), ratio=ratio, distractors=distractors)
     else:
-        data = data or collected_default(model, on.load, run.store(ctx, name, "collection"), run, n_dev, [ratio])
+        data = data or collected_default(model, on.load, run.store(name, "collection"), run, n_dev, [ratio])
         dev, text = dev_data(model, data, general, n_dev, n_prefix)
         setting = DelBenchmark(model, dev, text, ratios=(ratio,), n_dev=0, first_layer=FIRST_LAYER)
-    store = Store(folder, command=run.store(ctx, name, data=data).command)
+    store = Store(folder, command=run.store(name, data=data).command)
     done = compute([(setting, candidates)], store, run, on.load)
     publish_tune(store, store.folder, ratio)
     finish(store, done)
