@@ -138,9 +138,7 @@ def parse_value(setting: str, text: str, default: Any) -> Any:
         raise ValueError(f"--set must give {kind.__name__} to {setting.partition('=')[0]}, got {text!r}.") from error
 
 
-def del_methods(
-    names: str, settings: Sequence[str] = (), model: str = "", tuned: Settings | None = None, seed: int = 0
-) -> list[Localizer]:
+def del_methods(names: str, settings: Sequence[str] = (), model: str = "", tuned: Settings | None = None, seed: int = 0) -> list[Localizer]:
     """``make_methods`` for DEL: learned masks spare the first layer, and have the paper's settings for its models, then the tuned ones.
 
     Args:
