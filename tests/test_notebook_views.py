@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tl_localize import DelResults, Injection, InjResults, JointInjection, MemorizedSequence, NeuronScores, NeuronSet
-from tl_localize.report.token_view import TokenView, token_view
+from tl_localize import DelResults, Injection, InjResults, JointInjection, NeuronScores, NeuronSet
 
 
 class Balance(HTMLParser):
@@ -110,47 +109,6 @@ def test_results_of_nothing_can_be_shown(empty: Any) -> None:
     assert "nothing measured" in repr(empty) and "nothing measured" in check_html(empty._repr_html_())
 
 
-# ---- tokens ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def view() -> TokenView:
-    """Suffix b c d e: right, forgotten, learned, wrong."""
-    sequence = MemorizedSequence(torch.tensor([0, 1, 2, 3, 4]), 1, "s0")
-    return TokenView(
-        sequence, torch.tensor([1, 2, 9, 9]), torch.tensor([1, 8, 3, 8]), lambda ids: "".join("<bcdefgh\nj"[i] for i in ids), 5
-    )
-
-
-def test_token_view_tells_four_states_apart(view: TokenView) -> None:
-    assert view.states() == ["right", "forgotten", "learned", "wrong"]
-    assert view.forgotten.tolist() == [False, True, False, False]
-
-
-def test_token_view_without_colour_has_brackets(view: TokenView) -> None:
-    assert view.text(colour=False).startswith("< >>> b[c|\u23ce]d(e|\u23ce)\n5 neurons silenced: 1 of 2 recited tokens forgotten")
-
-
-def test_token_view_in_colour_has_escape_codes(view: TokenView) -> None:
-    assert "\033[7;31mc\033[0m" in view.text(colour=True)
-
-
-def test_token_view_escapes_text_and_shows_line_breaks(view: TokenView) -> None:
-    html = check_html(view._repr_html_())
-    assert "&lt;" in html and "\u23ce" in html and ">c<" in html
-
-
-def test_token_view_says_what_its_marks_mean(view: TokenView) -> None:
-    html = check_html(view._repr_html_())
-    assert all(f"{state}</span>: " in html for state in ("forgotten", "learned", "wrong"))
-    whole = TokenView(view.sequence, view.sequence.suffix, view.sequence.suffix, view.decode, 0)
-    assert "</span>: " not in check_html(whole._repr_html_())
-
-
-def test_token_view_without_colour_stays_on_one_line_where_a_break_is_predicted(view: TokenView) -> None:
-    assert view.text(colour=False).count("\n") == 1  # before the summary
-
-
 def test_tables_have_text_on_the_left_and_numbers_on_the_right() -> None:
     from tl_localize.html import table
 
@@ -163,21 +121,6 @@ def test_tables_without_rows_can_be_shown() -> None:
     from tl_localize.html import table
 
     assert "name" in check_html(table(("name",), []))
-
-
-def test_token_view_measures_before_and_after(gpt2_like: Any, sequence: Any) -> None:
-    from tl_localize.metrics import predicted_suffixes
-
-    tokens = sequence.tokens.clone()
-    tokens[sequence.n_prefix] = next(predicted_suffixes(gpt2_like, [sequence]))[0]  # so one token is right
-    sequence = MemorizedSequence(tokens, sequence.n_prefix)
-    neurons = NeuronSet(torch.ones(2, 48) > 0)
-    view = token_view(gpt2_like, sequence, neurons, decode=str)
-    (whole,) = predicted_suffixes(gpt2_like, [sequence])
-    with neurons.dropped_out(gpt2_like):
-        (silent,) = predicted_suffixes(gpt2_like, [sequence])
-    assert torch.equal(view.before, whole) and torch.equal(view.after, silent) and not torch.equal(whole, silent)
-    assert len(repr(view)) < 140
 
 
 # ---- one line each ---------------------------------------------------------------------------------------------------

@@ -24,6 +24,15 @@ TITLES = {  # of methods, in tables and figures
 }
 
 
+def short_title(method: object) -> str:
+    """A method's title without what stands in brackets, for a legend or the head of a column; other names as they are.
+
+    >>> short_title("attribution"), short_title("mine")
+    ('Attribution', 'mine')
+    """
+    return TITLES.get(str(method), str(method)).split(" (")[0]
+
+
 def published(table: str, model: str | None = None) -> pd.DataFrame:
     """The paper's numbers as tidy data: table, model, setting, method, metric, value, standard_error, note.
 
@@ -36,7 +45,6 @@ def published(table: str, model: str | None = None) -> pd.DataFrame:
     Raises:
         ValueError: an unknown table.
 
-    >>> from tl_localize.report.paper import published
     >>> published("inj", "gpt2")[["setting", "method", "metric", "value"]].head(2)
       setting         method       metric  value
     0    0.01  hard_concrete  recall@0.01  0.495
