@@ -14,10 +14,9 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from tl_localize.evals.del_benchmark import DelResults
-from tl_localize.evals.inj_benchmark import TRUE_ROWS, InjResults, by_group
-from tl_localize.execution.store import prepare_folder
-from tl_localize.files import write_whole
+from tl_localize.evals.del_results import DelResults
+from tl_localize.evals.inj_results import TRUE_ROWS, InjResults, by_group
+from tl_localize.files import prepare_folder, write_whole
 from tl_localize.models import REFERENCE_MODELS
 from tl_localize.report.paper import short_title
 from tl_localize.scores import NeuronScores, NeuronSet

@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from tl_localize.evals.del_benchmark import METRICS, DelResults
-from tl_localize.evals.inj_benchmark import InjResults
-from tl_localize.execution.store import prepare_folder, write_text
+from tl_localize.evals.del_results import METRICS, DelResults
+from tl_localize.evals.inj_results import InjResults
+from tl_localize.files import prepare_folder, write_text
 from tl_localize.report.paper import TITLES, published, short_title
 from tl_localize.stats import mean_text, with_error
 
