@@ -59,7 +59,8 @@ class Watch(Protocol):
 class Executor(Protocol):
     """Who computes."""
 
-    shard: tuple[int, int]
+    @property
+    def shard(self) -> tuple[int, int]: ...
 
     def __call__(
         self, benchmark: Benchmark[Any], methods: Methods, groups: Groups, cache: Cache, failed: set[str], watch: Watch
