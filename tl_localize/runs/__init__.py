@@ -5,17 +5,22 @@ missing. Every unit is computed alone, so that its bits don't depend on what was
 """
 
 from tl_localize.runs.base import Event, Run, Work, stored
+from tl_localize.runs.collect_run import CollectRun, Corpus, Search
 from tl_localize.runs.del_run import DelRun
-from tl_localize.runs.folder import Status, del_results, inj_results, single_layer_frames, status
+from tl_localize.runs.folder import Status, collected, del_results, inj_results, single_layer_frames, status
 from tl_localize.runs.inj_run import InjRun
 
 __all__ = [
+    "CollectRun",
+    "Corpus",
     "DelRun",
     "Event",
     "InjRun",
     "Run",
+    "Search",
     "Status",
     "Work",
+    "collected",
     "del_results",
     "inj_results",
     "single_layer_frames",

@@ -8,14 +8,16 @@ from typing import Any
 
 import pandas as pd
 
+from tl_localize.collect import Report, Sifted, merged
 from tl_localize.evals.del_benchmark import DelResults, Effect, Share, single_layer_frame
 from tl_localize.evals.inj_benchmark import TRUE_ROWS, InjResults
 from tl_localize.runs.base import Run, Work
+from tl_localize.runs.collect_run import CollectRun
 from tl_localize.runs.del_run import BY_LAYER, DelRun
 from tl_localize.runs.inj_run import FRAMES, InjRun
 from tl_localize.execution.store import Store, Unit
 
-RUNS: dict[str, type[Run]] = {"inj": InjRun, "del": DelRun}
+RUNS: dict[str, type[Run]] = {"inj": InjRun, "del": DelRun, "collect": CollectRun}
 COUNTS = ("planned", "done", "failed", "missing", "not_converged")
 
 Planned = dict[tuple[float, int, str], tuple[Work, Unit]]
@@ -156,6 +158,31 @@ def single_layer_frames(store: Store) -> dict[str, pd.DataFrame]:
         if found:
             frames[name] = single_layer_frame(before, found, plans[0]["value"]["intervention"], name, ratio)
     return frames
+
+
+def collected(store: Store) -> Report:
+    """What was found in the chunks of a collection that are done; near-duplicates and the draw come when all are.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import torch
+    >>> from tl_localize import load_model
+    >>> from tl_localize.collect import Criteria
+    >>> from tl_localize.reference import reference_sequences
+    >>> from tl_localize.runs import CollectRun, Corpus, Search, collected
+    >>> from tl_localize.execution.store import Store
+    >>> model = load_model("reference")
+    >>> corpus = Corpus(Path("planted"), given=torch.stack([one.tokens for one in reference_sequences(model)[:3]]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = CollectRun(Store(Path(folder)), Search(model, corpus.chunks(), Criteria()))
+    ...     made = list(run.make(run.works[0], run.missing(run.works[0])))
+    ...     collected(run.store)
+    Report(3 came in, 3 left)
+    """
+    units, _ = planned(store)
+    records = [record for _, unit in units.values() if (record := store.read(unit))]
+    counts, _ = merged(Sifted.unpacked(record.value, record.tensors) for record in records)
+    return counts.report()
 
 
 def _before(store: Store, units: Planned) -> pd.DataFrame | None:
