@@ -14,10 +14,10 @@ from itertools import islice
 
 import numpy as np
 import torch
+from tl_localize.collect.reference_stream import reference_stream
 
 from tl_localize import load_model
 from tl_localize.collect import Candidate, Criteria, Filter, near_duplicates, token_windows
-from tl_localize.collect.reference_stream import reference_stream
 
 STRIDE = 25  # eight windows a row: a hundred thousand in 12,500 rows of the stream
 MODEL = "reference-gpt2"

@@ -33,8 +33,9 @@ def files(request):
 @pytest.fixture(scope="session")
 def collection(model, model_name, files):
     """What a reference model has memorized of its own training stream."""
-    from tl_localize.cli.del_benchmark import check_data
     from tl_localize.collect.reference_stream import reference_search, with_planted
+
+    from tl_localize.cli.del_benchmark import check_data
 
     check_data(model_name, *files)
     if files[0]:

@@ -31,11 +31,11 @@ CAPTIONS = {
 def results(model, model_name, tuned, request, publish):
     from tl_localize.cli.options import REFERENCE_RATIO, make_methods
     from tl_localize.evals.inj_benchmark import InjBenchmark
-    from tl_localize.report.paper import paper_settings
-    from tl_localize.report.figures import target_against_distractors, save_figure
-    from tl_localize.reference import inj_sequences
-    from tl_localize.report.tables import inj_tables
     from tl_localize.evals.tuning import read_settings
+    from tl_localize.reference import inj_sequences
+    from tl_localize.report.figures import save_figure, target_against_distractors
+    from tl_localize.report.paper import paper_settings
+    from tl_localize.report.tables import inj_tables
 
     full = request.config.getoption("--full")
     ratio = REFERENCE_RATIO if model_name.startswith("reference") else 0.01

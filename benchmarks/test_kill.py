@@ -26,11 +26,11 @@ sys.path.insert(0, str(TESTS))
 @pytest.mark.parametrize("distractors", [0, 1])
 def test_killed_run_has_the_tables_of_an_undisturbed_one(tmp_path, distractors):
     from kill import kill_until, logged
+    from tl_localize.execution.distributed import in_process, jobs
+    from tl_localize.runs import InjRun, inj_results
 
     from tl_localize import Activations, HardConcrete, IntegratedGradients
-    from tl_localize.execution.distributed import in_process, jobs
     from tl_localize.evals.inj_benchmark import InjBenchmark
-    from tl_localize.runs import InjRun, inj_results
     from tl_localize.execution.store import Store
     from tl_localize.report.tables import inj_tables, to_markdown
 

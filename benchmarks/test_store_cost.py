@@ -17,13 +17,14 @@ N_UNITS = 100_000
 
 
 def test_store_takes_under_two_percent_of_an_inj_run(tmp_path, monkeypatch):
+    from tl_localize.execution.distributed import in_process, jobs
+    from tl_localize.runs import InjRun
+
     from tl_localize import load_model
     from tl_localize.cli.options import REFERENCE_RATIO, make_methods
-    from tl_localize.execution.distributed import in_process, jobs
     from tl_localize.evals.inj_benchmark import InjBenchmark
-    from tl_localize.reference import inj_sequences
-    from tl_localize.runs import InjRun
     from tl_localize.execution.store import Store
+    from tl_localize.reference import inj_sequences
 
     spent = 0.0
 

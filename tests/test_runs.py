@@ -39,6 +39,7 @@ def methods():
 def start(benchmark, methods, tmp_path):
     """A run into a folder, with everything as in the other runs unless it is given."""
     from tl_localize.runs import InjRun
+
     from tl_localize.execution.store import Store
 
     def make(name="run", methods=methods, retry_failed=False, **changes):
@@ -77,7 +78,6 @@ def leftovers(folder):
 
 def test_run_gives_what_the_benchmark_gives_without_a_store(start, benchmark, methods):
     from pandas.testing import assert_frame_equal
-
     from tl_localize.runs import inj_results
 
     run = start()
@@ -96,7 +96,6 @@ def test_run_in_pieces_equals_a_run_in_one(start):
 
 def test_run_with_distractors_in_pieces_equals_a_run_in_one(start, benchmark, methods):
     from pandas.testing import assert_frame_equal
-
     from tl_localize.runs import inj_results
 
     whole = start("whole", distractors=1)
@@ -162,6 +161,7 @@ def test_run_refuses_another_model_and_other_sentences(start, make_model, senten
 
 def test_stored_refuses_a_function_whose_address_is_its_only_name(gpt2_like, tmp_path):
     from tl_localize.runs import stored
+
     from tl_localize.execution.store import Store
 
     with pytest.raises(ValueError, match="must have a repr that names all their settings"):
@@ -169,8 +169,9 @@ def test_stored_refuses_a_function_whose_address_is_its_only_name(gpt2_like, tmp
 
 
 def test_nothing_is_kept_of_a_model_with_hooks(gpt2_like, sequence, start, tmp_path):
-    from tl_localize import Activations
     from tl_localize.runs import stored
+
+    from tl_localize import Activations
     from tl_localize.execution.store import Store
 
     (method,) = stored([Activations()], Store(tmp_path / "scores"), gpt2_like)
@@ -227,9 +228,10 @@ def test_ray_engine_says_what_to_install(start, monkeypatch):
 
 
 def test_del_at_another_ratio_reuses_the_scores(gpt2_like, make_sequences, tmp_path, monkeypatch):
+    from tl_localize.runs import stored
+
     from tl_localize import HardConcrete, RandomBaseline
     from tl_localize.evals.del_benchmark import DelBenchmark
-    from tl_localize.runs import stored
     from tl_localize.execution.store import Store
 
     def measure(ratio, methods):
@@ -355,8 +357,9 @@ def test_failure_that_is_mended_is_forgotten(start, monkeypatch):
 
 
 def test_failed_injection_holds_up_its_own_part_only(start, monkeypatch):
-    from tl_localize.evals.inj_benchmark import InjBenchmark
     from tl_localize.runs import status
+
+    from tl_localize.evals.inj_benchmark import InjBenchmark
 
     right = InjBenchmark.inject
 
@@ -422,6 +425,7 @@ def test_every_flipped_bit_is_noticed(start, tmp_path):
 
 def test_opening_finds_damage_without_reading_a_number(start, tmp_path, monkeypatch, caplog):
     from tl_localize.execution.distributed import jobs
+
     from tl_localize.execution.store import Store
 
     run = start()
@@ -516,6 +520,7 @@ print("ok", done)
 
 def test_read_only_folder_can_be_read_and_is_not_changed(start, tmp_path):
     from tl_localize.runs import inj_results, status
+
     from tl_localize.execution.store import Store
 
     run = start()
@@ -616,9 +621,10 @@ def test_abandoned_temporary_files_are_removed_and_those_in_use_stay(tmp_path):
 @pytest.fixture
 def start_del(gpt2_like, make_sequences, methods, tmp_path):
     """DEL at two ratios, and layer by layer, into a folder."""
+    from tl_localize.runs import DelRun
+
     from tl_localize import Activations
     from tl_localize.evals.del_benchmark import DelBenchmark
-    from tl_localize.runs import DelRun
     from tl_localize.execution.store import Store
 
     def make(name="run", ratios=(0.1, 0.2), methods=methods, **changes):
@@ -642,6 +648,7 @@ def work_all(runs, stop_after=None, shard=(1, 1)):
 
 def del_numbers(store):
     from tl_localize.runs import del_results, single_layer_frames
+
     from tl_localize.report.tables import del_tables
 
     results = del_results(store)
@@ -655,7 +662,6 @@ def del_numbers(store):
 
 def test_del_run_gives_what_the_benchmark_gives_without_a_store(start_del, methods):
     from pandas.testing import assert_frame_equal
-
     from tl_localize.runs import del_results, single_layer_frames, stored
 
     runs = start_del()

@@ -144,9 +144,10 @@ def test_collect_refuses_files_of_one_name(run, corpus, tmp_path):
 
 
 def test_collect_searches_again_where_tokens_are_spelled_otherwise(model_dir, corpus, tmp_path):
+    from tl_localize.runs import CollectRun, Corpus, Search
+
     from tl_localize import load_model
     from tl_localize.collect import Criteria
-    from tl_localize.runs import CollectRun, Corpus, Search
     from tl_localize.execution.store import Store
 
     model = load_model(model_dir, device="cpu")
@@ -495,8 +496,9 @@ def test_chunk_refuses_a_file_with_another_content(gpt2_like, tmp_path, name):
     """Such as that of another machine under the same path."""
     import pickle
 
-    from tl_localize.collect import Criteria
     from tl_localize.runs import Corpus
+
+    from tl_localize.collect import Criteria
 
     def write(start):
         path = tmp_path / name
@@ -526,11 +528,11 @@ def test_worker_searches_chunks_from_the_recipe_of_a_run(model_dir, corpus, tmp_
     import pickle
 
     import torch
+    from tl_localize.execution.distributed import Recipe, Worker, in_hand, in_process, jobs, without
+    from tl_localize.runs import CollectRun, Corpus, Search
 
     from tl_localize import load_model
     from tl_localize.collect import Criteria
-    from tl_localize.execution.distributed import Recipe, Worker, in_hand, in_process, jobs, without
-    from tl_localize.runs import CollectRun, Corpus, Search
     from tl_localize.execution.store import Store
 
     monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
@@ -559,9 +561,10 @@ def test_worker_searches_chunks_from_the_recipe_of_a_run(model_dir, corpus, tmp_
 
 
 def test_collection_of_some_chunks_is_refused(model_dir, corpus, tmp_path):
+    from tl_localize.runs import CollectRun, Corpus, Search
+
     from tl_localize import load_model
     from tl_localize.collect import Criteria
-    from tl_localize.runs import CollectRun, Corpus, Search
     from tl_localize.execution.store import Store
 
     run = CollectRun(Store(tmp_path / "run"), Search(load_model(model_dir, device="cpu"), Corpus(corpus).chunks(), Criteria()))
@@ -704,10 +707,10 @@ def test_tune_finds_mistakes_before_the_model_is_loaded(run, arguments, message,
 def default_data(recited, model_dir, monkeypatch):
     """The tiny model in place of the reference model, its recited rows in place of the training stream, five chunks of it."""
     import torch
+    from tl_localize.runs import Corpus, Search
 
     from tl_localize import load_model
     from tl_localize.collect import Criteria
-    from tl_localize.runs import Corpus, Search
 
     def search(model):
         criteria = Criteria(n_prefix=4, n_suffix=12, min_distinct=1, max_jaccard=1)
@@ -786,8 +789,9 @@ def test_tune_del_collects_in_the_machinery_of_runs(run, default_data, tmp_path)
 
 
 def test_status_of_a_folder_without_a_plan_says_so(tmp_path):
-    from tl_localize.cli import app
     from tl_localize.runs import status
+
+    from tl_localize.cli import app
     from tl_localize.execution.store import Store
 
     store = Store(tmp_path / "out")
