@@ -32,7 +32,6 @@ from tl_localize.reference import CORPUS_DIR, DATA, N_PREFIX, N_SUFFIX, N_TOKENS
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("gpt2", "pythia")
 VOCAB = 4096
-HELD_OUT_ROWS, HELD_OUT_LENGTH = 256, 128
 BATCH_ROWS = 5
 LEARNING_RATE, FINAL_SHARE, WARM_UP = 1.2e-3, 0.03, 200
 WEIGHT_DECAY = 0.1  # with the small learning rate it keeps rows of W_out short and neurons alive
@@ -69,7 +68,7 @@ def digest(rows: np.ndarray) -> str:
 
 
 def build_corpus() -> None:
-    """Write the tokenizer into both model folders, and the planted sequences, corpus list and ."""
+    """Write the tokenizer into both model folders, and the planted sequences and corpus list."""
     general = general_texts()
     slots = sum(REPETITIONS.values())
     invented = [invented_text(CATEGORIES[i % len(CATEGORIES)], i % N_GROUPS, random.Random(f"tokenizer {i}")) for i in range(slots)]
