@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 import torch
 
-from tl_localize import DelResults, Injection, InjResults, JointInjection, NeuronScores, NeuronSet
+from tl_localize import DelResults, Injection, InjResults, JointInjection, MemorizedSequence, NeuronScores, NeuronSet
+from tl_localize.report.token_view import TokenView, token_view
 
 
 class Balance(HTMLParser):
@@ -66,7 +67,7 @@ def del_results() -> DelResults:
 
 def test_scores_show_the_best_neurons_and_escape_names(scores: NeuronScores) -> None:
     html = check_html(scores._repr_html_())
-    assert "Mine(steps=2) of &lt;a&gt; poem, 2 layers x 3 neurons" in html
+    assert "&lt;a&gt; poem" in html and "Mine(steps=2)" in html and "2 layers x 3 neurons" in html
     assert html.index(">3.5<") < html.index(">0.25<")
 
 
@@ -74,9 +75,9 @@ def test_scores_show_how_many_of_the_top_percent_lie_in_each_layer() -> None:
     values = torch.zeros(2, 200)
     values[0, 7] = values[1, :3] = 1.0  # both layers reach 1, as masks do
     html = check_html(NeuronScores(values)._repr_html_())
-    assert "<th" in html and ">in the top 1 %<" in html
-    rows = re.findall(r">(\d+)</td><td[^>]*><span[^>]*width:(\d+)px", html)
-    assert rows == [("1", "40"), ("3", "120")]
+    assert ">in the top 1 %<" in html
+    assert re.findall(r'row\d_col3" [^>]*>(\d+)<', html.rpartition("<table")[2]) == ["1", "3"]
+    assert "width: 10em" in html or "linear-gradient" in html  # a bar
 
 
 def test_scores_without_positive_values_can_be_shown() -> None:
@@ -94,7 +95,7 @@ def test_empty_set_can_be_shown() -> None:
 
 def test_injection_shows_its_state_and_loss(injection: Injection) -> None:
     html = check_html(injection._repr_html_())
-    assert "converged" in html and ">0.04<" in html and "token 2, nats" in html
+    assert "converged" in html and ">0.04<" in html and "token 2, nats" in html and ">1, 2<" in html
 
 
 @pytest.mark.parametrize("name", ["inj_results", "del_results"])
@@ -109,18 +110,33 @@ def test_results_of_nothing_can_be_shown(empty: Any) -> None:
     assert "nothing measured" in repr(empty) and "nothing measured" in check_html(empty._repr_html_())
 
 
-def test_tables_have_text_on_the_left_and_numbers_on_the_right() -> None:
-    from tl_localize.html import table
+def test_styled_tables_escape_text_and_shorten_numbers() -> None:
+    from tl_localize.stats import styled
 
-    html = check_html(table(("name", "score"), [("a", 0.960942), ("b", 2)]))
-    assert html.count("text-align:left") == 3 and html.count("text-align:right") == 3
-    assert ">0.96094<" in html  # masks that differ in the fourth digit are told apart
+    html = check_html(styled(pd.DataFrame({"<name>": ["<a>", "b"], "score": [0.960942, 2.0]}), "<caption>", ["score"]))
+    assert all(f"&lt;{text}&gt;" in html for text in ("name", "a", "caption")) and ">0.96094<" in html and ">2<" in html
+    assert "&lt;x&gt;" in check_html(styled(pd.DataFrame({"score": [1.0]}, index=["<x>"])))
 
 
-def test_tables_without_rows_can_be_shown() -> None:
-    from tl_localize.html import table
+def test_styled_tables_without_rows_can_be_shown() -> None:
+    from tl_localize.stats import styled
 
-    assert "name" in check_html(table(("name",), []))
+    assert "name" in check_html(styled(pd.DataFrame({"name": []})))
+
+
+def test_token_view_measures_before_and_after(gpt2_like: Any, sequence: Any) -> None:
+    from tl_localize.metrics import predicted_suffixes
+
+    tokens = sequence.tokens.clone()
+    tokens[sequence.n_prefix] = next(predicted_suffixes(gpt2_like, [sequence]))[0]  # so one token is right
+    sequence = MemorizedSequence(tokens, sequence.n_prefix)
+    neurons = NeuronSet(torch.ones(2, 48) > 0)
+    view = token_view(gpt2_like, sequence, neurons, decode=str)
+    (whole,) = predicted_suffixes(gpt2_like, [sequence])
+    with neurons.dropped_out(gpt2_like):
+        (silent,) = predicted_suffixes(gpt2_like, [sequence])
+    assert torch.equal(view.before, whole) and torch.equal(view.after, silent) and not torch.equal(whole, silent)
+    assert len(repr(view)) < 140
 
 
 # ---- one line each ---------------------------------------------------------------------------------------------------
@@ -204,4 +220,4 @@ def test_joint_injection_shows_its_state_and_each_sequence(injection: Injection)
     one, other = injection, replace(injection, sequence_id="<b>", converged=False)
     html = check_html(JointInjection((one, other), torch.tensor([[0.5, 0.25], [0.0625, 0.125]]))._repr_html_())
     assert "JointInjection of 2 sequences, 2 steps: 1 of them NOT converged" in html
-    assert ">0.0625<" in html and ">0.125<" in html and ">0.04<" in html and ">&lt;b&gt;<" in html
+    assert all(f">{cell}<" in html for cell in ("0.0625", "0.125", "0.04", "&lt;b&gt;", "True", "False"))

@@ -6,7 +6,7 @@ import json
 import pickle
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,11 +149,13 @@ def memorized_sequences(
     return [MemorizedSequence(row.long(), n_prefix, name, group) for row, name, group in zip(tokens, names, groups, strict=True)]
 
 
-def read_texts(path: str | Path, key: str = "text") -> Iterator[str]:
+def read_texts(path: str | Path, key: str = "text", start: int = 0, end: int | None = None) -> Iterator[str]:
     """Texts of a corpus, one at a time: ``.jsonl`` has one object a line with the text under a key, any other file one text a line.
 
     Empty texts are empty strings, so that the caller can count them.
 
+    Args:
+        start, end: only lines that begin at these bytes of the file or between them, the end excluded.
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: a broken line (the message has its number), a missing key, another encoding than UTF-8.
@@ -162,9 +164,21 @@ def read_texts(path: str | Path, key: str = "text") -> Iterator[str]:
     >>> list(read_texts(folder / "corpus.txt"))
     ['one text a line']
     """
-    if _existing(path).suffix != ".jsonl":
-        return (text.rstrip("\r\n") for _, text in _lines(path))
-    return (row[key] for _, row in _objects(path, (key,), allow_empty=True))
+    return _texts(_existing(path), key, start, end)
+
+
+def _texts(path: Path, key: str, start: int, end: int | None) -> Iterator[str]:
+    lines = _lines(path, start, end)
+    try:
+        if path.suffix == ".jsonl":
+            yield from (row[key] for _, row in _objects(path, lines, (key,), allow_empty=True))
+        else:
+            yield from (text.rstrip("\r\n") for _, text in lines)
+    except ValueError:
+        if start:  # lines were counted from there; read from the beginning, the file gives the same error with the line's own number
+            for _ in _texts(path, key, 0, end):
+                pass
+        raise
 
 
 def read_jsonl(path: str | Path, *keys: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -179,15 +193,17 @@ def read_jsonl(path: str | Path, *keys: str) -> Iterator[tuple[int, dict[str, An
     [(1, {'id': 'a', 'n': 3})]
     """
     found = False
-    for line, row in _objects(path, keys, allow_empty=False):
+    for line, row in _objects(path, _lines(path), keys, allow_empty=False):
         found = True
         yield line, row
     if not found:
         raise ValueError(f"path must hold at least one JSON object, got the empty file {str(path)!r}. Check how it was made.")
 
 
-def _objects(path: str | Path, keys: Sequence[str], *, allow_empty: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-    for line, text in _lines(path):
+def _objects(
+    path: str | Path, lines: Iterable[tuple[int, str]], keys: Sequence[str], *, allow_empty: bool
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, text in lines:
         if not text.strip():
             continue
         place = _place(path, line)
@@ -207,12 +223,19 @@ def _objects(path: str | Path, keys: Sequence[str], *, allow_empty: bool) -> Ite
         yield line, row
 
 
-def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    """Number (from 1) and text of each line, decoded line by line so that the message about a wrong encoding has a number."""
+def _lines(path: str | Path, start: int = 0, end: int | None = None) -> Iterator[tuple[int, str]]:
+    """Number (from 1) and text of each line that begins in [start, end), decoded one by one for the number in the message."""
     with _existing(path).open("rb") as file:
+        if start:
+            file.seek(start - 1)
+            file.readline()
+        position = file.tell()
         for line, raw in enumerate(file, 1):
+            if end is not None and position >= end:
+                return
+            position += len(raw)
             try:
-                yield line, raw.decode("utf-8-sig" if line == 1 else "utf-8")
+                yield line, raw.decode("utf-8-sig" if line == 1 and not start else "utf-8")
             except UnicodeDecodeError as error:
                 bad = raw[error.start : error.start + 4]
                 raise ValueError(f"path must be UTF-8 text, got the bytes {bad!r} at {_place(path, line)}. Convert it to UTF-8.") from error

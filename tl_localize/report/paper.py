@@ -9,18 +9,13 @@ from importlib.resources import files
 
 import pandas as pd
 
+from tl_localize.evals.inj_results import TRUE_ROWS
 from tl_localize.evals.presets import paper_model
+from tl_localize.methods import METHODS
 
-TITLES = {  # of methods, in tables and figures
-    "hard_concrete": "Hard Concrete",
-    "slimming": "Slimming",
-    "zero_out": "Zero-Out",
-    "integrated_gradients": "Integrated Gradients",
-    "attribution": "Attribution (not the paper's)",
-    "activations": "Activations",
-    "random": "Random",
-    "row_norm": "RowNorm (control: never reads the sentence)",
-    "true_rows": "the true rows (the best that can be done)",
+TITLES = {  # in tables and figures
+    **{name: method.title for name, method in METHODS.items()},
+    TRUE_ROWS: "the true rows (the best that can be done)",
 }
 
 

@@ -151,8 +151,8 @@ def _del_tests(results: DelResults, model: str) -> pd.DataFrame:
     if theirs:
         tests["published_p_value"] = [theirs.get(key, math.nan) for key in zip(tests["method"], tests["ratio"], strict=True)]
     tests["difference"] = (100 * tests["difference"]).round(6)  # equal means differ in the last bit
-    same = [name for name in tests.columns.intersection(["model", "ablation"]) if tests[name].nunique() == 1]
-    keys = [name for name in ("model", "ablation", "ratio", "method") if name in tests and name not in same]
+    same = [name for name in ("model", "ablation") if tests[name].nunique() == 1]
+    keys = [name for name in ("model", "ablation", "ratio", "method") if name not in same]
     return tests.drop(columns=same).rename(columns={"difference": "difference of Δ Self-Acc (points)"}).set_index(keys)
 
 

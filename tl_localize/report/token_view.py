@@ -21,7 +21,7 @@ FORGOTTEN, LEARNED, WRONG, RIGHT = "forgotten", "learned", "wrong", "right"
 BREAK = "\u23ce"  # stands for a line break
 
 
-class Look(NamedTuple):
+class _Look(NamedTuple):
     """How a token in one state is shown; states differ without colour too. Forms are of the true and the predicted token."""
 
     style: str = ""  # of HTML
@@ -31,15 +31,15 @@ class Look(NamedTuple):
 
 
 LOOKS = {
-    FORGOTTEN: Look(
+    FORGOTTEN: _Look(
         "background:#c0392b;color:white;font-weight:bold;border-radius:3px;margin:0 1px",
         "\033[7;31m{0}\033[0m",
         "[{0}|{1}]",
         "right before, now the token above it is predicted",
     ),
-    LEARNED: Look("border-bottom:2px solid #1f618d", "\033[4;34m{0}\033[0m", "", "wrong before, right now"),
-    WRONG: Look("border-bottom:1px dotted #777", "\033[2;4m{0}\033[0m", "({0}|{1})", "wrong before and now"),
-    RIGHT: Look(),
+    LEARNED: _Look("border-bottom:2px solid #1f618d", "\033[4;34m{0}\033[0m", "", "wrong before, right now"),
+    WRONG: _Look("border-bottom:1px dotted #777", "\033[2;4m{0}\033[0m", "({0}|{1})", "wrong before and now"),
+    RIGHT: _Look(),
 }
 
 
