@@ -1,7 +1,6 @@
 """tl-localize collect, del and tune --benchmark del, on a tiny model that recites itself."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -164,8 +163,6 @@ def test_collect_finds_mistakes_before_the_model_is_loaded(run, arguments, messa
 @pytest.mark.parametrize(
     ("name", "content", "arguments", "message"),
     [
-        ("a.txt", b"good\n\xff\xfe\n", [], "path must be UTF-8 text, got the bytes b'\\xff\\xfe\\n'"),
-        ("a.jsonl", b'{"text": "a"}\n{broken\n', [], "line 2"),
         ("a.jsonl", b'{"body": "a"}\n', [], "line must have the key 'text', got only ['body']"),
         ("a.txt", b"", [], "data must hold at least one text, got none"),
         ("a.npy", b"no array", [], "path must be a whole .npy file of integers"),
@@ -175,6 +172,21 @@ def test_collect_explains_a_bad_file_before_the_model_is_loaded(run, tmp_path, n
     monkeypatch.setattr("tl_localize.cli.options.load_model", lambda *a: pytest.fail("the model was loaded first"))
     (tmp_path / name).write_bytes(content)
     one_error(run("collect", "--data", tmp_path / name, *arguments), message)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"good\n\xff\xfe\n", "path must be UTF-8 text, got the bytes b'\\xff\\xfe\\n'"),
+        ("a.jsonl", b'{"text": "a"}\n{broken\n', "{broken"),
+    ],
+)
+def test_collect_names_a_bad_line_within_a_file(run, tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    result = run("collect", "--data", tmp_path / name)
+    assert result.exit_code == 1, result.output
+    assert message in result.stderr
+    assert "Traceback" not in result.output
 
 
 @pytest.mark.parametrize(
@@ -341,7 +353,9 @@ def test_collect_by_two_processes_at_a_time_is_collect_by_one(run, corpus, model
     monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 3)
     arguments = ["--data", corpus, *LOOSE]
     assert run("collect", *arguments, out="whole").exit_code == 0
-    code = "import sys, torch; torch.set_num_threads(int(sys.argv.pop(1))); from tl_localize.runs import collect_run; collect_run.CHUNK = 3"
+    code = (
+        "import sys, torch; torch.set_num_threads(int(sys.argv.pop(1))); import tl_localize.collect.search as s; s.CHUNK_WINDOWS = 3"
+    )
     import torch
 
     given = [torch.get_num_threads(), "collect", "--model", model_dir, "--out", tmp_path / "out", *arguments, "--shard"]
@@ -411,10 +425,10 @@ def test_collect_says_how_far_it_is_in_a_log_also_within_a_long_chunk(run, corpu
     monkeypatch.setattr("tl_localize.cli.running.EVERY", 0.1)  # seconds between two lines
     monkeypatch.setattr(Filter, "filter", slow)
     log = run("collect", "--data", corpus, *LOOSE).stderr
-    assert re.search(r"^0 of 5 units, 0 failed, \?unit/s, \? left, now collect on 0$", log, re.M), log
-    assert re.search(r"^4 of 5 units, 0 failed, +[\d.]+(s/unit|unit/s), 00:00 left, now collect on 12$", log, re.M), log
+    assert re.search(r"^0 %, \? left, now collect on 0$", log, re.M), log
+    assert re.search(r"^80 %, 00:0\d left, now collect on 12$", log, re.M), log
     assert log.count("now collect on 6") > 1
-    assert "units" not in run("collect", "--data", corpus, *LOOSE, "--quiet", out="quiet").stderr
+    assert "left" not in run("collect", "--data", corpus, *LOOSE, "--quiet", out="quiet").stderr
 
 
 def test_a_terminal_shows_what_is_in_hand_while_it_takes_long(capsys, monkeypatch):
@@ -424,11 +438,11 @@ def test_a_terminal_shows_what_is_in_hand_while_it_takes_long(capsys, monkeypatc
     from tl_localize.cli.running import progress
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with progress(2, verbose=False, quiet=False) as (_, begun):
-        begun("zero_out", "s1")
+    with progress() as show:
+        show(0.25, "zero_out on s1")
         time.sleep(2.5)
     shown = capsys.readouterr().err.split("\r")
-    assert len({line for line in shown if "zero_out on s1" in line and "0/2" in line}) > 1, shown  # the clock moves
+    assert len({line for line in shown if "zero_out on s1" in line and "25%" in line}) > 1, shown  # the clock moves
 
 
 def test_status_of_a_collection_says_what_was_found_so_far(run, corpus, tmp_path, monkeypatch):
@@ -515,7 +529,7 @@ def test_del_reads_the_authors_formats(run, collection, recited, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ratio", 0.001], "ratio must select at least one of the 40 neurons of a layer, got 0.001, which selects none"),
+        (["--ratio", 0.001], "ratio must select at least one of 40 neurons, got 0.001, which selects none"),
         (["--ratio", 5], "ratio must be a fraction in (0, 1], got 5.0"),
         (["--ratio", 0.1, "--targets", 100], "n_targets must be in [1, "),
         (["--ratio", 0.1, "--ablation", "one"], "ablation must be one of"),
@@ -534,11 +548,11 @@ def test_del_explains_a_mistake_in_one_line(run, collection, arguments, message)
         (["--ratio", 0.1, "--ratio", 0.1], "ratio must be given once for each share"),
         (["--ablation", "meen"], "ablation must be one of zero, mean, resample, got 'meen'. Did you mean mean?"),
         (["--targets", 0], "targets must be at least 1, got 0. Leave it out for the default."),
-        (["--targets", 101], "targets must be at most 100 without data, got 101. Run tl-localize collect for more."),
+        (["--targets", 101], "targets must be at most 100 without data, got 101. Raise --limit."),
         (["--n-dev", 105], "n_dev must be at least 0 and below n_max=105, got 105"),
         (["--n-dev", -1], "n_dev must be at least 0, got -1"),
         (["--n-prefix", 0], "n_prefix must be at least 1, got 0"),
-        (["--seed", -1], "seed must be at least 0, got -1"),
+        (["--seed", -1], "seed must be a whole number from 0 to 2**63 - 1, got -1"),
         (["--shard", "0/2"], "shard must read i/n"),
         (["--workers", 0], "workers must be at least 1, got 0"),
         (["--single-layer", "hard_concrete"], "method must score each layer by itself for single layers, got HardConcrete("),
@@ -571,20 +585,19 @@ def default_data(recited, model_dir, monkeypatch):
     import torch
 
     from tl_localize import load_model
-    from tl_localize.collect import Criteria
-    from tl_localize.runs import Corpus, Search
+    from tl_localize.collect import Corpus, Criteria, Search, chunks_of
 
     def search(model):
         criteria = Criteria(n_prefix=4, n_suffix=12, min_distinct=1, max_jaccard=1)
-        chunks = Corpus(Path("training stream"), given=torch.from_numpy(recited)).chunks(length=criteria.length)
-        return Search(model, chunks, criteria, data=["training stream"])
+        corpus = Corpus(Path("training stream"), given=torch.from_numpy(recited))
+        return Search(model, chunks_of([corpus], length=criteria.length), criteria)
 
     general = torch.randint(256, (3, 20), generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 2)
     monkeypatch.setattr("tl_localize.cli.del_benchmark.reference_search", search)
-    monkeypatch.setattr("tl_localize.cli.del_benchmark.held_out_tokens", lambda: general)
-    for command in ("del_benchmark", "tune"):
-        monkeypatch.setattr(f"tl_localize.cli.{command}.load_model", lambda *a: load_model(model_dir, device="cpu"))
+    monkeypatch.setattr("tl_localize.cli.del_benchmark.say_stream", lambda: None)
+    monkeypatch.setattr("tl_localize.evals.presets.held_out_tokens", lambda: general)
+    monkeypatch.setattr("tl_localize.cli.options.load_model", lambda *a: load_model(model_dir, device="cpu"))
     return ["--model", "reference", "--n-dev", 2]
 
 
@@ -636,7 +649,7 @@ def test_del_collects_in_the_machinery_of_runs(run, default_data, tmp_path, monk
     assert again.exit_code == 0, again.output
     assert len(calls) == 5
     made = pd.read_csv("made-again/frame.csv")
-    assert len(frame.merge(made, how="inner")) == len(made) == 2
+    assert len(frame.merge(made, how="inner")) == len(made) == 1
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -652,13 +665,10 @@ def test_tune_del_collects_in_the_machinery_of_runs(run, default_data, tmp_path)
 
 def test_status_of_a_folder_without_a_plan_says_so(tmp_path):
     from tl_localize.cli import app
-    from tl_localize.runs import status
-    from tl_localize.execution.store import Store
+    from tl_localize.execution import Store
 
-    store = Store(tmp_path / "out")
+    Store(tmp_path / "out")
     one_error(CliRunner().invoke(app, ["status", str(tmp_path / "out")]), "folder must hold the plan of a run, got none in")
-    assert len(status(store).frame) == 0
-    assert status(store).clean
 
 
 def test_del_explains_missing_data(run, collection, tmp_path):
@@ -718,7 +728,7 @@ def test_del_in_pieces_is_del_in_one_and_the_folder_tells_of_it(run, collection,
     assert CliRunner().invoke(app, shlex.split(command)[1:]).exit_code == 0
     again, before = pd.read_csv("made-again/frame.csv"), pd.read_csv("whole/frame.csv")
     shared = before.merge(again, how="inner")
-    assert len(shared) == len(again) == 2
+    assert len(shared) == len(again) == 1
     assert (tmp_path / "made-again" / "records" / "del" / unit.rpartition("/")[2]).exists()
 
 
@@ -730,7 +740,7 @@ def test_del_refuses_what_contradicts_and_takes_more_targets(run, collection, tm
     one_error(run("del", *arguments, "--seed", 1), "seed: 0 in the folder, 1 now")
     one_error(run("del", *arguments, "--methods", "activations", "--set", "random.seed=3"), "must name a chosen method")
     grown = run("del", *arguments, "--targets", 4, "-v")
-    assert grown.stderr.count("random on ") == 2
+    assert grown.stderr.count("random on ") == 2 * 2  # scores and effects
     np.save(tmp_path / "general.npy", np.zeros((3, 20), dtype=np.int64))
     one_error(run("del", *arguments, "--general", tmp_path / "general.npy"), "general_text: [3, 20]")
 
@@ -751,7 +761,7 @@ def test_del_records_a_failure_and_tries_again_when_asked(run, collection, tmp_p
     arguments = ["--data", collection, "--methods", "activations", "--ratio", 0.1, "--targets", 3]
     result = run("del", *arguments)
     assert result.exit_code == 1, result.output
-    assert "FAILED records/del/" in result.stderr
+    assert "FAILED records/scores/" in result.stderr
     assert "1 measurements MISSING" in result.stdout
     assert pd.read_csv(tmp_path / "out" / "missing.csv")["reason"].tolist() == ["ValueError: loss must be finite, got nan"]
     assert run("del", *arguments).exit_code == 1
