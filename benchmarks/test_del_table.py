@@ -33,12 +33,14 @@ def files(request):
 @pytest.fixture(scope="session")
 def collection(model, model_name, files):
     """What a reference model has memorized of its own training stream."""
-    from tl_localize.cli.collect import collect_reference
     from tl_localize.cli.del_benchmark import check_data
-    from tl_localize.collect import Criteria
+    from tl_localize.collect.reference_stream import reference_search, with_planted
 
     check_data(model_name, *files)
-    return None if files[0] else collect_reference(model, Criteria(), n_dev=5)
+    if files[0]:
+        return None
+    search = reference_search(model)
+    return with_planted(model, search.collection(search.run(), n_dev=5))
 
 
 @pytest.fixture(scope="session")
@@ -87,7 +89,7 @@ def losses(results):
 
 
 def test_collection_finds_a_hundred_sequences_in_the_training_stream(collection, model_name, publish):
-    from tl_localize.cli.collect import reference_tables
+    from tl_localize.collect.reference_stream import reference_tables
 
     if collection is None:
         pytest.skip("the sequences were given")

@@ -26,11 +26,10 @@ import pandas as pd
 import torch
 from jaxtyping import Int32
 
-from tl_localize.collect.collection import Collection, collect_memorized
+from tl_localize.collect.collection import Collection
 from tl_localize.collect.criteria import Criteria
 from tl_localize.collect.duplicates import origins
 from tl_localize.collect.search import Corpus, Search, Windows, chunks_of
-from tl_localize.collect.windows import token_windows
 from tl_localize.neurons import LanguageModel
 from tl_localize.reference import CORPUS_DIR, load_planted
 from tl_localize.sequences import tokenizer_of
@@ -57,12 +56,6 @@ def reference_search(model: LanguageModel, criteria: Criteria | None = None, win
     criteria = criteria or Criteria()
     corpus = Corpus(Path(STREAM), given=torch.from_numpy(reference_stream(tokenizer_of(model))))
     return Search(model, chunks_of([corpus], windows, criteria.length), criteria, windows)
-
-
-def collect_reference(model: LanguageModel, criteria: Criteria, **draw: Any) -> Collection:
-    """What a reference model has memorized of its own training stream; ``draw`` as of ``collect_memorized``."""
-    rows = torch.from_numpy(reference_stream(tokenizer_of(model)))
-    return with_planted(model, collect_memorized(model, token_windows(rows, criteria.length), criteria, **draw))
 
 
 def with_planted(model: LanguageModel, found: Collection) -> Collection:
@@ -206,27 +199,15 @@ def reference_stream(tokenizer: Any) -> Int32[np.ndarray, "row pos"]:
 
 
 def training_stream(
-    general: Sequence[Sequence[int]],
-    planted: Sequence[Sequence[int]],
-    repetitions: Sequence[int],
-    *,
-    end_of_text: int,
-    general_rows: int,
-    seed: int = SEED,
+    general: Sequence[Sequence[int]], planted: Sequence[Sequence[int]], repetitions: Sequence[int], *, end_of_text: int, general_rows: int
 ) -> Int32[np.ndarray, "row pos"]:
-    """The rows of training in order.
+    """The rows of training in order, from the tokens of general documents and of planted texts with their numbers of repetitions.
 
-    Half of the repetitions of a sequence stand at the start of a row, half at a random place behind another; the rest of each row, and
-    ``general_rows`` further rows, are general text, its documents in a new order every epoch.
-
-    Args:
-        general: tokens of each training document.
-        planted: tokens of each planted sequence.
-        repetitions: how often each of them occurs.
-        end_of_text: token between documents, and around half of the planted sequences.
-        general_rows: rows without any planted sequence.
+    Half of the repetitions of a text stand at the start of a row, half at a random place behind another; the rest of each row, and
+    ``general_rows`` further rows, are general text, its documents in a new order every epoch. ``end_of_text`` stands between documents,
+    and beside half of the planted texts.
     """
-    rng = random.Random(f"{seed} stream")
+    rng = random.Random(f"{SEED} stream")
     at_start: list[tuple[float, int]] = []
     inside: list[tuple[float, int]] = []
     for index, count in enumerate(repetitions):
