@@ -139,11 +139,12 @@ def publish_del(store: Store, folder: Path) -> None:
     tables = del_tables(results, model)
     for name, table in tables.items():
         save_table(table, folder, name, f"{DEL_CAPTIONS[name]} [{model}]")
-    for name, frame in results.single_layer.items():
+    alone = {name: frame[frame["ratio"] == frame["ratio"].max()] for name, frame in results.single_layer.items()}
+    for name, frame in alone.items():
         write_text(folder / f"single_layer_{name}.csv", frame.to_csv(index=False))
         save_table(single_layer_table(frame), folder, f"del_single_layer_{name}", f"{DEL_CAPTIONS['del_single_layer']} [{model}]")
     try:
-        for name, figure in del_figures(results, list(results.single_layer.values())).items():
+        for name, figure in del_figures(results, list(alone.values())).items():
             save_figure(figure, folder, name)
     except ImportError as error:
         say(str(error))

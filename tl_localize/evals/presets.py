@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from jaxtyping import Integer
 from torch import Tensor
 
@@ -94,7 +95,15 @@ def settings_source(model: str, benchmark: Literal["inj", "del"]) -> str:
     return f"the defaults, for the paper has none for {Path(model).absolute().name}"
 
 
-# Methods
+# Names
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """A floating point type by name."""
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in kinds:
+        raise ValueError(f"dtype must be one of {', '.join(kinds)}, got {name!r}.{nearest(name, kinds)}")
+    return kinds[name]
 
 
 def make_methods(names: str, settings: Sequence[str] = (), *defaults: Settings) -> list[Localizer]:
