@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 
-def write_whole(path: str | Path, data: bytes, temporary_folder: Path | None = None) -> None:
+def write_whole(path: str | Path, data: bytes, temporary_folder: Path | None = None, *, new: bool = False) -> None:
     """Write under a temporary name, force it to the disk, rename: after a crash at any moment there is the whole file or none.
 
     Args:
         temporary_folder: where the temporary file lies, on the same file system; beside the file by default.
+        new: raise FileExistsError where there is a file of this name; of several processes that write it at a time, one succeeds.
     """
     path = Path(path)
     temporary = (temporary_folder or path.parent) / f".{path.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
@@ -23,10 +24,23 @@ def write_whole(path: str | Path, data: bytes, temporary_folder: Path | None = N
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        if new:
+            _link(temporary, path)
+        else:
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     _force(path.parent)
+
+
+def _link(temporary: Path, path: Path) -> None:
+    """Give a file a name that no file has; where the file system has no links, two processes at once could both succeed."""
+    try:
+        os.link(temporary, path)
+    except OSError:
+        if path.exists():
+            raise FileExistsError(f"path must be new, got {str(path)!r}, which is there. Choose another name.") from None
+        os.replace(temporary, path)
 
 
 def _force(folder: Path) -> None:

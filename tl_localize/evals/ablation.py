@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,7 @@ from tl_localize.scores import NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 
+@runtime_checkable
 class Ablation(Protocol):
     """What ablated neurons are clamped at: a frozen callable whose repr names all its settings.
 

@@ -114,7 +114,10 @@ class InjBenchmark(Benchmark[InjResults]):
         """The methods by label; Random and RowNorm are always among them."""
         check_methods(methods)
         controls: tuple[Method, ...] = (RandomBaseline(), RowNorm())
-        return label_methods([*methods, *(one for one in controls if not any(isinstance(method, type(one)) for method in methods))])
+        labelled = label_methods([*methods, *(one for one in controls if not any(isinstance(method, type(one)) for method in methods))])
+        if TRUE_ROWS in labelled:
+            raise ValueError(f"methods must not be called {TRUE_ROWS!r}, got {labelled[TRUE_ROWS]!r}. That is the best a method could do.")
+        return labelled
 
     def plan(self, methods: Sequence[Method]) -> Plan:
         labelled = self.labelled(methods)
