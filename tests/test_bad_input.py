@@ -37,10 +37,10 @@ from tl_localize import (
     perplexity,
     perplexity_base2,
 )
-from tl_localize.report.figures import score_map
 from tl_localize.reference import reference_sequences
-from tl_localize.sequences import SequenceBatch
+from tl_localize.report.figures import score_map
 from tl_localize.report.token_view import token_view
+from tl_localize.sequences import SequenceBatch
 
 FORM = re.compile(r"^\S+( of \S+)? must .+, got .+\. \S.*[.?]$", re.DOTALL)  # <argument> must be <rule>, got <value>. <what to do>.
 SCORES = NeuronScores(torch.rand(2, 48))

@@ -18,7 +18,7 @@ Run = Callable[..., list[Any]]
 def methods() -> list[Any]:
     from tl_localize import Activations, HardConcrete
 
-    return [Activations(), HardConcrete(steps=10)]
+    return [Activations(), HardConcrete(steps=3)]
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def inj(gpt2_like: Any, make_sequences: Any) -> Any:
     from tl_localize.evals import InjBenchmark
 
     sentences = make_sequences(*[(8 + i, 3) for i in range(4)], d_vocab=50)
-    return InjBenchmark(model=gpt2_like, sequences=sentences, ratio=0.2, learning_rate=0.05, stop_loss=0.5, max_steps=20)
+    return InjBenchmark(model=gpt2_like, sequences=sentences, ratio=0.2, learning_rate=0.05, stop_loss=0.5, max_steps=3)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tl_localize import Activations, DelBenchmark, HardConcrete, IntegratedGradi
 from tl_localize.evals import DelResults, InjBenchmark, InjResults
 from tl_localize.execution import InProcess, Store, status
 from tl_localize.execution.engine import missing_groups, parse_shard
-
+from tl_localize.execution.store import unpack
 
 # ---- a folder gives what memory gives --------------------------------------------------------------------------------
 
@@ -82,29 +82,21 @@ def test_run_ends_where_stop_says_so(run_inj: Any, tmp_path: Path) -> None:
     assert told[-1] < 1
 
 
+@pytest.mark.parametrize("which", ["inj", "deletion"])
 def test_resuming_with_nothing_to_do_reads_each_record_of_the_tables_once(
-    run_inj: Any, run_del: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    which: str, request: Any, methods: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for run, name in ((run_inj, "inj"), (run_del, "del")):
-        run(name)
-        opened = Counter[str]()
+    benchmark = request.getfixturevalue(which)
+    run_into(benchmark, methods, tmp_path)
+    opened: list[str] = []
 
-        def counted(path: Any, *arguments: Any, opened: Counter[str] = opened, **options: Any) -> Any:
-            opened[Path(path).name] += "/records/" in str(path)
-            return open(path, *arguments, **options)
+    def counted(path: Any, *arguments: Any, **options: Any) -> Any:
+        opened.append(Path(path).name)
+        return open(path, *arguments, **options)
 
-        with monkeypatch.context() as patch:
-            patch.setattr("tl_localize.execution.store.open", counted, raising=False)
-            if name == "inj":
-                assert run(name) == []
-            else:
-                run(name, stop_after=-1)  # a single plan: a store reads what its run needs
-        kinds = ("inj",) if name == "inj" else ("del", "baseline", "single_layer")
-        wanted = {path.name for kind in kinds for path in records(tmp_path / name, kind)}
-        read = {path: times for path, times in opened.items() if times}
-        assert read.keys() == wanted
-        if name == "inj":
-            assert set(read.values()) == {1}
+    monkeypatch.setattr("tl_localize.execution.store.open", counted, raising=False)
+    assert run_into(benchmark, methods, tmp_path) == []
+    assert sorted(opened) == sorted(path.name for kind in ("inj", "del", "baseline") for path in records(tmp_path, kind))
 
 
 @pytest.mark.parametrize("which", ["inj", "deletion"])
@@ -162,7 +154,7 @@ def test_del_with_a_new_method_ratio_and_target_costs_only_these(run_del: Any, m
         ({"learning_rate": 0.01}, r"learning_rate: 0.05 in the folder, 0.01 now"),
         ({"seed": 3}, r"seeds: 0 \+ index of the sentence in the folder, 3 \+"),
         ({"multiples": (1,)}, "multiples"),
-        ({"methods": [HardConcrete(steps=11)]}, r"methods.hard_concrete: HardConcrete\(.*steps=10.* in the folder, .*steps=11.* now"),
+        ({"methods": [HardConcrete(steps=11)]}, r"methods.hard_concrete: HardConcrete\(.*steps=3.* in the folder, .*steps=11.* now"),
     ],
 )
 def test_run_refuses_settings_that_contradict_the_folder(run_inj: Any, changes: Any, difference: str) -> None:
@@ -276,37 +268,33 @@ def six_targets(deletion: Any, make_sequences: Any) -> Any:
 
 
 def test_chunk_puts_targets_into_one_task(six_targets: Any, tmp_path: Path) -> None:
-    plan = six_targets.plan([InFours(steps=10)])
+    plan = six_targets.plan([InFours(steps=3)])
     scores = {task.needs[1] for task in plan.tasks[1:] if task.label == "hard_concrete"}
-    assert sorted((task.index, len(task.inputs["sequences"]), task.name) for task in scores) == [(0, 4, "s0 and 3 others"), (4, 2, "s4 and 1 others")]
-    results = six_targets.run([InFours(steps=10)], Store(tmp_path))
+    assert sorted((task.index, len(task.inputs["sequences"]), task.name) for task in scores) == [
+        (0, 4, "s0 and 3 others"),
+        (4, 2, "s4 and 1 others"),
+    ]
+    results = six_targets.run([InFours(steps=3)], Store(tmp_path))
     batched = next(task for task in scores if task.index == 0)
     record = Store(tmp_path).read(batched)
     assert record and record.about["batch_tokens"] > 0 and len(record.value["scores"]) == 4
-    alone = six_targets.run([HardConcrete(steps=10)])
+    alone = six_targets.run([HardConcrete(steps=3)])
     columns = ["sequence_id", "method", "ratio", "n_neurons"]
     assert_frame_equal(results.frame[columns], alone.frame[columns])
     for index, sequence in enumerate(six_targets.sequences[:4]):
-        assert torch.allclose(record.tensors[f"{index}.values"], HardConcrete(steps=10)(six_targets.model, sequence).values, atol=1e-4)
+        assert torch.allclose(record.tensors[f"{index}.values"], HardConcrete(steps=3)(six_targets.model, sequence).values, atol=1e-4)
 
 
 def test_resumed_run_with_chunks_equals_an_undisturbed_one(six_targets: Any, tmp_path: Path) -> None:
-    methods = [InFours(steps=10)]
+    methods = [InFours(steps=3)]
     n_tasks = len(run_into(six_targets, methods, tmp_path / "whole"))
     assert n_tasks == 1 + (2 + 6) + 2 * 2 * 6
     pieces = [run_into(six_targets, methods, tmp_path / "pieces", 6, shard) for _ in range(4) for shard in ((2, 2), (1, 2))]
     assert sum(map(len, pieces)) == n_tasks
     for whole in records(tmp_path / "whole", "scores"):
-        assert Store(tmp_path).folder  # both stores name the record by the same key
-        one, other = (torch_of(tmp_path / name / "records" / "scores" / whole.name) for name in ("whole", "pieces"))
+        one, other = (unpack((tmp_path / name / "records" / "scores" / whole.name).read_bytes())[1] for name in ("whole", "pieces"))
         assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     assert DelResults.of(Store(tmp_path / "pieces")).frame.equals(DelResults.of(Store(tmp_path / "whole")).frame)
-
-
-def torch_of(path: Path) -> dict[str, torch.Tensor]:
-    from tl_localize.execution.store import unpack
-
-    return unpack(path.read_bytes())[1]
 
 
 @pytest.mark.parametrize("chunk", [0, -1, 2.5])
@@ -430,11 +418,10 @@ def test_run_ends_when_the_device_is_gone(run_inj: Any, tmp_path: Path, monkeypa
     assert not Store(tmp_path / "run").failures()
 
 
-def test_interrupted_run_goes_on_where_it_was(run_inj: Any, inj_numbers: Any, gpt2_like: Any, unchanged: Any, leftovers: Any, monkeypatch: Any) -> None:
-    calls: list[int] = []
-
-    def interrupted(*_: Any) -> Any:
-        calls.append(1)
+def test_interrupted_run_goes_on_where_it_was(
+    run_inj: Any, inj_numbers: Any, gpt2_like: Any, unchanged: Any, leftovers: Any, monkeypatch: Any
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
     check = unchanged(gpt2_like)
