@@ -241,6 +241,7 @@ def test_single_layers_get_the_budget_of_all_layers(neox_like: Any, benchmark_of
 @pytest.mark.parametrize("name", ["hard_concrete", "slimming"])
 def test_single_layers_refuse_masks_of_all_layers(neox_like: Any, benchmark_of: Any, tmp_path: Path, name: str) -> None:
     from tl_localize.runs import DelRun, stored
+
     from tl_localize.execution.store import Store
 
     benchmark, store = benchmark_of(neox_like, ratios=(RATIO,)), Store(tmp_path)

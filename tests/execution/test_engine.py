@@ -173,10 +173,14 @@ def test_run_refuses_another_model_other_sentences_and_another_benchmark(run_inj
         run_del()
 
 
-def test_run_refuses_a_method_without_a_lasting_name(run_inj: Any, run_del: Any) -> None:
-    for run in (run_inj, run_del):
+def test_run_refuses_a_method_or_an_ablation_without_a_lasting_name_where_results_are_kept(run_inj: Any, run_del: Any, inj: Any) -> None:
+    def mine(model: Any, sequence: Any) -> NeuronScores:
+        return Counted()(model, sequence)
+
+    for run, changes in ((run_inj, {"methods": [mine]}), (run_del, {"methods": [mine]}), (run_del, {"ablation": lambda *_: None})):
         with pytest.raises(ValueError, match="must have a repr that names all their settings"):
-            run(methods=[lambda model, sequence: None])
+            run(**changes)
+    assert set(inj.run([mine]).frame["method"]) == {"mine", "random", "row_norm"}
 
 
 def test_run_refuses_a_model_with_hooks(gpt2_like: Any, run_inj: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The Ray executor against a Ray of our own, whose actors work in this process and die when they are told to; see benchmarks/test_ray.py."""
+"""The Ray executor with a Ray of our own, whose actors work in this process and die when told to; benchmarks/test_ray.py has a real one."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_read_only_folder_can_be_read_and_is_not_changed(run_inj: Any, tmp_path:
     assert len(InjResults.of(store).missing) == 1
     assert sorted(tmp_path.rglob("*")) == before
     assert "is not read: it is empty" in caplog.text
-    with pytest.raises(ValueError, match="folder must be open for writing, got .* as read-only"):
+    with pytest.raises(ValueError, match=r"folder must be open for writing, got .* as read-only"):
         store.write(TASK, Record({}))
 
 
@@ -206,7 +206,7 @@ def test_plan_that_was_written_between_check_and_writing_is_seen(tmp_path: Path,
         right(self, *arguments, **options)
 
     monkeypatch.setattr(Store, "_write", overtaken)
-    with pytest.raises(ValueError, match="rate: 0.2 in the folder, 0.1 now"):
+    with pytest.raises(ValueError, match=r"rate: 0.2 in the folder, 0.1 now"):
         Store(tmp_path).add_plan(plan_of(0.1), {})
     assert [one.plan.settings for one in Store(tmp_path).plans()] == [{"rate": 0.2}]
 

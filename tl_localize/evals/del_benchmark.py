@@ -16,7 +16,7 @@ from torch import Tensor
 from tl_localize.evals.ablation import ABLATIONS, Ablation, AblationMeter, Baseline
 from tl_localize.evals.del_results import Budget, DelResults
 from tl_localize.evals.localize import check_names, localized, scores_of, scores_task
-from tl_localize.execution.engine import Benchmark, Executor, Methods, Progress, Report, check_named
+from tl_localize.execution.engine import Benchmark, Executor, Methods, Progress, Report
 from tl_localize.execution.environment import fingerprint
 from tl_localize.execution.store import Cache, Store
 from tl_localize.execution.tasks import Plan, Record, Task, digest_of
@@ -154,7 +154,6 @@ class DelBenchmark(Benchmark[DelResults]):
 
     def plan(self, methods: Sequence[Method]) -> Plan:
         labelled, test = self.labelled(methods), self.test_sequences
-        check_named([*labelled.values(), self._ablation])
         check_names(test, labelled)
         made_of = fingerprint(self.model)
         described = [[s.id, s.category, s.fingerprint, self._decode(s.tokens.tolist())] for s in test]

@@ -19,7 +19,7 @@ import torch
 
 from tl_localize.evals.inj_results import TRUE_ROWS, InjResults
 from tl_localize.evals.localize import check_names, localized, scores_of, scores_task
-from tl_localize.execution.engine import Benchmark, Methods, Report, check_named
+from tl_localize.execution.engine import Benchmark, Methods, Report
 from tl_localize.execution.environment import fingerprint
 from tl_localize.execution.store import Cache
 from tl_localize.execution.tasks import Plan, Record, Task
@@ -121,7 +121,6 @@ class InjBenchmark(Benchmark[InjResults]):
 
     def plan(self, methods: Sequence[Method]) -> Plan:
         labelled = self.labelled(methods)
-        check_named(labelled.values())
         check_names(self.sequences, labelled)
         made_of = fingerprint(self.model)
         scoped = {"learning_rate": self._schedule[0], "max_steps": self._schedule[1]}

@@ -187,6 +187,7 @@ class Benchmark(ABC, Generic[Results]):
         cache = Cache() if store is None else store
         if store is not None:
             check_no_hooks(self.model)
+            check_named(plan)
         cache.add_plan(plan, environment(self.model))
         failed = set() if retry_failed else set(cache.failures())
         groups = missing_groups(plan, cache, executor.shard, failed)
@@ -264,11 +265,14 @@ class Timer:
         return seconds / count
 
 
-def check_named(methods: Iterable[Any]) -> None:
-    """Raise ValueError unless the repr of each method can stand for it in the key of a record."""
-    for method in methods:
-        if " at 0x" in repr(method):
-            raise ValueError(f"methods must have a repr that names all their settings, got {method!r}. Write a frozen dataclass.")
+def check_named(plan: Plan) -> None:
+    """Raise ValueError unless the repr of each method and ablation can stand for it in the key of a record."""
+    for text in (*plan.methods.values(), *(value for value in plan.settings.values() if isinstance(value, str))):
+        if " at 0x" in text:
+            raise ValueError(
+                f"methods and ablations must have a repr that names all their settings, got {text}. Write a frozen dataclass, or run "
+                "without a store."
+            )
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -174,9 +174,9 @@ class Worker:
         return []
 
     def compute(self, work: Work, group: list[Task], failed: set[str]) -> list[Outcome]:
-        if self.environment["fingerprint"] != work.fingerprint:
+        if (mine := self.environment["fingerprint"]) != work.fingerprint:
             raise ValueError(
-                f"model must be the same on all machines, got weights {self.environment['fingerprint']} on a worker and {work.fingerprint} here. "
+                f"model must be the same on all machines, got weights {mine} on a worker and {work.fingerprint} here. "
                 "Give all machines the same files."
             )
         benchmark = work.kind(model=self.model, **work.settings)
