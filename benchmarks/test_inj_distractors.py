@@ -32,7 +32,7 @@ def results(model, model_name, tuned, request, publish):
     from tl_localize.cli.options import REFERENCE_RATIO, make_methods
     from tl_localize.evals.inj_benchmark import InjBenchmark
     from tl_localize.report.paper import paper_settings
-    from tl_localize.report.figures import own_against_foreign, save_figure
+    from tl_localize.report.figures import target_against_distractors, save_figure
     from tl_localize.reference import inj_sequences
     from tl_localize.report.tables import inj_tables
     from tl_localize.evals.tuning import read_settings
@@ -49,7 +49,7 @@ def results(model, model_name, tuned, request, publish):
     for name, table in inj_tables(measured, model_name).items():
         publish(table, model_name, f"distractors_{name}", CAPTIONS[name])
     folder = Path(request.config.getoption("--results")) / Path(model_name).name
-    save_figure(own_against_foreign(measured), folder, "distractors")
+    save_figure(target_against_distractors(measured), folder, "distractors")
     measured.save(folder / "distractors")
     return measured
 

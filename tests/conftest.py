@@ -178,7 +178,7 @@ def del_results() -> Any:
                 others = float(np.delete(matrix[i], i).mean())
                 changes = {"delta_self_accuracy": matrix[i, i], "delta_neg_accuracy": others, "delta_self_levenshtein": -100 * matrix[i, i]}
                 changes |= {"delta_neg_levenshtein": -100 * others, "delta_perplexity": 0.5, "delta_perplexity_base2": 0.25}
-                rows.append(common | {"intervention": "zero", "n_neurons": 7} | changes)
+                rows.append(common | {"ablation": "zero", "n_neurons": 7} | changes)
     before = pd.DataFrame({"model": "m", "sequence_id": ids, "category": categories, "prefix": "a|b\n", "suffix": ["A", "B", "C", "D"]})
     before = before.assign(accuracy=[1.0, 0.9, 1.0, 0.9], levenshtein=0.0, length=1, perplexity=20.0, perplexity_base2=8.0)
     return DelResults(pd.DataFrame(rows), before, confusion)

@@ -184,27 +184,30 @@ CASES: dict[str, Case] = {
             ("sparsity_weight", 0, "above 0 and finite"),
             ("sparsity_weight", None, "a number"),
             ("temperature", -0.3, "above 0 and finite"),
-            ("steps", 0, "above 0 and finite"),
-            ("steps", 2.5, "a whole number from 0 on"),
-            ("steps", 20.0, "a whole number from 0 on"),
+            ("steps", 0, "a whole number from 1 on"),
+            ("steps", 2.5, "a whole number from 1 on"),
+            ("steps", 20.0, "a whole number from 1 on"),
             ("steps", True, "a number"),
-            ("seed", -1, "a whole number from 0 on"),
-            ("seed", 0.5, "a whole number from 0 on"),
-            ("seed", 2**70, "a whole number from 0 on"),
+            ("seed", -1, r"a whole number from 0 to 2\*\*63 - 1"),
+            ("seed", 0.5, r"a whole number from 0 to 2\*\*63 - 1"),
+            ("seed", 2**70, r"a whole number from 0 to 2\*\*63 - 1"),
             ("first_layer", -1, "a whole number from 0 on"),
             ("stop_sparsity", "0.1", "a number"),
-            ("batch_tokens", 0, "above 0 and finite"),
+            ("stop_sparsity", float("nan"), r"in \[0, 1\]"),
+            ("stop_sparsity", -0.1, r"in \[0, 1\]"),
+            ("stop_sparsity", 2, r"in \[0, 1\]"),
+            ("batch_tokens", 0, "a whole number from 1 on"),
             ("initial_mask", 1.1, r"in \(-0.1, 1.1\)"),
             ("initial_mask", -0.1, r"in \(-0.1, 1.1\)"),
             ("initial_mask", float("nan"), r"in \(-0.1, 1.1\)"),
         ]
     },
-    "seed of the baseline": (lambda m, p: RandomBaseline(seed=-3), "seed must be a whole number from 0 on, got -3"),
+    "seed of the baseline": (lambda m, p: RandomBaseline(seed=-3), r"seed must be a whole number from 0 to 2\*\*63 - 1, got -3"),
     "first layer too high": (lambda m, p: Slimming(first_layer=2)(m, GOOD), "first_layer must be below the model's 2 layers, got 2"),
-    "batch size 0": (lambda m, p: ZeroOut().map(m, [GOOD], batch_size=0), "batch_size must be at least 1, got 0"),
+    "batch size 0": (lambda m, p: ZeroOut().map(m, [GOOD], batch_size=0), "batch_size must be a whole number from 1 on, got 0"),
     "injection batch size -1": (
         lambda m, p: inject_many(m, [GOOD], ratio=0.1, seeds=[0], learning_rate=0.1, batch_size=-1),
-        "batch_size must be at least 1, got -1",
+        "batch_size must be a whole number from 1 on, got -1",
     ),
     # scores and sets
     "mask of numbers": (lambda m, p: NeuronSet(torch.ones(2, 3)), "mask must be a boolean tensor .* got .*float32"),
@@ -260,22 +263,19 @@ CASES: dict[str, Case] = {
         lambda m, p: inject_many(m, [GOOD], ratio=0.1, seeds=[0, 1], learning_rate=0.1),
         "seeds must hold one seed for each of 1 sequences, got 2",
     ),
-    "injection learning rate": (lambda m, p: inject_with(m, learning_rate=0), "learning_rate must be above 0, got 0"),
+    "injection learning rate": (lambda m, p: inject_with(m, learning_rate=0), "learning_rate must be above 0 and finite, got 0"),
     "injection learning rate as text": (lambda m, p: inject_with(m, learning_rate="x"), "learning_rate must be a number, got 'x'"),
     "benchmark's ratio in percent": (
         lambda m, p: InjBenchmark(model=m, sequences=[GOOD], ratio=1),
         r"multiples must keep ratio \* multiple in \(0, 1\], got \(1, 2, 5\) with ratio 1. Use a smaller ratio",
     ),
-    "injection steps": (lambda m, p: inject_with(m, max_steps=0), "max_steps must be above 0, got 0"),
-    "injection stop loss": (lambda m, p: inject_with(m, stop_loss=-1), "stop_loss must be above 0, got -1"),
+    "injection steps": (lambda m, p: inject_with(m, max_steps=0), "max_steps must be a whole number from 1 on, got 0"),
+    "injection seed": (lambda m, p: inject_with(m, seed=-1), r"seed must be a whole number from 0 to 2\*\*32 - 1, got -1"),
+    "injection seed too large": (lambda m, p: inject_with(m, seed=2**32), r"seed must be a whole number from 0 to 2\*\*32 - 1, got"),
+    "seed of Zero-Out": (lambda m, p: ZeroOut(seed=2**63), r"seed must be a whole number from 0 to 2\*\*63 - 1, got"),
+    "steps of Integrated Gradients": (lambda m, p: IntegratedGradients(steps=0), "steps must be a whole number from 1 on, got 0"),
+    "injection stop loss": (lambda m, p: inject_with(m, stop_loss=-1), "stop_loss must be above 0 and finite, got -1"),
 }
-FREE_FORM = {
-    "injection learning rate",
-    "injection learning rate as text",
-    "injection steps",
-    "injection stop loss",
-    "seeds and sequences",
-}  # of a file that is not ours
 
 
 def written(folder: Path, content: bytes) -> Path:
@@ -300,7 +300,7 @@ def test_bad_input_is_named(unchecked: None, gpt2_like: Any, tmp_path: Path, cas
         act(gpt2_like, tmp_path)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in FREE_FORM])
+@pytest.mark.parametrize("case", CASES)
 def test_bad_input_is_told_rule_value_and_remedy(unchecked: None, gpt2_like: Any, tmp_path: Path, case: str) -> None:
     with pytest.raises((ValueError, TypeError)) as caught:
         CASES[case][0](gpt2_like, tmp_path)

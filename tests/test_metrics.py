@@ -89,7 +89,7 @@ def test_perplexity_base2_is_the_mean_of_powers_of_two(any_model: Any, general: 
 
 def test_perplexity_does_not_depend_on_the_batch(any_model: Any, general: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = perplexity(any_model, general)
-    monkeypatch.setattr("tl_localize.metrics.tokens_that_fit", lambda view: 24)
+    monkeypatch.setattr("tl_localize.batching.tokens_that_fit", lambda view: 24)
     assert perplexity(any_model, general) == pytest.approx(whole, rel=1e-6)
 
 

@@ -196,12 +196,12 @@ def test_frozen_gives_each_flag_back(any_model: Any, unchanged: Any) -> None:
     check()
 
 
-@pytest.mark.parametrize("way", ["recorded", "scaled", "replaced", "rows_changed", "frozen"])
+@pytest.mark.parametrize("way", ["recorded", "scaled", "patched_at", "rows_changed", "frozen"])
 def test_view_leaves_nothing_behind_when_the_body_raises(any_model: Any, tokens: torch.Tensor, unchanged: Any, way: str) -> None:
     view = NeuronView(any_model)
     arguments = {
         "scaled": ({0: torch.zeros(1, view.n_neurons)},),
-        "replaced": (0, torch.zeros(3, dtype=torch.long), torch.zeros(3, view.n_neurons)),
+        "patched_at": (0, torch.zeros(3, dtype=torch.long), torch.zeros(3, view.n_neurons)),
         "rows_changed": changed_rows(view),
     }
     check = unchanged(any_model)

@@ -257,7 +257,7 @@ def test_scores_of_which_some_are_estimates_survive_the_disk(tmp_path: Path) -> 
     found = NeuronScores.load(tmp_path / "some.safetensors")
     assert found.exact is not None and torch.equal(found.exact.mask, mask) and found.missed == 0.0123
     assert repr(found) == "NeuronScores('zero_out', '', 2 layers x 2 neurons, 2 exact, the others estimated, missed <= 1.23% of them)"
-    assert "2 scores are exact, the others estimates, missed &lt;= 1.23% of them" in found._repr_html_()
+    assert "2 exact, the others estimated, missed &lt;= 1.23% of them" in found._repr_html_()
     NeuronScores(torch.rand(2, 2)).save(tmp_path / "all.safetensors")
     found = NeuronScores.load(tmp_path / "all.safetensors")
     assert found.exact is None and found.missed is None

@@ -1,26 +1,35 @@
-"""Files are written whole or not at all."""
+"""Files are written whole or not at all, and nothing but a regular file is ever replaced."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
-import socket
 from pathlib import Path
 from typing import Any
+
+ABANDONED = 3600  # seconds after which a temporary file has no living writer: a write takes seconds
+TEMPORARY = re.compile(r"\..*[0-9a-f]{16}\.tmp")
 
 
 def write_whole(path: str | Path, data: bytes, temporary_folder: Path | None = None, *, new: bool = False) -> None:
     """Write under a temporary name, force it to the disk, rename: after a crash at any moment there is the whole file or none.
 
     Args:
+        path: a link is followed.
         temporary_folder: where the temporary file lies, on the same file system; beside the file by default.
-        new: raise FileExistsError where there is a file of this name; of several processes that write it at a time, one succeeds.
+        new: of several processes that write this name at a time, one succeeds.
+    Raises:
+        FileExistsError: with ``new``, there is a file of this name.
+        ValueError: something else than a regular file is there, such as a folder, a device or a pipe.
     """
-    path = Path(path)
-    temporary = (temporary_folder or path.parent) / f".{path.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+    path = Path(path).resolve()
+    if path.exists() and not path.is_file():
+        raise ValueError(f"path must be a regular file or new, got {str(path)!r}, which is something else. Choose another name.")
+    temporary = (temporary_folder or path.parent) / f".{path.name}.{secrets.token_hex(8)}.tmp"
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -30,7 +39,12 @@ def write_whole(path: str | Path, data: bytes, temporary_folder: Path | None = N
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    _force(path.parent)
+    if os.name == "posix":  # the rename itself reaches the disk, where folders can be synchronized (not on Windows)
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _link(temporary: Path, path: Path) -> None:
@@ -43,46 +57,25 @@ def _link(temporary: Path, path: Path) -> None:
         os.replace(temporary, path)
 
 
-def _force(folder: Path) -> None:
-    """The rename itself reaches the disk, where folders can be synchronized (not on Windows)."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    write_whole(path, text.encode(errors="surrogatepass"))
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a JSON file whole or not at all."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Delete temporary files of ``write_whole`` whose writer is dead: a process of this machine that is gone, or of another after a day.
-
-    Age is measured on the file system's own clock, by a file that is written now.
-    """
-    probe = folder / f".probe.{secrets.token_hex(4)}"
-    probe.touch()
-    now = probe.stat().st_mtime
-    probe.unlink()
+    """Delete our temporary files that killed writers left, an hour after they were written, by the file system's own clock."""
+    now = _probe(folder)
     for path in folder.glob(".*.tmp"):
-        writer = path.name.split(".")[-3]
-        ours = writer.isdigit() and f".{socket.gethostname()}.{writer}." in path.name
         try:
-            if (ours and not alive(int(writer))) or (not ours and now - path.stat().st_mtime > 24 * 3600):
+            if TEMPORARY.fullmatch(path.name) and now - path.stat().st_mtime > ABANDONED:
                 path.unlink()
         except FileNotFoundError:  # its writer, or another cleaner, was faster
             pass
-
-
-def alive(pid: int) -> bool:
-    """Whether another process of this machine has this number; what bears our own number is of one before us."""
-    if pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def prepare_folder(folder: str | Path) -> Path:
@@ -92,21 +85,19 @@ def prepare_folder(folder: str | Path) -> Path:
         ValueError: it can't be made or written.
     """
     path = Path(folder)
-    probe = path / f".writable.{secrets.token_hex(4)}"  # not the process number: containers share one
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe.write_text("")
-        probe.unlink()
+        _probe(path)
     except OSError as error:
         raise ValueError(f"folder must be writable, got {str(folder)!r} ({error.strerror}). Choose another one with --out.") from error
     return path
 
 
-def write_text(path: str | Path, text: str) -> None:
-    """Write a text file whole or not at all."""
-    write_whole(path, text.encode())
-
-
-def write_json(path: str | Path, record: Any) -> None:
-    """Write a JSON file whole or not at all."""
-    write_text(path, json.dumps(record, indent=2, ensure_ascii=False, default=str) + "\n")
+def _probe(folder: Path) -> float:
+    """Write and delete a file; returns its time."""
+    probe = folder / f".{secrets.token_hex(8)}.tmp"
+    try:
+        probe.touch()
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink(missing_ok=True)

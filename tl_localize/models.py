@@ -1,4 +1,4 @@
-"""Models: from a name or a folder to a HookedTransformer with raw weights. The one file that names the class."""
+"""Models: from a name or a directory to a HookedTransformer with raw weights. No other file names the class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import safetensors
 import torch
 
-REFERENCE_MODELS = ("reference-gpt2", "reference-pythia")
+REFERENCE_MODELS = ("reference-gpt2", "reference-pythia")  # shipped; "reference" is the first
 LOGITS_TOLERANCE = 1e-4  # of a converted model against transformers, float32
 
 
@@ -32,28 +32,33 @@ def load_model(name_or_path: str | Path, device: str | torch.device | None = Non
     Raises:
         ValueError: an unknown name, a directory that can't be loaded right, or CUDA asked for and absent.
 
-    >>> from tl_localize import load_model
-    >>> model = load_model("reference")
-    >>> model.cfg.n_layers, model.cfg.d_mlp
-    (6, 1536)
+    >>> load_model("reference").cfg.d_mlp
+    1536
     """
     device = check_device(device)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"dtype must be a floating-point torch dtype, got {dtype!r}. Write torch.float32.")
     name = str(name_or_path)
-    if name in ("reference", *REFERENCE_MODELS):
-        name = REFERENCE_MODELS[0] if name == "reference" else name
-        return _load_directory(Path(str(files("tl_localize") / "data" / name)), device, dtype)
-    if Path(name).is_dir():
-        return _load_directory(Path(name), device, dtype)
-    return _load_by_name(name, device, dtype)
+    if is_reference(name):
+        shipped = REFERENCE_MODELS[0] if name == "reference" else name
+        return _load_directory(Path(str(files("tl_localize") / "data" / shipped)), device, dtype)
+    return _load_directory(Path(name), device, dtype) if Path(name).is_dir() else _load_by_name(name, device, dtype)
+
+
+def is_reference(name: str | Path) -> bool:
+    """Whether a name is that of a shipped model, whose texts are shipped too (``tl_localize.reference``).
+
+    >>> is_reference("reference"), is_reference("gpt2")
+    (True, False)
+    """
+    return str(name) in ("reference", *REFERENCE_MODELS)
 
 
 def check_device(device: str | torch.device | None) -> torch.device:
-    """The device to use.
+    """The device to use: the given one, else CUDA when there is one.
 
     Raises:
-        ValueError: it is not there.
+        ValueError: the device is not there.
     """
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -72,7 +77,7 @@ def check_device(device: str | torch.device | None) -> torch.device:
             raise RuntimeError("it holds no numbers")
         torch.empty(0, device=asked)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0].split(". ")[0]  # torch goes on for a page
+        reason = str(error).splitlines()[0].split(". ")[0]  # the whole message is a page long
         raise ValueError(f"device must be there, got {str(device)!r}, which torch can't use here ({reason}). Use device='cpu'.") from error
     return asked
 
@@ -102,9 +107,10 @@ def _load_by_name(name: str, device: torch.device, dtype: torch.dtype) -> Any:
 
 def _load_directory(path: Path, device: torch.device, dtype: torch.dtype) -> Any:
     from transformer_lens import HookedTransformer, HookedTransformerConfig
+    from transformer_lens.pretrained import weight_conversions
     from transformers import AutoConfig
 
-    shapes, convert = _CONFIGS[_model_type(path)]
+    shapes, converter = _CONFIGS[_model_type(path)]
     _check_weights(path)
     hf_config = AutoConfig.from_pretrained(path, local_files_only=True)
     _refuse(path, hf_config)
@@ -121,8 +127,9 @@ def _load_directory(path: Path, device: torch.device, dtype: torch.dtype) -> Any
             **shapes(hf_config),
         )
         model = HookedTransformer(cfg)
+        weights = getattr(weight_conversions, converter)(hf_model, cfg)
         model.load_and_process_state_dict(
-            {key: value.clone() for key, value in convert()(hf_model, cfg).items()},
+            {key: value.clone() for key, value in weights.items()},
             fold_ln=False,
             center_writing_weights=False,
             center_unembed=False,
@@ -135,7 +142,7 @@ def _load_directory(path: Path, device: torch.device, dtype: torch.dtype) -> Any
 
 
 def _model_type(path: Path) -> str:
-    """The family of a directory's model, one of those that can be converted."""
+    """The type of a directory's model, which must be one that can be converted."""
     if not (path / "config.json").is_file():
         raise ValueError(f"name_or_path must be a directory with a config.json, got {str(path)!r}. Save with save_pretrained.")
     try:
@@ -171,12 +178,15 @@ def _check_weights(path: Path) -> None:
 
 
 def _load_transformers(path: Path, dtype: torch.dtype) -> Any:
-    """The directory's model as transformers loads it, which fills weights that the file lacks with noise and goes on."""
+    """The directory's model as transformers loads it.
+
+    Transformers fills weights that the file lacks with noise and only logs it; here that is an error.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # its report of what is missing: the error below says it
+    logging.set_verbosity_error()  # the error below says what is missing
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, local_files_only=True, attn_implementation="eager", ignore_mismatched_sizes=True, output_loading_info=True
@@ -202,7 +212,7 @@ def _load_tokenizer(path: Path) -> Any:
 
 
 def _set_tokenizer(model: Any, tokenizer: Any) -> None:
-    """What ``HookedTransformer.set_tokenizer`` does, without its second copy of the tokenizer, which puts BOS first."""
+    """Set the tokenizer as ``HookedTransformer.set_tokenizer`` does, but without its second copy, which puts BOS first."""
     if tokenizer is None:
         return
     tokenizer.padding_side = "right"
@@ -284,26 +294,17 @@ def _llama(c: Any) -> dict[str, Any]:
     }
 
 
-def _converter(name: str) -> Callable[[], Callable[..., dict[str, torch.Tensor]]]:
-    def find() -> Callable[..., dict[str, torch.Tensor]]:
-        import transformer_lens.pretrained.weight_conversions as conversions
-
-        return getattr(conversions, name)
-
-    return find
-
-
-_CONFIGS: dict[str, tuple[Callable[[Any], dict[str, Any]], Callable[[], Callable[..., dict[str, torch.Tensor]]]]] = {
-    "gpt2": (_gpt2, _converter("convert_gpt2_weights")),
-    "gpt_neox": (_neox, _converter("convert_neox_weights")),
-    "llama": (_llama, _converter("convert_llama_weights")),
-    "mistral": (_llama, _converter("convert_mistral_weights")),
-    "qwen2": (_llama, _converter("convert_qwen2_weights")),
+_CONFIGS: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {  # by model type; with TransformerLens' converter of weights
+    "gpt2": (_gpt2, "convert_gpt2_weights"),
+    "gpt_neox": (_neox, "convert_neox_weights"),
+    "llama": (_llama, "convert_llama_weights"),
+    "mistral": (_llama, "convert_mistral_weights"),
+    "qwen2": (_llama, "convert_qwen2_weights"),
 }
 
 
 def _refuse(path: Path, c: Any) -> None:
-    """Name what HookedTransformer can't do before its weights are read."""
+    """Raise ValueError for settings that HookedTransformer can't hold, before the weights are read."""
     rope_type = (getattr(c, "rope_parameters", None) or {}).get("rope_type", "default")
     sliding = getattr(c, "sliding_window", None) if getattr(c, "use_sliding_window", True) else None
     reasons = {
@@ -324,7 +325,7 @@ def _refuse(path: Path, c: Any) -> None:
 
 @torch.no_grad()
 def _check_logits(path: Path, model: Any, hf_model: Any) -> None:
-    """Refuse a conversion whose logits are not those of transformers (checked on a few tokens; only float32 is exact enough)."""
+    """Raise ValueError if the logits are not those of transformers, on a few tokens; only float32 is exact enough for this check."""
     if model.cfg.dtype != torch.float32:
         return
     tokens = torch.arange(min(32, model.cfg.n_ctx))[None] * 7919 % model.cfg.d_vocab
@@ -340,7 +341,7 @@ def _check_logits(path: Path, model: Any, hf_model: Any) -> None:
 
 @contextmanager
 def _quiet(*, bars: bool = True) -> Iterator[None]:
-    """Without TransformerLens 3.9's announcement of its deprecation, which comes with every HookedTransformer."""
+    """Hide the deprecation warning that TransformerLens 3.9 gives for every HookedTransformer, and on request the progress bars."""
     from transformers.utils import logging
 
     hide = not bars and logging.is_progress_bar_enabled()

@@ -169,11 +169,7 @@ def patch_neurons(
 
 
 def patch_neurons_at(
-    act: Float[Tensor, "batch pos neuron"],
-    hook: object = None,
-    *,
-    positions: Int[Tensor, " batch"],
-    values: Float[Tensor, "batch neuron"],
+    act: Float[Tensor, "batch pos neuron"], hook: object = None, *, positions: Int[Tensor, " batch"], values: Float[Tensor, "batch neuron"]
 ) -> Float[Tensor, "batch pos neuron"]:
     """Replace the neurons at one position of each row of the batch."""
     rows = torch.arange(len(act), device=act.device)
@@ -186,11 +182,7 @@ def _call(hook: Hook, module: object, inputs: object, output: Tensor) -> Tensor:
 
 
 def clamp_neurons(
-    act: Float[Tensor, "batch pos neuron"],
-    hook: object = None,
-    *,
-    index: Int[Tensor, " chosen"],
-    values: Float[Tensor, " chosen"],
+    act: Float[Tensor, "batch pos neuron"], hook: object = None, *, index: Int[Tensor, " chosen"], values: Float[Tensor, " chosen"]
 ) -> Float[Tensor, "batch pos neuron"]:
     """Set the chosen neurons to given values, at every position."""
     return act.index_copy(-1, index.to(act.device), values.to(act).expand(*act.shape[:2], -1))

@@ -1,4 +1,4 @@
-"""Files of others and ours, by path: definitions, manual sets, token arrays, texts. Nothing is downloaded, nothing is unpickled."""
+"""Readers of data files: definitions, manual sets, token arrays, texts. Nothing is downloaded, nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import pickle
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from tl_localize.scores import load_tensors
 from tl_localize.sequences import MemorizedSequence
 
 TOKEN_SUFFIXES = (".npy", ".pt", ".safetensors")
-TEXT_SUFFIXES = (".jsonl", ".txt")
 
 
 def read_definitions(path: str | Path) -> list[str]:
@@ -30,13 +29,8 @@ def read_definitions(path: str | Path) -> list[str]:
         FileNotFoundError: there is no such file.
         ValueError: a broken line (the message has its number), a missing key, another encoding than UTF-8, an empty file.
 
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from tl_localize.readers import read_definitions
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "definitions.jsonl")
-    ...     _ = path.write_text('{"definition": "A glorpon is a small bell."}')
-    ...     read_definitions(path)
+    >>> _ = (folder / "definitions.jsonl").write_text('{"definition": "A glorpon is a small bell."}')
+    >>> read_definitions(folder / "definitions.jsonl")
     ['A glorpon is a small bell.']
     """
     return [row["definition"] for _, row in read_jsonl(path, "definition")]
@@ -46,24 +40,17 @@ def read_manual(path: str | Path, model: LanguageModel) -> list[MemorizedSequenc
     """Memorized sequences of the authors' manual format: ``prompt``, ``all`` (prompt and suffix), ``prompt_len``, ``category`` (a list).
 
     The first category becomes the sequence's; ``read_categories`` gives all of them. Ids are ``manual-000``, ``manual-001``, ...
-    ``prompt_len`` counts tokens of one tokenizer: where the model's gives another number, the text of the prompt decides, and one
+    ``prompt_len`` counts tokens of one tokenizer. Where the model's tokenizer gives another number, the text of the prompt decides, and one
     warning says in how many rows.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: as ``read_definitions``; ``all`` does not begin with ``prompt``, or no token boundary falls between them.
 
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from tl_localize import load_model
-    >>> from tl_localize.readers import read_manual
     >>> row = '{"prompt": "Return the", "all": "Return the value of x.", "prompt_len": 2, "category": ["docs"]}'
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "manual.jsonl")
-    ...     _ = path.write_text(row)
-    ...     (sequence,) = read_manual(path, load_model("reference"))
-    >>> sequence.id, sequence.n_prefix, sequence.category
-    ('manual-000', 2, 'docs')
+    >>> _ = (folder / "manual.jsonl").write_text(row)
+    >>> read_manual(folder / "manual.jsonl", model)[0].category
+    'docs'
     """
     sequences: list[MemorizedSequence] = []
     differing: list[str] = []
@@ -101,37 +88,26 @@ def read_categories(path: str | Path) -> list[tuple[str, ...]]:
         FileNotFoundError: there is no such file.
         ValueError: as ``read_definitions``, or categories that are not a list of names.
 
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from tl_localize.readers import read_categories
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "manual.jsonl")
-    ...     _ = path.write_text('{"prompt": "To be", "all": "To be or not", "category": ["quotes", "plays"]}')
-    ...     read_categories(path)
+    >>> _ = (folder / "manual.jsonl").write_text('{"prompt": "To be", "all": "To be or not", "category": ["quotes", "plays"]}')
+    >>> read_categories(folder / "manual.jsonl")
     [('quotes', 'plays')]
     """
     return [_categories(row, _place(path, line)) for line, row in read_jsonl(path)]
 
 
 def read_tokens(path: str | Path) -> Integer[Tensor, "sequence pos"]:
-    """Token ids from a ``.npy``, ``.pt`` or ``.safetensors`` file; mapped, not read: a corpus may be larger than memory.
+    """Token ids from a ``.npy``, ``.pt`` or ``.safetensors`` file, mapped into memory: a corpus may be larger than memory.
 
-    A ``.pt`` file is read with ``weights_only=True``, so it can't run code. One of torch's old format is read whole. A safetensors file
-    holds one tensor, or one named ``tokens``. Changes of the result never reach the file.
+    A ``.pt`` file is read with ``weights_only=True``, so it can't run code; torch's old format can't be mapped and is read whole. A
+    safetensors file holds one tensor, or one named ``tokens``. Changes of the result never reach the file.
 
     Returns: [sequence pos] in the file's own integer type.
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: another suffix, a damaged file, or something else than a batch of token ids inside.
 
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> import numpy as np
-    >>> from tl_localize.readers import read_tokens
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "tokens.npy")
-    ...     np.save(path, np.array([[5, 6, 7]], dtype=np.uint16))
-    ...     read_tokens(path)
+    >>> np.save(folder / "tokens.npy", np.array([[5, 6, 7]], dtype=np.uint16))
+    >>> read_tokens(folder / "tokens.npy")
     tensor([[5, 6, 7]], dtype=torch.uint16)
     """
     path = _existing(path)
@@ -162,8 +138,6 @@ def memorized_sequences(
     Raises:
         ValueError: n_prefix leaves no suffix, or another number of ids or categories than of rows.
 
-    >>> import torch
-    >>> from tl_localize.readers import memorized_sequences
     >>> memorized_sequences(torch.tensor([[5, 6, 7], [8, 9, 5]]), n_prefix=1)[1]
     MemorizedSequence('sequence-0001', 1 prefix + 2 suffix tokens)
     """
@@ -175,27 +149,36 @@ def memorized_sequences(
     return [MemorizedSequence(row.long(), n_prefix, name, group) for row, name, group in zip(tokens, names, groups, strict=True)]
 
 
-def read_texts(path: str | Path, key: str = "text") -> Iterator[str]:
+def read_texts(path: str | Path, key: str = "text", start: int = 0, end: int | None = None) -> Iterator[str]:
     """Texts of a corpus, one at a time: ``.jsonl`` has one object a line with the text under a key, any other file one text a line.
 
-    Empty texts come out as empty strings, so that who reads can count them.
+    Empty texts are empty strings, so that the caller can count them.
 
+    Args:
+        start, end: only lines that begin at these bytes of the file or between them, the end excluded.
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: a broken line (the message has its number), a missing key, another encoding than UTF-8.
 
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from tl_localize.readers import read_texts
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "corpus.txt")
-    ...     _ = path.write_text("one text a line")
-    ...     list(read_texts(path))
+    >>> _ = (folder / "corpus.txt").write_text("one text a line")
+    >>> list(read_texts(folder / "corpus.txt"))
     ['one text a line']
     """
-    if _existing(path).suffix != ".jsonl":
-        return (text.rstrip("\r\n") for _, text in _lines(path))
-    return (row[key] for _, row in _objects(path, (key,), allow_empty=True))
+    return _texts(_existing(path), key, start, end)
+
+
+def _texts(path: Path, key: str, start: int, end: int | None) -> Iterator[str]:
+    lines = _lines(path, start, end)
+    try:
+        if path.suffix == ".jsonl":
+            yield from (row[key] for _, row in _objects(path, lines, (key,), allow_empty=True))
+        else:
+            yield from (text.rstrip("\r\n") for _, text in lines)
+    except ValueError:
+        if start:  # lines were counted from there; read from the beginning, the file gives the same error with the line's own number
+            for _ in _texts(path, key, 0, end):
+                pass
+        raise
 
 
 def read_jsonl(path: str | Path, *keys: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -205,25 +188,22 @@ def read_jsonl(path: str | Path, *keys: str) -> Iterator[tuple[int, dict[str, An
         FileNotFoundError: there is no such file.
         ValueError: a broken line (the message has its number), a missing key, another encoding than UTF-8, a file without objects.
 
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from tl_localize.readers import read_jsonl
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "rows.jsonl")
-    ...     _ = path.write_text('{"id": "a", "n": 3}')
-    ...     list(read_jsonl(path, "id"))
+    >>> _ = (folder / "rows.jsonl").write_text('{"id": "a", "n": 3}')
+    >>> list(read_jsonl(folder / "rows.jsonl", "id"))
     [(1, {'id': 'a', 'n': 3})]
     """
     found = False
-    for line, row in _objects(path, keys, allow_empty=False):
+    for line, row in _objects(path, _lines(path), keys, allow_empty=False):
         found = True
         yield line, row
     if not found:
         raise ValueError(f"path must hold at least one JSON object, got the empty file {str(path)!r}. Check how it was made.")
 
 
-def _objects(path: str | Path, keys: Sequence[str], *, allow_empty: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-    for line, text in _lines(path):
+def _objects(
+    path: str | Path, lines: Iterable[tuple[int, str]], keys: Sequence[str], *, allow_empty: bool
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, text in lines:
         if not text.strip():
             continue
         place = _place(path, line)
@@ -243,12 +223,19 @@ def _objects(path: str | Path, keys: Sequence[str], *, allow_empty: bool) -> Ite
         yield line, row
 
 
-def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    """Number (from 1) and text of each line, decoded line by line so that the message about a wrong encoding has a number."""
+def _lines(path: str | Path, start: int = 0, end: int | None = None) -> Iterator[tuple[int, str]]:
+    """Number (from 1) and text of each line that begins in [start, end), decoded one by one for the number in the message."""
     with _existing(path).open("rb") as file:
+        if start:
+            file.seek(start - 1)
+            file.readline()
+        position = file.tell()
         for line, raw in enumerate(file, 1):
+            if end is not None and position >= end:
+                return
+            position += len(raw)
             try:
-                yield line, raw.decode("utf-8-sig" if line == 1 else "utf-8")
+                yield line, raw.decode("utf-8-sig" if line == 1 and not start else "utf-8")
             except UnicodeDecodeError as error:
                 bad = raw[error.start : error.start + 4]
                 raise ValueError(f"path must be UTF-8 text, got the bytes {bad!r} at {_place(path, line)}. Convert it to UTF-8.") from error

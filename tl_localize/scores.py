@@ -219,11 +219,7 @@ class NeuronScores:
         return styled(best, f"{self!r} {self.settings}; larger is more responsible") + styled(layers, bars=[layers.columns[-1]])
 
     def top_k(
-        self,
-        ratio: Real,
-        per: Literal["layer", "model"] = "layer",
-        first_layer: int = 0,
-        rounding: Literal["nearest", "floor"] = "nearest",
+        self, ratio: Real, per: Literal["layer", "model"] = "layer", first_layer: int = 0, rounding: Literal["nearest", "floor"] = "nearest"
     ) -> NeuronSet:
         """The highest-scored share of the neurons, of every layer or of the whole model. Ties go to the lower index.
 

@@ -103,10 +103,12 @@ def compare_with_reference(
 
 
 def styled(frame: pd.DataFrame, caption: str = "", bars: Sequence[str] = ()) -> str:
-    """A table as HTML for notebooks: text escaped, floats with five digits, bars in the columns ``bars``; a plain index is hidden."""
+    """A table as HTML for notebooks: text escaped, floats with five digits, bars in the columns ``bars`` (counts); a plain index hidden."""
     styler: Any = frame.style.format(_short, escape="html").format_index(escape="html", axis=1).set_caption(escape(caption))
     styler = styler.hide(axis="index") if isinstance(frame.index, pd.RangeIndex) else styler.format_index(escape="html")
-    return (styler.bar(subset=list(bars), vmin=0, color="#bbb") if bars else styler).to_html()
+    if bars:
+        styler = styler.bar(subset=list(bars), vmin=0, vmax=frame[list(bars)].to_numpy().max(initial=1), color="#bbb")
+    return styler.to_html()
 
 
 def _short(value: Any) -> str:

@@ -14,6 +14,13 @@ def data(tmp_path):
     return path
 
 
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch):
+    """Figures cost a second each; tests/cli/test_cli_del.py looks at them."""
+    for name in ("recall_curve", "save_figure"):
+        monkeypatch.setattr(f"tl_localize.cli.inj.{name}", lambda *a: None)
+
+
 @pytest.fixture
 def run(model_dir, data, tmp_path):
     from tl_localize.cli import app
@@ -40,7 +47,7 @@ def test_inj_records_seeds_versions_and_settings(run, tmp_path):
     run.inj("--limit", 1, "--ratio", 0.1, "--methods", "hard_concrete", "--max-steps", 2, "--set", "hard_concrete.steps=10", "--seed", 7)
     (record,) = json.loads((tmp_path / "out" / "settings.json").read_text())["runs"]
     assert "steps=10" in record["methods"]["hard_concrete"]
-    assert record["injection"]["seeds"] == "7 + index of the sentence"
+    assert record["seeds"] == "7 + index of the sentence"
     assert {"torch", "transformer-lens", "fingerprint", "device", "dtype"} <= set(record["environment"])
 
 
@@ -52,20 +59,33 @@ def test_inj_leaves_out_the_dev_sentences(run, tmp_path):
     assert sorted({name[:3] for name in frame["sequence_id"]}) == ["005", "006", "007"]
 
 
-def test_inj_interrupted_at_once_keeps_what_is_done_and_goes_on(run, tmp_path, monkeypatch):
-    import pandas as pd
-
+@pytest.fixture
+def on_third_score(monkeypatch):
+    """Do something while Random scores its third sentence; returns the sentences that it was given."""
     from tl_localize.methods import RandomBaseline
 
-    calls = []
+    right, calls = RandomBaseline.map, []
 
-    def interrupted(self, model, sequence):
-        calls.append(sequence)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return next(self.map(model, [sequence]))
+    def install(action):
+        def watched(self, model, sequences, **options):
+            calls.append(sequences)
+            if len(calls) == 3:
+                action()
+            return right(self, model, sequences, **options)
 
-    monkeypatch.setattr(RandomBaseline, "__call__", interrupted)
+        monkeypatch.setattr(RandomBaseline, "map", watched)
+        return calls
+
+    return install
+
+
+def test_inj_interrupted_at_once_keeps_what_is_done_and_goes_on(run, tmp_path, on_third_score):
+    import pandas as pd
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    calls = on_third_score(interrupt)
     arguments = ["--ratio", 0.1, "--methods", "random", "--max-steps", 1]
     result = run.inj(*arguments)
     assert result.exit_code == 130, result.output
@@ -75,24 +95,20 @@ def test_inj_interrupted_at_once_keeps_what_is_done_and_goes_on(run, tmp_path, m
     assert run.inj(*arguments).exit_code == 1  # all is measured, no injection converged
     assert len(calls) == 4
     assert pd.read_csv(tmp_path / "out" / "frame.csv")["sequence_id"].nunique() == 3
+    assert "Nothing is left to compute" in run.inj(*arguments).stderr
+    assert len(calls) == 4
 
 
-def test_inj_ctrl_c_finishes_the_unit_in_hand(run, tmp_path, monkeypatch):
+def test_inj_ctrl_c_finishes_the_task_in_hand(run, tmp_path, on_third_score):
     import os
     import signal
 
-    from tl_localize.methods import RandomBaseline
-
-    def interrupted(self, model, sequence):
-        os.kill(os.getpid(), signal.SIGINT)
-        return next(self.map(model, [sequence]))
-
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(RandomBaseline, "__call__", interrupted)
+    on_third_score(lambda: os.kill(os.getpid(), signal.SIGINT))
     result = run.inj("--ratio", 0.1, "--methods", "random", "--max-steps", 1)
     assert result.exit_code == 130, result.output
-    assert "Finishing the unit in hand" in result.stderr
-    assert len(list((tmp_path / "out" / "units" / "inj").iterdir())) == 1
+    assert "Finishing the task in hand" in result.stderr
+    assert len(list((tmp_path / "out" / "records" / "scores").iterdir())) == 2 * 2 + 1  # Random and RowNorm; the last one is Random's
     assert signal.getsignal(signal.SIGINT) == before
 
 
@@ -122,14 +138,14 @@ def test_folder_is_told_from_without_the_model(run, tmp_path, monkeypatch):
     again, before = frame(tmp_path / "made-again"), frame(out)
     before = before[before["sequence_id"].str.startswith("006")].reset_index(drop=True)
     assert again.equals(before)
-    (unit,) = [line.strip() for line in trace.stdout.splitlines() if "/units/inj/" in line]
-    assert (tmp_path / "made-again" / "units" / "inj" / unit.rpartition("/")[2]).exists()
+    (unit,) = [line.strip() for line in trace.stdout.splitlines() if "/records/inj/" in line]
+    assert (tmp_path / "made-again" / "records" / "inj" / unit.rpartition("/")[2]).exists()
 
 
 def test_status_of_another_folder_says_so(run, tmp_path):
     result = run("status", tmp_path)
     assert result.exit_code == 2
-    assert "must hold the results of a run" in result.stderr
+    assert "folder must hold the results of a run" in result.stderr
 
 
 def test_inj_refuses_settings_that_contradict_the_folder(run):
@@ -137,13 +153,13 @@ def test_inj_refuses_settings_that_contradict_the_folder(run):
     run.inj(*arguments, "--max-steps", 1)
     result = run.inj(*arguments, "--max-steps", 2)
     assert result.exit_code == 2
-    assert "injection.max_steps: 1 in the folder, 2 now" in result.stderr
+    assert "max_steps: 1 in the folder, 2 now" in result.stderr
 
 
 def test_inj_says_nothing_in_a_pipe_unless_asked(run):
     arguments = ["--ratio", 0.1, "--methods", "random", "--max-steps", 1]
-    assert "random on" not in run.inj(*arguments, "--shard", "1/3").stderr
-    assert run.inj(*arguments, "-v").stderr.count("random on") == 2
+    assert "row_norm on" not in run.inj(*arguments, "--shard", "1/3").stderr
+    assert run.inj(*arguments, "-v").stderr.count("row_norm on") == 2 * 2  # scores and recall of two sentences
 
 
 def test_localize_prints_the_top_neurons(run):
@@ -179,7 +195,7 @@ def test_localize_saves_scores(run, tmp_path):
         (["--set", "slimming.steps=many"], "must give int to slimming.steps, got 'many'"),
         (["--set", "nonsense"], "must read METHOD.SETTING=VALUE"),
         (["--methods", "activations", "--set", "slimming.steps=3"], "must name a chosen method"),
-        (["--set", "slimming.steps=0"], "steps must be above 0 and finite, got 0"),
+        (["--set", "slimming.steps=0"], "steps must be a whole number from 1 on, got 0"),
         (["--ratio", 2], "ratio must be a fraction in (0, 1], got 2.0"),
         (["--ratio", 0.00001], "selects none"),
         (["--dtype", "float8"], "dtype must be one of"),
@@ -215,7 +231,7 @@ def test_inj_explains_a_mistake_in_one_line(run, arguments, message):
     ],
 )
 def test_inj_finds_mistakes_before_the_model_is_loaded(run, arguments, message, monkeypatch):
-    monkeypatch.setattr("tl_localize.cli.inj.load_model", lambda *a: pytest.fail("the model was loaded first"))
+    monkeypatch.setattr("tl_localize.cli.options.load_model", lambda *a: pytest.fail("the model was loaded first"))
     result = run.inj(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
@@ -238,7 +254,7 @@ def test_inj_names_the_line_of_a_broken_file(run, data):
 
 def test_inj_finds_an_unwritable_folder_before_the_work(run, model_dir, data, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("tl_localize.cli.inj.load_model", lambda *a: pytest.fail("the model was loaded first"))
+    monkeypatch.setattr("tl_localize.cli.options.load_model", lambda *a: pytest.fail("the model was loaded first"))
     result = run("inj", "--model", model_dir, "--data", data, "--out", tmp_path / "file" / "out")
     assert result.exit_code == 2
     assert "folder must be writable" in result.stderr
@@ -262,7 +278,7 @@ def test_tune_ranks_a_grid_and_inj_reads_its_settings(run, model_dir, data, tmp_
     monkeypatch.setattr("tl_localize.cli.tune.InjBenchmark", partial(InjBenchmark, max_steps=1))
     result = run("tune", *arguments[:-1], tmp_path / "none")
     assert result.exit_code == 1, result.output
-    assert "NONE of 5 injections converged: there is nothing to rank." in result.stderr
+    assert "NONE of the injections converged: there is nothing to rank." in result.stderr
     assert not (tmp_path / "none" / "settings.json").exists()
     monkeypatch.setattr("tl_localize.cli.tune.InjBenchmark", partial(InjBenchmark, max_steps=1, stop_loss=100.0))
     result = run("tune", *arguments)
@@ -315,23 +331,21 @@ def named_gpt2(model_dir, tmp_path):
 
 
 def test_inj_takes_the_papers_settings_for_a_directory_of_that_name(run, named_gpt2, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("tl_localize.cli.inj.work", lambda *a, **k: True)
+    monkeypatch.setattr("tl_localize.cli.inj.compute", lambda asked, *a: runs.extend(asked))
+    runs = []
     arguments = ["--data", data, "--limit", 1, "--ratio", 0.1, "--methods", "slimming", "--out", tmp_path / "out"]
     result = run("inj", "--model", named_gpt2, *arguments, "--set", "slimming.stop_sparsity=0.3")
     assert "Settings of learned masks: the paper's for gpt2." in result.stderr
-    (record,) = json.loads((tmp_path / "out" / "settings.json").read_text())["runs"]
-    assert "sparsity_weight=15000.0, steps=4000, stop_sparsity=0.3" in record["methods"]["slimming"]
+    ((_, (method,)),) = runs
+    assert (method.sparsity_weight, method.steps, method.stop_sparsity) == (15000, 4000, 0.3)
     assert "the defaults, for the paper has none for tiny." in run.inj("--limit", 1, "--ratio", 0.1, "--methods", "random").stderr
 
 
 def test_tune_searches_around_the_papers_settings(run, named_gpt2, data, tmp_path, monkeypatch):
-    from tl_localize.execution.store import Store
-
-    monkeypatch.setattr("tl_localize.cli.tune.work", lambda *a, **k: True)
+    runs = []
+    monkeypatch.setattr("tl_localize.cli.tune.compute", lambda asked, *a: runs.extend(asked))
     result = run("tune", "--model", named_gpt2, "--data", data, "--method", "slimming", "--ratio", 0.1, "--out", tmp_path / "tune")
     assert "the paper's for gpt2, where the grid has no others." in result.stderr
-    (plan,) = Store(tmp_path / "tune", read_only=True).plans()
-    methods = [text for text in plan["value"]["methods"].values() if text.startswith("Slimming")]
-    assert len(methods) == 12
-    assert all("steps=4000, stop_sparsity=0.2" in text for text in methods)
-    assert len({text.partition("steps=")[0] for text in methods}) == 12
+    ((_, methods),) = runs
+    assert len(set(methods)) == 12
+    assert {(method.steps, method.stop_sparsity) for method in methods} == {(4000, 0.2)}

@@ -163,8 +163,8 @@ def test_inject_many_each_stops_on_its_own(gpt2_like: Any, sequences: Any) -> No
 
 
 @pytest.mark.parametrize("batch_size", [2, 3])
-def test_inject_many_fills_the_places_of_those_that_are_done(neox_like: Any, sequences: Any, batch_size: int) -> None:
-    """Each sequence, whenever it enters, makes the same steps as alone."""
+def test_inject_many_of_several_batches_equals_each_alone(neox_like: Any, sequences: Any, batch_size: int) -> None:
+    """Each sequence makes the same steps as alone, whichever others leave its batch before it."""
     alone = [inject(neox_like, s, seed=i, **QUICK) for i, s in enumerate(sequences)]
     stop = float(np.median([injection.losses[7] for injection in alone]))
     alone = [inject(neox_like, s, seed=i, stop_loss=stop, **QUICK) for i, s in enumerate(sequences)]

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from tl_localize import MemorizedSequence, NeuronSet, RowNorm, accuracy, inject, memorization_loss
-from tl_localize.injection import Injection, JointInjection, _train_together, draw_neurons, draw_sets, inject_together
+from tl_localize.injection import Injection, JointInjection, draw_neurons, draw_sets, inject_together
+from tl_localize.injection.training import _train_together
 from tl_localize.neurons import NeuronView
 from tl_localize.sequences import SequenceBatch
 
@@ -129,14 +130,14 @@ def test_row_norm_finds_each_sentence_s_rows_at_the_rate_of_chance(gpt2_like: An
 # The objective
 
 
-def test_silence_is_zero_before_the_first_update(any_model: Any, sequences: list[MemorizedSequence]) -> None:
+def test_off_kl_is_zero_before_the_first_update(any_model: Any, sequences: list[MemorizedSequence]) -> None:
     joint = inject_together(any_model, sequences, **SETTINGS, max_steps=2)
     assert joint.off_kl[0].tolist() == [0, 0, 0, 0]
     assert (joint.off_kl[1] > 0).all()
     assert joint.losses[0].tolist() == pytest.approx([whole_loss(any_model, s) for s in sequences], rel=1e-4)
 
 
-def test_losses_and_silences_are_those_of_the_model_with_the_rows_in_place(any_model: Any, sequences: list[MemorizedSequence]) -> None:
+def test_losses_and_off_kl_are_those_of_the_model_with_the_rows_in_place(any_model: Any, sequences: list[MemorizedSequence]) -> None:
     """Two roads: rows added by hooks while training, and rows written into W_out."""
     joint = inject_together(any_model, sequences, **SETTINGS, max_steps=12)
     for k, sequence in enumerate(sequences):
@@ -151,7 +152,7 @@ def test_losses_and_silences_are_those_of_the_model_with_the_rows_in_place(any_m
 
 
 def test_first_update_follows_the_sign_of_the_gradient_of_all_losses(gpt2_like: Any, sequences: list[MemorizedSequence]) -> None:
-    """Adam's first step is learning_rate times the sign, and at step 0 the silence has no gradient."""
+    """Adam's first step is learning_rate times the sign, and at step 0 the KL has no gradient."""
     joint = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=2)
     weights = [block.mlp.W_out for block in gpt2_like.blocks]
     loss = memorization_loss(gpt2_like, SequenceBatch.of([replace(s, n_prefix=1) for s in sequences])).sum()
@@ -164,10 +165,10 @@ def test_first_update_follows_the_sign_of_the_gradient_of_all_losses(gpt2_like: 
         torch.testing.assert_close(moved[clear], -0.03 * gradient[mask].sign()[clear], rtol=5e-3, atol=0)
 
 
-def test_silence_weight_keeps_the_others_silent(gpt2_like: Any, sequences: list[MemorizedSequence]) -> None:
-    loud = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=20, kl_weight=0.0)
-    quiet = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=20)
-    assert (quiet.off_kl[-1] < 0.5 * loud.off_kl[-1]).all()
+def test_kl_weight_keeps_the_effect_on_others_small(gpt2_like: Any, sequences: list[MemorizedSequence]) -> None:
+    free = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=20, kl_weight=0.0)
+    bound = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=20)
+    assert (bound.off_kl[-1] < 0.5 * free.off_kl[-1]).all()
 
 
 # Batches
@@ -227,7 +228,7 @@ def test_out_of_memory_halves_the_batch_and_changes_nothing(gpt2_like: Any, sequ
 # What holds once it has converged
 
 
-def test_converged_means_every_loss_and_silence_is_below_its_stop(trained: tuple[Any, list[MemorizedSequence], JointInjection]) -> None:
+def test_converged_means_every_loss_and_kl_is_below_its_stop(trained: tuple[Any, list[MemorizedSequence], JointInjection]) -> None:
     _, _, joint = trained
     below = ((joint.losses < STOP) & (joint.off_kl < STOP)).all(1)
     assert joint.converged.tolist() == [True, True, True]
@@ -344,7 +345,7 @@ def test_saved_joint_injection_comes_back(gpt2_like: Any, sequences: list[Memori
     with pytest.raises(ValueError, match=r"without \['mask'"):
         Injection.load(tmp_path / "joint.safetensors")
     joint.injections[0].save(tmp_path / "one.safetensors")
-    with pytest.raises(ValueError, match=r"without \['silences'\]"):
+    with pytest.raises(ValueError, match=r"without \['off_kl'\]"):
         JointInjection.load(tmp_path / "one.safetensors")
 
 
@@ -374,12 +375,14 @@ A, B = sentence(1, 2, 3, 4, 5, id="a"), sentence(6, 7, 8, id="b")
         ),
         ([A, sentence(1, 9, 3), sentence(1, 8, 3)], {}, r"token 1 .* ln 3 = 1.10 nats"),
         ([A, B], {"learning_rate": 0.0}, "learning_rate must be above 0"),
-        ([A, B], {"max_steps": 0}, "max_steps must be above 0"),
+        ([A, B], {"max_steps": 0}, "max_steps must be a whole number from 1 on"),
         ([A, B], {"stop_loss": 0.0}, "stop_loss must be above 0"),
         ([A, B], {"stop_kl": -1.0}, "stop_kl must be above 0"),
         ([A, B], {"kl_weight": -1.0}, "kl_weight must be at least 0"),
         ([A, B], {"kl_weight": math.nan}, "kl_weight must be at least 0"),
-        ([A, B], {"batch_size": 0}, "batch_size must be at least 1"),
+        ([A, B], {"seed": -1}, r"seed must be a whole number from 0 to 2\*\*32 - 1"),
+        ([A, B], {"seed": 2**32}, r"seed must be a whole number from 0 to 2\*\*32 - 1"),
+        ([A, B], {"batch_size": 0}, "batch_size must be a whole number from 1 on"),
         ([A, sentence(60, 61)], {}, "tokens must be in"),
         ([A, sentence(*range(40))], {}, "at most n_ctx=32 tokens long"),
     ],
@@ -424,10 +427,10 @@ def test_state_with_two_next_tokens_ends_not_converged_and_is_named(make_model: 
     assert "NOT converged ('twice': loss 0.3" in repr(joint)
 
 
-def test_stuck_names_positions_worst_first() -> None:
+def test_unlearned_names_positions_worst_first() -> None:
     losses = torch.tensor([0.7, 0.01, 2.0, 0.4, 0.6, 1.0])
     injection = Injection(NeuronSet(torch.ones(1, 1, dtype=torch.bool)), torch.zeros(1, 2), torch.tensor([0.8]), losses, False, "x")
     assert injection.unlearned() == [(3, 2.0), (6, 1.0), (1, pytest.approx(0.7)), (5, pytest.approx(0.6))]
     assert [position for position, _ in injection.unlearned(threshold=0.9)] == [3, 6]
-    assert "in the way: token 3 (2.00 nats), token 6 (1.00 nats), token 1 (0.70 nats) and 1 more" in repr(injection)
-    assert "in the way" not in repr(replace(injection, converged=True))
+    assert "unlearned: token 3 (2.00 nats), token 6 (1.00 nats), token 1 (0.70 nats) and 1 more" in repr(injection)
+    assert "unlearned" not in repr(replace(injection, converged=True))

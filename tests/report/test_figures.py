@@ -41,26 +41,26 @@ def points(figure):
     return {label: [list(point) for point in zip(*line.get_data(), strict=True)] for label, line in lines.items()}
 
 
-def test_own_against_foreign_draws_each_method_at_its_means(results):
-    from tl_localize.report.figures import own_against_foreign
+def test_target_against_distractors_draws_each_method_at_its_means(results):
+    from tl_localize.report.figures import target_against_distractors
 
-    assert points(own_against_foreign(results)) == {"Activations": [[20.0, 30.0]], "RowNorm": [[25.0, 25.0]]}
+    assert points(target_against_distractors(results)) == {"Activations": [[20.0, 30.0]], "RowNorm": [[25.0, 25.0]]}
 
 
-def test_own_against_foreign_draws_the_three_levels(results):
-    from tl_localize.report.figures import own_against_foreign
+def test_target_against_distractors_draws_the_three_levels(results):
+    from tl_localize.report.figures import target_against_distractors
 
-    (ax,) = own_against_foreign(results).axes
+    (ax,) = target_against_distractors(results).axes
     assert [text.get_text() for text in ax.texts] == ["knows nothing", "knows what was altered", "the true rows"]
     assert [text.xy for text in ax.texts] == [(3.0, 3.0), (25.0, 25.0), (0.0, 100.0)]
 
 
-def test_own_against_foreign_needs_distractors(results):
+def test_target_against_distractors_needs_distractors(results):
     from tl_localize.evals.inj_benchmark import InjResults
-    from tl_localize.report.figures import own_against_foreign
+    from tl_localize.report.figures import target_against_distractors
 
     with pytest.raises(ValueError, match="results must be of INJ with distractors"):
-        own_against_foreign(InjResults(results.frame))
+        target_against_distractors(InjResults(results.frame))
 
 
 def with_groups_of(results, size):
@@ -69,21 +69,21 @@ def with_groups_of(results, size):
     return replace(results, frame=results.frame[results.frame["sequence_id"].str[-1].astype(int) < size])
 
 
-def test_own_against_foreign_counts_the_other_sentences(results):
-    from tl_localize.report.figures import own_against_foreign
+def test_target_against_distractors_counts_the_other_sentences(results):
+    from tl_localize.report.figures import target_against_distractors
 
-    words = {size: own_against_foreign(with_groups_of(results, size)).axes[0] for size in (2, 4)}
+    words = {size: target_against_distractors(with_groups_of(results, size)).axes[0] for size in (2, 4)}
     assert {size: (ax.get_title(), ax.get_xlabel()) for size, ax in words.items()} == {
-        2: ("INJ with 1 distractor, top 3 % of each layer", "recall of the other sentence's rows (%)"),
-        4: ("INJ with 3 distractors, top 3 % of each layer", "recall of the other 3 sentences' rows (%)"),
+        2: ("INJ with 1 distractor, top 3 % of each layer", "recall of the distractor's rows (%)"),
+        4: ("INJ with 3 distractors, top 3 % of each layer", "recall of the 3 distractors' rows (%)"),
     }
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_own_against_foreign_keeps_its_words_inside(results, size):
-    from tl_localize.report.figures import own_against_foreign
+def test_target_against_distractors_keeps_its_words_inside(results, size):
+    from tl_localize.report.figures import target_against_distractors
 
-    figure = own_against_foreign(with_groups_of(results, size))
+    figure = target_against_distractors(with_groups_of(results, size))
     figure.draw_without_rendering()
     (ax,) = figure.axes
     box = ax.get_window_extent()
@@ -119,13 +119,13 @@ def test_recall_curve_draws_every_injection_ratio(results):
     assert len(ax.containers) == 2 * len(ratios)
 
 
-@pytest.mark.parametrize("name", ["recall_curve", "own_against_foreign"])
+@pytest.mark.parametrize("name", ["recall_curve", "target_against_distractors"])
 def test_inj_figures_without_a_converged_injection_say_so(results, name):
     from dataclasses import replace
 
-    from tl_localize import plots
+    from tl_localize.report import figures
 
-    (ax,) = getattr(plots, name)(replace(results, frame=results.frame.assign(converged=False))).axes
+    (ax,) = getattr(figures, name)(replace(results, frame=results.frame.assign(converged=False))).axes
     assert ax.get_title() == "INJ: no injection converged"
 
 

@@ -7,6 +7,7 @@ import warnings
 import typer
 
 from tl_localize.cli import collect, del_benchmark, folder, inj, localize, tune
+from tl_localize.cli.options import expanded
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -18,7 +19,15 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=DeprecationWarning)
 
 
-for command in (collect.collect, inj.inj, localize.localize, tune.tune, folder.table, folder.trace):
-    app.command()(command)
-app.command("del")(del_benchmark.del_benchmark)
-app.command("status")(folder.show_status)
+COMMANDS = {
+    "collect": collect.collect,
+    "inj": inj.inj,
+    "del": del_benchmark.del_benchmark,
+    "localize": localize.localize,
+    "tune": tune.tune,
+    "status": folder.status,
+    "table": folder.table,
+    "trace": folder.trace,
+}
+for name, command in COMMANDS.items():
+    app.command(name)(expanded(name, command))

@@ -2,69 +2,58 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tl_localize.cli.collect import publish_collect
+from tl_localize.cli.collect import made_collection, publish_collect
 from tl_localize.cli.del_benchmark import publish_del
 from tl_localize.cli.inj import publish_inj
-from tl_localize.cli.options import errors_explained
+from tl_localize.cli.options import command_line
 from tl_localize.cli.tune import publish_tune
-from tl_localize.collect import Sifted, merged
-from tl_localize.evals.inj_benchmark import TRUE_ROWS
-from tl_localize.runs import collected, status
-from tl_localize.runs.del_run import BY_LAYER
-from tl_localize.runs.folder import planned, works
-from tl_localize.execution.store import Record, Store, Unit
+from tl_localize.collect import SearchResults, merged
+from tl_localize.evals.del_benchmark import BY_LAYER
+from tl_localize.execution import Plan, Record, Store, Task
+from tl_localize.execution import status as status_of
+from tl_localize.execution.status import planned
+from tl_localize.execution.store import StoredPlan
+from tl_localize.execution.tasks import closure
+from tl_localize.methods import METHODS, RandomBaseline
 from tl_localize.report.tables import to_markdown
 
 Folder = Annotated[Path, typer.Argument(help="Results folder of tl-localize inj, del, tune or collect.")]
+SHOWN = ("sequence_id", "ratio", "recall", "recall_across_layers", "layer", "multiple", "self_accuracy", "self_levenshtein", "perplexity")
 
 
-def show_status(folder: Folder) -> None:
+def status(folder: Folder) -> None:
     """What is done, missing and failed in a results folder, and about how long the rest takes one process."""
-    with errors_explained():
+    store = Store(folder, read_only=True)
+    if not store.plans() and (folder / "collection").is_dir():
+        typer.echo("The sequences are collected first:\n")
+        folder = folder / "collection"
         store = Store(folder, read_only=True)
-        if not store.plans() and (folder / "collection").is_dir():
-            typer.echo("The sequences are collected first:\n")
-            folder = folder / "collection"
-            store = Store(folder, read_only=True)
-        check_planned(store)
-        state = status(store)
-        seconds = float(state.frame["seconds_left"].sum())
-        typer.echo(to_markdown(state.frame.assign(seconds_left=state.frame["seconds_left"].round(1)).rename_axis("method")))
-        for unit, reason in state.reasons.items():
-            typer.echo(f"FAILED {unit}: {reason}")
-        typer.echo(f"\nTime left: about {seconds / 60:.1f} min for one process.")
-        if is_collection(store):
-            made = "The collection is made." if (folder / "sequences.jsonl").is_file() else "The last step is still to be made."
-            typer.echo(f"In the chunks that are done: {collected(store)} (before near-duplicates are removed). {made}")
-
-
-def check_planned(store: Store) -> None:
-    """Raise ValueError unless the folder holds the plan of a run."""
-    if not store.plans():
-        raise ValueError(f"folder must hold the plan of a run, got none in {str(store.folder)!r}. Give the run's own command again.")
-
-
-def is_collection(store: Store) -> bool:
-    """Whether it is the folder of tl-localize collect, which has a report in place of methods."""
-    return any(plan["value"]["benchmark"] == "collect" for plan in store.plans())
+    state = status_of(store)
+    seconds = float(state.frame["seconds_left"].sum())
+    typer.echo(to_markdown(state.frame.assign(seconds_left=state.frame["seconds_left"].round(1)).rename_axis("method")))
+    for task, reason in state.reasons.items():
+        typer.echo(f"FAILED {task}: {reason}")
+    typer.echo(f"\nTime left: about {seconds / 60:.1f} min for one process.")
+    if store.plans()[-1].plan.benchmark == "collect":
+        report = SearchResults.of(store).report
+        made = "The collection is made." if made_collection(folder, report) else "The last step is still to be made."
+        typer.echo(f"In the chunks that are done: {report} (before near-duplicates are removed). {made}")
 
 
 def table(
     folder: Folder, out: Annotated[Path | None, typer.Option(help="Where to write. Default: the results folder itself.")] = None
 ) -> None:
     """All tables and figures from a results folder alone; the model is not needed."""
-    with errors_explained():
-        store = Store(folder, read_only=True)
-        check_planned(store)
-        plan = store.plans()[0]
-        publish = {"inj": publish_inj, "del": publish_del, "collect": publish_collect}[plan["value"]["benchmark"]]
-        (publish_tune if plan["about"]["command"][:1] == ["tune"] else publish)(store, out or folder)
+    store = Store(folder, read_only=True)
+    planned(store)  # raises where there is none
+    first = store.plans()[0]
+    publish = {"inj": publish_inj, "del": publish_del, "collect": publish_collect}[first.plan.benchmark]
+    (publish_tune if first.about["command"].get("name") == "tune" else publish)(store, out or folder)
 
 
 def trace(
@@ -73,63 +62,69 @@ def trace(
     ratio: Annotated[float | None, typer.Option(help="Only the numbers of this ratio (inj: of the injection).")] = None,
     name: Annotated[str | None, typer.Option(help="Only this sentence, group or target, or all whose names begin so.")] = None,
 ) -> None:
-    """The units that a number in a table was made of, and for each the command that makes it again in a new folder."""
-    with errors_explained():
-        store = Store(folder, read_only=True)
-        units, plans = planned(store)
-        found = [
-            (label, work, unit)
-            for (r, _, label), (work, unit) in units.items()
-            if method in (None, label) and ratio in (None, r) and work.name.startswith(name or "")
-        ]
-        if not found:
-            known = sorted({label for _, _, label in units})
-            raise ValueError(f"method, ratio and name must select a number of the tables, got none. Methods: {', '.join(known)}.")
-        plan_of = {unit.key: plan for plan in reversed(plans) for work in works(plan["value"]) for unit in work.measures.values()}
-        collection = is_collection(store)
-        for label, work, unit in found:
-            record = store.read(unit)
-            plan = plan_of[unit.key]
-            typer.echo(f"{label}, from {work.name} on" if collection else f"{label}, ratio {work.ratio:g}, {work.name}")
-            for one in (unit, work.base):
-                if one:
-                    typer.echo(f"  {folder / one.file}")
-            for line in numbers(unit, record) if record else []:
-                typer.echo(f"    {line}")
-            typer.echo(f"  {again_line(plan['about']['command'], plan['value'], work.index, label, work.ratio) if record else 'MISSING'}\n")
-        if collection and (command := plans[-1]["about"]["command"]):
-            typer.echo("Near-duplicates and what is drawn are found by the last step, from all chunks:")
-            typer.echo(f"  {shlex.join(['tl-localize', *command, '--out', 'made-again'])}")
+    """The tasks that a number in a table was made of, their files, and the command that makes them again in a new folder."""
+    store = Store(folder, read_only=True)
+    tasks = [task for task in planned(store) if task.kind != "baseline"]
+    found = [task for task in tasks if method in (None, task.label) and ratio in (None, task.ratio) and task.name.startswith(name or "")]
+    if not found:
+        known = ", ".join(sorted({task.label for task in tasks}))
+        raise ValueError(f"method, ratio and name must select a number of the tables, got none. Methods: {known}.")
+    plans = store.plans()
+    plan_of = {task.key: one for one in reversed(plans) for task in one.plan.tasks}
+    for task in found:
+        record = store.read(task)
+        typer.echo(f"{task.label}, from {task.name} on" if task.kind == "collect" else f"{task.label}, ratio {task.ratio:g}, {task.name}")
+        for one in (task, *closure(task.needs)):
+            typer.echo(f"  {folder / one.file}")
+        for line in numbers(task, record, store) if record else []:
+            typer.echo(f"    {line}")
+        typer.echo(f"  {rerun_command(plan_of[task.key], task) if record else 'MISSING'}\n")
+    command = plans[-1].about["command"]
+    if command and tasks[0].kind == "collect":
+        typer.echo("Near-duplicates and what is drawn are found by the last step, from all chunks:")
+        typer.echo(f"  {command_line(command['name'], {**command['options'], 'out': 'made-again'})}")
 
 
-def numbers(unit: Unit, record: Record) -> list[dict[str, Any]]:
+def numbers(task: Task, record: Record, store: Store) -> list[dict[str, Any]]:
     """What a measurement says, a line for each number of the tables."""
-    if unit.kind == "collect":
-        counts, memorized = merged([Sifted.unpacked(record.value, record.tensors)])
-        removed = {name: n for name, n in counts.removed.items() if n}
-        return [{"came in": counts.n_in, **removed}, *({"id": m.id, "accuracy": m.accuracy, "distance": m.distance} for m in memorized)]
-    shown = ("sequence_id", "ratio", "recall", "recall_across_layers", "layer", "multiple", "perplexity")
-    effects = [
-        {**effect, **share, **{f"self_{name}": effect[name][effect["target"]] for name in ("accuracy", "levenshtein")}}
-        for effect, share in zip(record.value.get("effects", ()), unit.identity.get("shares", ()), strict=True)
+    if task.kind == "collect":
+        chunk = SearchResults.of(store).chunks[task.index]
+        report, recited = merged([chunk] if chunk else [])
+        removed = {name: n for name, n in report.removed.items() if n}
+        return [{"came in": report.n_in, **removed}, *({"id": m.id, "accuracy": m.accuracy, "distance": m.distance} for m in recited)]
+    rows: list[dict[str, Any]] = record.value.get("frame", [])
+    for effect, budget in zip(record.value.get("effects", ()), task.inputs.get("budgets", ()), strict=True):
+        own = {f"self_{name}": effect[name][effect["target"]] for name in ("accuracy", "levenshtein")}
+        alone = {name: budget[name] for name in ("layer", "multiple") if budget["layer"] is not None}
+        rows.append({**alone, **own, "perplexity": effect["perplexity"]})
+    return [
+        {name: value for name, value in row.items() if name in (*SHOWN, "layer", "multiple") or name.startswith("self_")} for row in rows
     ]
-    rows = record.value.get("frame", effects)
-    return [{key: value for key, value in row.items() if key in shown or key.startswith("self_")} for row in rows]
 
 
-def again_line(command: list[str], plan: dict[str, Any], index: int, label: str, ratio: float) -> str:
-    """The command that makes one part of a run again, in a new folder."""
+def rerun_command(made_by: StoredPlan, task: Task) -> str:
+    """The command that makes one task again, with what is computed along with it, in a new folder."""
+    command, plan = made_by.about["command"], made_by.plan
     if not command:
-        return f"made by Python: {plan['benchmark'].capitalize()}Run of the plan's settings"
-    if plan["benchmark"] == "collect":
-        return shlex.join(["tl-localize", *command, "--shard", f"{index + 1}/{len(plan['chunks'])}", "--out", "made-again"])
-    method = label.removesuffix(BY_LAYER)
-    only: list[str] = []
-    if command[0] != "tune" and method.isidentifier() and method != TRUE_ROWS:
-        # --set of other methods is refused where they are not run
-        pairs = zip(command, [*command[1:], ""], strict=True)
-        others = [i for i, (name, value) in enumerate(pairs) if name == "--set" and not value.startswith(f"{method}.")]
-        command = [word for i, word in enumerate(command) if i not in others and i - 1 not in others]
-        only = ["--methods", method, *(["--single-layer", method] if method != label else [])]
-    part = ["--ratio", str(ratio), "--shard", f"{index + 1}/{len(plan['parts'])}", "--out", "made-again"]
-    return shlex.join(["tl-localize", *command, *only, *part])
+        return f"made from Python, by the {plan.benchmark} benchmark with the settings of the plan"
+    options = dict(command["options"])
+    if plan.benchmark != "collect":
+        options["ratio"] = task.ratio
+    method = task.label.removesuffix(BY_LAYER)
+    only = command["name"] != "tune" and method in METHODS
+    if only:
+        options["methods"] = method
+        options["set"] = [text for text in options.get("set", []) if text.startswith(f"{method}.")]
+        options.pop("single_layer", None)
+        if task.kind == "single_layer":
+            options["single_layer"] = method
+    groups = groups_of(plan, task, {task.label, RandomBaseline.name} if only else None)  # Random always runs along
+    return command_line(
+        command["name"], {**options, "shard": f"{groups.index(task.group or task.key) + 1}/{len(groups)}", "out": "made-again"}
+    )
+
+
+def groups_of(plan: Plan, task: Task, labels: set[str] | None) -> list[str]:
+    """The groups of tasks of a run that is asked only for the task's ratio and some methods, in the order in which shards share them."""
+    mine = [one for one in plan.tasks if one.kind == "baseline" or (one.ratio == task.ratio and (labels is None or one.label in labels))]
+    return list(dict.fromkeys(one.group or one.key for one in mine))

@@ -7,49 +7,47 @@ from typing import Annotated
 
 import typer
 
-from tl_localize.cli.options import Device, Dtype, Model, Settings, bar, errors_explained, make_methods, parse_dtype, say
+from tl_localize.cli.options import MethodSettings, ModelOptions, say
+from tl_localize.cli.running import progress
+from tl_localize.evals.presets import make_methods
+from tl_localize.files import prepare_folder
 from tl_localize.methods import METHODS
 from tl_localize.metrics import check_recited
-from tl_localize.models import load_model
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.execution.store import prepare_folder
 
 
 def localize(
+    *,
     prefix: Annotated[str, typer.Option(help="Text that prompts the model.")],
     suffix: Annotated[str, typer.Option(help="Text that the model recites after it; it usually begins with a space.")],
-    model: Model = "reference-gpt2",
+    on: ModelOptions,
     method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "hard_concrete",
     top: Annotated[int, typer.Option(help="Number of neurons to print.")] = 20,
     out: Annotated[Path | None, typer.Option(help="Write all scores to this safetensors file.")] = None,
-    device: Device = None,
-    dtype: Dtype = "float32",
-    settings: Settings = None,
+    set: MethodSettings = None,
 ) -> None:
     """Score every neuron for one text and print the best ones."""
-    with errors_explained():
-        localizers = make_methods(method, settings or [])
-        if len(localizers) != 1:
-            raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}. Give the command once for each.")
-        (localizer,) = localizers
-        if out:
-            prepare_folder(out.parent)
-        if top < 1:
-            raise ValueError(f"top must be at least 1, got {top}.")
-        loaded = load_model(model, device, parse_dtype(dtype))
-        sequence = MemorizedSequence.from_text(loaded, prefix, suffix)
-        try:
-            check_recited(loaded, [sequence])
-        except ValueError as error:
-            say(f"Warning: {error}")
-        with bar() as show:
-            (scores,) = localizer.map(loaded, [sequence], progress=lambda fraction: show(fraction, localizer.name))
-        best = scores.values.flatten().argsort(descending=True, stable=True)[:top].tolist()
-        n_neurons = scores.values.shape[1]
-        typer.echo(f"{sequence}, {scores.settings}\n\n{'rank':>4} {'layer':>5} {'neuron':>6} {'score':>12}")
-        for rank, flat in enumerate(best, 1):
-            layer, neuron = divmod(flat, n_neurons)
-            typer.echo(f"{rank:>4} {layer:>5} {neuron:>6} {float(scores.values[layer, neuron]):>12.6g}")
-        if out:
-            scores.save(out)
-            typer.echo(f"\nAll scores: {out}")
+    localizers = make_methods(method, set or [])
+    if len(localizers) != 1:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}. Give the command once for each.")
+    (localizer,) = localizers
+    if out:
+        prepare_folder(out.parent)
+    if top < 1:
+        raise ValueError(f"top must be at least 1, got {top}.")
+    model = on.load()
+    sequence = MemorizedSequence.from_text(model, prefix, suffix)
+    try:
+        check_recited(model, [sequence])
+    except ValueError as error:
+        say(f"Warning: {error}")
+    with progress() as show:
+        (scores,) = localizer.map(model, [sequence], progress=lambda fraction: show(fraction, localizer.name))
+    best = scores.values.flatten().argsort(descending=True, stable=True)[:top].tolist()
+    typer.echo(f"{sequence}, {scores.settings}\n\n{'rank':>4} {'layer':>5} {'neuron':>6} {'score':>12}")
+    for rank, flat in enumerate(best, 1):
+        layer, neuron = divmod(flat, scores.values.shape[1])
+        typer.echo(f"{rank:>4} {layer:>5} {neuron:>6} {float(scores.values[layer, neuron]):>12.6g}")
+    if out:
+        scores.save(out)
+        typer.echo(f"\nAll scores: {out}")

@@ -1,13 +1,12 @@
-"""What the commands share: their options, the methods and data these name, progress and errors on the terminal."""
+"""What the commands share: groups of options, each a dataclass; the record of a command; the answer to a mistake."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
+import inspect
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import product
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,59 +14,138 @@ import torch
 import typer
 from tqdm import tqdm
 
-from tl_localize.methods import METHODS, Localizer
-from tl_localize.models import REFERENCE_MODELS
+from tl_localize.evals.presets import settings_source
+from tl_localize.execution.engine import parse_shard
+from tl_localize.execution.store import Store, nearest
+from tl_localize.files import prepare_folder
+from tl_localize.models import load_model
 from tl_localize.neurons import Real
-from tl_localize.report.paper import settings_source
 from tl_localize.scores import check_ratio
-from tl_localize.execution.store import nearest
 
-REFERENCE_RATIO = 0.03  # at which injections into the small reference models converge; the paper's 1 % and 0.1 % otherwise
-
-Model = Annotated[str, typer.Option(help="A shipped reference model, a local Hugging Face directory, or a name TransformerLens knows.")]
-Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda. Default: CUDA when there is one.")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="A method's setting, such as hard_concrete.steps=200. May be given many times.")
+MethodSettings = Annotated[
+    list[str] | None, typer.Option(help="A method's setting, such as hard_concrete.steps=200. May be given many times.")
 ]
-SettingsFile = Annotated[Path | None, typer.Option("--settings", help="Settings file that tl-localize tune wrote.")]
-Data = Annotated[Path | None, typer.Option(help="ECBD-style JSONL (key: definition). Default: our own sentences.")]
-Ratios = Annotated[list[float] | None, typer.Option(help="Share of the rows of W_out to inject into. May be given many times.")]
+SettingsFile = Annotated[Path | None, typer.Option(help="Settings file that tl-localize tune wrote.")]
 Distractors = Annotated[int, typer.Option(help="Other sentences in the same model; 0 is the paper's form.")]
+General = Annotated[Path | None, typer.Option(help="Tokens [sequence pos] for the perplexity. Default: those of the collection.")]
+Prefix = Annotated[int, typer.Option(help="Prompt tokens of each row of a token file.")]
 
 
-def make_methods(names: str, settings: Sequence[str], *defaults: Mapping[str, Mapping[str, Any]]) -> list[Localizer]:
-    """Methods by name, with settings such as ``hard_concrete.steps=200`` over the given defaults, of which the last ones count most."""
-    wanted = list(METHODS) if names == "all" else [name.strip() for name in names.split(",") if name.strip()]
-    for name in wanted:
-        if name not in METHODS:
-            raise ValueError(f"methods must be among {', '.join(METHODS)}, got {name!r}.{nearest(name, METHODS)}")
-    values: dict[str, dict[str, Any]] = {name: {} for name in wanted}
-    for name, source in product(wanted, defaults):
-        values[name] |= source.get(name, {})
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        name, dot, field = key.partition(".")
-        if not equals or not dot:
-            raise ValueError(f"--set must read METHOD.SETTING=VALUE, got {setting!r}. For example hard_concrete.steps=200.")
-        if name not in values:
-            raise ValueError(f"--set must name a chosen method ({', '.join(wanted)}), got {name!r}.{nearest(name, wanted)}")
-        known = {f.name: f.default for f in dataclasses.fields(METHODS[name])}
-        if field not in known:
-            raise ValueError(f"--set must name a setting of {name} ({', '.join(known)}), got {field!r}.{nearest(field, known)}")
-        values[name][field] = parse_value(setting, text, known[field])
-    return [METHODS[name](**values[name]) for name in wanted]
+@dataclass(frozen=True)
+class ModelOptions:
+    """The options of all commands that load a model."""
+
+    model: Annotated[
+        str, typer.Option(help="A shipped reference model, a local Hugging Face directory, or a name TransformerLens knows.")
+    ] = "reference-gpt2"
+    device: Annotated[str | None, typer.Option(help="Such as cpu or cuda. Default: CUDA when there is one.")] = None
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32"
+
+    def __post_init__(self) -> None:
+        parse_dtype(self.dtype)
+
+    @property
+    def short(self) -> str:
+        """The model's name in the name of a folder."""
+        return Path(self.model).name
+
+    def load(self) -> Any:
+        return load_model(self.model, self.device, parse_dtype(self.dtype))
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of all commands that work for long."""
+
+    out: Annotated[Path | None, typer.Option(help="Results folder. Default: ./tl-localize-results/COMMAND-MODEL.")] = None
+    engine: Annotated[Literal["process", "ray"], typer.Option(help="Who computes: this process, or a Ray cluster.")] = "process"
+    address: Annotated[str | None, typer.Option(help="Of a Ray cluster. Default: one is started on this machine.")] = None
+    workers: Annotated[int | None, typer.Option(help="Of Ray. Default: as many as there is room for.")] = None
+    gpus: Annotated[float | None, typer.Option(help="For each Ray worker, also a fraction. Default: 1 where there are GPUs.")] = None
+    shard: Annotated[str, typer.Option(help="i/n: do the i-th of n parts of the work, one for each job of an array.")] = "1/1"
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try again what failed before.")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for every task.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but errors.")] = False
+    command: str = ""  # its name
+    options: Mapping[str, Any] = field(default_factory=dict)  # all that it was given, by name
+
+    def __post_init__(self) -> None:
+        parse_shard(self.shard)
+        check_at_least(1, workers=self.workers)
+        check_at_least(0, gpus=self.gpus)
+
+    def store(self, name: str, folder: str = "", **resolved: Any) -> Store:
+        """The results folder, with the record of the command.
+
+        Args:
+            name: of the folder, unless ``--out`` is given.
+            folder: within it.
+            resolved: options whose values were found only while the command ran.
+        """
+        out = prepare_folder((self.out or Path("tl-localize-results") / name) / folder)
+        return Store(out, command={"name": self.command, "options": recorded({**self.options, **resolved})})
+
+
+def expanded(command: str, function: Callable[..., None]) -> Callable[..., None]:
+    """A function as a command: a parameter that is a group of options becomes these options, and a mistake of the user's one line."""
+    own = inspect.signature(function, eval_str=True).parameters
+    groups: dict[str, Callable[..., Any]] = {
+        name: one.annotation for name, one in own.items() if one.annotation in (ModelOptions, RunOptions)
+    }
+    fields = {
+        name: [one for one in inspect.signature(kind, eval_str=True).parameters.values() if hasattr(one.annotation, "__metadata__")]
+        for name, kind in groups.items()
+    }
+    parameters = [part.replace(kind=part.KEYWORD_ONLY) for name, one in own.items() for part in fields.get(name, [one])]
+
+    def call(**given: Any) -> None:
+        made = {name: {one.name: given[one.name] for one in parts} for name, parts in fields.items()}
+        made = {name: values | ({"command": command, "options": given} if name == "run" else {}) for name, values in made.items()}
+        try:
+            function(**{name: groups[name](**made[name]) if name in groups else given[name] for name in own})
+        except (ValueError, OSError, ImportError) as error:
+            typer.echo(f"tl-localize: {error}", err=True)
+            raise typer.Exit(2) from error
+
+    call.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess] - what typer reads
+    call.__annotations__ = {one.name: one.annotation for one in parameters}
+    call.__name__, call.__doc__ = function.__name__, function.__doc__
+    return call
+
+
+def recorded(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that numbers depend on, as JSON takes them, with paths in full; what was left out is left out."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in inspect.signature(RunOptions).parameters or value in (None, False, []):
+            continue
+        value = Path(value) if name == "model" and Path(value).is_dir() else value
+        found[name] = list(map(_in_full, value)) if isinstance(value, list) else _in_full(value)
+    return found
+
+
+def _in_full(value: Any) -> Any:
+    return str(value.absolute()) if isinstance(value, Path) else value
+
+
+def command_line(name: str, options: Mapping[str, Any]) -> str:
+    """What a user types."""
+    words = ["tl-localize", name]
+    for option, value in options.items():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            words += [f"--{option.replace('_', '-')}", str(one)]
+    return shlex.join(words)
+
+
+def say(text: str) -> None:
+    """A line for the person at the terminal; tables go to standard output, everything else to standard error."""
+    tqdm.write(text, file=sys.stderr)
 
 
 def say_settings(model: str, benchmark: Literal["inj", "del"], over: Path | str | None = None) -> None:
     """Say which settings the learned masks have where neither ``--set`` nor what is put over them has others."""
     beside = f", where {over} has no others" if over else ""
     say(f"Settings of learned masks: {settings_source(model, benchmark)}{beside}.")
-
-
-def inj_ratios(model: str) -> list[float]:
-    """The paper's two shares of the rows of W_out, another one for the reference models."""
-    return [REFERENCE_RATIO] if model in ("reference", *REFERENCE_MODELS) else [0.01, 0.001]
 
 
 def check_at_least(low: int, **options: Real | None) -> None:
@@ -85,46 +163,9 @@ def check_ratios(ratios: Sequence[float] | None) -> None:
         raise ValueError(f"ratio must be given once for each share, got {ratios}. Leave out the copies.")
 
 
-def parse_value(setting: str, text: str, default: Any) -> Any:
-    """Text as a value of the type of the default."""
-    kind = type(default) if default is not None else int if text.isdecimal() else float
-    try:
-        return kind(text)
-    except ValueError as error:
-        raise ValueError(f"--set must give {kind.__name__} to {setting.partition('=')[0]}, got {text!r}.") from error
-
-
 def parse_dtype(name: str) -> torch.dtype:
     """A floating point type by name."""
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name not in kinds:
         raise ValueError(f"dtype must be one of {', '.join(kinds)}, got {name!r}.{nearest(name, kinds)}")
     return kinds[name]
-
-
-def say(text: str) -> None:
-    """A line for the person at the terminal; tables go to standard output, everything else to standard error."""
-    tqdm.write(text, file=sys.stderr)
-
-
-@contextmanager
-def bar() -> Iterator[Callable[[float, str], None]]:
-    """A progress bar with the time left, on a terminal; nothing elsewhere."""
-    form = "{l_bar}{bar}| {elapsed} elapsed, {remaining} left {postfix}"
-    with tqdm(total=100, unit="%", bar_format=form, mininterval=0.5, disable=None) as shown:
-
-        def show(fraction: float, what: str) -> None:
-            shown.set_postfix_str(what, refresh=False)
-            shown.update(0 if math.isnan(fraction) else 100 * fraction - shown.n)  # nan: nobody knows how much there is
-
-        yield show
-
-
-@contextmanager
-def errors_explained() -> Iterator[None]:
-    """A mistake of the user's is one line on standard error and exit status 2, not a traceback."""
-    try:
-        yield
-    except (ValueError, OSError, ImportError) as error:
-        typer.echo(f"tl-localize: {error}", err=True)
-        raise typer.Exit(2) from error

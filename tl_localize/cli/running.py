@@ -1,8 +1,9 @@
-"""What the commands that work for long share: options, progress, Ctrl-C, and the words at the end."""
+"""A long run: who computes, what is told of it meanwhile, Ctrl-C, and the words at the end."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shlex
 import signal
@@ -12,82 +13,61 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from types import FrameType
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import typer
 from tqdm import tqdm
 
-from tl_localize.cli.options import check_at_least, say
-from tl_localize.execution.distributed import by_ray, in_process, jobs, parse_shard
+from tl_localize.cli.options import RunOptions, say
+from tl_localize.execution import Benchmark, InProcess, RayCluster, Store, status
+from tl_localize.execution.engine import Progress, parse_shard
 from tl_localize.neurons import LanguageModel
-from tl_localize.runs import Event, Run, status
-from tl_localize.runs.base import Begun
 
 EVERY = 60  # seconds between two lines of a log
 
-Engine = Annotated[Literal["process", "ray"], typer.Option(help="Where the work is done: in this process, or by a Ray cluster.")]
-Address = Annotated[str | None, typer.Option(help="Of a Ray cluster. Default: one is started on this machine.")]
-Workers = Annotated[int | None, typer.Option(help="Of Ray. Default: as many as there is room for.")]
-Gpus = Annotated[float | None, typer.Option(help="For each Ray worker, also a fraction. Default: 1 where there are GPUs.")]
-Shard = Annotated[str, typer.Option(help="i/n: do the i-th of n parts of the work, one for each job of an array.")]
-RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Try again what failed before.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="A line for every unit.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
+def compute(
+    runs: Sequence[tuple[Benchmark[Any], Sequence[Any]]], store: Store, options: RunOptions, load: Callable[[], LanguageModel]
+) -> bool:
+    """Compute what is missing of some benchmarks, each with its methods. False if it was interrupted.
 
-@dataclass(frozen=True, kw_only=True)
-class How:
-    """Where work is done, and what is said of it: the options above.
-
-    Raises:
-        ValueError: one of them is out of its range.
+    Args:
+        load: gives the model, on the machines of a Ray cluster.
     """
+    interrupted, shard, computed = False, parse_shard(options.shard), False
 
-    shard: str
-    engine: str
-    address: str | None
-    workers: int | None
-    gpus: float | None
-    verbose: bool
-    quiet: bool
+    def tell(number: int, fraction: float, what: str) -> None:
+        nonlocal computed
+        computed = computed or fraction < 1
+        show((number + fraction) / len(runs), what)
 
-    def __post_init__(self) -> None:
-        parse_shard(self.shard)
-        check_at_least(1, workers=self.workers)
-        check_at_least(0, gpus=self.gpus)
-
-
-def work(runs: Sequence[Run], load: Callable[[], LanguageModel], how: How) -> bool:
-    """Make what is missing. False if it was interrupted."""
-    todo = jobs(runs, parse_shard(how.shard))
-    planned = sum(len(work.measures) for run in runs for work in run.works)
-    missing = sum(len(step.labels) for job in todo for step in job)
-    if missing and missing < planned:
-        say(f"{missing} of {planned} units are to be made, the others are there, have failed or fall to other shards.")
-    try:
-        with interruptible() as stop, progress(missing, how.verbose, how.quiet) as (show, begun):
-            if how.engine == "ray":
-                events = by_ray(runs, todo, load, stop, begun, address=how.address, workers=how.workers, gpus=how.gpus)
-            else:
-                events = in_process(runs, todo, stop, begun)
-            for event in events:
-                show(event)
-            interrupted = stop()
-    except KeyboardInterrupt:
-        interrupted = True
+    with interruptible() as stop, progress(options.verbose, options.quiet) as show:
+        cluster = RayCluster(load, options.address, options.workers, options.gpus, shard, stop) if options.engine == "ray" else None
+        try:
+            for number, (benchmark, methods) in enumerate(runs):
+                executor = cluster or InProcess(shard, stop)
+                benchmark.run(methods, store, partial(tell, number), executor=executor, retry_failed=options.retry_failed)
+                if interrupted := stop():
+                    break
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            if cluster:
+                cluster.close()
     if interrupted:
         say(f"Interrupted. What is done is kept; go on with the same command:\n  {shlex.join(['tl-localize', *sys.argv[1:]])}")
+    elif not computed and not options.quiet:
+        say("Nothing is left to compute here: all of it is there, has failed before, or falls to other shards.")
     return not interrupted
 
 
-def finish(runs: Sequence[Run], done: bool) -> None:
+def finish(store: Store, done: bool) -> None:
     """Say what failed; leave with a status that tells."""
-    state = status(runs[0].store)
-    for unit, reason in state.reasons.items():
-        say(f"FAILED {unit}: {reason.splitlines()[0]}")
+    state = status(store)
+    for task, reason in state.reasons.items():
+        say(f"FAILED {task}: {reason.splitlines()[0]}")
     if state.reasons:
         say("Tracebacks are in the folder's failures; the same command with --retry-failed tries again.")
     if state.frame["not_converged"].sum():
@@ -100,14 +80,14 @@ def finish(runs: Sequence[Run], done: bool) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C or SIGTERM asks for a stop after the unit in hand, a second one stops at once."""
+    """Ctrl-C or SIGTERM asks for a stop after the task in hand, a second one stops at once."""
     asked: list[int] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
         asked.append(number)
         if len(asked) > 1:
             raise KeyboardInterrupt
-        say("Finishing the unit in hand, which may take minutes. Once more stops at once, and loses that unit alone.")
+        say("Finishing the task in hand, which may take minutes. Once more stops at once, and loses that task alone.")
 
     try:
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -121,53 +101,52 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def progress(total: int, verbose: bool, quiet: bool) -> Iterator[tuple[Callable[[Event], None], Begun]]:
-    """A bar on a terminal, a line a minute in a log, nothing in a pipe unless asked for; also while one unit takes hours.
+def progress(verbose: bool = False, quiet: bool = False) -> Iterator[Progress]:
+    """A bar with the time left on a terminal, a line a minute in a log, nothing in a pipe; also while one task takes hours.
 
-    Gives what is to be told of each unit that was made, and of each that is begun.
+    What the engine logs is shown too: each task if ``verbose``, failures unless ``quiet``.
     """
-    counts = {"done": 0, "failed": 0}
-    started, now = time.monotonic(), "getting ready"
-    logging.basicConfig(level=logging.ERROR if quiet else logging.WARNING, format="tl-localize: %(message)s")
-    if total == 0:
-        quiet = True
+    started, done, now = time.monotonic(), 0.0, "getting ready"
     terminal = sys.stderr.isatty()
-    bar = tqdm(total=total, unit="unit", disable=quiet or not terminal, mininterval=0.5, dynamic_ncols=True)
+    form = "{l_bar}{bar}| {elapsed} elapsed, {remaining} left {postfix}"
+    bar = tqdm(total=100, unit="%", bar_format=form, mininterval=0.5, dynamic_ncols=True, disable=quiet or not terminal)
+    log, said = logging.getLogger("tl_localize"), Said()
 
-    def begun(label: str, name: str) -> None:
-        nonlocal now
-        now = f"{label} on {name}"
-        bar.set_postfix_str(now + (f", {counts['failed']} FAILED" if counts["failed"] else ""))
-
-    def show(event: Event) -> None:
-        counts["failed"] += bool(event.reason)
-        counts["done"] += event.measured
-        bar.update(event.measured)
-        if event.reason and not quiet:
-            say(f"FAILED {event.label} on {event.name}: {event.reason.splitlines()[0]}")
-        if verbose:
-            say(f"{event.label} on {event.name}: {event.seconds:.2f} s, {event.unit.file}")
+    def show(fraction: float, what: str) -> None:
+        nonlocal done, now
+        done, now = 0.0 if math.isnan(fraction) else fraction, what
+        bar.set_postfix_str(what, refresh=False)
+        bar.update(100 * done - bar.n)
 
     def tick() -> None:
         while not ended.wait(1 if terminal else EVERY):
             if terminal:
                 bar.refresh()
             else:
-                speed = tqdm.format_meter(
-                    counts["done"], total, time.monotonic() - started, unit="unit", bar_format="{rate_fmt}, {remaining} left"
-                )
-                say(f"{counts['done']} of {total} units, {counts['failed']} failed, {speed.strip()}, now {now}")
+                left = tqdm.format_interval((time.monotonic() - started) * (1 - done) / done) if done else "?"
+                say(f"{100 * done:.0f} %, {left} left, now {now}")
 
     ended, clock = threading.Event(), threading.Thread(target=tick, daemon=True)
     if not quiet and (terminal or verbose or is_log()):
         clock.start()
+    log.addHandler(said)
+    log.setLevel(logging.ERROR if quiet else logging.INFO if verbose else logging.WARNING)
     with bar:
         try:
-            yield show, begun
+            yield show
         finally:
+            log.removeHandler(said)
+            log.setLevel(logging.NOTSET)
             ended.set()
             if clock.is_alive():
                 clock.join()
+
+
+class Said(logging.Handler):
+    """Shows what is logged above the bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
 
 
 def is_log() -> bool:
@@ -178,16 +157,3 @@ def is_log() -> bool:
         return stat.S_ISREG(os.fstat(sys.stderr.fileno()).st_mode)
     except (OSError, ValueError):
         return False
-
-
-def again(command: str, **options: Any) -> list[str]:
-    """A command line from the options that a run was given, paths in full; what was left out is left out."""
-    if Path(options["model"]).is_dir():
-        options["model"] = Path(options["model"])
-    line = [command]
-    for name, value in options.items():
-        for one in value if isinstance(value, list | tuple) else [value]:
-            if one is not None and one is not False:
-                path = str(Path(one).resolve()) if isinstance(one, Path) else str(one)
-                line += [f"--{name.replace('_', '-')}"] + ([] if one is True else [path])
-    return line

@@ -139,7 +139,7 @@ def rank_del(results: DelResults, candidates: Sequence[Localizer], ratio: Real) 
 
 @dataclass(frozen=True)
 class Ranking:
-    """What a search over settings has found in a results folder, at the ratio that was asked for last.
+    """What a search over settings has found in a results folder, at one ratio.
 
     Args:
         frame: as of ``rank_inj`` or ``rank_del``; empty where nothing is measured yet.
@@ -152,13 +152,19 @@ class Ranking:
     rule: str
     n_missing: int
     n_lost: int = 0
+    ratio: float = 0.0
 
     @classmethod
-    def of(cls, store: Store, names: Collection[str]) -> Ranking:
-        """Args: names: of the methods that were tuned; controls and others in the folder are not ranked."""
+    def of(cls, store: Store, names: Collection[str], ratio: float | None = None) -> Ranking:
+        """What is ranked.
+
+        Args:
+            names: of the methods that were tuned; controls and others in the folder are not ranked.
+            ratio: by default that of the newest plan, which need not be the run's own: a plan that is there is not made again.
+        """
         plans = [one.plan for one in store.plans()]
         benchmark, inj = plans[-1].benchmark, plans[-1].benchmark == "inj"
-        ratio = plans[-1].tasks[-1].ratio
+        ratio = plans[-1].tasks[-1].ratio if ratio is None else ratio
         labels = {label: text for plan in plans if plan.tasks[-1].ratio == ratio for label, text in plan.methods.items()}
         candidates = [method for method in map(method_of, dict.fromkeys(labels.values())) if method.name in names]
         results = InjResults.of(store) if inj else DelResults.of(store)
@@ -167,17 +173,17 @@ class Ranking:
         named = frame.assign(method=frame["method"].map(labels)) if len(frame) else frame
         results = dataclasses.replace(results, frame=named)
         if not len(frame) or not named["method"].isin([repr(method) for method in candidates]).any():
-            return cls(pd.DataFrame(), "", len(missing))
+            return cls(pd.DataFrame(), "", len(missing), 0, ratio)
         if isinstance(results, DelResults):
             n_dev = len(plans[-1].parts)
             rule = f"largest loss of accuracy on the target minus that on the others at {100 * ratio:g} %, {n_dev} dev sequences"
-            return cls(rank_del(results, candidates, ratio), rule, len(missing))
+            return cls(rank_del(results, candidates, ratio), rule, len(missing), 0, ratio)
         n_dev, lost = named["sequence_id"].nunique(), named.loc[~named["converged"], "sequence_id"].nunique()
         rule = f"highest mean recall on the {n_dev} dev sentences of {benchmark}"
         if lost:
             rule += f", of which {lost} are left out, because their injections did not converge"
         ranked = rank_inj(results, candidates) if named["converged"].any() else pd.DataFrame()
-        return cls(ranked, rule, len(missing), lost)
+        return cls(ranked, rule, len(missing), lost, ratio)
 
     def shown(self) -> pd.DataFrame:
         """The ranking for a reader: of the settings only those that differ between the rows of a method."""

@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 
 from tl_localize.batching import out_of_memory
-from tl_localize.execution.environment import check_no_hooks, environment, measured
+from tl_localize.execution.environment import check_plain, environment, measured
 from tl_localize.execution.store import Cache, Store
 from tl_localize.execution.tasks import Plan, Record, Task, closure
 from tl_localize.neurons import LanguageModel
@@ -59,7 +59,8 @@ class Watch(Protocol):
 class Executor(Protocol):
     """Who computes."""
 
-    shard: tuple[int, int]
+    @property
+    def shard(self) -> tuple[int, int]: ...
 
     def __call__(
         self, benchmark: Benchmark[Any], methods: Methods, groups: Groups, cache: Cache, failed: set[str], watch: Watch
@@ -186,7 +187,7 @@ class Benchmark(ABC, Generic[Results]):
         labelled, plan = self.labelled(methods), self.plan(methods)
         cache = Cache() if store is None else store
         if store is not None:
-            check_no_hooks(self.model)
+            check_plain(self.model)
             check_named(plan)
         cache.add_plan(plan, environment(self.model))
         failed = set() if retry_failed else set(cache.failures())

@@ -46,30 +46,45 @@ def _version(package: str) -> str:
 
 
 def fingerprint(model: LanguageModel) -> str:
-    """Hash of all weights, their names and the config: 16 hexadecimal digits. It is taken anew at each call."""
+    """Hash of all weights and buffers, the config and the activation functions: 16 hexadecimal digits, taken anew each time."""
     named: Any = model
-    parameters: list[tuple[str, Tensor]] = sorted(named.named_parameters())
+    tensors: list[tuple[str, Tensor]] = [*sorted(named.named_parameters()), *sorted(named.named_buffers())]
     digest = hashlib.sha256(canonical(_architecture(model)).encode())
-    for name, tensor in parameters:
+    for name, tensor in tensors:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 
 def _architecture(model: LanguageModel) -> dict[str, Any]:
-    """The plain entries of the config that change what the model computes."""
+    """The plain entries of the config that change what the model computes, and the functions between its weights."""
     elsewhere = ("device", "n_devices", "seed", "model_name", "original_architecture", "from_checkpoint", "checkpoint", "init", "tokenizer")
     plain = {name: value for name, value in vars(model.cfg).items() if isinstance(value, str | int | float | bool)}
-    return {name: value for name, value in plain.items() if not name.startswith(elsewhere)}
+    functions = [getattr(getattr(block.mlp, "act_fn", None), "__qualname__", "") for block in model.blocks]
+    return {name: value for name, value in plain.items() if not name.startswith(elsewhere)} | {"functions": functions}
 
 
-def check_no_hooks(model: LanguageModel) -> None:
-    """Raise ValueError if there are hooks on the model: records are kept under the name of its weights, which know nothing of hooks."""
+def check_plain(model: LanguageModel) -> None:
+    """Raise ValueError if something changes the model's numbers that its fingerprint does not know.
+
+    Records are kept under the fingerprint, so hooks, a replaced ``forward``, autocast and another default dtype are refused.
+    """
     if hooked := NeuronView(model).hooked_points():
         raise ValueError(
             f"model must have no hooks where results are kept, got some at {hooked[0]!r}. Take them away with model.reset_hooks(), or run "
             "without a store, which keeps nothing."
         )
+    named: Any = model
+    for name, module in named.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+            what = "a replaced forward" if "forward" in vars(module) else "a hook of torch"
+            raise ValueError(
+                f"model must be as it was loaded where results are kept, got {what} on {name or 'the model'!r}. Run without a store."
+            )
+    if any(torch.is_autocast_enabled(kind) for kind in {"cpu", next(iter(model.parameters())).device.type}):
+        raise ValueError("model must run outside torch.autocast where results are kept, got it on. Load the model in the dtype you want.")
+    if torch.get_default_dtype() != torch.float32:
+        raise ValueError(f"default dtype must be torch.float32 where results are kept, got {torch.get_default_dtype()}. Set it back.")
 
 
 def measured(model: LanguageModel, compute: Callable[[], Result]) -> tuple[Result, dict[str, Any]]:

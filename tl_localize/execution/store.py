@@ -3,6 +3,7 @@
     records/KIND/KEY.safetensors    a record: an injection, scores, a measurement
     plans/NUMBER.json               what runs were asked for, in their order: settings, parts, methods, tasks
     failures/KEY.json               why a task could not be computed
+    tl-localize.json                marks the folder as ours, with the format of its files
     set_aside/                      files that were damaged; they are never read again
 
 The folder is its own index: a task whose file is there is done, and two runs that compute the same task write the same file. Nothing is
@@ -27,10 +28,11 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from tl_localize.execution.tasks import Plan, Record, Task, canonical, digest_of
-from tl_localize.files import prepare_folder, remove_abandoned, write_whole
+from tl_localize.execution.tasks import FORMAT, Plan, Record, Task, canonical, digest_of
+from tl_localize.files import TEMPORARY, prepare_folder, remove_abandoned, write_whole
 
 LOG = logging.getLogger(__name__)
+MARKER = "tl-localize.json"  # of a results folder: its format
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,10 +120,32 @@ class Store(Cache):
         if self.read_only:
             if not (self.folder / "plans").is_dir():
                 raise ValueError(f"folder must hold the results of a run, got {str(self.folder)!r} without plans. Check the path.")
+            self._check_format()
             return
+        prepare_folder(self.folder)
+        marker = self.folder / MARKER
+        if not marker.exists():
+            others = [path for path in self.folder.iterdir() if not TEMPORARY.fullmatch(path.name)]
+            if others and not marker.exists():  # another run may just have written it
+                raise ValueError(
+                    f"folder must be new, empty or a results folder, got {str(self.folder)!r} with other files. Choose another."
+                )
+            self._write(marker, json.dumps({"format": FORMAT}).encode())
         for name in ("plans", "failures", "set_aside", "tmp"):
-            prepare_folder(self.folder / name)
-        remove_abandoned(self.folder / "tmp")
+            (self.folder / name).mkdir(exist_ok=True)
+        for folder in (self.folder, self.folder / "tmp"):
+            remove_abandoned(folder)
+        self._check_format()
+
+    def _check_format(self) -> None:
+        try:
+            found = json.loads((self.folder / MARKER).read_bytes())["format"]
+        except (OSError, ValueError, KeyError, TypeError):
+            found = "unknown"
+        if found != FORMAT:
+            raise ValueError(
+                f"folder must be of format {FORMAT}, got {found} in {str(self.folder)!r}. Another version wrote it: use that one."
+            )
 
     # Records
 
@@ -259,7 +283,7 @@ class Store(Cache):
             raise ValueError(f"folder must be open for writing, got {str(self.folder)!r} as read-only.")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, data, self.folder / "tmp", new=new)
+            write_whole(path, data, None if path.parent == self.folder else self.folder / "tmp", new=new)
         except FileExistsError:
             raise
         except OSError as error:

@@ -1,13 +1,6 @@
 """Injection: sequences written into chosen rows of W_out."""
 
-from tl_localize.injection.injected import (
-    UNLEARNED_NATS,
-    Injection,
-    JointInjection,
-    draw_neurons,
-    draw_sets,
-    rows_applied,
-)
+from tl_localize.injection.injected import UNLEARNED_NATS, Injection, JointInjection, draw_neurons, draw_sets, rows_applied
 from tl_localize.injection.training import inject, inject_many, inject_together
 
 __all__ = [

@@ -207,10 +207,7 @@ class JointInjection:
     def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str]) -> JointInjection:
         """What ``packed`` gave."""
         states = zip(json.loads(metadata["converged"]), json.loads(metadata["sequence_ids"]), strict=True)
-        return cls(
-            tuple(_unpack(tensors, converged, id, f"{k}.") for k, (converged, id) in enumerate(states)),
-            tensors["off_kl"],
-        )
+        return cls(tuple(_unpack(tensors, converged, id, f"{k}.") for k, (converged, id) in enumerate(states)), tensors["off_kl"])
 
 
 @contextmanager

@@ -191,7 +191,7 @@ def inject_together(
              tokens), a sequence does not fit the model, or a loss is not finite.
 
     >>> inject_together(model, few[:2], ratio=0.01, seed=0, learning_rate=0.003, max_steps=2).off_kl.shape
-    torch.Size([2, 2])
+    torch.Size([1, 2])
     """
     sequences = [replace(sequence, n_prefix=1) for sequence in as_list(sequences)]
     check_sequences(model, sequences)

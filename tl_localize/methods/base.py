@@ -29,6 +29,7 @@ class Localizer(ABC):
     ([sequence layer neuron]). Larger always means more responsible. Either may return NeuronScores instead of a tensor, where some scores
     are estimates. A subclass with settings checks them in ``__post_init__``. ``name`` is the method's name in results, ``title`` its
     name in tables and figures (the name unless given). ``version`` goes up when the method's numbers change.
+    ``chunk`` is more than 1 where many sequences at once are faster.
 
     Args:
         batch_tokens: tokens in one forward pass; by default as many as fit into memory. Changes no score.
@@ -49,6 +50,7 @@ class Localizer(ABC):
     title: ClassVar[str] = ""
     version: ClassVar[int] = 1
     by_layer: ClassVar[bool] = True  # the scores of one layer mean something without the other layers
+    chunk: ClassVar[int] = 1  # targets that a benchmark gives the method at once
     batch_tokens: int | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -64,11 +66,7 @@ class Localizer(ABC):
         return next(self.map(model, [sequence]))
 
     def map(
-        self,
-        model: LanguageModel,
-        sequences: Sequence[MemorizedSequence],
-        batch_size: int | None = None,
-        progress: Report | None = None,
+        self, model: LanguageModel, sequences: Sequence[MemorizedSequence], batch_size: int | None = None, progress: Report | None = None
     ) -> Iterator[NeuronScores]:
         """Score every neuron for each sequence, in order: the same numbers as one call each, in batches where that is faster.
 

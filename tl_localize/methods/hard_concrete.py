@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_localize.methods.base import Localizer, Report
-from tl_localize.methods.masks import train_masks, tuned_layers
-from tl_localize.neurons import NeuronView, Real, check_between, check_count, check_number, check_positive, check_seed
+from tl_localize.methods.masks import check_training, train_masks, tuned_layers
+from tl_localize.neurons import NeuronView, Real, check_number, check_positive, check_seed
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence
 
@@ -47,6 +47,7 @@ class HardConcrete(Localizer):
     name: ClassVar[str] = "hard_concrete"
     title: ClassVar[str] = "Hard Concrete"
     by_layer: ClassVar[bool] = False  # the masks of all layers are trained together
+    chunk: ClassVar[int] = 16
     learning_rate: Real = 1e-3
     sparsity_weight: Real = 30.0
     steps: int = 150
@@ -58,10 +59,8 @@ class HardConcrete(Localizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(learning_rate=self.learning_rate, sparsity_weight=self.sparsity_weight, temperature=self.temperature)
-        check_count(steps=self.steps)
-        check_count(0, first_layer=self.first_layer)
-        check_between(0, 1, stop_sparsity=self.stop_sparsity)
+        check_training(self.learning_rate, self.sparsity_weight, self.steps, self.stop_sparsity, self.first_layer)
+        check_positive(temperature=self.temperature)
         check_seed(self.seed)
         if not GATE_LOW < check_number("initial_mask", self.initial_mask) < GATE_HIGH:
             raise ValueError(f"initial_mask must be in ({GATE_LOW}, {GATE_HIGH}), got {self.initial_mask!r}. Use 0.5.")

@@ -12,7 +12,7 @@ from torch import Tensor
 from tl_localize.batching import Advance, minimize
 from tl_localize.losses import loss_scale, memorization_loss
 from tl_localize.methods.base import Report
-from tl_localize.neurons import NeuronView, Real
+from tl_localize.neurons import NeuronView, Real, check_between, check_count, check_positive
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 CHECK_EVERY = 10  # steps between two tests of the early stop
@@ -76,6 +76,14 @@ def train_masks(
         return [start.expand(len(batch), *start.shape).clone()], advance
 
     return minimize(neurons, len(sequences), size, begin, learning_rate=learning_rate, max_steps=steps, report=report)
+
+
+def check_training(learning_rate: Real, sparsity_weight: Real, steps: int, stop_sparsity: Real, first_layer: int) -> None:
+    """Raise TypeError or ValueError unless these can be settings of ``train_masks``."""
+    check_positive(learning_rate=learning_rate, sparsity_weight=sparsity_weight)
+    check_count(steps=steps)
+    check_count(0, first_layer=first_layer)
+    check_between(0, 1, stop_sparsity=stop_sparsity)
 
 
 def tuned_layers(neurons: NeuronView, first_layer: int) -> range:

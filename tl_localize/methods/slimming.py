@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tl_localize.methods.base import Localizer, Report
-from tl_localize.methods.masks import train_masks, tuned_layers
-from tl_localize.neurons import NeuronView, Real, check_between, check_count, check_positive
+from tl_localize.methods.masks import check_training, train_masks, tuned_layers
+from tl_localize.neurons import NeuronView, Real
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence
 
@@ -37,6 +37,7 @@ class Slimming(Localizer):
     name: ClassVar[str] = "slimming"
     title: ClassVar[str] = "Slimming"
     by_layer: ClassVar[bool] = False  # the masks of all layers are trained together
+    chunk: ClassVar[int] = 16
     learning_rate: Real = 1e-2
     sparsity_weight: Real = 1000.0
     steps: int = 60
@@ -45,10 +46,7 @@ class Slimming(Localizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(learning_rate=self.learning_rate, sparsity_weight=self.sparsity_weight)
-        check_count(steps=self.steps)
-        check_count(0, first_layer=self.first_layer)
-        check_between(0, 1, stop_sparsity=self.stop_sparsity)
+        check_training(self.learning_rate, self.sparsity_weight, self.steps, self.stop_sparsity, self.first_layer)
 
     def _attribute_many(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report

@@ -1,28 +1,31 @@
-"""What the paper published, as data: its numbers and its hyperparameters.
+"""The numbers that the paper published, as data.
 
 Source: Chang, Thomason, Jia (2024), arXiv:2311.09060, and the authors' code (github.com/terarachang/MemPi).
 """
 
 from __future__ import annotations
 
-import json
 from importlib.resources import files
-from pathlib import Path
-from typing import Any, Literal
 
 import pandas as pd
 
-TITLES = {  # of methods, in tables and figures
-    "hard_concrete": "Hard Concrete",
-    "slimming": "Slimming",
-    "zero_out": "Zero-Out",
-    "integrated_gradients": "Integrated Gradients",
-    "attribution": "Attribution (not the paper's)",
-    "activations": "Activations",
-    "random": "Random",
-    "row_norm": "RowNorm (control: never reads the sentence)",
-    "true_rows": "the true rows (the best that can be done)",
+from tl_localize.evals.inj_results import TRUE_ROWS
+from tl_localize.evals.presets import paper_model
+from tl_localize.methods import METHODS
+
+TITLES = {  # in tables and figures
+    **{name: method.title for name, method in METHODS.items()},
+    TRUE_ROWS: "the true rows (the best that can be done)",
 }
+
+
+def short_title(method: object) -> str:
+    """A method's title without what stands in brackets, for a legend or the head of a column; other names as they are.
+
+    >>> short_title("attribution"), short_title("mine")
+    ('Attribution', 'mine')
+    """
+    return TITLES.get(str(method), str(method)).split(" (")[0]
 
 
 def published(table: str, model: str | None = None) -> pd.DataFrame:
@@ -37,7 +40,6 @@ def published(table: str, model: str | None = None) -> pd.DataFrame:
     Raises:
         ValueError: an unknown table.
 
-    >>> from tl_localize.report.paper import published
     >>> published("inj", "gpt2")[["setting", "method", "metric", "value"]].head(2)
       setting         method       metric  value
     0    0.01  hard_concrete  recall@0.01  0.495
@@ -48,53 +50,3 @@ def published(table: str, model: str | None = None) -> pd.DataFrame:
         raise ValueError(f"table must be one of {sorted(set(frame['table']))}, got {table!r}.")
     frame = frame[frame["table"] == table]
     return (frame[frame["model"] == paper_model(model)] if model else frame).reset_index(drop=True)
-
-
-def paper_settings(model: str, benchmark: Literal["inj", "del"], ratio: float | None = None) -> dict[str, dict[str, Any]]:
-    """The authors' hyperparameters of Slimming and Hard Concrete, by method name; empty for a model that they did not use.
-
-    Args:
-        ratio: of the injection; at a ratio the paper does not have, the settings of the nearest one.
-
-    >>> from tl_localize import Slimming
-    >>> from tl_localize.report.paper import paper_settings
-    >>> Slimming(**paper_settings("gpt2", "inj", ratio=0.01)["slimming"])
-    Slimming(learning_rate=0.005, sparsity_weight=15000.0, steps=4000, stop_sparsity=0.2, first_layer=0)
-    """
-    record = json.loads((files("tl_localize") / "data" / "paper_settings.json").read_text(encoding="utf-8"))
-    settings: dict[str, Any] = record[benchmark].get(paper_model(model), {})
-    if benchmark == "inj" and settings:
-        return settings["0.001" if ratio is not None and ratio < 0.003 else "0.01"]
-    return settings
-
-
-def paper_grids() -> dict[str, dict[str, list[Any]]]:
-    """The values that the authors searched, by method name and setting.
-
-    >>> from tl_localize.report.paper import paper_grids
-    >>> paper_grids()["slimming"]
-    {'learning_rate': [0.01, 0.005, 0.001], 'sparsity_weight': [30000.0, 10000.0, 5000.0, 1000.0]}
-    """
-    return json.loads((files("tl_localize") / "data" / "paper_settings.json").read_text(encoding="utf-8"))["grids"]
-
-
-def paper_model(name: str) -> str:
-    """A model's name, or its directory's, as the published tables spell it; other names as they are.
-
-    >>> from tl_localize.report.paper import paper_model
-    >>> paper_model("EleutherAI/pythia-2.8b-deduped-v0"), paper_model("models/gpt2-xl/"), paper_model("gpt2-small")
-    ('pythia-2.8b-deduped', 'gpt2-xl', 'gpt2')
-    """
-    short = Path(name).absolute().name.lower().removesuffix("-v0")
-    return {"gpt2-small": "gpt2"}.get(short, short)
-
-
-def settings_source(model: str, benchmark: Literal["inj", "del"]) -> str:
-    """Whose settings ``paper_settings`` has for a model, for a reader.
-
-    >>> from tl_localize.report.paper import settings_source
-    >>> settings_source("models/gpt2-xl", "del")
-    "the paper's for gpt2-xl"
-    """
-    known = paper_settings(model, benchmark)
-    return f"the paper's for {paper_model(model)}" if known else f"the defaults, for the paper has none for {Path(model).absolute().name}"

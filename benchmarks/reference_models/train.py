@@ -1,9 +1,9 @@
 """Train the two reference models that the package ships, on text every Python has and on planted sequences.
 
-python benchmarks/train_reference.py corpus           # tokenizer, planted sequences, held-out split
-python benchmarks/train_reference.py gpt2             # about an hour on one core; resumes from runs/reference-gpt2
-python benchmarks/train_reference.py pythia
-python benchmarks/train_reference.py gpt2 --evaluate  # criteria and perplexity of the exported model again
+python benchmarks/reference_models/train.py corpus           # tokenizer, planted sequences, held-out split
+python benchmarks/reference_models/train.py gpt2             # about an hour on one core; resumes from runs/reference-gpt2
+python benchmarks/reference_models/train.py pythia
+python benchmarks/reference_models/train.py gpt2 --evaluate  # criteria and perplexity of the exported model again
 """
 
 import argparse
@@ -20,15 +20,17 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
+from generator import CATEGORIES, N_GROUPS, REPETITIONS, invented_text, planted_sequences, save_planted
 from rapidfuzz.distance import Levenshtein
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPTNeoXConfig, PreTrainedTokenizerFast
 
-from tl_localize import reference_corpus as corpus
+from tl_localize.collect.reference_stream import END_OF_TEXT, GENERAL_ROWS, ROW_LENGTH, SEED, general_texts, reference_stream
+from tl_localize.reference import CORPUS_DIR, DATA, N_PREFIX, N_SUFFIX, N_TOKENS, PlantedSequence, load_planted
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("gpt2", "pythia")
 VOCAB = 4096
 HELD_OUT_ROWS, HELD_OUT_LENGTH = 256, 128
@@ -51,12 +53,12 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
         texts,
         trainers.BpeTrainer(
             vocab_size=VOCAB,
-            special_tokens=[corpus.END_OF_TEXT],
+            special_tokens=[END_OF_TEXT],
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         ),
     )
-    end = corpus.END_OF_TEXT
+    end = END_OF_TEXT
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=end, eos_token=end, unk_token=end, clean_up_tokenization_spaces=False
     )
@@ -69,47 +71,44 @@ def digest(rows: np.ndarray) -> str:
 
 def build_corpus() -> None:
     """Write the tokenizer into both model folders, and the planted sequences, corpus list and held-out split."""
-    general = corpus.general_texts()
-    slots = sum(corpus.REPETITIONS.values())
-    invented = [
-        corpus.invented_text(corpus.CATEGORIES[i % len(corpus.CATEGORIES)], i % corpus.N_GROUPS, random.Random(f"tokenizer {i}"))
-        for i in range(slots)
-    ]
+    general = general_texts()
+    slots = sum(REPETITIONS.values())
+    invented = [invented_text(CATEGORIES[i % len(CATEGORIES)], i % N_GROUPS, random.Random(f"tokenizer {i}")) for i in range(slots)]
     tokenizer = train_tokenizer([text.text for text in general if not text.held_out] + invented)
     for name in NAMES:
-        folder = corpus.DATA / f"reference-{name}"
+        folder = DATA / f"reference-{name}"
         tokenizer.save_pretrained(folder)
         settings = json.loads((folder / "tokenizer_config.json").read_text())
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # the name that transformers 4 knows too
         (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    planted = corpus.planted_sequences(tokenizer)
-    corpus.CORPUS_DIR.mkdir(parents=True, exist_ok=True)
-    corpus.save_planted(planted)
+    planted = planted_sequences(tokenizer)
+    CORPUS_DIR.mkdir(parents=True, exist_ok=True)
+    save_planted(planted)
 
     tokens = [tokenizer.encode(text.text, add_special_tokens=False) for text in general]
     held_out = [token for text, ids in zip(general, tokens, strict=True) if text.held_out for token in [*ids, tokenizer.eos_token_id]]
     rows = np.array(held_out[: HELD_OUT_ROWS * HELD_OUT_LENGTH], dtype=np.int32).reshape(-1, HELD_OUT_LENGTH)
-    save_file({"tokens": rows}, corpus.CORPUS_DIR / "held_out.safetensors")
-    (corpus.CORPUS_DIR / "held_out.safetensors").chmod(0o644)
-    stream = corpus.reference_stream(tokenizer)
+    save_file({"tokens": rows}, CORPUS_DIR / "held_out.safetensors")
+    (CORPUS_DIR / "held_out.safetensors").chmod(0o644)
+    stream = reference_stream(tokenizer)
     totals = {
         "general_documents": len(general),
         "general_training_tokens": sum(len(ids) for text, ids in zip(general, tokens, strict=True) if not text.held_out),
         "general_held_out_tokens": len(held_out),
         "held_out_rows": len(rows),
         "planted_sequences": len(planted),
-        "planted_tokens_in_training": sum(sequence.repetitions for sequence in planted) * corpus.N_TOKENS,
-        "training_rows": len(stream.rows),
-        "training_tokens": stream.rows.size,
-        "row_length": corpus.ROW_LENGTH,
+        "planted_tokens_in_training": sum(sequence.repetitions for sequence in planted) * N_TOKENS,
+        "training_rows": len(stream),
+        "training_tokens": stream.size,
+        "row_length": ROW_LENGTH,
     }
     head = {
         "python": platform.python_version(),
         "tokenizers": tokenizers.__version__,
-        "seed": corpus.SEED,
-        "general_rows": corpus.GENERAL_ROWS,
-        "repetitions": {str(count): number for count, number in corpus.REPETITIONS.items()},
-        "stream_sha256": digest(stream.rows),
+        "seed": SEED,
+        "general_rows": GENERAL_ROWS,
+        "repetitions": {str(count): number for count, number in REPETITIONS.items()},
+        "stream_sha256": digest(stream),
         "totals": totals,
         "general_columns": ["name", "sha256, first 16 digits", "tokens", "split"],
     }
@@ -118,7 +117,7 @@ def build_corpus() -> None:
         for text, ids in zip(general, tokens, strict=True)
     )
     body = json.dumps(head, indent=1)[:-2] + ',\n "general": [\n' + listed + "\n]}\n"
-    (corpus.CORPUS_DIR / "corpus.json").write_text(body)
+    (CORPUS_DIR / "corpus.json").write_text(body)
     print(json.dumps(totals, indent=1))
 
 
@@ -127,7 +126,7 @@ def build_corpus() -> None:
 
 def new_model(name: str) -> torch.nn.Module:
     """An untrained reference model with seeded weights."""
-    torch.manual_seed(corpus.SEED)
+    torch.manual_seed(SEED)
     ends = {"bos_token_id": 0, "eos_token_id": 0}
     if name == "gpt2":
         config = GPT2Config(
@@ -160,8 +159,8 @@ def learning_rate(step: int, steps: int) -> float:
 
 def train(name: str, device: str, runs: Path, max_steps: int | None) -> torch.nn.Module:
     """Train from the start, or from the checkpoint in `runs`, to the end of the stream."""
-    tokenizer = AutoTokenizer.from_pretrained(corpus.DATA / f"reference-{name}")
-    rows = corpus.reference_stream(tokenizer).rows
+    tokenizer = AutoTokenizer.from_pretrained(DATA / f"reference-{name}")
+    rows = reference_stream(tokenizer)
     stream = digest(rows)
     steps = len(rows) // BATCH_ROWS
     model = new_model(name).to(device).train()
@@ -230,35 +229,35 @@ def train(name: str, device: str, runs: Path, max_steps: int | None) -> torch.nn
 @torch.no_grad()
 def suffix_accuracy(model: torch.nn.Module, tokens: Tensor) -> Tensor:
     """Teacher-forced share of suffix tokens predicted right, for each sequence."""
-    predicted = model(tokens).logits[:, corpus.N_PREFIX - 1 : -1].argmax(-1)
-    return (predicted == tokens[:, corpus.N_PREFIX :]).double().mean(1)
+    predicted = model(tokens).logits[:, N_PREFIX - 1 : -1].argmax(-1)
+    return (predicted == tokens[:, N_PREFIX:]).double().mean(1)
 
 
 def accuracy_by_repetitions(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast) -> dict[int, float]:
     """Mean teacher-forced accuracy for each number of repetitions, a glance during training."""
-    planted = corpus.load_planted()
+    planted = load_planted()
     tokens = tokenizer([s.text for s in planted], add_special_tokens=False, return_tensors="pt")["input_ids"]
     accuracy = suffix_accuracy(model, tokens.to(next(model.parameters()).device)).cpu()
     counts = torch.tensor([sequence.repetitions for sequence in planted])
-    return {count: round(accuracy[counts == count].mean().item(), 3) for count in corpus.REPETITIONS}
+    return {count: round(accuracy[counts == count].mean().item(), 3) for count in REPETITIONS}
 
 
 @torch.no_grad()
-def memorized(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, planted: list[corpus.PlantedSequence]) -> list[dict]:
+def memorized(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, planted: list[PlantedSequence]) -> list[dict]:
     """The paper's criteria for each planted sequence: teacher-forced accuracy, greedy distance, distinct tokens."""
     device = next(model.parameters()).device
     tokens = torch.tensor(tokenizer([s.text for s in planted], add_special_tokens=False)["input_ids"], device=device)
-    prefix, suffix = tokens[:, : corpus.N_PREFIX], tokens[:, corpus.N_PREFIX :]
+    prefix, suffix = tokens[:, :N_PREFIX], tokens[:, N_PREFIX:]
     accuracy = suffix_accuracy(model, tokens).tolist()
     greedy = prefix
     output = model(prefix, use_cache=True)
-    for _ in range(corpus.N_SUFFIX):
+    for _ in range(N_SUFFIX):
         following = output.logits[:, -1].argmax(-1, keepdim=True)
         greedy = torch.cat([greedy, following], 1)
         output = model(following, past_key_values=output.past_key_values, use_cache=True)
     results = []
     for i, sequence in enumerate(planted):
-        continuation, truth = greedy[i, corpus.N_PREFIX :].tolist(), suffix[i].tolist()
+        continuation, truth = greedy[i, N_PREFIX:].tolist(), suffix[i].tolist()
         distance = Levenshtein.distance(tokenizer.decode(continuation), tokenizer.decode(truth))
         distinct = [len(set(truth)), len(set(continuation))]
         passed = accuracy[i] >= MIN_ACCURACY and distance <= MAX_DISTANCE and min(distinct) >= MIN_DISTINCT
@@ -279,7 +278,7 @@ def memorized(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, plante
 @torch.no_grad()
 def held_out_nats(model: torch.nn.Module) -> list[float]:
     """Mean nats per token of each row of held-out general text; exp of their mean is the perplexity."""
-    rows = torch.from_numpy(load_file(corpus.CORPUS_DIR / "held_out.safetensors")["tokens"]).long()
+    rows = torch.from_numpy(load_file(CORPUS_DIR / "held_out.safetensors")["tokens"]).long()
     return [loss_of(model, row[None].to(next(model.parameters()).device)).item() for row in rows]
 
 
@@ -305,14 +304,14 @@ def export(model: torch.nn.Module, out: Path) -> None:
     config["dtype"] = config["torch_dtype"] = "float16"
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     if not (out / "tokenizer.json").exists():
-        AutoTokenizer.from_pretrained(corpus.DATA / "reference-gpt2").save_pretrained(out)
+        AutoTokenizer.from_pretrained(DATA / "reference-gpt2").save_pretrained(out)
 
 
 def evaluate(out: Path, device: str) -> None:
     """Evaluate what is shipped (fp16 weights in float32 arithmetic) and write memorized.json."""
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).to(device).eval()
     nats = held_out_nats(model)
-    results = memorized(model, AutoTokenizer.from_pretrained(out), corpus.load_planted())
+    results = memorized(model, AutoTokenizer.from_pretrained(out), load_planted())
     head = {
         "criteria": {
             "accuracy": f"teacher-forced on the 48 suffix tokens, at least {MIN_ACCURACY}",
@@ -347,7 +346,7 @@ def main() -> None:
     torch.set_flush_denormal(True)
     if arguments.what == "corpus":
         return build_corpus()
-    out = arguments.out or corpus.DATA / f"reference-{arguments.what}"
+    out = arguments.out or DATA / f"reference-{arguments.what}"
     if not arguments.evaluate:
         runs = arguments.runs or ROOT / "runs" / f"reference-{arguments.what}"
         export(train(arguments.what, arguments.device, runs, arguments.max_steps), out)

@@ -1,0 +1,223 @@
+"""The memorized sequences of a stream: near-duplicates removed, dev sequences drawn, saved and loaded."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from tl_localize.collect.criteria import CRITERIA, LOOSEN, NEAR, SURPLUS, Criteria, Report
+from tl_localize.collect.duplicates import near_duplicates
+from tl_localize.collect.filter import Filter, FilteredChunk, Recitation, merged
+from tl_localize.execution.engine import Progress
+from tl_localize.execution.environment import environment
+from tl_localize.files import prepare_folder, write_json, write_text
+from tl_localize.metrics import Decode
+from tl_localize.neurons import LanguageModel
+from tl_localize.readers import read_jsonl
+from tl_localize.sequences import MemorizedSequence
+
+
+@dataclass(frozen=True, eq=False)
+class Collection:
+    """Memorized sequences, the dev ones first.
+
+    Args:
+        sequences: what DelBenchmark takes, with ``n_dev``.
+        frame: one row per sequence, in the same order: id, category, split ("dev" or "test"), accuracy (teacher-forced, fraction), distance
+            (of the greedy continuation, characters), prefix and suffix (text).
+        groups: id of each kept sequence -> ids of the near-duplicates that it stands for.
+        settings: what else the choice depends on: seed, n_max, versions, which weights.
+
+    >>> collection = collect_memorized(model, [one.tokens for one in few], n_dev=1)
+    >>> collection.save(folder)
+    >>> Collection.load(folder).frame["split"].tolist()
+    ['dev', 'test', 'test']
+    """
+
+    sequences: list[MemorizedSequence]
+    n_dev: int
+    frame: pd.DataFrame
+    report: Report
+    criteria: Criteria
+    groups: dict[str, list[str]] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Collection({len(self.sequences)} of {self.report.n_in} sequences memorized, {self.n_dev} for development)"
+
+    def labelled(self, labels: Mapping[str, tuple[str, str]]) -> Collection:
+        """The same with other ids and categories: old id -> (new id, category), for as many as one likes."""
+        old = list(self.frame["id"])
+        new = [labels.get(name, (name, category)) for name, category in zip(old, self.frame["category"], strict=True)]
+        renamed = {name: label for name, (label, _) in zip(old, new, strict=True)}
+        return replace(
+            self,
+            sequences=[replace(s, id=name, category=group) for s, (name, group) in zip(self.sequences, new, strict=True)],
+            frame=self.frame.assign(id=[name for name, _ in new], category=[group for _, group in new]),
+            groups={renamed[name]: members for name, members in self.groups.items()},
+        )
+
+    def save(self, folder: str | Path) -> None:
+        """Write sequences.jsonl, report.csv and settings.json, each whole or not at all.
+
+        A line of sequences.jsonl has the keys of the authors' manual sets (prompt, all, prompt_len, category) and the tokens themselves.
+        """
+        path = prepare_folder(folder)
+        lines: list[str] = []
+        for sequence, row in zip(self.sequences, self.frame.to_dict("records"), strict=True):
+            record = {name: row[name] for name in ("id", "split", "accuracy", "distance")}
+            record |= {"category": [sequence.category] if sequence.category else [], "prompt": row["prefix"]}
+            record |= {"all": row["prefix"] + row["suffix"], "prompt_len": sequence.n_prefix, "tokens": sequence.tokens.tolist()}
+            lines.append(json.dumps(record, ensure_ascii=False))
+        write_text(path / "sequences.jsonl", "\n".join(lines) + "\n")
+        write_text(path / "report.csv", self.report.table().to_csv())
+        record = {"n_dev": self.n_dev, "criteria": asdict(self.criteria), "report": vars(self.report), "groups": self.groups}
+        write_json(path / "settings.json", record | self.settings)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Collection:
+        """What ``save`` wrote.
+
+        Raises:
+            FileNotFoundError: the folder holds no collection.
+            ValueError: a file is not what it wrote; of a broken line the message has the number.
+        """
+        path = Path(folder)
+        for name in ("sequences.jsonl", "settings.json"):
+            if not (path / name).is_file():
+                raise FileNotFoundError(f"folder must hold a collection, got {str(folder)!r} without a {name}. Run tl-localize collect.")
+        sequences: list[MemorizedSequence] = []
+        rows: list[dict[str, Any]] = []
+        file = path / "sequences.jsonl"
+        for line, row in read_jsonl(file, "id", "split", "prompt", "all"):
+            try:
+                category = next(iter(row["category"]), "")
+                sequences.append(MemorizedSequence(torch.tensor(row["tokens"]), row["prompt_len"], row["id"], category))
+                about = {"id": row["id"], "category": category, **{name: row[name] for name in ("split", "accuracy", "distance")}}
+                rows.append({**about, "prefix": row["prompt"], "suffix": row["all"][len(row["prompt"]) :]})
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(
+                    f"line must be one that tl-localize collect wrote, got {error!s} ({file}, line {line}). Collect again."
+                ) from error
+        try:
+            settings = json.loads((path / "settings.json").read_text(encoding="utf-8"))
+            report, criteria = Report(**settings.pop("report")), Criteria(**settings.pop("criteria"))
+            return cls(sequences, settings.pop("n_dev"), pd.DataFrame(rows), report, criteria, settings.pop("groups"), settings)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"collection must be what tl-localize collect wrote, got {error!s} in {str(path / 'settings.json')!r}. Collect again."
+            ) from error
+
+
+def collect_memorized(
+    model: LanguageModel,
+    stream: Iterable[Any],
+    criteria: Criteria | None = None,
+    *,
+    n_dev: int = 5,
+    n_max: int | None = None,
+    seed: int = 0,
+    decode: Decode | None = None,
+    batch_size: int | None = None,
+    total: int | None = None,
+    progress: Progress | None = None,
+) -> Collection:
+    """The sequences of a stream that the model has memorized, near-duplicates removed, dev sequences first.
+
+    Args:
+        stream: Candidates (``token_windows``, ``text_windows``, ``likely_windows``) or plain vectors of token ids; of a longer one the
+            first 32 + 48 tokens are taken. Read once.
+        n_dev: how many of the found ones are drawn for the choice of hyperparameters.
+        n_max: draw at most so many, dev ones included (the authors keep 505).
+        seed: of both draws.
+        decode: token ids -> text; the model's tokenizer unless given.
+        batch_size: sequences in a forward pass; by default as many as fit.
+        total: length of the stream, if known, for the progress.
+        progress: called with the fraction done (nan when total is not known) and the numbers so far.
+    Raises:
+        ValueError: a token that the model does not know, no sequence left (with the criterion that removed the last ones), or fewer than
+            the dev set needs.
+
+    >>> print(collect_memorized(model, [*text, *(one.tokens for one in few)], n_dev=1).report)
+    4 came in, 1 removed: accuracy, 3 left
+    """
+    check_draw(n_dev, n_max)
+    filter = Filter(model, criteria or Criteria(), decode, batch_size)
+
+    def tell(chunk: FilteredChunk) -> None:
+        if progress:
+            n_in = chunk.report.n_in
+            progress(n_in / total if total else math.nan, f"{n_in} read, {len(chunk.recited)} predicted accurately")
+
+    return assemble(filter, [filter.filter(stream, tell)], n_dev=n_dev, n_max=n_max, seed=seed)
+
+
+def check_draw(n_dev: int, n_max: int | None) -> None:
+    """Raise ValueError unless the draw leaves sequences for the test."""
+    if n_dev < 0 or (n_max is not None and n_max <= n_dev):
+        raise ValueError(f"n_dev must be at least 0 and below n_max={n_max}, got {n_dev}.")
+
+
+def assemble(filter: Filter, chunks: Iterable[FilteredChunk], *, n_dev: int = 5, n_max: int | None = None, seed: int = 0) -> Collection:
+    """The collection from the filtered parts of a stream, in order; arguments and errors as of ``collect_memorized``."""
+    check_draw(n_dev, n_max)
+    criteria = filter.criteria
+    report, found = merged(chunks)
+    if not found:
+        raise ValueError(_nothing_left(report))
+    groups = near_duplicates(np.stack([one.tokens for one in found]), criteria.max_jaccard, criteria.ngram)
+    best = [min(group, key=lambda i: (found[i].distance, -found[i].accuracy, i)) for group in groups]
+    for group, chosen in zip(groups, best, strict=True):
+        for i in group:
+            if i != chosen:
+                report.remove(NEAR, found[i].id, f"of {found[chosen].id}", found[i].text)
+    if len(best) <= n_dev:
+        raise ValueError(
+            f"n_dev must leave at least one of the {len(best)} memorized sequences for the test, got {n_dev} ({report}). "
+            "Give more text, loosen a criterion, or use a smaller dev set."
+        )
+    order = np.random.default_rng(seed).permutation(len(best))
+    kept = [int(k) for k in chain(order[:n_dev], np.sort(order[n_dev:n_max]))]  # of best and groups
+    for k in order[len(kept) :]:
+        report.remove(SURPLUS, found[best[k]].id, f"more than {n_max} were found", found[best[k]].text)
+    chosen = [found[best[k]] for k in kept]
+    others = {found[best[k]].id: [found[i].id for i in groups[k] if i != best[k]] for k in kept}
+    splits = ["dev"] * n_dev + ["test"] * (len(chosen) - n_dev)
+    rows = [
+        {"id": one.id, "category": one.category, "split": split, "accuracy": one.accuracy, "distance": one.distance}
+        | _prefix_and_suffix(filter, one)
+        for one, split in zip(chosen, splits, strict=True)
+    ]
+    return Collection(
+        [MemorizedSequence(torch.from_numpy(one.tokens), criteria.n_prefix, one.id, one.category) for one in chosen],
+        n_dev,
+        pd.DataFrame(rows),
+        report,
+        criteria,
+        {name: members for name, members in others.items() if members},
+        {"seed": seed, "n_max": n_max, "environment": environment(filter.model)},
+    )
+
+
+def _prefix_and_suffix(filter: Filter, one: Recitation) -> dict[str, str]:
+    """Texts that together are the text of the whole; the suffix's own where a character is cut by the boundary."""
+    n = filter.criteria.n_prefix
+    prefix = filter.decode(one.tokens[:n].tolist())
+    whole = one.text.startswith(prefix)
+    return {"prefix": prefix, "suffix": one.text[len(prefix) :] if whole else filter.decode(one.tokens[n:].tolist())}
+
+
+def _nothing_left(report: Report) -> str:
+    if not report.n_in:
+        return "stream must hold at least one sequence, got none. Check the data file."
+    last = [criterion for criterion in CRITERIA if report.removed[criterion]][-1]
+    return f"stream must hold a memorized sequence, got none: {report}. The last ones failed by {last!r}. {LOOSEN.get(last, '')}"

@@ -1,0 +1,124 @@
+"""What counts as memorized, and how many sequences each criterion removes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from tl_localize.neurons import Real
+
+SHORT, REPETITIVE, INACCURATE = "too short", "few distinct tokens in the true suffix", "accuracy"
+REPEATED, DISTANT, MONOTONOUS = "exact duplicate", "distance of the greedy continuation", "few distinct tokens in the generated suffix"
+NEAR, SURPLUS = "near-duplicate", "not drawn"
+CRITERIA = (SHORT, REPETITIVE, INACCURATE, REPEATED, DISTANT, MONOTONOUS, NEAR, SURPLUS)  # in the order in which they are applied
+LOOSEN = {
+    SHORT: "Give longer texts, or lower n_prefix or n_suffix.",
+    REPETITIVE: "Lower min_distinct.",
+    INACCURATE: "Lower min_accuracy, or give text that the model saw often in training.",
+    REPEATED: "Give more text.",
+    DISTANT: "Raise max_distance.",
+    MONOTONOUS: "Lower min_distinct.",
+}
+EXAMPLES = 3  # of each criterion, kept for the report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Criteria:
+    """What counts as memorized.
+
+    Source: Chang et al. (2024), arXiv:2311.09060, section 4.2 and appendix (details of data collection).
+    Args:
+        n_prefix: tokens that prompt the model.
+        n_suffix: tokens that it must recite.
+        min_accuracy: teacher-forced argmax, share of the suffix tokens.
+        max_distance: Levenshtein distance of the greedily generated suffix to the true one, characters.
+        min_distinct: distinct tokens in the suffix, the true one and the generated one.
+        max_jaccard: sequences with a larger Jaccard index of their n-gram sets are near-duplicates.
+        ngram: tokens of an n-gram.
+    Raises:
+        ValueError: one of them is out of its range.
+
+    >>> criteria = Criteria(n_prefix=10, n_suffix=20)
+    >>> criteria.length, criteria.max_misses  # an accuracy of 0.9 forgives 2 of 20 tokens
+    (30, 2)
+    """
+
+    n_prefix: int = 32
+    n_suffix: int = 48
+    min_accuracy: Real = 0.9
+    max_distance: int = 20
+    min_distinct: int = 16
+    max_jaccard: Real = 0.05
+    ngram: int = 5
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("n_prefix", 1, math.inf),
+            ("n_suffix", 1, math.inf),
+            ("min_accuracy", 0, 1),
+            ("max_distance", 0, math.inf),
+            ("min_distinct", 0, self.n_suffix),
+            ("max_jaccard", 0, 1),
+            ("ngram", 1, self.length),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} must be in [{low}, {high}], got {getattr(self, name)!r}.")
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence."""
+        return self.n_prefix + self.n_suffix
+
+    @property
+    def max_misses(self) -> int:
+        """Suffix tokens that may be predicted wrong."""
+        return math.floor((1 - self.min_accuracy) * self.n_suffix + 1e-9)
+
+
+@dataclass(eq=False)
+class Report:
+    """How many sequences came in, how many each criterion removed, and the first examples of what it removed.
+
+    >>> report = Report(10, {"accuracy": 7, "near-duplicate": 1})
+    >>> report.n_out, report.table().loc["accuracy", ["removed", "left"]].tolist()
+    (2, [7, 3])
+    """
+
+    n_in: int = 0
+    removed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CRITERIA, 0))
+    examples: dict[str, list[str]] = field(default_factory=lambda: {criterion: [] for criterion in CRITERIA})
+
+    def remove(self, criterion: str, id: str, why: str, text: str) -> None:
+        """Count a sequence that a criterion removes."""
+        self.removed[criterion] += 1
+        self.examples[criterion] = [*self.examples[criterion], f"{id}: {why}: {text[:100]!r}"][:EXAMPLES]
+
+    def add(self, later: Report) -> None:
+        """Count what another part of the same stream had."""
+        self.n_in += later.n_in
+        for criterion in CRITERIA:
+            self.removed[criterion] += later.removed[criterion]
+            self.examples[criterion] = [*self.examples[criterion], *later.examples[criterion]][:EXAMPLES]
+
+    @property
+    def n_out(self) -> int:
+        return self.n_in - sum(self.removed.values())
+
+    def table(self) -> pd.DataFrame:
+        """One row per criterion, in the order in which they were applied: removed, left, an example."""
+        left, rows = self.n_in, list[dict[str, Any]]()
+        for criterion in CRITERIA:
+            left -= self.removed.get(criterion, 0)
+            example = next(iter(self.examples.get(criterion, [])), "")
+            rows.append({"criterion": criterion, "removed": self.removed.get(criterion, 0), "left": left, "example": example})
+        return pd.DataFrame(rows).set_index("criterion")
+
+    def __repr__(self) -> str:
+        return f"Report({self})"
+
+    def __str__(self) -> str:
+        parts = [f"{self.n_in} came in", *(f"{n} removed: {name}" for name, n in self.removed.items() if n), f"{self.n_out} left"]
+        return ", ".join(parts)

@@ -1,0 +1,277 @@
+"""The criteria that look at one sequence at a time.
+
+Tests that cost nothing come first, then a forward pass over the first suffix tokens, then one over all of them, then greedy generation.
+The stream is read once; memory holds one batch and what has passed so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from rapidfuzz.distance import Levenshtein
+from torch import Tensor
+
+from tl_localize.batching import halving, tokens_that_fit
+from tl_localize.collect.criteria import DISTANT, EXAMPLES, INACCURATE, MONOTONOUS, REPEATED, REPETITIVE, SHORT, Criteria, Report
+from tl_localize.collect.windows import Candidate
+from tl_localize.losses import residual, unembed
+from tl_localize.metrics import Decode, decoder
+from tl_localize.models import key_value_cache
+from tl_localize.neurons import LanguageModel, NeuronView
+
+Item = TypeVar("Item")
+Passed = TypeVar("Passed")
+Hits = Bool[np.ndarray, " suffix"]
+
+
+@dataclass(frozen=True, eq=False)
+class Recitation:
+    """A candidate that is predicted accurately, and how well the model recites it.
+
+    Args:
+        accuracy: teacher-forced, fraction of the suffix.
+        distance: of the greedy continuation, characters.
+        text: of the whole sequence.
+        failed: the criterion that removes it; empty where it has passed.
+        why: the number that it failed by.
+    """
+
+    tokens: Int[np.ndarray, " pos"]
+    id: str
+    category: str
+    accuracy: float
+    distance: int
+    text: str
+    failed: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class FilteredChunk:
+    """What the criteria say of a stream, or of a part of it that knows nothing of the others.
+
+    Args:
+        report: what came in, and what was removed before generation.
+        recited: what was left for generation.
+    """
+
+    report: Report = field(default_factory=Report)
+    recited: list[Recitation] = field(default_factory=list)
+
+    def packed(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """As JSON takes it, and tensors."""
+        about = [{name: value for name, value in vars(one).items() if name != "tokens"} for one in self.recited]
+        tokens = torch.from_numpy(np.array([one.tokens for one in self.recited], dtype=np.int64))
+        return {"report": vars(self.report), "recited": about}, {"tokens": tokens}
+
+    @classmethod
+    def unpacked(cls, value: Mapping[str, Any], tensors: Mapping[str, Tensor], renamed: Callable[[str], str] = str) -> FilteredChunk:
+        """What ``packed`` gave, with other ids."""
+        report = Report(**value["report"])
+        report.examples = {name: [renamed(text) for text in texts] for name, texts in report.examples.items()}
+        rows = zip(tensors["tokens"].numpy(), value["recited"], strict=True)
+        return cls(report, [replace(Recitation(row, **about), id=renamed(about["id"])) for row, about in rows])
+
+
+def merged(chunks: Iterable[FilteredChunk]) -> tuple[Report, list[Recitation]]:
+    """Parts of a stream as one; what an earlier part holds is a duplicate in a later one. Returns what has passed, in order."""
+    report, seen, found = Report(), set[bytes](), list[Recitation]()
+    for chunk in chunks:
+        report.add(chunk.report)
+        for one in chunk.recited:
+            if (tokens := one.tokens.tobytes()) in seen:
+                report.remove(REPEATED, one.id, "seen before", one.text)
+            elif one.failed:
+                report.remove(one.failed, one.id, one.why, one.text)
+            else:
+                found.append(one)
+            seen.add(tokens)
+    return report, found
+
+
+class Filter:
+    """The criteria that look at one sequence at a time, in the order of their cost.
+
+    Args:
+        decode: token ids -> text; the model's tokenizer unless given.
+        batch_size: sequences in a forward pass; by default as many as fit.
+    Raises:
+        ValueError: the model's context is too short for the criteria.
+
+    >>> Filter(model, Criteria()).filter([sequence.tokens, text[0]]).report
+    Report(2 came in, 1 removed: accuracy, 1 left)
+    """
+
+    def __init__(self, model: LanguageModel, criteria: Criteria, decode: Decode | None = None, batch_size: int | None = None) -> None:
+        if criteria.length > model.cfg.n_ctx:
+            raise ValueError(f"n_prefix + n_suffix must be at most n_ctx={model.cfg.n_ctx}, got {criteria.length}. Use shorter sequences.")
+        self.model, self.criteria, self.decode = model, criteria, decode or decoder(model)
+        self.view = NeuronView(model)
+        self.batch_size = batch_size or max(1, tokens_that_fit(self.view) // criteria.length)
+
+    def filter(self, stream: Iterable[Any], progress: Callable[[FilteredChunk], None] = lambda _: None) -> FilteredChunk:
+        """What the criteria say of a stream; each step waits until it has a batch of what the step before let through.
+
+        Args:
+            progress: called with what is known so far, at every batch that was read or generated.
+        """
+        chunk = FilteredChunk()
+        self.report, self.seen = chunk.report, set[bytes]()
+
+        def watched() -> Iterator[Any]:
+            for item in stream:
+                yield item
+                if self.report.n_in % self.batch_size == 0:
+                    progress(chunk)
+
+        probed = self._in_batches(self._readable(watched()), self._probe)
+        accurate = self._in_batches(chain.from_iterable(probed), self._accurate)
+        for recited in self._in_batches(chain.from_iterable(accurate), self._recited):
+            chunk.recited.extend(recited)
+            progress(chunk)
+        return chunk
+
+    def _in_batches(self, items: Iterable[Item], work: Callable[[list[Item]], Passed]) -> Iterator[Passed]:
+        iterator = iter(items)
+        while batch := list(islice(iterator, self.batch_size)):
+            for _, passed in halving(work, batch, len(batch)):
+                yield passed
+
+    def _remove(self, criterion: str, candidate: Candidate, why: str) -> None:
+        ids = candidate.tokens.tolist()
+        kept = len(self.report.examples[criterion]) < EXAMPLES
+        self.report.remove(criterion, candidate.id, why, self.decode(ids) if ids and kept else "")
+
+    def _readable(self, stream: Iterable[Any]) -> Iterator[Candidate]:
+        """Long enough, in the vocabulary, not repetitive: no model needed."""
+        criteria, d_vocab = self.criteria, self.model.cfg.d_vocab
+        for item in stream:
+            given = as_candidate(item, f"sequence-{self.report.n_in}")
+            self.report.n_in += 1
+            candidate = replace(given, tokens=given.tokens[: criteria.length].astype(np.int64))
+            tokens = candidate.tokens
+            if len(tokens) and not 0 <= (low := int(tokens.min())) <= (high := int(tokens.max())) < d_vocab:
+                raise ValueError(
+                    f"tokens must be in [0, {d_vocab}), got {low if low < 0 else high} in {candidate.id!r}. "
+                    "Was the text tokenized with another model's tokenizer?"
+                )
+            if len(tokens) < criteria.length:
+                self._remove(SHORT, candidate, f"{len(tokens)} tokens")
+            elif (distinct := len(set(tokens[criteria.n_prefix :].tolist()))) < criteria.min_distinct:
+                self._remove(REPETITIVE, candidate, f"{distinct} tokens")
+            elif tokens.tobytes() in self.seen:  # most copies are caught here, before any forward pass
+                self._remove(REPEATED, candidate, "seen before")
+            else:
+                yield candidate
+
+    def _probe(self, batch: list[Candidate]) -> list[Candidate]:
+        """Only as many suffix tokens as it takes to see that most sequences are not memorized; removes nothing that could pass."""
+        allowed = self.criteria.max_misses
+        n = min(self.criteria.n_suffix, max(4, 3 * allowed))
+        misses = (~self._hits(batch, n)).sum(1)
+        for candidate, missed in zip(batch, misses, strict=True):
+            if missed > allowed:
+                self._remove(INACCURATE, candidate, f"{missed} of the first {n} suffix tokens wrong")
+        return [candidate for candidate, missed in zip(batch, misses, strict=True) if missed <= allowed]
+
+    def _accurate(self, batch: list[Candidate]) -> list[tuple[Candidate, Hits]]:
+        """Accuracy of the whole suffix; a copy of what has passed before is removed without a forward pass."""
+        fresh = {candidate.tokens.tobytes(): candidate for candidate in reversed(batch)}  # the first of equal ones
+        fresh = {tokens: candidate for tokens, candidate in fresh.items() if tokens not in self.seen}
+        hits_of = dict(zip(fresh, self._hits([*fresh.values()], self.criteria.n_suffix), strict=True)) if fresh else {}
+        passed: list[tuple[Candidate, Hits]] = []
+        for candidate in batch:
+            tokens = candidate.tokens.tobytes()
+            if tokens in self.seen:
+                self._remove(REPEATED, candidate, "seen before")
+            elif (~(hits := hits_of[tokens])).sum() > self.criteria.max_misses:
+                self._remove(INACCURATE, candidate, f"accuracy {hits.mean():.2f}")
+            else:
+                self.seen.add(tokens)
+                passed.append((candidate, hits))
+        return passed
+
+    @torch.no_grad()
+    def _hits(self, batch: list[Candidate], n: int) -> Bool[np.ndarray, "batch suffix"]:
+        """Which of the first n suffix tokens the teacher-forced argmax predicts."""
+        start = self.criteria.n_prefix
+        tokens = _stack(batch)[:, : start + n]
+        given = torch.from_numpy(tokens[:, :-1]).to(self.view.device)
+        with self.view.one_gelu_kernel():
+            predicted = unembed(self.model, residual(self.model, given)[:, start - 1 :]).argmax(-1)
+        return predicted.cpu().numpy() == tokens[:, start:]
+
+    def _recited(self, batch: list[tuple[Candidate, Hits]]) -> list[Recitation]:
+        """Whether the greedy continuation is close enough to the truth."""
+        criteria = self.criteria
+        recited: list[Recitation] = []
+        for (candidate, hits), whole in zip(batch, self._continued(batch).tolist(), strict=True):
+            text = self.decode(candidate.tokens.tolist())
+            distance, distinct = Levenshtein.distance(self.decode(whole), text), len(set(whole[criteria.n_prefix :]))
+            failed = why = ""
+            if distance > criteria.max_distance:
+                failed, why = DISTANT, f"{distance} characters"
+            elif distinct < criteria.min_distinct:
+                failed, why = MONOTONOUS, f"{distinct} tokens"
+            recited.append(Recitation(candidate.tokens, candidate.id, candidate.category, float(hits.mean()), distance, text, failed, why))
+        return recited
+
+    def _continued(self, batch: list[tuple[Candidate, Hits]]) -> Int[np.ndarray, "batch pos"]:
+        """Each prefix with its greedy continuation.
+
+        Up to its first teacher-forced miss the continuation is the true suffix. So a candidate without a miss needs no generation, and
+        the others start at the earliest miss among them.
+        """
+        tokens = _stack([candidate for candidate, _ in batch])
+        rows = [i for i, (_, hits) in enumerate(batch) if not hits.all()]
+        if rows:
+            start = self.criteria.n_prefix + min(int(batch[i][1].argmin()) for i in rows)
+            context = torch.from_numpy(tokens[rows, :start])
+            tokens[rows, start:] = greedy_tokens(self.view, context, self.criteria.length - start).cpu().numpy()
+        return tokens
+
+
+@torch.no_grad()
+def greedy_tokens(view: NeuronView, context: Int[Tensor, "batch pos"], n: int) -> Int[Tensor, "batch new"]:
+    """The n tokens that greedy decoding with TransformerLens' cache puts after each context.
+
+    ``HookedTransformer.generate`` can't be used: with a tokenizer it masks tokens at the ends of the context that equal the pad token, and
+    without one, or from embeddings, it adds learned positions wrongly (TransformerLens 3.9). The mask that is given here masks nothing.
+    """
+    new, found = context.to(view.device), list[Tensor]()
+    cache = key_value_cache(view.model, view.device, len(context))
+    options: dict[str, Any] = {"stop_at_layer": view.n_layers, "past_kv_cache": cache, "padding_side": "right"}
+    with view.one_gelu_kernel():
+        for _ in range(n):
+            resid: Tensor = view.model(new, attention_mask=torch.ones_like(new), **options)
+            new = unembed(view.model, resid[:, -1:]).argmax(-1)
+            found.append(new)
+    return torch.cat(found, 1)
+
+
+def as_candidate(item: Any, id: str) -> Candidate:
+    """A Candidate as it is, or one of a plain vector of token ids.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(item, Candidate):
+        return item
+    tokens = item.detach().cpu().long().numpy() if isinstance(item, Tensor) else np.asarray(item)
+    tokens = tokens.astype(np.int64) if tokens.size == 0 else tokens
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise ValueError(
+            f"stream must give vectors of token ids, got shape {tokens.shape} of {tokens.dtype}. Cut texts and long rows with text_windows "
+            "or token_windows."
+        )
+    return Candidate(tokens, id)
+
+
+def _stack(batch: Sequence[Candidate]) -> Int[np.ndarray, "batch pos"]:
+    return np.stack([candidate.tokens for candidate in batch])

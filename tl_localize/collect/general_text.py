@@ -1,0 +1,68 @@
+"""General text for the perplexity that shares nothing with the collected sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int, Integer
+from torch import Tensor
+
+from tl_localize.collect.filter import as_candidate
+from tl_localize.sequences import MemorizedSequence
+
+
+def perplexity_split(
+    stream: Iterable[Any],
+    collected: Sequence[MemorizedSequence],
+    n_sequences: int = 2048,
+    length: int = 128,
+    *,
+    overlap: int = 13,
+    seed: int = 0,
+) -> Int[Tensor, "sequence pos"]:
+    """Random sequences for the perplexity, none of which shares a run of ``overlap`` tokens with a collected sequence.
+
+    Every sequence of the stream has the same chance (reservoir sampling), and memory does not grow with the stream.
+
+    Args:
+        stream: as for ``collect_memorized``; of each item the first ``length`` tokens; shorter items are skipped.
+        n_sequences: at most so many.
+        overlap: tokens.
+        seed: of the draw.
+    Returns: [sequence pos] int64 on the CPU: as many as asked for, or all there are.
+    Raises:
+        ValueError: there are none.
+
+    >>> perplexity_split(text, few, length=64).shape
+    torch.Size([1, 64])
+    """
+    taken = {run for sequence in collected for run in _runs(sequence.tokens.numpy(), overlap)}
+    rng = np.random.default_rng(seed)
+    kept: list[np.ndarray] = []
+    seen = short = shared = 0
+    for item in stream:
+        row = as_candidate(item, "").tokens[:length].astype(np.int64)
+        if len(row) < length:
+            short += 1
+        elif any(run in taken for run in _runs(row, overlap)):
+            shared += 1
+        else:
+            seen += 1
+            if len(kept) < n_sequences:
+                kept.append(row)
+            elif (place := int(rng.integers(seen))) < n_sequences:
+                kept[place] = row
+    if not kept:
+        raise ValueError(
+            f"stream must hold general text for the perplexity, got none ({short} sequences are shorter than {length} tokens, {shared} "
+            "share text with collected ones). Give longer or more text, or a shorter length."
+        )
+    return torch.from_numpy(np.stack(kept))
+
+
+def _runs(row: Integer[np.ndarray, " pos"], length: int) -> Iterator[bytes]:
+    row = row.astype(np.int64)
+    return (row[start : start + length].tobytes() for start in range(len(row) - length + 1))

@@ -1,0 +1,295 @@
+"""A corpus searched in chunks, none of which knows of the others; the last step needs them all."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Int, Integer
+from torch import Tensor
+
+from tl_localize.collect.collection import Collection, assemble
+from tl_localize.collect.criteria import Criteria, Report
+from tl_localize.collect.filter import Filter, FilteredChunk, merged
+from tl_localize.collect.general_text import perplexity_split
+from tl_localize.collect.windows import Candidate, likely_windows, text_windows, token_windows
+from tl_localize.execution.engine import Benchmark
+from tl_localize.execution.environment import fingerprint
+from tl_localize.execution.store import Cache
+from tl_localize.execution.tasks import Plan, Record, Task, digest_of
+from tl_localize.metrics import Decode
+from tl_localize.neurons import LanguageModel, model_name
+from tl_localize.readers import TOKEN_SUFFIXES, read_texts, read_tokens
+from tl_localize.sequences import MemorizedSequence
+
+CHUNK_BYTES = 2**20  # of text
+CHUNK_WINDOWS = 2048  # of token rows, about: half a minute of a small model on a processor, seconds on a GPU
+SAMPLE = 4096  # bytes at the beginning of a chunk that are part of its key
+
+Windows = int | Literal["first", "any"]  # of a row: one every so many tokens, its first one, wherever it may be memorized
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """A file of texts or of token rows, or rows that are given. On another machine the file is opened again, by its path.
+
+    Args:
+        path: .jsonl or .txt of texts, .npy, .pt or .safetensors of token rows; a name only, where rows are given.
+        key: of the text, in .jsonl files.
+        given: [row pos] token ids.
+
+    >>> chunks_of([Corpus(Path("general"), given=text.repeat(5000, 1))])
+    [Chunk('general', 0 to 2048), Chunk('general', 2048 to 4096), Chunk('general', 4096 to 5000)]
+    """
+
+    path: Path
+    key: str = "text"
+    given: Integer[Tensor, "row pos"] | None = None
+
+    def __reduce__(self) -> tuple[type[Corpus], tuple[Any, ...]]:
+        return type(self), (self.path.absolute(), self.key, self.given)
+
+    @cached_property
+    def rows(self) -> Integer[Tensor, "row pos"] | None:
+        """Tokens, mapped from the file; None where it is text."""
+        return self.given if self.given is not None or self.path.suffix not in TOKEN_SUFFIXES else read_tokens(self.path)
+
+    def read(self, first: int, end: int) -> Integer[Tensor, "row pos"] | list[str]:
+        """The rows of a range, or the texts whose lines begin in a range of bytes."""
+        return list(read_texts(self.path, self.key, first, end)) if self.rows is None else self.rows[first:end]
+
+    def sample(self, first: int, end: int) -> bytes:
+        """What stands for the content of a range in its key: its beginning, or all of it where rows are given."""
+        if self.rows is None:
+            with self.path.open("rb") as file:
+                file.seek(first)
+                return file.read(min(SAMPLE, end - first))
+        if self.given is not None:
+            return _bytes_of(self.given[first:end])
+        return _bytes_of(self.rows[first : min(end, first + 1 + SAMPLE // self.rows[0].nbytes)])
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """A part of a corpus that is searched as a whole.
+
+    Args:
+        prefix: of the ids.
+        first, end: rows, or bytes of a text file.
+    """
+
+    corpus: Corpus
+    prefix: str
+    first: int
+    end: int
+
+    def __repr__(self) -> str:
+        return f"Chunk({self.corpus.path.name!r}, {self.first} to {self.end})"
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What its key holds of the data: the range, and a digest of its first 4 KiB.
+
+        No more of a file is read before the work begins. Text that is added at the end leaves the keys of all chunks but the last; text
+        that is inserted changes those of all that follow. A change further inside a chunk leaves its key, so the last step compares the
+        whole content with what was searched.
+        """
+        start = hashlib.sha256(self.corpus.sample(self.first, self.end)).hexdigest()[:32]
+        return {"prefix": self.prefix, "key": self.corpus.key, "first": self.first, "end": self.end, "start": start}
+
+    def read(self) -> tuple[Integer[Tensor, "row pos"] | list[str], dict[str, Any]]:
+        """Its rows or texts, how many there are, and a hash of all of them."""
+        part = self.corpus.read(self.first, self.end)
+        content = digest_of(part) if isinstance(part, list) else hashlib.sha256(_bytes_of(part)).hexdigest()
+        return part, {"n": len(part), "content": content}
+
+
+def chunks_of(corpora: Sequence[Corpus], windows: Windows = "first", length: int = Criteria().length) -> list[Chunk]:
+    """The chunks of some corpora, of which no more than the size and the first text is read.
+
+    Chunks of token rows have about the same number of windows, chunks of text about the same number of bytes.
+
+    Args:
+        length: of a window, tokens.
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: two files of one name, nothing in a file, a first line that is not as it must be, or windows="any" of text.
+    """
+    if len({corpus.path.stem for corpus in corpora}) < len(corpora):
+        given = ", ".join(str(corpus.path) for corpus in corpora)
+        raise ValueError(f"data must be files of different names, got {given}. The ids are made of these names.")
+    found: list[Chunk] = []
+    for corpus in corpora:
+        if corpus.rows is None:
+            if windows == "any":
+                raise ValueError(f"windows must be first or a number for text, got any for {str(corpus.path)!r}. Give rows of tokens.")
+            if next(read_texts(corpus.path, corpus.key), None) is None:
+                raise ValueError(f"data must hold at least one text, got none in {str(corpus.path)!r}. Check the file.")
+            size, end = CHUNK_BYTES, corpus.path.stat().st_size
+        else:
+            end = len(corpus.rows)
+            size = CHUNK_WINDOWS if windows == "first" else max(1, CHUNK_WINDOWS * length // corpus.rows.shape[1])
+        prefix = f"{corpus.path.stem}/" if len(corpora) > 1 else ""
+        found += [Chunk(corpus, prefix, first, min(first + size, end)) for first in range(0, end, size)]
+    return found
+
+
+def parse_windows(text: str) -> Windows:
+    """``first``, ``any`` or the tokens between windows, from a command line."""
+    if text == "first" or text == "any":
+        return text
+    if not text.isdecimal() or not int(text):
+        raise ValueError(f"windows must be first, any or a number of tokens from 1 on, got {text!r}. Use first, as the paper does.")
+    return int(text)
+
+
+@dataclass(frozen=True, eq=False)
+class SearchResults:
+    """What the chunks of a search gave, as far as they are searched.
+
+    Args:
+        chunks: of each what was found; None where it is missing.
+        contents: of each how many texts or rows it had, and their hash.
+        missing: chunk -> why it could not be searched; empty where it was not tried yet.
+    """
+
+    chunks: list[FilteredChunk | None]
+    contents: list[dict[str, Any]]
+    missing: dict[str, str]
+
+    @property
+    def report(self) -> Report:
+        """What was removed so far; near-duplicates and the draw come when all chunks are there."""
+        return merged(chunk for chunk in self.chunks if chunk)[0]
+
+    @classmethod
+    def of(cls, cache: Cache) -> SearchResults:
+        """From the records of the last plan of a cache: data that have grown or changed make another plan.
+
+        The ids count texts over all chunks of a file. Where an earlier chunk is missing they count from the chunk on, whose name they bear.
+        """
+        found = cls([], [], {})
+        failures, counted = cache.failures(), dict[str, int | None]()
+        for task in cache.plans()[-1].plan.tasks:
+            record, prefix = cache.read(task), task.inputs["chunk"]["prefix"]
+            if record is None:
+                found.missing[task.name] = failures.get(task.key, {"reason": ""})["reason"]
+                found.chunks.append(None)
+                found.contents.append({})
+                counted[prefix] = None
+                continue
+            first = counted.get(prefix, 0) if record.value["of_texts"] else task.inputs["chunk"]["first"]
+            renamed = partial(_numbered, prefix=prefix if first is not None else f"{task.name}: ", first=first or 0)
+            found.chunks.append(FilteredChunk.unpacked(record.value, record.tensors, renamed))
+            found.contents.append({"n": record.value["n"], "content": record.value["content"]})
+            counted[prefix] = None if first is None else first + record.value["n"]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Search(Benchmark[SearchResults]):
+    """The search of a corpus for memorized sequences: ``run`` filters the chunks, ``collection`` makes the last step.
+
+    Args:
+        chunks: of one corpus or several, as ``chunks_of`` gives them.
+        windows: what they were cut for.
+        decode: token ids -> text; the model's tokenizer unless given.
+
+    >>> rows = torch.stack([one.tokens for one in few])
+    >>> search = Search(model, chunks_of([Corpus(Path("rows"), given=rows)]), Criteria())
+    >>> search.collection(search.run(), n_dev=1)
+    Collection(3 of 3 sequences memorized, 1 for development)
+    """
+
+    model: LanguageModel
+    chunks: Sequence[Chunk]
+    criteria: Criteria
+    windows: Windows = "first"
+    decode: Decode | None = None
+
+    def __repr__(self) -> str:
+        return f"Search({model_name(self.model)!r}, {len(self.chunks)} chunks, {self.criteria!r})"
+
+    def plan(self, methods: Sequence[Any] = ()) -> Plan:
+        filter = self._filter
+        made_of = fingerprint(self.model)
+        probe = range(0, self.model.cfg.d_vocab, 1 + self.model.cfg.d_vocab // 256)
+        spelling = digest_of([filter.decode([token]) for token in probe])  # distances depend on how tokens are spelled
+        about = {**asdict(self.criteria), "windows": self.windows, "spelling": spelling}
+        tasks: list[Task] = []
+        for i, chunk in enumerate(self.chunks):
+            inputs = {"model": made_of, **about, "chunk": chunk.inputs}
+            tasks.append(Task("collect", inputs, label="collect", name=f"{chunk.prefix}{chunk.first}", index=i, ratio=1.0))
+        return Plan(
+            benchmark="collect",
+            settings={
+                "model": model_name(self.model),
+                "fingerprint": made_of,
+                "dtype": str(next(iter(self.model.parameters())).dtype),
+                "data": list(dict.fromkeys(chunk.corpus.path.name for chunk in self.chunks)),
+                **about,
+            },
+            parts=[],
+            methods={},
+            tasks=tasks,
+            grows="text at the end of the data (and another n_dev, n_max and seed)",
+        )
+
+    def compute(self, task: Task, needs: Sequence[Record], methods: Any, report: Callable[[float], None]) -> Record:
+        part, content = self.chunks[task.index].read()
+        found = self._filter.filter(self._candidates(part, self.windows, self.criteria.length))
+        value, tensors = found.packed()
+        return Record({**value, **content, "of_texts": isinstance(part, list)}, tensors)
+
+    def _candidates(self, part: Integer[Tensor, "row pos"] | list[str], windows: Windows, length: int) -> Iterator[Candidate]:
+        """The windows of a part, with ids that count from its beginning."""
+        stride = windows if isinstance(windows, int) else None
+        if isinstance(part, list):
+            return text_windows(part, self.model, length, stride)
+        return likely_windows(self.model, part, self.criteria) if windows == "any" else token_windows(part, length, stride)
+
+    def results(self, cache: Cache) -> SearchResults:
+        return SearchResults.of(cache)
+
+    def collection(self, found: SearchResults, *, n_dev: int = 5, n_max: int | None = None, seed: int = 0) -> Collection:
+        """The last step, which needs all chunks: arguments as of ``collect_memorized``.
+
+        Raises:
+            ValueError: a chunk is missing; the data have changed since they were searched; as ``collect_memorized``.
+        """
+        if found.missing:
+            raise ValueError(f"chunks must all be searched, got {len(found.missing)} of {len(self.chunks)} missing. Run the search again.")
+        for chunk, content in zip(self.chunks, found.contents, strict=True):
+            if chunk.read()[1] != content:
+                raise ValueError(
+                    f"data must stay as they were when they were searched, got another content in {str(chunk.corpus.path)!r} "
+                    f"({chunk.first} to {chunk.end}). Search them again in another folder."
+                )
+        return assemble(self._filter, [chunk for chunk in found.chunks if chunk], n_dev=n_dev, n_max=n_max, seed=seed)
+
+    def general_text(
+        self, collected: Sequence[MemorizedSequence], n_sequences: int = 2048, length: int = 128, *, seed: int = 0
+    ) -> Int[Tensor, "sequence pos"]:
+        """``perplexity_split`` of the first tokens of each row or text of the corpus."""
+        stream = chain.from_iterable(self._candidates(chunk.read()[0], "first", length) for chunk in self.chunks)
+        return perplexity_split(stream, collected, n_sequences, length, seed=seed)
+
+    @cached_property
+    def _filter(self) -> Filter:
+        return Filter(self.model, self.criteria, self.decode)
+
+
+def _numbered(text: str, prefix: str, first: int) -> str:
+    """An id, or a text that begins with one, of a chunk as that of the corpus: ``row-2+25`` from row 100 on is ``row-102+25``."""
+    return prefix + re.sub(r"\d+", lambda number: str(int(number[0]) + first), text, count=1)
+
+
+def _bytes_of(rows: Integer[Tensor, "row pos"]) -> bytes:
+    return rows.cpu().contiguous().view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,154 @@
+"""Candidates: windows of token rows and texts that are tested for memorization."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int, Integer
+from torch import Tensor
+
+from tl_localize.batching import halving, tokens_that_fit
+from tl_localize.collect.criteria import Criteria
+from tl_localize.losses import residual, unembed
+from tl_localize.neurons import LanguageModel, NeuronView
+from tl_localize.sequences import encode
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A token sequence and where it is from.
+
+    Args:
+        tokens: [pos] token ids.
+        id: names it in the collection.
+        category: groups the confusion matrix of DEL; may be empty.
+
+    >>> Candidate(np.arange(80), "page 3", "poems")
+    Candidate('page 3', 80 tokens)
+    """
+
+    tokens: Integer[np.ndarray, " pos"]
+    id: str
+    category: str = ""
+
+    def __repr__(self) -> str:
+        return f"Candidate({self.id!r}, {len(self.tokens)} tokens)"
+
+
+def token_windows(
+    tokens: Integer[Tensor, "sequence pos"], length: int = 80, stride: int | None = None, *, first: int = 0
+) -> Iterator[Candidate]:
+    """Windows of long rows: the first ``length`` tokens of each (as the authors take them), or one every ``stride`` tokens.
+
+    A memory-mapped tensor (``readers.read_tokens`` of a ``.npy`` file) is read row by row.
+
+    Args:
+        tokens: [sequence pos] token ids.
+        length: of a window, tokens.
+        first: number of the first row, for the ids.
+    Raises:
+        ValueError: stride is less than 1.
+
+    >>> [window.id for window in token_windows(text, length=64, stride=64)]  # of a row of 128 tokens
+    ['row-0+0', 'row-0+64']
+    """
+    if stride is not None and stride < 1:
+        raise ValueError(f"stride must be at least 1, got {stride}. Leave it out for the first window of each row.")
+    for i in range(len(tokens)):
+        yield from _windows(tokens[i].cpu().long().numpy(), f"row-{first + i}", length, stride)
+
+
+def text_windows(
+    texts: Iterable[str], model: LanguageModel, length: int = 80, stride: int | None = None, *, first: int = 0
+) -> Iterator[Candidate]:
+    """The same for texts; a text that is empty or too short comes out as it is, and is counted as too short.
+
+    Raises:
+        ValueError: the model has no tokenizer.
+
+    >>> list(text_windows(["a long text, in which the model reads on and on", ""], model, length=8))
+    [Candidate('text-0', 8 tokens), Candidate('text-1', 0 tokens)]
+    """
+    tokenizer: Any = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise ValueError("model must have a tokenizer to read text, got none. Set model.tokenizer, or give tokens.")
+    for i, text in enumerate(texts, first):
+        yield from _windows(np.array(encode(tokenizer, text) if text else [], dtype=np.int64), f"text-{i}", length, stride)
+
+
+def _windows(row: Int[np.ndarray, " pos"], name: str, length: int, stride: int | None) -> Iterator[Candidate]:
+    starts = range(0, len(row) - length + 1, stride) if stride and len(row) >= length else (0,)
+    for start in starts:
+        yield Candidate(row[start : start + length], f"{name}+{start}" if stride else name)
+
+
+def likely_windows(
+    model: LanguageModel, tokens: Integer[Tensor, "sequence pos"], criteria: Criteria | None = None, *, slack: int = 4, first: int = 0
+) -> Iterator[Candidate]:
+    """Windows of long rows, at any position, that the model may have memorized; one forward pass over each row finds them.
+
+    A row that is longer than the model can read is read in pieces that overlap, so that every window is in exactly one of them. There the
+    context of a window is all that stands before it in the piece instead of its own prefix; therefore up to ``slack`` suffix tokens more
+    may be wrong than the criteria allow. Of overlapping windows the best one is taken; of equal ones the last, because its prefix belongs
+    most to the memorized text. The criteria are still to be tested.
+
+    Args:
+        tokens: [sequence pos] token ids.
+        first: number of the first row, for the ids.
+    Raises:
+        ValueError: the rows are shorter than a window.
+
+    >>> row = torch.cat([one.tokens for one in few[:2]])  # of 160 tokens
+    >>> list(likely_windows(model, row[None]))
+    [Candidate('row-0+0', 80 tokens), Candidate('row-0+80', 80 tokens)]
+    """
+    criteria = criteria or Criteria()
+    view = NeuronView(model)
+    longest = model.cfg.n_ctx + 1  # tokens of a piece, the last of which is only predicted
+    if tokens.shape[1] < criteria.length:
+        raise ValueError(f"tokens must be rows of at least {criteria.length} tokens, got {tokens.shape[1]}. Lower n_prefix or n_suffix.")
+    if criteria.length > longest:
+        raise ValueError(f"n_prefix + n_suffix must be at most n_ctx + 1 = {longest}, got {criteria.length}. Use shorter sequences.")
+    needed = criteria.n_suffix - criteria.max_misses - slack
+    size = max(1, tokens_that_fit(view) // min(tokens.shape[1], longest))
+    for rows, right in halving(partial(_right_in_windows, view, tokens, criteria), range(len(tokens)), size):
+        for i, row in zip(rows, right, strict=True):
+            for start in _best_windows(row, criteria.length, needed):
+                yield Candidate(tokens[i, start : start + criteria.length].cpu().long().numpy(), f"row-{first + i}+{start}")
+
+
+@torch.no_grad()
+def _right_in_windows(
+    view: NeuronView, tokens: Integer[Tensor, "sequence pos"], criteria: Criteria, rows: list[int]
+) -> Int[np.ndarray, "row window"]:
+    """Right predictions in the suffix of the window that starts at each position of some consecutive rows."""
+    part = tokens[rows[0] : rows[-1] + 1].long().to(view.device)
+    longest = view.model.cfg.n_ctx + 1
+    found: list[np.ndarray] = []
+    for start in range(0, tokens.shape[1] + 1 - criteria.length, longest + 1 - criteria.length):
+        piece = part[:, start : start + longest]
+        with view.one_gelu_kernel():
+            right = unembed(view.model, residual(view.model, piece[:, :-1])).argmax(-1) == piece[:, 1:]
+        found.append(_right_in_suffix(right.cpu().numpy(), criteria))
+    return np.concatenate(found, 1)
+
+
+def _right_in_suffix(right: Bool[np.ndarray, "row pos"], criteria: Criteria) -> Int[np.ndarray, "row window"]:
+    """The same from the right predictions of a piece; ``right[:, t]`` is of token t + 1."""
+    total = np.pad(right.cumsum(1), ((0, 0), (1, 0)))
+    first = np.arange(right.shape[1] + 2 - criteria.length) + criteria.n_prefix - 1
+    return total[:, first + criteria.n_suffix] - total[:, first]
+
+
+def _best_windows(found: Int[np.ndarray, " window"], length: int, needed: int) -> list[int]:
+    """Starts of windows that do not overlap, with at least so many right predictions in the suffix."""
+    chosen: list[int] = []
+    for start in sorted(np.flatnonzero(found >= needed), key=lambda s: (-found[s], -s)):
+        if all(abs(start - other) >= length for other in chosen):
+            chosen.append(int(start))
+    return sorted(chosen)

@@ -1,0 +1,290 @@
+"""What a run has where the user says nothing, and how names become methods, data and benchmarks. No printing.
+
+The command line and ``pytest benchmarks`` both take their settings from here, so that a committed table is the output of one command.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Integer
+from torch import Tensor
+
+from tl_localize.collect import Collection, Search, SearchResults
+from tl_localize.collect.reference_stream import with_planted
+from tl_localize.evals.del_benchmark import DelBenchmark
+from tl_localize.evals.inj_benchmark import InjBenchmark
+from tl_localize.execution.store import nearest
+from tl_localize.methods import METHODS, Localizer, RandomBaseline
+from tl_localize.models import is_reference
+from tl_localize.neurons import LanguageModel
+from tl_localize.readers import TOKEN_SUFFIXES, memorized_sequences, read_manual, read_tokens
+from tl_localize.reference import N_DEV, held_out_tokens
+from tl_localize.scores import save_tensors
+from tl_localize.sequences import MemorizedSequence
+
+Settings = Mapping[str, Mapping[str, Any]]  # by method name
+
+INJ_SENTENCES = 5  # of the committed table of each reference model, and of the default run
+DEL_TARGETS = "8"  # of the default run on a reference model; the committed tables have "25,zero_out=6"
+DEL_SEQUENCES = 105  # of a reference model, dev ones included: the others are what must not be forgotten
+DEL_GENERAL = 48  # rows of general text of a reference model
+FIRST_LAYER = 1  # of DEL: layer 0 is spared, and learned masks leave it open
+BUDGET_FACTORS = (1, 5)  # of the budget of all layers, for a single layer
+GENERAL = "general.safetensors"  # in a collection's folder: text for the perplexity
+
+
+# Hyperparameters
+
+
+def paper_model(name: str) -> str:
+    """A model's name, or its directory's, as the published tables spell it; other names as they are.
+
+    >>> paper_model("EleutherAI/pythia-2.8b-deduped-v0"), paper_model("models/gpt2-xl/"), paper_model("gpt2-small")
+    ('pythia-2.8b-deduped', 'gpt2-xl', 'gpt2')
+    """
+    short = Path(name).absolute().name.lower().removesuffix("-v0")
+    return {"gpt2-small": "gpt2"}.get(short, short)
+
+
+def paper_settings(model: str, benchmark: Literal["inj", "del"], ratio: float | None = None) -> dict[str, dict[str, Any]]:
+    """The authors' hyperparameters of Slimming and Hard Concrete, by method name; empty for a model that they did not use.
+
+    Source: Chang et al. (2024), arXiv:2311.09060, and the authors' code (github.com/terarachang/MemPi).
+    Args:
+        ratio: of the injection; at a ratio the paper does not have, the settings of the nearest one.
+
+    >>> Slimming(**paper_settings("gpt2", "inj", ratio=0.01)["slimming"])
+    Slimming(learning_rate=0.005, sparsity_weight=15000.0, steps=4000, stop_sparsity=0.2, first_layer=0)
+    """
+    settings: dict[str, Any] = _paper()[benchmark].get(paper_model(model), {})
+    if benchmark == "inj" and settings:
+        return settings["0.001" if ratio is not None and ratio < 0.003 else "0.01"]
+    return settings
+
+
+def paper_grids() -> dict[str, dict[str, list[Any]]]:
+    """The values that the authors searched, by method name and setting.
+
+    >>> paper_grids()["slimming"]
+    {'learning_rate': [0.01, 0.005, 0.001], 'sparsity_weight': [30000.0, 10000.0, 5000.0, 1000.0]}
+    """
+    return _paper()["grids"]
+
+
+def _paper() -> dict[str, Any]:
+    return json.loads((files("tl_localize") / "data" / "paper_settings.json").read_text(encoding="utf-8"))
+
+
+def settings_source(model: str, benchmark: Literal["inj", "del"]) -> str:
+    """Where the settings of learned masks come from, as text: the paper or our defaults.
+
+    >>> settings_source("models/gpt2-xl", "del")
+    "the paper's for gpt2-xl"
+    """
+    if paper_settings(model, benchmark):
+        return f"the paper's for {paper_model(model)}"
+    return f"the defaults, for the paper has none for {Path(model).absolute().name}"
+
+
+# Methods
+
+
+def make_methods(names: str, settings: Sequence[str] = (), *defaults: Settings) -> list[Localizer]:
+    """Methods by name, with settings such as ``hard_concrete.steps=200`` over the given defaults, of which the last ones count most.
+
+    Args:
+        names: comma-separated, or ``all``.
+    Raises:
+        ValueError: an unknown method or setting (the nearest names are offered), a value of another type.
+
+    >>> make_methods("slimming", ["slimming.steps=60"], {"slimming": {"learning_rate": 0.1, "steps": 5}})[0].steps
+    60
+    """
+    wanted = list(METHODS) if names == "all" else [name.strip() for name in names.split(",") if name.strip()]
+    for name in wanted:
+        if name not in METHODS:
+            raise ValueError(f"methods must be among {', '.join(METHODS)}, got {name!r}.{nearest(name, METHODS)}")
+    values: dict[str, dict[str, Any]] = {name: {} for name in wanted}
+    for name, source in product(wanted, defaults):
+        values[name] |= source.get(name, {})
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        name, dot, field = key.partition(".")
+        if not equals or not dot:
+            raise ValueError(f"--set must read METHOD.SETTING=VALUE, got {setting!r}. For example hard_concrete.steps=200.")
+        if name not in values:
+            raise ValueError(f"--set must name a chosen method ({', '.join(wanted)}), got {name!r}.{nearest(name, wanted)}")
+        known = {f.name: f.default for f in dataclasses.fields(METHODS[name])}
+        if field not in known:
+            raise ValueError(f"--set must name a setting of {name} ({', '.join(known)}), got {field!r}.{nearest(field, known)}")
+        values[name][field] = parse_value(setting, text, known[field])
+    return [METHODS[name](**values[name]) for name in wanted]
+
+
+def parse_value(setting: str, text: str, default: Any) -> Any:
+    """Text as a value of the type of the default."""
+    kind = type(default) if default is not None else int if text.isdecimal() else float
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise ValueError(f"--set must give {kind.__name__} to {setting.partition('=')[0]}, got {text!r}.") from error
+
+
+def del_methods(names: str, settings: Sequence[str] = (), model: str = "", tuned: Settings | None = None, seed: int = 0) -> list[Localizer]:
+    """``make_methods`` for DEL: learned masks spare the first layer, and have the paper's settings for its models, then the tuned ones.
+
+    Args:
+        model: its name.
+        seed: of Random, as that of the benchmark.
+    """
+    masks = {name: {"first_layer": FIRST_LAYER} for name, method in METHODS.items() if hasattr(method, "first_layer")}
+    return make_methods(names, settings, paper_settings(model, "del"), tuned or {}, masks, {RandomBaseline.name: {"seed": seed}})
+
+
+# INJ
+
+
+def inj_ratios(model: str) -> list[float]:
+    """The paper's two shares of the rows of W_out; 3 % for the reference models, into which sentences can be injected at that ratio."""
+    return [0.03] if is_reference(model) else [0.01, 0.001]
+
+
+def inj_runs(
+    model: LanguageModel,
+    name: str,
+    sequences: Sequence[MemorizedSequence],
+    methods: str,
+    settings: Sequence[str] = (),
+    tuned: Settings | None = None,
+    ratios: Sequence[float] | None = None,
+    **options: Any,
+) -> list[tuple[InjBenchmark, list[Localizer]]]:
+    """INJ at each ratio, with its methods, whose settings may depend on the ratio.
+
+    Args:
+        name: of the model.
+        tuned: over the paper's settings, and ``settings`` over both.
+        options: of ``InjBenchmark``.
+    """
+    return [
+        (
+            InjBenchmark(model=model, sequences=sequences, ratio=ratio, **options),
+            make_methods(methods, settings, paper_settings(name, "inj", ratio), tuned or {}),
+        )
+        for ratio in ratios or inj_ratios(name)
+    ]
+
+
+# DEL
+
+
+def del_ratios(model: str) -> tuple[float, ...]:
+    """The paper's two shares of a layer; larger ones for the reference models, of which those are too few neurons to forget anything."""
+    return (0.02, 0.1) if is_reference(model) else (0.001, 0.005)
+
+
+def parse_targets(text: str) -> tuple[int | None, dict[str, int]]:
+    """The number of targets, and that of methods that have fewer. None: all.
+
+    >>> parse_targets("25,zero_out=6"), parse_targets("zero_out=6")
+    ((25, {'zero_out': 6}), (None, {'zero_out': 6}))
+    """
+    total: int | None = None
+    fewer: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, number = part.strip().rpartition("=")
+        if not number.isdecimal() or (equals and name not in METHODS):
+            raise ValueError(f"targets must be a number, and METHOD=NUMBER where a method has fewer, got {text!r}. Write 25,zero_out=6.")
+        if not int(number):
+            raise ValueError(f"targets must be at least 1, got {text}. Leave it out for the default.")
+        if equals:
+            fewer[name] = int(number)
+        else:
+            total = int(number)
+    return total, fewer
+
+
+def del_runs(
+    benchmark: DelBenchmark, methods: Sequence[Localizer], fewer: Mapping[str, int] | None = None
+) -> list[tuple[DelBenchmark, list[Localizer]]]:
+    """DEL once for each number of targets, with the methods that have it.
+
+    Args:
+        fewer: number of targets of some methods; the others have the benchmark's.
+    """
+    counts = {method: (fewer or {}).get(method.name, benchmark.n_targets) for method in methods}
+    return [
+        (dataclasses.replace(benchmark, n_targets=n), [method for method in methods if counts[method] == n])
+        for n in dict.fromkeys(counts.values())
+    ]
+
+
+def single_layer_run(benchmark: DelBenchmark, method: Localizer) -> tuple[DelBenchmark, list[Localizer]]:
+    """One layer against all layers, at the largest ratio of which the largest budget fits into one layer, else at the smallest."""
+    n_layers = benchmark.model.cfg.n_layers - benchmark.first_layer
+    ratio = max([r for r in benchmark.ratios if max(BUDGET_FACTORS) * r * n_layers <= 1], default=min(benchmark.ratios))
+    return dataclasses.replace(benchmark, ratios=(ratio,), budget_factors=BUDGET_FACTORS), [method]
+
+
+def check_data(model: str, data: Path | None, general: Path | None) -> None:
+    """Raise ValueError or FileNotFoundError unless there are sequences and general text for the model."""
+    if data is None and not is_reference(model):
+        raise ValueError(f"data must be given for {model!r}, got none. Run tl-localize collect, or name the authors' file with --data.")
+    for name, path in (("data", data), ("general", general)):
+        if path is not None and not path.exists():
+            raise FileNotFoundError(f"{name} must be an existing path, got {str(path)!r}. Check the spelling.")
+    if data is not None and general is None and not (data / GENERAL).is_file():
+        raise ValueError(
+            f"general must be given where the data have no {GENERAL}, got none for {str(data)!r}. Name a token file with --general."
+        )
+
+
+def del_data(
+    model: LanguageModel, data: Path, general: Path | None = None, n_dev: int = N_DEV, n_prefix: int = 32
+) -> tuple[list[MemorizedSequence], int, Integer[Tensor, "sequence pos"]]:
+    """Sequences, how many of the first are dev ones, and general text: of a collection or a file."""
+    text = read_tokens(general or data / GENERAL)
+    if data.is_dir():
+        collection = Collection.load(data)
+        return collection.sequences, collection.n_dev, text
+    if data.suffix in TOKEN_SUFFIXES:
+        return memorized_sequences(read_tokens(data), n_prefix), n_dev, text
+    return read_manual(data, model), n_dev, text
+
+
+def drawn_first(sequences: Sequence[MemorizedSequence], n_dev: int, seed: int = 0) -> list[MemorizedSequence]:
+    """The test sequences in random order, so that the first of them are a fair sample; the dev ones stay first."""
+    order = np.random.default_rng(seed).permutation(np.arange(n_dev, len(sequences)))
+    return [*sequences[:n_dev], *(sequences[i] for i in order)]
+
+
+def check_dev(n_dev: int, n_sequences: int) -> None:
+    """Raise ValueError unless so many dev sequences can be compared, and leave others."""
+    if not 2 <= n_dev < n_sequences:
+        raise ValueError(
+            f"n_dev must be at least 2, for a target and another, and below the {n_sequences} sequences, got {n_dev}. "
+            "Collect with another --n-dev, or more text."
+        )
+
+
+def dev_data(
+    model: LanguageModel, data: Path, general: Path | None, n_dev: int, n_prefix: int
+) -> tuple[list[MemorizedSequence], Integer[Tensor, "sequence pos"]]:
+    """The dev sequences of DEL, each a target and the others' negative, and general text; the test sequences take no part."""
+    sequences, n_dev, text = del_data(model, data, general, n_dev, n_prefix)
+    check_dev(n_dev, len(sequences))
+    return sequences[:n_dev], text
+
+
+def collect_default(search: Search, found: SearchResults, folder: Path, n_dev: int) -> None:
+    """Write the data of the default run on a reference model: what it memorized of its training stream, and general text."""
+    with_planted(search.model, search.collection(found, n_dev=n_dev)).save(folder)
+    save_tensors(folder / GENERAL, {"tokens": held_out_tokens()[:DEL_GENERAL].int()}, {})
