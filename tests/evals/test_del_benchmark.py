@@ -26,7 +26,7 @@ from tl_localize import (
     perplexity,
     perplexity_base2,
 )
-from tl_localize.evals import DelBenchmark, DelResults, Mean, Resample, Zero
+from tl_localize.evals import DelBenchmark, DelResults
 
 RATIO = 0.2
 TOLERANCE = 2e-4  # of a perplexity near 100 in float32
