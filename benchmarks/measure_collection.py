@@ -19,7 +19,7 @@ from tl_localize import load_model
 from tl_localize.collect import Candidate, Criteria, Filter, near_duplicates, token_windows
 from tl_localize.collect.reference_texts import training_rows
 
-STRIDE = 25  # eight windows a row: a hundred thousand in 12,500 rows of the stream
+STRIDE = 1  # windows at every position: more than a hundred thousand in the training texts
 MODEL = "reference-gpt2"
 
 
@@ -30,7 +30,8 @@ def peak() -> float:
 
 def measure_filter(n: int) -> None:
     model = load_model(MODEL)
-    rows = training_rows(model)
+    tokens = training_rows(model).flatten()
+    rows = tokens[: len(tokens) // 256 * 256].view(-1, 256)
     filter = Filter(model, Criteria())
     started, processor = time.perf_counter(), time.process_time()
     print(f"filter: {MODEL}, {torch.get_num_threads()} threads, {peak():.0f} MiB before", flush=True)

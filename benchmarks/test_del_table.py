@@ -32,7 +32,6 @@ def files(request):
 @pytest.fixture(scope="session")
 def collection(model, model_name, files):
     """What a reference model has memorized of its own training texts."""
-    from tl_localize.cli.del_benchmark import check_data
     from tl_localize.collect.reference_texts import reference_search, with_planted
     from tl_localize.evals.presets import check_data
 
