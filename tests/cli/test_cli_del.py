@@ -353,9 +353,7 @@ def test_collect_by_two_processes_at_a_time_is_collect_by_one(run, corpus, model
     monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 3)
     arguments = ["--data", corpus, *LOOSE]
     assert run("collect", *arguments, out="whole").exit_code == 0
-    code = (
-        "import sys, torch; torch.set_num_threads(int(sys.argv.pop(1))); import tl_localize.collect.search as s; s.CHUNK_WINDOWS = 3"
-    )
+    code = "import sys, torch; torch.set_num_threads(int(sys.argv.pop(1))); import tl_localize.collect.search as s; s.CHUNK_WINDOWS = 3"
     import torch
 
     given = [torch.get_num_threads(), "collect", "--model", model_dir, "--out", tmp_path / "out", *arguments, "--shard"]
