@@ -17,7 +17,7 @@ import torch
 
 from tl_localize import load_model
 from tl_localize.collect import Candidate, Criteria, Filter, near_duplicates, token_windows
-from tl_localize.collect.reference_stream import reference_stream
+from tl_localize.collect.reference_texts import training_rows
 
 STRIDE = 25  # eight windows a row: a hundred thousand in 12,500 rows of the stream
 MODEL = "reference-gpt2"
@@ -30,7 +30,7 @@ def peak() -> float:
 
 def measure_filter(n: int) -> None:
     model = load_model(MODEL)
-    rows = torch.from_numpy(reference_stream(model.tokenizer))
+    rows = training_rows(model)
     filter = Filter(model, Criteria())
     started, processor = time.perf_counter(), time.process_time()
     print(f"filter: {MODEL}, {torch.get_num_threads()} threads, {peak():.0f} MiB before", flush=True)

@@ -1,6 +1,6 @@
 """The DEL tables and figures: what is forgotten when located neurons are silenced, on each model.
 
-pytest benchmarks/test_del_table.py                                             # both reference models, their own training stream
+pytest benchmarks/test_del_table.py                                             # both reference models, their own training texts
 tl-localize del --methods METHODS --targets 25,zero_out=6                       # the same table of one model, in a results folder
 tl-localize del --methods M --single-layer M --targets 6                        # one layer against all, M = integrated_gradients
 pytest benchmarks/test_del_table.py --model gpt2-xl --device cuda --del-data memorized_data-gpt2-xl.jsonl --general pile_random_batch.pt
@@ -31,8 +31,9 @@ def files(request):
 
 @pytest.fixture(scope="session")
 def collection(model, model_name, files):
-    """What a reference model has memorized of its own training stream."""
-    from tl_localize.collect.reference_stream import reference_search, with_planted
+    """What a reference model has memorized of its own training texts."""
+    from tl_localize.cli.del_benchmark import check_data
+    from tl_localize.collect.reference_texts import reference_search, with_planted
     from tl_localize.evals.presets import check_data
 
     check_data(model_name, *files)
@@ -89,8 +90,8 @@ def losses(results):
     return -100 * frame.groupby("method")[["delta_self_accuracy", "delta_neg_accuracy"]].mean()
 
 
-def test_collection_finds_a_hundred_sequences_in_the_training_stream(collection, model_name, publish):
-    from tl_localize.collect.reference_stream import reference_tables
+def test_collection_finds_a_hundred_sequences_in_the_training_texts(collection, model_name, publish):
+    from tl_localize.collect.reference_texts import reference_tables
 
     if collection is None:
         pytest.skip("the sequences were given")

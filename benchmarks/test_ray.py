@@ -86,12 +86,12 @@ import torch
 
 from tl_localize import load_model
 from tl_localize.cli import app
-from tl_localize.collect.reference_stream import reference_stream
+from tl_localize.collect.reference_texts import training_rows
 
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
 rows = folder / "rows.npy"
-np.save(rows, reference_stream(load_model("reference").tokenizer)[:6000])
+np.save(rows, training_rows(load_model("reference")).numpy())
 for name, more in (("process", []), ("ray", ["--engine", "ray", "--workers", "2"])):
     app(["collect", "--model", "reference", "--data", str(rows), "--out", str(folder / name), "-v", *more], standalone_mode=False)
 for name in ("sequences.jsonl", "report.csv", "settings.json", "general.safetensors"):

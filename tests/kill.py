@@ -24,7 +24,7 @@ class Killed:
     Args:
         rounds: runs that were killed.
         inside_writes: of these, while a file was being written (its temporary file was left).
-        computed: how often each injection and localization was begun, and how often it was begun again without having been in hand.
+        computed: how often each task was begun, and how often it was begun again without having been in hand.
     """
 
     rounds: int = 0
@@ -51,7 +51,7 @@ def kill_until(run: Callable[[], object], folder: Path, log: Path, rounds: int, 
     """Kill a run at random moments, at least so many times as it takes, and then let it finish.
 
     Args:
-        run: makes what is missing in ``folder``, and tells ``log`` when it begins a unit ("begin X") and when it is kept ("kept X").
+        run: makes what is missing in ``folder``, and tells ``log`` when it begins a task ("begin X") and when it is kept ("kept X").
         mean: seconds to the kill, on average (exponentially distributed, so that all moments are as likely).
     """
     lots, seen = random.Random(seed), Killed()
@@ -82,14 +82,14 @@ def kill_until(run: Callable[[], object], folder: Path, log: Path, rounds: int, 
     in_hand: set[str] = set()
     again: set[str] = set()  # what was in hand when a run was killed may be begun again
     for line in log.read_text().splitlines():
-        word, _, unit = line.partition(" ")
+        word, _, task = line.partition(" ")
         if word == "begin":
-            seen.wasted += seen.computed[unit] > 0 and unit not in again
-            seen.computed[unit] += 1
-            again.discard(unit)
-            in_hand.add(unit)
+            seen.wasted += seen.computed[task] > 0 and task not in again
+            seen.computed[task] += 1
+            again.discard(task)
+            in_hand.add(task)
         elif word == "kept":
-            in_hand.discard(unit)
+            in_hand.discard(task)
         else:
             again |= in_hand
             in_hand.clear()
@@ -101,34 +101,23 @@ def writing(folder: Path) -> bool:
     return (folder / "tmp").is_dir() and any(name.endswith(".tmp") for name in os.listdir(folder / "tmp"))
 
 
-def logged(run: Any, log: Path) -> None:
-    """Let a run tell a log what it begins to compute and what is kept."""
-    from tl_localize.runs.base import Run, Stored, scores_unit
+def logged(log: Path) -> None:
+    """Let all runs of this process tell a log what they begin to compute and what is kept."""
+    from tl_localize.execution.engine import Maker
+    from tl_localize.execution.store import Store
 
-    store, attempt = run.store, Run._attempt
+    computed, write = Maker._computed, Store.write
 
     def line(text: str) -> None:
         with log.open("a") as file:
             file.write(text + "\n")
 
-    def told(self: Any, unit: Any, compute: Any) -> Any:
-        line(f"begin {unit.file}")
-        return attempt(self, unit, compute)
+    def told(self: Any, task: Any, needs: Any) -> Any:
+        line(f"begin {task.file}")
+        return computed(self, task, needs)
 
-    call = Stored.__call__
+    def kept(self: Any, task: Any, record: Any) -> None:
+        write(self, task, record)
+        line(f"kept {task.file}")
 
-    def called(self: Any, model: Any, sequence: Any) -> Any:
-        unit = scores_unit(self.fingerprint, self.method, sequence, self.injection)
-        if not self.store.has(unit):
-            line(f"begin {unit.file}")
-        return call(self, model, sequence)
-
-    write = type(store).write
-
-    def kept(self: Any, unit: Any, record: Any) -> None:
-        write(self, unit, record)
-        line(f"kept {unit.file}")
-
-    Run._attempt = told
-    Stored.__call__ = called
-    type(store).write = kept
+    Maker._computed, Store.write = told, kept

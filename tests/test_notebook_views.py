@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tl_localize import DelResults, Injection, InjResults, JointInjection, MemorizedSequence, NeuronScores, NeuronSet
-from tl_localize.report.token_view import TokenView, token_view
+from tl_localize.report.token_view import token_view
 
 
 class Balance(HTMLParser):
@@ -188,9 +188,10 @@ def test_inj_benchmark_is_shown_in_a_line(gpt2_like: Any, sequence: Any) -> None
 def test_runs_and_what_they_keep_are_shown_in_a_line(gpt2_like: Any, sequence: Any, tmp_path: Any) -> None:
     from dataclasses import replace
 
+    from tl_localize.runs import DelRun, status
+
     from tl_localize import Activations
     from tl_localize.execution.store import Store
-    from tl_localize.runs import DelRun, status
 
     run = DelRun(Store(tmp_path), replace(make_del_benchmark(gpt2_like, sequence), ratios=(0.5,)), [Activations()])
     (event,) = run.make(run.works[0], [])
@@ -203,9 +204,10 @@ def test_runs_and_what_they_keep_are_shown_in_a_line(gpt2_like: Any, sequence: A
 
 
 def test_search_is_shown_in_a_line(gpt2_like: Any, tmp_path: Any) -> None:
+    from tl_localize.runs import CollectRun, Corpus, Search
+
     from tl_localize.collect import Criteria
     from tl_localize.execution.store import Store
-    from tl_localize.runs import CollectRun, Corpus, Search
 
     corpus = Corpus(tmp_path / "rows.npy", given=torch.zeros(2, 8, dtype=torch.long))
     criteria = Criteria(n_prefix=2, n_suffix=6, min_distinct=1)

@@ -13,13 +13,15 @@ ABANDONED = 3600  # seconds after which a temporary file has no living writer: a
 TEMPORARY = re.compile(r"\..*[0-9a-f]{16}\.tmp")
 
 
-def write_whole(path: str | Path, data: bytes, temporary_folder: Path | None = None) -> None:
+def write_whole(path: str | Path, data: bytes, temporary_folder: Path | None = None, *, new: bool = False) -> None:
     """Write under a temporary name, force it to the disk, rename: after a crash at any moment there is the whole file or none.
 
     Args:
         path: a link is followed.
         temporary_folder: where the temporary file lies, on the same file system; beside the file by default.
+        new: of several processes that write this name at a time, one succeeds.
     Raises:
+        FileExistsError: with ``new``, there is a file of this name.
         ValueError: something else than a regular file is there, such as a folder, a device or a pipe.
     """
     path = Path(path).resolve()
@@ -31,7 +33,10 @@ def write_whole(path: str | Path, data: bytes, temporary_folder: Path | None = N
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        if new:
+            _link(temporary, path)
+        else:
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     if os.name == "posix":  # the rename itself reaches the disk, where folders can be synchronized (not on Windows)
@@ -40,6 +45,16 @@ def write_whole(path: str | Path, data: bytes, temporary_folder: Path | None = N
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _link(temporary: Path, path: Path) -> None:
+    """Give a file a name that no file has; where the file system has no links, two processes at once could both succeed."""
+    try:
+        os.link(temporary, path)
+    except OSError:
+        if path.exists():
+            raise FileExistsError(f"path must be new, got {str(path)!r}, which is there. Choose another name.") from None
+        os.replace(temporary, path)
 
 
 def write_text(path: str | Path, text: str) -> None:

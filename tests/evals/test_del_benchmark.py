@@ -1,4 +1,4 @@
-"""DEL: the same numbers as silencing one set of neurons after the other, and as the authors' code."""
+"""DEL: the same numbers as ablating one set of neurons after the other, and as the authors' code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tl_localize import (
     perplexity,
     perplexity_base2,
 )
-from tl_localize.evals.del_benchmark import DelBenchmark, DelResults, Evaluation
+from tl_localize.evals import DelBenchmark, DelResults
 
 RATIO = 0.2
 TOLERANCE = 2e-4  # of a perplexity near 100 in float32
@@ -81,8 +81,8 @@ def benchmark_of(recited: Callable[..., Any], general: torch.Tensor) -> Callable
 
 
 def naive(benchmark: DelBenchmark, target: int, neurons: NeuronSet) -> dict[str, float]:
-    """One set silenced by itself, measured by the public functions."""
-    model, sequences = benchmark.model, benchmark.test_sequences()
+    """One set ablated by itself, measured by the public functions."""
+    model, sequences = benchmark.model, benchmark.test_sequences
 
     def measured() -> dict[str, Any]:
         return {
@@ -104,12 +104,12 @@ def naive(benchmark: DelBenchmark, target: int, neurons: NeuronSet) -> dict[str,
 
 
 @pytest.mark.parametrize("settings", [{}, {"batch_tokens": 40}, {"first_layer": 0, "batch_tokens": 150}])
-def test_del_gives_the_numbers_of_silencing_one_set_after_the_other(any_model: Any, benchmark_of: Any, settings: Any) -> None:
+def test_del_gives_the_numbers_of_ablating_one_set_after_the_other(any_model: Any, benchmark_of: Any, settings: Any) -> None:
     benchmark = benchmark_of(any_model, n_targets=3, **settings)
     frame = benchmark.run([Noise()]).frame
     assert len(frame) == 3 * 2 * 2
     some_effect = 0.0
-    for i, target in enumerate(benchmark.test_sequences()[:3]):
+    for i, target in enumerate(benchmark.test_sequences[:3]):
         for ratio in benchmark.ratios:
             neurons = Noise()(any_model, target).top_k(ratio, first_layer=benchmark.first_layer, rounding="floor")
             row = frame[(frame.sequence_id == target.id) & (frame.method == "noise") & (frame.ratio == ratio)].iloc[0]
@@ -124,9 +124,9 @@ def test_del_gives_the_numbers_of_silencing_one_set_after_the_other(any_model: A
 def test_forwards_that_start_above_the_bottom_are_whole_ones(make_model: Any, benchmark_of: Any, attention: str) -> None:
     model = make_model(7, **({"n_layers": 3} | ATTENTION[attention]))
     benchmark = benchmark_of(model, first_layer=2)
-    evaluation, sequence = Evaluation(benchmark), benchmark.test_sequences()[0]
+    meter, sequence = benchmark._new_meter(), benchmark.test_sequences[0]
     neurons = Noise()(model, sequence).top_k(0.5, first_layer=2)
-    effect, expected = evaluation.effect(0, neurons), naive(benchmark, 0, neurons)
+    effect, expected = meter.effect(0, neurons), naive(benchmark, 0, neurons)
     assert effect.accuracy[0] == pytest.approx(expected["delta_self_accuracy"])
     assert effect.levenshtein[1:].mean() == pytest.approx(expected["delta_neg_levenshtein"])
     assert effect.perplexity == pytest.approx(expected["delta_perplexity"], abs=TOLERANCE, rel=1e-4)
@@ -157,7 +157,7 @@ def test_del_adds_random_once(gpt2_like: Any, benchmark_of: Any) -> None:
 
 
 def test_del_leaves_the_model_as_it_was(any_model: Any, benchmark_of: Any, unchanged: Any) -> None:
-    benchmark = benchmark_of(any_model, intervention="mean")
+    benchmark = benchmark_of(any_model, ablation="mean")
     check = unchanged(any_model)
     benchmark.run([Noise()])
     check()
@@ -179,21 +179,21 @@ def test_del_measures_the_model_with_the_hooks_it_has(gpt2_like: Any, benchmark_
     everything = NeuronSet(torch.ones(2, 48, dtype=torch.bool))
     with everything.dropped_out(gpt2_like):
         frame = benchmark.run([Noise()]).frame
-        expected = accuracy(gpt2_like, benchmark.test_sequences())
+        expected = accuracy(gpt2_like, benchmark.test_sequences)
     assert (frame[DELTAS] == 0).all().all()
     assert frame["self_accuracy_before"].iloc[0] == pytest.approx(float(expected[0]))
 
 
-@pytest.mark.parametrize("intervention", ["mean", "resample"])
-def test_interventions_hold_neurons_at_values_of_general_text(gpt2_like: Any, benchmark_of: Any, intervention: Any) -> None:
-    benchmark = benchmark_of(gpt2_like, intervention=intervention, ratios=(RATIO,), n_targets=1)
+@pytest.mark.parametrize("ablation", ["mean", "resample"])
+def test_ablations_clamp_neurons_at_values_of_general_text(gpt2_like: Any, benchmark_of: Any, ablation: Any) -> None:
+    benchmark = benchmark_of(gpt2_like, ablation=ablation, ratios=(RATIO,), n_targets=1)
     results = benchmark.run([Noise()])
-    target = benchmark.test_sequences()[0]
+    target = benchmark.test_sequences[0]
     mask = Noise()(gpt2_like, target).top_k(RATIO, first_layer=1, rounding="floor").mask
     _, cache = gpt2_like.run_with_cache(benchmark.general_tokens)
     acts = cache["blocks.1.mlp.hook_post"][:, 1:]  # [5 11 neuron]
     drawn = int(np.random.default_rng([0, 0]).integers(55))
-    value = acts.mean((0, 1)) if intervention == "mean" else acts.flatten(0, 1)[drawn]
+    value = acts.mean((0, 1)) if ablation == "mean" else acts.flatten(0, 1)[drawn]
 
     def hold(act: torch.Tensor, hook: Any) -> torch.Tensor:
         return torch.where(mask[1], value, act)
@@ -201,17 +201,17 @@ def test_interventions_hold_neurons_at_values_of_general_text(gpt2_like: Any, be
     before = perplexity(gpt2_like, benchmark.general_tokens)
     with gpt2_like.hooks(fwd_hooks=[("blocks.1.mlp.hook_post", hold)]):
         after = perplexity(gpt2_like, benchmark.general_tokens)
-        expected = accuracy(gpt2_like, benchmark.test_sequences())
+        expected = accuracy(gpt2_like, benchmark.test_sequences)
     row = results.frame.iloc[0]
     assert row["delta_perplexity"] == pytest.approx(after - before, abs=1e-4)
     changed = results.confusion["noise", RATIO].iloc[0].to_numpy() + results.before["accuracy"].to_numpy()
     assert changed == pytest.approx(expected.numpy(), abs=1e-6)
-    assert row["intervention"] == intervention
+    assert row["ablation"] == ablation
 
 
 def test_resample_depends_on_the_seed_alone(gpt2_like: Any, benchmark_of: Any) -> None:
     def run(**settings: Any) -> pd.Series:
-        return benchmark_of(gpt2_like, intervention="resample", **settings).run([Noise()]).frame["delta_perplexity"]
+        return benchmark_of(gpt2_like, ablation="resample", **settings).run([Noise()]).frame["delta_perplexity"]
 
     assert run().equals(run())
     assert not run().equals(run(seed=1))
@@ -228,7 +228,7 @@ def test_single_layers_get_the_budget_of_all_layers(neox_like: Any, benchmark_of
     )
     assert (everywhere["n_neurons"] == 2 * 11).all()  # int(0.2 * 56) of each of two layers
     assert (frame[frame["multiple"] == 2]["n_neurons"] == 2 * 22).all()  # int(0.2 * 56 * 2), twice
-    target = benchmark.test_sequences()[3]
+    target = benchmark.test_sequences[3]
     mask = torch.zeros(3, 56, dtype=torch.bool)
     mask[2, Noise()(neox_like, target).values[2].topk(22).indices] = True
     row = frame[(frame.sequence_id == target.id) & (frame.layer == 2) & (frame.multiple == 1)].iloc[0]
@@ -239,17 +239,10 @@ def test_single_layers_get_the_budget_of_all_layers(neox_like: Any, benchmark_of
 
 
 @pytest.mark.parametrize("name", ["hard_concrete", "slimming"])
-def test_single_layers_refuse_masks_of_all_layers(neox_like: Any, benchmark_of: Any, tmp_path: Path, name: str) -> None:
-    from tl_localize.runs import DelRun, stored
-    from tl_localize.execution.store import Store
-
-    benchmark, store = benchmark_of(neox_like, ratios=(RATIO,)), Store(tmp_path)
+def test_single_layers_refuse_masks_of_all_layers(neox_like: Any, benchmark_of: Any, name: str) -> None:
     message = "method must score each layer by itself for single layers, got .*Use one of .*integrated_gradients"
-    for method in (METHODS[name](), *stored([METHODS[name]()], store, neox_like)):
-        with pytest.raises(ValueError, match=message):
-            benchmark.run_single_layer(method, RATIO)
     with pytest.raises(ValueError, match=message):
-        DelRun(store, benchmark, [METHODS[name]()], multiples=(1,))
+        benchmark_of(neox_like).run_single_layer(METHODS[name](), RATIO)
 
 
 @pytest.mark.parametrize("room", [0, 4000, 2**30])
@@ -260,12 +253,12 @@ def test_what_is_kept_between_forwards_changes_no_bit(any_model: Any, benchmark_
     masks = [torch.rand(any_model.cfg.n_layers, any_model.cfg.d_mlp, generator=generator) < 0.3 for _ in range(4)]
     masks[0][0], masks[1][1:], masks[3][:] = False, False, False
     sets = [NeuronSet(mask) for mask in masks]
-    apart = [Evaluation(benchmark).effect(0, chosen) for chosen in sets]
-    monkeypatch.setattr("tl_localize.evals.del_benchmark.bytes_to_keep", lambda view: room)
-    evaluation = Evaluation(benchmark)
-    together = [evaluation.effect(0, chosen) for chosen in (*sets, *reversed(sets))]
-    assert bool(evaluation.kept) == (room > 0)
-    assert sum(resid.nbytes for resid in evaluation.kept.values()) <= room
+    apart = [benchmark._new_meter().effect(0, chosen) for chosen in sets]
+    monkeypatch.setattr("tl_localize.evals.ablation.bytes_to_keep", lambda view: room)
+    meter = benchmark._new_meter()
+    together = [meter.effect(0, chosen) for chosen in (*sets, *reversed(sets))]
+    assert bool(meter.kept) == (room > 0)
+    assert sum(resid.nbytes for resid in meter.kept.values()) <= room
     for got, expected in zip(together, [*apart, *reversed(apart)], strict=True):
         assert got.packed() == expected.packed()
 
@@ -273,7 +266,7 @@ def test_what_is_kept_between_forwards_changes_no_bit(any_model: Any, benchmark_
 def test_before_says_how_well_the_model_memorizes(gpt2_like: Any, benchmark_of: Any) -> None:
     benchmark = benchmark_of(gpt2_like)
     results = benchmark.run([Noise()])
-    sequences = benchmark.test_sequences()
+    sequences = benchmark.test_sequences
     before = results.before
     assert before["accuracy"].to_numpy() == pytest.approx(accuracy(gpt2_like, sequences).numpy(), abs=1e-6)
     assert list(before["levenshtein"]) == levenshtein(gpt2_like, sequences, letters).tolist()
@@ -331,7 +324,7 @@ def test_save_and_load_keep_everything(gpt2_like: Any, benchmark_of: Any, tmp_pa
     for key, matrix in results.confusion.items():
         pd.testing.assert_frame_equal(loaded.confusion[key], matrix)
         pd.testing.assert_frame_equal(loaded.confusion_levenshtein[key], results.confusion_levenshtein[key])
-    assert loaded.settings["ratios"] == [RATIO, 0.5]
+    assert loaded.settings["runs"][0]["methods"].keys() == {"noise", "random"}
     assert not len(loaded.missing)
     assert results.frame["delta_neg_accuracy"].isna().all()
     with pytest.raises(FileNotFoundError, match=r"without a frame\.csv"):
@@ -370,7 +363,7 @@ def test_join_keeps_what_runs_share_once(gpt2_like: Any, benchmark_of: Any) -> N
     )
     assert len(joined.before) == 5
     assert {method for method, _ in joined.confusion} == {"noise", "other", "random"}
-    mixed = DelResults.join([first, benchmark_of(gpt2_like, intervention="mean").run([Noise()])])
+    mixed = DelResults.join([first, benchmark_of(gpt2_like, ablation="mean").run([Noise()])])
     assert mixed.confusion == {}
     assert len(mixed.table()) == 4 * 2
 
@@ -383,15 +376,6 @@ def test_join_of_runs_with_different_targets_says_how_many(gpt2_like: Any, bench
     assert "targets" not in many.table()
 
 
-def test_progress_rises_to_one(gpt2_like: Any, benchmark_of: Any) -> None:
-    seen: list[tuple[float, str]] = []
-    benchmark_of(gpt2_like).run([Activations(), Noise()], lambda fraction, label: seen.append((fraction, label)))
-    fractions = [fraction for fraction, _ in seen]
-    assert fractions == sorted(fractions)
-    assert fractions[-1] == 1
-    assert {"activations", "noise", "random"} <= {label for _, label in seen}
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -402,7 +386,7 @@ def test_progress_rises_to_one(gpt2_like: Any, benchmark_of: Any) -> None:
         ({"n_dev": 7}, "n_dev must leave at least one of the 7 sequences for the test, got 7"),
         ({"n_dev": -1}, "n_dev must leave at least one"),
         ({"n_targets": 6}, r"n_targets must be in \[1, 5\], the number of test sequences, got 6"),
-        ({"intervention": "noise"}, "intervention must be one of"),
+        ({"ablation": "noise"}, "ablation must be one of"),
         ({"first_layer": 2}, r"first_layer must be in \[0, 2\), got 2"),
         ({"decode": None}, "decode must be given for a model without a tokenizer"),
         ({"general_tokens": torch.full((2, 5), 61)}, r"general_tokens must be in \[0, 61\), got 61"),
@@ -414,9 +398,9 @@ def test_progress_rises_to_one(gpt2_like: Any, benchmark_of: Any) -> None:
 @pytest.mark.filterwarnings("ignore:.*type.*")
 def test_del_refuses_what_it_cannot_run(gpt2_like: Any, benchmark_of: Any, settings: dict[str, Any], message: str) -> None:
     benchmark = benchmark_of(gpt2_like)
-    if settings.get("intervention") == "noise":
+    if settings.get("ablation") == "noise":
         pytest.importorskip("beartype")
-        with pytest.raises(Exception, match="intervention"):
+        with pytest.raises(Exception, match="ablation"):
             replace(benchmark, **settings)
         return
     with pytest.raises(ValueError, match=message):
@@ -446,7 +430,7 @@ def test_del_refuses_ids_that_occur_twice(gpt2_like: Any, benchmark_of: Any) -> 
     with pytest.raises(ValueError, match=r"different ids, got \['s6'\] more than once"):
         replace(benchmark, sequences=[*benchmark.sequences, benchmark.sequences[-1]])
     unnamed = replace(benchmark, sequences=[replace(sequence, id="") for sequence in benchmark.sequences])
-    assert unnamed.test_sequences()[0].id == "sequence-2"
+    assert unnamed.test_sequences[0].id == "sequence-2"
 
 
 def test_del_refuses_methods_that_give_something_else(gpt2_like: Any, benchmark_of: Any) -> None:

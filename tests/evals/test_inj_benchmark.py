@@ -6,21 +6,6 @@ import pytest
 import torch
 
 
-@pytest.fixture
-def sentences():
-    from tl_localize import MemorizedSequence
-
-    generator = torch.Generator().manual_seed(0)
-    return [MemorizedSequence(torch.randint(0, 50, (8 + i,), generator=generator), 3, id=f"s{i}") for i in range(3)]
-
-
-@pytest.fixture
-def benchmark(gpt2_like, sentences):
-    from tl_localize.evals.inj_benchmark import InjBenchmark
-
-    return InjBenchmark(model=gpt2_like, sequences=sentences, ratio=0.2, learning_rate=0.05, stop_loss=0.5)
-
-
 @dataclass(frozen=True)
 class WeightChange:
     """Knows the weights from before: the perfect method."""
@@ -55,7 +40,7 @@ def test_inj_benchmark_random_recalls_its_share(gpt2_like, sentences):
     from tl_localize import RandomBaseline
     from tl_localize.evals.inj_benchmark import InjBenchmark
 
-    many = InjBenchmark(model=gpt2_like, sequences=sentences * 10, ratio=0.2, max_steps=1)
+    many = InjBenchmark(model=gpt2_like, sequences=sentences * 3, ratio=0.2, max_steps=1)
     methods = [RandomBaseline(seed=seed) for seed in range(10)]
     frame = many.run(methods).frame
     random = frame[frame["method"].str.startswith("Random")]
@@ -84,88 +69,8 @@ def test_inj_benchmark_restores_the_weights_when_a_method_fails(benchmark, gpt2_
 def test_inj_benchmark_repeats_bit_by_bit(benchmark):
     from tl_localize import HardConcrete
 
-    first, second = (benchmark.run([HardConcrete(steps=20)]).frame.drop(columns="seconds") for _ in range(2))
+    first, second = (benchmark.run([HardConcrete(steps=3)]).frame.drop(columns="seconds") for _ in range(2))
     assert first.equals(second)
-
-
-def test_inj_benchmark_reports_progress_up_to_one(benchmark):
-    from tl_localize import Activations
-
-    seen = []
-    benchmark.run([Activations()], progress=lambda fraction, what: seen.append((fraction, what)))
-    assert [fraction for fraction, _ in seen] == sorted(fraction for fraction, _ in seen)
-    assert seen[-1] == (1.0, "done")
-    assert {"inject", "activations", "random", "row_norm"} <= {what for _, what in seen}
-
-
-def test_inj_table_counts_injections_that_did_not_converge(gpt2_like, sentences):
-    from tl_localize import Activations
-    from tl_localize.evals.inj_benchmark import InjBenchmark
-
-    results = InjBenchmark(model=gpt2_like, sequences=sentences, ratio=0.2, max_steps=1).run([Activations()])
-    assert "NONE of 3 injections converged" in results.table().index[0][0]
-    frame = results.frame.copy()
-    frame.loc[frame["sequence_id"] != "s0", "converged"] = True
-    frame.loc[frame["sequence_id"] == "s0", "recall"] = 0.0
-    mixed = type(results)(frame, {})
-    assert "1 more did NOT converge" in mixed.table().index[0][0]
-    alone = type(results)(frame[frame["converged"]], {})
-    assert mixed.table().to_numpy().tolist() == alone.table().to_numpy().tolist()
-
-
-def test_inj_tests_compare_with_integrated_gradients(benchmark):
-    from tl_localize import Activations, IntegratedGradients
-
-    results = benchmark.run([Activations(), IntegratedGradients(steps=2)])
-    frame = results.frame.copy()
-    frame["converged"] = True
-    tests = type(results)(frame, {}).tests()
-    assert set(tests["method"]) == {"activations", "random", "row_norm"}
-    assert (tests["level"] == 0.05 / 3).all()
-
-
-def test_compare_seeds_pairs_sentences(benchmark):
-    from dataclasses import replace
-
-    from tl_localize import Activations
-    from tl_localize.evals.inj_benchmark import compare_seeds
-
-    first = benchmark.run([Activations()])
-    second = replace(benchmark, seed=100).run([Activations()])
-    for results in (first, second):
-        results.frame["converged"] = True
-    table = compare_seeds(first, second)
-    assert (table["n"] == 3).all()
-    same = compare_seeds(first, first)
-    assert (same["p_value"] == 1).all()
-
-
-def test_inj_results_save_writes_frame_and_settings(benchmark, tmp_path):
-    import json
-
-    import pandas as pd
-
-    from tl_localize import Activations
-
-    results = benchmark.run([Activations()])
-    results.save(tmp_path / "out")
-    assert len(pd.read_csv(tmp_path / "out" / "frame.csv")) == len(results.frame)
-    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
-    assert settings["methods"]["activations"] == "Activations(absolute='token')"
-
-
-def test_inj_results_save_takes_away_what_is_no_longer_missing(benchmark, tmp_path):
-    from dataclasses import replace
-
-    import pandas as pd
-
-    from tl_localize import Activations
-
-    results = benchmark.run([Activations()])
-    replace(results, missing=pd.DataFrame([{"method": "activations", "reason": "not yet done"}])).save(tmp_path)
-    assert (tmp_path / "missing.csv").exists()
-    results.save(tmp_path)
-    assert not (tmp_path / "missing.csv").exists()
 
 
 @pytest.mark.parametrize(
@@ -174,7 +79,7 @@ def test_inj_results_save_takes_away_what_is_no_longer_missing(benchmark, tmp_pa
         ({"ratio": 1.5}, r"ratio must be a fraction in \(0, 1\], got 1.5"),
         ({"sequences": []}, "sequences must hold at least one sequence"),
         ({"multiples": (1, 10)}, "multiples must keep ratio"),
-        ({"ratio": 0.0105, "multiples": (0.5,)}, "ratio must select at least one of the 48 neurons of a layer, got 0.0105"),
+        ({"ratio": 0.0105, "multiples": (0.5,)}, "ratio must select at least one of 48 neurons, got 0.00525"),
     ],
 )
 def test_inj_benchmark_rejects(benchmark, change, message):
@@ -207,21 +112,8 @@ def test_inj_benchmark_rejects_the_same_method_twice(benchmark):
         benchmark.run([Activations(), Activations()])
 
 
-@pytest.fixture
-def together(gpt2_like):
-    from tl_localize import MemorizedSequence
-    from tl_localize.evals.inj_benchmark import InjBenchmark
-
-    generator = torch.Generator().manual_seed(1)
-    sentences = [
-        MemorizedSequence(torch.cat([torch.tensor([i]), torch.randint(10, 50, (6,), generator=generator)]), 1, id=f"s{i}")
-        for i in (0, 1, 2, 3, 0, 1)
-    ]
-    return InjBenchmark(model=gpt2_like, sequences=sentences, ratio=0.1, learning_rate=0.02, distractors=1, stop_loss=0.5, max_steps=40)
-
-
 def test_groups_are_disjoint_and_begin_with_different_tokens(together):
-    groups = together.groups()
+    groups = together.members()
     members = [i for group in groups for i in group]
     assert len(members) == len(set(members))
     assert all(len(group) == 2 for group in groups)
@@ -232,15 +124,15 @@ def test_groups_are_disjoint_and_begin_with_different_tokens(together):
 def test_groups_depend_on_the_seed_only(together):
     from dataclasses import replace
 
-    assert together.groups() == together.groups()
-    assert any(replace(together, seed=seed).groups() != together.groups() for seed in range(1, 5))
+    assert together.members() == together.members()
+    assert any(replace(together, seed=seed).members() != together.members() for seed in range(1, 5))
 
 
 def test_groups_leave_out_what_no_group_can_take(together):
     from dataclasses import replace
 
     same = [together.sequences[0]] * 3 + [together.sequences[1]]
-    assert len(replace(together, sequences=same).groups()) == 1
+    assert len(replace(together, sequences=same).members()) == 1
 
 
 def test_distractors_give_the_true_rows_one_and_zero(together):
@@ -273,27 +165,17 @@ def test_distractors_assignment_holds_every_pair_of_a_group(together):
 
     results = together.run([Activations()])
     mine = results.assignment[results.assignment["method"] == "activations"]
-    assert len(mine) == len(together.groups()) * 2 * 2
+    assert len(mine) == len(together.members()) * 2 * 2
     own = mine[mine["localized"] == mine["whose"]].set_index(["group", "localized"])["recall"]
     frame = results.frame[(results.frame["method"] == "activations") & (results.frame["multiple"] == 1)]
     assert (frame.set_index(["group", "sequence_id"])["recall"] == own).all()
 
 
 def test_ground_truth_reads_every_state_of_the_model(together):
-    results = together.run([lambda model, sequence: pytest.importorskip("tl_localize").RowNorm()(model, sequence)])
+    results = together.run([lambda model, sequence: __import__("tl_localize").RowNorm()(model, sequence)])
     assert set(results.truth.columns) >= {"untouched", "all_on", "own_off", "other_off"}
-    assert len(results.truth) == 2 * len(together.groups())
+    assert len(results.truth) == 2 * len(together.members())
     assert results.truth[["untouched", "all_on", "own_off", "other_off"]].ge(0).all(axis=None)
-
-
-def test_distractors_table_prints_own_and_foreign_with_levels(together):
-    from tl_localize import Activations
-
-    table = together.run([Activations()]).table()
-    block = table.index[0][0]
-    assert table.loc[(block, "level: knows what was altered"), "R@1x"] == "50.0 / 50.0"
-    assert table.loc[(block, "level: knows nothing"), "R@1x"] == "10.0 / 10.0"
-    assert table.loc[(block, "true_rows"), "R@1x"].startswith("100.0 ± 0.0 / 0.0")
 
 
 def test_distractors_leave_the_weights_bit_equal(together):

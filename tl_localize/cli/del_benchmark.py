@@ -10,11 +10,11 @@ import torch
 import typer
 
 from tl_localize.cli import options
-from tl_localize.cli.collect import say_missing, say_stream
+from tl_localize.cli.collect import say_missing, say_texts
 from tl_localize.cli.options import General, MethodSettings, ModelOptions, Prefix, RunOptions, SettingsFile, say
 from tl_localize.cli.running import compute, finish
 from tl_localize.collect import SearchResults, check_draw
-from tl_localize.collect.reference_stream import reference_search
+from tl_localize.collect.reference_texts import reference_search
 from tl_localize.evals import presets
 from tl_localize.evals.ablation import ABLATIONS
 from tl_localize.evals.del_benchmark import DelBenchmark, check_by_layer
@@ -126,7 +126,7 @@ def publish_del(store: Store, folder: Path) -> None:
 def collected_default(
     model: LanguageModel, load: Callable[[], LanguageModel], store: Store, run: RunOptions, n_dev: int, ratios: Sequence[float]
 ) -> Path:
-    """The collection of a reference model's own training stream, in a folder as of tl-localize collect.
+    """The collection of a reference model's own training texts, in a folder as of tl-localize collect.
 
     Raises:
         ValueError: one of the ratios, for which it is collected, selects no neuron.
@@ -134,8 +134,8 @@ def collected_default(
     blank = NeuronScores(torch.zeros(model.cfg.n_layers, model.cfg.d_mlp))
     for ratio in ratios:
         blank.top_k(ratio, rounding="floor")
-    say("The reference model's memorized sequences are collected from its training stream.")
-    say_stream()
+    say("The reference model's memorized sequences are collected from its training texts.")
+    say_texts()
     search = reference_search(model)
     if not compute([(search, [])], store, run, load):
         raise typer.Exit(130)

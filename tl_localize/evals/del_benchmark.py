@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tl_localize.evals.ablation import ABLATIONS, Ablation, AblationMeter, Baseline
 from tl_localize.evals.del_results import Budget, DelResults
-from tl_localize.evals.localize import localized, scores_of, scores_task
-from tl_localize.execution.engine import Benchmark, Executor, Methods, Progress, Report, check_named
+from tl_localize.evals.localize import check_names, localized, scores_of, scores_task
+from tl_localize.execution.engine import Benchmark, Executor, Methods, Progress, Report
 from tl_localize.execution.environment import fingerprint
 from tl_localize.execution.store import Cache, Store
 from tl_localize.execution.tasks import Plan, Record, Task, digest_of
@@ -155,7 +155,7 @@ class DelBenchmark(Benchmark[DelResults]):
 
     def plan(self, methods: Sequence[Method]) -> Plan:
         labelled, test = self.labelled(methods), self.test_sequences
-        check_named([*labelled.values(), self._ablation])
+        check_names(test, labelled)
         made_of = fingerprint(self.model)
         described = [[s.id, s.category, s.fingerprint, self._decode(s.tokens.tolist())] for s in test]
         data = {
@@ -190,11 +190,14 @@ class DelBenchmark(Benchmark[DelResults]):
     def _scores(self, made_of: str, label: str, method: Method, targets: Sequence[MemorizedSequence]) -> list[tuple[Task, int]]:
         """For each target the task that scores it, and its place in the task's chunk."""
         size = getattr(method, "chunk", 1)
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"chunk must be a whole number from 1 on, got {size!r} of {method!r}. 1 localizes each target by itself.")
         found: list[tuple[Task, int]] = []
         for first in range(0, len(targets), size):
             chunk = targets[first : first + size]
             name = chunk[0].id if len(chunk) == 1 else f"{chunk[0].id} and {len(chunk) - 1} others"
-            task = scores_task(made_of, label.removesuffix(BY_LAYER), method, chunk, name=name, index=first)
+            short = label.removesuffix(BY_LAYER) if self.budget_factors else label
+            task = scores_task(made_of, short, method, chunk, name=name, index=first)
             found += [(task, place) for place in range(len(chunk))]
         return found
 
@@ -226,7 +229,7 @@ class DelBenchmark(Benchmark[DelResults]):
             self.__dict__["_kept"] = record.value, meter
             return record
         if task.kind == "scores":
-            method = methods[task.label] if task.label in methods else methods[task.label + BY_LAYER]
+            method = methods[task.label + BY_LAYER * bool(self.budget_factors)]
             chunk = self.test_sequences[task.index : task.index + len(task.inputs["sequences"])]
             return localized(method, self.model, chunk, report)
         baseline, chunk = needs

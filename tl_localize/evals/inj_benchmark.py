@@ -18,8 +18,8 @@ import pandas as pd
 import torch
 
 from tl_localize.evals.inj_results import TRUE_ROWS, InjResults
-from tl_localize.evals.localize import localized, scores_of, scores_task
-from tl_localize.execution.engine import Benchmark, Methods, Report, check_named
+from tl_localize.evals.localize import check_names, localized, scores_of, scores_task
+from tl_localize.execution.engine import Benchmark, Methods, Report
 from tl_localize.execution.environment import fingerprint
 from tl_localize.execution.store import Cache
 from tl_localize.execution.tasks import Plan, Record, Task
@@ -114,11 +114,14 @@ class InjBenchmark(Benchmark[InjResults]):
         """The methods by label; Random and RowNorm are always among them."""
         check_methods(methods)
         controls: tuple[Method, ...] = (RandomBaseline(), RowNorm())
-        return label_methods([*methods, *(one for one in controls if not any(isinstance(method, type(one)) for method in methods))])
+        labelled = label_methods([*methods, *(one for one in controls if not any(isinstance(method, type(one)) for method in methods))])
+        if TRUE_ROWS in labelled:
+            raise ValueError(f"methods must not be called {TRUE_ROWS!r}, got {labelled[TRUE_ROWS]!r}. That is the best a method could do.")
+        return labelled
 
     def plan(self, methods: Sequence[Method]) -> Plan:
         labelled = self.labelled(methods)
-        check_named(labelled.values())
+        check_names(self.sequences, labelled)
         made_of = fingerprint(self.model)
         scoped = {"learning_rate": self._schedule[0], "max_steps": self._schedule[1]}
         settings = {"stop_loss": self.stop_loss, "distractors": self.distractors}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tl_localize.execution.engine import Report
@@ -12,6 +12,15 @@ from tl_localize.methods.base import Method, check_scores
 from tl_localize.neurons import LanguageModel
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence
+
+
+def check_names(sequences: Sequence[MemorizedSequence], labels: Iterable[str]) -> None:
+    """Raise ValueError unless tables can be written with these ids, categories and labels: file names may hold half a character."""
+    for name in (*(name for sequence in sequences for name in (sequence.id, sequence.category)), *labels):
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"names must be text that can be written as UTF-8, got {name!r}. Rename it.") from error
 
 
 def scores_task(

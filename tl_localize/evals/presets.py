@@ -19,7 +19,7 @@ from jaxtyping import Integer
 from torch import Tensor
 
 from tl_localize.collect import Collection, Search, SearchResults
-from tl_localize.collect.reference_stream import with_planted
+from tl_localize.collect.reference_texts import with_planted
 from tl_localize.evals.del_benchmark import DelBenchmark
 from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.execution.store import nearest
@@ -285,6 +285,6 @@ def check_dev(n_dev: int, n_sequences: int) -> None:
 
 
 def collect_default(search: Search, found: SearchResults, folder: Path, n_dev: int) -> None:
-    """Write the data of the default run on a reference model: what it memorized of its training stream, and general text."""
+    """Write the data of the default run on a reference model: what it memorized of its training texts, and general text."""
     with_planted(search.model, search.collection(found, n_dev=n_dev)).save(folder)
     save_tensors(folder / GENERAL, {"tokens": held_out_tokens()[:DEL_GENERAL].int()}, {})

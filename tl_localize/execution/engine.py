@@ -74,15 +74,17 @@ class InProcess:
     Args:
         shard: (i, n): every n-th group of tasks, beginning with the i-th, so that n jobs share the work.
         stop: asked after each task; when it says True, the run ends with what is done.
+        environment: of the model, as records tell it; found out anew for each run unless given.
     """
 
     shard: tuple[int, int] = (1, 1)
     stop: Callable[[], bool] = lambda: False
+    environment: dict[str, Any] | None = field(default=None, repr=False)
 
     def __call__(
         self, benchmark: Benchmark[Any], methods: Methods, groups: Groups, cache: Cache, failed: set[str], watch: Watch
     ) -> Iterator[Outcome]:
-        maker = Maker(benchmark, methods, cache, failed, watch)
+        maker = Maker(benchmark, methods, cache, failed, watch, self.environment or environment(benchmark.model))
         for task in (task for group in groups for task in group):
             for outcome in maker.outcomes(task):
                 yield outcome
@@ -93,9 +95,11 @@ class InProcess:
 class Maker:
     """Computes tasks in this process, what they need first."""
 
-    def __init__(self, benchmark: Benchmark[Any], methods: Methods, cache: Cache, failed: set[str], watch: Watch) -> None:
+    def __init__(
+        self, benchmark: Benchmark[Any], methods: Methods, cache: Cache, failed: set[str], watch: Watch, environment: dict[str, Any]
+    ) -> None:
         self.benchmark, self.methods, self.cache, self.failed, self.watch = benchmark, methods, cache, failed, watch
-        self.environment = environment(benchmark.model)
+        self.environment = environment
         self.last: OrderedDict[str, Record] = OrderedDict()
 
     def outcomes(self, task: Task) -> Generator[Outcome, None, Record | None]:
@@ -184,14 +188,14 @@ class Benchmark(ABC, Generic[Results]):
         cache = Cache() if store is None else store
         if store is not None:
             check_plain(self.model)
+            check_named(plan)
         cache.add_plan(plan, environment(self.model))
         failed = set() if retry_failed else set(cache.failures())
         groups = missing_groups(plan, cache, executor.shard, failed)
         watch = Timer(progress, cache, [task for group in groups for task in group])
         for outcome in executor(self, labelled, groups, cache, failed, watch):
             watch.done(outcome)
-        if progress and not groups:
-            progress(1.0, "done")
+        watch.end(failed)
         return self.results(cache)
 
 
@@ -209,18 +213,21 @@ def missing_groups(plan: Plan, cache: Cache, shard: tuple[int, int] = (1, 1), fa
 
 @dataclass(eq=False)
 class Timer:
-    """Turns what is done into a fraction: each task weighs what tasks of its kind and label took so far."""
+    """Turns what is done into a fraction: each task weighs what tasks of its kind and label took so far, on average."""
 
     progress: Progress | None
     cache: Cache
     tasks: Sequence[Task]
-    seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
-    spent: float = 0.0
+    left: dict[tuple[str, str], dict[str, Task]] = field(default_factory=dict)  # by kind and label
+    spent: dict[tuple[str, str], list[float]] = field(default_factory=dict)  # kind and label, and kind alone -> seconds, tasks
     shown: float = 0.0
     now: Task | None = None
 
     def __post_init__(self) -> None:
-        self.left = {task.key: task for task in closure(self.tasks) if not self.cache.has(task)} if self.progress else {}
+        if self.progress:
+            for task in closure(self.tasks):
+                if not self.cache.has(task):
+                    self.left.setdefault((task.kind, task.label), {})[task.key] = task
 
     def begin(self, task: Task) -> None:
         self.now = task
@@ -229,35 +236,44 @@ class Timer:
     def within(self, fraction: float) -> None:
         """The task in hand is so far."""
         if self.progress and self.now:
-            left = sum(self.weight(task) for task in self.left.values())
-            done = self.spent + fraction * self.weight(self.now)
-            self.shown = max(self.shown, min(1.0, done / max(self.spent + left, 1e-9)))
+            left = sum(len(tasks) * self.weight(name) for name, tasks in self.left.items())
+            spent = sum(seconds for (_, label), (seconds, _) in self.spent.items() if label)
+            done = spent + fraction * self.weight((self.now.kind, self.now.label))
+            self.shown = max(self.shown, min(1.0, done / max(spent + left, 1e-9)))
             self.progress(self.shown, f"{self.now.label} on {self.now.name}")
 
     def done(self, outcome: Outcome) -> None:
         task = outcome.task
-        self.left.pop(task.key, None)
-        self.seconds.setdefault((task.kind, task.label), []).append(outcome.seconds)
-        self.spent += outcome.seconds
+        self.left.get((task.kind, task.label), {}).pop(task.key, None)
+        for name in ((task.kind, task.label), (task.kind, "")):
+            total = self.spent.setdefault(name, [0.0, 0.0])
+            total[0] += outcome.seconds
+            total[1] += 1
         if outcome.reason:
             LOG.warning("FAILED %s on %s: %s", task.label, task.name, outcome.reason.splitlines()[0])
         else:
             LOG.info("%s on %s: %.2f s, %s", task.label, task.name, outcome.seconds, task.file)
-        if self.progress and not self.left:
+
+    def end(self, failed: set[str]) -> None:
+        """Nothing more is computed; a run that was stopped is not done."""
+        left = (task for tasks in self.left.values() for task in tasks.values())
+        if self.progress and all(self.cache.has(task) or any(one.key in failed for one in closure([task])) for task in left):
             self.progress(1.0, "done")
 
-    def weight(self, task: Task) -> float:
-        """Seconds that a task is expected to take."""
-        of_kind = [one for (kind, _), times in self.seconds.items() for one in times if kind == task.kind]
-        known = self.seconds.get((task.kind, task.label)) or of_kind or [1.0]
-        return sum(known) / len(known)
+    def weight(self, name: tuple[str, str]) -> float:
+        """Seconds that a task of this kind and label is expected to take."""
+        seconds, count = self.spent.get(name) or self.spent.get((name[0], "")) or (1.0, 1.0)
+        return seconds / count
 
 
-def check_named(methods: Iterable[Any]) -> None:
-    """Raise ValueError unless the repr of each method can stand for it in the key of a record."""
-    for method in methods:
-        if " at 0x" in repr(method):
-            raise ValueError(f"methods must have a repr that names all their settings, got {method!r}. Write a frozen dataclass.")
+def check_named(plan: Plan) -> None:
+    """Raise ValueError unless the repr of each method and ablation can stand for it in the key of a record."""
+    for text in (*plan.methods.values(), *(value for value in plan.settings.values() if isinstance(value, str))):
+        if " at 0x" in text:
+            raise ValueError(
+                f"methods and ablations must have a repr that names all their settings, got {text}. Write a frozen dataclass, or run "
+                "without a store."
+            )
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tl_localize.execution.engine import Benchmark, Groups, InProcess, Methods, Outcome, Watch
-from tl_localize.execution.environment import fingerprint
+from tl_localize.execution.environment import environment, fingerprint
 from tl_localize.execution.store import Cache, Store
 from tl_localize.execution.tasks import Task, closure
 from tl_localize.neurons import LanguageModel
@@ -98,6 +98,8 @@ class RayCluster:
                     continue
                 except ray.exceptions.RayTaskError as error:  # its text is a traceback, the cause's is a sentence
                     raise error.cause from error
+                deaths.pop("", None)
+                failed.update(outcome.task.key for outcome in outcomes if outcome.reason)
                 yield from outcomes
                 if waiting and not stopped:
                     group = waiting.popleft()
@@ -163,20 +165,22 @@ class Worker:
     def __init__(self, load: Callable[[], LanguageModel], threads: int) -> None:
         torch.set_num_threads(threads)
         self.model = load()
-        self.fingerprint = fingerprint(self.model)
+        self.environment = environment(self.model)
         self.stopped = False
 
     def ready(self) -> list[Outcome]:
+        """Begin a run."""
+        self.stopped = False
         return []
 
     def compute(self, work: Work, group: list[Task], failed: set[str]) -> list[Outcome]:
-        if self.fingerprint != work.fingerprint:
+        if (mine := self.environment["fingerprint"]) != work.fingerprint:
             raise ValueError(
-                f"model must be the same on all machines, got weights {self.fingerprint} on a worker and {work.fingerprint} here. "
+                f"model must be the same on all machines, got weights {mine} on a worker and {work.fingerprint} here. "
                 "Give all machines the same files."
             )
         benchmark = work.kind(model=self.model, **work.settings)
-        execute = InProcess(stop=lambda: self.stopped)
+        execute = InProcess(stop=lambda: self.stopped, environment=self.environment)
         return list(execute(benchmark, work.methods, [group], Store(work.folder), failed, Silent()))
 
     def stop(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,30 +66,31 @@ def status(store: Store) -> Status:
     tasks, failures = planned(store), store.failures()
     measurements = {task.key for task in tasks}
     rows: dict[str, dict[str, float]] = {}
-    seconds: dict[tuple[str, str], list[float]] = {}
+    spent: dict[tuple[str, str], list[float]] = {}  # kind and label, and kind alone -> seconds, tasks
     missing: list[Task] = []
     everything = list(closure(tasks))
     for task in [*tasks, *(task for task in everything if task.key not in measurements)]:
-        row = rows.setdefault(task.label if task.key in measurements else f"({task.kind})", dict.fromkeys(COUNTS, 0.0))
+        row = rows.setdefault(task.label if task.key in measurements else f"({task.kind})", dict.fromkeys((*COUNTS, "seconds_left"), 0.0))
         row["planned"] += 1
         record = store.read(task) if task.key in measurements else None
         took = record.about["seconds"] if record else None if task.key in measurements else store.seconds(task)
         if took is not None:
             row["done"] += 1
             row["not_converged"] += bool(record and record.value.get("converged") is False)
-            seconds.setdefault((task.kind, task.label), []).append(took)
+            for name in ((task.kind, task.label), (task.kind, "")):
+                total = spent.setdefault(name, [0.0, 0.0])
+                total[0] += took
+                total[1] += 1
         elif failure_of(task, failures):
             row["failed"] += 1
         else:
             row["missing"] += 1
             missing.append(task)
-    for row in rows.values():
-        row["seconds_left"] = 0.0
     for task in missing:
-        of_kind = [one for (kind, _), times in seconds.items() for one in times if kind == task.kind]
-        name = task.label if task.key in measurements else f"({task.kind})"
-        rows[name]["seconds_left"] += _mean(seconds.get((task.kind, task.label)) or of_kind)
-    reasons = {failure["task"]: failure["reason"] for key, failure in failures.items() if key in {task.key for task in everything}}
+        seconds, count = spent.get((task.kind, task.label)) or spent.get((task.kind, "")) or (0.0, 1.0)
+        rows[task.label if task.key in measurements else f"({task.kind})"]["seconds_left"] += seconds / count
+    known = {task.key for task in everything}
+    reasons = {failure["task"]: failure["reason"] for key, failure in failures.items() if key in known}
     return Status(pd.DataFrame(rows, index=[*COUNTS, "seconds_left"]).T.astype(dict.fromkeys(COUNTS, int)), reasons)
 
 
@@ -103,7 +103,3 @@ def reason_of(task: Task, failures: dict[str, dict[str, Any]]) -> str:
     """Why a task has no record."""
     failure = failure_of(task, failures)
     return failure["reason"] if failure else "not done yet"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

@@ -1,7 +1,7 @@
 """Results on disk: a folder in which each record is one immutable file, named by the hash of everything its numbers depend on.
 
     records/KIND/KEY.safetensors    a record: an injection, scores, a measurement
-    plans/HASH.json                 what a run was asked for: settings, parts, methods, tasks
+    plans/NUMBER.json               what runs were asked for, in their order: settings, parts, methods, tasks
     failures/KEY.json               why a task could not be computed
     tl-localize.json                marks the folder as ours, with the format of its files
     set_aside/                      files that were damaged; they are never read again
@@ -41,12 +41,14 @@ class StoredPlan:
 
     Args:
         about: ``environment``, and ``command`` (name and options of the command line, empty from Python).
-        after: how many plans were there before it.
+        number: of its file.
+        digest: of the plan.
     """
 
     plan: Plan
     about: dict[str, Any]
-    after: int = 0
+    number: int = 0
+    digest: str = ""
 
 
 class Cache:
@@ -161,8 +163,7 @@ class Store(Cache):
         except FileNotFoundError:
             return None
         try:
-            text, tensors = unpack(data)
-            body = json.loads(text)
+            body, tensors = unpack(data)
             if body["key"] != task.key:
                 raise Damaged("it belongs to another task")
         except Damaged as error:
@@ -181,7 +182,7 @@ class Store(Cache):
             with open(self.folder / task.file, "rb") as file:
                 header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             return json.loads(header["__metadata__"]["record"])["about"]["seconds"]
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, RecursionError):
             return None
 
     def write(self, task: Task, record: Record) -> None:
@@ -191,7 +192,7 @@ class Store(Cache):
             OSError: there is no room, or the folder can't be written; what is done is kept.
         """
         body = {"key": task.key, "kind": task.kind, "inputs": task.inputs, "value": record.value, "about": record.about}
-        self._write(self.folder / task.file, pack(json.dumps(body, ensure_ascii=False, default=str), record.tensors))
+        self._write(self.folder / task.file, pack(body, record.tensors))
         if not record.tensors:
             self.records[task.key] = record
         (self.folder / "failures" / f"{task.key}.json").unlink(missing_ok=True)
@@ -207,30 +208,39 @@ class Store(Cache):
 
     def failures(self) -> dict[str, dict[str, Any]]:
         """What failed, by the key of its task: task (its file), reason, traceback."""
-        return {path.stem: value for path, value in self._json_files("failures") if value.get("key") == path.stem and "reason" in value}
+        found: dict[str, dict[str, Any]] = {}
+        for path, value in self._json_files("failures"):
+            if value.get("key") == path.stem and {"task", "reason"} <= value.keys():
+                found[path.stem] = value
+            else:
+                self.set_aside(path, "it says of no task why it failed")
+        return found
 
     # Plans
 
     def add_plan(self, plan: Plan, environment: dict[str, Any]) -> None:
-        """Remember what a run was asked for. The same plan is kept once.
+        """Remember what a run was asked for, as the last plan. Of two runs that start at a time, the later one sees the other's plan.
 
         Raises:
             ValueError: it contradicts a plan that is there.
         """
-        self._check(plan, self.plans())
-        packed = plan.packed()
-        path = self.folder / "plans" / f"{digest_of(packed)}.json"
-        if not path.exists():
-            about = {"environment": environment, "command": self.command}
-            body = {"after": len(list(path.parent.glob("*.json"))), "about": about, "plan": packed}
-            self._write(path, json.dumps(body, ensure_ascii=False, default=str).encode(errors="surrogatepass"))
-            plans = self._plans()
-            mine = next((i for i, (name, _) in enumerate(plans) if name == path.stem), len(plans))
-            try:  # another run may have written a plan in the meantime; the earlier one of the two counts
-                self._check(plan, [one for _, one in plans[:mine]])
-            except ValueError:
-                path.unlink(missing_ok=True)
-                raise
+        packed, about = plan.packed(), {"environment": environment, "command": self.command}
+        digest = digest_of(packed)
+        body = {"sha256": digest_of([digest, about]), "about": about, "plan": packed}
+        data = json.dumps(body, default=str).encode()
+        while True:
+            plans = self.plans()
+            self._check(plan, plans)
+            if plans and plans[-1].digest == digest:
+                return
+            number = 1 + (plans[-1].number if plans else 0)
+            try:
+                self._write(self.folder / "plans" / f"{number:04d}.json", data, new=True)
+            except FileExistsError:
+                continue
+            for older in [one for one in plans if one.digest == digest][1:]:  # the first says where it stands in tables
+                (self.folder / "plans" / f"{older.number:04d}.json").unlink(missing_ok=True)
+            return
 
     def _check(self, plan: Plan, others: Iterable[StoredPlan]) -> None:
         for other in others:
@@ -241,19 +251,16 @@ class Store(Cache):
                 )
 
     def plans(self) -> list[StoredPlan]:
-        return [one for _, one in self._plans()]
-
-    def _plans(self) -> list[tuple[str, StoredPlan]]:
-        found: list[tuple[str, StoredPlan]] = []
+        found: list[StoredPlan] = []
         for path, body in self._json_files("plans"):
             try:
-                if digest_of(body["plan"]) != path.stem:
-                    raise Damaged("its content is not what its name says")
-                found.append((path.stem, StoredPlan(Plan.unpacked(body["plan"]), body["about"], body["after"])))
-            except (Damaged, KeyError, TypeError, IndexError) as error:
-                why = str(error) if isinstance(error, Damaged) else "another version of tl_localize wrote it"
-                self.set_aside(path, why)
-        return sorted(found, key=lambda pair: (pair[1].after, pair[0]))
+                digest = digest_of(body["plan"])
+                if digest_of([digest, body["about"]]) != body["sha256"]:
+                    raise Damaged("its content is not what its checksum says")
+                found.append(StoredPlan(Plan.unpacked(body["plan"]), body["about"], int(path.stem), digest))
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+                self.set_aside(path, str(error) if isinstance(error, Damaged) else "another version of tl_localize wrote it")
+        return sorted(found, key=lambda one: one.number)
 
     # Files
 
@@ -271,12 +278,14 @@ class Store(Cache):
                 self.set_aside(path, "it is not whole" if isinstance(error, ValueError) else str(error))
         return found
 
-    def _write(self, path: Path, data: bytes) -> None:
+    def _write(self, path: Path, data: bytes, *, new: bool = False) -> None:
         if self.read_only:
             raise ValueError(f"folder must be open for writing, got {str(self.folder)!r} as read-only.")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, data, None if path.parent == self.folder else self.folder / "tmp")
+            write_whole(path, data, None if path.parent == self.folder else self.folder / "tmp", new=new)
+        except FileExistsError:
+            raise
         except OSError as error:
             raise OSError(
                 error.errno,
@@ -296,15 +305,16 @@ class Store(Cache):
         LOG.warning("%s %s: %s.", path.relative_to(self.folder), where, why)
 
 
-def pack(text: str, tensors: dict[str, Tensor]) -> bytes:
-    """The bytes of a safetensors file that holds a text and tensors, sealed by a checksum of both."""
+def pack(body: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
+    """The bytes of a safetensors file that holds JSON and tensors, sealed by a checksum of both."""
+    text = json.dumps(body, default=str)  # in ASCII: a file name on a disk may hold half a character
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     seal = _seal(text, *_split(safetensors.torch.save(whole)))
     return safetensors.torch.save(whole, {"record": text, "sha256": seal})
 
 
-def unpack(data: bytes) -> tuple[str, dict[str, Tensor]]:
-    """Text and tensors from the bytes of a file.
+def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """JSON and tensors from the bytes of a file.
 
     Raises:
         Damaged: it is not a file that ``pack`` made, to the last bit.
@@ -314,7 +324,7 @@ def unpack(data: bytes) -> tuple[str, dict[str, Tensor]]:
         metadata = header.pop("__metadata__")
         if metadata["sha256"] != _seal(metadata["record"], header, numbers):
             raise Damaged("its checksum is wrong")
-        return metadata["record"], safetensors.torch.load(data) if header else {}
+        return json.loads(metadata["record"]), safetensors.torch.load(data) if header else {}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, safetensors.SafetensorError) as error:
         if isinstance(error, Damaged):
             raise

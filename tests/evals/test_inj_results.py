@@ -1,0 +1,81 @@
+"""The tables that are made of what INJ measured."""
+
+
+def test_inj_table_counts_injections_that_did_not_converge(gpt2_like, sentences):
+    from tl_localize import Activations
+    from tl_localize.evals.inj_benchmark import InjBenchmark
+
+    results = InjBenchmark(model=gpt2_like, sequences=sentences, ratio=0.2, max_steps=1).run([Activations()])
+    assert "NONE of 3 injections converged" in results.table().index[0][0]
+    frame = results.frame.copy()
+    frame.loc[frame["sequence_id"] != "s0", "converged"] = True
+    frame.loc[frame["sequence_id"] == "s0", "recall"] = 0.0
+    mixed = type(results)(frame, {})
+    assert "1 more did NOT converge" in mixed.table().index[0][0]
+    alone = type(results)(frame[frame["converged"]], {})
+    assert mixed.table().to_numpy().tolist() == alone.table().to_numpy().tolist()
+
+
+def test_inj_tests_compare_with_integrated_gradients(benchmark):
+    from tl_localize import Activations, IntegratedGradients
+
+    results = benchmark.run([Activations(), IntegratedGradients(steps=2)])
+    frame = results.frame.copy()
+    frame["converged"] = True
+    tests = type(results)(frame, {}).tests()
+    assert set(tests["method"]) == {"activations", "random", "row_norm"}
+    assert (tests["level"] == 0.05 / 3).all()
+
+
+def test_compare_seeds_pairs_sentences(benchmark):
+    from dataclasses import replace
+
+    from tl_localize import Activations
+    from tl_localize.evals.inj_results import compare_seeds
+
+    first = benchmark.run([Activations()])
+    second = replace(benchmark, seed=100).run([Activations()])
+    for results in (first, second):
+        results.frame["converged"] = True
+    table = compare_seeds(first, second)
+    assert (table["n"] == 3).all()
+    same = compare_seeds(first, first)
+    assert (same["p_value"] == 1).all()
+
+
+def test_inj_results_save_writes_frame_and_settings(benchmark, tmp_path):
+    import json
+
+    import pandas as pd
+
+    from tl_localize import Activations
+
+    results = benchmark.run([Activations()])
+    results.save(tmp_path / "out")
+    assert len(pd.read_csv(tmp_path / "out" / "frame.csv")) == len(results.frame)
+    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
+    assert settings["runs"][0]["methods"]["activations"] == "Activations(absolute='token')"
+
+
+def test_inj_results_save_takes_away_what_is_no_longer_missing(benchmark, tmp_path):
+    from dataclasses import replace
+
+    import pandas as pd
+
+    from tl_localize import Activations
+
+    results = benchmark.run([Activations()])
+    replace(results, missing=pd.DataFrame([{"method": "activations", "reason": "not yet done"}])).save(tmp_path)
+    assert (tmp_path / "missing.csv").exists()
+    results.save(tmp_path)
+    assert not (tmp_path / "missing.csv").exists()
+
+
+def test_distractors_table_prints_own_and_foreign_with_levels(together):
+    from tl_localize import Activations
+
+    table = together.run([Activations()]).table()
+    block = table.index[0][0]
+    assert table.loc[(block, "level: altered rows of any sentence"), "R@1x"] == "50.0 / 50.0"
+    assert table.loc[(block, "level: chance"), "R@1x"] == "10.0 / 10.0"
+    assert table.loc[(block, "true_rows"), "R@1x"].startswith("100.0 ± 0.0 / 0.0")

@@ -1,0 +1,603 @@
+"""Runs that lose nothing: resumed, shared, failed, killed. The tables are those of an undisturbed run, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from folders import records, run_into, spoil
+from pandas.testing import assert_frame_equal
+
+from tl_localize import Activations, DelBenchmark, HardConcrete, IntegratedGradients, NeuronScores
+from tl_localize.evals import DelResults, InjBenchmark, InjResults
+from tl_localize.execution import InProcess, Store, status
+from tl_localize.execution.engine import missing_groups, parse_shard
+from tl_localize.execution.store import unpack
+
+# ---- a folder gives what memory gives --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("distractors", [0, 1])
+def test_inj_in_a_folder_gives_what_it_gives_in_memory(run_inj: Any, inj: Any, methods: Any, tmp_path: Path, distractors: int) -> None:
+    run_inj(distractors=distractors)
+    alone, stored = replace(inj, distractors=distractors).run(methods), InjResults.of(Store(tmp_path / "run"))
+    assert_frame_equal(stored.frame.drop(columns="seconds"), alone.frame.drop(columns="seconds"))
+    assert_frame_equal(stored.truth, alone.truth)
+    assert_frame_equal(stored.assignment, alone.assignment)
+
+
+def test_del_in_a_folder_gives_what_it_gives_in_memory(run_del: Any, deletion: Any, methods: Any, tmp_path: Path) -> None:
+    run_del()
+    alone, stored = deletion.run(methods), DelResults.of(Store(tmp_path / "run"))
+    assert_frame_equal(stored.before, alone.before)
+    assert_frame_equal(stored.frame, alone.frame)
+    for key, matrix in alone.confusion.items():
+        assert_frame_equal(stored.confusion[key], matrix)
+        assert_frame_equal(stored.confusion_levenshtein[key], alone.confusion_levenshtein[key])
+    assert_frame_equal(stored.single_layer["activations"], deletion.run_single_layer(Activations(), 0.1))
+
+
+def test_run_in_memory_raises_the_error_of_a_method(inj: Any, deletion: Any) -> None:
+    for benchmark in (inj, deletion):
+        with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+            benchmark.run([Fails("s1")])
+
+
+# ---- resume ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("distractors", [0, 1])
+def test_inj_in_pieces_equals_inj_in_one(run_inj: Any, inj_numbers: Any, distractors: int) -> None:
+    n_tasks = len(run_inj("whole", distractors=distractors))
+    assert n_tasks == (2 * (1 + 4 * 2 + 1) if distractors else 4 * (1 + 4 * 2))
+    assert sum(len(run_inj("pieces", stop_after=5, distractors=distractors)) for _ in range(n_tasks // 5 + 1)) == n_tasks
+    assert inj_numbers("pieces") == inj_numbers("whole")
+
+
+def test_del_in_pieces_and_shards_equals_del_in_one(run_del: Any, del_numbers: Any) -> None:
+    n_tasks = len(run_del("whole"))
+    assert n_tasks == 1 + 3 * (3 + 2 * 3 + 1)
+    assert sum(len(run_del("pieces", stop_after=7)) for _ in range(n_tasks // 7 + 1)) == n_tasks
+    for i in (2, 1):
+        run_del("shards", shard=(i, 2))
+    assert del_numbers("pieces") == del_numbers("shards") == del_numbers("whole")
+
+
+def test_inj_shards_together_are_the_whole(run_inj: Any, inj_numbers: Any) -> None:
+    run_inj("whole")
+    assert [len(run_inj("shards", shard=(i, 3))) for i in (3, 1, 2)] == [9, 18, 9]
+    assert inj_numbers("shards") == inj_numbers("whole")
+
+
+def test_run_ends_where_stop_says_so(run_inj: Any, tmp_path: Path) -> None:
+    told: list[float] = []
+    assert len(run_inj(stop_after=4, progress=lambda fraction, _: told.append(fraction))) == 4
+    assert len(records(tmp_path / "run")) == 4
+    assert told[-1] < 1
+
+
+@pytest.mark.parametrize("which", ["inj", "deletion"])
+def test_resuming_with_nothing_to_do_reads_each_record_of_the_tables_once(
+    which: str, request: Any, methods: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    benchmark = request.getfixturevalue(which)
+    run_into(benchmark, methods, tmp_path)
+    opened: list[str] = []
+
+    def counted(path: Any, *arguments: Any, **options: Any) -> Any:
+        opened.append(Path(path).name)
+        return open(path, *arguments, **options)
+
+    monkeypatch.setattr("tl_localize.execution.store.open", counted, raising=False)
+    assert run_into(benchmark, methods, tmp_path) == []
+    assert sorted(opened) == sorted(path.name for kind in ("inj", "del", "baseline") for path in records(tmp_path, kind))
+
+
+@pytest.mark.parametrize("which", ["inj", "deletion"])
+def test_shard_begins_by_reading_records_of_its_own_groups(
+    which: str, request: Any, methods: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    benchmark = request.getfixturevalue(which)
+    benchmark.run(methods, Store(tmp_path))
+    plan = benchmark.plan(methods)
+    groups = list(dict.fromkeys(task.group or task.key for task in plan.tasks))
+    read: list[str] = []
+    right = Store.read
+    monkeypatch.setattr(Store, "read", lambda store, task: read.append(task.key) or right(store, task))
+    assert missing_groups(plan, Store(tmp_path), (2, 3)) == []
+    assert sorted(read) == sorted(task.key for task in plan.tasks if (task.group or task.key) in groups[1::3])
+    monkeypatch.setattr(type(benchmark), "results", lambda *_: None)  # the tables are of all that is there
+    read.clear()
+    benchmark.run(methods, Store(tmp_path), executor=InProcess((2, 3)))
+    assert set(read) == {task.key for task in plan.tasks if (task.group or task.key) in groups[1::3]}
+
+
+# ---- growing, and contradictions -------------------------------------------------------------------------------------
+
+
+def test_inj_adds_sentences_methods_and_ratios_and_reuses_what_is_there(run_inj: Any, inj: Any, methods: Any) -> None:
+    run_inj(sequences=inj.sequences[:2], methods=methods[:1])
+    assert Counter(outcome.task.kind for outcome in run_inj()) == {"injections": 2, "scores": 2 * 4 + 2, "inj": 2 * 4 + 2}
+    more = run_inj(methods=[*methods, IntegratedGradients(steps=2)])
+    assert {outcome.task.label for outcome in more} == {"integrated_gradients"}
+    assert len(more) == 4 * 2
+    assert len(run_inj(ratio=0.1, learning_rate=0.02)) == 4 * (1 + 4 * 2)
+    assert run_inj() == []
+
+
+def test_inj_at_other_multiples_reuses_the_scores(run_inj: Any, tmp_path: Path) -> None:
+    run_inj()
+    for path in (tmp_path / "run" / "plans").iterdir():
+        path.unlink()
+    assert {outcome.task.kind for outcome in run_inj(multiples=(1, 3))} == {"inj"}
+
+
+def test_del_with_a_new_method_ratio_and_target_costs_only_these(run_del: Any, methods: Any) -> None:
+    run_del(methods=methods[1:], ratios=(0.1,))
+    added = run_del(ratios=(0.1, 0.2))
+    assert Counter((outcome.task.kind, outcome.task.label, outcome.task.ratio) for outcome in added) == {
+        ("del", "activations", 0.1): 3,
+        **{("del", label, 0.2): 3 for label in ("activations", "hard_concrete", "random")},
+    }  # the single layers needed the scores of activations
+    assert {outcome.task.index for outcome in run_del(n_targets=4)} == {3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"learning_rate": 0.01}, r"learning_rate: 0.05 in the folder, 0.01 now"),
+        ({"seed": 3}, r"seeds: 0 \+ index of the sentence in the folder, 3 \+"),
+        ({"multiples": (1,)}, "multiples"),
+        ({"methods": [HardConcrete(steps=11)]}, r"methods.hard_concrete: HardConcrete\(.*steps=3.* in the folder, .*steps=11.* now"),
+    ],
+)
+def test_run_refuses_settings_that_contradict_the_folder(run_inj: Any, changes: Any, difference: str) -> None:
+    run_inj(stop_after=1)
+    with pytest.raises(ValueError, match=difference):
+        run_inj(**changes)
+
+
+def test_run_refuses_another_model_other_sentences_and_another_benchmark(run_inj: Any, run_del: Any, inj: Any, make_model: Any) -> None:
+    run_inj(stop_after=1)
+    with pytest.raises(ValueError, match="fingerprint: "):
+        run_inj(model=make_model(7, model_name="gpt2-like"))
+    with pytest.raises(ValueError, match="part 0: "):
+        run_inj(sequences=inj.sequences[::-1])
+    with pytest.raises(ValueError, match="benchmark: inj in the folder, del now"):
+        run_del()
+
+
+def test_run_refuses_a_method_or_an_ablation_without_a_lasting_name_where_results_are_kept(run_inj: Any, run_del: Any, inj: Any) -> None:
+    def mine(model: Any, sequence: Any) -> NeuronScores:
+        return Counted()(model, sequence)
+
+    for run, changes in ((run_inj, {"methods": [mine]}), (run_del, {"methods": [mine]}), (run_del, {"ablation": lambda *_: None})):
+        with pytest.raises(ValueError, match="must have a repr that names all their settings"):
+            run(**changes)
+    assert set(inj.run([mine]).frame["method"]) == {"mine", "random", "row_norm"}
+
+
+def test_run_refuses_a_model_with_hooks(gpt2_like: Any, run_inj: Any, tmp_path: Path) -> None:
+    with (
+        gpt2_like.hooks(fwd_hooks=[("blocks.1.mlp.hook_post", lambda act, hook: 2 * act)]),
+        pytest.raises(ValueError, match=r"model must have no hooks where results are kept, got some at 'blocks\.1\.mlp\.hook_post'"),
+    ):
+        run_inj()
+    assert not records(tmp_path / "run")
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/2/3", "²/3", "-1/2"])
+def test_parse_shard_rejects(text: str) -> None:
+    with pytest.raises(ValueError, match="shard must read i/n"):
+        parse_shard(text)
+
+
+# ---- what a number depends on ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Scores that say which version of a method gave them."""
+
+    version: ClassVar[int] = 1
+    name: ClassVar[str] = "counted"
+
+    def __call__(self, model: Any, sequence: Any) -> NeuronScores:
+        return NeuronScores(torch.arange(96.0).reshape(2, 48).roll(self.version, 1), self.name, sequence.id)
+
+
+def test_method_of_another_version_is_computed_again(run_inj: Any, run_del: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for run, name, n_tasks in ((run_inj, "inj", 4 * 2), (run_del, "del", 3 * (1 + 2))):
+        run(name, methods=[Counted()])
+        assert run(name, methods=[Counted()]) == []
+        with monkeypatch.context() as patch:
+            patch.setattr(Counted, "version", 2)
+            again = run(name, methods=[Counted()])
+            assert {outcome.task.label for outcome in again} == {"counted"}
+            assert len(again) == n_tasks
+
+
+def test_last_version_that_was_run_stands_in_the_tables(run_inj: Any, inj_numbers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_inj(methods=[Counted()])
+    old = inj_numbers()
+    with monkeypatch.context() as patch:
+        patch.setattr(Counted, "version", 2)
+        run_inj(methods=[Counted()])
+        assert inj_numbers() != old
+    assert run_inj(methods=[Counted()]) == []
+    assert inj_numbers() == old
+
+
+def test_nothing_old_is_served_when_weights_change_in_the_same_process(gpt2_like: Any, run_inj: Any, run_del: Any) -> None:
+    """A permutation keeps every sum; a benchmark that was used before is used again."""
+    run_inj("inj", methods=[Activations()])
+    run_del("del", methods=[Activations()])
+    weights = gpt2_like.blocks[1].mlp.W_out
+    weights.data = weights.data[:, torch.randperm(weights.shape[1], generator=torch.Generator().manual_seed(0))]
+    for run, name in ((run_inj, "inj"), (run_del, "del")):
+        with pytest.raises(ValueError, match="fingerprint: "):
+            run(name)
+    assert len(run_inj("other inj", methods=[Activations()])) == 4 * (1 + 3 * 2)
+
+
+def test_del_meter_follows_the_weights(gpt2_like: Any, deletion: Any) -> None:
+    before = deletion.run([Activations()])
+    with torch.no_grad():
+        gpt2_like.blocks[1].mlp.W_out.mul_(2)
+    after = deletion.run([Activations()])
+    fresh = replace(deletion).run([Activations()])
+    assert not after.before.equals(before.before)
+    assert_frame_equal(after.frame, fresh.frame)
+
+
+# ---- chunks ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class InFours(HardConcrete):
+    """Hard Concrete, four targets in a batch."""
+
+    chunk: ClassVar[int] = 4
+
+
+@pytest.fixture
+def six_targets(deletion: Any, make_sequences: Any) -> Any:
+    return replace(deletion, sequences=make_sequences(*[(9, 3)] * 6), n_dev=0, n_targets=None)
+
+
+def test_chunk_puts_targets_into_one_task(six_targets: Any, tmp_path: Path) -> None:
+    plan = six_targets.plan([InFours(steps=3)])
+    scores = {task.needs[1] for task in plan.tasks[1:] if task.label == "hard_concrete"}
+    assert sorted((task.index, len(task.inputs["sequences"]), task.name) for task in scores) == [
+        (0, 4, "s0 and 3 others"),
+        (4, 2, "s4 and 1 others"),
+    ]
+    results = six_targets.run([InFours(steps=3)], Store(tmp_path))
+    batched = next(task for task in scores if task.index == 0)
+    record = Store(tmp_path).read(batched)
+    assert record and record.about["batch_tokens"] > 0 and len(record.value["scores"]) == 4
+    alone = six_targets.run([HardConcrete(steps=3)])
+    columns = ["sequence_id", "method", "ratio", "n_neurons"]
+    assert_frame_equal(results.frame[columns], alone.frame[columns])
+    for index, sequence in enumerate(six_targets.sequences[:4]):
+        assert torch.allclose(record.tensors[f"{index}.values"], HardConcrete(steps=3)(six_targets.model, sequence).values, atol=1e-4)
+
+
+def test_resumed_run_with_chunks_equals_an_undisturbed_one(six_targets: Any, tmp_path: Path) -> None:
+    methods = [InFours(steps=3)]
+    n_tasks = len(run_into(six_targets, methods, tmp_path / "whole"))
+    assert n_tasks == 1 + (2 + 6) + 2 * 2 * 6
+    pieces = [run_into(six_targets, methods, tmp_path / "pieces", 6, shard) for _ in range(4) for shard in ((2, 2), (1, 2))]
+    assert sum(map(len, pieces)) == n_tasks
+    for whole in records(tmp_path / "whole", "scores"):
+        one, other = (unpack((tmp_path / name / "records" / "scores" / whole.name).read_bytes())[1] for name in ("whole", "pieces"))
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert DelResults.of(Store(tmp_path / "pieces")).frame.equals(DelResults.of(Store(tmp_path / "whole")).frame)
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 2.5])
+def test_chunk_must_be_a_whole_number(deletion: Any, monkeypatch: pytest.MonkeyPatch, chunk: Any) -> None:
+    monkeypatch.setattr(InFours, "chunk", chunk)
+    with pytest.raises(ValueError, match="chunk must be a whole number from 1 on, got"):
+        deletion.plan([InFours()])
+
+
+# ---- progress --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["inj", "deletion"])
+def test_progress_goes_from_zero_to_one_and_never_falls(which: str, request: Any, methods: Any, tmp_path: Path) -> None:
+    for store in (None, Store(tmp_path), Store(tmp_path)):
+        told: list[tuple[float, str]] = []
+        request.getfixturevalue(which).run(methods, store, lambda fraction, what, told=told: told.append((fraction, what)))
+        fractions = [fraction for fraction, _ in told]
+        assert fractions == sorted(fractions)
+        assert told[-1] == (1.0, "done")
+    assert len(told) == 1  # there was nothing to do
+
+
+def test_progress_ends_at_one_though_an_injection_failed(inj: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InjBenchmark, "inject", failing_inject(2))
+    told: list[float] = []
+    inj.run([Activations()], Store(tmp_path), lambda fraction, what: told.append(fraction))
+    assert told == sorted(told)
+    assert told[-1] == 1
+
+
+# ---- failures --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fails:
+    """A method that cannot do one sentence."""
+
+    on: str
+    name: str = "fails"
+
+    def __call__(self, model: Any, sequence: Any) -> NeuronScores:
+        if sequence.id == self.on:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return NeuronScores(torch.arange(96.0).reshape(2, 48), self.name, sequence.id)
+
+
+def failing_inject(index: int) -> Any:
+    right = InjBenchmark.inject
+
+    def wrong(self: Any, group: Any, progress: Any = None) -> Any:
+        if group.seed == index:
+            raise ValueError("loss must be finite, got nan")
+        return right(self, group, progress)
+
+    return wrong
+
+
+def test_failure_is_recorded_and_the_rest_goes_on(run_inj: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = run_inj(methods=[Fails("s1")])
+    assert [(o.task.kind, o.task.label, o.task.name) for o in outcomes if o.reason] == [("scores", "fails", "s1")]
+    state = status(Store(tmp_path / "run"))
+    assert state.frame.loc["fails", ["planned", "done", "failed", "missing"]].tolist() == [4, 3, 1, 0]
+    assert not state.clean
+    (reason,) = state.reasons.values()
+    assert "out of memory" in reason
+    (failure,) = Store(tmp_path / "run").failures().values()
+    assert "Traceback" in failure["traceback"]
+    results = InjResults.of(Store(tmp_path / "run"))
+    assert results.missing.to_dict("records") == [{"injection_ratio": 0.2, "group": "s1", "method": "fails", "reason": reason}]
+    table = results.table()
+    assert table.loc[(table.index[0][0], "fails"), "missing"] == "1"
+    assert "1 measurements MISSING" in table.index[0][0]
+    assert run_inj(methods=[Fails("s1")]) == []  # it is not tried again
+    monkeypatch.setattr(Fails, "__call__", lambda self, model, sequence: Counted()(model, sequence))
+    assert len(run_inj(methods=[Fails("s1")], retry_failed=True)) == 2  # unless asked for
+    assert Store(tmp_path / "run").failures() == {}
+
+
+def test_failure_that_is_mended_leaves_no_trace(run_inj: Any, inj_numbers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*_: Any) -> Any:
+        raise ValueError("loss must be finite, got nan")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Activations, "_attribute_batch", wrong)
+        assert sum(bool(outcome.reason) for outcome in run_inj()) == 4
+    run_inj(retry_failed=True)
+    assert Store(tmp_path / "run").failures() == {}
+    run_inj("undisturbed")
+    assert inj_numbers() == inj_numbers("undisturbed")
+
+
+def test_failed_injection_holds_up_its_own_sentence_only(run_inj: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InjBenchmark, "inject", failing_inject(2))
+    run_inj()
+    assert status(Store(tmp_path / "run")).frame.loc["activations", ["done", "failed"]].tolist() == [3, 1]
+
+
+def test_failed_baseline_is_tried_once(run_del: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    def wrong(self: Any, *_: Any) -> Any:
+        calls.append(self)
+        raise ValueError("loss on general_tokens must be finite, got one that is not")
+
+    monkeypatch.setattr(DelBenchmark, "_new_meter", wrong)
+    outcomes = run_del()
+    assert len(calls) == len(outcomes) == 1
+    assert status(Store(tmp_path / "run")).frame.loc["activations", ["done", "failed"]].tolist() == [0, 6]
+
+
+def test_run_ends_when_the_device_is_gone(run_inj: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a sticky CUDA error every other task would be recorded as failed."""
+
+    def gone(*_: Any) -> Any:
+        raise torch.AcceleratorError("an illegal memory access")
+
+    monkeypatch.setattr(InjBenchmark, "inject", gone)
+    with pytest.raises(torch.AcceleratorError):
+        run_inj()
+    assert not Store(tmp_path / "run").failures()
+
+
+def test_interrupted_run_goes_on_where_it_was(
+    run_inj: Any, inj_numbers: Any, gpt2_like: Any, unchanged: Any, leftovers: Any, monkeypatch: Any
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    check = unchanged(gpt2_like)
+    with monkeypatch.context() as patch:
+        patch.setattr(HardConcrete, "map", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_inj()
+    check()
+    assert leftovers() == []
+    run_inj()
+    run_inj("whole")
+    assert inj_numbers() == inj_numbers("whole")
+
+
+# ---- damage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["truncated", "empty", "flipped", "foreign", "nested"])
+@pytest.mark.parametrize("kind", ["inj", "scores", "injections"])
+def test_damaged_record_of_inj_is_set_aside_and_made_again(
+    run_inj: Any, inj_numbers: Any, tmp_path: Path, how: str, kind: str, caplog: Any
+) -> None:
+    methods = [Activations()]
+    run_inj(methods=methods)
+    before = inj_numbers()
+    damage(tmp_path / "run", kind, how, "inj")
+    run_inj(methods=methods)
+    assert inj_numbers() == before
+    assert_set_aside(tmp_path / "run", kind, caplog)
+
+
+@pytest.mark.parametrize("how", ["truncated", "flipped", "deleted"])
+@pytest.mark.parametrize("kind", ["baseline", "del", "scores"])
+def test_damaged_or_deleted_record_of_del_is_made_again(
+    run_del: Any, del_numbers: Any, tmp_path: Path, how: str, kind: str, caplog: Any
+) -> None:
+    """Also the baseline of a finished folder, without which there is no table."""
+    methods = [Activations()]
+    run_del(methods=methods)
+    before = del_numbers()
+    damage(tmp_path / "run", kind, how, "del")
+    run_del(methods=methods)
+    assert del_numbers() == before
+    if how != "deleted":
+        assert_set_aside(tmp_path / "run", kind, caplog)
+
+
+def damage(folder: Path, kind: str, how: str, results: str) -> None:
+    spoiled = records(folder, kind)[0]
+    if how == "deleted":
+        spoiled.unlink()
+    else:
+        spoil(spoiled, how)
+    if kind == "scores" or kind == "injections":  # what a measurement was made of is read only when it is needed
+        for path in records(folder, results):
+            path.unlink()
+
+
+def assert_set_aside(folder: Path, kind: str, caplog: Any) -> None:
+    (kept,) = (folder / "set_aside").iterdir()
+    assert f"records/{kind}/{kept.name.rsplit('.', 1)[0]} was set aside as set_aside/{kept.name}" in caplog.text
+
+
+def test_record_under_another_name_is_not_trusted(run_inj: Any, inj_numbers: Any, tmp_path: Path) -> None:
+    run_inj()
+    before = inj_numbers()
+    first, second, *_ = records(tmp_path / "run", "inj")
+    first.write_bytes(second.read_bytes())
+    assert len(run_inj()) == 1
+    assert inj_numbers() == before
+
+
+@pytest.mark.parametrize("how", ["truncated", "empty", "flipped", "foreign", "nested"])
+def test_damaged_plan_is_set_aside_and_made_again(run_inj: Any, inj_numbers: Any, tmp_path: Path, how: str, caplog: Any) -> None:
+    run_inj()
+    before = inj_numbers()
+    (plan,) = (tmp_path / "run" / "plans").iterdir()
+    spoil(plan, how)
+    assert run_inj() == []
+    assert inj_numbers() == before
+    assert "plans/0001.json was set aside" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["truncated", "empty", "foreign", "nested"])
+def test_damaged_failure_is_set_aside_and_its_task_computed_again(run_inj: Any, tmp_path: Path, how: str, caplog: Any) -> None:
+    run_inj(methods=[Fails("s1")])
+    (failure,) = (tmp_path / "run" / "failures").iterdir()
+    spoil(failure, how)
+    assert [bool(outcome.reason) for outcome in run_inj(methods=[Fails("s1")])] == [True]
+    assert f"failures/{failure.name} was set aside" in caplog.text
+
+
+def test_foreign_files_are_kept(run_inj: Any, inj_numbers: Any, tmp_path: Path) -> None:
+    run_inj()
+    before = inj_numbers()
+    (tmp_path / "run" / "records" / "inj" / "notes.txt").write_text("mine")
+    (tmp_path / "run" / "failures" / "x.json").write_text("{}")
+    (tmp_path / "run" / "plans" / "y.json").write_text("")
+    (tmp_path / "run" / "plans" / "folder").mkdir()
+    assert run_inj() == []
+    assert inj_numbers() == before
+    assert (tmp_path / "run" / "records" / "inj" / "notes.txt").read_text() == "mine"  # nobody looks for it
+    assert len(list((tmp_path / "run" / "set_aside").iterdir())) == 3
+
+
+# ---- two at once, clocks, kills --------------------------------------------------------------------------------------
+
+
+def test_two_runs_in_one_folder_agree(inj: Any, methods: Any, run_inj: Any, inj_numbers: Any, leftovers: Any, tmp_path: Path) -> None:
+    """Turn by turn, each with its own idea of what is there."""
+    labelled, plan = inj.labelled(methods), inj.plan(methods)
+    turns = []
+    for store in (Store(tmp_path / "run"), Store(tmp_path / "run")):
+        store.add_plan(plan, {})
+        turns.append(InProcess()(inj, labelled, missing_groups(plan, store), store, set(), Silent()))
+    computed = 0
+    while turns:
+        turns = [turn for turn in turns if next(turn, None) is not None]
+        computed += len(turns)
+    assert 36 < computed <= 72
+    run_inj("whole")
+    assert inj_numbers() == inj_numbers("whole")
+    assert leftovers() == []
+
+
+class Silent:
+    def begin(self, task: Any) -> None: ...
+
+    def within(self, fraction: float) -> None: ...
+
+
+@pytest.mark.parametrize("moved", [-50, 50])
+def test_clocks_that_go_backwards_change_nothing(
+    run_inj: Any, inj: Any, inj_numbers: Any, leftovers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int
+) -> None:
+    """Files of years ago and years ahead, and a clock that steps back while a run is under way."""
+    n_tasks = len(run_inj("whole"))
+    then = time.time() + moved * 365 * 24 * 3600
+
+    def shift() -> None:
+        for i, path in enumerate(sorted((tmp_path / "run").rglob("*"))):
+            os.utime(path, (then + i, then - i))
+
+    done = len(run_inj(sequences=inj.sequences[:2], stop_after=7))
+    shift()
+    steps = iter(range(10**6))
+    monkeypatch.setattr(time, "time", lambda: then - next(steps))  # each look at the clock is earlier than the last
+    assert done + len(run_inj()) == n_tasks
+    assert [len(one.plan.parts) for one in Store(tmp_path / "run").plans()] == [2, 4]
+    shift()
+    assert run_inj() == []
+    assert inj_numbers() == inj_numbers("whole")
+    assert leftovers() == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("which", ["inj", "del"])
+def test_killed_run_loses_nothing(which: str, request: Any, tmp_path: Path, leftovers: Any) -> None:
+    from kill import kill_until, logged
+
+    run, numbers = (request.getfixturevalue(name) for name in (f"run_{which}", f"{which}_numbers"))
+    log = tmp_path / "log"
+
+    def killed() -> None:
+        torch.set_num_threads(1)
+        logged(log)
+        run()
+
+    began = time.monotonic()
+    run("whole")
+    seen = kill_until(killed, tmp_path / "run", log, rounds=6, seed=0, mean=(time.monotonic() - began) / 6)
+    assert seen.rounds > 0
+    assert seen.wasted == 0
+    assert numbers() == numbers("whole")
+    assert leftovers() == []
