@@ -46,7 +46,7 @@ def collection(model, model_name, files):
 def benchmark(model, model_name, collection, files, request):
     """DEL on the drawn sequences, for a number of targets."""
     from tl_localize.evals.del_benchmark import DelBenchmark
-    from tl_localize.evals.presets import DEL_GENERAL, DEL_SEQUENCES, FIRST_LAYER, del_data, del_ratios, drawn_first
+    from tl_localize.evals.presets import DEL_GENERAL, DEL_SEQUENCES, del_data, del_ratios, drawn_first
     from tl_localize.reference import held_out_tokens
 
     if collection is None:
@@ -59,7 +59,7 @@ def benchmark(model, model_name, collection, files, request):
         limit = request.config.getoption("--limit") or (None if collection is None else n_targets)
         n_targets = limit and min(limit, len(sequences) - n_dev)
         ratios = del_ratios(model_name)
-        return DelBenchmark(model, sequences, general, ratios=ratios, n_dev=n_dev, n_targets=n_targets, first_layer=FIRST_LAYER)
+        return DelBenchmark(model, sequences, general, ratios=ratios, n_dev=n_dev, n_targets=n_targets)
 
     return make
 

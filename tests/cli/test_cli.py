@@ -17,8 +17,8 @@ def data(tmp_path):
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch):
     """Figures cost a second each; tests/cli/test_cli_del.py looks at them."""
-    for name in ("recall_curve", "save_figure"):
-        monkeypatch.setattr(f"tl_localize.cli.inj.{name}", lambda *a: None)
+    for name in ("inj_figures",):
+        monkeypatch.setattr(f"tl_localize.cli.inj.{name}", lambda *a: {})
 
 
 @pytest.fixture

@@ -593,7 +593,7 @@ def default_data(recited, model_dir, monkeypatch):
     general = torch.randint(256, (3, 20), generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 2)
     monkeypatch.setattr("tl_localize.cli.del_benchmark.reference_search", search)
-    monkeypatch.setattr("tl_localize.cli.del_benchmark.say_stream", lambda: None)
+    monkeypatch.setattr("tl_localize.cli.del_benchmark.say_texts", lambda: None)
     monkeypatch.setattr("tl_localize.evals.presets.held_out_tokens", lambda: general)
     monkeypatch.setattr("tl_localize.cli.options.load_model", lambda *a: load_model(model_dir, device="cpu"))
     return ["--model", "reference", "--n-dev", 2]

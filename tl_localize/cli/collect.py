@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from tl_localize.cli.options import ModelOptions, RunOptions, say
+from tl_localize.cli.options import ModelOptions, RunOptions, save_all, say
 from tl_localize.cli.running import compute
 from tl_localize.collect import Collection, Corpus, Criteria, Report, Search, SearchResults, check_draw, chunks_of, parse_windows
 from tl_localize.collect.criteria import NEAR, SURPLUS
@@ -23,7 +24,7 @@ from tl_localize.files import prepare_folder, write_text
 from tl_localize.models import is_reference
 from tl_localize.readers import TOKEN_SUFFIXES
 from tl_localize.reference import N_DEV, held_out_tokens, lacking_texts
-from tl_localize.report.tables import save_table, to_markdown
+from tl_localize.report.tables import to_markdown
 from tl_localize.scores import save_tensors
 
 PAPER = Criteria()
@@ -69,7 +70,7 @@ def collect(
     if not data and not is_reference(on.model):
         raise ValueError(f"data must be given for {on.model!r}, whose training text is not shipped, got none. Name a corpus with --data.")
     chunks = chunks_of([Corpus(path, key) for path in data], of_row, criteria.length) if data else []
-    store = run.store(f"collect-{on.short}")
+    store = run.store(run.folder(f"collect-{on.short}"))
     model = on.load()
     if not data:
         say_texts()
@@ -109,14 +110,11 @@ def say_missing(found: SearchResults, then: str) -> None:
     failed = {name: reason for name, reason in found.missing.items() if reason}
     for name, reason in failed.items():
         say(f"FAILED collect on {name}: {reason.splitlines()[0]}")
-    words = ["tl-localize", *sys.argv[1:]]
-    shards = [i for i, word in enumerate(words) if word == "--shard" or word.startswith("--shard=")]
-    dropped = {*shards, *(i + 1 for i in shards if words[i] == "--shard")}
-    words = [word for i, word in enumerate(words) if i not in dropped]
-    words += ["--retry-failed"] if failed and "--retry-failed" not in words else []
+    again = re.sub(r" --shard[ =]\S+", "", shlex.join(["tl-localize", *sys.argv[1:]]))
+    again += " --retry-failed" if failed and "--retry-failed" not in again else ""
     why = f", of which {len(failed)} failed (tracebacks are in the folder's failures)" if failed else ""
     when = "Once the other shards are done" if len(found.missing) > len(failed) else "When they are searched after all"
-    say(f"{len(found.missing)} of {len(found.chunks)} chunks are missing{why}. {when}, {then}:\n  {shlex.join(words)}")
+    say(f"{len(found.missing)} of {len(found.chunks)} chunks are missing{why}. {when}, {then}:\n  {again}")
     raise typer.Exit(1 if failed else 0)
 
 
@@ -151,6 +149,6 @@ def show_report(report: Report) -> None:
 
 def show_tables(tables: Mapping[str, tuple[pd.DataFrame, str]], folder: Path) -> None:
     """Tables with their captions into a folder, and their first rows on the terminal."""
-    for name, (table, caption) in tables.items():
-        save_table(table, folder, name, caption)
+    save_all(folder, tables)
+    for table, caption in tables.values():
         typer.echo(f"{caption}\n\n{to_markdown(table.head(10))}\n")

@@ -9,47 +9,24 @@ from typing import Annotated
 import torch
 import typer
 
+from tl_localize.cli import options
 from tl_localize.cli.collect import say_missing, say_texts
-from tl_localize.cli.options import (
-    General,
-    MethodSettings,
-    ModelOptions,
-    Prefix,
-    RunOptions,
-    SettingsFile,
-    check_at_least,
-    check_ratios,
-    say,
-    say_settings,
-)
+from tl_localize.cli.options import General, MethodSettings, ModelOptions, Prefix, RunOptions, SettingsFile, say
 from tl_localize.cli.running import compute, finish
 from tl_localize.collect import SearchResults, check_draw
 from tl_localize.collect.reference_texts import reference_search
+from tl_localize.evals import presets
 from tl_localize.evals.ablation import ABLATIONS
 from tl_localize.evals.del_benchmark import DelBenchmark, check_by_layer
 from tl_localize.evals.del_results import DelResults
-from tl_localize.evals.presets import (
-    DEL_SEQUENCES,
-    DEL_TARGETS,
-    FIRST_LAYER,
-    check_data,
-    collect_default,
-    del_data,
-    del_methods,
-    del_ratios,
-    del_runs,
-    drawn_first,
-    parse_targets,
-    single_layer_run,
-)
 from tl_localize.evals.tuning import read_settings
 from tl_localize.execution import Store
 from tl_localize.execution.store import nearest
 from tl_localize.files import write_text
 from tl_localize.neurons import LanguageModel
 from tl_localize.reference import N_DEV
-from tl_localize.report.figures import del_figures, save_figure
-from tl_localize.report.tables import DEL_CAPTIONS, del_tables, save_table, single_layer_table, to_markdown
+from tl_localize.report.figures import del_figures
+from tl_localize.report.tables import DEL_CAPTIONS, del_tables, single_layer_table, to_markdown
 from tl_localize.scores import NeuronScores
 
 DelData = Annotated[
@@ -90,40 +67,38 @@ def del_benchmark(
     are collected first (in all about 14 minutes on one core). Exit status 1: a task failed; 130: interrupted.
     """
     tuned = read_settings(settings) if settings else {}
-    chosen = del_methods(methods, set or [], on.model, tuned, seed)  # mistakes are found before the model is loaded
+    chosen = presets.del_methods(methods, set or [], on.model, tuned, seed)  # mistakes are found before the model is loaded
     of_it = [text for text in set or [] if text.startswith(f"{single_layer}.")]
-    alone = del_methods(single_layer, of_it, on.model, tuned, seed) if single_layer else []
+    alone = presets.del_methods(single_layer, of_it, on.model, tuned, seed) if single_layer else []
     for method in alone:
         check_by_layer(method)
-    check_data(on.model, data, general)
-    check_ratios(ratio)
-    n_targets, fewer = parse_targets(targets) if targets else (None, {})
-    check_at_least(1, n_prefix=n_prefix, limit=limit)
-    check_at_least(0, seed=seed, n_dev=n_dev)
+    presets.check_data(on.model, data, general)
+    options.check_ratios(ratio)
+    n_targets, fewer = presets.parse_targets(targets) if targets else (None, {})
+    options.check_at_least(1, n_prefix=n_prefix, limit=limit)
+    options.check_at_least(0, seed=seed, n_dev=n_dev)
     if data is None:
-        limit = limit or DEL_SEQUENCES
+        limit = limit or presets.DEL_SEQUENCES
         check_draw(n_dev, limit)
         if (n_targets or 0) > limit - n_dev:
             raise ValueError(f"targets must be at most {limit - n_dev} without data, got {targets}. Raise --limit.")
     if ablation not in ABLATIONS:
         raise ValueError(f"ablation must be one of {', '.join(ABLATIONS)}, got {ablation!r}.{nearest(ablation, ABLATIONS)}")
-    say_settings(on.model, "del", settings)
-    name = f"del-{on.short}{'' if ablation == 'zero' else f'-{ablation}'}"
-    folder = run.store(name).folder
-    model, ratios, default = on.load(), tuple(ratio or del_ratios(on.model)), data is None
-    data = data or collected_default(model, on.load, run.store(name, "collection"), run, n_dev, ratios)
-    sequences, n_dev, text = del_data(model, data, general, n_dev, n_prefix)
-    sequences = drawn_first(sequences, n_dev, seed)[:limit]
+    options.say_settings(on.model, "del", settings)
+    folder = run.folder(f"del-{on.short}{'' if ablation == 'zero' else f'-{ablation}'}")
+    model, ratios, default = on.load(), tuple(ratio or presets.del_ratios(on.model)), data is None
+    data = data or collected_default(model, on.load, run.store(folder / "collection"), run, n_dev, ratios)
+    sequences, n_dev, text = presets.del_data(model, data, general, n_dev, n_prefix)
+    sequences = presets.drawn_first(sequences, n_dev, seed)[:limit]
     n_test = len(sequences) - n_dev
     if default and n_targets is None:
-        n_targets = min(int(DEL_TARGETS), n_test)
-        targets = ",".join([str(n_targets), *(f"{method}={n}" for method, n in fewer.items())])
-    benchmark = DelBenchmark(
-        model, sequences, text, ratios=ratios, n_dev=n_dev, n_targets=n_targets, ablation=ablation, first_layer=FIRST_LAYER, seed=seed
-    )
+        n_targets = min(presets.DEL_TARGETS, n_test)
+        targets = ",".join([str(n_targets), *(f"{name}={n}" for name, n in fewer.items())])
+    benchmark = DelBenchmark(model, sequences, text, ratios=ratios, ablation=ablation, seed=seed, n_dev=n_dev, n_targets=n_targets)
     say(f"{n_targets or n_test} of {n_test} sequences are targets ({n_dev} dev sequences are left out), model {on.model}")
-    store = Store(folder, command=run.store(name, data=data, limit=limit, targets=targets).command)
-    done = compute([*del_runs(benchmark, chosen, fewer), *(single_layer_run(benchmark, method) for method in alone)], store, run, on.load)
+    store = run.store(folder, data=data, limit=limit, targets=targets)
+    runs = [*presets.del_runs(benchmark, chosen, fewer), *(presets.single_layer_run(benchmark, method) for method in alone)]
+    done = compute(runs, store, run, on.load)
     publish_del(store, store.folder)
     finish(store, done)
 
@@ -137,17 +112,13 @@ def publish_del(store: Store, folder: Path) -> None:
     results.save(folder)
     model = store.plans()[0].plan.settings["model"]
     tables = del_tables(results, model)
-    for name, table in tables.items():
-        save_table(table, folder, name, f"{DEL_CAPTIONS[name]} [{model}]")
     alone = {name: frame[frame["ratio"] == frame["ratio"].max()] for name, frame in results.single_layer.items()}
     for name, frame in alone.items():
         write_text(folder / f"single_layer_{name}.csv", frame.to_csv(index=False))
-        save_table(single_layer_table(frame), folder, f"del_single_layer_{name}", f"{DEL_CAPTIONS['del_single_layer']} [{model}]")
-    try:
-        for name, figure in del_figures(results, list(alone.values())).items():
-            save_figure(figure, folder, name)
-    except ImportError as error:
-        say(str(error))
+    captions = dict.fromkeys([f"del_single_layer_{name}" for name in alone], DEL_CAPTIONS["del_single_layer"]) | DEL_CAPTIONS
+    shown = {**tables, **{f"del_single_layer_{name}": single_layer_table(frame) for name, frame in alone.items()}}
+    captioned = {name: (table, f"{captions[name]} [{model}]") for name, table in shown.items()}
+    options.save_all(folder, captioned, lambda: del_figures(results, list(alone.values())))
     typer.echo(f"\n{DEL_CAPTIONS['del']}\n\n{to_markdown(tables['del'])}")
     typer.echo(f"All tables, figures, the frame and the settings: {folder}")
 
@@ -171,5 +142,5 @@ def collected_default(
     found = SearchResults.of(store)
     if found.missing:
         say_missing(found, "this goes on, in shards or at once")
-    collect_default(search, found, store.folder, n_dev)
+    presets.collect_default(search, found, store.folder, n_dev)
     return store.folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from tl_localize.cli.del_benchmark import publish_del
 from tl_localize.cli.inj import publish_inj
 from tl_localize.cli.options import command_line
 from tl_localize.cli.tune import publish_tune
-from tl_localize.collect import SearchResults, merged
+from tl_localize.collect import FilteredChunk, SearchResults, merged
 from tl_localize.evals.del_benchmark import BY_LAYER
 from tl_localize.execution import Plan, Record, Store, Task
 from tl_localize.execution import status as status_of
@@ -70,13 +71,14 @@ def trace(
         known = ", ".join(sorted({task.label for task in tasks}))
         raise ValueError(f"method, ratio and name must select a number of the tables, got none. Methods: {known}.")
     plans = store.plans()
+    searched = SearchResults.of(store).chunks if tasks[0].kind == "collect" else []
     plan_of = {task.key: one for one in reversed(plans) for task in one.plan.tasks}
     for task in found:
         record = store.read(task)
         typer.echo(f"{task.label}, from {task.name} on" if task.kind == "collect" else f"{task.label}, ratio {task.ratio:g}, {task.name}")
         for one in (task, *closure(task.needs)):
             typer.echo(f"  {folder / one.file}")
-        for line in numbers(task, record, store) if record else []:
+        for line in numbers(task, record, searched) if record else []:
             typer.echo(f"    {line}")
         typer.echo(f"  {rerun_command(plan_of[task.key], task) if record else 'MISSING'}\n")
     command = plans[-1].about["command"]
@@ -85,10 +87,10 @@ def trace(
         typer.echo(f"  {command_line(command['name'], {**command['options'], 'out': 'made-again'})}")
 
 
-def numbers(task: Task, record: Record, store: Store) -> list[dict[str, Any]]:
+def numbers(task: Task, record: Record, searched: Sequence[FilteredChunk | None]) -> list[dict[str, Any]]:
     """What a measurement says, a line for each number of the tables."""
     if task.kind == "collect":
-        chunk = SearchResults.of(store).chunks[task.index]
+        chunk = searched[task.index]
         report, recited = merged([chunk] if chunk else [])
         removed = {name: n for name, n in report.removed.items() if n}
         return [{"came in": report.n_in, **removed}, *({"id": m.id, "accuracy": m.accuracy, "distance": m.distance} for m in recited)]
@@ -97,9 +99,7 @@ def numbers(task: Task, record: Record, store: Store) -> list[dict[str, Any]]:
         own = {f"self_{name}": effect[name][effect["target"]] for name in ("accuracy", "levenshtein")}
         alone = {name: budget[name] for name in ("layer", "multiple") if budget["layer"] is not None}
         rows.append({**alone, **own, "perplexity": effect["perplexity"]})
-    return [
-        {name: value for name, value in row.items() if name in (*SHOWN, "layer", "multiple") or name.startswith("self_")} for row in rows
-    ]
+    return [{name: value for name, value in row.items() if name in SHOWN} for row in rows]
 
 
 def rerun_command(made_by: StoredPlan, task: Task) -> str:
@@ -115,13 +115,10 @@ def rerun_command(made_by: StoredPlan, task: Task) -> str:
     if only:
         options["methods"] = method
         options["set"] = [text for text in options.get("set", []) if text.startswith(f"{method}.")]
-        options.pop("single_layer", None)
-        if task.kind == "single_layer":
-            options["single_layer"] = method
+        options["single_layer"] = [method] if task.kind == "single_layer" else []
     groups = groups_of(plan, task, {task.label, RandomBaseline.name} if only else None)  # Random always runs along
-    return command_line(
-        command["name"], {**options, "shard": f"{groups.index(task.group or task.key) + 1}/{len(groups)}", "out": "made-again"}
-    )
+    shard = f"{groups.index(task.group or task.key) + 1}/{len(groups)}"
+    return command_line(command["name"], {**options, "shard": shard, "out": "made-again"})
 
 
 def groups_of(plan: Plan, task: Task, labels: set[str] | None) -> list[str]:

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from tl_localize.cli.options import (
-    Distractors,
-    MethodSettings,
-    ModelOptions,
-    RunOptions,
-    SettingsFile,
-    check_at_least,
-    check_ratios,
-    say,
-    say_settings,
-)
+from tl_localize.cli import options
+from tl_localize.cli.options import Distractors, MethodSettings, ModelOptions, RunOptions, SettingsFile, say
 from tl_localize.cli.running import compute, finish
 from tl_localize.evals.inj_results import InjResults
 from tl_localize.evals.presets import INJ_SENTENCES, inj_runs, make_methods
@@ -25,8 +16,8 @@ from tl_localize.evals.tuning import read_settings
 from tl_localize.execution import Store
 from tl_localize.models import is_reference
 from tl_localize.reference import N_DEV, inj_sequences
-from tl_localize.report.figures import recall_curve, save_figure, target_against_distractors
-from tl_localize.report.tables import inj_tables, save_table, to_markdown
+from tl_localize.report.figures import recall_curve, target_against_distractors
+from tl_localize.report.tables import inj_tables, to_markdown
 
 
 def inj(
@@ -52,30 +43,19 @@ def inj(
     """
     tuned = read_settings(settings) if settings else {}
     make_methods(methods, set or [], tuned)  # mistakes are found before the model is loaded
-    check_ratios(ratio)
-    check_at_least(1, limit=limit, max_steps=max_steps)
-    check_at_least(0, seed=seed, distractors=distractors)
+    options.check_ratios(ratio)
+    options.check_at_least(1, limit=limit, max_steps=max_steps)
+    options.check_at_least(0, seed=seed, distractors=distractors)
     if learning_rate is not None and not learning_rate > 0:
         raise ValueError(f"learning_rate must be above 0, got {learning_rate}. Leave it out for the paper's.")
-    say_settings(on.model, "inj", settings)
-    store = run.store(f"inj-{on.short}{f'-distractors-{distractors}' if distractors else ''}")
+    options.say_settings(on.model, "inj", settings)
+    store = run.store(run.folder(f"inj-{on.short}{f'-distractors-{distractors}' if distractors else ''}"))
     model = on.load()
     sequences = inj_sequences(model, data)
     limit = limit or (INJ_SENTENCES if is_reference(on.model) and data is None else len(sequences))
     say(f"{min(limit, len(sequences))} of {len(sequences)} sentences ({N_DEV} dev sentences are left out), model {on.model}")
-    runs = inj_runs(
-        model,
-        on.model,
-        sequences[:limit],
-        methods,
-        set or [],
-        tuned,
-        ratio,
-        seed=seed,
-        learning_rate=learning_rate,
-        max_steps=max_steps,
-        distractors=distractors,
-    )
+    training: dict[str, Any] = {"seed": seed, "learning_rate": learning_rate, "max_steps": max_steps, "distractors": distractors}
+    runs = inj_runs(model, on.model, sequences[:limit], methods, set or [], tuned, ratio, **training)
     done = compute(runs, store, run, on.load)
     publish_inj(store, store.folder)
     finish(store, done)
@@ -90,14 +70,14 @@ def publish_inj(store: Store, folder: Path) -> None:
         return
     model = store.plans()[0].plan.settings["model"]
     tables = inj_tables(results, model)
-    for name, table in tables.items():
-        save_table(table, folder, name, f"INJ on {model}: {name}, in percent, mean ± standard error.")
-    try:
-        save_figure(recall_curve(results), folder, "inj_recall_curve")
-        if results.distractors:
-            save_figure(target_against_distractors(results), folder, "inj_target_against_distractors")
-    except ImportError as error:
-        say(str(error))
+    captioned = {name: (table, f"INJ on {model}: {name}, in percent, mean ± standard error.") for name, table in tables.items()}
+    options.save_all(folder, captioned, lambda: inj_figures(results))
     typer.echo("\nRecall in percent, mean ± standard error over sentences; 1x, 2x, 5x: top share of each layer over the injected share\n")
     typer.echo(to_markdown(tables["inj"]))
     typer.echo(f"All tables, the frame and the settings: {folder}")
+
+
+def inj_figures(results: InjResults) -> dict[str, Any]:
+    """The figures of INJ by file name."""
+    also = {"inj_target_against_distractors": target_against_distractors(results)} if results.distractors else {}
+    return {"inj_recall_curve": recall_curve(results), **also}

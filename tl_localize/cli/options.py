@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import pandas as pd
 import typer
 from tqdm import tqdm
 
@@ -19,6 +20,8 @@ from tl_localize.execution.store import Store
 from tl_localize.files import prepare_folder
 from tl_localize.models import load_model
 from tl_localize.neurons import Real
+from tl_localize.report.figures import save_figure
+from tl_localize.report.tables import save_table
 from tl_localize.scores import check_ratio
 
 MethodSettings = Annotated[
@@ -73,35 +76,28 @@ class RunOptions:
         check_at_least(1, workers=self.workers)
         check_at_least(0, gpus=self.gpus)
 
-    def store(self, name: str, folder: str = "", **resolved: Any) -> Store:
-        """The results folder, with the record of the command.
+    def folder(self, name: str) -> Path:
+        """The results folder, which has this name unless ``--out`` is given."""
+        return Store(prepare_folder(self.out or Path("tl-localize-results") / name)).folder
 
-        Args:
-            name: of the folder, unless ``--out`` is given.
-            folder: within it.
-            resolved: options whose values were found only while the command ran.
-        """
-        out = prepare_folder((self.out or Path("tl-localize-results") / name) / folder)
-        return Store(out, command={"name": self.command, "options": recorded({**self.options, **resolved})})
+    def store(self, folder: Path, **resolved: Any) -> Store:
+        """The store of a folder, with the record of the command; ``resolved`` are options that were found while it ran."""
+        return Store(folder, command={"name": self.command, "options": recorded({**self.options, **resolved})})
 
 
 def expanded(command: str, function: Callable[..., None]) -> Callable[..., None]:
-    """A function as a command: a parameter that is a group of options becomes these options, and a mistake of the user's one line."""
+    """A function as a command: its parameters ``on`` and ``run`` become the options of these groups, a mistake of the user's one line."""
     own = inspect.signature(function, eval_str=True).parameters
-    groups: dict[str, Callable[..., Any]] = {
-        name: one.annotation for name, one in own.items() if one.annotation in (ModelOptions, RunOptions)
-    }
-    fields = {
-        name: [one for one in inspect.signature(kind, eval_str=True).parameters.values() if hasattr(one.annotation, "__metadata__")]
-        for name, kind in groups.items()
-    }
-    parameters = [part.replace(kind=part.KEYWORD_ONLY) for name, one in own.items() for part in fields.get(name, [one])]
+    groups: dict[str, Callable[..., Any]] = {name: one.annotation for name, one in own.items() if name in ("on", "run")}
+    fields = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in groups.items()}
+    parts = [part for name, one in own.items() for part in (fields[name].values() if name in fields else [one])]
+    parameters = [part.replace(kind=part.KEYWORD_ONLY) for part in parts if hasattr(part.annotation, "__metadata__")]
 
     def call(**given: Any) -> None:
-        made = {name: {one.name: given[one.name] for one in parts} for name, parts in fields.items()}
-        made = {name: values | ({"command": command, "options": given} if name == "run" else {}) for name, values in made.items()}
+        record = {"command": command, "options": given}
         try:
-            function(**{name: groups[name](**made[name]) if name in groups else given[name] for name in own})
+            made = {name: kind(**{field: (given | record)[field] for field in fields[name]}) for name, kind in groups.items()}
+            function(**{name: (given | made)[name] for name in own})
         except (ValueError, OSError, ImportError) as error:
             typer.echo(f"tl-localize: {error}", err=True)
             raise typer.Exit(2) from error
@@ -143,8 +139,18 @@ def say(text: str) -> None:
 
 def say_settings(model: str, benchmark: Literal["inj", "del"], over: Path | str | None = None) -> None:
     """Say which settings the learned masks have where neither ``--set`` nor what is put over them has others."""
-    beside = f", where {over} has no others" if over else ""
-    say(f"Settings of learned masks: {settings_source(model, benchmark)}{beside}.")
+    say(f"Settings of learned masks: {settings_source(model, benchmark)}{f', where {over} has no others' if over else ''}.")
+
+
+def save_all(folder: Path, tables: Mapping[str, tuple[pd.DataFrame, str]], figures: Callable[[], Mapping[str, Any]] = dict) -> None:
+    """Write tables with their captions, and figures where matplotlib is installed."""
+    for name, (table, caption) in tables.items():
+        save_table(table, folder, name, caption)
+    try:
+        for name, figure in figures().items():
+            save_figure(figure, folder, name)
+    except ImportError as error:
+        say(str(error))
 
 
 def check_at_least(low: int, **options: Real | None) -> None:

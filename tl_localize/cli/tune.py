@@ -8,37 +8,15 @@ from typing import Annotated, Literal
 
 import typer
 
+from tl_localize.cli import options
 from tl_localize.cli.del_benchmark import collected_default
-from tl_localize.cli.options import (
-    Distractors,
-    General,
-    MethodSettings,
-    ModelOptions,
-    Prefix,
-    RunOptions,
-    check_at_least,
-    check_ratios,
-    say,
-    say_settings,
-)
+from tl_localize.cli.options import Distractors, General, MethodSettings, ModelOptions, Prefix, RunOptions, say
 from tl_localize.cli.running import compute, finish
+from tl_localize.evals import presets
 from tl_localize.evals.del_benchmark import DelBenchmark
 from tl_localize.evals.del_results import DelResults
 from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.evals.inj_results import InjResults
-from tl_localize.evals.presets import (
-    DEL_SEQUENCES,
-    FIRST_LAYER,
-    check_data,
-    check_dev,
-    del_methods,
-    del_ratios,
-    dev_data,
-    inj_ratios,
-    make_methods,
-    paper_grids,
-    paper_settings,
-)
 from tl_localize.evals.tuning import Ranking, expand, read_grids, write_settings
 from tl_localize.execution import Store
 from tl_localize.execution.store import nearest
@@ -72,33 +50,33 @@ def tune(
     if benchmark not in ("inj", "del"):
         raise ValueError(f"benchmark must be inj or del, got {benchmark!r}.")
     kind: Literal["inj", "del"] = "inj" if benchmark == "inj" else "del"
-    grids = read_grids(grid) if grid else paper_grids()
+    grids = read_grids(grid) if grid else presets.paper_grids()
     if method not in grids:
         raise ValueError(f"grid must hold the method {method!r}, got {sorted(grids)}.{nearest(method, grids)}")
-    ratio = max(inj_ratios(on.model) if kind == "inj" else del_ratios(on.model)) if ratio is None else ratio
+    ratio = max(presets.inj_ratios(on.model) if kind == "inj" else presets.del_ratios(on.model)) if ratio is None else ratio
     if kind == "inj":
-        (fixed,) = make_methods(method, set or [], paper_settings(on.model, "inj", ratio))
+        (fixed,) = presets.make_methods(method, set or [], presets.paper_settings(on.model, "inj", ratio))
     else:
-        (fixed,) = del_methods(method, set or [], on.model)
-    say_settings(on.model, kind, "the grid")
+        (fixed,) = presets.del_methods(method, set or [], on.model)
+    options.say_settings(on.model, kind, "the grid")
     candidates = [replace(fixed, **{axis: getattr(one, axis) for axis in grids[method]}) for one in expand(method, grids[method])]
-    check_ratios([ratio])
-    check_at_least(0, distractors=distractors)
-    check_at_least(1, n_prefix=n_prefix)
+    options.check_ratios([ratio])
+    options.check_at_least(0, distractors=distractors)
+    options.check_at_least(1, n_prefix=n_prefix)
     if kind == "del":
-        check_data(on.model, data, general)
+        presets.check_data(on.model, data, general)
         if data is None:
-            check_dev(n_dev, DEL_SEQUENCES)
-    name = f"tune-{benchmark}-{on.short}"
-    folder = run.store(name).folder
+            presets.check_dev(n_dev, presets.DEL_SEQUENCES)
+    folder = run.folder(f"tune-{benchmark}-{on.short}")
     model = on.load()
     if kind == "inj":
         setting = InjBenchmark(model=model, sequences=inj_sequences(model, data, dev=True), ratio=ratio, distractors=distractors)
     else:
-        data = data or collected_default(model, on.load, run.store(name, "collection"), run, n_dev, [ratio])
-        dev, text = dev_data(model, data, general, n_dev, n_prefix)
-        setting = DelBenchmark(model, dev, text, ratios=(ratio,), n_dev=0, first_layer=FIRST_LAYER)
-    store = Store(folder, command=run.store(name, data=data).command)
+        data = data or collected_default(model, on.load, run.store(folder / "collection"), run, n_dev, [ratio])
+        sequences, n_dev, text = presets.del_data(model, data, general, n_dev, n_prefix)
+        presets.check_dev(n_dev, len(sequences))
+        setting = DelBenchmark(model, sequences[:n_dev], text, ratios=(ratio,), n_dev=0)
+    store = run.store(folder, data=data)
     done = compute([(setting, candidates)], store, run, on.load)
     publish_tune(store, store.folder, ratio)
     finish(store, done)
@@ -111,7 +89,7 @@ def publish_tune(store: Store, folder: Path, ratio: float | None = None) -> None
         ratio: that it is for; by default that of the newest plan.
     """
     plans = store.plans()
-    options = plans[-1].about["command"]["options"]
+    given = plans[-1].about["command"]["options"]
     benchmark = plans[-1].plan.benchmark
     ranking = Ranking.of(store, {one.about["command"]["options"]["method"] for one in plans}, ratio)
     results = InjResults.of(store) if benchmark == "inj" else DelResults.of(store)
@@ -132,4 +110,4 @@ def publish_tune(store: Store, folder: Path, ratio: float | None = None) -> None
         return
     for name, best in write_settings(ranking.frame, folder / "settings.json", ranking.rule).items():
         typer.echo(f"\nBest {name}: {best}")
-    typer.echo(f"Use them: tl-localize {benchmark} --model {options['model']} --settings {folder / 'settings.json'}")
+    typer.echo(f"Use them: tl-localize {benchmark} --model {given['model']} --settings {folder / 'settings.json'}")

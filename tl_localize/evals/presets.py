@@ -34,10 +34,10 @@ from tl_localize.sequences import MemorizedSequence
 Settings = Mapping[str, Mapping[str, Any]]  # by method name
 
 INJ_SENTENCES = 5  # of the committed table of each reference model, and of the default run
-DEL_TARGETS = "8"  # of the default run on a reference model; the committed tables have "25,zero_out=6"
+DEL_TARGETS = 8  # of the default run on a reference model; the committed tables have "25,zero_out=6"
 DEL_SEQUENCES = 105  # of a reference model, dev ones included: the others are what must not be forgotten
 DEL_GENERAL = 48  # rows of general text of a reference model
-FIRST_LAYER = 1  # of DEL: layer 0 is spared, and learned masks leave it open
+FIRST_LAYER = DelBenchmark.first_layer  # layer 0 is spared, and learned masks leave it open
 BUDGET_FACTORS = (1, 5)  # of the budget of all layers, for a single layer
 GENERAL = "general.safetensors"  # in a collection's folder: text for the perplexity
 
@@ -282,15 +282,6 @@ def check_dev(n_dev: int, n_sequences: int) -> None:
             f"n_dev must be at least 2, for a target and another, and below the {n_sequences} sequences, got {n_dev}. "
             "Collect with another --n-dev, or more text."
         )
-
-
-def dev_data(
-    model: LanguageModel, data: Path, general: Path | None, n_dev: int, n_prefix: int
-) -> tuple[list[MemorizedSequence], Integer[Tensor, "sequence pos"]]:
-    """The dev sequences of DEL, each a target and the others' negative, and general text; the test sequences take no part."""
-    sequences, n_dev, text = del_data(model, data, general, n_dev, n_prefix)
-    check_dev(n_dev, len(sequences))
-    return sequences[:n_dev], text
 
 
 def collect_default(search: Search, found: SearchResults, folder: Path, n_dev: int) -> None:
