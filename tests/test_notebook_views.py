@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tl_localize import DelResults, Injection, InjResults, JointInjection, MemorizedSequence, NeuronScores, NeuronSet
-from tl_localize.report.token_view import TokenView, token_view
+from tl_localize.report.token_view import token_view
 
 
 class Balance(HTMLParser):
