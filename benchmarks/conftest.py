@@ -43,7 +43,7 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture(scope="session")
 def model(model_name, request):
     from tl_localize import load_model
-    from tl_localize.cli.options import parse_dtype
+    from tl_localize.evals.presets import parse_dtype
 
     return load_model(model_name, request.config.getoption("--device"), parse_dtype(request.config.getoption("--dtype")))
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from tl_localize import load_model
-from tl_localize.collect import Candidate, Criteria, Sieve, merged, near_duplicates, token_windows
-from tl_localize.reference import reference_stream
+from tl_localize.collect import Candidate, Criteria, Filter, near_duplicates, token_windows
+from tl_localize.collect.reference_texts import training_rows
 
 STRIDE = 25  # eight windows a row: a hundred thousand in 12,500 rows of the stream
 MODEL = "reference-gpt2"
@@ -30,8 +30,8 @@ def peak() -> float:
 
 def measure_filter(n: int) -> None:
     model = load_model(MODEL)
-    rows = torch.from_numpy(reference_stream(model.tokenizer).rows)
-    sieve = Sieve(model, Criteria())
+    rows = training_rows(model)
+    filter = Filter(model, Criteria())
     started, processor = time.perf_counter(), time.process_time()
     print(f"filter: {MODEL}, {torch.get_num_threads()} threads, {peak():.0f} MiB before", flush=True)
 
@@ -41,9 +41,10 @@ def measure_filter(n: int) -> None:
             if i % 10_000 == 0:
                 print(f"  {i} read, {time.perf_counter() - started:.0f} s, {peak():.0f} MiB", flush=True)
 
-    counts, _ = merged([sieve.sift(watched())])
+    found = filter.filter(watched())
     seconds, on_processor = time.perf_counter() - started, time.process_time() - processor
-    print(f"  {counts.report()}\n  {seconds:.0f} s in all, {on_processor:.0f} s on processors, peak {peak():.0f} MiB", flush=True)
+    print(f"  {found.report}, {len(found.recited)} asked to recite")
+    print(f"  {seconds:.0f} s in all, {on_processor:.0f} s on processors, peak {peak():.0f} MiB", flush=True)
 
 
 def measure_duplicates(n: int) -> None:

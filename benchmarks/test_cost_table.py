@@ -326,7 +326,7 @@ def pytest_generate_tests(metafunc: Any) -> None:
 def costed(request: pytest.FixtureRequest) -> tuple[str, Any]:
     """Name and model: random weights by shape, or a real model."""
     from tl_localize import load_model
-    from tl_localize.cli.options import parse_dtype
+    from tl_localize.evals.presets import parse_dtype
     from tl_localize.models import check_device
 
     options = request.config.getoption

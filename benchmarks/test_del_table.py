@@ -1,6 +1,8 @@
 """The DEL tables and figures: what is forgotten when located neurons are silenced, on each model.
 
-pytest benchmarks/test_del_table.py                                             # both reference models, their own training stream
+pytest benchmarks/test_del_table.py                                             # both reference models, their own training texts
+tl-localize del --methods METHODS --targets 25,zero_out=6                       # the same table of one model, in a results folder
+tl-localize del --methods M --single-layer M --targets 6                        # one layer against all, M = integrated_gradients
 pytest benchmarks/test_del_table.py --model gpt2-xl --device cuda --del-data memorized_data-gpt2-xl.jsonl --general pile_random_batch.pt
 """
 
@@ -13,12 +15,9 @@ import pytest
 
 HERE = Path(__file__).parent
 # Of the reference models; of others all sequences are targets.
-N_TARGETS = 25
-N_TARGETS_ZERO_OUT = 6  # a forward pass for each neuron takes its time
+TARGETS = "25,zero_out=6"  # a forward pass for each neuron takes its time
 N_TARGETS_SINGLE_LAYER = 6
-N_SEQUENCES = 105  # dev ones included: the others are what must not be forgotten
-N_GENERAL = 48  # rows of general text
-METHODS = "hard_concrete,slimming,integrated_gradients,activations,attribution"
+METHODS = "hard_concrete,slimming,zero_out,integrated_gradients,activations,attribution"
 SINGLE_LAYER = "integrated_gradients"
 PAPER_METHODS = ["hard_concrete", "slimming", "zero_out", "integrated_gradients", "activations"]
 TOLERANCE = 0.05  # of a mean change of accuracy against the committed one: learned masks differ in the last digits between machines
@@ -32,46 +31,51 @@ def files(request):
 
 @pytest.fixture(scope="session")
 def collection(model, model_name, files):
-    """What a reference model has memorized of its own training stream."""
-    from tl_localize.cli.collect import collect_reference
+    """What a reference model has memorized of its own training texts."""
     from tl_localize.cli.del_benchmark import check_data
-    from tl_localize.collect import Criteria
+    from tl_localize.collect.reference_texts import reference_search, with_planted
+    from tl_localize.evals.presets import check_data
 
     check_data(model_name, *files)
-    return None if files[0] else collect_reference(model, Criteria(), n_dev=5)
+    if files[0]:
+        return None
+    search = reference_search(model)
+    return with_planted(model, search.collection(search.run(), n_dev=5))
 
 
 @pytest.fixture(scope="session")
 def benchmark(model, model_name, collection, files, request):
     """DEL on the drawn sequences, for a number of targets."""
-    from tl_localize.cli.del_benchmark import FIRST_LAYER, default_ratios, del_data, drawn_first
     from tl_localize.evals.del_benchmark import DelBenchmark
+    from tl_localize.evals.presets import DEL_GENERAL, DEL_SEQUENCES, FIRST_LAYER, del_data, del_ratios, drawn_first
     from tl_localize.reference import held_out_tokens
 
     if collection is None:
         sequences, n_dev, general = del_data(model, *files)
     else:
-        n_dev, general = collection.n_dev, held_out_tokens()[:N_GENERAL]
-        sequences = drawn_first(collection.sequences, n_dev, seed=0)[:N_SEQUENCES]
+        n_dev, general = collection.n_dev, held_out_tokens()[:DEL_GENERAL]
+        sequences = drawn_first(collection.sequences, n_dev, seed=0)[:DEL_SEQUENCES]
 
     def make(n_targets):
         limit = request.config.getoption("--limit") or (None if collection is None else n_targets)
         n_targets = limit and min(limit, len(sequences) - n_dev)
-        ratios = default_ratios(model_name)
+        ratios = del_ratios(model_name)
         return DelBenchmark(model, sequences, general, ratios=ratios, n_dev=n_dev, n_targets=n_targets, first_layer=FIRST_LAYER)
 
     return make
 
 
 @pytest.fixture(scope="session")
-def results(benchmark, model_name, tuned, publish, publish_figure):
-    from tl_localize.cli.del_benchmark import del_methods
-    from tl_localize.evals.del_benchmark import DelResults
+def results(benchmark, collection, model_name, tuned, publish, publish_figure, request):
+    from tl_localize.evals.del_results import DelResults
+    from tl_localize.evals.presets import del_methods, del_runs, parse_targets
     from tl_localize.report.figures import del_figures
     from tl_localize.report.tables import DEL_CAPTIONS, del_tables
 
-    runs = {METHODS: N_TARGETS, "zero_out": N_TARGETS_ZERO_OUT}
-    measured = DelResults.join([benchmark(n).run(del_methods(methods, [], model_name, tuned)) for methods, n in runs.items()])
+    n_targets, fewer = parse_targets(TARGETS)
+    as_committed = collection is not None and not request.config.getoption("--limit")
+    runs = del_runs(benchmark(n_targets), del_methods(METHODS, [], model_name, tuned), fewer if as_committed else {})
+    measured = DelResults.join([one.run(some) for one, some in runs])
     for name, table in del_tables(measured, model_name).items():
         publish(table, model_name, name, DEL_CAPTIONS[name])
     for name, figure in del_figures(measured).items():
@@ -86,8 +90,8 @@ def losses(results):
     return -100 * frame.groupby("method")[["delta_self_accuracy", "delta_neg_accuracy"]].mean()
 
 
-def test_collection_finds_a_hundred_sequences_in_the_training_stream(collection, model_name, publish):
-    from tl_localize.cli.collect import reference_tables
+def test_collection_finds_a_hundred_sequences_in_the_training_texts(collection, model_name, publish):
+    from tl_localize.collect.reference_texts import reference_tables
 
     if collection is None:
         pytest.skip("the sequences were given")
@@ -132,13 +136,13 @@ def test_losses_are_the_committed_ones(results, model_name, request):
 
 
 def test_many_layers_erase_more_than_the_average_layer(benchmark, model_name, tuned, publish, publish_figure):
-    from tl_localize.cli.del_benchmark import del_methods, single_layer_ratio
+    from tl_localize.evals.presets import del_methods, single_layer_run
     from tl_localize.report.figures import single_layer
     from tl_localize.report.tables import DEL_CAPTIONS, single_layer_table
 
-    run = benchmark(N_TARGETS_SINGLE_LAYER)
     (method,) = del_methods(SINGLE_LAYER, [], model_name, tuned)
-    frame = run.run_single_layer(method, single_layer_ratio(run))
+    single, methods = single_layer_run(benchmark(N_TARGETS_SINGLE_LAYER), method)
+    frame = single.run(methods).single_layer[method.name]
     publish(single_layer_table(frame), model_name, f"del_single_layer_{method.name}", DEL_CAPTIONS["del_single_layer"])
     publish_figure(single_layer(frame), model_name, f"del_single_layer_{method.name}")
     loss = -frame.assign(layer=frame["layer"].fillna(-1)).groupby(["layer", "multiple"])["delta_self_accuracy"].mean()
@@ -147,9 +151,9 @@ def test_many_layers_erase_more_than_the_average_layer(benchmark, model_name, tu
 
 @pytest.mark.smoke
 def test_smoke_on_a_few_planted_sequences(model, model_name):
-    from tl_localize.cli.del_benchmark import del_methods
     from tl_localize.collect import Criteria, collect_memorized
     from tl_localize.evals.del_benchmark import DelBenchmark
+    from tl_localize.evals.presets import del_methods
     from tl_localize.reference import held_out_tokens, load_planted
 
     if getattr(model, "tokenizer", None) is None or not model_name.startswith("reference"):

@@ -29,23 +29,22 @@ CAPTIONS = {
 
 @pytest.fixture(scope="session")
 def results(model, model_name, tuned, request, publish):
-    from tl_localize.cli.options import REFERENCE_RATIO, make_methods
-    from tl_localize.evals.inj_benchmark import InjBenchmark
-    from tl_localize.report.paper import paper_settings
-    from tl_localize.report.figures import target_against_distractors, save_figure
-    from tl_localize.reference import inj_sequences
-    from tl_localize.report.tables import inj_tables
+    from tl_localize.evals.inj_results import InjResults
+    from tl_localize.evals.presets import inj_ratios, inj_runs
     from tl_localize.evals.tuning import read_settings
+    from tl_localize.reference import inj_sequences
+    from tl_localize.report.figures import save_figure, target_against_distractors
+    from tl_localize.report.tables import inj_tables
 
     full = request.config.getoption("--full")
-    ratio = REFERENCE_RATIO if model_name.startswith("reference") else 0.01
     data = request.config.getoption("--data")
     limit = request.config.getoption("--limit") or (DISTRACTORS + 1) * (N_GROUPS_FULL if full else N_GROUPS)
     sentences = inj_sequences(model, Path(data) if data else None)[:limit]
     if not tuned and model_name.startswith("reference"):
         tuned = read_settings(SETTINGS)
-    methods = make_methods("all" if full else CHEAP, [], paper_settings(model_name, "inj", ratio), tuned)
-    measured = InjBenchmark(model=model, sequences=sentences, ratio=ratio, distractors=DISTRACTORS).run(methods)
+    ratios, methods = inj_ratios(model_name)[:1], "all" if full else CHEAP
+    runs = inj_runs(model, model_name, sentences, methods, [], tuned, ratios, distractors=DISTRACTORS)
+    measured = InjResults.join([one.run(some) for one, some in runs])
     for name, table in inj_tables(measured, model_name).items():
         publish(table, model_name, f"distractors_{name}", CAPTIONS[name])
     folder = Path(request.config.getoption("--results")) / Path(model_name).name

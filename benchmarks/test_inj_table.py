@@ -1,7 +1,9 @@
 """The INJ tables: recall of injected rows by every method (the paper's tables 2, 6, 7, 8 and 9), on each model.
 
 pytest benchmarks/test_inj_table.py                                             # both reference models, our sentences
+tl-localize inj                                                                 # the same table of one model, in a results folder
 pytest benchmarks/test_inj_table.py --full                                      # 32 sentences, however long it takes
+tl-localize inj --limit 32                                                      # the same of one model
 pytest benchmarks/test_inj_table.py --model gpt2 --device cuda --data ecbd_2021_definition_dedup.jsonl   # the paper's
 pytest benchmarks/test_inj_table.py --settings settings.json                    # with what tl-localize tune has found
 """
@@ -14,9 +16,7 @@ import pandas as pd
 import pytest
 
 HERE = Path(__file__).parent
-RATIO = {"reference-gpt2": [0.03], "reference-pythia": [0.03]}  # of others: the paper's
-PAPER_RATIOS = [0.01, 0.001]
-N_SENTENCES, N_SENTENCES_FULL = 5, 32  # of the reference models, all methods; with --full
+N_SENTENCES_FULL = 32  # of the reference models, all methods, with --full
 N_SENTENCES_CHEAP = 8  # of the tables with more data and with other seeds, as in the paper without Zero-Out
 CHEAP = "hard_concrete,slimming,integrated_gradients,activations"
 OTHER_SEED = 1000
@@ -34,29 +34,24 @@ def sentences(model, request):
 @pytest.fixture(scope="session")
 def run(model, model_name, sentences, tuned, request):
     """INJ with some methods on the first sentences, at each of the model's ratios."""
-    from tl_localize.cli.options import make_methods
-    from tl_localize.evals.inj_benchmark import InjBenchmark, InjResults
-    from tl_localize.report.paper import paper_settings
+    from tl_localize.evals.inj_results import InjResults
+    from tl_localize.evals.presets import inj_runs
+    from tl_localize.models import is_reference
 
     def measure(methods, limit, seed=0):
-        limit = request.config.getoption("--limit") or (limit if model_name in RATIO else None)
-        return InjResults.join(
-            [
-                InjBenchmark(model=model, sequences=sentences[:limit], ratio=ratio, seed=seed).run(
-                    make_methods(methods, [], paper_settings(model_name, "inj", ratio), tuned)
-                )
-                for ratio in RATIO.get(model_name, PAPER_RATIOS)
-            ]
-        )
+        limit = request.config.getoption("--limit") or (limit if is_reference(model_name) else None)
+        runs = inj_runs(model, model_name, sentences[:limit], methods, [], tuned, seed=seed)
+        return InjResults.join([one.run(some) for one, some in runs])
 
     return measure
 
 
 @pytest.fixture(scope="session")
 def results(run, model_name, publish, request):
+    from tl_localize.evals.presets import INJ_SENTENCES
     from tl_localize.report.tables import inj_tables
 
-    measured = run("all", N_SENTENCES_FULL if request.config.getoption("--full") else N_SENTENCES)
+    measured = run("all", N_SENTENCES_FULL if request.config.getoption("--full") else INJ_SENTENCES)
     captions = {
         "inj": "INJ, top share of each layer: recall in percent, mean ± standard error",
         "inj_across_layers": "INJ, top share of the model: recall in percent, mean ± standard error",
@@ -86,7 +81,9 @@ def test_hard_concrete_beats_activations(recalls):
 
 def test_slimming_beats_activations(recalls, model_name, request):
     """The paper's order, which does not hold on the reference models: ``Activations`` contains the length of the row, which betrays it."""
-    if model_name in RATIO:
+    from tl_localize.models import is_reference
+
+    if is_reference(model_name):
         request.applymarker(pytest.mark.xfail(strict=True, reason="a ruler finds the injected rows: see RowNorm, and test_inj_distractors"))
     assert recalls.loc["slimming"].iloc[0] > recalls.loc["activations"].iloc[0]
 
@@ -128,7 +125,7 @@ def test_more_sentences_keep_the_order_of_masks_and_activations(more_data):
 
 
 def test_other_seeds_change_no_recall_significantly(more_data, run, publish, model_name):
-    from tl_localize.evals.inj_benchmark import compare_seeds
+    from tl_localize.evals.inj_results import compare_seeds
     from tl_localize.report.paper import TITLES
 
     table = compare_seeds(more_data, run(CHEAP, N_SENTENCES_CHEAP, OTHER_SEED))
@@ -146,8 +143,8 @@ def test_other_seeds_change_no_recall_significantly(more_data, run, publish, mod
 def test_smoke_on_the_beginning_of_two_sentences(model, sentences):
     from dataclasses import replace
 
-    from tl_localize.cli.options import make_methods
     from tl_localize.evals.inj_benchmark import InjBenchmark
+    from tl_localize.evals.presets import make_methods
 
     methods = make_methods("hard_concrete,integrated_gradients,activations", ["hard_concrete.steps=100"])
     short = [replace(sentence, tokens=sentence.tokens[:20]) for sentence in sentences[:2]]

@@ -28,10 +28,8 @@ def test_killed_run_has_the_tables_of_an_undisturbed_one(tmp_path, distractors):
     from kill import kill_until, logged
 
     from tl_localize import Activations, HardConcrete, IntegratedGradients
-    from tl_localize.execution.distributed import in_process, jobs
     from tl_localize.evals.inj_benchmark import InjBenchmark
-    from tl_localize.runs import InjRun, inj_results
-    from tl_localize.execution.store import Store
+    from tl_localize.execution import Store
     from tl_localize.report.tables import inj_tables, to_markdown
 
     torch.set_num_threads(1)
@@ -40,24 +38,21 @@ def test_killed_run_has_the_tables_of_an_undisturbed_one(tmp_path, distractors):
     sentences = helpers["memorized"](*[(10 + i % 5, 1) for i in range(N_SENTENCES)])
     methods = [Activations(), IntegratedGradients(steps=5), HardConcrete(steps=30)]
 
-    def start(name):
-        benchmark = InjBenchmark(
-            model=model, sequences=sentences, ratio=0.2, learning_rate=0.02, stop_loss=0.2, max_steps=100, distractors=distractors
-        )
-        return InjRun(Store(tmp_path / name), benchmark, methods)
+    benchmark = InjBenchmark(
+        model=model, sequences=sentences, ratio=0.2, learning_rate=0.02, stop_loss=0.2, max_steps=100, distractors=distractors
+    )
 
-    def finish(run):
-        return sum(1 for _ in in_process([run], jobs([run])))
+    def finish(name):
+        return benchmark.run(methods, Store(tmp_path / name))
 
-    def tables(run):
-        results = inj_results(run.store)
+    def tables(results):
         assert not len(results.missing)
         frame = results.frame.drop(columns="seconds").to_csv()
         return [frame, results.truth.to_csv(), *(to_markdown(table) for table in inj_tables(results, "tiny").values())]
 
-    whole = start("whole")
     began = time.monotonic()
-    n_units = finish(whole)
+    whole = finish("whole")
+    n_tasks = sum(1 for _ in (tmp_path / "whole" / "records").rglob("*.safetensors"))
     mean = SHARE * (time.monotonic() - began)
     kills = inside = begun = wasted = folders = 0
     while kills < ROUNDS:
@@ -65,17 +60,16 @@ def test_killed_run_has_the_tables_of_an_undisturbed_one(tmp_path, distractors):
         log = tmp_path / f"{name}.log"
 
         def run(name=name, log=log):
-            again = start(name)
-            logged(again, log)
-            finish(again)
+            logged(log)
+            finish(name)
 
         seen = kill_until(run, tmp_path / name, log, ROUNDS - kills, seed=folders, mean=mean)
         kills, inside, wasted = kills + seen.rounds, inside + seen.inside_writes, wasted + seen.wasted
         begun += sum(seen.computed.values())
-        assert tables(start(name)) == tables(whole)
+        assert tables(finish(name)) == tables(whole)
         assert [path.name for part in ("tmp", "set_aside", "failures") for path in (tmp_path / name / part).iterdir()] == []
         files = [{str(path.relative_to(tmp_path / one)) for path in (tmp_path / one).rglob("*")} for one in (name, "whole")]
         assert files[0] == files[1]
-    print(f"\ndistractors {distractors}: {kills} kills ({inside} inside a write) over {folders} runs of {n_units} events,")
+    print(f"\ndistractors {distractors}: {kills} kills ({inside} inside a write) over {folders} runs of {n_tasks} tasks,")
     print(f"{begun} computations begun, {wasted} begun again without having been in hand")
     assert wasted == 0

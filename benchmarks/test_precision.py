@@ -23,7 +23,7 @@ RATIO, LEARNING_RATE, N_SENTENCES = 0.03, 0.003, 4
 def recalls(model_name, request, publish):
     """[method, dtype]: mean recall of the injected rows among the top 3 % of each layer."""
     from tl_localize import ZeroOut, inject, load_model
-    from tl_localize.cli.options import make_methods, parse_dtype
+    from tl_localize.evals.presets import make_methods, parse_dtype
     from tl_localize.reference import inj_sequences
 
     device, limit = request.config.getoption("--device"), request.config.getoption("--limit") or N_SENTENCES

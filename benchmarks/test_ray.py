@@ -20,23 +20,21 @@ from conftest import memorized, tiny_model
 from ray.cluster_utils import Cluster
 
 from tl_localize import Activations, HardConcrete
-from tl_localize.execution.distributed import by_ray, in_process, jobs
 from tl_localize.evals.inj_benchmark import InjBenchmark
-from tl_localize.runs import InjRun, inj_results
-from tl_localize.execution.store import Store
+from tl_localize.execution import InProcess, RayCluster, Store
 
 def load():
     sys.path[:0] = [sys.argv[2]]
     from conftest import tiny_model
     return tiny_model(1, model_name="tiny")
 
-def start(name):
+def run(name, executor):
     sequences = memorized(*[(10, 1)] * 24)
     benchmark = InjBenchmark(model=load(), sequences=sequences, ratio=0.2, learning_rate=0.02, max_steps=150, stop_loss=0.01)
-    return InjRun(Store(Path(sys.argv[1]) / name), benchmark, [Activations(), HardConcrete(steps=200, stop_sparsity=1e-9)])
+    methods = [Activations(), HardConcrete(steps=200, stop_sparsity=1e-9)]
+    return benchmark.run(methods, Store(Path(sys.argv[1]) / name), executor=executor)
 
-def numbers(run):
-    results = inj_results(run.store)
+def numbers(results):
     assert not len(results.missing), results.missing
     return results.frame.drop(columns="seconds").to_csv(), results.table().to_csv()
 
@@ -45,10 +43,11 @@ cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_
 second = cluster.add_node(num_cpus=1)
 ray.init(address=cluster.address, log_to_driver=False)
 assert sum(node["Alive"] for node in ray.nodes()) == 2
-run = start("ray")
 done, disturbed = 0, []
-for event in by_ray([run], jobs([run]), load):
-    assert not event.reason, event
+
+def disturb(outcome):
+    global done
+    assert not outcome.reason, outcome
     done += 1
     if done >= 10 and "worker" not in disturbed:
         disturbed.append("worker")
@@ -57,15 +56,20 @@ for event in by_ray([run], jobs([run]), load):
     if done >= 40 and "node" not in disturbed:
         disturbed.append("node")
         cluster.remove_node(second, allow_graceful=False)
+
+class Disturbed(RayCluster):
+    def __call__(self, *arguments):
+        for outcome in super().__call__(*arguments):
+            disturb(outcome)
+            yield outcome
+
+by_ray = run("ray", Disturbed(load))
 assert disturbed == ["worker", "node"], disturbed
 deadline = time.monotonic() + 300  # a run that had no worker there at that moment may end before the cluster has noticed
 while sum(node["Alive"] for node in ray.nodes()) > 1 and time.monotonic() < deadline:
     time.sleep(1)
 assert sum(node["Alive"] for node in ray.nodes()) == 1
-whole = start("whole")
-for _ in in_process([whole], jobs([whole])):
-    pass
-assert numbers(run) == numbers(whole)
+assert numbers(by_ray) == numbers(run("whole", InProcess()))
 left = [p for name in ("tmp", "set_aside", "failures") for p in (Path(sys.argv[1]) / "ray" / name).iterdir()]
 print("equal", done, left)
 ray.shutdown()
@@ -82,19 +86,19 @@ import torch
 
 from tl_localize import load_model
 from tl_localize.cli import app
-from tl_localize.reference import reference_stream
+from tl_localize.collect.reference_texts import training_rows
 
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
 rows = folder / "rows.npy"
-np.save(rows, reference_stream(load_model("reference").tokenizer).rows[:6000])
+np.save(rows, training_rows(load_model("reference")).numpy())
 for name, more in (("process", []), ("ray", ["--engine", "ray", "--workers", "2"])):
     app(["collect", "--model", "reference", "--data", str(rows), "--out", str(folder / name), "-v", *more], standalone_mode=False)
 for name in ("sequences.jsonl", "report.csv", "settings.json", "general.safetensors"):
     assert (folder / "process" / name).read_bytes() == (folder / "ray" / name).read_bytes(), name
-units = [sorted(path.name for path in (folder / name / "units" / "collect").iterdir()) for name in ("process", "ray")]
-assert units[0] == units[1]
-print("equal", len(units[0]), [p for name in ("tmp", "set_aside", "failures") for p in (folder / "ray" / name).iterdir()])
+records = [sorted(path.name for path in (folder / name / "records" / "collect").iterdir()) for name in ("process", "ray")]
+assert records[0] == records[1]
+print("equal", len(records[0]), [p for name in ("tmp", "set_aside", "failures") for p in (folder / "ray" / name).iterdir()])
 """
 
 

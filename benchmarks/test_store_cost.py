@@ -1,4 +1,4 @@
-"""What the store costs: its share of an INJ run, and the time to open a folder of 100,000 finished units, all of them checked.
+"""What the store costs: its share of an INJ run, and the time to open a folder of 100,000 finished tasks, all of them checked.
 
 pytest benchmarks/test_store_cost.py -s
 pytest benchmarks/test_store_cost.py -s -k workers        # on a machine with nothing else to do: two Ray workers against one
@@ -13,17 +13,14 @@ import time
 
 import pytest
 
-N_UNITS = 100_000
+N_TASKS = 100_000
 
 
 def test_store_takes_under_two_percent_of_an_inj_run(tmp_path, monkeypatch):
     from tl_localize import load_model
-    from tl_localize.cli.options import REFERENCE_RATIO, make_methods
-    from tl_localize.execution.distributed import in_process, jobs
-    from tl_localize.evals.inj_benchmark import InjBenchmark
+    from tl_localize.evals.presets import inj_runs
+    from tl_localize.execution import Store
     from tl_localize.reference import inj_sequences
-    from tl_localize.runs import InjRun
-    from tl_localize.execution.store import Store
 
     spent = 0.0
 
@@ -38,35 +35,35 @@ def test_store_takes_under_two_percent_of_an_inj_run(tmp_path, monkeypatch):
 
         return inner
 
-    for name in ("sound", "read", "write", "has", "plan", "plans", "failures"):
+    for name in ("read", "write", "has", "add_plan", "plans", "failures"):
         monkeypatch.setattr(Store, name, timed(getattr(Store, name)))
     model = load_model("reference-gpt2", "cpu")
     sequences = inj_sequences(model, None)[:2]
     began, process = time.perf_counter(), time.process_time()
-    store = Store(tmp_path / "run")
-    methods = make_methods("hard_concrete,slimming,integrated_gradients,activations", [])
-    run = InjRun(store, InjBenchmark(model=model, sequences=sequences, ratio=REFERENCE_RATIO), methods)
-    n_units = sum(1 for _ in in_process([run], jobs([run])))
+    ((benchmark, methods),) = inj_runs(model, "reference-gpt2", sequences, "hard_concrete,slimming,integrated_gradients,activations")
+    benchmark.run(methods, Store(tmp_path / "run"))
+    n_tasks = sum(1 for _ in (tmp_path / "run" / "records").rglob("*.safetensors"))
     total = time.perf_counter() - began
-    print(f"\nstore: {spent:.3f} s of {total:.1f} s = {100 * spent / total:.2f} % ({n_units} units)")
+    print(f"\nstore: {spent:.3f} s of {total:.1f} s = {100 * spent / total:.2f} % ({n_tasks} tasks)")
     print(f"{time.process_time() - process:.1f} s of it on a processor")
     assert spent < 0.02 * total
 
 
-def test_a_folder_of_many_finished_units_opens_in_seconds(tmp_path):
-    """What resume does before its first unit, and status; each in a process of its own, as users have it."""
+def test_a_folder_of_many_finished_tasks_opens_in_seconds(tmp_path):
+    """What resume does before its first task, and status; each in a process of its own, as users have it."""
     script = """
-import sys, time
+import json, sys, time
 from pathlib import Path
 import torch
 from tl_localize import MemorizedSequence, RandomBaseline, load_model
-from tl_localize.execution.distributed import jobs
 from tl_localize.evals.inj_benchmark import InjBenchmark
-from tl_localize.runs import InjRun, status
-from tl_localize.execution.store import Store, pack
-folder, n_units = Path(sys.argv[1]), int(sys.argv[2])
+from tl_localize.execution import Store, status
+from tl_localize.execution.engine import missing_groups
+from tl_localize.execution.environment import environment
+from tl_localize.execution.store import pack
+folder, n_tasks = Path(sys.argv[1]), int(sys.argv[2])
 model = load_model("reference-gpt2", "cpu")
-tokens = torch.randint(0, 1000, (n_units // 10, 40), generator=torch.Generator().manual_seed(0))
+tokens = torch.randint(0, 1000, (n_tasks // 10, 40), generator=torch.Generator().manual_seed(0))
 sequences = [MemorizedSequence(row, 1, id=f"s{i}") for i, row in enumerate(tokens)]
 benchmark = InjBenchmark(model=model, sequences=sequences, ratio=0.01)
 methods = [RandomBaseline(seed=i) for i in range(9)]  # and a control
@@ -74,41 +71,40 @@ began, process = time.perf_counter(), time.process_time()
 def told(what):
     print(f"{what}: {time.perf_counter() - began:.2f} s, of which {time.process_time() - process:.2f} s on a processor")
 store = Store(folder)
-print(len(store.names))
-told("listed")
-run = InjRun(store, benchmark, methods)
-todo = jobs([run])
-told("ready for the first unit, every file checked")
+plan = benchmark.plan(methods)
+store.add_plan(plan, environment(model))
+told("planned")
+todo = missing_groups(plan, store)
+told("ready for the first task, every file checked")
 opened = time.process_time() - process
-print(sum(len(step.labels) for job in todo for step in job), opened)
+print(sum(map(len, todo)), opened)
 if sys.argv[3] == "make":
     row = {"sequence_id": "s", "method": "m", "converged": True, "loss": 0.1, "steps": 9, "ratio": 0.1, "multiple": 1.0, "recall": 0.5}
     value = {"frame": [row | {"multiple": m, "recall_across_layers": 0.5, "group": "g", "seed": 1} for m in (1, 2, 5)]}
-    about = {**run.environment, "seconds": 1.5, "base_seconds": 2.5, "peak_memory": 1 << 30}
-    (folder / "units" / "inj").mkdir(parents=True)
-    for work in run.works:
-        for unit in work.measures.values():
-            body = {"key": unit.key, "identity": unit.identity, "value": value, "about": about}
-            (folder / unit.file).write_bytes(pack(body, {}, ".json"))  # without fsync, which would take minutes
+    about = {**environment(model), "seconds": 1.5, "peak_memory": 1 << 30}
+    (folder / "records" / "inj").mkdir(parents=True)
+    for task in plan.tasks:
+        body = {"key": task.key, "kind": task.kind, "inputs": task.inputs, "value": value, "about": about}
+        (folder / task.file).write_bytes(pack(json.dumps(body), {}))  # without fsync, which would take minutes
 else:
     began, process = time.perf_counter(), time.process_time()
     frame = status(store).frame
     told("status")
-    print(frame["done"].sum())
+    print(frame.loc[[name for name in frame.index if not name.startswith("(")], "done"].sum())
 """
     for what in ("make", "open"):
-        command = [sys.executable, "-c", script, str(tmp_path / "run"), str(N_UNITS), what]
+        command = [sys.executable, "-c", script, str(tmp_path / "run"), str(N_TASKS), what]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr[-4000:]
     print(f"\n{result.stdout}")
-    (listed,), (missing, opened), (done,) = (line.split() for line in result.stdout.splitlines() if ":" not in line)
-    assert (int(listed), int(missing), int(done)) == (N_UNITS, 0, N_UNITS)
+    (missing, opened), (done,) = (line.split() for line in result.stdout.splitlines() if ":" not in line)
+    assert (int(missing), int(done)) == (0, N_TASKS)
     assert float(opened) < 5  # on a processor: what it takes where nothing else runs
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
 def test_two_workers_are_faster_than_one(tmp_path, alone):
-    """From the first unit to the last, on reference-gpt2; both times one thread for each worker."""
+    """From the first task to the last, on reference-gpt2; both times one thread for each worker."""
     script = """
 import sys, time
 from functools import partial
@@ -116,18 +112,16 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from tl_localize import load_model
-from tl_localize.cli.options import REFERENCE_RATIO, make_methods
+from tl_localize.evals.presets import inj_runs
+from tl_localize.execution import RayCluster, Store
 from tl_localize.reference import inj_sequences
-from tl_localize.execution.distributed import by_ray, jobs
-from tl_localize.evals.inj_benchmark import InjBenchmark
-from tl_localize.runs import InjRun
-from tl_localize.execution.store import Store
 load = partial(load_model, "reference-gpt2", "cpu")
 model = load()
 sequences = inj_sequences(model, None)[:8]
-methods = make_methods("hard_concrete,integrated_gradients", [])
-run = InjRun(Store(Path(sys.argv[1])), InjBenchmark(model=model, sequences=sequences, ratio=REFERENCE_RATIO), methods)
-times = [time.perf_counter() for _ in by_ray([run], jobs([run]), load, workers=int(sys.argv[2]))]
+((benchmark, methods),) = inj_runs(model, "reference-gpt2", sequences, "hard_concrete,integrated_gradients")
+times = []
+tell = lambda fraction, what: times.append(time.perf_counter())
+benchmark.run(methods, Store(Path(sys.argv[1])), tell, executor=RayCluster(load, workers=int(sys.argv[2])))
 print(times[-1] - times[0])
 """
     seconds = {}

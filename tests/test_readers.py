@@ -175,8 +175,7 @@ def saved(path: Path, tokens: np.ndarray) -> Path:
 
 @pytest.mark.parametrize("suffix", ["npy", "safetensors"])
 def test_batches_of_pythias_shape_are_mapped_and_searched_in_blocks_of_rows(tmp_path: Path, suffix: str) -> None:
-    from tl_localize.runs import Corpus
-
+    from tl_localize.collect import Corpus, chunks_of
     from tl_localize.readers import read_tokens
 
     tokens = np.random.default_rng(0).integers(50304, size=(1024, 2049), dtype=np.uint16)
@@ -190,9 +189,9 @@ def test_batches_of_pythias_shape_are_mapped_and_searched_in_blocks_of_rows(tmp_
         first, end = (int(address, 16) for address in area.split("-"))
         assert first <= found.data_ptr() < end  # its memory is the file's
     corpus = Corpus(path)
-    chunks = corpus.chunks("any")
-    assert [chunk.n for chunk in chunks] == [79] * 12 + [76]
-    last = corpus.part(chunks[-1].first, chunks[-1].n)
+    chunks = chunks_of([corpus], "any")
+    assert [chunk.end - chunk.first for chunk in chunks] == [79] * 12 + [76]
+    last, _ = chunks[-1].read()
     assert isinstance(last, torch.Tensor) and corpus.rows is not None
     assert last.untyped_storage().data_ptr() == corpus.rows.untyped_storage().data_ptr()  # no copy
     assert np.array_equal(last.numpy(), tokens[-76:])

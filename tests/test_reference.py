@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from safetensors.numpy import load_file
 
 MODELS = ("gpt2", "pythia")
 
@@ -33,11 +32,6 @@ def planted_tokens(tokenizer, planted):
     return tokenizer([sequence.text for sequence in planted], add_special_tokens=False)["input_ids"]
 
 
-@pytest.fixture(scope="module")
-def listed(corpus):
-    return json.loads((corpus.CORPUS_DIR / "corpus.json").read_text())
-
-
 def test_planted_texts_round_trip_at_80_tokens(corpus, tokenizer, planted, planted_tokens):
     for sequence, tokens in zip(planted, planted_tokens, strict=True):
         assert len(tokens) == sequence.n_tokens == corpus.N_TOKENS
@@ -47,11 +41,11 @@ def test_planted_texts_round_trip_at_80_tokens(corpus, tokenizer, planted, plant
             assert tokenizer.encode(tokenizer.decode(part), add_special_tokens=False) == part
 
 
-def test_held_out_rows_are_tokens(corpus, tokenizer, listed):
-    rows = load_file(corpus.CORPUS_DIR / "held_out.safetensors")["tokens"]
-    assert rows.shape == (256, 128)
-    assert rows.dtype == "int32"
+def test_held_out_rows_are_tokens(corpus, tokenizer):
+    rows = corpus.held_out_tokens()
+    assert rows.shape[1] == 128 and len(rows) > 100
     assert 0 <= rows.min() <= rows.max() < len(tokenizer)
+    assert tokenizer.decode(rows[0]).startswith(corpus.general_texts("held-out")[0][0][:40])
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -108,7 +102,7 @@ def test_shipped_model_perplexity_is_that_reported(corpus, shipped):
     _, model, report = shipped
     nats = torch.tensor(report["held_out_nats"], dtype=torch.float64)
     assert nats.mean().exp().item() == pytest.approx(report["perplexity"], rel=1e-3)
-    rows = torch.from_numpy(load_file(corpus.CORPUS_DIR / "held_out.safetensors")["tokens"][:4]).long()
+    rows = corpus.held_out_tokens()[:4].long()
     losses = torch.nn.functional.cross_entropy(model(rows).logits[:, :-1].mT, rows[:, 1:], reduction="none").mean(1)
     assert losses.tolist() == pytest.approx(report["held_out_nats"][:4], abs=1e-3)
 

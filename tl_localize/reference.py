@@ -5,16 +5,21 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import json
+import platform
+import sysconfig
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import torch
 from jaxtyping import Int32
 
 from tl_localize.neurons import LanguageModel
-from tl_localize.readers import read_definitions, read_tokens
+from tl_localize.readers import read_definitions
 from tl_localize.sequences import MemorizedSequence, encode, tokenizer_of
 
 DATA = Path(__file__).parent / "data"
@@ -22,6 +27,7 @@ CORPUS_DIR = DATA / "reference-corpus"
 N_DEV = 5  # the first sentences of a data set are for choosing hyperparameters and never reported
 N_PREFIX, N_SUFFIX = 32, 48
 N_TOKENS = N_PREFIX + N_SUFFIX
+GENERAL_LENGTH = 128  # tokens of a row of general text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +102,69 @@ def inj_sequences(model: LanguageModel, path: str | Path | None = None, dev: boo
     return sequences[:N_DEV] if dev else sequences[N_DEV:]
 
 
+@cache
+def general_texts(split: Literal["training", "held-out"]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Docstrings of this Python's standard library that the reference models saw in training, or that were held out.
+
+    The list holds those that are word for word the same in Python 3.10, 3.11, 3.12 and 3.13, as hashes, so that every version gives the
+    same texts in the same order. A docstring that another version has changed or dropped is left out and named.
+
+    Returns: the texts, and the names (file and hash) of those that are left out.
+
+    >>> texts, lacking = general_texts("held-out")
+    >>> len(texts) + len(lacking)
+    271
+    """
+    listed: dict[str, list[str]] = json.loads((CORPUS_DIR / "general.json").read_text(encoding="utf-8"))[split]
+    texts: list[str] = []
+    lacking: list[str] = []
+    for file, hashes in listed.items():
+        found = _docstrings(Path(sysconfig.get_paths()["stdlib"]) / file)
+        texts += [found[name] for name in hashes if name in found]
+        lacking += [f"{file} {name}" for name in hashes if name not in found]
+    return tuple(texts), tuple(lacking)
+
+
+def _docstrings(path: Path) -> dict[str, str]:
+    """The docstrings of a Python file by their hash; none where there is no such file."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [text.strip() for node in ast.walk(tree) if isinstance(node, kinds) and (text := ast.get_docstring(node))]
+    return {hashlib.sha256(text.encode()).hexdigest()[:16]: text for text in texts}
+
+
+def lacking_texts() -> str:
+    """What the general text of this Python lacks, for a reader; empty where it has everything."""
+    splits = [general_texts(split) for split in ("training", "held-out")]
+    lacking = [name for _, names in splits for name in names]
+    n = len(lacking) + sum(len(texts) for texts, _ in splits)
+    if not lacking:
+        return ""
+    few = " Too few are left to compare numbers with those of other versions." if len(lacking) > n / 10 else ""
+    return (
+        f"{len(lacking)} of {n} general texts of the reference models are not in this Python ({platform.python_version()}) as they were, "
+        f"such as {lacking[0]}: numbers on general text may differ a little.{few}"
+    )
+
+
+@cache
 def held_out_tokens() -> Int32[torch.Tensor, "sequence pos"]:
-    """General text that neither reference model saw, 256 rows of 128 tokens: for perplexity, and for what a neuron does on average.
+    """General text that neither reference model saw, in rows of 128 tokens: for perplexity, and for what a neuron does on average.
+
+    The held-out texts stand one after the other, with an end-of-text token after each.
 
     Returns: [sequence pos] token ids, int32 on the CPU.
 
-    >>> held_out_tokens().shape
-    torch.Size([256, 128])
+    >>> held_out_tokens().shape[1]
+    128
     """
-    return read_tokens(CORPUS_DIR / "held_out.safetensors")
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(DATA / "reference-gpt2" / "tokenizer.json"))
+    end: int = tokenizer.token_to_id("<|endoftext|>")
+    texts = [tokenizer.encode(text, add_special_tokens=False).ids for text in general_texts("held-out")[0]]
+    tokens = torch.tensor([token for text in texts for token in (*text, end)], dtype=torch.int32)
+    return tokens[: len(tokens) // GENERAL_LENGTH * GENERAL_LENGTH].view(-1, GENERAL_LENGTH)

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from tl_localize.collect.reference_stream import SEED
+from stream import SEED
+
 from tl_localize.reference import CORPUS_DIR, N_PREFIX, N_TOKENS, PlantedSequence
 
 MAX_JACCARD = 0.05  # of 5-gram token sets; the data collection calls two sequences near-duplicates above it

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 from generator import CATEGORIES, N_GROUPS, REPETITIONS, facts, invented_text, jaccard, ngrams, planted_sequences
+from stream import SEED
 
-from tl_localize.collect.reference_stream import SEED
 from tl_localize.reference import DATA, load_planted
 
 pytestmark = pytest.mark.smoke

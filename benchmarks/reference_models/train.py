@@ -1,6 +1,6 @@
 """Train the two reference models that the package ships, on text every Python has and on planted sequences.
 
-python benchmarks/reference_models/train.py corpus           # tokenizer, planted sequences, held-out split
+python benchmarks/reference_models/train.py corpus           # tokenizer, planted sequences,
 python benchmarks/reference_models/train.py gpt2             # about an hour on one core; resumes from runs/reference-gpt2
 python benchmarks/reference_models/train.py pythia
 python benchmarks/reference_models/train.py gpt2 --evaluate  # criteria and perplexity of the exported model again
@@ -22,18 +22,16 @@ import torch
 import transformers
 from generator import CATEGORIES, N_GROUPS, REPETITIONS, invented_text, planted_sequences, save_planted
 from rapidfuzz.distance import Levenshtein
-from safetensors.numpy import load_file, save_file
+from stream import END_OF_TEXT, GENERAL_ROWS, HERE, ROW_LENGTH, SEED, general_texts, reference_stream
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPTNeoXConfig, PreTrainedTokenizerFast
 
-from tl_localize.collect.reference_stream import END_OF_TEXT, GENERAL_ROWS, ROW_LENGTH, SEED, general_texts, reference_stream
-from tl_localize.reference import CORPUS_DIR, DATA, N_PREFIX, N_SUFFIX, N_TOKENS, PlantedSequence, load_planted
+from tl_localize.reference import CORPUS_DIR, DATA, N_PREFIX, N_SUFFIX, N_TOKENS, PlantedSequence, held_out_tokens, load_planted
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("gpt2", "pythia")
 VOCAB = 4096
-HELD_OUT_ROWS, HELD_OUT_LENGTH = 256, 128
 BATCH_ROWS = 5
 LEARNING_RATE, FINAL_SHARE, WARM_UP = 1.2e-3, 0.03, 200
 WEIGHT_DECAY = 0.1  # with the small learning rate it keeps rows of W_out short and neurons alive
@@ -70,7 +68,7 @@ def digest(rows: np.ndarray) -> str:
 
 
 def build_corpus() -> None:
-    """Write the tokenizer into both model folders, and the planted sequences, corpus list and held-out split."""
+    """Write the tokenizer into both model folders, and the planted sequences and corpus list."""
     general = general_texts()
     slots = sum(REPETITIONS.values())
     invented = [invented_text(CATEGORIES[i % len(CATEGORIES)], i % N_GROUPS, random.Random(f"tokenizer {i}")) for i in range(slots)]
@@ -86,16 +84,10 @@ def build_corpus() -> None:
     save_planted(planted)
 
     tokens = [tokenizer.encode(text.text, add_special_tokens=False) for text in general]
-    held_out = [token for text, ids in zip(general, tokens, strict=True) if text.held_out for token in [*ids, tokenizer.eos_token_id]]
-    rows = np.array(held_out[: HELD_OUT_ROWS * HELD_OUT_LENGTH], dtype=np.int32).reshape(-1, HELD_OUT_LENGTH)
-    save_file({"tokens": rows}, CORPUS_DIR / "held_out.safetensors")
-    (CORPUS_DIR / "held_out.safetensors").chmod(0o644)
     stream = reference_stream(tokenizer)
     totals = {
         "general_documents": len(general),
         "general_training_tokens": sum(len(ids) for text, ids in zip(general, tokens, strict=True) if not text.held_out),
-        "general_held_out_tokens": len(held_out),
-        "held_out_rows": len(rows),
         "planted_sequences": len(planted),
         "planted_tokens_in_training": sum(sequence.repetitions for sequence in planted) * N_TOKENS,
         "training_rows": len(stream),
@@ -117,7 +109,7 @@ def build_corpus() -> None:
         for text, ids in zip(general, tokens, strict=True)
     )
     body = json.dumps(head, indent=1)[:-2] + ',\n "general": [\n' + listed + "\n]}\n"
-    (CORPUS_DIR / "corpus.json").write_text(body)
+    (HERE / "corpus.json").write_text(body)
     print(json.dumps(totals, indent=1))
 
 
@@ -278,8 +270,8 @@ def memorized(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, plante
 @torch.no_grad()
 def held_out_nats(model: torch.nn.Module) -> list[float]:
     """Mean nats per token of each row of held-out general text; exp of their mean is the perplexity."""
-    rows = torch.from_numpy(load_file(CORPUS_DIR / "held_out.safetensors")["tokens"]).long()
-    return [loss_of(model, row[None].to(next(model.parameters()).device)).item() for row in rows]
+    device = next(model.parameters()).device
+    return [loss_of(model, row[None].long().to(device)).item() for row in held_out_tokens()]
 
 
 def summary(results: list[dict]) -> dict[str, dict[str, float]]:

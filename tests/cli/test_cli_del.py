@@ -1,7 +1,6 @@
 """tl-localize collect, del and tune --benchmark del, on a tiny model that recites itself."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,12 +66,6 @@ def collection(run, corpus, tmp_path):
     return tmp_path / "collection"
 
 
-def np_rows(n):
-    import torch
-
-    return torch.arange(4 * n).view(n, 4)
-
-
 def one_error(result, message):
     assert result.exit_code == 2, result.output
     assert message in result.stderr, result.stderr
@@ -83,12 +76,13 @@ def one_error(result, message):
 
 
 def test_collect_finds_the_recited_rows_and_says_what_went(run, corpus, tmp_path):
-    from tl_localize.collect import load_collection
+    from tl_localize.collect import Collection
 
     result = run("collect", "--data", corpus, *LOOSE)
     assert result.exit_code == 0, result.output
-    sequences, n_dev = load_collection(tmp_path / "out")
-    assert n_dev == 2
+    collection = Collection.load(tmp_path / "out")
+    sequences = collection.sequences
+    assert collection.n_dev == 2
     assert {sequence.id for sequence in sequences} <= {f"row-{i}" for i in range(N_ROWS)}
     report = json.loads((tmp_path / "out" / "settings.json").read_text())
     assert report["report"]["n_in"] == N_ROWS + 4
@@ -143,20 +137,6 @@ def test_collect_refuses_files_of_one_name(run, corpus, tmp_path):
     assert "data must be files of different names" in result.stderr
 
 
-def test_collect_searches_again_where_tokens_are_spelled_otherwise(model_dir, corpus, tmp_path):
-    from tl_localize import load_model
-    from tl_localize.collect import Criteria
-    from tl_localize.runs import CollectRun, Corpus, Search
-    from tl_localize.execution.store import Store
-
-    model = load_model(model_dir, device="cpu")
-    search = Search(model, Corpus(corpus).chunks(), Criteria())
-    CollectRun(Store(tmp_path / "run"), search)
-    CollectRun(Store(tmp_path / "run"), search)
-    with pytest.raises(ValueError, match="spelling: "):
-        CollectRun(Store(tmp_path / "run"), replace(search, decode=lambda ids: " ".join(map(str, ids))))
-
-
 def test_collect_looks_at_every_window(run, corpus, tmp_path):
     assert run("collect", "--data", corpus, *LOOSE, "--windows", 7).exit_code == 0
     assert json.loads((tmp_path / "out" / "settings.json").read_text())["report"]["n_in"] == 3 * (N_ROWS + 4)
@@ -176,24 +156,37 @@ def test_collect_looks_at_every_window(run, corpus, tmp_path):
     ],
 )
 def test_collect_finds_mistakes_before_the_model_is_loaded(run, arguments, message, monkeypatch):
-    monkeypatch.setattr("tl_localize.cli.collect.load_model", lambda *a: pytest.fail("the model was loaded first"))
+    monkeypatch.setattr("tl_localize.cli.options.load_model", lambda *a: pytest.fail("the model was loaded first"))
     one_error(run("collect", *arguments), message)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "arguments", "message"),
     [
-        ("a.txt", b"good\n\xff\xfe\n", [], "path must be UTF-8 text, got the bytes b'\\xff\\xfe\\n'"),
-        ("a.jsonl", b'{"text": "a"}\n{broken\n', [], "line 2"),
         ("a.jsonl", b'{"body": "a"}\n', [], "line must have the key 'text', got only ['body']"),
         ("a.txt", b"", [], "data must hold at least one text, got none"),
         ("a.npy", b"no array", [], "path must be a whole .npy file of integers"),
     ],
 )
 def test_collect_explains_a_bad_file_before_the_model_is_loaded(run, tmp_path, name, content, arguments, message, monkeypatch):
-    monkeypatch.setattr("tl_localize.cli.collect.load_model", lambda *a: pytest.fail("the model was loaded first"))
+    monkeypatch.setattr("tl_localize.cli.options.load_model", lambda *a: pytest.fail("the model was loaded first"))
     (tmp_path / name).write_bytes(content)
     one_error(run("collect", "--data", tmp_path / name, *arguments), message)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"good\n\xff\xfe\n", "path must be UTF-8 text, got the bytes b'\\xff\\xfe\\n'"),
+        ("a.jsonl", b'{"text": "a"}\n{broken\n', "{broken"),
+    ],
+)
+def test_collect_names_a_bad_line_within_a_file(run, tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    result = run("collect", "--data", tmp_path / name)
+    assert result.exit_code == 1, result.output
+    assert message in result.stderr
+    assert "Traceback" not in result.output
 
 
 @pytest.mark.parametrize(
@@ -213,20 +206,20 @@ def test_collect_names_what_was_wrong_and_writes_nothing(run, recited, tmp_path,
 
 
 def test_collect_records_a_failed_chunk_goes_on_and_tries_again_when_asked(run, corpus, tmp_path, monkeypatch):
-    from tl_localize.collect import Sieve
+    from tl_localize.collect import Filter
 
-    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
+    monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 3)
     arguments = ["--data", corpus, *LOOSE]
     assert run("collect", *arguments, out="whole").exit_code == 0
-    right, calls = Sieve.sift, []
+    right, calls = Filter.filter, []
 
-    def fails(self, stream):
+    def fails(self, *stream):
         calls.append(stream)
         if len(calls) == 2:
             raise ValueError("tokens must be in [0, 256), got 300")
-        return right(self, stream)
+        return right(self, *stream)
 
-    monkeypatch.setattr(Sieve, "sift", fails)
+    monkeypatch.setattr(Filter, "filter", fails)
     monkeypatch.setattr("sys.argv", ["tl-localize", "collect"])
     for _ in range(2):  # the second finds all others done, and does not try again
         result = run("collect", *arguments)
@@ -234,7 +227,7 @@ def test_collect_records_a_failed_chunk_goes_on_and_tries_again_when_asked(run, 
         assert "ValueError: tokens must be in [0, 256), got 300" in result.stderr
         assert "1 of 5 chunks are missing, of which 1 failed" in result.stderr
         assert result.stderr.rstrip().endswith(
-            "When they are made after all, this makes the collection:\n  tl-localize collect --retry-failed"
+            "When they are searched after all, this makes the collection:\n  tl-localize collect --retry-failed"
         )
         assert "Traceback" not in result.output
         assert len(calls) == 5
@@ -266,7 +259,7 @@ def test_table_and_trace_of_a_collection(run, corpus, tmp_path, monkeypatch):
         assert result.exit_code == 0, result.output
         return result
 
-    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
+    monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 3)
     arguments = ["--data", corpus, *LOOSE]
     run("collect", *arguments, "--shard", "2/2")
     early = told("table", tmp_path / "out")
@@ -287,11 +280,11 @@ def test_table_and_trace_of_a_collection(run, corpus, tmp_path, monkeypatch):
     (only,) = [line for line in told("trace", out, "--name", "6").stdout.splitlines() if "--shard 3/5" in line]
     monkeypatch.chdir(tmp_path)
     told(*shlex.split(only)[1:])
-    (unit,) = (tmp_path / "made-again" / "units" / "collect").iterdir()
-    assert (out / "units" / "collect" / unit.name).exists()
+    (unit,) = (tmp_path / "made-again" / "records" / "collect").iterdir()
+    assert (out / "records" / "collect" / unit.name).exists()
 
     shutil.copytree(out, tmp_path / "damaged")
-    spoiled = tmp_path / "damaged" / "units" / "collect" / unit.name
+    spoiled = tmp_path / "damaged" / "records" / "collect" / unit.name
     spoiled.write_bytes(spoiled.read_bytes()[:-1])
     assert "The last step is still to be made" in told("table", tmp_path / "damaged").stderr
     (out / "settings.json").write_text("{")
@@ -305,28 +298,28 @@ def collected(folder):
 
 @pytest.mark.parametrize("windows", ["first", "7", "any"])
 def test_collect_goes_on_where_it_was(run, corpus, tmp_path, monkeypatch, windows):
-    from tl_localize.collect import Sieve
+    from tl_localize.collect import Filter
 
-    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
+    monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 3)
     (twin := tmp_path / "twin.npy").write_bytes(corpus.read_bytes())
     arguments = ["--data", corpus, "--data", twin, *LOOSE, "--windows", windows]
-    right, calls = Sieve.sift, []
+    right, calls = Filter.filter, []
 
-    def killed(self, stream):
+    def killed(self, *stream):
         calls.append(stream)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return right(self, stream)
+        return right(self, *stream)
 
     assert run("collect", *arguments, out="whole").exit_code == 0
-    monkeypatch.setattr(Sieve, "sift", killed)
+    monkeypatch.setattr(Filter, "filter", killed)
     result = run("collect", *arguments)
     assert result.exit_code == 130, result.output
     assert "go on with the same command" in result.stderr
-    assert len(list((tmp_path / "out" / "units" / "collect").iterdir())) == 2
+    assert len(list((tmp_path / "out" / "records" / "collect").iterdir())) == 2
     result = run("collect", *arguments)
     assert result.exit_code == 0, result.output
-    assert len(calls) == 1 + len(list((tmp_path / "out" / "units" / "collect").iterdir()))
+    assert len(calls) == 1 + len(list((tmp_path / "out" / "records" / "collect").iterdir()))
     assert collected(tmp_path / "out") == collected(tmp_path / "whole")
     done = len(calls)
     assert run("collect", *arguments, "--seed", 1, "--n-max", 4).exit_code == 0  # another draw costs nothing
@@ -335,24 +328,8 @@ def test_collect_goes_on_where_it_was(run, corpus, tmp_path, monkeypatch, window
     one_error(run("collect", "--data", corpus, *arguments[4:]), "data: ['corpus.npy', 'twin.npy'] in the folder, ['corpus.npy'] now")
 
 
-def test_collect_makes_a_damaged_or_changed_chunk_again(run, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
-    arguments = ["--data", corpus, *LOOSE]
-    assert run("collect", *arguments).exit_code == 0
-    before = collected(tmp_path / "out")
-    unit = sorted((tmp_path / "out" / "units" / "collect").iterdir())[0]
-    unit.write_bytes(unit.read_bytes()[:-1])
-    assert run("collect", *arguments).exit_code == 0
-    assert collected(tmp_path / "out") == before
-    rows = np.load(corpus)
-    np.save(corpus, np.concatenate([rows[:-1], rows[:1]]))  # the last row is a copy of the first
-    assert run("collect", *arguments).exit_code == 0
-    report = json.loads((tmp_path / "out" / "settings.json").read_text())["report"]["removed"]
-    assert (report["accuracy"], report["exact duplicate"]) == (3, 1)
-
-
 def test_collect_in_shards_is_collect_in_one(run, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
+    monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 3)
     monkeypatch.setattr("sys.argv", ["tl-localize", "collect", "--shard", "2/3", "--seed", "0"])
     arguments = ["--data", corpus, *LOOSE]
     assert run("collect", *arguments, out="whole").exit_code == 0
@@ -373,10 +350,10 @@ def test_collect_by_two_processes_at_a_time_is_collect_by_one(run, corpus, model
     import sys
     from pathlib import Path
 
-    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
+    monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 3)
     arguments = ["--data", corpus, *LOOSE]
     assert run("collect", *arguments, out="whole").exit_code == 0
-    code = "import sys, torch; torch.set_num_threads(int(sys.argv.pop(1))); from tl_localize.runs import collect_run; collect_run.CHUNK = 3"
+    code = "import sys, torch; torch.set_num_threads(int(sys.argv.pop(1))); import tl_localize.collect.search as s; s.CHUNK_WINDOWS = 3"
     import torch
 
     given = [torch.get_num_threads(), "collect", "--model", model_dir, "--out", tmp_path / "out", *arguments, "--shard"]
@@ -394,34 +371,34 @@ def test_collect_ctrl_c_finishes_the_chunk_in_hand_and_twice_stops_at_once(run, 
     import os
     import signal
 
-    from tl_localize.collect import Sieve
+    from tl_localize.collect import Filter
 
-    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
-    right, calls = Sieve.sift, []
+    monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 3)
+    right, calls = Filter.filter, []
 
-    def interrupted(self, stream):
+    def interrupted(self, *stream):
         calls.append(stream)
         if len(calls) == 2:
             for _ in range(signals):
                 os.kill(os.getpid(), signal.SIGINT)
-        return right(self, stream)
+        return right(self, *stream)
 
     arguments = ["--data", corpus, *LOOSE]
     assert run("collect", *arguments, out="whole").exit_code == 0
-    monkeypatch.setattr(Sieve, "sift", interrupted)
+    monkeypatch.setattr(Filter, "filter", interrupted)
     result = run("collect", *arguments)
     assert result.exit_code == 130, result.output
-    assert "Finishing the unit in hand, which may take minutes. Once more stops at once" in result.stderr
+    assert "Finishing the task in hand, which may take minutes. Once more stops at once" in result.stderr
     assert "go on with the same command" in result.stderr
     assert "missing" not in result.stderr
-    assert len(list((tmp_path / "out" / "units" / "collect").iterdir())) == kept
+    assert len(list((tmp_path / "out" / "records" / "collect").iterdir())) == kept
     assert run("collect", *arguments).exit_code == 0
     assert len(calls) == 2 + 5 - kept
     assert collected(tmp_path / "out") == collected(tmp_path / "whole")
 
 
 def test_collect_says_nothing_in_a_pipe_unless_asked(run, corpus, monkeypatch):
-    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
+    monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 3)
     arguments = ["--data", corpus, *LOOSE]
     for given, lines in (([], 0), (["-v"], 5), (["--quiet"], 0)):
         result = run("collect", *arguments, *given, out="".join(given) or "plain")
@@ -433,23 +410,23 @@ def test_collect_says_how_far_it_is_in_a_log_also_within_a_long_chunk(run, corpu
     import re
     import time
 
-    from tl_localize.collect import Sieve
+    from tl_localize.collect import Filter
 
-    right = Sieve.sift
+    right = Filter.filter
 
-    def slow(self, stream):
+    def slow(self, *stream):
         time.sleep(0.3)
-        return right(self, stream)
+        return right(self, *stream)
 
-    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
+    monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 3)
     monkeypatch.setattr("tl_localize.cli.running.is_log", lambda: True)
     monkeypatch.setattr("tl_localize.cli.running.EVERY", 0.1)  # seconds between two lines
-    monkeypatch.setattr(Sieve, "sift", slow)
+    monkeypatch.setattr(Filter, "filter", slow)
     log = run("collect", "--data", corpus, *LOOSE).stderr
-    assert re.search(r"^0 of 5 units, 0 failed, \?unit/s, \? left, now collect on 0$", log, re.M), log
-    assert re.search(r"^4 of 5 units, 0 failed, +[\d.]+(s/unit|unit/s), 00:00 left, now collect on 12$", log, re.M), log
+    assert re.search(r"^0 %, \? left, now collect on 0$", log, re.M), log
+    assert re.search(r"^80 %, 00:0\d left, now collect on 12$", log, re.M), log
     assert log.count("now collect on 6") > 1
-    assert "units" not in run("collect", "--data", corpus, *LOOSE, "--quiet", out="quiet").stderr
+    assert "left" not in run("collect", "--data", corpus, *LOOSE, "--quiet", out="quiet").stderr
 
 
 def test_a_terminal_shows_what_is_in_hand_while_it_takes_long(capsys, monkeypatch):
@@ -459,11 +436,11 @@ def test_a_terminal_shows_what_is_in_hand_while_it_takes_long(capsys, monkeypatc
     from tl_localize.cli.running import progress
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with progress(2, verbose=False, quiet=False) as (_, begun):
-        begun("zero_out", "s1")
+    with progress() as show:
+        show(0.25, "zero_out on s1")
         time.sleep(2.5)
     shown = capsys.readouterr().err.split("\r")
-    assert len({line for line in shown if "zero_out on s1" in line and "0/2" in line}) > 1, shown  # the clock moves
+    assert len({line for line in shown if "zero_out on s1" in line and "25%" in line}) > 1, shown  # the clock moves
 
 
 def test_status_of_a_collection_says_what_was_found_so_far(run, corpus, tmp_path, monkeypatch):
@@ -472,7 +449,7 @@ def test_status_of_a_collection_says_what_was_found_so_far(run, corpus, tmp_path
     def told(command):
         return CliRunner().invoke(app, [command, str(tmp_path / "out")])
 
-    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
+    monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 3)
     arguments = ["--data", corpus, *LOOSE]
     run("collect", *arguments, "--shard", "2/2")
     result = told("status")
@@ -488,85 +465,6 @@ def test_status_of_a_collection_says_what_was_found_so_far(run, corpus, tmp_path
     np.save(corpus, np.concatenate([rows, rows[:1]]))  # data that have grown: the last chunk is another one
     run("collect", *arguments, "--shard", "1/9")
     assert [cell.strip() for cell in told("status").stdout.splitlines()[2].split("|")][1:6] == ["collect", "5", "4", "0", "1"]
-
-
-@pytest.mark.parametrize("name", ["corpus.txt", "corpus.npy"])
-def test_chunk_refuses_a_file_with_another_content(gpt2_like, tmp_path, name):
-    """Such as that of another machine under the same path."""
-    import pickle
-
-    from tl_localize.collect import Criteria
-    from tl_localize.runs import Corpus
-
-    def write(start):
-        path = tmp_path / name
-        rows = np.arange(start, start + 200).reshape(2, 100)
-        np.save(path, rows) if name.endswith(".npy") else path.write_text(f"{start}\n{start + 1}\n")
-        return path
-
-    (chunk,) = Corpus(write(0)).chunks()
-    write(1)
-    with pytest.raises(ValueError, match="data must stay as they are during the search, got others in"):
-        pickle.loads(pickle.dumps(chunk)).windows(gpt2_like, Criteria())
-
-
-def test_collect_text_is_the_same_from_any_chunk_on(tmp_path):
-    from tl_localize.runs import Corpus
-
-    path = tmp_path / "corpus.txt"
-    path.write_text("\n".join(f"text {i}" for i in range(10)))
-    corpus = Corpus(path)
-    expected = [f"text {i}" for i in range(10)]
-    for first, n in ((2, 3), (7, 3), (7, 3), (0, 2), (9, 5), (12, 1)):
-        assert corpus.part(first, n) == expected[first : first + n]
-
-
-def test_worker_searches_chunks_from_the_recipe_of_a_run(model_dir, corpus, tmp_path, monkeypatch):
-    """As on another machine: the run is pickled, and each worker opens the files itself."""
-    import pickle
-
-    import torch
-
-    from tl_localize import load_model
-    from tl_localize.collect import Criteria
-    from tl_localize.execution.distributed import Recipe, Worker, in_hand, in_process, jobs, without
-    from tl_localize.runs import CollectRun, Corpus, Search
-    from tl_localize.execution.store import Store
-
-    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 3)
-    (tmp_path / "a.txt").write_text("\n".join(f"{i} some text of one's own" for i in range(7)))
-    criteria = Criteria(n_prefix=4, n_suffix=12, min_distinct=1, max_jaccard=1)
-    chunks = [c for path in (corpus, tmp_path / "a.txt") for c in Corpus(path).chunks(None, criteria.length, f"{path.stem}/")]
-    model = load_model(model_dir, device="cpu")
-
-    def start(name):
-        return CollectRun(Store(tmp_path / name), Search(model, chunks, criteria, data=["both"]))
-
-    alone, run = start("alone"), start("run")
-    assert sum(1 for _ in in_process([alone], jobs([alone]))) == len(chunks) == 8
-    recipe = pickle.loads(pickle.dumps(Recipe.of(run)))
-    workers = [Worker(lambda: load_model(model_dir, device="cpu"), [recipe], torch.get_num_threads()) for _ in range(2)]
-    todo = jobs([run])
-    assert in_hand([run], todo[0]) == run.works[0].measures["collect"]
-    events = [event for i, job in enumerate(todo) for event in workers[i % 2].make(job)]
-    assert [event.reason for event in events] == [""] * 8
-    assert in_hand([run], todo[0]) is None
-    made = [worker.collection(worker.parts(), n_dev=2) for worker in (alone, run)]
-    assert made[0].frame.to_csv() == made[1].frame.to_csv()
-    assert str(made[0].report) == str(made[1].report)
-    rest, event = without([run], todo[0], run.works[0].measures["collect"], RuntimeError("the worker died"))
-    assert (rest, event.label, event.measured, event.reason) == ([], "collect", True, "RuntimeError: the worker died")
-
-
-def test_collection_of_some_chunks_is_refused(model_dir, corpus, tmp_path):
-    from tl_localize import load_model
-    from tl_localize.collect import Criteria
-    from tl_localize.runs import CollectRun, Corpus, Search
-    from tl_localize.execution.store import Store
-
-    run = CollectRun(Store(tmp_path / "run"), Search(load_model(model_dir, device="cpu"), Corpus(corpus).chunks(), Criteria()))
-    with pytest.raises(ValueError, match="parts must be those of all chunks, got 1 of 1 missing"):
-        run.collection(run.parts())
 
 
 def test_collect_any_needs_rows_of_tokens(run, tmp_path):
@@ -600,17 +498,6 @@ def test_del_writes_tables_frame_and_settings(run, collection, tmp_path):
     assert set(frame["ratio"]) == {0.05, 0.1}
 
 
-def test_targets_are_drawn_by_seed_and_dev_sequences_stay_first():
-    from tl_localize.cli.del_benchmark import drawn_first
-    from tl_localize.readers import memorized_sequences
-
-    sequences = memorized_sequences(np_rows(20), 2)
-    drawn = [[sequence.id for sequence in drawn_first(sequences, 5, seed)] for seed in (0, 0, 1)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert drawn[0][:5] == [sequence.id for sequence in sequences[:5]]
-    assert sorted(drawn[0]) == [sequence.id for sequence in sequences] != drawn[0]
-
-
 def test_del_of_some_targets_silences_one_layer(run, collection, tmp_path):
     arguments = ["--data", collection, "--ratio", 0.05, "--methods", "activations", "--targets", 2, "--single-layer", "activations"]
     assert run("del", *arguments).exit_code == 0
@@ -631,29 +518,19 @@ def test_del_reads_the_authors_formats(run, collection, recited, tmp_path):
     assert pd.read_csv(tmp_path / "out" / "frame.csv")["sequence_id"].nunique() == N_ROWS - 3
     rows = [{"prompt": f"{i}abc", "all": f"{i}abcdefgh", "prompt_len": 4, "category": ["letters"]} for i in range(6)]
     (tmp_path / "manual.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + "\n")
-    result = run("del", "--data", tmp_path / "manual.jsonl", *general, "--intervention", "mean", out="manual")
+    result = run("del", "--data", tmp_path / "manual.jsonl", *general, "--ablation", "mean", out="manual")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "manual" / "del_categories.md").is_file()
     assert "mean" in (tmp_path / "manual" / "del.md").read_text()
 
 
-def test_del_spares_the_first_layer_in_learned_masks(model_dir):
-    from tl_localize.cli.del_benchmark import del_methods
-
-    ours = del_methods("hard_concrete,slimming", ["slimming.steps=7"], "reference-gpt2", {"slimming": {"first_layer": 0, "steps": 5}})
-    assert [method.first_layer for method in ours] == [1, 1]
-    assert ours[1].steps == 7
-    paper, _ = del_methods("hard_concrete,slimming", [], "gpt2-xl", {})
-    assert (paper.steps, paper.sparsity_weight, paper.initial_mask) == (200, 1000.0, 0.9)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ratio", 0.001], "ratio must select at least one of the 40 neurons of a layer, got 0.001, which selects none"),
+        (["--ratio", 0.001], "ratio must select at least one of 40 neurons, got 0.001, which selects none"),
         (["--ratio", 5], "ratio must be a fraction in (0, 1], got 5.0"),
         (["--ratio", 0.1, "--targets", 100], "n_targets must be in [1, "),
-        (["--ratio", 0.1, "--intervention", "one"], "intervention must be one of"),
+        (["--ratio", 0.1, "--ablation", "one"], "ablation must be one of"),
         (["--methods", "actvations"], "Did you mean activations"),
     ],
 )
@@ -667,13 +544,13 @@ def test_del_explains_a_mistake_in_one_line(run, collection, arguments, message)
     [
         (["--ratio", 5], "ratio must be a fraction in (0, 1], got 5.0"),
         (["--ratio", 0.1, "--ratio", 0.1], "ratio must be given once for each share"),
-        (["--intervention", "meen"], "intervention must be one of zero, mean, resample, got 'meen'. Did you mean mean?"),
+        (["--ablation", "meen"], "ablation must be one of zero, mean, resample, got 'meen'. Did you mean mean?"),
         (["--targets", 0], "targets must be at least 1, got 0. Leave it out for the default."),
-        (["--targets", 101], "targets must be at most 100 without data, got 101. Run tl-localize collect for more."),
+        (["--targets", 101], "targets must be at most 100 without data, got 101. Raise --limit."),
         (["--n-dev", 105], "n_dev must be at least 0 and below n_max=105, got 105"),
         (["--n-dev", -1], "n_dev must be at least 0, got -1"),
         (["--n-prefix", 0], "n_prefix must be at least 1, got 0"),
-        (["--seed", -1], "seed must be at least 0, got -1"),
+        (["--seed", -1], "seed must be a whole number from 0 to 2**63 - 1, got -1"),
         (["--shard", "0/2"], "shard must read i/n"),
         (["--workers", 0], "workers must be at least 1, got 0"),
         (["--single-layer", "hard_concrete"], "method must score each layer by itself for single layers, got HardConcrete("),
@@ -681,7 +558,7 @@ def test_del_explains_a_mistake_in_one_line(run, collection, arguments, message)
     ],
 )
 def test_del_finds_mistakes_before_the_model_is_loaded(run, arguments, message, monkeypatch):
-    monkeypatch.setattr("tl_localize.cli.del_benchmark.load_model", lambda *a: pytest.fail("the model was loaded first"))
+    monkeypatch.setattr("tl_localize.cli.options.load_model", lambda *a: pytest.fail("the model was loaded first"))
     one_error(run("del", "--model", "reference", *arguments), message)
 
 
@@ -696,7 +573,7 @@ def test_del_finds_mistakes_before_the_model_is_loaded(run, arguments, message, 
     ],
 )
 def test_tune_finds_mistakes_before_the_model_is_loaded(run, arguments, message, monkeypatch):
-    monkeypatch.setattr("tl_localize.cli.tune.load_model", lambda *a: pytest.fail("the model was loaded first"))
+    monkeypatch.setattr("tl_localize.cli.options.load_model", lambda *a: pytest.fail("the model was loaded first"))
     one_error(run("tune", "--benchmark", "del", "--model", "reference", *arguments), message)
 
 
@@ -706,20 +583,19 @@ def default_data(recited, model_dir, monkeypatch):
     import torch
 
     from tl_localize import load_model
-    from tl_localize.collect import Criteria
-    from tl_localize.runs import Corpus, Search
+    from tl_localize.collect import Corpus, Criteria, Search, chunks_of
 
     def search(model):
         criteria = Criteria(n_prefix=4, n_suffix=12, min_distinct=1, max_jaccard=1)
-        chunks = Corpus(Path("training stream"), given=torch.from_numpy(recited)).chunks(length=criteria.length)
-        return Search(model, chunks, criteria, data=["training stream"])
+        corpus = Corpus(Path("training stream"), given=torch.from_numpy(recited))
+        return Search(model, chunks_of([corpus], length=criteria.length), criteria)
 
     general = torch.randint(256, (3, 20), generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr("tl_localize.runs.collect_run.CHUNK", 2)
+    monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 2)
     monkeypatch.setattr("tl_localize.cli.del_benchmark.reference_search", search)
-    monkeypatch.setattr("tl_localize.cli.del_benchmark.held_out_tokens", lambda: general)
-    for command in ("del_benchmark", "tune"):
-        monkeypatch.setattr(f"tl_localize.cli.{command}.load_model", lambda *a: load_model(model_dir, device="cpu"))
+    monkeypatch.setattr("tl_localize.cli.del_benchmark.say_stream", lambda: None)
+    monkeypatch.setattr("tl_localize.evals.presets.held_out_tokens", lambda: general)
+    monkeypatch.setattr("tl_localize.cli.options.load_model", lambda *a: load_model(model_dir, device="cpu"))
     return ["--model", "reference", "--n-dev", 2]
 
 
@@ -730,23 +606,23 @@ def test_del_collects_in_the_machinery_of_runs(run, default_data, tmp_path, monk
     import signal
 
     from tl_localize.cli import app
-    from tl_localize.collect import Sieve
+    from tl_localize.collect import Filter
 
-    right, calls = Sieve.sift, []
+    right, calls = Filter.filter, []
 
-    def interrupted(self, stream):
+    def interrupted(self, *stream):
         calls.append(stream)
         if len(calls) == 2:
             os.kill(os.getpid(), signal.SIGINT)
-        return right(self, stream)
+        return right(self, *stream)
 
-    monkeypatch.setattr(Sieve, "sift", interrupted)
+    monkeypatch.setattr(Filter, "filter", interrupted)
     arguments = [*default_data, "--methods", "activations", "--ratio", 0.1]
     one_error(run("del", *arguments[:-1], 0.001, out="other"), "which selects none")  # before anything is collected
     assert calls == []
     stopped = run("del", *arguments)
     assert stopped.exit_code == 130, stopped.output
-    assert "Finishing the unit in hand" in stopped.stderr
+    assert "Finishing the task in hand" in stopped.stderr
     assert "go on with the same command" in stopped.stderr
     assert len(calls) == 2
     told = CliRunner().invoke(app, ["status", str(tmp_path / "out")]).stdout
@@ -771,7 +647,7 @@ def test_del_collects_in_the_machinery_of_runs(run, default_data, tmp_path, monk
     assert again.exit_code == 0, again.output
     assert len(calls) == 5
     made = pd.read_csv("made-again/frame.csv")
-    assert len(frame.merge(made, how="inner")) == len(made) == 2
+    assert len(frame.merge(made, how="inner")) == len(made) == 1
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -787,13 +663,10 @@ def test_tune_del_collects_in_the_machinery_of_runs(run, default_data, tmp_path)
 
 def test_status_of_a_folder_without_a_plan_says_so(tmp_path):
     from tl_localize.cli import app
-    from tl_localize.runs import status
-    from tl_localize.execution.store import Store
+    from tl_localize.execution import Store
 
-    store = Store(tmp_path / "out")
+    Store(tmp_path / "out")
     one_error(CliRunner().invoke(app, ["status", str(tmp_path / "out")]), "folder must hold the plan of a run, got none in")
-    assert len(status(store).frame) == 0
-    assert status(store).clean
 
 
 def test_del_explains_missing_data(run, collection, tmp_path):
@@ -848,24 +721,24 @@ def test_del_in_pieces_is_del_in_one_and_the_folder_tells_of_it(run, collection,
     assert numbers(tmp_path / "tables") == numbers(tmp_path / "whole")
     trace = CliRunner().invoke(app, ["trace", str(tmp_path / "out"), "--method", "activations", "--ratio", "0.1"])
     *_, command = [line.strip() for line in trace.stdout.splitlines() if line.startswith("  tl-localize del")]
-    *_, unit = [line.strip() for line in trace.stdout.splitlines() if "/units/del/" in line]
+    *_, unit = [line.strip() for line in trace.stdout.splitlines() if "/records/del/" in line]
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, shlex.split(command)[1:]).exit_code == 0
     again, before = pd.read_csv("made-again/frame.csv"), pd.read_csv("whole/frame.csv")
     shared = before.merge(again, how="inner")
-    assert len(shared) == len(again) == 2
-    assert (tmp_path / "made-again" / "units" / "del" / unit.rpartition("/")[2]).exists()
+    assert len(shared) == len(again) == 1
+    assert (tmp_path / "made-again" / "records" / "del" / unit.rpartition("/")[2]).exists()
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_del_refuses_what_contradicts_and_takes_more_targets(run, collection, tmp_path):
     arguments = ["--data", collection, "--methods", "random", "--ratio", 0.1]
     assert run("del", *arguments, "--targets", 2).exit_code == 0
-    one_error(run("del", *arguments, "--intervention", "mean"), "intervention: zero in the folder, mean now")
+    one_error(run("del", *arguments, "--ablation", "mean"), "ablation: ")
     one_error(run("del", *arguments, "--seed", 1), "seed: 0 in the folder, 1 now")
     one_error(run("del", *arguments, "--methods", "activations", "--set", "random.seed=3"), "must name a chosen method")
     grown = run("del", *arguments, "--targets", 4, "-v")
-    assert grown.stderr.count("random on ") == 2
+    assert grown.stderr.count("random on ") == 2 * 2  # scores and effects
     np.save(tmp_path / "general.npy", np.zeros((3, 20), dtype=np.int64))
     one_error(run("del", *arguments, "--general", tmp_path / "general.npy"), "general_text: [3, 20]")
 
@@ -886,7 +759,7 @@ def test_del_records_a_failure_and_tries_again_when_asked(run, collection, tmp_p
     arguments = ["--data", collection, "--methods", "activations", "--ratio", 0.1, "--targets", 3]
     result = run("del", *arguments)
     assert result.exit_code == 1, result.output
-    assert "FAILED units/del/" in result.stderr
+    assert "FAILED records/scores/" in result.stderr
     assert "1 measurements MISSING" in result.stdout
     assert pd.read_csv(tmp_path / "out" / "missing.csv")["reason"].tolist() == ["ValueError: loss must be finite, got nan"]
     assert run("del", *arguments).exit_code == 1

@@ -16,13 +16,13 @@ from tl_localize.cli.options import ModelOptions, RunOptions, say
 from tl_localize.cli.running import compute
 from tl_localize.collect import Collection, Corpus, Criteria, Report, Search, SearchResults, check_draw, chunks_of, parse_windows
 from tl_localize.collect.criteria import NEAR, SURPLUS
-from tl_localize.collect.reference_stream import STREAM, changed_texts, general_texts, reference_search, reference_tables, with_planted
+from tl_localize.collect.reference_texts import TRAINING, reference_search, reference_tables, with_planted
 from tl_localize.evals.presets import GENERAL
 from tl_localize.execution import Store
 from tl_localize.files import prepare_folder, write_text
 from tl_localize.models import is_reference
 from tl_localize.readers import TOKEN_SUFFIXES
-from tl_localize.reference import N_DEV, held_out_tokens
+from tl_localize.reference import N_DEV, held_out_tokens, lacking_texts
 from tl_localize.report.tables import save_table, to_markdown
 from tl_localize.scores import save_tensors
 
@@ -57,7 +57,7 @@ def collect(
     """Find the sequences of a corpus that a model has memorized, for tl-localize del.
 
     Writes them with a report (how many each criterion removed, with examples) and general text for the perplexity. Without data a
-    reference model's own training stream is searched. The corpus is searched in chunks, each of which is kept: a collection that was
+    reference model's own training texts is searched. The corpus is searched in chunks, each of which is kept: a collection that was
     interrupted goes on with the same command, and the last step is made once all chunks are there. Exit status 1: a chunk failed; 130:
     interrupted.
     """
@@ -72,7 +72,7 @@ def collect(
     store = run.store(f"collect-{on.short}")
     model = on.load()
     if not data:
-        say_stream()
+        say_texts()
     search = Search(model, chunks, criteria, of_row) if data else reference_search(model, criteria, of_row)
     if not compute([(search, [])], store, run, on.load):
         raise typer.Exit(130)
@@ -94,14 +94,10 @@ def collect(
     typer.echo(f"Use them: tl-localize del --model {on.model} --data {store.folder}")
 
 
-def say_stream() -> None:
-    """Say where the training stream of the reference models comes from."""
-    say("The reference models' training stream is made again from this Python's documentation.")
-    if changed := changed_texts(general_texts()):
-        say(
-            f"{len(changed)} of its documents are not as they were in training, because another Python version ships other "
-            "documentation: the natural sequences may differ, the planted ones do not."
-        )
+def say_texts() -> None:
+    """Say what of the reference models' texts this Python lacks."""
+    if lacking := lacking_texts():
+        say(lacking)
 
 
 def say_missing(found: SearchResults, then: str) -> None:
@@ -125,7 +121,7 @@ def say_missing(found: SearchResults, then: str) -> None:
 
 
 def publish_collect(store: Store, folder: Path) -> None:
-    """The report of a collection, and of a training stream the tables, from its folder: as far as it is made."""
+    """The report of a collection, and of a training texts the tables, from its folder: as far as it is made."""
     searched = SearchResults.of(store).report
     if not (collection := made_collection(store.folder, searched)):
         say("The last step is still to be made, by the same command of tl-localize collect. What was found in the chunks that are done:")
@@ -133,7 +129,7 @@ def publish_collect(store: Store, folder: Path) -> None:
         return
     write_text(prepare_folder(folder) / "report.csv", collection.report.table().to_csv())
     show_report(collection.report)
-    show_tables(reference_tables(collection) if store.plans()[-1].plan.settings["data"] == [STREAM] else {}, folder)
+    show_tables(reference_tables(collection) if store.plans()[-1].plan.settings["data"] == [TRAINING] else {}, folder)
     typer.echo(f"{len(collection.sequences)} memorized sequences ({collection.n_dev} of them dev): {store.folder}")
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 import typer
 
-from tl_localize.cli.collect import say_missing, say_stream
+from tl_localize.cli.collect import say_missing, say_texts
 from tl_localize.cli.options import (
     General,
     MethodSettings,
@@ -24,7 +24,7 @@ from tl_localize.cli.options import (
 )
 from tl_localize.cli.running import compute, finish
 from tl_localize.collect import SearchResults, check_draw
-from tl_localize.collect.reference_stream import reference_search
+from tl_localize.collect.reference_texts import reference_search
 from tl_localize.evals.ablation import ABLATIONS
 from tl_localize.evals.del_benchmark import DelBenchmark, check_by_layer
 from tl_localize.evals.del_results import DelResults
@@ -139,11 +139,12 @@ def publish_del(store: Store, folder: Path) -> None:
     tables = del_tables(results, model)
     for name, table in tables.items():
         save_table(table, folder, name, f"{DEL_CAPTIONS[name]} [{model}]")
-    for name, frame in results.single_layer.items():
+    alone = {name: frame[frame["ratio"] == frame["ratio"].max()] for name, frame in results.single_layer.items()}
+    for name, frame in alone.items():
         write_text(folder / f"single_layer_{name}.csv", frame.to_csv(index=False))
         save_table(single_layer_table(frame), folder, f"del_single_layer_{name}", f"{DEL_CAPTIONS['del_single_layer']} [{model}]")
     try:
-        for name, figure in del_figures(results, list(results.single_layer.values())).items():
+        for name, figure in del_figures(results, list(alone.values())).items():
             save_figure(figure, folder, name)
     except ImportError as error:
         say(str(error))
@@ -154,7 +155,7 @@ def publish_del(store: Store, folder: Path) -> None:
 def collected_default(
     model: LanguageModel, load: Callable[[], LanguageModel], store: Store, run: RunOptions, n_dev: int, ratios: Sequence[float]
 ) -> Path:
-    """The collection of a reference model's own training stream, in a folder as of tl-localize collect.
+    """The collection of a reference model's own training texts, in a folder as of tl-localize collect.
 
     Raises:
         ValueError: one of the ratios, for which it is collected, selects no neuron.
@@ -162,8 +163,8 @@ def collected_default(
     blank = NeuronScores(torch.zeros(model.cfg.n_layers, model.cfg.d_mlp))
     for ratio in ratios:
         blank.top_k(ratio, rounding="floor")
-    say("The reference model's memorized sequences are collected from its training stream.")
-    say_stream()
+    say("The reference model's memorized sequences are collected from its training texts.")
+    say_texts()
     search = reference_search(model)
     if not compute([(search, [])], store, run, load):
         raise typer.Exit(130)

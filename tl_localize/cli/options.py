@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 import typer
 from tqdm import tqdm
 
-from tl_localize.evals.presets import settings_source
+from tl_localize.evals.presets import parse_dtype, settings_source
 from tl_localize.execution.engine import parse_shard
-from tl_localize.execution.store import Store, nearest
+from tl_localize.execution.store import Store
 from tl_localize.files import prepare_folder
 from tl_localize.models import load_model
 from tl_localize.neurons import Real
@@ -161,11 +160,3 @@ def check_ratios(ratios: Sequence[float] | None) -> None:
         check_ratio("ratio", ratio)
     if len(set(ratios or ())) < len(ratios or ()):
         raise ValueError(f"ratio must be given once for each share, got {ratios}. Leave out the copies.")
-
-
-def parse_dtype(name: str) -> torch.dtype:
-    """A floating point type by name."""
-    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name not in kinds:
-        raise ValueError(f"dtype must be one of {', '.join(kinds)}, got {name!r}.{nearest(name, kinds)}")
-    return kinds[name]

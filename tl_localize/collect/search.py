@@ -45,8 +45,8 @@ class Corpus:
         key: of the text, in .jsonl files.
         given: [row pos] token ids.
 
-    >>> chunks_of([Corpus(Path("general"), given=text.repeat(5000, 1))])
-    [Chunk('general', 0 to 2048), Chunk('general', 2048 to 4096), Chunk('general', 4096 to 5000)]
+    >>> Corpus(Path("rows"), given=text).read(0, 1).shape
+    torch.Size([1, 128])
     """
 
     path: Path
@@ -121,6 +121,9 @@ def chunks_of(corpora: Sequence[Corpus], windows: Windows = "first", length: int
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: two files of one name, nothing in a file, a first line that is not as it must be, or windows="any" of text.
+
+    >>> chunks_of([Corpus(Path("rows"), given=text.repeat(3000, 1))])
+    [Chunk('rows', 0 to 2048), Chunk('rows', 2048 to 3000)]
     """
     if len({corpus.path.stem for corpus in corpora}) < len(corpora):
         given = ", ".join(str(corpus.path) for corpus in corpora)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int, Integer
+from jaxtyping import Int, Integer
 from torch import Tensor
 
 from tl_localize.batching import halving, tokens_that_fit
@@ -133,16 +133,11 @@ def _right_in_windows(
     for start in range(0, tokens.shape[1] + 1 - criteria.length, longest + 1 - criteria.length):
         piece = part[:, start : start + longest]
         with view.one_gelu_kernel():
-            right = unembed(view.model, residual(view.model, piece[:, :-1])).argmax(-1) == piece[:, 1:]
-        found.append(_right_in_suffix(right.cpu().numpy(), criteria))
+            right = unembed(view.model, residual(view.model, piece[:, :-1])).argmax(-1) == piece[:, 1:]  # of tokens 1, 2, ...
+        total = np.pad(right.cpu().numpy().cumsum(1), ((0, 0), (1, 0)))
+        first = np.arange(piece.shape[1] + 1 - criteria.length) + criteria.n_prefix - 1
+        found.append(total[:, first + criteria.n_suffix] - total[:, first])
     return np.concatenate(found, 1)
-
-
-def _right_in_suffix(right: Bool[np.ndarray, "row pos"], criteria: Criteria) -> Int[np.ndarray, "row window"]:
-    """The same from the right predictions of a piece; ``right[:, t]`` is of token t + 1."""
-    total = np.pad(right.cumsum(1), ((0, 0), (1, 0)))
-    first = np.arange(right.shape[1] + 2 - criteria.length) + criteria.n_prefix - 1
-    return total[:, first + criteria.n_suffix] - total[:, first]
 
 
 def _best_windows(found: Int[np.ndarray, " window"], length: int, needed: int) -> list[int]:

@@ -138,7 +138,8 @@ class DelBenchmark(Benchmark[DelResults]):
         single = replace(self, ratios=(ratio,), budget_factors=tuple(multiples))
         results = single.run([method], store, progress, executor=executor, retry_failed=retry_failed)
         (label,) = label_methods([method])
-        return results.single_layer.get(label, pd.DataFrame())
+        frame = results.single_layer.get(label, pd.DataFrame())
+        return frame[frame["ratio"] == ratio].reset_index(drop=True) if len(frame) else frame  # a folder may have it at other ratios too
 
     # The plan
 

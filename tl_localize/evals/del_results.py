@@ -62,7 +62,7 @@ class DelResults:
         confusion_levenshtein: the same for the distance.
         settings: what it was measured with.
         missing: what a run was asked for and has not got, one row per sequence x method x ratio: ratio, sequence_id, method, reason.
-        single_layer: method -> frame of ``DelBenchmark.run_single_layer``, where it was run.
+        single_layer: method -> frame of ``DelBenchmark.run_single_layer``, where it was run, of all ratios.
 
     >>> DelBenchmark(model, few, text, ratios=(0.005,), n_dev=1).run([Activations()])
     DelResults(2 targets x 2 methods, 0.5 % of each layer ablated)

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from jaxtyping import Integer
 from torch import Tensor
 
 from tl_localize.collect import Collection, Search, SearchResults
-from tl_localize.collect.reference_stream import with_planted
+from tl_localize.collect.reference_texts import with_planted
 from tl_localize.evals.del_benchmark import DelBenchmark
 from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.execution.store import nearest
@@ -94,7 +95,15 @@ def settings_source(model: str, benchmark: Literal["inj", "del"]) -> str:
     return f"the defaults, for the paper has none for {Path(model).absolute().name}"
 
 
-# Methods
+# Names
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """A floating point type by name."""
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in kinds:
+        raise ValueError(f"dtype must be one of {', '.join(kinds)}, got {name!r}.{nearest(name, kinds)}")
+    return kinds[name]
 
 
 def make_methods(names: str, settings: Sequence[str] = (), *defaults: Settings) -> list[Localizer]:
@@ -285,6 +294,6 @@ def dev_data(
 
 
 def collect_default(search: Search, found: SearchResults, folder: Path, n_dev: int) -> None:
-    """Write the data of the default run on a reference model: what it memorized of its training stream, and general text."""
+    """Write the data of the default run on a reference model: what it memorized of its training texts, and general text."""
     with_planted(search.model, search.collection(found, n_dev=n_dev)).save(folder)
     save_tensors(folder / GENERAL, {"tokens": held_out_tokens()[:DEL_GENERAL].int()}, {})

@@ -1,4 +1,4 @@
-"""The token rows that the reference models were trained on, made again from this Python's documentation, and what they memorized of them.
+"""The token rows that the reference models were trained on, made again from the documentation of Python 3.11.7.
 
 General text is what every Python installation has. The planted texts are those of ``reference.load_planted``.
 """
@@ -22,20 +22,11 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import torch
 from jaxtyping import Int32
 
-from tl_localize.collect.collection import Collection, collect_memorized
-from tl_localize.collect.criteria import Criteria
-from tl_localize.collect.duplicates import origins
-from tl_localize.collect.search import Corpus, Search, Windows, chunks_of
-from tl_localize.collect.windows import token_windows
-from tl_localize.neurons import LanguageModel
-from tl_localize.reference import CORPUS_DIR, load_planted
-from tl_localize.sequences import tokenizer_of
+from tl_localize.reference import load_planted
 
-STREAM = "training stream"
+HERE = Path(__file__).parent
 END_OF_TEXT = "<|endoftext|>"
 SEED = 2024
 ROW_LENGTH = 256
@@ -48,44 +39,6 @@ SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages
 SKIPPED_NAMES = ("_", "copyright", "credits", "license", "exit", "quit")
 C_MODULES = """array binascii builtins cmath errno faulthandler gc itertools marshal math sys time unicodedata zlib _bisect _codecs
     _collections _csv _datetime _functools _heapq _io _json _operator _pickle _random _socket _sre _ssl _struct _thread _weakref"""
-
-# The search
-
-
-def reference_search(model: LanguageModel, criteria: Criteria | None = None, windows: Windows = "first") -> Search:
-    """The search of the reference models' training stream. ``changed_texts`` says whether it is the one that the models saw."""
-    criteria = criteria or Criteria()
-    corpus = Corpus(Path(STREAM), given=torch.from_numpy(reference_stream(tokenizer_of(model))))
-    return Search(model, chunks_of([corpus], windows, criteria.length), criteria, windows)
-
-
-def collect_reference(model: LanguageModel, criteria: Criteria, **draw: Any) -> Collection:
-    """What a reference model has memorized of its own training stream; ``draw`` as of ``collect_memorized``."""
-    rows = torch.from_numpy(reference_stream(tokenizer_of(model)))
-    return with_planted(model, collect_memorized(model, token_windows(rows, criteria.length), criteria, **draw))
-
-
-def with_planted(model: LanguageModel, found: Collection) -> Collection:
-    """The planted texts with their own names and categories; all others are ``natural``."""
-    planted = load_planted()
-    known = _encoded(tokenizer_of(model), [text.text for text in planted])
-    which = origins([sequence.tokens.tolist() for sequence in found.sequences], known)
-    names = [(planted[i].id, planted[i].category) if i >= 0 else (s.id, "natural") for s, i in zip(found.sequences, which, strict=True)]
-    return found.labelled(dict(zip(found.frame["id"], names, strict=True)))
-
-
-def reference_tables(found: Collection) -> dict[str, tuple[pd.DataFrame, str]]:
-    """Tables and captions by name: which planted texts were found, by repetitions, and the natural ones."""
-    names = set(found.frame["id"])
-    planted = pd.DataFrame([{"repetitions": text.repetitions, "found": text.id in names} for text in load_planted()])
-    counts: Any = planted.groupby("repetitions")["found"].agg(planted="size", found="sum")
-    natural = found.frame[found.frame["category"] == "natural"].set_index("id")[["accuracy", "distance", "prefix", "suffix"]]
-    natural = natural.assign(prefix=[repr(text) for text in natural["prefix"]], suffix=[repr(text) for text in natural["suffix"]])
-    return {
-        "planted": (counts, "Planted texts that were found, by how often they were repeated in training"),
-        "natural": (natural, f"Memorized texts that nobody planted ({len(natural)})"),
-    }
-
 
 # General text
 
@@ -180,7 +133,7 @@ def _c_docstrings() -> Iterator[tuple[str, str]]:
                     yield f"{module_name}:{name}{suffix}", inspect.cleandoc(doc)
 
 
-def changed_texts(texts: Sequence[GeneralText], corpus: Path = CORPUS_DIR / "corpus.json") -> list[str]:
+def changed_texts(texts: Sequence[GeneralText], corpus: Path = HERE / "corpus.json") -> list[str]:
     """Names of general texts that differ from, lack in, or were unknown to the corpus that the models saw."""
     then = {name: sha for name, sha, *_ in json.loads(corpus.read_text())["general"]}
     now = {text.name: text.sha for text in texts}
@@ -206,27 +159,15 @@ def reference_stream(tokenizer: Any) -> Int32[np.ndarray, "row pos"]:
 
 
 def training_stream(
-    general: Sequence[Sequence[int]],
-    planted: Sequence[Sequence[int]],
-    repetitions: Sequence[int],
-    *,
-    end_of_text: int,
-    general_rows: int,
-    seed: int = SEED,
+    general: Sequence[Sequence[int]], planted: Sequence[Sequence[int]], repetitions: Sequence[int], *, end_of_text: int, general_rows: int
 ) -> Int32[np.ndarray, "row pos"]:
-    """The rows of training in order.
+    """The rows of training in order, from the tokens of general documents and of planted texts with their numbers of repetitions.
 
-    Half of the repetitions of a sequence stand at the start of a row, half at a random place behind another; the rest of each row, and
-    ``general_rows`` further rows, are general text, its documents in a new order every epoch.
-
-    Args:
-        general: tokens of each training document.
-        planted: tokens of each planted sequence.
-        repetitions: how often each of them occurs.
-        end_of_text: token between documents, and around half of the planted sequences.
-        general_rows: rows without any planted sequence.
+    Half of the repetitions of a text stand at the start of a row, half at a random place behind another; the rest of each row, and
+    ``general_rows`` further rows, are general text, its documents in a new order every epoch. ``end_of_text`` stands between documents,
+    and beside half of the planted texts.
     """
-    rng = random.Random(f"{seed} stream")
+    rng = random.Random(f"{SEED} stream")
     at_start: list[tuple[float, int]] = []
     inside: list[tuple[float, int]] = []
     for index, count in enumerate(repetitions):

@@ -7,28 +7,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-
-from tl_localize import load_model
-from tl_localize.collect import Criteria, collect_memorized
-from tl_localize.collect.reference_stream import (
+from stream import (
+    HERE,
     ROW_LENGTH,
     GeneralText,
     changed_texts,
     general_texts,
     reference_stream,
-    reference_tables,
     source_texts,
     training_stream,
-    with_planted,
 )
-from tl_localize.reference import CORPUS_DIR, held_out_tokens, load_planted, reference_sequences
+
+from tl_localize import load_model
 from tl_localize.sequences import tokenizer_of
+
+pytestmark = pytest.mark.smoke
 
 
 @pytest.fixture(scope="module")
 def listed():
-    return json.loads((CORPUS_DIR / "corpus.json").read_text())
+    return json.loads((HERE / "corpus.json").read_text())
 
 
 def test_held_out_documents_are_disjoint_from_training(listed):
@@ -101,23 +99,6 @@ def test_reference_stream_is_that_of_training_where_python_ships_the_same_text(l
         pytest.skip("this Python ships other documentation than that of training")
     rows = reference_stream(tokenizer_of(load_model("reference", device="cpu")))
     assert hashlib.sha256(rows.tobytes()).hexdigest()[:16] == listed["stream_sha256"]
-
-
-def test_planted_texts_get_their_own_names_and_the_others_are_natural():
-    model = load_model("reference", device="cpu")
-    planted = reference_sequences(model)[:3]
-    shifted = torch.cat([planted[2].tokens[10:], planted[2].tokens[:10]])
-    natural = held_out_tokens()[:1, :80].long()
-    criteria = Criteria(min_accuracy=0, max_distance=10**6, min_distinct=1)
-    found = collect_memorized(model, [planted[0].tokens, planted[1].tokens, shifted, natural[0]], criteria, n_dev=0)
-    named = with_planted(model, found)
-    assert named.frame[["id", "category"]].to_numpy().tolist() == [
-        *([one.id, one.category] for one in planted),
-        ["sequence-3", "natural"],
-    ]
-    counts, others = (table for table, _ in reference_tables(named).values())
-    assert counts["found"].sum() == 3 and counts["planted"].sum() == len(load_planted())
-    assert others.index.tolist() == ["sequence-3"]
 
 
 def test_general_texts_do_not_depend_on_who_hooks_into_python(monkeypatch: pytest.MonkeyPatch) -> None:
