@@ -57,12 +57,13 @@ def kill_until(run: Callable[[], object], folder: Path, log: Path, rounds: int, 
     lots, seen = random.Random(seed), Killed()
     started = time.monotonic()
     while True:
+        left = temporary(folder)
         child = forked(run)
         status = None
         if seen.rounds < rounds:
             deadline = time.monotonic() + lots.expovariate(1 / mean)
             # Every second kill waits for a file that is being written.
-            while status is None and (time.monotonic() < deadline or (seen.rounds % 2 and not writing(folder))):
+            while status is None and (time.monotonic() < deadline or (seen.rounds % 2 and temporary(folder) <= left)):
                 time.sleep(0.0005)
                 done, code = os.waitpid(child, os.WNOHANG)
                 status = code if done else None
@@ -70,7 +71,7 @@ def kill_until(run: Callable[[], object], folder: Path, log: Path, rounds: int, 
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
                 seen.rounds += 1
-                seen.inside_writes += writing(folder)
+                seen.inside_writes += not temporary(folder) <= left
                 with log.open("a") as file:
                     file.write("killed\n")
                 continue
@@ -96,9 +97,9 @@ def kill_until(run: Callable[[], object], folder: Path, log: Path, rounds: int, 
     return seen
 
 
-def writing(folder: Path) -> bool:
-    """Whether there is a temporary file."""
-    return (folder / "tmp").is_dir() and any(name.endswith(".tmp") for name in os.listdir(folder / "tmp"))
+def temporary(folder: Path) -> set[str]:
+    """Files that are being written, or were when a run was killed."""
+    return {name for name in os.listdir(folder / "tmp") if name.endswith(".tmp")} if (folder / "tmp").is_dir() else set()
 
 
 def logged(log: Path) -> None:

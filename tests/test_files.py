@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,11 +20,16 @@ def test_prepare_folder_rejects_a_file_in_the_way(tmp_path: Path) -> None:
         prepare_folder(tmp_path / "file")
 
 
-def test_write_text_leaves_the_old_file_when_it_fails(tmp_path: Path) -> None:
+def no_room(*_: object) -> None:
+    raise OSError(28, "no room on the disk")
+
+
+def test_write_text_leaves_the_old_file_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.txt"
     write_text(path, "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_text(path, "half \ud800")
+    monkeypatch.setattr(os, "fsync", no_room)
+    with pytest.raises(OSError, match="disk"):
+        write_text(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
 
@@ -46,16 +48,22 @@ def test_new_file_does_not_replace_one(tmp_path: Path, monkeypatch: pytest.Monke
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
-def test_abandoned_temporary_files_are_removed_and_those_in_use_stay(tmp_path: Path) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "pass"])
-    child.wait()
-    dead = tmp_path / f".a.json.{socket.gethostname()}.{child.pid}.0a0a0a0a.tmp"
-    living = tmp_path / f".a.json.{socket.gethostname()}.{os.getppid()}.0a0a0a0a.tmp"
-    elsewhere = tmp_path / ".a.json.elsewhere.1.0a0a0a0a.tmp"
-    for path in (dead, living, elsewhere):
+def test_temporary_files_are_removed_after_an_hour_and_others_stay(tmp_path: Path) -> None:
+    old, new, foreign = (tmp_path / name for name in (".a.json.0123456789abcdef.tmp", ".b.json.0123456789abcdef.tmp", ".mine.tmp"))
+    for path in (old, new, foreign):
         path.touch()
+    for path in (old, foreign):
+        os.utime(path, (0, 0))
     remove_abandoned(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted([living, elsewhere])
-    os.utime(elsewhere, (0, 0))
-    remove_abandoned(tmp_path)
-    assert list(tmp_path.iterdir()) == [living]
+    assert sorted(tmp_path.iterdir()) == [new, foreign]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_only_regular_files_are_replaced_and_links_are_followed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", Path(os.devnull)):
+        with pytest.raises(ValueError, match="path must be a regular file or new, got"):
+            write_whole(path, b"1")
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    write_whole(tmp_path / "link", b"1")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "there").read_bytes() == b"1"

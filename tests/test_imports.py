@@ -1,4 +1,4 @@
-"""Imports only go down, and importing the package stays light."""
+"""Imports only go down, rooms have no circles, files stay small, and importing the package stays light."""
 
 from __future__ import annotations
 
@@ -10,76 +10,116 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "tl_localize"
-ROOMS = {
-    0: ["files", "html", "neurons"],
-    1: ["sequences", "scores", "models", "memory", "optim"],
-    2: ["side_by_side", "losses", "readers", "stats", "store", "paper"],
-    3: ["metrics", "methods", "injection", "dropout", "joint"],
-    4: ["collect", "evals"],
-    5: ["runs", "tune", "tables", "plots", "token_view", "reference_corpus", "reference"],
-    6: ["distributed"],
-    7: ["cli", "__main__"],
-}
-RANKS = {name: rank for rank, names in ROOMS.items() for name in names}
-SHARED_IN_METHODS = ("base", "gates", "one_pass")
+ROOMS = [  # from the top; a module imports from lines below its own, and from its own room
+    ["cli", "__main__"],
+    ["report"],
+    ["evals"],
+    ["collect"],
+    ["execution"],
+    ["injection"],
+    ["methods"],
+    ["reference", "models", "readers"],
+    ["neurons", "sequences", "scores", "losses", "metrics", "stats", "batching"],
+    ["files"],  # scores are saved
+]
+RANKS = {name: rank for rank, names in enumerate(ROOMS) for name in names}
+SHARED_IN_METHODS = ("base", "masks", "partial_runs", "position_parallel")
+LINES, MODULES = 450, 12
+
+
+def parsed(path: Path) -> ast.AST:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def imported(path: Path) -> list[tuple[int, str]]:
     """Lines and names of the tl_localize modules that a file imports, anywhere in it."""
     found: list[tuple[int, str]] = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module and node.module.split(".")[0] == "tl_localize":
-            if node.module == "tl_localize":
-                found += [(node.lineno, f"tl_localize.{alias.name}") for alias in node.names]
-            else:
-                found.append((node.lineno, node.module))
-        elif isinstance(node, ast.ImportFrom) and node.level:
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.ImportFrom) and node.level:
             found.append((node.lineno, "relative import"))
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "tl_localize":
+            for alias in node.names:
+                inside = PACKAGE.parent / node.module.replace(".", "/") / f"{alias.name}.py"
+                if alias.name != "__version__":
+                    found.append((node.lineno, f"{node.module}.{alias.name}" if inside.is_file() else node.module))
         elif isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names if alias.name.split(".")[0] == "tl_localize"]
     return found
 
 
 def modules() -> list[Path]:
-    return [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "__init__.py"]
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def name_of(path: Path) -> str:
+    """``tl_localize.evals`` for the room's ``__init__.py``."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+EACH_MODULE = pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+
+
+@EACH_MODULE
 def test_imports_only_go_down(path: Path) -> None:
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    assert parts[0] in RANKS, f"{parts[0]} has no room: add it to ROOMS in {__file__}"
-    wrong = []
+    own = name_of(path).split(".")[1:]
+    assert own[0] in RANKS, f"{own[0]} has no room: add it to ROOMS in {__file__}"
+    wrong: list[str] = []
     for line, name in imported(path):
         target = name.split(".")[1:]
-        same_folder = len(parts) > 1 and target[:1] == [parts[0]]
-        if name == "tl_localize.__version__":
-            continue
-        if same_folder:
-            allowed = target[-1] in SHARED_IN_METHODS if parts[0] == "methods" else parts[1] != target[-1]
+        if not target or target[0] not in RANKS:
+            allowed = False
+        elif target[0] == own[0]:  # of its own room, not through the room's door
+            shared = own[0] != "methods" or len(own) == 1 or target[-1] in SHARED_IN_METHODS
+            allowed = len(target) == 2 and shared
         else:
-            allowed = bool(target) and target[0] in RANKS and RANKS[target[0]] < RANKS[parts[0]]
+            allowed = RANKS[target[0]] > RANKS[own[0]] or (len(own) == len(target) == 1 and RANKS[target[0]] == RANKS[own[0]])
         if not allowed:
             wrong.append(f"{path}:{line} imports {name}")
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_there_is_no_circle() -> None:
+    graph = {name_of(path): [(path, line, name) for line, name in imported(path)] for path in modules()}
+    done: set[str] = set()
+
+    def visit(module: str, above: list[str]) -> None:
+        for path, line, name in graph.get(module, []):
+            assert name not in [*above, module], f"{path}:{line} imports {name}, which imports it: {' -> '.join([*above, module, name])}"
+            if name not in done:
+                visit(name, [*above, module])
+        done.add(module)
+
+    for module in graph:
+        visit(module, [])
+
+
+def test_root_has_at_most_a_dozen_modules() -> None:
+    found = sorted(path.name for path in PACKAGE.glob("*.py") if path.name not in ("__init__.py", "__main__.py"))
+    assert len(found) <= MODULES, found
+
+
+@EACH_MODULE
+def test_file_is_not_long(path: Path) -> None:
+    count = len(path.read_text(encoding="utf-8").splitlines())
+    assert count <= LINES, f"{path} has {count} lines, more than {LINES}"
+
+
+@EACH_MODULE
 def test_only_models_names_hooked_transformer(path: Path) -> None:
     names = [
         f"{path}:{node.lineno}"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Import | ast.ImportFrom)
         and ast.unparse(node).startswith(("import transformer_lens", "from transformer_lens"))
     ]
     assert not names or path.name == "models.py", names
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+@EACH_MODULE
 def test_only_neurons_spells_a_hook_name(path: Path) -> None:
     spelled = [
-        f"{path}:{node.lineno}"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.JoinedStr) and "blocks." in ast.unparse(node)
+        f"{path}:{node.lineno}" for node in ast.walk(parsed(path)) if isinstance(node, ast.JoinedStr) and "blocks." in ast.unparse(node)
     ]
     assert not spelled or path.name == "neurons.py", spelled
 

@@ -20,7 +20,7 @@ def test_expand_makes_every_combination_in_order():
         ("slim", {}, "Did you mean slimming"),
         ("slimming", {"step": [1]}, "Did you mean steps"),
         ("slimming", {"steps": []}, "must hold a list of values for steps"),
-        ("slimming", {"steps": [0]}, "steps must be above 0"),
+        ("slimming", {"steps": [0]}, "steps must be a whole number from 1 on"),
         ("slimming", {"steps": 60}, "must hold a list of values for steps, got 60"),
         ("slimming", {"steps": ["a"]}, "grid must hold values that slimming takes, got .*'a'"),
     ],
@@ -110,7 +110,7 @@ def test_write_settings_is_read_back(results, candidates, tmp_path):
 
 def test_settings_of_the_benchmark_with_distractors_are_those_of_its_committed_numbers():
     from tl_localize import HardConcrete, Slimming
-    from tl_localize.cli.options import make_methods
+    from tl_localize.evals.presets import make_methods
     from tl_localize.evals.tuning import read_settings
 
     tuned = read_settings(Path(__file__).parents[2] / "benchmarks" / "settings" / "distractors.json")

@@ -62,7 +62,7 @@ def test_inj_in_pieces_equals_inj_in_one(run_inj: Any, inj_numbers: Any, distrac
 
 def test_del_in_pieces_and_shards_equals_del_in_one(run_del: Any, del_numbers: Any) -> None:
     n_tasks = len(run_del("whole"))
-    assert n_tasks == 1 + 3 * (3 + 2 * 3 + 1)
+    assert n_tasks == 1 + (3 + 1 + 3) + 3 * (2 * 3 + 1)  # Hard Concrete takes all targets at once
     assert sum(len(run_del("pieces", stop_after=7)) for _ in range(n_tasks // 7 + 1)) == n_tasks
     for i in (2, 1):
         run_del("shards", shard=(i, 2))
@@ -145,7 +145,7 @@ def test_del_with_a_new_method_ratio_and_target_costs_only_these(run_del: Any, m
         ("del", "activations", 0.1): 3,
         **{("del", label, 0.2): 3 for label in ("activations", "hard_concrete", "random")},
     }  # the single layers needed the scores of activations
-    assert {outcome.task.index for outcome in run_del(n_targets=4)} == {3}
+    assert {outcome.task.index for outcome in run_del(n_targets=4) if outcome.task.label != "hard_concrete"} == {3}
 
 
 @pytest.mark.parametrize(
@@ -600,4 +600,7 @@ def test_killed_run_loses_nothing(which: str, request: Any, tmp_path: Path, left
     assert seen.rounds > 0
     assert seen.wasted == 0
     assert numbers() == numbers("whole")
+    for path in (tmp_path / "run" / "tmp").iterdir():  # what was being written is removed after an hour
+        os.utime(path, (0, 0))
+    assert run() == []
     assert leftovers() == []

@@ -72,12 +72,12 @@ def test_every_flipped_bit_is_noticed() -> None:
         (20).to_bytes(8, "little") + b'{"__metadata__": 12}',
         (200_000).to_bytes(8, "little") + b"[" * 200_000,
     ],
+    ids=["empty", "8 bytes", "64 bytes", "list", "nothing", "number", "nested"],
 )
 def test_what_is_no_record_is_set_aside(tmp_path: Path, data: bytes, caplog: Any) -> None:
-    path = tmp_path / TASK.file
+    store, path = Store(tmp_path), tmp_path / TASK.file
     path.parent.mkdir(parents=True)
     path.write_bytes(data)
-    store = Store(tmp_path)
     assert store.seconds(TASK) is None
     assert store.read(TASK) is None
     assert not path.exists()
@@ -185,8 +185,6 @@ def test_of_contradicting_plans_that_are_written_at_one_moment_one_stays(tmp_pat
             except ValueError as error:
                 refused.append(str(error))
 
-        for part in ("plans", "failures", "set_aside", "tmp"):
-            (tmp_path / str(i) / part).mkdir(parents=True)
         threads = [threading.Thread(target=add, args=(rate,)) for rate in (0.1, 0.2, 0.3, 0.3)]
         for thread in threads:
             thread.start()

@@ -239,7 +239,8 @@ class DelBenchmark(Benchmark[DelResults]):
         for i, budget in enumerate(task.inputs["budgets"]):
             report(i / len(task.inputs["budgets"]))
             effects.append(meter.effect(index, self.chosen(scores, task.inputs["ratio"], Budget(**budget))).packed())
-        return Record({"effects": effects})
+        name = getattr(self._ablation, "name", getattr(self._ablation, "__name__", type(self._ablation).__name__))
+        return Record({"effects": effects, "ablation": name})
 
     def _meter(self, baseline: Record) -> AblationMeter:
         """The meter that belongs to a baseline; it is kept from task to task, because it keeps what no ablation changes."""

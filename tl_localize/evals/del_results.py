@@ -98,7 +98,7 @@ class DelResults:
             elif baseline:
                 found = [Effect.unpacked(value) for value in record.value["effects"]]
                 method = task.needs[1].label
-                about = {"ablation": task.inputs["ablation"].partition("(")[0].lower(), "method": method, "ratio": task.ratio}
+                about = {"ablation": record.value["ablation"], "method": method, "ratio": task.ratio}
                 if task.kind == "del":
                     effects.setdefault((method, task.ratio), []).extend(found)
                     rows += [row_of(effect, baseline.frame) | about for effect in found]

@@ -1,0 +1,26 @@
+"""A method and a decoder as a user may have them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tl_localize import MemorizedSequence, NeuronScores
+
+
+def letters(ids: list[int]) -> str:
+    return "".join(chr(65 + i) + (chr(97 + i % 7) if i % 3 else "") for i in ids)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Scores that depend on the sequence; a method of the user's own, without ``map``."""
+
+    name: str = "noise"
+    seed: int = 0
+
+    def __call__(self, model: Any, sequence: MemorizedSequence) -> NeuronScores:
+        generator = torch.Generator().manual_seed(self.seed + int(sequence.tokens.sum()))
+        return NeuronScores(torch.rand(model.cfg.n_layers, model.cfg.d_mlp, generator=generator), self.name, sequence.id)
