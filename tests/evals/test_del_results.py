@@ -67,31 +67,19 @@ def test_tests_ask_whether_self_accuracy_falls_more(gpt2_like: Any, benchmark_of
         results.tests("slimming")
 
 
-def test_save_and_load_keep_everything(gpt2_like: Any, benchmark_of: Any, tmp_path: Path) -> None:
+def test_save_writes_every_number(gpt2_like: Any, benchmark_of: Any, tmp_path: Path) -> None:
     benchmark = benchmark_of(gpt2_like, n_dev=6)  # one test sequence: Neg is nan
     results = benchmark.run([Noise()])
-    results.save(tmp_path / "out")
-    loaded = DelResults.load(tmp_path / "out")
-    pd.testing.assert_frame_equal(loaded.frame, results.frame)
-    pd.testing.assert_frame_equal(loaded.before, results.before)
-    assert loaded.confusion.keys() == results.confusion.keys()
-    for key, matrix in results.confusion.items():
-        pd.testing.assert_frame_equal(loaded.confusion[key], matrix)
-        pd.testing.assert_frame_equal(loaded.confusion_levenshtein[key], results.confusion_levenshtein[key])
-    assert loaded.settings["runs"][0]["methods"].keys() == {"noise", "random"}
-    assert not len(loaded.missing)
     assert results.frame["delta_neg_accuracy"].isna().all()
-    with pytest.raises(FileNotFoundError, match=r"without a frame\.csv"):
-        DelResults.load(tmp_path)
-
-
-def test_save_and_load_keep_what_is_missing(gpt2_like: Any, benchmark_of: Any, tmp_path: Path) -> None:
-    results = benchmark_of(gpt2_like).run([Noise()])
     lacking = pd.DataFrame([{"ratio": 0.5, "sequence_id": "7", "method": "noise", "reason": "out of memory"}])
     replace(results, missing=lacking).save(tmp_path)
-    pd.testing.assert_frame_equal(DelResults.load(tmp_path).missing, lacking, check_dtype=False)
+    assert pd.read_csv(tmp_path / "missing.csv")["reason"].tolist() == ["out of memory"]
     results.save(tmp_path)
     assert not (tmp_path / "missing.csv").exists()
+    written = pd.read_csv(tmp_path / "frame.csv")
+    assert written["delta_perplexity"].tolist() == pytest.approx(results.frame["delta_perplexity"].tolist())
+    confusion = pd.read_csv(tmp_path / "confusion.csv")
+    assert len(confusion) == 2 * len(results.confusion) and set(confusion["change of"]) == {"accuracy", "levenshtein"}
 
 
 def test_related_compares_the_category_with_all_others(gpt2_like: Any, benchmark_of: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,16 +10,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from tl_localize.evals.ablation import Baseline, Effect
 from tl_localize.execution.status import reason_of
 from tl_localize.execution.store import Cache
 from tl_localize.execution.tasks import tasks_of
 from tl_localize.files import prepare_folder, write_json, write_text
-from tl_localize.scores import load_tensors, save_tensors
 from tl_localize.stats import compare_with_reference, mean_and_error, paired_test, styled, summarize, with_error
 
 METRICS: dict[str, tuple[str, int, int]] = {  # column: title, factor, decimals
@@ -92,9 +88,8 @@ class DelResults:
                 baseline = record and Baseline.unpacked(record)
             elif record is None:
                 if task.kind == "del":
-                    missing.append(
-                        {"ratio": task.ratio, "sequence_id": task.name, "method": task.label, "reason": reason_of(task, failures)}
-                    )
+                    about = {"ratio": task.ratio, "sequence_id": task.name, "method": task.label}
+                    missing.append(about | {"reason": reason_of(task, failures)})
             elif baseline:
                 found = [Effect.unpacked(value) for value in record.value["effects"]]
                 method = task.needs[1].label
@@ -109,12 +104,19 @@ class DelResults:
                         for effect, budget in zip(found, budgets, strict=True)
                     )
         before = baseline.frame if baseline and (rows or single) else pd.DataFrame()
-        accuracy, levenshtein = (
-            {key: matrix(before, part, [getattr(effect, name) for effect in part]) for key, part in effects.items()}
+        ids = [] if before.empty else list(before["sequence_id"])
+        measured = pd.Index(ids, name="measured")
+        confusion, levenshtein = (
+            {
+                key: pd.DataFrame(
+                    [getattr(one, name) for one in part], pd.Index([ids[one.target] for one in part], name="ablated"), measured
+                )
+                for key, part in effects.items()
+            }
             for name in ("accuracy", "levenshtein")
         )
         by_layer = {method: _in_order(pd.DataFrame(part).astype({"layer": "Int64"})) for method, part in single.items()}
-        return cls(_in_order(pd.DataFrame(rows)), before, accuracy, levenshtein, settings, pd.DataFrame(missing), by_layer)
+        return cls(_in_order(pd.DataFrame(rows)), before, confusion, levenshtein, settings, pd.DataFrame(missing), by_layer)
 
     def __repr__(self) -> str:
         if not len(self.frame):
@@ -211,17 +213,13 @@ class DelResults:
         if (method, ratio) not in self.confusion:
             raise ValueError(f"method and ratio must be one of {sorted(self.confusion)}, got {(method, ratio)}.")
         category = dict(zip(self.before["sequence_id"], self.before["category"], strict=True))
-        first_seen = {name: i for i, name in enumerate(dict.fromkeys(category.values()))}
+        order = list(dict.fromkeys(category.values()))
         matrix = self.confusion[method, ratio]
-
-        def grouped(axis: pd.Index) -> list[str]:
-            return sorted(axis, key=lambda name: first_seen[category[name]])
-
-        def labels(names: list[str]) -> pd.MultiIndex:
-            return pd.MultiIndex.from_tuples([(category[name], name) for name in names], names=["category", "id"])
-
-        rows, columns = grouped(matrix.index), grouped(matrix.columns)
-        return pd.DataFrame(matrix.loc[rows, columns].to_numpy(), index=labels(rows), columns=labels(columns))
+        rows, columns = (sorted(axis, key=lambda name: order.index(category[name])) for axis in (matrix.index, matrix.columns))
+        labels = [
+            pd.MultiIndex.from_tuples([(category[name], name) for name in axis], names=["category", "id"]) for axis in (rows, columns)
+        ]
+        return pd.DataFrame(matrix.loc[rows, columns].to_numpy(), *labels)
 
     @classmethod
     def join(cls, results: Sequence[DelResults]) -> DelResults:
@@ -232,96 +230,44 @@ class DelResults:
         keys = ["model", "ablation", "method", "ratio", "sequence_id"]
         frame: Any = pd.concat([part.frame for part in results], ignore_index=True).drop_duplicates(keys, ignore_index=True)
         before: Any = pd.concat([part.before for part in results], ignore_index=True)
-        one = results if len(frame[["model", "ablation"]].drop_duplicates()) == 1 else ()
-        confusion = _largest([part.confusion for part in one])
-        levenshtein = _largest([part.confusion_levenshtein for part in one])
+        matrices: tuple[dict[tuple[str, float], pd.DataFrame], ...] = {}, {}
+        for part in results if len(frame[["model", "ablation"]].drop_duplicates()) == 1 else ():
+            for found, more in zip(matrices, (part.confusion, part.confusion_levenshtein), strict=True):
+                found |= {key: matrix for key, matrix in more.items() if len(matrix) > len(found.get(key, ()))}
         unique = before.drop_duplicates(["model", "sequence_id"], ignore_index=True)
-        return cls(frame, unique, confusion, levenshtein, {"runs": [part.settings for part in results]})
+        return cls(frame, unique, *matrices, {"runs": [run for part in results for run in part.settings.get("runs", [])]})
 
     def save(self, folder: str | Path) -> None:
-        """Write frame.csv, before.csv, summary.csv, confusion.safetensors and settings.json, each whole or not at all."""
+        """Write frame.csv, before.csv, summary.csv, confusion.csv, missing.csv and settings.json, each whole or not at all."""
         path = prepare_folder(folder)
-        for name, frame in (("frame", self.frame), ("before", self.before), ("summary", self.summary()), ("missing", self.missing)):
+        frames = {"frame": self.frame, "before": self.before, "summary": self.summary(), "missing": self.missing}
+        if self.confusion:
+            both = {"accuracy": pd.concat(self.confusion), "levenshtein": pd.concat(self.confusion_levenshtein)}
+            frames["confusion"] = pd.concat(both, names=["change of", "method", "ratio", "ablated"]).reset_index()
+        for name, frame in frames.items():
             if name == "missing" and not len(frame):
                 (path / "missing.csv").unlink(missing_ok=True)
             else:
                 write_text(path / f"{name}.csv", frame.to_csv(index=False))
-        if self.confusion:
-            tensors, keys = dict[str, Tensor](), list[dict[str, Any]]()
-            for i, ((method, ratio), matrix) in enumerate(self.confusion.items()):
-                keys.append({"method": method, "ratio": ratio, "ablated": list(matrix.index), "measured": list(matrix.columns)})
-                tensors[f"accuracy.{i}"] = torch.tensor(matrix.to_numpy())
-                tensors[f"levenshtein.{i}"] = torch.tensor(self.confusion_levenshtein[method, ratio].to_numpy())
-            save_tensors(path / "confusion.safetensors", tensors, {"keys": json.dumps(keys)})
         write_json(path / "settings.json", self.settings)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> DelResults:
-        """Read what ``save`` wrote.
-
-        Raises:
-            FileNotFoundError: the folder holds no results.
-        """
-        path = Path(folder)
-        if not (path / "frame.csv").is_file():
-            raise FileNotFoundError(f"folder must hold the results of a DEL run, got {str(folder)!r} without a frame.csv. Check the path.")
-        texts = dict.fromkeys(("model", "sequence_id", "category", "prefix", "suffix", "method", "ablation"), str)
-        frame, before = (pd.read_csv(path / f"{name}.csv", dtype=texts, na_filter=False) for name in ("frame", "before"))
-        numbers = [column for column in frame.columns if column not in texts]
-        frame[numbers] = frame[numbers].apply(pd.to_numeric)
-        matrices: dict[str, dict[tuple[str, float], pd.DataFrame]] = {"accuracy": {}, "levenshtein": {}}
-        if (path / "confusion.safetensors").is_file():
-            tensors, metadata = load_tensors(path / "confusion.safetensors")
-            for i, key in enumerate(json.loads(metadata["keys"])):
-                rows, columns = (pd.Index(key[axis], name=axis) for axis in ("ablated", "measured"))
-                for name, found in matrices.items():
-                    found[key["method"], key["ratio"]] = pd.DataFrame(tensors[f"{name}.{i}"].numpy(), index=rows, columns=columns)
-        settings = json.loads((path / "settings.json").read_text(encoding="utf-8"))
-        missing = path / "missing.csv"
-        lacking = pd.read_csv(missing, dtype=texts | {"reason": str}, na_filter=False) if missing.is_file() else pd.DataFrame()
-        return cls(frame, before, matrices["accuracy"], matrices["levenshtein"], settings, lacking)
 
 
 def row_of(effect: Effect, before: pd.DataFrame) -> dict[str, Any]:
     """A row of the frame, without method, ratio and ablation."""
-    i = effect.target
-    columns: dict[str, Any] = {name: before[name].to_numpy() for name in before.columns}
-    return {
-        **{name: columns[name][i] for name in ("model", "sequence_id", "category")},
-        "n_neurons": effect.n_neurons,
-        "delta_self_accuracy": float(effect.accuracy[i]),
-        "delta_self_levenshtein": float(effect.levenshtein[i]),
-        "delta_neg_accuracy": mean_of_others(effect.accuracy, i),
-        "delta_neg_levenshtein": mean_of_others(effect.levenshtein, i),
-        "delta_perplexity": effect.perplexity,
-        "delta_perplexity_base2": effect.perplexity_base2,
-        "self_accuracy_before": float(columns["accuracy"][i]),
-        "self_levenshtein_before": float(columns["levenshtein"][i]),
-        "neg_accuracy_before": mean_of_others(columns["accuracy"], i),
-        "neg_levenshtein_before": mean_of_others(columns["levenshtein"], i),
-        "perplexity_before": float(columns["perplexity"][i]),
-        "perplexity_base2_before": float(columns["perplexity_base2"][i]),
-    }
+    i, was = effect.target, {name: before[name].to_numpy() for name in before.columns}
+    row: dict[str, Any] = {name: was[name][i] for name in ("model", "sequence_id", "category")} | {"n_neurons": effect.n_neurons}
+    for name in ("accuracy", "levenshtein"):
+        changes: np.ndarray = getattr(effect, name)
+        row |= {f"delta_self_{name}": float(changes[i]), f"delta_neg_{name}": mean_of_others(changes, i)}
+        row |= {f"self_{name}_before": float(was[name][i]), f"neg_{name}_before": mean_of_others(was[name], i)}
+    for name in ("perplexity", "perplexity_base2"):
+        row |= {f"delta_{name}": getattr(effect, name), f"{name}_before": float(was[name][i])}
+    return row
 
 
 def mean_of_others(values: Float[np.ndarray, " sequence"], index: int) -> float:
     """Mean over all but one; nan where there is no other."""
     return float(np.delete(values, index).mean()) if len(values) > 1 else math.nan
-
-
-def _largest(parts: Sequence[dict[tuple[str, float], pd.DataFrame]]) -> dict[tuple[str, float], pd.DataFrame]:
-    """All matrices by name; of those of one name the one with the most rows."""
-    found: dict[tuple[str, float], pd.DataFrame] = {}
-    for part in parts:
-        found |= {key: matrix for key, matrix in part.items() if key not in found or len(matrix) > len(found[key])}
-    return found
-
-
-def matrix(before: pd.DataFrame, effects: Sequence[Effect], changes: Sequence[Float[np.ndarray, " sequence"]]) -> pd.DataFrame:
-    """Changes by the ids of the ablated (rows) and the measured sequences (columns)."""
-    ids = list(before["sequence_id"])
-    rows = pd.Index([ids[effect.target] for effect in effects], name="ablated")
-    return pd.DataFrame(np.stack(changes), index=rows, columns=pd.Index(ids, name="measured"))
 
 
 def _in_order(frame: pd.DataFrame) -> pd.DataFrame:

@@ -91,8 +91,8 @@ class InjResults:
     def table(self, across_layers: bool = False) -> pd.DataFrame:
         """Recall in percent, mean and standard error, in the layout of the paper's table.
 
-        The error is over sentences; with distractors over groups, and each cell reads own / foreign recall. Injections that did not
-        converge are left out of the means; the row label of each ratio says how many there were.
+        The error is over sentences; with distractors it is over groups, and each cell reads recall of the target's / the distractors' rows.
+        Injections that did not converge are left out of the means; the row label of each ratio says how many there were.
 
         Args:
             across_layers: top share of the whole model (the paper's global table) in place of each layer.
@@ -121,31 +121,24 @@ class InjResults:
     def _levels(self, used: pd.DataFrame) -> dict[str, dict[str, str]]:
         """What two kinds of ignorance score: knowing nothing, and knowing what was altered but not by which sentence."""
         size = used.groupby(["group", "multiple"])["sequence_id"].nunique().max()
-        ratio = used["injection_ratio"].iloc[0]
-        multiples = used["multiple"].unique()
-        nothing = {f"R@{m:g}x": f"{100 * min(1, ratio * m):.1f} / {100 * min(1, ratio * m):.1f}" for m in multiples}
-        altered = {f"R@{m:g}x": f"{100 * min(1, m / size):.1f} / {100 * min(1, m / size):.1f}" for m in multiples}
-        return {"level: chance": nothing, "level: altered rows of any sentence": altered}
+        shares = {"level: chance": used["injection_ratio"].iloc[0], "level: altered rows of any sentence": 1 / size}
+        return {
+            name: {f"R@{m:g}x": " / ".join([f"{100 * min(1, share * m):.1f}"] * 2) for m in used["multiple"].unique()}
+            for name, share in shares.items()
+        }
 
     def ablation_table(self) -> pd.DataFrame:
-        """With distractors: change of accuracy in points when the found rows (top 1x of each layer) are silent, own and others'.
+        """With distractors: change of accuracy in points when the found rows (top 1x of each layer) are ablated.
 
         ``true_rows`` is the best that can be done.
         """
-        rows = self.frame[self.frame["multiple"] == self.frame["multiple"].min()]
-        rows = rows[rows["converged"]]
-        return pd.DataFrame(
-            {
-                method: {
-                    "target": percent(by_group(part, "delta_own_accuracy")),
-                    "distractors": percent(by_group(part, "delta_foreign_accuracy")),
-                }
-                for method, part in rows.groupby("method", sort=False)
-            }
-        ).T
+        rows = self.frame[(self.frame["multiple"] == self.frame["multiple"].min()) & self.frame["converged"]]
+        columns = {"target": "delta_own_accuracy", "distractors": "delta_foreign_accuracy"}
+        groups = rows.groupby("method", sort=False)
+        return pd.DataFrame({method: {name: percent(by_group(part, c)) for name, c in columns.items()} for method, part in groups}).T
 
     def truth_table(self) -> pd.DataFrame:
-        """With distractors: accuracy in percent on the injected sentences, untouched, with all sets on, own set off, another's off."""
+        """With distractors: accuracy in percent on the injected sentences: untouched, all sets on, its set off, another off."""
         columns = ["untouched", "all_on", "own_off", "other_off"]
         label, used = converged_part(self.truth)
         return pd.DataFrame({label: {column: percent(by_group(used, column)) for column in columns}}).T

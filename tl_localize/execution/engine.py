@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -17,6 +17,7 @@ import torch
 
 from tl_localize.batching import out_of_memory
 from tl_localize.execution.environment import check_plain, environment, measured
+from tl_localize.execution.status import Times
 from tl_localize.execution.store import Cache, Store
 from tl_localize.execution.tasks import Plan, Record, Task, closure
 from tl_localize.neurons import LanguageModel
@@ -199,35 +200,26 @@ class Benchmark(ABC, Generic[Results]):
         return self.results(cache)
 
 
-def missing_groups(plan: Plan, cache: Cache, shard: tuple[int, int] = (1, 1), failed: Iterable[str] = ()) -> list[list[Task]]:
+def missing_groups(plan: Plan, cache: Cache, shard: tuple[int, int] = (1, 1), failed: Set[str] = frozenset()) -> list[list[Task]]:
     """What is missing in the groups that fall to one of n shards: every n-th of them, whatever is already done."""
     index, count = shard
     groups: dict[str, list[Task]] = {}
     for task in plan.tasks:
         groups.setdefault(task.group or task.key, []).append(task)
     mine = list(groups.values())[index - 1 :: count]
-    gone = set(failed)
-    found = [[task for task in group if not any(one.key in gone for one in closure([task])) and cache.read(task) is None] for group in mine]
+    found = [[task for task in group if not hopeless(task, failed) and cache.read(task) is None] for group in mine]
     return [group for group in found if group]
 
 
-@dataclass(eq=False)
 class Timer:
     """Turns what is done into a fraction: each task weighs what tasks of its kind and label took so far, on average."""
 
-    progress: Progress | None
-    cache: Cache
-    tasks: Sequence[Task]
-    left: dict[tuple[str, str], dict[str, Task]] = field(default_factory=dict)  # by kind and label
-    spent: dict[tuple[str, str], list[float]] = field(default_factory=dict)  # kind and label, and kind alone -> seconds, tasks
-    shown: float = 0.0
-    now: Task | None = None
-
-    def __post_init__(self) -> None:
-        if self.progress:
-            for task in closure(self.tasks):
-                if not self.cache.has(task):
-                    self.left.setdefault((task.kind, task.label), {})[task.key] = task
+    def __init__(self, progress: Progress | None, cache: Cache, tasks: Sequence[Task]) -> None:
+        self.progress, self.cache, self.times = progress, cache, Times()
+        self.left = {task.key: task for task in closure(tasks) if not cache.has(task)} if progress else {}
+        self.counts = Counter((task.kind, task.label) for task in self.left.values())
+        self.now: Task | None = None
+        self.spent = self.shown = 0.0
 
     def begin(self, task: Task) -> None:
         self.now = task
@@ -236,19 +228,16 @@ class Timer:
     def within(self, fraction: float) -> None:
         """The task in hand is so far."""
         if self.progress and self.now:
-            left = sum(len(tasks) * self.weight(name) for name, tasks in self.left.items())
-            spent = sum(seconds for (_, label), (seconds, _) in self.spent.items() if label)
-            done = spent + fraction * self.weight((self.now.kind, self.now.label))
-            self.shown = max(self.shown, min(1.0, done / max(spent + left, 1e-9)))
+            left = sum(n * self.times.mean(*name, 1.0) for name, n in self.counts.items())
+            done = self.spent + fraction * self.times.mean(self.now.kind, self.now.label, 1.0)
+            self.shown = max(self.shown, min(1.0, done / max(self.spent + left, 1e-9)))
             self.progress(self.shown, f"{self.now.label} on {self.now.name}")
 
     def done(self, outcome: Outcome) -> None:
         task = outcome.task
-        self.left.get((task.kind, task.label), {}).pop(task.key, None)
-        for name in ((task.kind, task.label), (task.kind, "")):
-            total = self.spent.setdefault(name, [0.0, 0.0])
-            total[0] += outcome.seconds
-            total[1] += 1
+        self.counts[task.kind, task.label] -= self.left.pop(task.key, None) is not None
+        self.times.add(task, outcome.seconds)
+        self.spent += outcome.seconds
         if outcome.reason:
             LOG.warning("FAILED %s on %s: %s", task.label, task.name, outcome.reason.splitlines()[0])
         else:
@@ -256,14 +245,13 @@ class Timer:
 
     def end(self, failed: set[str]) -> None:
         """Nothing more is computed; a run that was stopped is not done."""
-        left = (task for tasks in self.left.values() for task in tasks.values())
-        if self.progress and all(self.cache.has(task) or any(one.key in failed for one in closure([task])) for task in left):
+        if self.progress and all(self.cache.has(task) or hopeless(task, failed) for task in self.left.values()):
             self.progress(1.0, "done")
 
-    def weight(self, name: tuple[str, str]) -> float:
-        """Seconds that a task of this kind and label is expected to take."""
-        seconds, count = self.spent.get(name) or self.spent.get((name[0], "")) or (1.0, 1.0)
-        return seconds / count
+
+def hopeless(task: Task, failed: Set[str]) -> bool:
+    """Whether the task, or one that it needs, has failed."""
+    return any(one.key in failed for one in closure([task]))
 
 
 def check_named(plan: Plan) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tl_localize.execution.engine import Benchmark, Groups, InProcess, Methods, Outcome, Watch
+from tl_localize.execution.engine import Benchmark, Groups, InProcess, Methods, Outcome, Timer, Watch, hopeless
 from tl_localize.execution.environment import environment, fingerprint
 from tl_localize.execution.store import Cache, Store
 from tl_localize.execution.tasks import Task, closure
@@ -130,8 +130,7 @@ class RayCluster:
 
 def in_hand(group: Sequence[Task], cache: Cache, failed: set[str]) -> Task | None:
     """The first task of a group that is not there: what a worker died over."""
-    open_tasks = [task for task in group if not any(one.key in failed for one in closure([task]))]
-    return next((task for task in closure(open_tasks) if not cache.has(task)), None)
+    return next((task for task in closure(task for task in group if not hopeless(task, failed)) if not cache.has(task)), None)
 
 
 def import_ray() -> Any:
@@ -181,16 +180,8 @@ class Worker:
             )
         benchmark = work.kind(model=self.model, **work.settings)
         execute = InProcess(stop=lambda: self.stopped, environment=self.environment)
-        return list(execute(benchmark, work.methods, [group], Store(work.folder), failed, Silent()))
+        return list(execute(benchmark, work.methods, [group], Store(work.folder), failed, Timer(None, Cache(), [])))
 
     def stop(self) -> None:
         """Finish the task in hand; called while ``compute`` runs."""
         self.stopped = True
-
-
-class Silent:
-    """Tells nothing."""
-
-    def begin(self, task: Task) -> None: ...
-
-    def within(self, fraction: float) -> None: ...

@@ -63,35 +63,45 @@ def status(store: Store) -> Status:
     >>> status(Store(folder)).frame.loc["activations", ["planned", "done"]].tolist()
     [1.0, 1.0]
     """
-    tasks, failures = planned(store), store.failures()
+    tasks, failures, times = planned(store), store.failures(), Times()
     measurements = {task.key for task in tasks}
     rows: dict[str, dict[str, float]] = {}
-    spent: dict[tuple[str, str], list[float]] = {}  # kind and label, and kind alone -> seconds, tasks
-    missing: list[Task] = []
-    everything = list(closure(tasks))
-    for task in [*tasks, *(task for task in everything if task.key not in measurements)]:
-        row = rows.setdefault(task.label if task.key in measurements else f"({task.kind})", dict.fromkeys((*COUNTS, "seconds_left"), 0.0))
-        row["planned"] += 1
+    missing: list[tuple[dict[str, float], Task]] = []
+    needed = [task for task in closure(tasks) if task.key not in measurements]
+    for task in [*tasks, *needed]:
+        label = task.label if task.key in measurements else f"({task.kind})"
+        row = rows.setdefault(label, dict.fromkeys((*COUNTS, "seconds_left"), 0.0))
         record = store.read(task) if task.key in measurements else None
         took = record.about["seconds"] if record else None if task.key in measurements else store.seconds(task)
+        state = "done" if took is not None else "failed" if failure_of(task, failures) else "missing"
+        row["planned"] += 1
+        row[state] += 1
+        row["not_converged"] += bool(record and record.value.get("converged") is False)
         if took is not None:
-            row["done"] += 1
-            row["not_converged"] += bool(record and record.value.get("converged") is False)
-            for name in ((task.kind, task.label), (task.kind, "")):
-                total = spent.setdefault(name, [0.0, 0.0])
-                total[0] += took
-                total[1] += 1
-        elif failure_of(task, failures):
-            row["failed"] += 1
-        else:
-            row["missing"] += 1
-            missing.append(task)
-    for task in missing:
-        seconds, count = spent.get((task.kind, task.label)) or spent.get((task.kind, "")) or (0.0, 1.0)
-        rows[task.label if task.key in measurements else f"({task.kind})"]["seconds_left"] += seconds / count
-    known = {task.key for task in everything}
+            times.add(task, took)
+        elif state == "missing":
+            missing.append((row, task))
+    for row, task in missing:
+        row["seconds_left"] += times.mean(task.kind, task.label)
+    known = {task.key for task in (*tasks, *needed)}
     reasons = {failure["task"]: failure["reason"] for key, failure in failures.items() if key in known}
     return Status(pd.DataFrame(rows, index=[*COUNTS, "seconds_left"]).T.astype(dict.fromkeys(COUNTS, int)), reasons)
+
+
+class Times:
+    """What tasks of a kind and label took, on average; what all of the kind took, where the label is new."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def add(self, task: Task, seconds: float) -> None:
+        for name in {(task.kind, task.label), (task.kind, "")}:
+            total, n = self.known.get(name, (0.0, 0))
+            self.known[name] = total + seconds, n + 1
+
+    def mean(self, kind: str, label: str, default: float = 0.0) -> float:
+        total, n = self.known.get((kind, label)) or self.known.get((kind, "")) or (default, 1)
+        return total / n
 
 
 def failure_of(task: Task, failures: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
