@@ -1,6 +1,6 @@
 """The kill test, long form: INJ killed (SIGKILL) at 60 random moments and resumed, against an undisturbed run.
 
-pytest benchmarks/test_kill.py -s        # a tiny random model on the CPU; prints the figures
+pytest benchmarks/test_kill.py -s        # a tiny random model on the CPU; prints the figures; ROUNDS=9 for a quick one
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-ROUNDS = 60
+ROUNDS = int(os.environ.get("ROUNDS", "60"))
 SHARE = 1 / 12  # of an undisturbed run: the time to the kill, on average
 N_SENTENCES = 16
 
@@ -67,7 +67,9 @@ def test_killed_run_has_the_tables_of_an_undisturbed_one(tmp_path, distractors):
         kills, inside, wasted = kills + seen.rounds, inside + seen.inside_writes, wasted + seen.wasted
         begun += sum(seen.computed.values())
         assert tables(finish(name)) == tables(whole)
-        assert [path.name for part in ("tmp", "set_aside", "failures") for path in (tmp_path / name / part).iterdir()] == []
+        for path in (tmp_path / name / "tmp").iterdir():  # what was being written is removed after an hour
+            os.utime(path, (0, 0))
+        Store(tmp_path / name)
         files = [{str(path.relative_to(tmp_path / one)) for path in (tmp_path / one).rglob("*")} for one in (name, "whole")]
         assert files[0] == files[1]
     print(f"\ndistractors {distractors}: {kills} kills ({inside} inside a write) over {folders} runs of {n_tasks} tasks,")

@@ -70,7 +70,7 @@ while sum(node["Alive"] for node in ray.nodes()) > 1 and time.monotonic() < dead
     time.sleep(1)
 assert sum(node["Alive"] for node in ray.nodes()) == 1
 assert numbers(by_ray) == numbers(run("whole", InProcess()))
-left = [p for name in ("tmp", "set_aside", "failures") for p in (Path(sys.argv[1]) / "ray" / name).iterdir()]
+left = [p for name in ("set_aside", "failures") for p in (Path(sys.argv[1]) / "ray" / name).iterdir()]
 print("equal", done, left)
 ray.shutdown()
 cluster.shutdown()

@@ -52,7 +52,7 @@ def test_store_takes_under_two_percent_of_an_inj_run(tmp_path, monkeypatch):
 def test_a_folder_of_many_finished_tasks_opens_in_seconds(tmp_path):
     """What resume does before its first task, and status; each in a process of its own, as users have it."""
     script = """
-import json, sys, time
+import sys, time
 from pathlib import Path
 import torch
 from tl_localize import MemorizedSequence, RandomBaseline, load_model
@@ -85,7 +85,7 @@ if sys.argv[3] == "make":
     (folder / "records" / "inj").mkdir(parents=True)
     for task in plan.tasks:
         body = {"key": task.key, "kind": task.kind, "inputs": task.inputs, "value": value, "about": about}
-        (folder / task.file).write_bytes(pack(json.dumps(body), {}))  # without fsync, which would take minutes
+        (folder / task.file).write_bytes(pack(body, {}))  # without fsync, which would take minutes
 else:
     began, process = time.perf_counter(), time.process_time()
     frame = status(store).frame
