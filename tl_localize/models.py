@@ -30,8 +30,7 @@ def load_model(name_or_path: str | Path, device: str | torch.device | None = Non
             (config.json and safetensors weights, tokenizer optional) of a GPT-2, GPT-NeoX or Llama-like model; or any name that
             TransformerLens knows.
         device: CUDA when there is one, unless given.
-    Raises:
-        ValueError: an unknown name, a directory that can't be loaded right, or CUDA asked for and absent.
+    Raises:  ValueError: an unknown name, a directory that can't be loaded right, or CUDA asked for and absent.
 
     >>> load_model("reference").cfg.d_mlp
     1536

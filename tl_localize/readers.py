@@ -42,9 +42,7 @@ def read_manual(path: str | Path, model: LanguageModel) -> list[MemorizedSequenc
     The first category becomes the sequence's. Ids are ``manual-000``, ``manual-001``, ... ``prompt_len`` counts tokens of one tokenizer.
     Where the model's tokenizer gives another number, the text of the prompt decides, and one warning says in how many rows.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: as ``read_definitions``; ``all`` does not begin with ``prompt``, or no token boundary falls between them.
+    Raises:  FileNotFoundError, ValueError: as ``read_definitions``; no token boundary lies between ``prompt`` and the rest of ``all``.
 
     >>> row = '{"prompt": "Return the", "all": "Return the value of x.", "prompt_len": 2, "category": ["docs"]}'
     >>> _ = (folder / "manual.jsonl").write_text(row)
@@ -54,7 +52,7 @@ def read_manual(path: str | Path, model: LanguageModel) -> list[MemorizedSequenc
     sequences: list[MemorizedSequence] = []
     differing: list[str] = []
     for line, row in read_jsonl(path, "prompt", "all"):
-        place, prompt, whole = _place(path, line), row["prompt"], row["all"]
+        place, prompt, whole = f"{path}, line {line}", row["prompt"], row["all"]
         if not whole.startswith(prompt):
             raise ValueError(
                 f"all must begin with prompt, got {whole[:20]!r} after the prompt {prompt[:20]!r} at {place}. Correct the line."
@@ -112,8 +110,7 @@ def read_tokens(path: str | Path) -> Integer[Tensor, "sequence pos"]:
 def memorized_sequences(tokens: Integer[Tensor, "sequence pos"], n_prefix: int = 32) -> list[MemorizedSequence]:
     """One sequence for each row of tokens, the authors' Pile format; ids are ``sequence-0000``, ``sequence-0001``, ...
 
-    Raises:
-        ValueError: n_prefix leaves no suffix.
+    Raises:  ValueError: n_prefix leaves no suffix.
 
     >>> memorized_sequences(torch.tensor([[5, 6, 7], [8, 9, 5]]), n_prefix=1)[1]
     MemorizedSequence('sequence-0001', 1 prefix + 2 suffix tokens)
@@ -126,11 +123,8 @@ def read_texts(path: str | Path, key: str = "text", start: int = 0, end: int | N
 
     Empty texts are empty strings, so that the caller can count them.
 
-    Args:
-        start, end: only lines that begin at these bytes of the file or between them, the end excluded.
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: as ``read_definitions``, but the file may be empty.
+    Args:    start, end: only lines that begin at these bytes of the file or between them, the end excluded.
+    Raises:  FileNotFoundError, ValueError: as ``read_definitions``, but the file may be empty.
 
     >>> _ = (folder / "corpus.txt").write_text("one text a line")
     >>> list(read_texts(folder / "corpus.txt"))
@@ -156,9 +150,7 @@ def _texts(path: Path, key: str, start: int, end: int | None) -> Iterator[str]:
 def read_jsonl(path: str | Path, *keys: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number and object of each line that is not blank; each key must be there and hold text that is not empty.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: as ``read_definitions``.
+    Raises:  FileNotFoundError, ValueError: as ``read_definitions``.
 
     >>> _ = (folder / "rows.jsonl").write_text('{"id": "a", "n": 3}')
     >>> list(read_jsonl(folder / "rows.jsonl", "id"))
@@ -177,7 +169,7 @@ def _objects(
     for line, text in lines:
         if not text.strip():
             continue
-        place = _place(path, line)
+        place = f"{path}, line {line}"
         try:
             row = json.loads(text)
         except json.JSONDecodeError as error:
@@ -209,17 +201,13 @@ def _lines(path: str | Path, start: int = 0, end: int | None = None) -> Iterator
                 yield line, raw.decode("utf-8-sig" if line == 1 and not start else "utf-8")
             except UnicodeDecodeError as error:
                 bad = raw[error.start : error.start + 4]
-                raise ValueError(f"path must be UTF-8 text, got the bytes {bad!r} at {_place(path, line)}. Convert it to UTF-8.") from error
+                raise ValueError(f"path must be UTF-8 text, got the bytes {bad!r} at {path}, line {line}. Convert it to UTF-8.") from error
 
 
 def _existing(path: str | Path) -> Path:
     if not Path(path).is_file():
         raise FileNotFoundError(f"path must be an existing file, got {str(path)!r}. Check the spelling.")
     return Path(path)
-
-
-def _place(path: str | Path, line: int) -> str:
-    return f"{path}, line {line}"
 
 
 def _read_npy(path: Path) -> Tensor:

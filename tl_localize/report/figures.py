@@ -103,10 +103,10 @@ def del_figures(results: DelResults, single_layers: Sequence[pd.DataFrame] = ())
     >>> sorted(del_figures(results))
     ['del_confusion_attribution', 'del_confusion_random', 'del_forgetting']
     """
-    figures = {"del_forgetting": forgetting(results)}
     largest = max(results.frame["ratio"])
-    figures |= {f"del_confusion_{name}": confusion(results, name, ratio) for name, ratio in results.confusion if ratio == largest}
-    return figures | {f"del_single_layer_{frame['method'].iloc[0]}": single_layer(frame) for frame in single_layers}
+    confusions = {f"del_confusion_{name}": confusion(results, name, ratio) for name, ratio in results.confusion if ratio == largest}
+    layers = {f"del_single_layer_{frame['method'].iloc[0]}": single_layer(frame) for frame in single_layers}
+    return {"del_forgetting": forgetting(results), **confusions, **layers}
 
 
 def forgetting(results: DelResults, ax: Any = None) -> Any:
@@ -224,7 +224,7 @@ def score_map(scores: NeuronScores, ax: Any = None, *, per: Literal["layer", "mo
     shown = "score / the layer's largest" if per == "layer" else "score"
     bar = ax.figure.colorbar(drawn, ax=ax, label=shown + (f"\n(largest of {width} neighbours)" if width > 1 else ""))
     bar.formatter.set_powerlimits((-2, 3))
-    _layer_ticks(ax.yaxis, n_layers)
+    ax.set_yticks(range(0, n_layers, math.ceil(n_layers / 12)))
     title = ": ".join(filter(None, (short_title(scores.method), scores.sequence_id))) or "Scores"
     return _finished(ax, "neuron", "layer", title)
 
@@ -232,10 +232,7 @@ def score_map(scores: NeuronScores, ax: Any = None, *, per: Literal["layer", "mo
 def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = None, ax: Any = None) -> Any:
     """How many neurons of each set lie in each layer; with a truth also how many of them are true.
 
-    Args:
-        found: sets by the names in the legend.
-        truth: the true neurons, for example those of an injection: grey bars.
-
+    Args:    truth: the true neurons, for example those of an injection: grey bars.
     Raises:  ValueError: no set, or sets of different shapes.
 
     >>> top = Attribution()(model, sequence).top_k(0.05, per="model")
@@ -259,7 +256,7 @@ def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = N
         if truth:
             label = f"{short_title(name)}, true ({100 * one.recall_of(truth):.0f} % recall)"
             ax.plot(layers, (one.mask & truth.mask).sum(1).numpy(), label=label, **_style(marker, line=":", fill="black"))
-    _layer_ticks(ax.xaxis, len(layers))
+    ax.set_xticks(layers[:: math.ceil(len(layers) / 12)])
     ax.set_ylim(bottom=0)
     title = "Where the true and the found neurons lie" if truth else "Where the found neurons lie"
     return _finished(ax, "layer", "neurons", title, legend="best")
@@ -285,13 +282,14 @@ def memorization_by_repetition(models: Sequence[str] = REFERENCE_MODELS, ax: Any
         groups: Any = pd.DataFrame(record["sequences"]).groupby("repetitions")
         passed = 100 * groups["passed"].mean()
         ax.plot(passed.index, passed, label=f"{name}: memorized", **_style(marker, line=line, fill="black"))
-        accuracies = {n: 100 * values for n, values in groups["accuracy"]}
-        _line(ax, accuracies, label=f"{name}: accuracy", **_style(marker, line=line, color="0.55"))
+        _line(
+            ax, {n: 100 * values for n, values in groups["accuracy"]}, label=f"{name}: accuracy", **_style(marker, line=line, color="0.55")
+        )
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter("{x:g}")
     ax.set_ylim(-3, 104)
-    y = "sequences memorized, suffix tokens right (%)"
-    return _finished(ax, "repetitions in training", y, "Memorization against repetition", legend="upper left")
+    title, y = "Memorization against repetition", "sequences memorized, suffix tokens right (%)"
+    return _finished(ax, "repetitions in training", y, title, legend="upper left")
 
 
 def save_figure(figure: Any, folder: str | Path, name: str) -> None:
@@ -358,7 +356,3 @@ def _finished(ax: Any, x: str = "", y: str = "", title: str = "", legend: str | 
     if legend:
         ax.legend(loc=legend, fontsize=8, frameon=False)
     return ax.figure
-
-
-def _layer_ticks(axis: Any, n_layers: int) -> None:
-    axis.set_ticks(range(0, n_layers, math.ceil(n_layers / 12)))  # whole numbers, twelve at most

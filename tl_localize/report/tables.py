@@ -74,7 +74,7 @@ def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
 def single_layer_table(frame: pd.DataFrame) -> pd.DataFrame:
     """One layer against all layers at equal budget, from a frame of ``DelBenchmark.run_single_layer``: change of accuracy in points, text.
 
-    Returns: a row for all layers together and one for each layer; columns for each factor of the budget, Self and Neg.
+    There is a row for all layers together and one for each layer; columns for each factor of the budget, Self and Neg.
 
     >>> frame = DelBenchmark(model, few[:2], text, ratios=(0.02,), n_dev=0).run_single_layer(Attribution(), 0.02)
     >>> list(single_layer_table(frame).index[:2])
