@@ -373,6 +373,65 @@ def test_load_model_refuses_weights_of_another_shape(folder: Path) -> None:
         load_model(folder)
 
 
+def test_load_model_refuses_weights_that_the_config_has_no_place_for(tmp_path: Path) -> None:
+    save(gpt2(n_layer=6), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"n_layer": 3}))
+    with pytest.raises(ValueError, match=r"only weights that its config has a place for, got .*h\.3\.attn.* others beside them"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("saved", [0, 2])
+def test_load_model_refuses_a_config_without_layers(tmp_path: Path, saved: int) -> None:
+    save(gpt2(n_layer=saved), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"n_layer": 0}))
+    with pytest.raises(ValueError, match="name_or_path must be a model with layers, got 0 in"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "buffer"),
+    [
+        ("gpt2 untied", "transformer.h.{}.attn.bias"),
+        ("gpt2 untied", "transformer.h.{}.attn.masked_bias"),
+        ("neox", "gpt_neox.layers.{}.attention.bias"),
+        ("neox", "gpt_neox.layers.{}.attention.masked_bias"),
+        ("neox", "gpt_neox.layers.{}.attention.rotary_emb.inv_freq"),
+        ("llama without groups", "model.layers.{}.self_attn.rotary_emb.inv_freq"),
+    ],
+)
+@torch.no_grad()
+def test_load_model_takes_files_that_hold_buffers(tmp_path: Path, family: str, buffer: str) -> None:
+    hf = save(FAMILIES[family](), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors") | {buffer.format(i): torch.ones(2) for i in range(2)}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert (load_model(tmp_path, device="cpu")(TOKENS) - hf(TOKENS).logits).abs().max() < 1e-4
+
+
+def beside_an_index(path: Path) -> Path:
+    """A folder with a model in several files, their index, and the same model in one file."""
+    hf = save(llama(), path)
+    hf.save_pretrained(path, max_shard_size="20KB")
+    assert (path / "model.safetensors.index.json").is_file()
+    hf.save_pretrained(path / "whole")
+    return (path / "whole" / "model.safetensors").rename(path / "model.safetensors")
+
+
+def test_load_model_checks_the_whole_file_that_it_loads_beside_an_index(tmp_path: Path) -> None:
+    whole = beside_an_index(tmp_path)
+    whole.write_bytes(whole.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"must hold whole safetensors weights, got .*/model\.safetensors"):
+        load_model(tmp_path)
+
+
+def test_load_model_does_not_ask_for_files_that_it_does_not_load(tmp_path: Path) -> None:
+    beside_an_index(tmp_path)
+    for part in tmp_path.glob("model-0*.safetensors"):
+        part.unlink()
+    assert load_model(tmp_path, device="cpu").cfg.n_layers == 2
+
+
 @pytest.mark.parametrize(
     ("name", "near"),
     [("gpt3-smal", "gpt2-small"), ("reference-gpt", "reference-gpt2"), ("pythia-70M-dedup", "pythia-70m-deduped"), ("no/such/folder", "")],

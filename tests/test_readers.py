@@ -91,7 +91,7 @@ def test_read_definitions_accepts_a_byte_order_mark(tmp_path: Path) -> None:
     assert read_definitions(path) == ["ok"]
 
 
-@pytest.mark.parametrize("name", ["read_definitions", "read_tokens", "read_texts", "read_categories"])
+@pytest.mark.parametrize("name", ["read_definitions", "read_tokens", "read_texts"])
 def test_readers_name_a_missing_file(tmp_path: Path, name: str) -> None:
     from tl_localize import readers
 
@@ -100,13 +100,12 @@ def test_readers_name_a_missing_file(tmp_path: Path, name: str) -> None:
 
 
 def test_read_manual_cuts_at_the_prompt(tmp_path: Path, lettered: Any) -> None:
-    from tl_localize.readers import read_categories, read_manual
+    from tl_localize.readers import read_manual
 
     path = write(tmp_path / "m.jsonl", manual_row(), manual_row(category=[], prompt="a", prompt_len=1))
     first, second = read_manual(path, lettered)
     assert (first.id, first.category, first.n_prefix, first.tokens.tolist()) == ("manual-000", "letters", 2, [97, 98, 99, 100, 101])
     assert (second.id, second.category, second.n_prefix) == ("manual-001", "", 1)
-    assert read_categories(path) == [("letters", "early"), ()]
 
 
 def test_read_manual_warns_where_prompt_len_belongs_to_another_tokenizer(tmp_path: Path, lettered: Any) -> None:
@@ -137,7 +136,7 @@ def test_read_manual_names_the_broken_line(tmp_path: Path, lettered: Any, row: d
 def test_read_manual_agrees_with_every_prompt_len_of_the_real_file(shared: Path, lettered: Any) -> None:
     from transformers import GPT2Tokenizer
 
-    from tl_localize.readers import read_categories, read_manual
+    from tl_localize.readers import read_manual
 
     tokenizer = shared / "data/tokenizers/gpt2"
     lettered.tokenizer = GPT2Tokenizer(vocab=str(tokenizer / "vocab.json"), merges=str(tokenizer / "merges.txt"))
@@ -145,7 +144,6 @@ def test_read_manual_agrees_with_every_prompt_len_of_the_real_file(shared: Path,
     sequences = read_manual(path, lettered)  # a prompt_len that differs would warn, and a warning is an error here
     assert len(sequences) == 105
     assert (sequences[0].category, sequences[0].n_prefix) == ("address", 4)
-    assert read_categories(path)[0] == ("address", "Google")
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint16])
@@ -175,7 +173,7 @@ def saved(path: Path, tokens: np.ndarray) -> Path:
 
 @pytest.mark.parametrize("suffix", ["npy", "safetensors"])
 def test_batches_of_pythias_shape_are_mapped_and_searched_in_blocks_of_rows(tmp_path: Path, suffix: str) -> None:
-    from tl_localize.collect import Corpus, chunks_of
+    from tl_localize.collect.search import Corpus, chunks_of
     from tl_localize.readers import read_tokens
 
     tokens = np.random.default_rng(0).integers(50304, size=(1024, 2049), dtype=np.uint16)
@@ -191,7 +189,7 @@ def test_batches_of_pythias_shape_are_mapped_and_searched_in_blocks_of_rows(tmp_
     corpus = Corpus(path)
     chunks = chunks_of([corpus], "any")
     assert [chunk.end - chunk.first for chunk in chunks] == [79] * 12 + [76]
-    last, _ = chunks[-1].read()
+    last = corpus.read(chunks[-1].first, chunks[-1].end)
     assert isinstance(last, torch.Tensor) and corpus.rows is not None
     assert last.untyped_storage().data_ptr() == corpus.rows.untyped_storage().data_ptr()  # no copy
     assert np.array_equal(last.numpy(), tokens[-76:])
@@ -272,14 +270,12 @@ def test_read_tokens_reads_the_real_files(shared: Path) -> None:
     assert read_tokens(shared / "data/pile/gpt2-xl/pile_random_batch.pt").shape == (2048, 128)
 
 
-def test_memorized_sequences_takes_names_and_categories() -> None:
+def test_memorized_sequences_are_the_rows() -> None:
     from tl_localize.readers import memorized_sequences
 
-    sequences = memorized_sequences(TOKENS.to(torch.uint16), 2, ["a", "b", "c"], ["x", "", "y"])
-    assert [(s.id, s.category, s.n_prefix) for s in sequences] == [("a", "x", 2), ("b", "", 2), ("c", "y", 2)]
+    sequences = memorized_sequences(TOKENS.to(torch.uint16), 2)
+    assert [(s.id, s.n_prefix) for s in sequences] == [(f"sequence-000{i}", 2) for i in range(3)]
     assert torch.equal(sequences[1].tokens, TOKENS[1])
-    with pytest.raises(ValueError, match="ids must have one entry for each of the 3 sequences, got 1"):
-        memorized_sequences(TOKENS, 2, ["a"])
 
 
 def test_read_texts_gives_empty_texts_to_be_counted(tmp_path: Path) -> None:

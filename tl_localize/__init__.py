@@ -27,36 +27,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "METHODS",
-    "Activations",
-    "Attribution",
-    "DelBenchmark",
-    "DelResults",
-    "HardConcrete",
-    "InjBenchmark",
-    "InjResults",
-    "Injection",
-    "IntegratedGradients",
-    "JointInjection",
-    "Localizer",
-    "MemorizedSequence",
-    "NeuronScores",
-    "NeuronSet",
-    "RandomBaseline",
-    "RowNorm",
-    "Slimming",
-    "ZeroOut",
-    "accuracy",
-    "check_recited",
-    "inject",
-    "inject_many",
-    "inject_together",
-    "levenshtein",
-    "load_model",
-    "memorization_loss",
-    "perplexity",
-    "perplexity_base2",
-]
+    "METHODS", "Activations", "Attribution", "DelBenchmark", "DelResults", "HardConcrete", "InjBenchmark", "InjResults", "Injection",
+    "IntegratedGradients", "JointInjection", "Localizer", "MemorizedSequence", "NeuronScores", "NeuronSet", "RandomBaseline",
+    "RowNorm", "Slimming", "ZeroOut", "accuracy", "check_recited", "inject", "inject_many", "inject_together", "levenshtein",
+    "load_model", "memorization_loss", "perplexity", "perplexity_base2",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

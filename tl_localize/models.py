@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ import torch
 
 REFERENCE_MODELS = ("reference-gpt2", "reference-pythia")  # shipped; "reference" is the first
 LOGITS_TOLERANCE = 1e-4  # of a converted model against transformers, float32
+BUFFERS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|inv_freq$")  # in old files: causal masks and rotary frequencies
+ADVICE = "Convert it to a HookedTransformer yourself: every method takes one."
 
 
 def load_model(name_or_path: str | Path, device: str | torch.device | None = None, dtype: torch.dtype = torch.float32) -> Any:
@@ -24,13 +26,11 @@ def load_model(name_or_path: str | Path, device: str | torch.device | None = Non
     Folding and centring would change the rows of W_out, which INJ trains and Activations weighs, so nothing is processed.
 
     Args:
-        name_or_path: ``"reference-gpt2"`` (also ``"reference"``) or ``"reference-pythia"``, which are shipped; a local Hugging Face
-            directory (config.json and safetensors weights, tokenizer optional) of a GPT-2, GPT-NeoX or Llama-like model; or any
-            name that TransformerLens knows.
+        name_or_path: ``"reference-gpt2"`` (also ``"reference"``) or ``"reference-pythia"``, which are shipped; a local Hugging Face folder
+            (config.json and safetensors weights, tokenizer optional) of a GPT-2, GPT-NeoX or Llama-like model; or any name that
+            TransformerLens knows.
         device: CUDA when there is one, unless given.
-        dtype: of the weights.
-    Raises:
-        ValueError: an unknown name, a directory that can't be loaded right, or CUDA asked for and absent.
+    Raises:  ValueError: an unknown name, a directory that can't be loaded right, or CUDA asked for and absent.
 
     >>> load_model("reference").cfg.d_mlp
     1536
@@ -40,9 +40,10 @@ def load_model(name_or_path: str | Path, device: str | torch.device | None = Non
         raise ValueError(f"dtype must be a floating-point torch dtype, got {dtype!r}. Write torch.float32.")
     name = str(name_or_path)
     if is_reference(name):
-        shipped = REFERENCE_MODELS[0] if name == "reference" else name
-        return _load_directory(Path(str(files("tl_localize") / "data" / shipped)), device, dtype)
-    return _load_directory(Path(name), device, dtype) if Path(name).is_dir() else _load_by_name(name, device, dtype)
+        name = str(files("tl_localize") / "data" / (REFERENCE_MODELS[0] if name == "reference" else name))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TransformerLens 3.9 calls every HookedTransformer deprecated
+        return (_load_directory(Path(name), device, dtype) if Path(name).is_dir() else _load_by_name(name, device, dtype)).eval()
 
 
 def is_reference(name: str | Path) -> bool:
@@ -55,11 +56,7 @@ def is_reference(name: str | Path) -> bool:
 
 
 def check_device(device: str | torch.device | None) -> torch.device:
-    """The device to use: the given one, else CUDA when there is one.
-
-    Raises:
-        ValueError: the device is not there.
-    """
+    """The device to use: the given one, which must be there, else CUDA when there is one."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -98,11 +95,9 @@ def _load_by_name(name: str, device: torch.device, dtype: torch.dtype) -> Any:
         near = difflib.get_close_matches(name.lower(), [*known, *REFERENCE_MODELS], n=3)
         hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else "A local directory must exist."
         raise ValueError(f"name_or_path must be a shipped model, a local directory or a name TransformerLens knows, got {name!r}. {hint}")
-    with _quiet():
-        model = HookedTransformer.from_pretrained_no_processing(
-            name, device=str(device), dtype=dtype, default_prepend_bos=False, default_padding_side="right"
-        )
-    return model.eval()
+    return HookedTransformer.from_pretrained_no_processing(
+        name, device=str(device), dtype=dtype, default_prepend_bos=False, default_padding_side="right"
+    )
 
 
 def _load_directory(path: Path, device: torch.device, dtype: torch.dtype) -> Any:
@@ -114,30 +109,22 @@ def _load_directory(path: Path, device: torch.device, dtype: torch.dtype) -> Any
     _check_weights(path)
     hf_config = AutoConfig.from_pretrained(path, local_files_only=True)
     _refuse(path, hf_config)
-    with _quiet(bars=False):
-        hf_model = _load_transformers(path, dtype)
-        cfg = HookedTransformerConfig(
-            model_name=path.name,
-            original_architecture=type(hf_model).__name__,
-            device=str(device),
-            dtype=dtype,
-            init_weights=False,
-            default_prepend_bos=False,
-            d_vocab=hf_config.vocab_size,
-            **shapes(hf_config),
-        )
-        model = HookedTransformer(cfg)
-        weights = getattr(weight_conversions, converter)(hf_model, cfg)
-        model.load_and_process_state_dict(
-            {key: value.clone() for key, value in weights.items()},
-            fold_ln=False,
-            center_writing_weights=False,
-            center_unembed=False,
-            fold_value_biases=False,
-        )
-        model.eval()
-        _set_tokenizer(model, _load_tokenizer(path))
-    _check_logits(path, model, hf_model)
+    hf_model = _load_transformers(path, dtype)
+    cfg = HookedTransformerConfig(
+        model_name=path.name,
+        original_architecture=type(hf_model).__name__,
+        device=str(device),
+        dtype=dtype,
+        init_weights=False,
+        default_prepend_bos=False,
+        **_common_shapes(hf_config),
+        **shapes(hf_config),
+    )
+    model = HookedTransformer(cfg)
+    weights = {key: value.clone() for key, value in getattr(weight_conversions, converter)(hf_model, cfg).items()}
+    model.load_and_process_state_dict(weights, fold_ln=False, center_writing_weights=False, center_unembed=False, fold_value_biases=False)
+    _set_tokenizer(model, path)
+    _check_logits(path, model.eval(), hf_model)
     return model
 
 
@@ -151,17 +138,15 @@ def _model_type(path: Path) -> str:
         raise ValueError(f"name_or_path must have a config.json that is JSON, got {str(path)!r} ({error}). Copy it again.") from error
     found = config.get("model_type") if isinstance(config, dict) else None
     if found not in _CONFIGS:
-        raise ValueError(
-            f"name_or_path must be a model of type {', '.join(_CONFIGS)}, got {found!r} in {str(path / 'config.json')!r}. "
-            "Convert it to a HookedTransformer yourself: every method takes one."
-        )
+        place = str(path / "config.json")
+        raise ValueError(f"name_or_path must be a model of type {', '.join(_CONFIGS)}, got {found!r} in {place!r}. {ADVICE}")
     return found
 
 
 def _check_weights(path: Path) -> None:
-    """Raise ValueError unless there are safetensors files and all of them are whole."""
-    index = path / "model.safetensors.index.json"
-    parts = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    """Raise ValueError unless there are safetensors files and all of them are whole; transformers prefers one file to an index."""
+    whole, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    parts = {whole.name} if whole.is_file() or not index.is_file() else set(json.loads(index.read_text())["weight_map"].values())
     if missing := sorted(name for name in parts if not (path / name).is_file()):
         raise ValueError(
             f"name_or_path must hold safetensors weights, got {str(path)!r} without {', '.join(missing)}. "
@@ -180,41 +165,48 @@ def _check_weights(path: Path) -> None:
 def _load_transformers(path: Path, dtype: torch.dtype) -> Any:
     """The directory's model as transformers loads it.
 
-    Transformers fills weights that the file lacks with noise and only logs it; here that is an error.
+    Transformers fills weights that the file lacks with noise, drops those that the config has no place for, and only logs it. Here both are
+    errors.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # the error below says what is missing
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # the errors below say what is wrong
+    logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, local_files_only=True, attn_implementation="eager", ignore_mismatched_sizes=True, output_loading_info=True
         )
     finally:
         logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
     model, found = loaded
-    wrong = sorted(found["missing_keys"]) + sorted(str(key[0]) for key in found["mismatched_keys"])
-    if wrong:
+    if wrong := sorted(found["missing_keys"]) + sorted(str(key[0]) for key in found["mismatched_keys"]):
         raise ValueError(
-            f"name_or_path must hold every weight of its config, in the config's shapes, got {str(path)!r} with "
-            f"{', '.join(wrong[:3])}{f' and {len(wrong) - 3} others' if len(wrong) > 3 else ''} missing or of another shape. Save it again."
+            f"name_or_path must hold every weight of its config, in the config's shapes, got {str(path)!r} with {_some(wrong)} missing "
+            "or of another shape. Save it again."
+        )
+    if dropped := sorted(key for key in found["unexpected_keys"] if not BUFFERS.search(key)):
+        raise ValueError(
+            f"name_or_path must hold only weights that its config has a place for, got {str(path)!r} with {_some(dropped)} beside them. "
+            "Correct config.json (is the number of layers right?) or save the model again."
         )
     return model.eval()
 
 
-def _load_tokenizer(path: Path) -> Any:
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} others" if len(names) > 3 else "")
+
+
+def _set_tokenizer(model: Any, path: Path) -> None:
+    """Set the directory's tokenizer as ``HookedTransformer.set_tokenizer`` does, but without its second copy, which puts BOS first."""
     from transformers import AutoTokenizer
 
     if not any((path / name).is_file() for name in ("tokenizer.json", "vocab.json", "tokenizer.model", "tokenizer_config.json")):
-        return None
-    return AutoTokenizer.from_pretrained(path, local_files_only=True)
-
-
-def _set_tokenizer(model: Any, tokenizer: Any) -> None:
-    """Set the tokenizer as ``HookedTransformer.set_tokenizer`` does, but without its second copy, which puts BOS first."""
-    if tokenizer is None:
         return
+    tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
     tokenizer.padding_side = "right"
     tokenizer.eos_token = tokenizer.eos_token or "<|endoftext|>"
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
@@ -223,48 +215,44 @@ def _set_tokenizer(model: Any, tokenizer: Any) -> None:
     model.cfg.tokenizer_prepends_bos = tokenizer.encode("")[:1] == [tokenizer.bos_token_id]
 
 
+def _common_shapes(c: Any) -> dict[str, Any]:
+    """What every family has; transformers gives it under these names also where config.json has others (``n_embd``)."""
+    return {
+        "d_model": c.hidden_size,
+        "d_head": getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads,
+        "n_heads": c.num_attention_heads,
+        "n_layers": c.num_hidden_layers,
+        "n_ctx": c.max_position_embeddings,
+        "d_vocab": c.vocab_size,
+    }
+
+
 def _gpt2(c: Any) -> dict[str, Any]:
     return {
-        "d_model": c.n_embd,
-        "d_head": c.n_embd // c.n_head,
-        "n_heads": c.n_head,
         "d_mlp": c.n_inner or 4 * c.n_embd,
-        "n_layers": c.n_layer,
-        "n_ctx": c.n_positions,
         "eps": c.layer_norm_epsilon,
         "act_fn": c.activation_function,
         "use_attn_scale": c.scale_attn_weights,
         "scale_attn_by_inverse_layer_idx": c.scale_attn_by_inverse_layer_idx,
-        "normalization_type": "LN",
+    }
+
+
+def _rotary(c: Any) -> dict[str, Any]:
+    d_head = _common_shapes(c)["d_head"]
+    return {
+        "d_mlp": c.intermediate_size,
+        "act_fn": c.hidden_act,
+        "positional_embedding_type": "rotary",
+        "rotary_base": c.rope_parameters.get("rope_theta", 10000),
+        "rotary_dim": int(d_head * c.rope_parameters.get("partial_rotary_factor", 1.0)),
     }
 
 
 def _neox(c: Any) -> dict[str, Any]:
-    d_head = c.hidden_size // c.num_attention_heads
-    rope = c.rope_parameters
-    return {
-        "d_model": c.hidden_size,
-        "d_head": d_head,
-        "n_heads": c.num_attention_heads,
-        "d_mlp": c.intermediate_size,
-        "n_layers": c.num_hidden_layers,
-        "n_ctx": c.max_position_embeddings,
-        "eps": c.layer_norm_eps,
-        "act_fn": c.hidden_act,
-        "use_attn_scale": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "parallel_attn_mlp": c.use_parallel_residual,
-        "positional_embedding_type": "rotary",
-        "rotary_adjacent_pairs": False,
-        "rotary_base": rope.get("rope_theta", 10000),
-        "rotary_dim": int(d_head * rope.get("partial_rotary_factor", 1.0)),
-        "normalization_type": "LN",
-    }
+    return {**_rotary(c), "eps": c.layer_norm_eps, "parallel_attn_mlp": c.use_parallel_residual}
 
 
 def _llama(c: Any) -> dict[str, Any]:
-    d_head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    grouped = c.num_key_value_heads != c.num_attention_heads
     rope = c.rope_parameters
     scaled = {
         "use_NTK_by_parts_rope": True,
@@ -274,20 +262,11 @@ def _llama(c: Any) -> dict[str, Any]:
         "NTK_by_parts_factor": rope.get("factor", 1.0),
     }
     return {
-        "d_model": c.hidden_size,
-        "d_head": d_head,
-        "n_heads": c.num_attention_heads,
-        "n_key_value_heads": c.num_key_value_heads if grouped else None,
-        "d_mlp": c.intermediate_size,
-        "n_layers": c.num_hidden_layers,
-        "n_ctx": c.max_position_embeddings,
+        **_rotary(c),
+        "rotary_dim": _common_shapes(c)["d_head"],
+        "n_key_value_heads": c.num_key_value_heads if c.num_key_value_heads != c.num_attention_heads else None,
         "eps": c.rms_norm_eps,
-        "act_fn": c.hidden_act,
         "normalization_type": "RMS",
-        "positional_embedding_type": "rotary",
-        "rotary_adjacent_pairs": False,
-        "rotary_base": rope.get("rope_theta", 10000),
-        "rotary_dim": d_head,
         "final_rms": True,
         "gated_mlp": True,
         **(scaled if rope.get("rope_type") == "llama3" else {}),
@@ -318,9 +297,10 @@ def _refuse(path: Path, c: Any) -> None:
     }
     if found := [reason for reason, present in reasons.items() if present]:
         raise ValueError(
-            f"name_or_path must be a model that HookedTransformer can hold, got {str(path)!r} with {', '.join(found)}. "
-            "Convert it to a HookedTransformer yourself: every method takes one."
+            f"name_or_path must be a model that HookedTransformer can hold, got {str(path)!r} with {', '.join(found)}. {ADVICE}"
         )
+    if c.num_hidden_layers < 1:
+        raise ValueError(f"name_or_path must be a model with layers, got {c.num_hidden_layers} in {str(path)!r}. Correct its config.json.")
 
 
 @torch.no_grad()
@@ -335,22 +315,5 @@ def _check_logits(path: Path, model: Any, hf_model: Any) -> None:
     if not difference < tolerance:
         raise ValueError(
             f"name_or_path must be a model whose logits TransformerLens reproduces, got {str(path)!r} ({model.cfg.original_architecture}), "
-            f"off by {difference:.2g}. Convert it to a HookedTransformer yourself: every method takes one."
+            f"off by {difference:.2g}. {ADVICE}"
         )
-
-
-@contextmanager
-def _quiet(*, bars: bool = True) -> Iterator[None]:
-    """Hide the deprecation warning that TransformerLens 3.9 gives for every HookedTransformer, and on request the progress bars."""
-    from transformers.utils import logging
-
-    hide = not bars and logging.is_progress_bar_enabled()
-    if hide:
-        logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        if hide:
-            logging.enable_progress_bar()

@@ -27,7 +27,7 @@ def read_definitions(path: str | Path) -> list[str]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a broken line (the message has its number), a missing key, another encoding than UTF-8, an empty file.
+        ValueError: an empty file; a broken line (the message has its number), a missing key, another encoding than UTF-8.
 
     >>> _ = (folder / "definitions.jsonl").write_text('{"definition": "A glorpon is a small bell."}')
     >>> read_definitions(folder / "definitions.jsonl")
@@ -39,13 +39,10 @@ def read_definitions(path: str | Path) -> list[str]:
 def read_manual(path: str | Path, model: LanguageModel) -> list[MemorizedSequence]:
     """Memorized sequences of the authors' manual format: ``prompt``, ``all`` (prompt and suffix), ``prompt_len``, ``category`` (a list).
 
-    The first category becomes the sequence's; ``read_categories`` gives all of them. Ids are ``manual-000``, ``manual-001``, ...
-    ``prompt_len`` counts tokens of one tokenizer. Where the model's tokenizer gives another number, the text of the prompt decides, and one
-    warning says in how many rows.
+    The first category becomes the sequence's. Ids are ``manual-000``, ``manual-001``, ... ``prompt_len`` counts tokens of one tokenizer.
+    Where the model's tokenizer gives another number, the text of the prompt decides, and one warning says in how many rows.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: as ``read_definitions``; ``all`` does not begin with ``prompt``, or no token boundary falls between them.
+    Raises:  FileNotFoundError, ValueError: as ``read_definitions``; no token boundary lies between ``prompt`` and the rest of ``all``.
 
     >>> row = '{"prompt": "Return the", "all": "Return the value of x.", "prompt_len": 2, "category": ["docs"]}'
     >>> _ = (folder / "manual.jsonl").write_text(row)
@@ -55,21 +52,22 @@ def read_manual(path: str | Path, model: LanguageModel) -> list[MemorizedSequenc
     sequences: list[MemorizedSequence] = []
     differing: list[str] = []
     for line, row in read_jsonl(path, "prompt", "all"):
-        place = _place(path, line)
-        prompt, whole = row["prompt"], row["all"]
+        place, prompt, whole = f"{path}, line {line}", row["prompt"], row["all"]
         if not whole.startswith(prompt):
             raise ValueError(
                 f"all must begin with prompt, got {whole[:20]!r} after the prompt {prompt[:20]!r} at {place}. Correct the line."
             )
-        category = next(iter(_categories(row, place)), "")
+        if "category" not in row:
+            raise ValueError(f"line must have the key 'category', got only {sorted(row)} at {place}. Write [] where there is none.")
+        names: Any = [row["category"]] if isinstance(row["category"], str) else row["category"]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"category must be a list of names, got {names!r} at {place}. Write [] where there is none.")
+        id, category = f"manual-{len(sequences):03d}", next(iter(names), "")
         try:
-            sequence = MemorizedSequence.from_text(
-                model, prompt, whole[len(prompt) :], id=f"manual-{len(sequences):03d}", category=category
-            )
+            sequence = MemorizedSequence.from_text(model, prompt, whole[len(prompt) :], id=id, category=category)
         except ValueError as error:
             raise ValueError(f"{error} (at {place})") from error
-        given = row.get("prompt_len", sequence.n_prefix)
-        if given != sequence.n_prefix:
+        if (given := row.get("prompt_len", sequence.n_prefix)) != sequence.n_prefix:
             differing.append(f"line {line}: {given}, not {sequence.n_prefix}")
         sequences.append(sequence)
     if differing:
@@ -79,20 +77,6 @@ def read_manual(path: str | Path, model: LanguageModel) -> list[MemorizedSequenc
             stacklevel=2,
         )
     return sequences
-
-
-def read_categories(path: str | Path) -> list[tuple[str, ...]]:
-    """All categories of each row of a manual set: the main one first, then the related ones.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: as ``read_definitions``, or categories that are not a list of names.
-
-    >>> _ = (folder / "manual.jsonl").write_text('{"prompt": "To be", "all": "To be or not", "category": ["quotes", "plays"]}')
-    >>> read_categories(folder / "manual.jsonl")
-    [('quotes', 'plays')]
-    """
-    return [_categories(row, _place(path, line)) for line, row in read_jsonl(path)]
 
 
 def read_tokens(path: str | Path) -> Integer[Tensor, "sequence pos"]:
@@ -123,30 +107,15 @@ def read_tokens(path: str | Path) -> Integer[Tensor, "sequence pos"]:
     return tokens
 
 
-def memorized_sequences(
-    tokens: Integer[Tensor, "sequence pos"],
-    n_prefix: int = 32,
-    ids: Sequence[str] | None = None,
-    categories: Sequence[str] | None = None,
-) -> list[MemorizedSequence]:
-    """One sequence for each row of tokens, the authors' Pile format.
+def memorized_sequences(tokens: Integer[Tensor, "sequence pos"], n_prefix: int = 32) -> list[MemorizedSequence]:
+    """One sequence for each row of tokens, the authors' Pile format; ids are ``sequence-0000``, ``sequence-0001``, ...
 
-    Args:
-        n_prefix: prefix tokens of every row.
-        ids: names, by default ``sequence-0000``, ``sequence-0001``, ...
-        categories: one for each row.
-    Raises:
-        ValueError: n_prefix leaves no suffix, or another number of ids or categories than of rows.
+    Raises:  ValueError: n_prefix leaves no suffix.
 
     >>> memorized_sequences(torch.tensor([[5, 6, 7], [8, 9, 5]]), n_prefix=1)[1]
     MemorizedSequence('sequence-0001', 1 prefix + 2 suffix tokens)
     """
-    names = [f"sequence-{i:04d}" for i in range(len(tokens))] if ids is None else ids
-    groups = [""] * len(tokens) if categories is None else categories
-    for argument, given in (("ids", names), ("categories", groups)):
-        if len(given) != len(tokens):
-            raise ValueError(f"{argument} must have one entry for each of the {len(tokens)} sequences, got {len(given)}.")
-    return [MemorizedSequence(row.long(), n_prefix, name, group) for row, name, group in zip(tokens, names, groups, strict=True)]
+    return [MemorizedSequence(row.long(), n_prefix, f"sequence-{i:04d}") for i, row in enumerate(tokens)]
 
 
 def read_texts(path: str | Path, key: str = "text", start: int = 0, end: int | None = None) -> Iterator[str]:
@@ -154,11 +123,8 @@ def read_texts(path: str | Path, key: str = "text", start: int = 0, end: int | N
 
     Empty texts are empty strings, so that the caller can count them.
 
-    Args:
-        start, end: only lines that begin at these bytes of the file or between them, the end excluded.
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a broken line (the message has its number), a missing key, another encoding than UTF-8.
+    Args:    start, end: only lines that begin at these bytes of the file or between them, the end excluded.
+    Raises:  FileNotFoundError, ValueError: as ``read_definitions``, but the file may be empty.
 
     >>> _ = (folder / "corpus.txt").write_text("one text a line")
     >>> list(read_texts(folder / "corpus.txt"))
@@ -184,29 +150,26 @@ def _texts(path: Path, key: str, start: int, end: int | None) -> Iterator[str]:
 def read_jsonl(path: str | Path, *keys: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number and object of each line that is not blank; each key must be there and hold text that is not empty.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a broken line (the message has its number), a missing key, another encoding than UTF-8, a file without objects.
+    Raises:  FileNotFoundError, ValueError: as ``read_definitions``.
 
     >>> _ = (folder / "rows.jsonl").write_text('{"id": "a", "n": 3}')
     >>> list(read_jsonl(folder / "rows.jsonl", "id"))
     [(1, {'id': 'a', 'n': 3})]
     """
-    found = False
-    for line, row in _objects(path, _lines(path), keys, allow_empty=False):
-        found = True
-        yield line, row
-    if not found:
+    found = None
+    for found in _objects(path, _lines(path), keys):
+        yield found
+    if found is None:
         raise ValueError(f"path must hold at least one JSON object, got the empty file {str(path)!r}. Check how it was made.")
 
 
 def _objects(
-    path: str | Path, lines: Iterable[tuple[int, str]], keys: Sequence[str], *, allow_empty: bool
+    path: str | Path, lines: Iterable[tuple[int, str]], keys: Sequence[str], *, allow_empty: bool = False
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     for line, text in lines:
         if not text.strip():
             continue
-        place = _place(path, line)
+        place = f"{path}, line {line}"
         try:
             row = json.loads(text)
         except json.JSONDecodeError as error:
@@ -238,16 +201,7 @@ def _lines(path: str | Path, start: int = 0, end: int | None = None) -> Iterator
                 yield line, raw.decode("utf-8-sig" if line == 1 and not start else "utf-8")
             except UnicodeDecodeError as error:
                 bad = raw[error.start : error.start + 4]
-                raise ValueError(f"path must be UTF-8 text, got the bytes {bad!r} at {_place(path, line)}. Convert it to UTF-8.") from error
-
-
-def _categories(row: dict[str, Any], place: str) -> tuple[str, ...]:
-    if "category" not in row:
-        raise ValueError(f"line must have the key 'category', got only {sorted(row)} at {place}. Write [] where there is none.")
-    categories: Any = [row["category"]] if isinstance(row["category"], str) else row["category"]
-    if not isinstance(categories, list) or not all(isinstance(name, str) for name in categories):
-        raise ValueError(f"category must be a list of names, got {row['category']!r} at {place}. Write [] where there is none.")
-    return tuple(categories)
+                raise ValueError(f"path must be UTF-8 text, got the bytes {bad!r} at {path}, line {line}. Convert it to UTF-8.") from error
 
 
 def _existing(path: str | Path) -> Path:
@@ -256,15 +210,10 @@ def _existing(path: str | Path) -> Path:
     return Path(path)
 
 
-def _place(path: str | Path, line: int) -> str:
-    return f"{path}, line {line}"
-
-
 def _read_npy(path: Path) -> Tensor:
     try:
         # "c": pages are read when touched, and a write would go to memory, not to the file. Torch asks for arrays that can be written.
-        array: np.ndarray = np.load(path, mmap_mode="c", allow_pickle=False)
-        return torch.from_numpy(array)
+        return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
     except (ValueError, EOFError, TypeError) as error:
         raise ValueError(f"path must be a whole .npy file of integers, got {str(path)!r} ({error}). Make it again.") from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import cycle
 from pathlib import Path
@@ -28,20 +28,15 @@ COLUMNS = 192  # of a score map; more neurons than that share a column
 POINTS = "percentage points"
 
 
-# ---- INJ -----------------------------------------------------------------------------------------------------------------
-
-
 def target_against_distractors(results: InjResults, ax: Any = None) -> Any:
     """INJ with distractors: recall of the target's rows against recall of the distractors' rows, among the top 1x of each layer.
 
     There is one point per method, with standard errors over groups (none for a single group), and three levels: knows nothing, knows what
     was altered but not by which sentence, the true rows. Left and up is better. Of several injection ratios the largest is drawn.
 
-    Raises:
-        ValueError: the results have no distractors.
+    Raises:  ValueError: the results have no distractors.
 
-    >>> texts = {"The": " blue list returns", "One": " module waits"}
-    >>> two = [MemorizedSequence.from_text(model, *text, id=text[0]) for text in texts.items()]
+    >>> two = [MemorizedSequence.from_text(model, *text, id=text[0]) for text in (("The", " blue list"), ("One", " module waits"))]
     >>> results = InjBenchmark(model=model, sequences=two, ratio=0.02, distractors=1).run([Activations()])
     >>> target_against_distractors(results).axes[0].get_xlabel()
     "recall of the distractor's rows (%)"
@@ -63,19 +58,13 @@ def target_against_distractors(results: InjResults, ax: Any = None) -> Any:
     ):
         ax.plot(100 * other, 100 * level, marker="+", markersize=14, color="black", zorder=1)
         ax.annotate(text, (100 * other, 100 * level), textcoords="offset points", fontsize=8, color="0.3", **place)
-    methods = ((name, part) for (name,), part in used.groupby(["method"], sort=False) if name != TRUE_ROWS)
-    for marker, (name, part) in zip(cycle(MARKERS), methods, strict=False):
-        target, target_error = mean_and_error(100 * by_group(part, "recall"))
-        others, others_error = mean_and_error(100 * by_group(part, "foreign_recall"))
-        ax.errorbar(others, target, xerr=others_error, yerr=target_error, label=short_title(name), **_style(marker, line="none"))
+    for marker, name, part in _methods(used):
+        foreign, own = 100 * by_group(part, "foreign_recall"), 100 * by_group(part, "recall")
+        _point(ax, foreign, own, label=short_title(name), **_style(marker, line="none"))
     ax.set(xlim=(-4, max(60, 100 / size + 30)), ylim=(-4, 104))
-    return _finished(
-        ax,
-        "recall of the distractor's rows (%)" if size == 2 else f"recall of the {size - 1} distractors' rows (%)",
-        "recall of the target's rows (%)",
-        f"INJ with {size - 1} distractor{'s' if size > 2 else ''}, top {100 * ratio:g} % of each layer",
-        legend="upper right",
-    )
+    rows = "the distractor's rows" if size == 2 else f"the {size - 1} distractors' rows"
+    title = f"INJ with {size - 1} distractor{'s' if size > 2 else ''}, top {100 * ratio:g} % of each layer"
+    return _finished(ax, f"recall of {rows} (%)", "recall of the target's rows (%)", title, legend="upper right")
 
 
 def recall_curve(results: InjResults, ax: Any = None) -> Any:
@@ -89,27 +78,22 @@ def recall_curve(results: InjResults, ax: Any = None) -> Any:
     'INJ: 3 % of all rows trained'
     """
     ax = _axis(ax)
-    used = results.frame[results.frame["converged"] & (results.frame["method"] != TRUE_ROWS)]
+    used: Any = results.frame[results.frame["converged"] & (results.frame["method"] != TRUE_ROWS)]
     injected = sorted(used["injection_ratio"].unique())
     for line, injection_ratio in zip(cycle(LINES), injected, strict=False):
-        block = used[used["injection_ratio"] == injection_ratio]
-        for marker, ((name,), part) in zip(cycle(MARKERS), block.groupby(["method"], sort=False), strict=False):
-            points = [(100 * float(str(r)), *mean_and_error(100 * by_group(rows, "recall"))) for (r,), rows in part.groupby(["ratio"])]
-            share, mean, error = zip(*points, strict=True)
+        for marker, name, part in _methods(used[used["injection_ratio"] == injection_ratio]):
+            recalls = {100 * ratio: 100 * by_group(rows, "recall") for ratio, rows in part.groupby("ratio")}
             label = short_title(name) if injection_ratio == injected[0] else None
-            ax.errorbar(share, mean, yerr=error, label=label, **_style(marker, line=line))
+            _line(ax, recalls, label=label, **_style(marker, line=line))
     if len(injected) > 1:
         ax.set_xscale("log")
         ax.xaxis.minorticks_off()
-    shares = sorted({100 * float(ratio) for ratio in used["ratio"].unique()})
+    shares = sorted(100 * used["ratio"].unique())
     ax.set_xticks(shares, [f"{share:g}" for share in shares])
     ax.set_ylim(0, 104)
-    trained = " and ".join(f"{100 * float(ratio):g} %" for ratio in injected)
+    trained = " and ".join(f"{100 * ratio:g} %" for ratio in injected)
     title = f"INJ: {trained} of all rows trained" if injected else "INJ: no injection converged"
     return _finished(ax, "top share of each layer (%)", "recall of the injected rows (%)", title, legend="best" if injected else None)
-
-
-# ---- DEL -----------------------------------------------------------------------------------------------------------------
 
 
 def del_figures(results: DelResults, single_layers: Sequence[pd.DataFrame] = ()) -> dict[str, Any]:
@@ -119,10 +103,10 @@ def del_figures(results: DelResults, single_layers: Sequence[pd.DataFrame] = ())
     >>> sorted(del_figures(results))
     ['del_confusion_attribution', 'del_confusion_random', 'del_forgetting']
     """
-    figures = {"del_forgetting": forgetting(results)}
     largest = max(results.frame["ratio"])
-    figures |= {f"del_confusion_{name}": confusion(results, name, ratio) for name, ratio in results.confusion if ratio == largest}
-    return figures | {f"del_single_layer_{frame['method'].iloc[0]}": single_layer(frame) for frame in single_layers}
+    confusions = {f"del_confusion_{name}": confusion(results, name, ratio) for name, ratio in results.confusion if ratio == largest}
+    layers = {f"del_single_layer_{frame['method'].iloc[0]}": single_layer(frame) for frame in single_layers}
+    return {"del_forgetting": forgetting(results), **confusions, **layers}
 
 
 def forgetting(results: DelResults, ax: Any = None) -> Any:
@@ -138,28 +122,22 @@ def forgetting(results: DelResults, ax: Any = None) -> Any:
     ratios = sorted(set(results.frame["ratio"]))
     fills = [*(["white"] if len(ratios) > 1 else []), *["0.6"] * (len(ratios) - 2), "black"]
     reach = 0.0
-    for marker, ((name,), part) in zip(cycle(MARKERS), results.frame.groupby(["method"], sort=False), strict=False):
+    for marker, name, part in _methods(results.frame):
         points: list[tuple[float, float]] = []
         for ratio, fill in zip(ratios, fills, strict=True):
             rows = part[part["ratio"] == ratio]
-            target, target_error = mean_and_error(-100 * rows["delta_self_accuracy"])
-            others, others_error = mean_and_error(-100 * rows["delta_neg_accuracy"])
-            style = _style(marker, line="none", fill=fill, width=0.8)
+            style = _style(marker, line="none", fill=fill, width=0.8) | {"zorder": 2}
             label = short_title(name) if ratio == ratios[-1] else None
-            ax.errorbar(others, target, xerr=others_error, yerr=target_error, label=label, zorder=2, **style)
-            points.append((others, target))
+            others, target = -100 * rows["delta_neg_accuracy"], -100 * rows["delta_self_accuracy"]
+            points.append(_point(ax, others, target, label=label, **style))
         ax.plot(*zip(*points, strict=True), color="0.6", linewidth=0.8, zorder=1)
         reach = max(reach, *(x for x, _ in points))
     ax.axline((0, 0), slope=1, color="0.8", linewidth=1, zorder=0)
     ax.set_xlim(left=min(-0.05 * reach, ax.get_xlim()[0]))
     shares = " to ".join(f"{100 * ratio:g} %" for ratio in sorted({ratios[0], ratios[-1]}))
-    return _finished(
-        ax,
-        f"accuracy lost on the other sequences, Neg ({POINTS})",
-        f"accuracy lost on the target, Self ({POINTS})",
-        f"DEL: {shares} of each layer ablated" + (" (white to black)" if len(ratios) > 1 else ""),
-        legend="best",
-    )
+    title = f"DEL: {shares} of each layer ablated" + (" (white to black)" if len(ratios) > 1 else "")
+    others, target = f"accuracy lost on the other sequences, Neg ({POINTS})", f"accuracy lost on the target, Self ({POINTS})"
+    return _finished(ax, others, target, title, legend="best")
 
 
 def confusion(results: DelResults, method: str, ratio: float, ax: Any = None) -> Any:
@@ -168,8 +146,7 @@ def confusion(results: DelResults, method: str, ratio: float, ax: Any = None) ->
     The darker, the more is forgotten; a method that finds neurons of the target alone darkens the diagonal alone. What rises is white.
     Black is the largest loss of any method and ratio in these results, so that their matrices can be compared.
 
-    Raises:
-        ValueError: the results do not hold this method and ratio.
+    Raises:  ValueError: the results do not hold this method and ratio.
 
     >>> results = DelBenchmark(model, few, text, ratios=(0.05,), n_dev=0).run([Attribution()])
     >>> confusion(results, "attribution", 0.05).axes[0].get_title()
@@ -199,41 +176,33 @@ def single_layer(frame: pd.DataFrame, ax: Any = None, *, first_layer: int = 0) -
 
     Black is the target (Self), grey the others (Neg); horizontal lines are the share of every layer. Mean and standard error over targets.
 
-    Args:
-        first_layer: layers below it are not drawn; layer 0 often needs a scale on which nothing else can be read.
+    Args:  first_layer: layers below it are not drawn; layer 0 often needs a scale on which nothing else can be read.
 
     >>> frame = DelBenchmark(model, few, text, ratios=(0.02,), n_dev=0).run_single_layer(Attribution(), 0.02)
     >>> single_layer(frame, first_layer=1).axes[0].get_title()
     'Attribution: one layer against all, 150 neurons'
     """
     ax = _axis(ax)
-    whole, single = frame[frame["layer"].isna()], frame[frame["layer"].ge(first_layer).fillna(False)]
+    whole: Any = frame[frame["layer"].isna()]
+    single: Any = frame[frame["layer"].ge(first_layer).fillna(False)]
     ratio, method = float(frame["ratio"].iloc[0]), str(frame["method"].iloc[0])
     for column, name, color in (("delta_self_accuracy", "Self", "black"), ("delta_neg_accuracy", "Neg", "0.55")):
         mean, error = mean_and_error(100 * whole[column])
         ax.axhline(mean, color=color, linestyle="--", linewidth=1.5, label=f"{name}, {100 * ratio:g} % of each layer")
         ax.axhspan(mean - error, mean + error, color=color, alpha=0.12, linewidth=0)
-        for marker, ((factor,), part) in zip("os^v", single.groupby(["multiple"]), strict=False):
-            rows = [(int(str(layer)), *mean_and_error(100 * of_layer[column])) for (layer,), of_layer in part.groupby(["layer"])]
-            layers, means, errors = zip(*rows, strict=True)
+        for marker, (factor, part) in zip("os^v", single.groupby("multiple"), strict=False):
+            changes = {layer: 100 * rows[column] for layer, rows in part.groupby("layer")}
             style = _style(marker, color=color, fill="white" if factor == 1 else color)
-            ax.errorbar(layers, means, yerr=errors, label=f"{name}, one layer, {factor} x the budget", **style)
-    ax.set_xticks(sorted({int(str(layer)) for layer in single["layer"]}))
-    title = f"{short_title(method)}: one layer against all, {round(float(whole['n_neurons'].mean()))} neurons"
+            _line(ax, changes, label=f"{name}, one layer, {factor} x the budget", **style)
+    ax.set_xticks(sorted(single["layer"].unique()))
+    title = f"{short_title(method)}: one layer against all, {round(whole['n_neurons'].mean())} neurons"
     return _finished(ax, "layer whose neurons are ablated", f"change of accuracy ({POINTS})", title, legend="best")
-
-
-# ---- scores, sets and the reference models -------------------------------------------------------------------------------
 
 
 def score_map(scores: NeuronScores, ax: Any = None, *, per: Literal["layer", "model"] = "model") -> Any:
     """Scores over layers and neurons, dark is responsible; neighbours share a column, which shows the largest score among them.
 
-    Args:
-        per: what black means: the largest score of the whole model, or of each layer by itself. Scores below zero are white.
-
-    Raises:
-        ValueError: an unknown choice.
+    Args:  per: what black means: the largest score of the whole model, or of each layer by itself. Scores below zero are white.
 
     >>> score_map(Attribution()(model, sequence), per="layer").axes[0].get_ylabel()
     'layer'
@@ -255,7 +224,7 @@ def score_map(scores: NeuronScores, ax: Any = None, *, per: Literal["layer", "mo
     shown = "score / the layer's largest" if per == "layer" else "score"
     bar = ax.figure.colorbar(drawn, ax=ax, label=shown + (f"\n(largest of {width} neighbours)" if width > 1 else ""))
     bar.formatter.set_powerlimits((-2, 3))
-    _layer_ticks(ax.yaxis, n_layers)
+    ax.set_yticks(range(0, n_layers, math.ceil(n_layers / 12)))
     title = ": ".join(filter(None, (short_title(scores.method), scores.sequence_id))) or "Scores"
     return _finished(ax, "neuron", "layer", title)
 
@@ -263,13 +232,8 @@ def score_map(scores: NeuronScores, ax: Any = None, *, per: Literal["layer", "mo
 def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = None, ax: Any = None) -> Any:
     """How many neurons of each set lie in each layer; with a truth also how many of them are true.
 
-    Args:
-        found: sets by the names in the legend.
-        truth: the true neurons, for example those of an injection: grey bars.
-
-    Raises:
-        ValueError: no set, or sets of different shapes.
-        TypeError: scores in place of a set.
+    Args:    truth: the true neurons, for example those of an injection: grey bars.
+    Raises:  ValueError: no set, or sets of different shapes.
 
     >>> top = Attribution()(model, sequence).top_k(0.05, per="model")
     >>> neurons_by_layer({"attribution": top}).axes[0].get_title()
@@ -292,7 +256,7 @@ def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = N
         if truth:
             label = f"{short_title(name)}, true ({100 * one.recall_of(truth):.0f} % recall)"
             ax.plot(layers, (one.mask & truth.mask).sum(1).numpy(), label=label, **_style(marker, line=":", fill="black"))
-    _layer_ticks(ax.xaxis, len(layers))
+    ax.set_xticks(layers[:: math.ceil(len(layers) / 12)])
     ax.set_ylim(bottom=0)
     title = "Where the true and the found neurons lie" if truth else "Where the found neurons lie"
     return _finished(ax, "layer", "neurons", title, legend="best")
@@ -304,8 +268,7 @@ def memorization_by_repetition(models: Sequence[str] = REFERENCE_MODELS, ax: Any
     Filled: share of the sequences that count as memorized by the paper's criteria. Open: mean teacher-forced accuracy on the 48 suffix
     tokens, with standard errors over sequences.
 
-    Raises:
-        ValueError: a model that is not a shipped one.
+    Raises:  ValueError: a model that is not a shipped one.
 
     >>> memorization_by_repetition(["reference-gpt2"]).axes[0].get_xlabel()
     'repetitions in training'
@@ -316,20 +279,17 @@ def memorization_by_repetition(models: Sequence[str] = REFERENCE_MODELS, ax: Any
     ax = _axis(ax)
     for name, marker, line in zip(models, MARKERS, LINES, strict=False):
         record = json.loads((files("tl_localize") / "data" / name / "memorized.json").read_text(encoding="utf-8"))
-        groups = [(int(str(n)), part) for (n,), part in pd.DataFrame(record["sequences"]).groupby(["repetitions"])]
-        counts = [n for n, _ in groups]
-        mean, error = zip(*(mean_and_error(100 * part["accuracy"]) for _, part in groups), strict=True)
-        passed = [100 * part["passed"].mean() for _, part in groups]
-        ax.plot(counts, passed, label=f"{name}: memorized", **_style(marker, line=line, fill="black"))
-        ax.errorbar(counts, mean, yerr=error, label=f"{name}: accuracy", **_style(marker, line=line, color="0.55"))
+        groups: Any = pd.DataFrame(record["sequences"]).groupby("repetitions")
+        passed = 100 * groups["passed"].mean()
+        ax.plot(passed.index, passed, label=f"{name}: memorized", **_style(marker, line=line, fill="black"))
+        _line(
+            ax, {n: 100 * values for n, values in groups["accuracy"]}, label=f"{name}: accuracy", **_style(marker, line=line, color="0.55")
+        )
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter("{x:g}")
     ax.set_ylim(-3, 104)
-    y = "sequences memorized, suffix tokens right (%)"
-    return _finished(ax, "repetitions in training", y, "Memorization against repetition", legend="upper left")
-
-
-# ---- what all share ------------------------------------------------------------------------------------------------------
+    title, y = "Memorization against repetition", "sequences memorized, suffix tokens right (%)"
+    return _finished(ax, "repetitions in training", y, title, legend="upper left")
 
 
 def save_figure(figure: Any, folder: str | Path, name: str) -> None:
@@ -367,6 +327,25 @@ def _axis(ax: Any, size: tuple[float, float] = (6, 4.5)) -> Any:
     return Shown(figsize=size, layout="constrained").add_subplot()
 
 
+def _methods(frame: pd.DataFrame) -> Iterator[tuple[str, str, Any]]:
+    """A marker, the name and the rows of each method; the true rows are none."""
+    methods = frame[frame["method"] != TRUE_ROWS].groupby("method", sort=False)
+    return ((marker, str(name), part) for marker, (name, part) in zip(cycle(MARKERS), methods, strict=False))
+
+
+def _point(ax: Any, across: pd.Series, up: pd.Series, **style: Any) -> tuple[float, float]:
+    """Draw the means of two columns with their standard errors."""
+    (x, x_error), (y, y_error) = mean_and_error(across), mean_and_error(up)
+    ax.errorbar(x, y, xerr=x_error, yerr=y_error, **style)
+    return x, y
+
+
+def _line(ax: Any, values: Mapping[Any, pd.Series], **style: Any) -> None:
+    """Draw the means of some columns with their standard errors, each over its place on the axis."""
+    means, errors = zip(*map(mean_and_error, values.values()), strict=True)
+    ax.errorbar(list(values), means, yerr=errors, **style)
+
+
 def _style(marker: str, *, line: str = "-", color: str = "black", fill: str = "white", width: float = 1) -> dict[str, Any]:
     return {"marker": marker, "markerfacecolor": fill, "color": color, "linestyle": line, "linewidth": width}
 
@@ -377,8 +356,3 @@ def _finished(ax: Any, x: str = "", y: str = "", title: str = "", legend: str | 
     if legend:
         ax.legend(loc=legend, fontsize=8, frameon=False)
     return ax.figure
-
-
-def _layer_ticks(axis: Any, n_layers: int) -> None:
-    """Whole numbers, about ten of them at most."""
-    axis.set_ticks(range(0, n_layers, math.ceil(n_layers / 12)))

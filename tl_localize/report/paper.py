@@ -13,10 +13,7 @@ from tl_localize.evals.inj_results import TRUE_ROWS
 from tl_localize.evals.presets import paper_model
 from tl_localize.methods import METHODS
 
-TITLES = {  # in tables and figures
-    **{name: method.title for name, method in METHODS.items()},
-    TRUE_ROWS: "the true rows (the best that can be done)",
-}
+TITLES = {name: method.title for name, method in METHODS.items()} | {TRUE_ROWS: "the true rows (the best that can be done)"}  # to be shown
 
 
 def short_title(method: object) -> str:
@@ -37,8 +34,7 @@ def published(table: str, model: str | None = None) -> pd.DataFrame:
         table: ``inj``, ``inj_global``, ``inj_expanded``, ``inj_seeds``, ``inj_pvalues``, ``del``, ``del_pvalues``,
             ``memorization``, ``categories``, ``cost`` or ``architecture``.
         model: only this one, by its TransformerLens name.
-    Raises:
-        ValueError: an unknown table.
+    Raises:  ValueError: an unknown table.
 
     >>> published("inj", "gpt2")[["setting", "method", "metric", "value"]].head(2)
       setting         method       metric  value

@@ -50,10 +50,9 @@ def inj_tables(results: InjResults, model: str) -> dict[str, pd.DataFrame]:
 
 
 def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
-    """The DEL tables by file name, with the paper's numbers beside ours where it has this model.
+    """The DEL tables by file name (``DEL_CAPTIONS``), with the paper's numbers beside ours where it has this model.
 
-    They are ``del_memorization`` (accuracy, distance, perplexity, length), ``del``, ``del_tests`` (if Integrated Gradients ran),
-    ``del_categories`` and ``del_related`` (if the sequences have categories), ``del_examples``.
+    ``del_tests`` is there if Integrated Gradients ran, ``del_categories`` and ``del_related`` if the sequences have categories.
 
     >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
     >>> list(del_tables(results, "reference-gpt2"))
@@ -73,11 +72,9 @@ def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
 
 
 def single_layer_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """One layer against all layers at equal budget: change of accuracy in points, mean ± standard error over targets, as text.
+    """One layer against all layers at equal budget, from a frame of ``DelBenchmark.run_single_layer``: change of accuracy in points, text.
 
-    Args:
-        frame: of ``DelBenchmark.run_single_layer``.
-    Returns: a row for all layers together and one for each layer; columns for each factor of the budget, Self and Neg.
+    There is a row for all layers together and one for each layer; columns for each factor of the budget, Self and Neg.
 
     >>> frame = DelBenchmark(model, few[:2], text, ratios=(0.02,), n_dev=0).run_single_layer(Attribution(), 0.02)
     >>> list(single_layer_table(frame).index[:2])
@@ -91,42 +88,38 @@ def single_layer_table(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).T.fillna("").rename_axis("ablated")
 
 
-# ---- the paper's numbers in our layout -----------------------------------------------------------------------------------
-
-
 def _with_paper(ours: pd.DataFrame, table: str, model: str, layout: Callable[[pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
     """Our table above the paper's, where the paper has this model."""
     theirs = published(table, model)
     return pd.concat({"ours": ours, "paper": layout(theirs)}, names=["source"]) if len(theirs) else ours
 
 
-def _blocks(cells: list[tuple[str, str, str, str]]) -> pd.DataFrame:
-    """A table from (setting, method, column, text) in the order of first appearance."""
-    frame = pd.DataFrame(cells, columns=["setting", "method", "column", "text"])
-    return frame.pivot_table(index=["setting", "method"], columns="column", values="text", aggfunc="first", sort=False)
+def _blocks(frame: pd.DataFrame, cell: Callable[[Any], tuple[str, str, str]]) -> pd.DataFrame:
+    """A table of cells (setting, column, text), one for each published number, in the order of first appearance."""
+    cells = [(row["method"], *cell(row)) for row in frame.to_dict("records")]
+    table = pd.DataFrame(cells, columns=["method", "setting", "column", "text"])
+    return table.pivot_table(index=["setting", "method"], columns="column", values="text", aggfunc="first", sort=False)
 
 
 def _inj_layout(frame: pd.DataFrame) -> pd.DataFrame:
-    cells: list[tuple[str, str, str, str]] = []
-    for row in frame.to_dict("records"):
-        ratio = float(row["setting"])
-        column = f"R@{round(float(row['metric'].removeprefix('recall@')) / ratio, 6):g}x"
+    def cell(row: Any) -> tuple[str, str, str]:
+        ratio, top = float(row["setting"]), float(row["metric"].removeprefix("recall@"))
         text = mean_text(100 * row["value"], 100 * row["standard_error"])
-        cells.append((f"ratio {100 * ratio:g} %, published", row["method"], column, text))
-    return _blocks(cells)
+        return f"ratio {100 * ratio:g} %, published", f"R@{round(top / ratio, 6):g}x", text
+
+    return _blocks(frame, cell)
 
 
 def _del_layout(frame: pd.DataFrame) -> pd.DataFrame:
-    cells: list[tuple[str, str, str, str]] = []
-    for row in frame.to_dict("records"):
+    def cell(row: Any) -> tuple[str, str, str]:
         title, factor, decimals = METRICS[row["metric"].replace("delta_random_", "delta_")]
-        setting = f"{100 * float(row['setting']):g} % of each layer, published"
-        cells.append((setting, row["method"], title, f"{factor * row['value']:.{decimals}f}"))
-    return _blocks(cells).reindex(columns=[title for title, _, _ in METRICS.values()], fill_value="")
+        return f"{100 * float(row['setting']):g} % of each layer, published", title, f"{factor * row['value']:.{decimals}f}"
+
+    return _blocks(frame, cell).reindex(columns=[title for title, _, _ in METRICS.values()], fill_value="")
 
 
 def _memorization_layout(frame: pd.DataFrame) -> pd.DataFrame:
-    value = dict(zip(frame["metric"], frame["value"], strict=True))
+    value: Any = frame.set_index("metric")["value"]
     row = {
         "Acc (%)": f"{100 * value['accuracy']:.1f}",
         "Dist (characters)": f"{value['levenshtein']:.2f}",
@@ -142,9 +135,6 @@ def _categories_layout(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"sequences": [f"{count:.0f}" for count in frame["value"]]}, index=frame["note"].rename("category"))
 
 
-# ---- DEL -----------------------------------------------------------------------------------------------------------------
-
-
 def _del_tests(results: DelResults, model: str) -> pd.DataFrame:
     tests = results.tests()
     theirs = {(row["method"], float(row["setting"])): row["value"] for row in published("del_pvalues", model).to_dict("records")}
@@ -158,25 +148,20 @@ def _del_tests(results: DelResults, model: str) -> pd.DataFrame:
 
 def _categories(results: DelResults) -> pd.DataFrame:
     before: Any = results.before.drop_duplicates(["model", "sequence_id"])
-    rows = {
-        category or "(none)": {
-            "sequences": f"{len(part)}",
-            "Acc (%)": f"{100 * part['accuracy'].mean():.1f}",
-            "example": _beginning(f"{part['prefix'].iloc[0]}{part['suffix'].iloc[0]}"),
-        }
-        for category, part in before.groupby("category", sort=False)
-    }
+    rows: dict[str, dict[str, str]] = {}
+    for category, part in before.groupby("category", sort=False):
+        text = _on_one_line(part["prefix"].iloc[0] + part["suffix"].iloc[0])
+        example = text if len(text) <= 60 else text[:59] + "…"
+        rows[category or "(none)"] = {"sequences": f"{len(part)}", "Acc (%)": f"{100 * part['accuracy'].mean():.1f}", "example": example}
     return pd.DataFrame(rows).T.rename_axis(index="category")
 
 
 def _related(related: pd.DataFrame) -> pd.DataFrame:
     related = related.sort_values("ratio", kind="stable").set_index(["ratio", "method"])
-    means = {
-        f"Δ Acc of {whose} (points)": [
-            mean_text(100 * mean, 100 * error, 2) for mean, error in zip(related[name], related[f"{name}_error"], strict=True)
-        ]
-        for name, whose in (("related", "the same category"), ("unrelated", "other categories"))
-    }
+    means: dict[str, list[str]] = {}
+    for name, whose in (("related", "the same category"), ("unrelated", "other categories")):
+        pairs = zip(100 * related[name], 100 * related[f"{name}_error"], strict=True)
+        means[f"Δ Acc of {whose} (points)"] = [mean_text(mean, error, 2) for mean, error in pairs]
     return pd.DataFrame(means, index=related.index).join(related[["p_value", "n"]])
 
 
@@ -192,20 +177,15 @@ def _examples(results: DelResults, n: int = 8) -> pd.DataFrame:
         rows[row["sequence_id"]] = {
             "category": row["category"],
             "Acc (%)": f"{100 * row['accuracy']:.0f}",
-            "prefix": row["prefix"].replace("\n", r"\n"),
-            "suffix": row["suffix"].replace("\n", r"\n"),
+            "prefix": _on_one_line(row["prefix"]),
+            "suffix": _on_one_line(row["suffix"]),
             **{short_title(part["method"]): f"{100 * part['delta_self_accuracy']:.0f}" for part in changes.to_dict("records")},
         }
     return pd.DataFrame(rows).T.rename_axis(index="sequence")
 
 
-def _beginning(text: str, length: int = 60) -> str:
-    """The beginning of a text, on one line."""
-    text = text.replace("\n", r"\n")
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-# ---- files ---------------------------------------------------------------------------------------------------------------
+def _on_one_line(text: str) -> str:
+    return text.replace("\n", r"\n")
 
 
 def to_markdown(table: pd.DataFrame) -> str:
@@ -228,9 +208,6 @@ def _flat(table: pd.DataFrame) -> pd.DataFrame:
 
 def save_table(table: pd.DataFrame, folder: str | Path, name: str, caption: str = "") -> None:
     """Write NAME.md, NAME.tex and NAME.csv, each whole or not at all.
-
-    Raises:
-        ValueError: the folder can't be written.
 
     >>> save_table(pd.DataFrame({"R@1x": [87.2]}, index=["Hard Concrete"]), folder, "inj", "Recall in percent")
     >>> sorted(path.name for path in folder.iterdir())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from tl_localize.metrics import Decode, check_recited, decoder, predicted_suffixes
@@ -30,13 +30,9 @@ class _Look(NamedTuple):
     legend: str = ""
 
 
+_RED = "background:#c0392b;color:white;font-weight:bold;border-radius:3px;margin:0 1px"
 LOOKS = {
-    FORGOTTEN: _Look(
-        "background:#c0392b;color:white;font-weight:bold;border-radius:3px;margin:0 1px",
-        "\033[7;31m{0}\033[0m",
-        "[{0}|{1}]",
-        "right before, now the token above it is predicted",
-    ),
+    FORGOTTEN: _Look(_RED, "\033[7;31m{0}\033[0m", "[{0}|{1}]", "right before, now the token above it is predicted"),
     LEARNED: _Look("border-bottom:2px solid #1f618d", "\033[4;34m{0}\033[0m", "", "wrong before, right now"),
     WRONG: _Look("border-bottom:1px dotted #777", "\033[2;4m{0}\033[0m", "({0}|{1})", "wrong before and now"),
     RIGHT: _Look(),
@@ -51,10 +47,8 @@ class TokenView:
     ``print(view)`` does the same in a terminal, and writes ``[true|predicted]`` where there are no colours.
 
     Args:
-        before: [suffix] tokens predicted by the whole model, teacher-forced argmax.
-        after: [suffix] the same with the neurons ablated.
+        before, after: [suffix] tokens predicted by the whole model, and with the neurons ablated; teacher-forced argmax.
         decode: token ids -> text.
-        n_ablated: how many neurons are ablated.
 
     >>> letters = lambda ids: "".join("abcdefghij"[i] for i in ids)
     >>> abc = MemorizedSequence(torch.tensor([0, 1, 2]), 1)
@@ -69,16 +63,11 @@ class TokenView:
     decode: Decode
     n_ablated: int
 
-    @property
-    def forgotten(self) -> Bool[Tensor, " suffix"]:
-        """Tokens that are right before and wrong after."""
-        return (self.before == self.sequence.suffix) & (self.after != self.sequence.suffix)
-
     def states(self) -> list[str]:
         """Of each suffix token: right, forgotten (right before, wrong after), learned (the reverse) or wrong (both times)."""
         names = {(True, True): RIGHT, (True, False): FORGOTTEN, (False, True): LEARNED, (False, False): WRONG}
-        truth = self.sequence.suffix
-        return [names[pair] for pair in zip((self.before == truth).tolist(), (self.after == truth).tolist(), strict=True)]
+        was_right, is_right = ((tokens == self.sequence.suffix).tolist() for tokens in (self.before, self.after))
+        return [names[pair] for pair in zip(was_right, is_right, strict=True)]
 
     def text(self, colour: bool | None = None) -> str:
         """Prefix and suffix as text; by default in colour on a terminal that allows it, else with brackets."""
@@ -97,20 +86,18 @@ class TokenView:
         return f"TokenView({self.sequence.id!r}, {self._summary})"
 
     def _repr_html_(self) -> str:
-        prefix = _html_text(self.decode(self.sequence.prefix.tolist()))
-        tokens = "".join(_html_token(*token) for token in self._tokens())
+        prefix, tokens = self.decode(self.sequence.prefix.tolist()), "".join(_html_token(*token) for token in self._tokens())
         seen = [state for state in LOOKS if state != RIGHT and state in self.states()]
         legend = ", ".join(f'<span style="{LOOKS[state].style}">{state}</span>: {LOOKS[state].legend}' for state in seen)
         box = "white-space:pre-wrap;font-family:monospace;line-height:2.4"
-        text = f'<span style="color:#777">{prefix}</span><b> | </b>{tokens}'
+        text = f'<span style="color:#777">{_html_text(prefix)}</span><b> | </b>{tokens}'
         return f'<div>{escape(self._summary)}. {legend}</div><div style="{box}">{text}</div>'
 
     @property
     def _summary(self) -> str:
         states = self.states()
-        forgotten = states.count(FORGOTTEN)
-        recited = forgotten + states.count(RIGHT)
-        return f"{self.n_ablated} neurons ablated: {forgotten} of {recited} recited tokens forgotten, {len(states)} in the suffix"
+        recited, n = states.count(FORGOTTEN) + states.count(RIGHT), len(states)
+        return f"{self.n_ablated} neurons ablated: {states.count(FORGOTTEN)} of {recited} recited tokens forgotten, {n} in the suffix"
 
     def _tokens(self) -> Iterator[tuple[str, str, str]]:
         """Of each suffix token: its text, what is predicted after, its state."""
@@ -121,12 +108,9 @@ class TokenView:
 def token_view(model: LanguageModel, sequence: MemorizedSequence, neurons: NeuronSet, decode: Decode | None = None) -> TokenView:
     """Which tokens of a suffix flip when neurons are ablated (zero at every position, prefix included).
 
-    Args:    decode: token ids -> text; the model's tokenizer unless given.
-    Raises:  ValueError: the sequence does not fit the model, not one of its tokens is predicted right to begin with, the neurons are
-             another model's, or nothing can decode.
+    Raises:  ValueError: the sequence or the neurons do not fit the model, not one token is predicted right to begin with, or no decoder.
 
-    >>> view = token_view(model, sequence, Attribution()(model, sequence).top_k(0.05))
-    >>> bool(view.forgotten.any())
+    >>> token_view(model, sequence, Attribution()(model, sequence).top_k(0.05)).states().count("forgotten") > 0
     True
     """
     if not isinstance(neurons, NeuronSet):  # pyright: ignore[reportUnnecessaryIsInstance]
