@@ -35,11 +35,7 @@ def tokens_that_fit(neurons: NeuronView) -> int:
 
 
 def rows_that_fit(neurons: NeuronView, length: int, batch_size: int | None = None, batch_tokens: int | None = None) -> int:
-    """Sequences of a length in one forward pass: ``batch_size``, or as many as ``batch_tokens`` or the memory allow.
-
-    Raises:
-        ValueError: batch_size is not a whole number from 1 on.
-    """
+    """Sequences of a length in one forward pass: ``batch_size``, or as many as ``batch_tokens`` or the memory allow."""
     if batch_size is not None:
         check_count(batch_size=batch_size)
         return batch_size
@@ -77,8 +73,7 @@ def minimize(
             ``advance(numbers, parameters, step)`` gets the numbers of the unfinished problems, their parameters and the updates so far. It
             returns the results of those that are now finished, and the gradients of the parameters (none if all are finished).
         max_steps: updates of each problem at most; ``report`` needs it, and gets the fraction of the work that is done.
-    Raises:
-        torch.OutOfMemoryError: one problem alone does not fit.
+    Raises:  torch.OutOfMemoryError: one problem alone does not fit.
     """
     share = 0.0
 
@@ -122,11 +117,7 @@ def _keep(adam: torch.optim.Adam, index: Tensor) -> None:
 
 
 def halving(work: Callable[[list[Item]], Result], items: Sequence[Item], size: int) -> Iterator[tuple[list[Item], Result]]:
-    """Work through items in batches of a size that is halved, with one warning, whenever memory runs out.
-
-    Raises:
-        torch.OutOfMemoryError: a batch of one does not fit either.
-    """
+    """Work through items in batches of a size that is halved, with one warning, while memory runs out; a batch of one then raises."""
     start, warned = 0, False
     while start < len(items):
         batch = list(items[start : start + size])

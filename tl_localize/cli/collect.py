@@ -19,12 +19,11 @@ from tl_localize.collect.criteria import NEAR, SURPLUS
 from tl_localize.collect.reference_stream import STREAM, changed_texts, general_texts, reference_search, reference_tables, with_planted
 from tl_localize.evals.presets import GENERAL
 from tl_localize.execution import Store
-from tl_localize.files import prepare_folder, write_text
+from tl_localize.files import prepare_folder, save_tensors, write_text
 from tl_localize.models import is_reference
 from tl_localize.readers import TOKEN_SUFFIXES
 from tl_localize.reference import N_DEV, held_out_tokens
 from tl_localize.report.tables import save_table, to_markdown
-from tl_localize.scores import save_tensors
 
 PAPER = Criteria()
 GENERAL_LENGTH = 128

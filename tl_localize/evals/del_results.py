@@ -19,8 +19,7 @@ from tl_localize.evals.ablation import Baseline, Effect
 from tl_localize.execution.status import reason_of
 from tl_localize.execution.store import Cache
 from tl_localize.execution.tasks import tasks_of
-from tl_localize.files import prepare_folder, write_json, write_text
-from tl_localize.scores import load_tensors, save_tensors
+from tl_localize.files import load_tensors, prepare_folder, save_tensors, write_json, write_text
 from tl_localize.stats import compare_with_reference, mean_and_error, paired_test, styled, summarize, with_error
 
 METRICS: dict[str, tuple[str, int, int]] = {  # column: title, factor, decimals

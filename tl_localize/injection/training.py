@@ -14,11 +14,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_localize.batching import Advance, halving, minimize, rows_that_fit
-from tl_localize.injection.injected import Injection, JointInjection, draw_neurons, draw_sets
+from tl_localize.injection.injected import Injection, JointInjection, draw_sets
 from tl_localize.losses import target_logits
 from tl_localize.neurons import LanguageModel, NeuronView, check_count, check_number, check_positive
 from tl_localize.scores import NeuronSet
-from tl_localize.sequences import MemorizedSequence, SequenceBatch, as_list, check_sequences
+from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 
 
 def inject(
@@ -64,56 +64,23 @@ def inject_many(
 ) -> Iterator[Injection]:
     """``inject`` each sequence into its own rows, several in one batch; yields the same injections, in order.
 
-    Args:
-        seeds: one for each sequence.
-        batch_size: sequences in one batch; by default as many as fit into memory.
-    Raises:
-        ValueError: as ``inject``, or another number of seeds than of sequences.
+    Args:    seeds: one for each sequence.
+             batch_size: sequences in one batch; by default as many as fit into memory.
+    Raises:  ValueError: as ``inject``, or another number of seeds than of sequences.
 
     >>> injections = inject_many(model, few[:2], ratio=0.01, seeds=[0, 1], learning_rate=0.01, max_steps=2)
     >>> [len(injection.neurons) for injection in injections]
     [92, 92]
     """
-    sequences = as_list(sequences)
-    check_sequences(model, sequences)
+    sequences = [replace(sequence, n_prefix=1) for sequence in check_sequences(model, sequences)]
     view = NeuronView(model)
     if len(seeds) != len(sequences):
         raise ValueError(f"seeds must hold one seed for each of {len(sequences)} sequences, got {len(seeds)}. Pass one each.")
     check_positive(learning_rate=learning_rate, stop_loss=stop_loss)
     check_count(max_steps=max_steps)
     size = rows_that_fit(view, max(map(len, sequences)), batch_size)
-    sets = [draw_neurons(view, ratio, seed) for seed in seeds]
-    return _train_each(view, [replace(sequence, n_prefix=1) for sequence in sequences], sets, size, learning_rate, max_steps, stop_loss)
-
-
-def _check_finite(name: str, value: float, step: int, sequence: MemorizedSequence) -> None:
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value} at step {step} of {sequence!r}. Lower learning_rate.")
-
-
-def padded_index(sets: Sequence[NeuronSet]) -> tuple[dict[int, Int[Tensor, "set row"]], dict[int, Bool[Tensor, "set row"]]]:
-    """For each layer, the neurons of each set, padded to the longest, and which entries are real. Layers without any are left out."""
-    index: dict[int, Tensor] = {}
-    real: dict[int, Tensor] = {}
-    for layer in range(len(sets[0].mask)):
-        chosen = [neurons.mask[layer].nonzero().flatten() for neurons in sets]
-        if max(map(len, chosen)):
-            index[layer] = torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True)
-            real[layer] = torch.arange(index[layer].shape[1])[None] < torch.tensor([len(c) for c in chosen])[:, None]
-    return index, real
-
-
-def _train_each(
-    view: NeuronView,
-    sequences: Sequence[MemorizedSequence],
-    sets: Sequence[NeuronSet],
-    size: int,
-    learning_rate: float,
-    max_steps: int,
-    stop_loss: float,
-) -> Iterator[Injection]:
-    index, real = padded_index(sets)
-    d_model = view.rows(0).shape[-1]
+    sets = [draw_sets(view, ratio, seed, 1)[0] for seed in seeds]
+    index, real = _padded_index(sets)
 
     @lru_cache(maxsize=1)
     def together(numbers: tuple[int, ...]) -> tuple[SequenceBatch, dict[int, Tensor], dict[int, Tensor]]:
@@ -135,26 +102,37 @@ def _train_each(
                 _check_finite("loss", value, step, sequences[number])
                 losses[number].append(value)
                 if value < stop_loss or step == max_steps - 1:
-                    trained = [
+                    changed = [
                         (view.rows(layer).detach()[places[layer][i]].float() + change[i].detach())[filled[layer][i]]
                         for layer, change in changes.items()
                     ]
-                    finished[number] = Injection(
-                        sets[number],
-                        torch.cat(trained).cpu(),
-                        torch.tensor(losses[number]),
-                        token_losses.detach()[some.rows == i].cpu(),
-                        value < stop_loss,
-                        sequences[number].id,
-                    )
+                    rows, own_losses, ends = torch.cat(changed).cpu(), torch.tensor(losses[number]), token_losses.detach()[some.rows == i]
+                    finished[number] = Injection(sets[number], rows, own_losses, ends.cpu(), value < stop_loss, sequences[number].id)
             if len(finished) == len(numbers):
                 return [], finished
             gradients = torch.autograd.grad(loss.sum(), parameters)
             return [gradient * filled[layer][..., None] for layer, gradient in zip(index, gradients, strict=True)], finished
 
-        return [torch.zeros(len(batch), part.shape[1], d_model, device=view.device) for part in index.values()], advance
+        return [torch.zeros(len(batch), part.shape[1], view.rows(0).shape[-1], device=view.device) for part in index.values()], advance
 
     return minimize(view, len(sequences), size, begin, learning_rate=learning_rate, max_steps=max_steps)
+
+
+def _check_finite(name: str, value: float, step: int, sequence: MemorizedSequence) -> None:
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value} at step {step} of {sequence!r}. Lower learning_rate.")
+
+
+def _padded_index(sets: Sequence[NeuronSet]) -> tuple[dict[int, Int[Tensor, "set row"]], dict[int, Bool[Tensor, "set row"]]]:
+    """For each layer, the neurons of each set, padded to the longest, and which entries are real. Layers without any are left out."""
+    index: dict[int, Tensor] = {}
+    real: dict[int, Tensor] = {}
+    for layer in range(len(sets[0].mask)):
+        chosen = [neurons.mask[layer].nonzero().flatten() for neurons in sets]
+        if max(map(len, chosen)):
+            index[layer] = torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True)
+            real[layer] = torch.arange(index[layer].shape[1])[None] < torch.tensor([len(c) for c in chosen])[:, None]
+    return index, real
 
 
 def inject_together(
@@ -177,9 +155,9 @@ def inject_together(
 
         sum over k of  loss(x_k | all sets on)  +  kl_weight * KL(base on x_k || all sets but k on, on x_k)
 
-    With set k off the model predicts x_k as before any injection, so nothing about x_k is stored outside set k. So the sets are a ground
-    truth, and a row norm does not tell to which sequence a row belongs. Training stops, before an update, when every loss is below
-    ``stop_loss`` and every KL below ``stop_kl``. With one sequence it equals ``inject``. The model is not changed.
+    With set k off the model predicts x_k as before any injection, so nothing about x_k is stored outside set k: the sets are a ground
+    truth. Training stops, before an update, when every loss is below ``stop_loss`` and every KL below ``stop_kl``. With one sequence it
+    equals ``inject``. The model is not changed.
 
     Source: this project's; it extends Chang et al. (2024), arXiv:2311.09060, algorithm 1.
     Args:    ratio: share of the rows of all layers together, for each sequence.
@@ -193,8 +171,7 @@ def inject_together(
     >>> inject_together(model, few[:2], ratio=0.01, seed=0, learning_rate=0.003, max_steps=2).off_kl.shape
     torch.Size([1, 2])
     """
-    sequences = [replace(sequence, n_prefix=1) for sequence in as_list(sequences)]
-    check_sequences(model, sequences)
+    sequences = [replace(sequence, n_prefix=1) for sequence in check_sequences(model, sequences)]
     _check_apart(sequences)
     check_positive(learning_rate=learning_rate, stop_loss=stop_loss, stop_kl=stop_kl)
     check_count(max_steps=max_steps)
@@ -202,18 +179,10 @@ def inject_together(
         raise ValueError(f"kl_weight must be at least 0 and finite, got {kl_weight!r}. 1 is the default.")
     view = NeuronView(model)
     with torch.inference_mode(False):  # whatever mode the caller is in
-        return _train_together(
-            view,
-            sequences,
-            draw_sets(view, ratio, seed, len(sequences)),
-            learning_rate=learning_rate,
-            max_steps=max_steps,
-            stop_loss=stop_loss,
-            kl_weight=kl_weight,
-            stop_kl=stop_kl,
-            batch_size=rows_that_fit(view, max(map(len, sequences)), batch_size),
-            progress=progress or (lambda fraction: None),
-        )
+        size = rows_that_fit(view, max(map(len, sequences)), batch_size)
+        sets = draw_sets(view, ratio, seed, len(sequences))
+        report = progress or (lambda fraction: None)
+        return _train_together(view, sequences, sets, size, learning_rate, max_steps, stop_loss, kl_weight, stop_kl, report)
 
 
 def _check_apart(sequences: Sequence[MemorizedSequence]) -> None:
@@ -240,13 +209,12 @@ def _train_together(
     view: NeuronView,
     sequences: Sequence[MemorizedSequence],
     sets: Sequence[NeuronSet],
-    *,
+    batch_size: int,
     learning_rate: float,
     max_steps: int,
     stop_loss: float,
     kl_weight: float,
     stop_kl: float,
-    batch_size: int,
     progress: Callable[[float], None],
 ) -> JointInjection:
     device, numbers = view.device, range(len(sequences))
@@ -263,9 +231,6 @@ def _train_together(
 
     def part(of: list[int]) -> SequenceBatch:
         return batch.take(torch.tensor(of, device=device))
-
-    def read_base(of: list[int]) -> Tensor:
-        return target_logits(view.model, part(of)).log_softmax(-1)
 
     def read(of: list[int]) -> tuple[Tensor, Tensor]:
         """Loss and KL at each target of some consecutive sequences; adds their gradients to ``gradients``."""
@@ -284,7 +249,7 @@ def _train_together(
         return losses.detach(), kls.detach()
 
     with torch.no_grad(), view.lean():  # lean here too, so that the KL is exactly 0 before the first update
-        base_parts = list(halving(read_base, numbers, batch_size))
+        base_parts = list(halving(lambda of: target_logits(view.model, part(of)).log_softmax(-1), numbers, batch_size))
     batch_size = max(len(of) for of, _ in base_parts)  # smaller if memory ran out
     base = torch.cat([log_probs for _, log_probs in base_parts])
     del base_parts
@@ -310,17 +275,9 @@ def _train_together(
         adam.step()
     losses, off_kl = torch.stack(history, dim=1)
     trained = [rows + change.detach()[0] for rows, change in zip(before.values(), changes, strict=True)]
-    return JointInjection(
-        tuple(
-            Injection(
-                sets[k],
-                torch.cat([rows[owner[layer] == k] for layer, rows in zip(index, trained, strict=True)]).cpu(),
-                losses[:, k].clone(),
-                token_losses[ends[k] : ends[k + 1]].cpu(),
-                bool(converged[k]),
-                sequences[k].id,
-            )
-            for k in numbers
-        ),
-        off_kl,
-    )
+    injections: list[Injection] = []
+    for k, sequence in enumerate(sequences):
+        rows = torch.cat([rows[owner[layer] == k] for layer, rows in zip(index, trained, strict=True)]).cpu()
+        at_end = token_losses[ends[k] : ends[k + 1]].cpu()
+        injections.append(Injection(sets[k], rows, losses[:, k].clone(), at_end, bool(converged[k]), sequence.id))
+    return JointInjection(tuple(injections), off_kl)
