@@ -95,7 +95,12 @@ def minimize(
                 step += 1
                 if finished:
                     keep = [i for i, number in enumerate(left) if number not in finished]
-                    _keep(adam, torch.tensor(keep, dtype=torch.long, device=neurons.device))
+                    index = torch.tensor(keep, dtype=torch.long, device=neurons.device)
+                    kept = [parameter.detach()[index].requires_grad_() for parameter in parameters]
+                    for old, new in zip(parameters, kept, strict=True):  # Adam's state goes on with the unfinished problems only
+                        state = adam.state.pop(old, {})
+                        adam.state[new] = {name: value[index] if value.ndim else value for name, value in state.items()}
+                    adam.param_groups[0]["params"] = kept
                     left = tuple(left[i] for i in keep)
                 share = max(share, (batch[0] + len(results) + len(left) * step / max_steps) / n)
                 report(share)
@@ -103,17 +108,6 @@ def minimize(
 
     for _, results in halving(solve, range(n), size):
         yield from results
-
-
-@torch.no_grad()
-def _keep(adam: torch.optim.Adam, index: Tensor) -> None:
-    """Go on with the given problems only: parameters and Adam's state are sliced."""
-    kept: list[Tensor] = []
-    for parameter in adam.param_groups[0]["params"]:
-        state = adam.state.pop(parameter, {})
-        kept.append(parameter.detach()[index].requires_grad_())
-        adam.state[kept[-1]] = {name: value[index] if value.ndim else value for name, value in state.items()}
-    adam.param_groups[0]["params"] = kept
 
 
 def halving(work: Callable[[list[Item]], Result], items: Sequence[Item], size: int) -> Iterator[tuple[list[Item], Result]]:

@@ -238,11 +238,8 @@ class NeuronView:
 
     def hooked_points(self) -> list[str]:
         """Names of the hook points that have a hook."""
-        return [
-            name
-            for name, point in self.model.hook_dict.items()
-            if point._forward_hooks or point._forward_pre_hooks or point._backward_hooks
-        ]
+        points = self.model.hook_dict.items()
+        return [name for name, point in points if point._forward_hooks or point._forward_pre_hooks or point._backward_hooks]
 
     def adds_output(self, layer: int) -> bool:
         """True when the MLP output is additive: neuron i adds h_i v_i to the residual stream, with no norm after W_out and no hook."""

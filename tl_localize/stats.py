@@ -11,8 +11,10 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+Numbers = Sequence[float] | np.ndarray | pd.Series
 
-def mean_and_error(values: Sequence[float] | np.ndarray | pd.Series) -> tuple[float, float]:
+
+def mean_and_error(values: Numbers) -> tuple[float, float]:
     """Mean and its standard error (sample deviation / sqrt(n)); the error of a single value is nan."""
     array = np.asarray(values, dtype=float)
     if not len(array):
@@ -21,7 +23,7 @@ def mean_and_error(values: Sequence[float] | np.ndarray | pd.Series) -> tuple[fl
     return float(array.mean()), error
 
 
-def with_error(values: Sequence[float] | np.ndarray | pd.Series, decimals: int = 1) -> str:
+def with_error(values: Numbers, decimals: int = 1) -> str:
     """Mean and standard error as text, such as ``"87.2 ± 0.9"``; a single value has no error."""
     return mean_text(*mean_and_error(values), decimals)
 
@@ -32,11 +34,7 @@ def mean_text(mean: float, error: float, decimals: int = 1) -> str:
     return text if math.isnan(error) else f"{text} ± {error:.{decimals}f}"
 
 
-def paired_test(
-    first: Sequence[float] | np.ndarray | pd.Series,
-    second: Sequence[float] | np.ndarray | pd.Series,
-    alternative: Literal["two-sided", "less", "greater"] = "two-sided",
-) -> float:
+def paired_test(first: Numbers, second: Numbers, alternative: Literal["two-sided", "less", "greater"] = "two-sided") -> float:
     """p-value of Student's paired t-test; ``"greater"`` tests whether the first is larger on average.
 
     Equal pairs are no evidence: p = 1. For a single pair it is nan.

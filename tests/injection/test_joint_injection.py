@@ -16,7 +16,6 @@ import torch.nn.functional as F
 
 from tl_localize import MemorizedSequence, NeuronSet, RowNorm, accuracy, inject, memorization_loss
 from tl_localize.injection import Injection, JointInjection, draw_sets, inject_together
-from tl_localize.injection.training import _train_together
 from tl_localize.neurons import NeuronView
 from tl_localize.sequences import SequenceBatch
 
@@ -175,18 +174,10 @@ def test_kl_weight_keeps_the_effect_on_others_small(gpt2_like: Any, sequences: l
 
 
 def train(model: Any, sequences: list[MemorizedSequence], sets: list[NeuronSet], batch_size: int = 4) -> JointInjection:
-    return _train_together(
-        NeuronView(model),
-        [replace(s, n_prefix=1) for s in sequences],
-        sets,
-        batch_size,
-        learning_rate=0.01,
-        max_steps=8,
-        stop_loss=STOP,
-        kl_weight=1.0,
-        stop_kl=STOP,
-        progress=lambda fraction: None,
-    )
+    settings = {"ratio": 0.2, "seed": 0, "learning_rate": 0.01, "max_steps": 8, "stop_loss": STOP, "stop_kl": STOP}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tl_localize.injection.training.draw_sets", lambda *a: sets)
+        return inject_together(model, sequences, batch_size=batch_size, **settings)
 
 
 def assert_same(a: JointInjection, b: JointInjection, order: tuple[int, ...] = (0, 1, 2, 3)) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
@@ -60,13 +60,9 @@ class Injection(Saved):
     def _repr_html_(self) -> str:
         from tl_localize.stats import styled
 
-        facts: dict[str, float] = {
-            "rows trained": len(self.neurons),
-            "steps": len(self.losses),
-            "loss before, nats per token": float(self.losses[0]),
-            "loss after": float(self.losses[-1]),
-            **{f"unlearned: token {position}, nats": nats for position, nats in self.unlearned()[:3]},
-        }
+        facts: dict[str, float] = {"rows trained": len(self.neurons), "steps": len(self.losses)}
+        facts |= {"loss before, nats per token": float(self.losses[0]), "loss after": float(self.losses[-1])}
+        facts |= {f"unlearned: token {position}, nats": nats for position, nats in self.unlearned()[:3]}
         about = {"": list(facts), "value": np.array(list(facts.values()), dtype=object)}
         return styled(about, f"Injection of {self.sequence_id!r}: {self._state}") + self.neurons.html_by_layer()
 
@@ -90,16 +86,20 @@ class Injection(Saved):
                 f"model must have {mask.shape[0]} layers of {mask.shape[1]} neurons and rows of {rows.shape[-1]} entries, got "
                 f"{view.n_layers} layers of {view.n_neurons} and {view.rows(0).shape[-1]}. Apply an injection to the model it was made in."
             )
-        weights = [view.rows(layer).detach() for layer in range(view.n_layers)]  # the same memory, without autograd
-        index = [chosen.nonzero().flatten().to(weight.device) for chosen, weight in zip(mask, weights, strict=True)]
-        before = [weight[chosen] for weight, chosen in zip(weights, index, strict=True)]
+        chosen = [of_layer.nonzero().flatten() for of_layer in mask]
+
+        @torch.no_grad()
+        def write(parts: Sequence[Tensor]) -> None:
+            for layer, (index, part) in enumerate(zip(chosen, parts, strict=True)):
+                weight = view.rows(layer)
+                weight[index.to(weight.device)] = part.to(weight)
+
+        before = [view.rows(layer).detach()[index.to(view.rows(layer).device)] for layer, index in enumerate(chosen)]
         try:
-            for weight, chosen, new in zip(weights, index, rows.split([len(chosen) for chosen in index]), strict=True):
-                weight[chosen] = new.to(weight)
+            write(rows.split([len(index) for index in chosen]))
             yield
         finally:
-            for weight, chosen, old in zip(weights, index, before, strict=True):
-                weight[chosen] = old
+            write(before)
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         parts = (self.neurons.mask, self.rows, self.losses, self.token_losses)

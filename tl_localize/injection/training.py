@@ -135,6 +135,7 @@ def _padded_index(sets: Sequence[NeuronSet]) -> tuple[dict[int, Int[Tensor, "set
     return index, real
 
 
+@torch.inference_mode(False)  # whatever mode the caller is in
 def inject_together(
     model: LanguageModel,
     sequences: Sequence[MemorizedSequence],
@@ -178,45 +179,8 @@ def inject_together(
     if not 0 <= check_number("kl_weight", kl_weight) < math.inf:
         raise ValueError(f"kl_weight must be at least 0 and finite, got {kl_weight!r}. 1 is the default.")
     view = NeuronView(model)
-    with torch.inference_mode(False):  # whatever mode the caller is in
-        size = rows_that_fit(view, max(map(len, sequences)), batch_size)
-        sets = draw_sets(view, ratio, seed, len(sequences))
-        report = progress or (lambda fraction: None)
-        return _train_together(view, sequences, sets, size, learning_rate, max_steps, stop_loss, kl_weight, stop_kl, report)
-
-
-def _check_apart(sequences: Sequence[MemorizedSequence]) -> None:
-    """Raise ValueError if no choice of weights could make a model recite all sequences, each from its first token."""
-    for pair in combinations(sequences, 2):
-        short, long = sorted(pair, key=len)
-        if torch.equal(short.tokens, long.tokens[: len(short)]):
-            how = "equals" if len(short) == len(long) else "is the beginning of"
-            raise ValueError(f"sequences must be different sentences, got {short!r}, which {how} {long!r}. Leave one of them out.")
-    groups: dict[int, list[MemorizedSequence]] = {}
-    for sequence in sequences:
-        groups.setdefault(int(sequence.tokens[0]), []).append(sequence)
-    for token, group in groups.items():
-        if (n := len(group)) > 1:
-            floor, n_targets = math.log(n), max(map(len, group)) - 1
-            raise ValueError(
-                f"sequences must begin with different tokens, got token {token} at the start of {[s.id for s in group]}. One state can't "
-                f"have two next tokens: on average at least ln {n} = {floor:.2f} nats would be left in each of them, "
-                f"{floor / n_targets:.3f} nats per token of {n_targets}. Inject them in different groups."
-            )
-
-
-def _train_together(
-    view: NeuronView,
-    sequences: Sequence[MemorizedSequence],
-    sets: Sequence[NeuronSet],
-    batch_size: int,
-    learning_rate: float,
-    max_steps: int,
-    stop_loss: float,
-    kl_weight: float,
-    stop_kl: float,
-    progress: Callable[[float], None],
-) -> JointInjection:
+    sets = draw_sets(view, ratio, seed, len(sequences))
+    size = rows_that_fit(view, max(map(len, sequences)), batch_size)
     device, numbers = view.device, range(len(sequences))
     batch = SequenceBatch.of(sequences, device)
     ends = [0, *torch.bincount(batch.rows).cumsum(0).tolist()]
@@ -249,8 +213,8 @@ def _train_together(
         return losses.detach(), kls.detach()
 
     with torch.no_grad(), view.lean():  # lean here too, so that the KL is exactly 0 before the first update
-        base_parts = list(halving(lambda of: target_logits(view.model, part(of)).log_softmax(-1), numbers, batch_size))
-    batch_size = max(len(of) for of, _ in base_parts)  # smaller if memory ran out
+        base_parts = list(halving(lambda of: target_logits(view.model, part(of)).log_softmax(-1), numbers, size))
+    size = max(len(of) for of, _ in base_parts)  # smaller if memory ran out
     base = torch.cat([log_probs for _, log_probs in base_parts])
     del base_parts
     history: list[Float[Tensor, "2 sentence"]] = []
@@ -258,8 +222,8 @@ def _train_together(
     for step in range(max_steps):
         gradients[:] = [torch.zeros_like(change) for change in changes]
         with view.lean():
-            parts = list(halving(read, numbers, batch_size))
-        batch_size = max(len(of) for of, _ in parts)
+            parts = list(halving(read, numbers, size))
+        size = max(len(of) for of, _ in parts)
         token_losses, token_kls = (torch.cat(values) for values in zip(*(values for _, values in parts), strict=True))
         history.append(torch.stack([batch.mean(token_losses), batch.mean(token_kls)]).cpu())
         for name, values in zip(("loss", "off_kl"), history[-1].tolist(), strict=True):
@@ -267,7 +231,8 @@ def _train_together(
                 _check_finite(name, value, step, sequence)
         converged = (history[-1][0] < stop_loss) & (history[-1][1] < stop_kl)
         last = bool(converged.all()) or step == max_steps - 1
-        progress(1.0 if last else (step + 1) / max_steps)
+        if progress:
+            progress(1.0 if last else (step + 1) / max_steps)
         if last:
             break
         for change, gradient in zip(changes, gradients, strict=True):
@@ -281,3 +246,23 @@ def _train_together(
         at_end = token_losses[ends[k] : ends[k + 1]].cpu()
         injections.append(Injection(sets[k], rows, losses[:, k].clone(), at_end, bool(converged[k]), sequence.id))
     return JointInjection(tuple(injections), off_kl)
+
+
+def _check_apart(sequences: Sequence[MemorizedSequence]) -> None:
+    """Raise ValueError if no choice of weights could make a model recite all sequences, each from its first token."""
+    for pair in combinations(sequences, 2):
+        short, long = sorted(pair, key=len)
+        if torch.equal(short.tokens, long.tokens[: len(short)]):
+            how = "equals" if len(short) == len(long) else "is the beginning of"
+            raise ValueError(f"sequences must be different sentences, got {short!r}, which {how} {long!r}. Leave one of them out.")
+    groups: dict[int, list[MemorizedSequence]] = {}
+    for sequence in sequences:
+        groups.setdefault(int(sequence.tokens[0]), []).append(sequence)
+    for token, group in groups.items():
+        if (n := len(group)) > 1:
+            floor, n_targets = math.log(n), max(map(len, group)) - 1
+            raise ValueError(
+                f"sequences must begin with different tokens, got token {token} at the start of {[s.id for s in group]}. One state can't "
+                f"have two next tokens: on average at least ln {n} = {floor:.2f} nats would be left in each of them, "
+                f"{floor / n_targets:.3f} nats per token of {n_targets}. Inject them in different groups."
+            )

@@ -127,7 +127,7 @@ def parallel_gradients(
         changed = (share * act.float()).to(act.dtype).requires_grad_()
         with parallel.from_layer(layer + 1), neurons.patched(layer, changed):
             gradient = probability_gradient(neurons, clean.above(layer, entering), batch, changed)
-    total = einsum(weights.to(gradient.device), gradient.float(), "step, step pos axis -> pos axis")[batch.positions]
+    total = einsum(weights.to(gradient.device), gradient.float(), "step, step pos entry -> pos entry")[batch.positions]
     return (total.to(rows) @ rows.T).float() if additive else total
 
 
