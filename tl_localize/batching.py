@@ -35,11 +35,7 @@ def tokens_that_fit(neurons: NeuronView) -> int:
 
 
 def rows_that_fit(neurons: NeuronView, length: int, batch_size: int | None = None, batch_tokens: int | None = None) -> int:
-    """Sequences of a length in one forward pass: ``batch_size``, or as many as ``batch_tokens`` or the memory allow.
-
-    Raises:
-        ValueError: batch_size is not a whole number from 1 on.
-    """
+    """Sequences of a length in one forward pass: ``batch_size``, or as many as ``batch_tokens`` or the memory allow."""
     if batch_size is not None:
         check_count(batch_size=batch_size)
         return batch_size
@@ -77,8 +73,7 @@ def minimize(
             ``advance(numbers, parameters, step)`` gets the numbers of the unfinished problems, their parameters and the updates so far. It
             returns the results of those that are now finished, and the gradients of the parameters (none if all are finished).
         max_steps: updates of each problem at most; ``report`` needs it, and gets the fraction of the work that is done.
-    Raises:
-        torch.OutOfMemoryError: one problem alone does not fit.
+    Raises:  torch.OutOfMemoryError: one problem alone does not fit.
     """
     share = 0.0
 
@@ -100,7 +95,12 @@ def minimize(
                 step += 1
                 if finished:
                     keep = [i for i, number in enumerate(left) if number not in finished]
-                    _keep(adam, torch.tensor(keep, dtype=torch.long, device=neurons.device))
+                    index = torch.tensor(keep, dtype=torch.long, device=neurons.device)
+                    kept = [parameter.detach()[index].requires_grad_() for parameter in parameters]
+                    for old, new in zip(parameters, kept, strict=True):  # Adam's state goes on with the unfinished problems only
+                        state = adam.state.pop(old, {})
+                        adam.state[new] = {name: value[index] if value.ndim else value for name, value in state.items()}
+                    adam.param_groups[0]["params"] = kept
                     left = tuple(left[i] for i in keep)
                 share = max(share, (batch[0] + len(results) + len(left) * step / max_steps) / n)
                 report(share)
@@ -110,23 +110,8 @@ def minimize(
         yield from results
 
 
-@torch.no_grad()
-def _keep(adam: torch.optim.Adam, index: Tensor) -> None:
-    """Go on with the given problems only: parameters and Adam's state are sliced."""
-    kept: list[Tensor] = []
-    for parameter in adam.param_groups[0]["params"]:
-        state = adam.state.pop(parameter, {})
-        kept.append(parameter.detach()[index].requires_grad_())
-        adam.state[kept[-1]] = {name: value[index] if value.ndim else value for name, value in state.items()}
-    adam.param_groups[0]["params"] = kept
-
-
 def halving(work: Callable[[list[Item]], Result], items: Sequence[Item], size: int) -> Iterator[tuple[list[Item], Result]]:
-    """Work through items in batches of a size that is halved, with one warning, whenever memory runs out.
-
-    Raises:
-        torch.OutOfMemoryError: a batch of one does not fit either.
-    """
+    """Work through items in batches of a size that is halved, with one warning, while memory runs out; a batch of one then raises."""
     start, warned = 0, False
     while start < len(items):
         batch = list(items[start : start + size])

@@ -6,8 +6,15 @@ import json
 import os
 import re
 import secrets
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
+
+import safetensors
+from safetensors.torch import save as serialize
+from torch import Tensor
+
+Loaded = TypeVar("Loaded", bound="Saved")
 
 ABANDONED = 3600  # seconds after which a temporary file has no living writer: a write takes seconds
 TEMPORARY = re.compile(r"\..*[0-9a-f]{16}\.tmp")
@@ -65,6 +72,57 @@ def write_text(path: str | Path, text: str) -> None:
 def write_json(path: str | Path, value: Any) -> None:
     """Write a JSON file whole or not at all."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file whole or not at all; FileNotFoundError if the folder is not there."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"path must be in an existing folder, got {str(path)!r}. Make {str(path.parent)!r} first.")
+    write_whole(path, serialize({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata))
+
+
+def load_tensors(path: str | Path, *required: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, or lacks a required tensor.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"path must be an existing safetensors file, got {str(path)!r}. Check the spelling.")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            opened: Any = file
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}
+            metadata = dict(opened.metadata() or {})
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"path must be a whole safetensors file, got {str(path)!r} ({error}). Make it again.") from error
+    if missing := [name for name in required if name not in tensors]:
+        raise ValueError(f"path must hold the tensors {list(required)}, got {str(path)!r} without {missing}. Is it another kind of file?")
+    return tensors, metadata
+
+
+class Saved(ABC):
+    """Data that is saved as a safetensors file: ``packed`` gives its tensors and texts, ``unpacked`` makes it from them."""
+
+    required: ClassVar[tuple[str, ...]]  # tensors that a file of it must hold
+
+    @abstractmethod
+    def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]: ...
+
+    @classmethod
+    @abstractmethod
+    def unpacked(cls: type[Loaded], tensors: dict[str, Tensor], metadata: dict[str, str]) -> Loaded: ...
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file, whole or not at all."""
+        save_tensors(path, *self.packed())
+
+    @classmethod
+    def load(cls: type[Loaded], path: str | Path) -> Loaded:
+        """Read what ``save`` wrote."""
+        return cls.unpacked(*load_tensors(path, *cls.required))
 
 
 def remove_abandoned(folder: Path) -> None:

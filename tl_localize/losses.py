@@ -10,6 +10,8 @@ from torch import Tensor
 from tl_localize.neurons import LanguageModel, check_model
 from tl_localize.sequences import SequenceBatch
 
+MAKE_BATCH = "SequenceBatch.of(sequences, model.cfg.device)"
+
 
 def residual(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
     """The residual stream after the last layer: a forward pass without the unembedding."""
@@ -51,13 +53,8 @@ def memorization_loss(model: LanguageModel, batch: SequenceBatch) -> Float[Tenso
     """
     check_model(model)
     if not isinstance(batch, SequenceBatch):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(
-            f"batch must be a SequenceBatch, got {type(batch).__name__}. Make one with SequenceBatch.of(sequences, model.cfg.device)."
-        )
-    device = next(iter(model.parameters())).device
-    if batch.targets.device != device:
-        raise ValueError(
-            f"batch must be on the model's device {str(device)!r}, got {str(batch.targets.device)!r}. "
-            "Make it with SequenceBatch.of(sequences, model.cfg.device)."
-        )
+        raise TypeError(f"batch must be a SequenceBatch, got {type(batch).__name__}. Make one with {MAKE_BATCH}.")
+    device, given = next(iter(model.parameters())).device, batch.targets.device
+    if given != device:
+        raise ValueError(f"batch must be on the model's device {str(device)!r}, got {str(given)!r}. Make it with {MAKE_BATCH}.")
     return batch.mean(F.cross_entropy(target_logits(model, batch), batch.targets, reduction="none"))

@@ -24,7 +24,7 @@ def predicted_suffixes(
     model: LanguageModel, sequences: Sequence[MemorizedSequence], batch_size: int | None = None
 ) -> Iterator[Int[Tensor, " suffix"]]:
     """Teacher-forced argmax of each suffix token, sequence by sequence (eq. 1 of the paper)."""
-    check_sequences(model, sequences)
+    sequences = check_sequences(model, sequences)
     view = NeuronView(model)
 
     def predict(part: list[MemorizedSequence]) -> list[Tensor]:

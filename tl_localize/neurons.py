@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -20,6 +19,8 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 Hook = Callable[..., Tensor]
+Acts = Float[Tensor, "batch pos neuron"]
+Context = AbstractContextManager[None]
 Real = float | int  # where a float is meant: the run-time type checker of the tests, unlike PEP 484, does not take an int for it
 
 
@@ -48,11 +49,7 @@ def model_name(model: LanguageModel) -> str:
 
 
 def as_tensor(name: str, value: Any) -> Tensor:
-    """A user's value as a tensor.
-
-    Raises:
-        TypeError: torch cannot convert it.
-    """
+    """A user's value as a tensor; TypeError where torch cannot convert it."""
     try:
         return torch.as_tensor(value)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -107,44 +104,15 @@ def post_hook_name(layer: int) -> str:
 POST_NORM = {"Olmo2ForCausalLM", "Olmo3ForCausalLM"}  # TransformerLens normalizes what an MLP of theirs writes
 
 
-@dataclass(frozen=True)
-class AttentionPoints:
-    """Names of the hook points of one attention layer; queries and keys after the rotation, if there is one."""
-
-    query: str
-    key: str
-    value: str
-    scores: str
-    pattern: str
-    z: str
-
-    @classmethod
-    def of(cls, layer: int, *, rotary: bool) -> AttentionPoints:
-        points = ("rot_q", "rot_k", "v", "attn_scores", "pattern", "z") if rotary else ("q", "k", "v", "attn_scores", "pattern", "z")
-        return cls(*(f"blocks.{layer}.attn.hook_{point}" for point in points))
-
-
-@dataclass(eq=False)
-class LayerInputs:
-    """The residual stream as it enters each layer, [batch pos d_model], and the position vectors that a shortformer adds in each."""
-
-    residual: dict[int, Tensor] = field(default_factory=dict)
-    shortformer: Tensor | None = None
-
-
 # Hooks: pure functions of an activation, bound with `partial`. TransformerLens passes its HookPoint as `hook=`.
 
 
-def scale_neurons(
-    act: Float[Tensor, "batch pos neuron"], hook: object = None, *, gate: Num[Tensor, "#batch neuron"]
-) -> Float[Tensor, "batch pos neuron"]:
+def scale_neurons(act: Acts, hook: object = None, *, gate: Num[Tensor, "#batch neuron"]) -> Acts:
     """Multiply every neuron by its gate, at every position."""
     return act * gate.to(act)[:, None]
 
 
-def zero_neurons(
-    act: Float[Tensor, "batch pos neuron"], hook: object = None, *, mask: Bool[Tensor, " neuron"]
-) -> Float[Tensor, "batch pos neuron"]:
+def zero_neurons(act: Acts, hook: object = None, *, mask: Bool[Tensor, " neuron"]) -> Acts:
     """Set the masked neurons to zero, at every position."""
     if act.shape[-1] != len(mask):
         raise ValueError(
@@ -153,27 +121,26 @@ def zero_neurons(
     return act.masked_fill(mask.to(act.device), 0.0)
 
 
-def record_neurons(
-    act: Float[Tensor, "batch pos neuron"], hook: object = None, *, store: dict[int, Tensor], layer: int
-) -> Float[Tensor, "batch pos neuron"]:
+def record_neurons(act: Acts, hook: object = None, *, store: dict[int, Tensor], layer: int) -> Acts:
     """Keep the activation under its layer and pass it on."""
     store[layer] = act
     return act
 
 
-def patch_neurons(
-    act: Float[Tensor, "batch pos neuron"], hook: object = None, *, values: Float[Tensor, "batch pos neuron"]
-) -> Float[Tensor, "batch pos neuron"]:
+def patch_neurons(act: Acts, hook: object = None, *, values: Acts) -> Acts:
     """Replace the neurons at every position."""
     return values.to(act)
 
 
-def patch_neurons_at(
-    act: Float[Tensor, "batch pos neuron"], hook: object = None, *, positions: Int[Tensor, " batch"], values: Float[Tensor, "batch neuron"]
-) -> Float[Tensor, "batch pos neuron"]:
+def patch_neurons_at(act: Acts, hook: object = None, *, positions: Int[Tensor, " batch"], values: Float[Tensor, "batch neuron"]) -> Acts:
     """Replace the neurons at one position of each row of the batch."""
     rows = torch.arange(len(act), device=act.device)
     return act.index_put((rows, positions.to(act.device)), values.to(act))
+
+
+def clamp_neurons(act: Acts, hook: object = None, *, index: Int[Tensor, " chosen"], values: Float[Tensor, " chosen"]) -> Acts:
+    """Set the chosen neurons to given values, at every position."""
+    return act.index_copy(-1, index.to(act.device), values.to(act).expand(*act.shape[:2], -1))
 
 
 def _call(hook: Hook, module: object, inputs: object, output: Tensor) -> Tensor:
@@ -181,21 +148,13 @@ def _call(hook: Hook, module: object, inputs: object, output: Tensor) -> Tensor:
     return hook(output, hook=module)
 
 
-def clamp_neurons(
-    act: Float[Tensor, "batch pos neuron"], hook: object = None, *, index: Int[Tensor, " chosen"], values: Float[Tensor, " chosen"]
-) -> Float[Tensor, "batch pos neuron"]:
-    """Set the chosen neurons to given values, at every position."""
-    return act.index_copy(-1, index.to(act.device), values.to(act).expand(*act.shape[:2], -1))
-
-
 class NeuronView:
     """Reads and changes the neurons of a model through hooks, which stay on the model inside ``with`` only.
 
     ``n_layers`` and ``n_neurons`` (of each layer) are the model's numbers; ``model`` is the model and ``device`` its device.
 
-    Raises:
-        TypeError: it is not a TransformerLens model.
-        ValueError: the model has no MLP, a mixture of experts, or no ``hook_post`` with the neurons as its last axis.
+    Raises:  TypeError: it is not a TransformerLens model.
+             ValueError: the model has no MLP, a mixture of experts, or no ``hook_post`` with the neurons as its last axis.
 
     >>> view = NeuronView(model)
     >>> with view.scaled({1: torch.zeros(1, view.n_neurons)}), view.recorded() as acts:  # layer 1 ablated
@@ -206,8 +165,7 @@ class NeuronView:
 
     def __init__(self, model: LanguageModel) -> None:
         check_model(model)
-        cfg = model.cfg
-        name = model_name(model)
+        cfg, name = model.cfg, model_name(model)
         if getattr(cfg, "attn_only", False) or not getattr(cfg, "d_mlp", None):
             raise ValueError(f"model must have MLP layers, got {name!r}, which has attention only. Choose a model with MLPs.")
         if getattr(cfg, "num_experts", None):
@@ -222,9 +180,8 @@ class NeuronView:
             shape = tuple(getattr(getattr(model.blocks[layer], "mlp", None), "W_out", torch.empty(0)).shape)
             if post_hook_name(layer) not in known or shape != (self.n_neurons, cfg.d_model):
                 raise ValueError(
-                    f"model must have a neuron axis (hook {post_hook_name(layer)} and W_out of shape "
-                    f"{(self.n_neurons, cfg.d_model)}), got {name!r} with W_out of shape {shape}. Choose an unquantized model with plain "
-                    "or gated MLPs."
+                    f"model must have a neuron axis (hook {post_hook_name(layer)} and W_out of shape {(self.n_neurons, cfg.d_model)}), "
+                    f"got {name!r} with W_out of shape {shape}. Choose an unquantized model with plain or gated MLPs."
                 )
 
     @property
@@ -247,8 +204,7 @@ class NeuronView:
         with self._hooks({layer: partial(record_neurons, store=store, layer=layer) for layer in range(self.n_layers)}):
             yield store
 
-    @contextmanager
-    def scaled(self, gates: Mapping[int, Num[Tensor, "#batch neuron"]]) -> Iterator[None]:
+    def scaled(self, gates: Mapping[int, Num[Tensor, "#batch neuron"]]) -> Context:
         """Multiply the neurons of the given layers by gates (one row for all, or one per row of the batch)."""
         for layer, gate in gates.items():
             if gate.ndim != 2 or gate.shape[-1] != self.n_neurons:
@@ -256,46 +212,34 @@ class NeuronView:
                     f"gate must have shape [batch neuron] with neuron={self.n_neurons}, got {tuple(gate.shape)} at layer {layer}. "
                     "One row serves the whole batch."
                 )
-        with self._hooks({layer: partial(scale_neurons, gate=gate) for layer, gate in gates.items()}):
-            yield
+        return self._hooks({layer: partial(scale_neurons, gate=gate) for layer, gate in gates.items()})
 
-    @contextmanager
-    def patched_at(self, layer: int, positions: Int[Tensor, " batch"], values: Float[Tensor, "batch neuron"]) -> Iterator[None]:
+    def patched_at(self, layer: int, positions: Int[Tensor, " batch"], values: Float[Tensor, "batch neuron"]) -> Context:
         """Replace the neurons of one layer at one position of each row of the batch."""
-        with self._hooks({layer: partial(patch_neurons_at, positions=positions, values=values)}):
-            yield
+        return self._hooks({layer: partial(patch_neurons_at, positions=positions, values=values)})
 
-    @contextmanager
-    def patched(self, layer: int, values: Float[Tensor, "batch pos neuron"]) -> Iterator[None]:
+    def patched(self, layer: int, values: Acts) -> Context:
         """Replace the neurons of one layer at every position."""
-        with self._hooks({layer: partial(patch_neurons, values=values)}):
-            yield
+        return self._hooks({layer: partial(patch_neurons, values=values)})
 
-    @contextmanager
-    def inputs_recorded(self) -> Iterator[LayerInputs]:
-        """The residual stream that enters each layer, before any hook of that layer; a partial run starts from it."""
-        store = LayerInputs()
+    def clamped(self, chosen: Bool[Tensor, "layer neuron"], values: Float[Tensor, "layer neuron"]) -> Context:
+        """Set the chosen neurons to values, at every position."""
+        hooks: dict[int, Hook] = {}
+        for layer in chosen.any(-1).nonzero().flatten().tolist():
+            index = chosen[layer].nonzero().flatten().to(self.device)
+            hooks[layer] = partial(clamp_neurons, index=index, values=values[layer].to(self.device)[index])
+        return self._hooks(hooks)
 
-        def record(module: object, inputs: tuple[Tensor, ...], options: dict[str, Any], *, layer: int) -> None:
-            store.residual[layer] = inputs[0]
-            store.shortformer = options.get("shortformer_pos_embed")
-
-        handles: list[Any] = []
-        try:
-            for layer, block in enumerate(self.model.blocks):
-                handles.append(block.register_forward_pre_hook(partial(record, layer=layer), prepend=True, with_kwargs=True))
-            yield store
-        finally:
-            for handle in handles:
-                handle.remove()
+    def attention_hooks(self, layer: int) -> dict[str, str]:
+        """Names of the hook points of a layer's attention; queries and keys after the rotation, if there is one."""
+        rotary = "rot_" if self.model.cfg.positional_embedding_type == "rotary" else ""
+        points = {"query": f"{rotary}q", "key": f"{rotary}k", "value": "v", "scores": "attn_scores", "pattern": "pattern", "z": "z"}
+        return {name: f"blocks.{layer}.attn.hook_{point}" for name, point in points.items()}
 
     def hooked_points(self) -> list[str]:
         """Names of the hook points that have a hook."""
-        return [
-            name
-            for name, point in self.model.hook_dict.items()
-            if point._forward_hooks or point._forward_pre_hooks or point._backward_hooks
-        ]
+        points = self.model.hook_dict.items()
+        return [name for name, point in points if point._forward_hooks or point._forward_pre_hooks or point._backward_hooks]
 
     def adds_output(self, layer: int) -> bool:
         """True when the MLP output is additive: neuron i adds h_i v_i to the residual stream, with no norm after W_out and no hook."""
@@ -307,24 +251,10 @@ class NeuronView:
     @contextmanager
     def hooked(self, last: Sequence[tuple[str, Hook]] = (), first: Sequence[tuple[str, Hook]] = ()) -> Iterator[None]:
         """Hooks that run after those already on the model (``last``), and hooks that run before them (``first``)."""
-        handles: list[Any] = []
-        try:
+        with ExitStack() as stack:
             for name, hook in first:
-                handles.append(self.model.hook_dict[name].register_forward_hook(partial(_call, hook), prepend=True))
-            with self.model.hooks(fwd_hooks=list(last)):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    @contextmanager
-    def clamped(self, chosen: Bool[Tensor, "layer neuron"], values: Float[Tensor, "layer neuron"]) -> Iterator[None]:
-        """Set the chosen neurons to values, at every position."""
-        hooks: dict[int, Hook] = {}
-        for layer in chosen.any(-1).nonzero().flatten().tolist():
-            index = chosen[layer].nonzero().flatten().to(self.device)
-            hooks[layer] = partial(clamp_neurons, index=index, values=values[layer].to(self.device)[index])
-        with self._hooks(hooks):
+                stack.enter_context(self.model.hook_dict[name].register_forward_hook(partial(_call, hook), prepend=True))
+            stack.enter_context(self.model.hooks(fwd_hooks=list(last)))
             yield
 
     @contextmanager
@@ -348,45 +278,32 @@ class NeuronView:
                 chosen = chosen * on[layer][:, None, :]
             return output + einsum(chosen, change[layer].to(chosen), "batch pos row, batch row d_model -> batch pos d_model")
 
-        handles: list[Any] = []
-        try:
+        with ExitStack() as stack:
             for layer in index:
-                handles.append(self.model.blocks[layer].mlp.register_forward_hook(partial(add_change, layer=layer)))
-            with self._hooks({layer: partial(record_neurons, store=seen, layer=layer) for layer in index}):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
+                stack.enter_context(self.model.blocks[layer].mlp.register_forward_hook(partial(add_change, layer=layer)))
+            stack.enter_context(self._hooks({layer: partial(record_neurons, store=seen, layer=layer) for layer in index}))
+            yield
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Autograd ignores the weights; afterwards each parameter's ``requires_grad`` is what it was."""
-        trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        try:
-            for parameter in trainable:
+        with ExitStack() as stack:
+            for parameter in [parameter for parameter in self.model.parameters() if parameter.requires_grad]:
+                stack.callback(parameter.requires_grad_, True)
                 parameter.requires_grad_(False)
             yield
-        finally:
-            for parameter in trainable:
-                parameter.requires_grad_(True)
 
     @contextmanager
     def one_gelu_kernel(self) -> Iterator[None]:
         """Compute GPT-2's GELU by one kernel of torch instead of TransformerLens' eight, in float32 and float64; equal up to rounding."""
-        mlps: list[Any] = [
-            block.mlp
-            for layer, block in enumerate(self.model.blocks)
-            if getattr(getattr(block.mlp, "act_fn", None), "__name__", "") == "gelu_new"
-            and self.rows(layer).dtype in (torch.float32, torch.float64)
-        ]
-        before = [mlp.act_fn for mlp in mlps]
-        try:
-            for mlp in mlps:
-                mlp.act_fn = partial(torch.nn.functional.gelu, approximate="tanh")
+        with ExitStack() as stack:
+            for layer, block in enumerate(self.model.blocks):
+                mlp: Any = block.mlp
+                is_gelu = getattr(getattr(mlp, "act_fn", None), "__name__", "") == "gelu_new"
+                if is_gelu and self.rows(layer).dtype in (torch.float32, torch.float64):
+                    stack.callback(setattr, mlp, "act_fn", mlp.act_fn)
+                    mlp.act_fn = partial(torch.nn.functional.gelu, approximate="tanh")
             yield
-        finally:
-            for mlp, act_fn in zip(mlps, before, strict=True):
-                mlp.act_fn = act_fn
 
     @contextmanager
     def lean(self) -> Iterator[None]:
@@ -394,7 +311,5 @@ class NeuronView:
         with self.frozen(), self.one_gelu_kernel():
             yield
 
-    @contextmanager
-    def _hooks(self, hooks: Mapping[int, Hook]) -> Iterator[None]:
-        with self.model.hooks(fwd_hooks=[(post_hook_name(layer), hook) for layer, hook in hooks.items()]):
-            yield
+    def _hooks(self, hooks: Mapping[int, Hook]) -> Context:
+        return self.model.hooks(fwd_hooks=[(post_hook_name(layer), hook) for layer, hook in hooks.items()])

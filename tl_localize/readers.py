@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor
 
+from tl_localize.files import load_tensors
 from tl_localize.neurons import LanguageModel
-from tl_localize.scores import load_tensors
 from tl_localize.sequences import MemorizedSequence
 
 TOKEN_SUFFIXES = (".npy", ".pt", ".safetensors")

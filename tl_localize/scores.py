@@ -7,70 +7,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
-import safetensors
 import torch
 from jaxtyping import Bool, Float
-from safetensors.torch import save as serialize
 from torch import Tensor
 
-from tl_localize.files import write_whole
+from tl_localize.files import Saved
 from tl_localize.neurons import Hook, LanguageModel, NeuronView, Real, as_tensor, check_ratio, post_hook_name, zero_neurons
 
-
-def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file whole or not at all.
-
-    Raises:
-        FileNotFoundError: the folder is not there.
-    """
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"path must be in an existing folder, got {str(path)!r}. Make {str(path.parent)!r} first.")
-    write_whole(path, serialize({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata))
-
-
-def load_tensors(path: str | Path, *required: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, or lacks a required tensor.
-    """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"path must be an existing safetensors file, got {str(path)!r}. Check the spelling.")
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            opened: Any = file
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}
-            metadata = dict(opened.metadata() or {})
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"path must be a whole safetensors file, got {str(path)!r} ({error}). Make it again.") from error
-    if missing := [name for name in required if name not in tensors]:
-        raise ValueError(f"path must hold the tensors {list(required)}, got {str(path)!r} without {missing}. Is it another kind of file?")
-    return tensors, metadata
-
-
-SHOWN = 8  # neurons that a notebook lists
+SHOWN = 8  # neurons that a notebook lists, of all or of each layer
 SHOWN_RATIO = 0.01  # share of all neurons that a notebook counts by layer
-
-
-def indices_shown(mask: Bool[Tensor, " neuron"]) -> str:
-    """The first few indices of a layer's neurons."""
-    index = mask.nonzero().flatten().tolist()
-    return ", ".join(map(str, index[:SHOWN])) + (", ..." if len(index) > SHOWN else "")
 
 
 @dataclass(frozen=True, eq=False)
 class NeuronSet:
     """A set of neurons.
 
-    Args:
-        mask: [layer neuron], True for the neurons in the set. Kept on the CPU.
-    Raises:
-        ValueError: the mask is not boolean, or not of two axes.
+    Args:    mask: [layer neuron], True for the neurons in the set. Kept on the CPU.
+    Raises:  ValueError: the mask is not boolean, or not of two axes.
 
     >>> found = NeuronSet(torch.tensor([[True, False], [True, True]]))
     >>> len(found), found.recall_of(NeuronSet(torch.tensor([[True, True], [False, False]])))
@@ -96,25 +51,19 @@ class NeuronSet:
     def __repr__(self) -> str:
         return f"NeuronSet({len(self)} of {self.mask.numel()} neurons, per layer {self.mask.sum(1).tolist()})"
 
-    def _repr_html_(self) -> str:
-        return self.html_by_layer()
-
     def html_by_layer(self) -> str:
         """A table of how many neurons lie in each layer, and the first few of them."""
-        import pandas as pd
-
         from tl_localize.stats import styled
 
-        which = [indices_shown(layer) for layer in self.mask]
-        frame = pd.DataFrame({"layer": range(len(self.mask)), "neurons": self.mask.sum(1).tolist(), "which": which})
-        return styled(frame, f"NeuronSet: {len(self)} of {self.mask.numel()} neurons", ["neurons"])
+        indices = [[str(i) for i in layer.nonzero().flatten().tolist()] for layer in self.mask]
+        which = [", ".join([*some[:SHOWN], "..."] if len(some) > SHOWN else some) for some in indices]
+        columns = {"layer": range(len(indices)), "neurons": list(map(len, indices)), "which": which}
+        return styled(columns, f"NeuronSet: {len(self)} of {self.mask.numel()} neurons", ["neurons"])
+
+    _repr_html_ = html_by_layer
 
     def recall_of(self, truth: NeuronSet) -> float:
-        """Fraction of the true neurons that are in this set.
-
-        Raises:
-            ValueError: the shapes differ, or truth is empty.
-        """
+        """Fraction of the true neurons that are in this set; ValueError where the shapes differ or truth is empty."""
         if not isinstance(truth, NeuronSet):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"truth must be a NeuronSet, got {type(truth).__name__}. Take some scores, as scores.top_k(0.01) does.")
         if self.mask.shape != truth.mask.shape:
@@ -130,18 +79,13 @@ class NeuronSet:
 
         The hooks do not know the model, so a wrong number of layers goes unnoticed; ``dropped_out(model)`` compares the shapes.
         """
-        return [
-            (post_hook_name(layer), partial(zero_neurons, mask=self.mask[layer]))
-            for layer in range(len(self.mask))
-            if self.mask[layer].any()
-        ]
+        return [(post_hook_name(layer), partial(zero_neurons, mask=mask)) for layer, mask in enumerate(self.mask) if mask.any()]
 
     @contextmanager
     def dropped_out(self, model: LanguageModel) -> Iterator[None]:
         """Set these neurons to zero inside the ``with`` block; no hook remains afterwards, also after an exception.
 
-        Raises:
-            ValueError: the set is of another model's shape.
+        Raises:  ValueError: the set is of another model's shape.
         """
         view = NeuronView(model)
         if self.mask.shape != (view.n_layers, view.n_neurons):
@@ -154,24 +98,23 @@ class NeuronSet:
 
 
 @dataclass(frozen=True, eq=False)
-class NeuronScores:
+class NeuronScores(Saved):
     """How responsible each neuron is for one sequence, according to one method; larger means more.
 
-    Args:
-        values: [layer neuron] float32 on the CPU, finite.
-        method: name of the method.
-        sequence_id: id of the sequence.
-        settings: the method with all its hyperparameters, as its repr.
-        exact: mask of the exact scores, where the others are estimates (``ZeroOut(screen=...)``); None: all are exact.
-        missed: upper bound on the share of the estimated neurons that belong into the top (see ``ZeroOut``); None: all are exact.
-    Raises:
-        ValueError: a value is not finite, or values or exact are of another shape.
+    Args:    values: [layer neuron] float32 on the CPU, finite.
+             method: name of the method.
+             sequence_id: id of the sequence.
+             settings: the method with all its hyperparameters, as its repr.
+             exact: mask of the exact scores, where the others are estimates (``ZeroOut(screen=...)``); None: all are exact.
+             missed: upper bound on the share of the estimated neurons that belong into the top (see ``ZeroOut``); None: all are exact.
+    Raises:  ValueError: a value is not finite, or values or exact are of another shape.
 
     >>> scores = NeuronScores(torch.tensor([[0.1, 0.9, 0.0], [0.3, 0.2, 0.4]]), "mine")
     >>> scores.top_k(1 / 3).mask.tolist()
     [[False, True, False], [False, False, True]]
     """
 
+    required: ClassVar[tuple[str, ...]] = ("values",)
     values: Float[Tensor, "layer neuron"]
     method: str = ""
     sequence_id: str = ""
@@ -205,33 +148,28 @@ class NeuronScores:
         return f"NeuronScores({text})"
 
     def _repr_html_(self) -> str:
-        import pandas as pd
-
         from tl_localize.stats import styled
 
         n_layers, n_neurons = self.values.shape
         order = self.values.flatten().argsort(descending=True, stable=True)  # ties go to the lower index, as in top_k
-        places = [divmod(flat, n_neurons) for flat in order[:SHOWN].tolist()]
-        best = pd.DataFrame(places, columns=["layer", "neuron"]).assign(score=self.values.flatten()[order[:SHOWN]].tolist())
+        first = order[:SHOWN]
+        best = {"layer": first // n_neurons, "neuron": first % n_neurons, "score": self.values.flatten()[first].tolist()}
         top = torch.bincount(order[: max(1, int(self.values.numel() * SHOWN_RATIO))] // n_neurons, minlength=n_layers)
-        columns = {"layer": range(n_layers), "mean": self.values.mean(1).tolist(), "highest": self.values.max(1).values.tolist()}
-        layers = pd.DataFrame(columns | {f"in the top {100 * SHOWN_RATIO:g} %": top.tolist()})
-        return styled(best, f"{self!r} {self.settings}; larger is more responsible") + styled(layers, bars=[layers.columns[-1]])
+        in_top = f"in the top {100 * SHOWN_RATIO:g} %"
+        layers = {"layer": range(n_layers), "mean": self.values.mean(1).tolist(), "highest": self.values.amax(1).tolist(), in_top: top}
+        return styled(best, f"{self!r} {self.settings}; larger is more responsible") + styled(layers, bars=[in_top])
 
     def top_k(
         self, ratio: Real, per: Literal["layer", "model"] = "layer", first_layer: int = 0, rounding: Literal["nearest", "floor"] = "nearest"
     ) -> NeuronSet:
         """The highest-scored share of the neurons, of every layer or of the whole model. Ties go to the lower index.
 
-        Args:
-            ratio: fraction in (0, 1]; 0.01 is 1 %.
-            per: ``"layer"`` takes the share in every layer, ``"model"`` across all layers.
-            first_layer: layers below it are left out (DEL spares layer 0 with ``first_layer=1``).
-            rounding: how ratio times the neurons of a layer becomes a count (INJ rounds to nearest, DEL down). Across the model the
-                count is always rounded down, as in the published numbers.
-
-        Raises:
-            ValueError: ratio is outside (0, 1] or selects no neuron; an unknown choice; first_layer is not a layer.
+        Args:    ratio: fraction in (0, 1]; 0.01 is 1 %.
+                 per: ``"layer"`` takes the share in every layer, ``"model"`` across all layers.
+                 first_layer: layers below it are left out (DEL spares layer 0 with ``first_layer=1``).
+                 rounding: how ratio times the neurons of a layer becomes a count (INJ rounds to nearest, DEL down). Across the model the
+                     count is always rounded down, as in the published numbers.
+        Raises:  ValueError: ratio is outside (0, 1] or selects no neuron; an unknown choice; first_layer is not a layer.
         """
         check_ratio("ratio", ratio)
         n_layers = len(self.values)
@@ -252,24 +190,13 @@ class NeuronScores:
         mask[first_layer:] = torch.zeros_like(pool, dtype=torch.bool).scatter(-1, best, True).reshape(candidates.shape)
         return NeuronSet(mask)
 
-    def save(self, path: str | Path) -> None:
-        """Write a safetensors file, whole or not at all."""
-        save_tensors(path, *self.packed())
-
-    @classmethod
-    def load(cls, path: str | Path) -> NeuronScores:
-        """Read what ``save`` wrote."""
-        return cls.unpacked(*load_tensors(path, "values"))
-
     def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """As tensors and text, for a file."""
         metadata = {"method": self.method, "sequence_id": self.sequence_id, "settings": self.settings}
         missed = {} if self.missed is None else {"missed": repr(self.missed)}
         return {"values": self.values} | ({} if self.exact is None else {"exact": self.exact.mask}), metadata | missed
 
     @classmethod
     def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str]) -> NeuronScores:
-        """What ``packed`` gave."""
         exact = NeuronSet(tensors["exact"]) if "exact" in tensors else None
         missed = float(metadata["missed"]) if "missed" in metadata else None
         names = {key: metadata.get(key, "") for key in ("method", "sequence_id", "settings")}

@@ -19,14 +19,11 @@ from tl_localize.neurons import LanguageModel, as_tensor, check_model
 class MemorizedSequence:
     """A prefix that prompts the model and the suffix that it recites.
 
-    Args:
-        tokens: [pos] token ids, prefix and suffix together, without BOS. Kept as int64 on the CPU.
-        n_prefix: number of prefix tokens, 1 <= n_prefix < len(tokens). INJ uses 1.
-        id: name of the sequence in results.
-        category: group of the sequence in DEL's confusion matrix.
-
-    Raises:
-        ValueError: n_prefix is outside [1, len(tokens)), or tokens are not a vector of token ids.
+    Args:    tokens: [pos] token ids, prefix and suffix together, without BOS. Kept as int64 on the CPU.
+             n_prefix: number of prefix tokens, 1 <= n_prefix < len(tokens). INJ uses 1.
+             id: name of the sequence in results.
+             category: group of the sequence in DEL's confusion matrix.
+    Raises:  ValueError: n_prefix is outside [1, len(tokens)), or tokens are not a vector of token ids.
 
     >>> MemorizedSequence.from_text(model, "Return the", " value of the argument.", id="docs")
     MemorizedSequence('docs', 2 prefix + 5 suffix tokens)
@@ -63,8 +60,7 @@ class MemorizedSequence:
     def from_text(cls, model: LanguageModel, prefix: str, suffix: str, *, id: str = "", category: str = "") -> MemorizedSequence:
         """Tokenize ``prefix + suffix`` as the model's tokenizer does, without special tokens.
 
-        Raises:
-            ValueError: the model has no tokenizer, prefix or suffix is empty, or no token boundary falls between them.
+        Raises:  ValueError: the model has no tokenizer, prefix or suffix is empty, or no token boundary falls between them.
         """
         tokenizer = tokenizer_of(model)
         for name, text in (("prefix", prefix), ("suffix", suffix)):
@@ -155,9 +151,8 @@ class SequenceBatch:
     def take(self, keep: Int[Tensor, " kept"]) -> SequenceBatch:
         """Only the given rows, in the given order."""
         where = keep.new_full((len(self),), -1).scatter(0, keep, torch.arange(len(keep), device=keep.device))
-        rows = where[self.rows]
-        kept = rows >= 0
-        return SequenceBatch(self.tokens[keep], rows[kept], self.positions[kept], self.targets[kept])
+        kept = where[self.rows] >= 0
+        return SequenceBatch(self.tokens[keep], where[self.rows][kept], self.positions[kept], self.targets[kept])
 
     def mean(self, values: Float[Tensor, " target"]) -> Float[Tensor, " batch"]:
         """Mean of a number per target over each row's targets, float32."""
@@ -168,12 +163,7 @@ class SequenceBatch:
 
 
 def as_list(sequences: Iterable[MemorizedSequence]) -> list[MemorizedSequence]:
-    """The sequences as a list.
-
-    Raises:
-        TypeError: something else is given, or is among them.
-        ValueError: there are none.
-    """
+    """The sequences as a list; TypeError if something else is among them, ValueError if there are none."""
     if isinstance(sequences, MemorizedSequence):
         raise TypeError(f"sequences must be a list of sequences, got {sequences!r}. Write [sequence].")
     sequences = list(sequences)
@@ -192,18 +182,17 @@ def check_tokens(model: LanguageModel, tokens: Int[Tensor, "*shape"], where: str
     """Raise ValueError unless every token is in the model's vocabulary."""
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= model.cfg.d_vocab:
-        raise ValueError(
-            f"tokens must be in [0, {model.cfg.d_vocab}), got {low if low < 0 else high}{where}. "
-            "Was the text tokenized with another model's tokenizer?"
-        )
+        advice = "Was the text tokenized with another model's tokenizer?"
+        raise ValueError(f"tokens must be in [0, {model.cfg.d_vocab}), got {low if low < 0 else high}{where}. {advice}")
 
 
-def check_sequences(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> None:
-    """Raise ValueError or TypeError unless the model can read every sequence."""
+def check_sequences(model: LanguageModel, sequences: Iterable[MemorizedSequence]) -> list[MemorizedSequence]:
+    """The sequences as a list; ValueError or TypeError unless the model can read every one."""
     check_model(model)
-    for sequence in as_list(sequences):
+    sequences = as_list(sequences)
+    for sequence in sequences:
         if len(sequence) > model.cfg.n_ctx:
-            raise ValueError(
-                f"sequence must be at most n_ctx={model.cfg.n_ctx} tokens long, got {len(sequence)} in {sequence!r}. Shorten it."
-            )
+            n_ctx = model.cfg.n_ctx
+            raise ValueError(f"sequence must be at most n_ctx={n_ctx} tokens long, got {len(sequence)} in {sequence!r}. Shorten it.")
         check_tokens(model, sequence.tokens, f" in {sequence!r}")
+    return sequences

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Literal
 
@@ -11,8 +11,10 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+Numbers = Sequence[float] | np.ndarray | pd.Series
 
-def mean_and_error(values: Sequence[float] | np.ndarray | pd.Series) -> tuple[float, float]:
+
+def mean_and_error(values: Numbers) -> tuple[float, float]:
     """Mean and its standard error (sample deviation / sqrt(n)); the error of a single value is nan."""
     array = np.asarray(values, dtype=float)
     if not len(array):
@@ -21,7 +23,7 @@ def mean_and_error(values: Sequence[float] | np.ndarray | pd.Series) -> tuple[fl
     return float(array.mean()), error
 
 
-def with_error(values: Sequence[float] | np.ndarray | pd.Series, decimals: int = 1) -> str:
+def with_error(values: Numbers, decimals: int = 1) -> str:
     """Mean and standard error as text, such as ``"87.2 ± 0.9"``; a single value has no error."""
     return mean_text(*mean_and_error(values), decimals)
 
@@ -32,11 +34,7 @@ def mean_text(mean: float, error: float, decimals: int = 1) -> str:
     return text if math.isnan(error) else f"{text} ± {error:.{decimals}f}"
 
 
-def paired_test(
-    first: Sequence[float] | np.ndarray | pd.Series,
-    second: Sequence[float] | np.ndarray | pd.Series,
-    alternative: Literal["two-sided", "less", "greater"] = "two-sided",
-) -> float:
+def paired_test(first: Numbers, second: Numbers, alternative: Literal["two-sided", "less", "greater"] = "two-sided") -> float:
     """p-value of Student's paired t-test; ``"greater"`` tests whether the first is larger on average.
 
     Equal pairs are no evidence: p = 1. For a single pair it is nan.
@@ -56,11 +54,7 @@ def paired_test(
 
 def summarize(frame: pd.DataFrame, by: Sequence[str], value: str) -> pd.DataFrame:
     """Mean, standard error and count of a column in each group, in order of first appearance."""
-    rows = [
-        {**dict(zip(by, key, strict=True)), "mean": mean, "standard_error": error, "n": len(group)}
-        for key, group in frame.groupby(list(by), sort=False)[value]
-        for mean, error in [mean_and_error(group)]
-    ]
+    rows = [(*key, *mean_and_error(group), len(group)) for key, group in frame.groupby(list(by), sort=False)[value]]
     return pd.DataFrame(rows, columns=[*by, "mean", "standard_error", "n"])
 
 
@@ -71,39 +65,30 @@ def compare_with_reference(
 
     As in the paper, the level is alpha over the number of settings in which one method is compared.
 
-    Args:
-        frame: one row per sequence_id x method x setting.
-        by: the columns that make a setting.
+    Args:    frame: one row per sequence_id x method x setting.
+             by: the columns that make a setting.
     Returns: one row per method and setting: difference of the means, p_value, level, significant, n.
     Raises:  ValueError: the reference is not in the frame.
     """
     if reference not in set(frame["method"]):
         raise ValueError(f"reference must be one of the methods {sorted(set(frame['method']))}, got {reference!r}. Run it too.")
     settings = [(key, group) for key, group in frame.groupby(list(by), sort=False) if reference in set(group["method"])]
+    level = alpha / max(1, len(settings))
     rows: list[dict[str, object]] = []
     for key, group in settings:
         wide = group.pivot(index="sequence_id", columns="method", values=value)
-        for method in group["method"].unique():
-            if method == reference:
-                continue
+        for method in [name for name in group["method"].unique() if name != reference]:
             pair = wide[[method, reference]].dropna()
             p = paired_test(pair[method], pair[reference], "greater" if larger_is_better else "less")
-            rows.append(
-                {
-                    "method": method,
-                    **dict(zip(by, key, strict=True)),
-                    "difference": float((pair[method] - pair[reference]).mean()),
-                    "p_value": p,
-                    "level": alpha / len(settings),
-                    "significant": bool(p < alpha / len(settings)),
-                    "n": len(pair),
-                }
-            )
+            difference = float((pair[method] - pair[reference]).mean())
+            numbers = {"difference": difference, "p_value": p, "level": level, "significant": bool(p < level), "n": len(pair)}
+            rows.append({"method": method, **dict(zip(by, key, strict=True)), **numbers})
     return pd.DataFrame(rows)
 
 
-def styled(frame: pd.DataFrame, caption: str = "", bars: Sequence[str] = ()) -> str:
+def styled(table: pd.DataFrame | Mapping[str, Any], caption: str = "", bars: Sequence[str] = ()) -> str:
     """A table as HTML for notebooks: text escaped, floats with five digits, bars in the columns ``bars`` (counts); a plain index hidden."""
+    frame = pd.DataFrame(table)
     styler: Any = frame.style.format(_short, escape="html").format_index(escape="html", axis=1).set_caption(escape(caption))
     styler = styler.hide(axis="index") if isinstance(frame.index, pd.RangeIndex) else styler.format_index(escape="html")
     if bars:

@@ -58,7 +58,7 @@ def collection(run, corpus, tmp_path):
     """The folder that collect wrote, with general text of 20 tokens a row."""
     import torch
 
-    from tl_localize.scores import save_tensors
+    from tl_localize.files import save_tensors
 
     assert run("collect", "--data", corpus, *LOOSE, out="collection").exit_code == 0
     general = torch.randint(256, (3, 20), generator=torch.Generator().manual_seed(0))

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tl_localize import Injection, MemorizedSequence, NeuronSet, inject, inject_many
-from tl_localize.injection import draw_neurons
+from tl_localize.injection import draw_sets
 from tl_localize.neurons import NeuronView
 
 QUICK: dict[str, Any] = {"ratio": 0.2, "learning_rate": 0.05, "max_steps": 12}
@@ -236,7 +236,7 @@ def test_inject_many_leaves_nothing_on_the_model_between_two_injections(gpt2_lik
 def test_rows_are_numpys_draw(gpt2_like: Any, seed: int, ratio: float) -> None:
     view = NeuronView(gpt2_like)
     wanted = np.random.RandomState(seed).choice(96, int(96 * ratio), replace=False)
-    assert draw_neurons(view, ratio, seed).mask.flatten().nonzero().flatten().tolist() == sorted(wanted.tolist())
+    assert draw_sets(view, ratio, seed, 1)[0].mask.flatten().nonzero().flatten().tolist() == sorted(wanted.tolist())
 
 
 def test_injection_comes_back_from_disk(gpt2_like: Any, sequence: Any, tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from tl_localize import MemorizedSequence, NeuronSet, RowNorm, accuracy, inject, memorization_loss
-from tl_localize.injection import Injection, JointInjection, draw_neurons, draw_sets, inject_together
-from tl_localize.injection.training import _train_together
+from tl_localize.injection import Injection, JointInjection, draw_sets, inject_together
 from tl_localize.neurons import NeuronView
 from tl_localize.sequences import SequenceBatch
 
@@ -83,9 +82,9 @@ def test_draw_sets_cuts_one_permutation_of_numpy(neox_like: Any) -> None:
         assert sorted(order[k * size : (k + 1) * size]) == neurons.mask.flatten().nonzero().flatten().tolist()
 
 
-def test_draw_neurons_draws_as_the_authors_do(neox_like: Any) -> None:
+def test_first_set_draws_as_the_authors_do(neox_like: Any) -> None:
     ids = np.random.RandomState(5).choice(3 * 56, int(3 * 56 * 0.1), replace=False)
-    assert draw_neurons(NeuronView(neox_like), 0.1, 5).mask.flatten().nonzero().flatten().tolist() == sorted(ids)
+    assert draw_sets(NeuronView(neox_like), 0.1, 5, 1)[0].mask.flatten().nonzero().flatten().tolist() == sorted(ids)
 
 
 def test_sets_are_disjoint_and_reproducible_from_the_seed(gpt2_like: Any, sequences: list[MemorizedSequence]) -> None:
@@ -175,18 +174,10 @@ def test_kl_weight_keeps_the_effect_on_others_small(gpt2_like: Any, sequences: l
 
 
 def train(model: Any, sequences: list[MemorizedSequence], sets: list[NeuronSet], batch_size: int = 4) -> JointInjection:
-    return _train_together(
-        NeuronView(model),
-        [replace(s, n_prefix=1) for s in sequences],
-        sets,
-        learning_rate=0.01,
-        max_steps=8,
-        stop_loss=STOP,
-        kl_weight=1.0,
-        stop_kl=STOP,
-        batch_size=batch_size,
-        progress=lambda fraction: None,
-    )
+    settings = {"ratio": 0.2, "seed": 0, "learning_rate": 0.01, "max_steps": 8, "stop_loss": STOP, "stop_kl": STOP}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tl_localize.injection.training.draw_sets", lambda *a: sets)
+        return inject_together(model, sequences, batch_size=batch_size, **settings)
 
 
 def assert_same(a: JointInjection, b: JointInjection, order: tuple[int, ...] = (0, 1, 2, 3)) -> None:

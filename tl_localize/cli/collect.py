@@ -20,12 +20,11 @@ from tl_localize.collect.criteria import NEAR, SURPLUS
 from tl_localize.collect.reference_texts import TRAINING, reference_search, reference_tables, with_planted
 from tl_localize.evals.presets import GENERAL
 from tl_localize.execution import Store
-from tl_localize.files import prepare_folder, write_text
+from tl_localize.files import prepare_folder, save_tensors, write_text
 from tl_localize.models import is_reference
 from tl_localize.readers import TOKEN_SUFFIXES
 from tl_localize.reference import N_DEV, held_out_tokens, lacking_texts
 from tl_localize.report.tables import to_markdown
-from tl_localize.scores import save_tensors
 
 PAPER = Criteria()
 GENERAL_LENGTH = 128

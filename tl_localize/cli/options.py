@@ -19,10 +19,9 @@ from tl_localize.execution.engine import parse_shard
 from tl_localize.execution.store import Store
 from tl_localize.files import prepare_folder
 from tl_localize.models import load_model
-from tl_localize.neurons import Real
+from tl_localize.neurons import Real, check_ratio
 from tl_localize.report.figures import save_figure
 from tl_localize.report.tables import save_table
-from tl_localize.scores import check_ratio
 
 MethodSettings = Annotated[
     list[str] | None, typer.Option(help="A method's setting, such as hard_concrete.steps=200. May be given many times.")

@@ -23,12 +23,12 @@ from tl_localize.collect.reference_texts import with_planted
 from tl_localize.evals.del_benchmark import DelBenchmark
 from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.execution.store import nearest
+from tl_localize.files import save_tensors
 from tl_localize.methods import METHODS, Localizer, RandomBaseline
 from tl_localize.models import is_reference
 from tl_localize.neurons import LanguageModel
 from tl_localize.readers import TOKEN_SUFFIXES, memorized_sequences, read_manual, read_tokens
 from tl_localize.reference import N_DEV, held_out_tokens
-from tl_localize.scores import save_tensors
 from tl_localize.sequences import MemorizedSequence
 
 Settings = Mapping[str, Mapping[str, Any]]  # by method name

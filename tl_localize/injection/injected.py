@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tl_localize.files import Saved
 from tl_localize.neurons import LanguageModel, NeuronView, check_ratio, check_seed
-from tl_localize.scores import NeuronSet, load_tensors, save_tensors
+from tl_localize.scores import NeuronSet
 
 UNLEARNED_NATS = 0.5  # a token whose loss stays above this (a probability below 61 %) is unlearned
 
 
 @dataclass(frozen=True, eq=False)
-class Injection:
+class Injection(Saved):
     """Rows of W_out trained until the model recites one sequence.
 
-    Args:
-        neurons: the neurons whose rows were trained, the ground truth of INJ.
-        rows: [n d_model] the trained rows, in the order of ``neurons.mask.nonzero()``, float32 on the CPU.
-        losses: [step] loss of the whole sequence before each update, nats per token; the last one belongs to ``rows``.
-        token_losses: [pos-1] loss of each token but the first at the end.
-        converged: whether the last loss is below the stop loss (in a joint injection: and the last KL below its stop).
-        sequence_id: id of the sequence.
+    Args:    neurons: the neurons whose rows were trained, the ground truth of INJ.
+             rows: [n d_model] the trained rows, in the order of ``neurons.mask.nonzero()``, float32 on the CPU.
+             losses: [step] loss of the whole sequence before each update, nats per token; the last one belongs to ``rows``.
+             token_losses: [pos-1] loss of each token but the first at the end.
+             converged: whether the last loss is below the stop loss (in a joint injection: and the last KL below its stop).
+             sequence_id: id of the sequence.
 
     >>> neurons = NeuronSet(torch.arange(6 * 1536).reshape(6, 1536) < 2)  # the first two of layer 0
     >>> injection = Injection(neurons, torch.zeros(2, 192), torch.tensor([0.04]), torch.tensor([0.04]), True, "nothing")
@@ -38,6 +38,7 @@ class Injection:
     True
     """
 
+    required: ClassVar[tuple[str, ...]] = ("mask", "rows", "losses", "token_losses")
     neurons: NeuronSet
     rows: Float[Tensor, "n d_model"]
     losses: Float[Tensor, " step"]
@@ -45,29 +46,25 @@ class Injection:
     converged: bool
     sequence_id: str = ""
 
+    @property
+    def _state(self) -> str:
+        return "converged" if self.converged else "NOT converged"
+
     def __repr__(self) -> str:
-        state = "converged" if self.converged else "NOT converged"
-        text = f"{self.sequence_id!r}, {len(self.neurons)} rows, {state}: loss {self.losses[-1]:.3f} after {len(self.losses)} steps"
+        text = f"{self.sequence_id!r}, {len(self.neurons)} rows, {self._state}: loss {self.losses[-1]:.3f} after {len(self.losses)} steps"
         if not self.converged and (unlearned := self.unlearned()):
             text += "; unlearned: " + ", ".join(f"token {position} ({nats:.2f} nats)" for position, nats in unlearned[:3])
             text += f" and {len(unlearned) - 3} more" if len(unlearned) > 3 else ""
         return f"Injection({text})"
 
     def _repr_html_(self) -> str:
-        import pandas as pd
-
         from tl_localize.stats import styled
 
-        facts: dict[str, object] = {
-            "rows trained": len(self.neurons),
-            "steps": len(self.losses),
-            "loss before, nats per token": float(self.losses[0]),
-            "loss after": float(self.losses[-1]),
-            **{f"unlearned: token {position}, nats": nats for position, nats in self.unlearned()[:3]},
-        }
-        state = "converged" if self.converged else "NOT converged"
-        about = pd.DataFrame({"": list(facts), "value": pd.Series(list(facts.values()), dtype=object)})
-        return styled(about, f"Injection of {self.sequence_id!r}: {state}") + self.neurons.html_by_layer()
+        facts: dict[str, float] = {"rows trained": len(self.neurons), "steps": len(self.losses)}
+        facts |= {"loss before, nats per token": float(self.losses[0]), "loss after": float(self.losses[-1])}
+        facts |= {f"unlearned: token {position}, nats": nats for position, nats in self.unlearned()[:3]}
+        about = {"": list(facts), "value": np.array(list(facts.values()), dtype=object)}
+        return styled(about, f"Injection of {self.sequence_id!r}: {self._state}") + self.neurons.html_by_layer()
 
     def unlearned(self, threshold: float = UNLEARNED_NATS) -> list[tuple[int, float]]:
         """The unlearned tokens: (position in the sequence, nats at the end) of all above the threshold, the worst first.
@@ -81,59 +78,55 @@ class Injection:
     def applied(self, model: LanguageModel) -> Iterator[None]:
         """Put the rows into W_out inside the ``with`` block; afterwards every weight is bit for bit what it was.
 
-        Raises:
-            ValueError: the rows belong to a model of another shape.
+        Raises:  ValueError: the rows belong to a model of another shape.
         """
-        with rows_applied(model, self.neurons, self.rows):
+        view, mask, rows = NeuronView(model), self.neurons.mask, self.rows
+        if mask.shape != (view.n_layers, view.n_neurons) or rows.shape[-1] != view.rows(0).shape[-1]:
+            raise ValueError(
+                f"model must have {mask.shape[0]} layers of {mask.shape[1]} neurons and rows of {rows.shape[-1]} entries, got "
+                f"{view.n_layers} layers of {view.n_neurons} and {view.rows(0).shape[-1]}. Apply an injection to the model it was made in."
+            )
+        chosen = [of_layer.nonzero().flatten() for of_layer in mask]
+
+        @torch.no_grad()
+        def write(parts: Sequence[Tensor]) -> None:
+            for layer, (index, part) in enumerate(zip(chosen, parts, strict=True)):
+                weight = view.rows(layer)
+                weight[index.to(weight.device)] = part.to(weight)
+
+        before = [view.rows(layer).detach()[index.to(view.rows(layer).device)] for layer, index in enumerate(chosen)]
+        try:
+            write(rows.split([len(index) for index in chosen]))
             yield
-
-    def save(self, path: str | Path) -> None:
-        """Write a safetensors file, whole or not at all."""
-        save_tensors(path, *self.packed())
-
-    @classmethod
-    def load(cls, path: str | Path) -> Injection:
-        """Read what ``save`` wrote."""
-        return cls.unpacked(*load_tensors(path, *TENSORS))
+        finally:
+            write(before)
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """As tensors and text, for a file."""
-        return _pack(self), {"converged": json.dumps(self.converged), "sequence_id": self.sequence_id}
+        parts = (self.neurons.mask, self.rows, self.losses, self.token_losses)
+        about = {"converged": json.dumps(self.converged), "sequence_id": self.sequence_id}
+        return dict(zip(self.required, parts, strict=True)), about
 
     @classmethod
     def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str]) -> Injection:
-        """What ``packed`` gave."""
-        return _unpack(tensors, json.loads(metadata["converged"]), metadata.get("sequence_id", ""))
-
-
-TENSORS = ("mask", "rows", "losses", "token_losses")  # of an Injection on disk
-
-
-def _pack(injection: Injection, prefix: str = "") -> dict[str, Tensor]:
-    parts = (injection.neurons.mask, injection.rows, injection.losses, injection.token_losses)
-    return {prefix + name: part for name, part in zip(TENSORS, parts, strict=True)}
-
-
-def _unpack(tensors: dict[str, Tensor], converged: bool, sequence_id: str, prefix: str = "") -> Injection:
-    mask, rows, losses, token_losses = (tensors[prefix + name] for name in TENSORS)
-    return Injection(NeuronSet(mask), rows, losses, token_losses, converged, sequence_id)
+        mask, rows, losses, token_losses = (tensors[name] for name in cls.required)
+        return cls(NeuronSet(mask), rows, losses, token_losses, json.loads(metadata["converged"]), metadata.get("sequence_id", ""))
 
 
 @dataclass(frozen=True, eq=False)
-class JointInjection:
+class JointInjection(Saved):
     """Several sequences in disjoint sets of rows of W_out of one model; each set changes little on the sequences of the others.
 
-    Args:
-        injections: one for each sequence; ``injections[k].applied(model)`` applies set k alone. Training requires that x_k is recited
-            with all sets on, not with its own set alone.
-        off_kl: [step sentence] how far the other sets move the model on each sequence, before each update:
-            KL(base model || all sets but its own), mean over the positions that predict a token, nats.
+    Args:    injections: one for each sequence; ``injections[k].applied(model)`` applies set k alone. Training requires that x_k is recited
+                 with all sets on, not with its own set alone.
+             off_kl: [step sentence] how far the other sets move the model on each sequence, before each update:
+                 KL(base model || all sets but its own), mean over the positions that predict a token, nats.
 
     >>> pair = inject_together(model, few[:2], ratio=0.01, seed=0, learning_rate=0.003, max_steps=2)
     >>> with pair.applied(model, without=0):
     ...     measured = accuracy(model, few[:2])
     """
 
+    required: ClassVar[tuple[str, ...]] = ("off_kl",)
     injections: tuple[Injection, ...]
     off_kl: Float[Tensor, "step sentence"]
 
@@ -156,8 +149,6 @@ class JointInjection:
         return f"JointInjection({n} x {len(self.injections[0].neurons)} rows, {worst} after {n_steps} steps, {state})"
 
     def _repr_html_(self) -> str:
-        import pandas as pd
-
         from tl_localize.stats import styled
 
         failed = int((~self.converged).sum())
@@ -169,14 +160,13 @@ class JointInjection:
             "off_kl after, nats per token": self.off_kl[-1].tolist(),
             "converged": self.converged.tolist(),
         }
-        return styled(pd.DataFrame(columns), f"JointInjection of {len(self.injections)} sequences, {len(self.off_kl)} steps: {state}")
+        return styled(columns, f"JointInjection of {len(self.injections)} sequences, {len(self.off_kl)} steps: {state}")
 
     @contextmanager
     def applied(self, model: LanguageModel, without: int | None = None) -> Iterator[None]:
         """Put all sets, or all but one, into W_out inside the ``with`` block; afterwards every weight is bit for bit what it was.
 
-        Raises:
-            ValueError: the rows belong to a model of another shape, or there is no set ``without``.
+        Raises:  ValueError: the rows belong to a model of another shape, or there is no set ``without``.
         """
         if without is not None and without not in range(len(self.injections)):
             raise ValueError(f"without must be the number of a set, from 0 to {len(self.injections) - 1}, got {without!r}. None is all.")
@@ -186,58 +176,25 @@ class JointInjection:
                     stack.enter_context(injection.applied(model))
             yield
 
-    def save(self, path: str | Path) -> None:
-        """Write a safetensors file, whole or not at all."""
-        save_tensors(path, *self.packed())
-
-    @classmethod
-    def load(cls, path: str | Path) -> JointInjection:
-        """Read what ``save`` wrote."""
-        return cls.unpacked(*load_tensors(path, "off_kl"))
-
     def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """As tensors and text, for a file."""
-        tensors = {"off_kl": self.off_kl}
-        for k, injection in enumerate(self.injections):
-            tensors |= _pack(injection, f"{k}.")
+        parts = [injection.packed()[0] for injection in self.injections]
+        tensors = {f"{k}.{name}": tensor for k, part in enumerate(parts) for name, tensor in part.items()}
         ids = [injection.sequence_id for injection in self.injections]
-        return tensors, {"converged": json.dumps(self.converged.tolist()), "sequence_ids": json.dumps(ids)}
+        return {"off_kl": self.off_kl, **tensors}, {"converged": json.dumps(self.converged.tolist()), "sequence_ids": json.dumps(ids)}
 
     @classmethod
     def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str]) -> JointInjection:
-        """What ``packed`` gave."""
-        states = zip(json.loads(metadata["converged"]), json.loads(metadata["sequence_ids"]), strict=True)
-        return cls(tuple(_unpack(tensors, converged, id, f"{k}.") for k, (converged, id) in enumerate(states)), tensors["off_kl"])
-
-
-@contextmanager
-def rows_applied(model: LanguageModel, neurons: NeuronSet, rows: Float[Tensor, "n d_model"]) -> Iterator[None]:
-    """Replace rows of W_out inside the ``with`` block; afterwards they are bit for bit what they were."""
-    view = NeuronView(model)
-    if neurons.mask.shape != (view.n_layers, view.n_neurons) or rows.shape[-1] != view.rows(0).shape[-1]:
-        raise ValueError(
-            f"model must have {neurons.mask.shape[0]} layers of {neurons.mask.shape[1]} neurons and rows of {rows.shape[-1]} entries, got "
-            f"{view.n_layers} layers of {view.n_neurons} and {view.rows(0).shape[-1]}. Apply an injection to the model it was made in."
-        )
-    chosen = [mask.nonzero().flatten() for mask in neurons.mask]
-    parts = rows.split([len(index) for index in chosen])
-    before = [view.rows(layer).detach()[index.to(view.rows(layer).device)] for layer, index in enumerate(chosen)]
-    try:
-        for layer, index in enumerate(chosen):
-            _write(view.rows(layer), index, parts[layer])
-        yield
-    finally:
-        for layer, index in enumerate(chosen):
-            _write(view.rows(layer), index, before[layer])
-
-
-@torch.no_grad()
-def _write(weight: Tensor, index: Int[Tensor, " row"], rows: Float[Tensor, "row d_model"]) -> None:
-    weight[index.to(weight.device)] = rows.to(weight)
+        injections: list[Injection] = []
+        for k, (state, id) in enumerate(zip(json.loads(metadata["converged"]), json.loads(metadata["sequence_ids"]), strict=True)):
+            part = {name: tensors[f"{k}.{name}"] for name in Injection.required}
+            injections.append(Injection.unpacked(part, {"converged": json.dumps(state), "sequence_id": id}))
+        return cls(tuple(injections), tensors["off_kl"])
 
 
 def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[NeuronSet]:
     """Disjoint sets of ``int(n * ratio)`` of all n neurons: one permutation by numpy's RandomState(seed), cut into pieces.
+
+    The first set is what the authors draw: their ``RandomState(seed).choice(n, size, replace=False)`` is the permutation's beginning.
 
     Raises:
         ValueError: ratio is outside (0, 1], selects no neuron, or selects so many that the sets don't fit; seed is not from 0 to 2**32 - 1.
@@ -257,11 +214,3 @@ def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[Ne
     owner = torch.full((n,), -1)
     owner[order[: n_sets * size]] = torch.arange(n_sets).repeat_interleave(size)
     return [NeuronSet((owner == k).reshape(view.n_layers, view.n_neurons)) for k in range(n_sets)]
-
-
-def draw_neurons(view: NeuronView, ratio: float, seed: int) -> NeuronSet:
-    """The neurons whose rows are trained: ``int(n * ratio)`` of all, drawn by numpy's RandomState(seed), as the authors do.
-
-    Their ``RandomState(seed).choice(n, size, replace=False)`` is the beginning of ``permutation(n)``. Raises as ``draw_sets``.
-    """
-    return draw_sets(view, ratio, seed, 1)[0]

@@ -14,11 +14,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_localize.batching import Advance, halving, minimize, rows_that_fit
-from tl_localize.injection.injected import Injection, JointInjection, draw_neurons, draw_sets
+from tl_localize.injection.injected import Injection, JointInjection, draw_sets
 from tl_localize.losses import target_logits
 from tl_localize.neurons import LanguageModel, NeuronView, check_count, check_number, check_positive
 from tl_localize.scores import NeuronSet
-from tl_localize.sequences import MemorizedSequence, SequenceBatch, as_list, check_sequences
+from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 
 
 def inject(
@@ -64,56 +64,23 @@ def inject_many(
 ) -> Iterator[Injection]:
     """``inject`` each sequence into its own rows, several in one batch; yields the same injections, in order.
 
-    Args:
-        seeds: one for each sequence.
-        batch_size: sequences in one batch; by default as many as fit into memory.
-    Raises:
-        ValueError: as ``inject``, or another number of seeds than of sequences.
+    Args:    seeds: one for each sequence.
+             batch_size: sequences in one batch; by default as many as fit into memory.
+    Raises:  ValueError: as ``inject``, or another number of seeds than of sequences.
 
     >>> injections = inject_many(model, few[:2], ratio=0.01, seeds=[0, 1], learning_rate=0.01, max_steps=2)
     >>> [len(injection.neurons) for injection in injections]
     [92, 92]
     """
-    sequences = as_list(sequences)
-    check_sequences(model, sequences)
+    sequences = [replace(sequence, n_prefix=1) for sequence in check_sequences(model, sequences)]
     view = NeuronView(model)
     if len(seeds) != len(sequences):
         raise ValueError(f"seeds must hold one seed for each of {len(sequences)} sequences, got {len(seeds)}. Pass one each.")
     check_positive(learning_rate=learning_rate, stop_loss=stop_loss)
     check_count(max_steps=max_steps)
     size = rows_that_fit(view, max(map(len, sequences)), batch_size)
-    sets = [draw_neurons(view, ratio, seed) for seed in seeds]
-    return _train_each(view, [replace(sequence, n_prefix=1) for sequence in sequences], sets, size, learning_rate, max_steps, stop_loss)
-
-
-def _check_finite(name: str, value: float, step: int, sequence: MemorizedSequence) -> None:
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value} at step {step} of {sequence!r}. Lower learning_rate.")
-
-
-def padded_index(sets: Sequence[NeuronSet]) -> tuple[dict[int, Int[Tensor, "set row"]], dict[int, Bool[Tensor, "set row"]]]:
-    """For each layer, the neurons of each set, padded to the longest, and which entries are real. Layers without any are left out."""
-    index: dict[int, Tensor] = {}
-    real: dict[int, Tensor] = {}
-    for layer in range(len(sets[0].mask)):
-        chosen = [neurons.mask[layer].nonzero().flatten() for neurons in sets]
-        if max(map(len, chosen)):
-            index[layer] = torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True)
-            real[layer] = torch.arange(index[layer].shape[1])[None] < torch.tensor([len(c) for c in chosen])[:, None]
-    return index, real
-
-
-def _train_each(
-    view: NeuronView,
-    sequences: Sequence[MemorizedSequence],
-    sets: Sequence[NeuronSet],
-    size: int,
-    learning_rate: float,
-    max_steps: int,
-    stop_loss: float,
-) -> Iterator[Injection]:
-    index, real = padded_index(sets)
-    d_model = view.rows(0).shape[-1]
+    sets = [draw_sets(view, ratio, seed, 1)[0] for seed in seeds]
+    index, real = _padded_index(sets)
 
     @lru_cache(maxsize=1)
     def together(numbers: tuple[int, ...]) -> tuple[SequenceBatch, dict[int, Tensor], dict[int, Tensor]]:
@@ -135,28 +102,40 @@ def _train_each(
                 _check_finite("loss", value, step, sequences[number])
                 losses[number].append(value)
                 if value < stop_loss or step == max_steps - 1:
-                    trained = [
+                    changed = [
                         (view.rows(layer).detach()[places[layer][i]].float() + change[i].detach())[filled[layer][i]]
                         for layer, change in changes.items()
                     ]
-                    finished[number] = Injection(
-                        sets[number],
-                        torch.cat(trained).cpu(),
-                        torch.tensor(losses[number]),
-                        token_losses.detach()[some.rows == i].cpu(),
-                        value < stop_loss,
-                        sequences[number].id,
-                    )
+                    rows, own_losses, ends = torch.cat(changed).cpu(), torch.tensor(losses[number]), token_losses.detach()[some.rows == i]
+                    finished[number] = Injection(sets[number], rows, own_losses, ends.cpu(), value < stop_loss, sequences[number].id)
             if len(finished) == len(numbers):
                 return [], finished
             gradients = torch.autograd.grad(loss.sum(), parameters)
             return [gradient * filled[layer][..., None] for layer, gradient in zip(index, gradients, strict=True)], finished
 
-        return [torch.zeros(len(batch), part.shape[1], d_model, device=view.device) for part in index.values()], advance
+        return [torch.zeros(len(batch), part.shape[1], view.rows(0).shape[-1], device=view.device) for part in index.values()], advance
 
     return minimize(view, len(sequences), size, begin, learning_rate=learning_rate, max_steps=max_steps)
 
 
+def _check_finite(name: str, value: float, step: int, sequence: MemorizedSequence) -> None:
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value} at step {step} of {sequence!r}. Lower learning_rate.")
+
+
+def _padded_index(sets: Sequence[NeuronSet]) -> tuple[dict[int, Int[Tensor, "set row"]], dict[int, Bool[Tensor, "set row"]]]:
+    """For each layer, the neurons of each set, padded to the longest, and which entries are real. Layers without any are left out."""
+    index: dict[int, Tensor] = {}
+    real: dict[int, Tensor] = {}
+    for layer in range(len(sets[0].mask)):
+        chosen = [neurons.mask[layer].nonzero().flatten() for neurons in sets]
+        if max(map(len, chosen)):
+            index[layer] = torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True)
+            real[layer] = torch.arange(index[layer].shape[1])[None] < torch.tensor([len(c) for c in chosen])[:, None]
+    return index, real
+
+
+@torch.inference_mode(False)  # whatever mode the caller is in
 def inject_together(
     model: LanguageModel,
     sequences: Sequence[MemorizedSequence],
@@ -177,9 +156,9 @@ def inject_together(
 
         sum over k of  loss(x_k | all sets on)  +  kl_weight * KL(base on x_k || all sets but k on, on x_k)
 
-    With set k off the model predicts x_k as before any injection, so nothing about x_k is stored outside set k. So the sets are a ground
-    truth, and a row norm does not tell to which sequence a row belongs. Training stops, before an update, when every loss is below
-    ``stop_loss`` and every KL below ``stop_kl``. With one sequence it equals ``inject``. The model is not changed.
+    With set k off the model predicts x_k as before any injection, so nothing about x_k is stored outside set k: the sets are a ground
+    truth. Training stops, before an update, when every loss is below ``stop_loss`` and every KL below ``stop_kl``. With one sequence it
+    equals ``inject``. The model is not changed.
 
     Source: this project's; it extends Chang et al. (2024), arXiv:2311.09060, algorithm 1.
     Args:    ratio: share of the rows of all layers together, for each sequence.
@@ -193,27 +172,80 @@ def inject_together(
     >>> inject_together(model, few[:2], ratio=0.01, seed=0, learning_rate=0.003, max_steps=2).off_kl.shape
     torch.Size([1, 2])
     """
-    sequences = [replace(sequence, n_prefix=1) for sequence in as_list(sequences)]
-    check_sequences(model, sequences)
+    sequences = [replace(sequence, n_prefix=1) for sequence in check_sequences(model, sequences)]
     _check_apart(sequences)
     check_positive(learning_rate=learning_rate, stop_loss=stop_loss, stop_kl=stop_kl)
     check_count(max_steps=max_steps)
     if not 0 <= check_number("kl_weight", kl_weight) < math.inf:
         raise ValueError(f"kl_weight must be at least 0 and finite, got {kl_weight!r}. 1 is the default.")
     view = NeuronView(model)
-    with torch.inference_mode(False):  # whatever mode the caller is in
-        return _train_together(
-            view,
-            sequences,
-            draw_sets(view, ratio, seed, len(sequences)),
-            learning_rate=learning_rate,
-            max_steps=max_steps,
-            stop_loss=stop_loss,
-            kl_weight=kl_weight,
-            stop_kl=stop_kl,
-            batch_size=rows_that_fit(view, max(map(len, sequences)), batch_size),
-            progress=progress or (lambda fraction: None),
-        )
+    sets = draw_sets(view, ratio, seed, len(sequences))
+    size = rows_that_fit(view, max(map(len, sequences)), batch_size)
+    device, numbers = view.device, range(len(sequences))
+    batch = SequenceBatch.of(sequences, device)
+    ends = [0, *torch.bincount(batch.rows).cumsum(0).tolist()]
+    chosen = torch.stack([neurons.mask for neurons in sets])  # [sentence layer neuron]
+    index = {layer: union.nonzero().T.to(device) for layer, union in enumerate(chosen.any(0)) if union.any()}
+    owner = {layer: chosen[:, layer].long().argmax(0).to(device)[row[0]] for layer, row in index.items()}
+    before = {layer: view.rows(layer).detach().float()[row[0]] for layer, row in index.items()}
+    changes = [torch.zeros_like(rows)[None].requires_grad_() for rows in before.values()]  # [1 row d_model], shared by the batch
+    shared = dict(zip(index, changes, strict=True))
+    adam = torch.optim.Adam(changes, lr=float(learning_rate))
+    gradients: list[Tensor] = []
+
+    def part(of: list[int]) -> SequenceBatch:
+        return batch.take(torch.tensor(of, device=device))
+
+    def read(of: list[int]) -> tuple[Tensor, Tensor]:
+        """Loss and KL at each target of some consecutive sequences; adds their gradients to ``gradients``."""
+        some, base_log_probs = part(of), base[ends[of[0]] : ends[of[-1] + 1]]
+        own_off = {layer: owner[layer] != torch.tensor(of, device=device)[:, None] for layer in index}
+        with torch.enable_grad():
+            with view.rows_changed(index, shared):
+                losses = F.cross_entropy(target_logits(view.model, some), some.targets, reduction="none")
+            of_losses = torch.autograd.grad(some.mean(losses).sum(), changes)
+            with view.rows_changed(index, shared, own_off):
+                log_probs = target_logits(view.model, some).log_softmax(-1)
+            kls = F.kl_div(log_probs, base_log_probs, reduction="none", log_target=True).sum(-1)
+            of_kls = torch.autograd.grad(kl_weight * some.mean(kls).sum(), changes)
+        for gradient, one, other in zip(gradients, of_losses, of_kls, strict=True):
+            gradient.add_(one).add_(other)  # after both: a batch that runs out of memory is done again, and must not count twice
+        return losses.detach(), kls.detach()
+
+    with torch.no_grad(), view.lean():  # lean here too, so that the KL is exactly 0 before the first update
+        base_parts = list(halving(lambda of: target_logits(view.model, part(of)).log_softmax(-1), numbers, size))
+    size = max(len(of) for of, _ in base_parts)  # smaller if memory ran out
+    base = torch.cat([log_probs for _, log_probs in base_parts])
+    del base_parts
+    history: list[Float[Tensor, "2 sentence"]] = []
+    token_losses, converged = torch.empty(0), torch.zeros(len(sequences), dtype=torch.bool)
+    for step in range(max_steps):
+        gradients[:] = [torch.zeros_like(change) for change in changes]
+        with view.lean():
+            parts = list(halving(read, numbers, size))
+        size = max(len(of) for of, _ in parts)
+        token_losses, token_kls = (torch.cat(values) for values in zip(*(values for _, values in parts), strict=True))
+        history.append(torch.stack([batch.mean(token_losses), batch.mean(token_kls)]).cpu())
+        for name, values in zip(("loss", "off_kl"), history[-1].tolist(), strict=True):
+            for sequence, value in zip(sequences, values, strict=True):
+                _check_finite(name, value, step, sequence)
+        converged = (history[-1][0] < stop_loss) & (history[-1][1] < stop_kl)
+        last = bool(converged.all()) or step == max_steps - 1
+        if progress:
+            progress(1.0 if last else (step + 1) / max_steps)
+        if last:
+            break
+        for change, gradient in zip(changes, gradients, strict=True):
+            change.grad = gradient
+        adam.step()
+    losses, off_kl = torch.stack(history, dim=1)
+    trained = [rows + change.detach()[0] for rows, change in zip(before.values(), changes, strict=True)]
+    injections: list[Injection] = []
+    for k, sequence in enumerate(sequences):
+        rows = torch.cat([rows[owner[layer] == k] for layer, rows in zip(index, trained, strict=True)]).cpu()
+        at_end = token_losses[ends[k] : ends[k + 1]].cpu()
+        injections.append(Injection(sets[k], rows, losses[:, k].clone(), at_end, bool(converged[k]), sequence.id))
+    return JointInjection(tuple(injections), off_kl)
 
 
 def _check_apart(sequences: Sequence[MemorizedSequence]) -> None:
@@ -234,93 +266,3 @@ def _check_apart(sequences: Sequence[MemorizedSequence]) -> None:
                 f"have two next tokens: on average at least ln {n} = {floor:.2f} nats would be left in each of them, "
                 f"{floor / n_targets:.3f} nats per token of {n_targets}. Inject them in different groups."
             )
-
-
-def _train_together(
-    view: NeuronView,
-    sequences: Sequence[MemorizedSequence],
-    sets: Sequence[NeuronSet],
-    *,
-    learning_rate: float,
-    max_steps: int,
-    stop_loss: float,
-    kl_weight: float,
-    stop_kl: float,
-    batch_size: int,
-    progress: Callable[[float], None],
-) -> JointInjection:
-    device, numbers = view.device, range(len(sequences))
-    batch = SequenceBatch.of(sequences, device)
-    ends = [0, *torch.bincount(batch.rows).cumsum(0).tolist()]
-    chosen = torch.stack([neurons.mask for neurons in sets])  # [sentence layer neuron]
-    index = {layer: union.nonzero().T.to(device) for layer, union in enumerate(chosen.any(0)) if union.any()}
-    owner = {layer: chosen[:, layer].long().argmax(0).to(device)[row[0]] for layer, row in index.items()}
-    before = {layer: view.rows(layer).detach().float()[row[0]] for layer, row in index.items()}
-    changes = [torch.zeros_like(rows)[None].requires_grad_() for rows in before.values()]  # [1 row d_model], shared by the batch
-    shared = dict(zip(index, changes, strict=True))
-    adam = torch.optim.Adam(changes, lr=float(learning_rate))
-    gradients: list[Tensor] = []
-
-    def part(of: list[int]) -> SequenceBatch:
-        return batch.take(torch.tensor(of, device=device))
-
-    def read_base(of: list[int]) -> Tensor:
-        return target_logits(view.model, part(of)).log_softmax(-1)
-
-    def read(of: list[int]) -> tuple[Tensor, Tensor]:
-        """Loss and KL at each target of some consecutive sequences; adds their gradients to ``gradients``."""
-        some, base_log_probs = part(of), base[ends[of[0]] : ends[of[-1] + 1]]
-        own_off = {layer: owner[layer] != torch.tensor(of, device=device)[:, None] for layer in index}
-        with torch.enable_grad():
-            with view.rows_changed(index, shared):
-                losses = F.cross_entropy(target_logits(view.model, some), some.targets, reduction="none")
-            of_losses = torch.autograd.grad(some.mean(losses).sum(), changes)
-            with view.rows_changed(index, shared, own_off):
-                log_probs = target_logits(view.model, some).log_softmax(-1)
-            kls = F.kl_div(log_probs, base_log_probs, reduction="none", log_target=True).sum(-1)
-            of_kls = torch.autograd.grad(kl_weight * some.mean(kls).sum(), changes)
-        for gradient, one, other in zip(gradients, of_losses, of_kls, strict=True):
-            gradient.add_(one).add_(other)  # after both: a batch that runs out of memory is done again, and must not count twice
-        return losses.detach(), kls.detach()
-
-    with torch.no_grad(), view.lean():  # lean here too, so that the KL is exactly 0 before the first update
-        base_parts = list(halving(read_base, numbers, batch_size))
-    batch_size = max(len(of) for of, _ in base_parts)  # smaller if memory ran out
-    base = torch.cat([log_probs for _, log_probs in base_parts])
-    del base_parts
-    history: list[Float[Tensor, "2 sentence"]] = []
-    token_losses, converged = torch.empty(0), torch.zeros(len(sequences), dtype=torch.bool)
-    for step in range(max_steps):
-        gradients[:] = [torch.zeros_like(change) for change in changes]
-        with view.lean():
-            parts = list(halving(read, numbers, batch_size))
-        batch_size = max(len(of) for of, _ in parts)
-        token_losses, token_kls = (torch.cat(values) for values in zip(*(values for _, values in parts), strict=True))
-        history.append(torch.stack([batch.mean(token_losses), batch.mean(token_kls)]).cpu())
-        for name, values in zip(("loss", "off_kl"), history[-1].tolist(), strict=True):
-            for sequence, value in zip(sequences, values, strict=True):
-                _check_finite(name, value, step, sequence)
-        converged = (history[-1][0] < stop_loss) & (history[-1][1] < stop_kl)
-        last = bool(converged.all()) or step == max_steps - 1
-        progress(1.0 if last else (step + 1) / max_steps)
-        if last:
-            break
-        for change, gradient in zip(changes, gradients, strict=True):
-            change.grad = gradient
-        adam.step()
-    losses, off_kl = torch.stack(history, dim=1)
-    trained = [rows + change.detach()[0] for rows, change in zip(before.values(), changes, strict=True)]
-    return JointInjection(
-        tuple(
-            Injection(
-                sets[k],
-                torch.cat([rows[owner[layer] == k] for layer, rows in zip(index, trained, strict=True)]).cpu(),
-                losses[:, k].clone(),
-                token_losses[ends[k] : ends[k + 1]].cpu(),
-                bool(converged[k]),
-                sequences[k].id,
-            )
-            for k in numbers
-        ),
-        off_kl,
-    )

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from einops import einsum
 
 from tl_localize.losses import residual
-from tl_localize.methods.base import Localizer, Report
+from tl_localize.methods.base import BatchValues, Localizer, Report
 from tl_localize.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -44,18 +43,12 @@ class Activations(Localizer):
             raise ValueError(f"absolute must be 'token' or 'mean', got {self.absolute!r}. The paper's equation is 'token'.")
 
     @torch.no_grad()
-    def _attribute_batch(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
-    ) -> Float[Tensor, "sequence layer neuron"]:
+    def _attribute_batch(self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report) -> BatchValues:
         batch = SequenceBatch.of(sequences, neurons.device)
         weights = torch.zeros(batch.tokens.shape, device=neurons.device).index_put((batch.rows, batch.positions), torch.tensor(1.0))
         weights = weights / weights.sum(1, keepdim=True)
         with neurons.recorded() as recorded:
             residual(neurons.model, batch.tokens)
-        means = [self._mean(recorded[layer].float(), weights).cpu() for layer in range(neurons.n_layers)]
-        return torch.stack(means, dim=1) * neurons.row_norms()
-
-    def _mean(self, act: Float[Tensor, "batch pos neuron"], weights: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch neuron"]:
-        if self.absolute == "token":
-            act = act.abs()
-        return torch.einsum("bpn,bp->bn", act, weights).abs()
+        acts = (recorded[layer].float() for layer in range(neurons.n_layers))
+        means = [einsum(act.abs() if self.absolute == "token" else act, weights, "b pos neuron, b pos -> b neuron") for act in acts]
+        return torch.stack([mean.abs().cpu() for mean in means], dim=1) * neurons.row_norms()

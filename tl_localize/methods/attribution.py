@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxtyping import Float
-from torch import Tensor
-
-from tl_localize.methods.base import Localizer, Report
+from tl_localize.methods.base import BatchValues, Localizer, Report
 from tl_localize.methods.partial_runs import ablation_estimate
 from tl_localize.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
@@ -34,7 +31,5 @@ class Attribution(Localizer):
     name: ClassVar[str] = "attribution"
     title: ClassVar[str] = "Attribution (not the paper's)"
 
-    def _attribute_batch(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
-    ) -> Float[Tensor, "sequence layer neuron"]:
+    def _attribute_batch(self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report) -> BatchValues:
         return ablation_estimate(neurons, SequenceBatch.of(sequences, neurons.device))

@@ -14,8 +14,11 @@ from torch import Tensor
 from tl_localize.batching import halving, rows_that_fit
 from tl_localize.neurons import LanguageModel, NeuronView, check_count
 from tl_localize.scores import NeuronScores
-from tl_localize.sequences import MemorizedSequence, as_list, check_sequences
+from tl_localize.sequences import MemorizedSequence, check_sequences
 
+Values = Float[Tensor, "layer neuron"]
+BatchValues = Float[Tensor, "sequence layer neuron"]
+Found = Tensor | NeuronScores  # [layer neuron]
 Report = Callable[[float], None]  # the fraction of the work that is done
 Progress = Callable[[float, str], None]  # and what is being done
 Method = Callable[[LanguageModel, MemorizedSequence], NeuronScores]  # what the benchmarks accept: a Localizer, or any such callable
@@ -26,16 +29,13 @@ class Localizer(ABC):
     """A localization method: a frozen dataclass of its hyperparameters that is called with a model and a sequence.
 
     A subclass defines ``_attribute`` (one sequence, [layer neuron]) or, if many sequences at once are faster, ``_attribute_batch``
-    ([sequence layer neuron]). Larger always means more responsible. Either may return NeuronScores instead of a tensor, where some scores
-    are estimates. A subclass with settings checks them in ``__post_init__``. ``name`` is the method's name in results, ``title`` its
-    name in tables and figures (the name unless given). ``version`` goes up when the method's numbers change.
-    ``chunk`` is more than 1 where many sequences at once are faster.
+    ([sequence layer neuron]). Larger always means more responsible. Either may return NeuronScores, where some scores are estimates.
+    A subclass with settings checks them in ``__post_init__``. ``name`` is the method's name in results, ``title`` its name in tables and
+    figures (the name unless given). ``version`` goes up when the method's numbers change.
 
-    Args:
-        batch_tokens: tokens in one forward pass; by default as many as fit into memory. Changes no score.
-    Raises:
-        TypeError: a setting that is not a number.
-        ValueError: a setting that is out of its range, such as a learning rate of 0.
+    Args:    batch_tokens: tokens in one forward pass; by default as many as fit into memory. Changes no score.
+    Raises:  TypeError: a setting that is not a number.
+             ValueError: a setting that is out of its range, such as a learning rate of 0.
 
     >>> @dataclass(frozen=True, kw_only=True)
     ... class FirstNeurons(Localizer):
@@ -60,8 +60,7 @@ class Localizer(ABC):
     def __call__(self, model: LanguageModel, sequence: MemorizedSequence) -> NeuronScores:
         """Score every neuron for one sequence.
 
-        Raises:
-            ValueError: the model has no neuron axis, the sequence does not fit the model, or a score is not finite.
+        Raises:  ValueError: the model has no neuron axis, the sequence does not fit the model, or a score is not finite.
         """
         return next(self.map(model, [sequence]))
 
@@ -70,12 +69,10 @@ class Localizer(ABC):
     ) -> Iterator[NeuronScores]:
         """Score every neuron for each sequence, in order: the same numbers as one call each, in batches where that is faster.
 
-        Args:
-            batch_size: sequences in one batch; by default as many as ``batch_tokens`` allow.
-            progress: called with the fraction of the work done, from 0 to 1.
+        Args:    batch_size: sequences in one batch; by default as many as ``batch_tokens`` allow.
+                 progress: called with the fraction of the work done, from 0 to 1.
         """
-        sequences = as_list(sequences)
-        check_sequences(model, sequences)
+        sequences = check_sequences(model, sequences)
         neurons = NeuronView(model)
         size = rows_that_fit(neurons, max(map(len, sequences)), batch_size, self.batch_tokens)
         return self._map(neurons, sequences, size, progress or (lambda fraction: None))
@@ -91,13 +88,11 @@ class Localizer(ABC):
             about: dict[str, Any] = {"method": self.name, "sequence_id": sequence.id, "settings": repr(self)}
             yield replace(value, **about) if isinstance(value, NeuronScores) else NeuronScores(value, **about)
 
-    def _attribute_many(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report
-    ) -> Iterator[Tensor | NeuronScores]:
+    def _attribute_many(self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report) -> Iterator[Found]:
         """Scores of all sequences, in batches of up to ``size``."""
         done = 0
 
-        def attribute(batch: list[MemorizedSequence]) -> Float[Tensor, "sequence layer neuron"] | list[Tensor | NeuronScores]:
+        def attribute(batch: list[MemorizedSequence]) -> BatchValues | list[Found]:
             share = len(batch) / len(sequences)
             with torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller is in
                 return self._attribute_batch(neurons, batch, lambda fraction: report(done / len(sequences) + share * fraction))
@@ -107,16 +102,12 @@ class Localizer(ABC):
             report(done / len(sequences))
             yield from values
 
-    def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Float[Tensor, "layer neuron"] | NeuronScores:
+    def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Values | NeuronScores:
         raise TypeError(f"{type(self).__name__} must define _attribute or _attribute_batch.")
 
-    def _attribute_batch(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
-    ) -> Float[Tensor, "sequence layer neuron"] | list[Tensor | NeuronScores]:
+    def _attribute_batch(self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report) -> BatchValues | list[Found]:
         n = len(sequences)
-        return [
-            self._attribute(neurons, sequence, lambda fraction, i=i: report((i + fraction) / n)) for i, sequence in enumerate(sequences)
-        ]
+        return [self._attribute(neurons, one, lambda fraction, i=i: report((i + fraction) / n)) for i, one in enumerate(sequences)]
 
 
 def check_methods(methods: Any) -> None:
@@ -136,9 +127,8 @@ def check_scores(scores: object, model: LanguageModel, method: Method) -> Neuron
         raise TypeError(f"methods must return NeuronScores, got {type(scores).__name__} from {method!r}. Wrap the tensor in one.")
     shape = (model.cfg.n_layers, model.cfg.d_mlp)
     if tuple(scores.values.shape) != shape:
-        raise ValueError(
-            f"scores must have the model's shape {shape}, got {tuple(scores.values.shape)} from {method!r}. Localize in this model."
-        )
+        found = tuple(scores.values.shape)
+        raise ValueError(f"scores must have the model's shape {shape}, got {found} from {method!r}. Localize in this model.")
     return scores
 
 

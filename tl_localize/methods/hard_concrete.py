@@ -11,10 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_localize.methods.base import Localizer, Report
-from tl_localize.methods.masks import check_training, train_masks, tuned_layers
-from tl_localize.neurons import NeuronView, Real, check_number, check_positive, check_seed
-from tl_localize.scores import NeuronScores
+from tl_localize.methods.base import Found, Report
+from tl_localize.methods.masks import MaskLearner, train_masks, tuned_layers
+from tl_localize.neurons import NeuronView, Real, check_count, check_number, check_positive, check_seed
 from tl_localize.sequences import MemorizedSequence
 
 GATE_LOW, GATE_HIGH = -0.1, 1.1  # the paper's gamma and zeta: the interval to which the concrete variable is stretched
@@ -22,7 +21,7 @@ NOISE_MARGIN = 1e-4  # the uniform noise is kept this far from 0 and 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class HardConcrete(Localizer):
+class HardConcrete(MaskLearner):
     """Location of a neuron's random mask, trained so that few neurons are open while the model still recites the sequence.
 
         u ~ U(0, 1),   s = sigmoid((log u - log(1 - u) + a) / temperature),   mask = clip(s (high - low) + low, 0, 1)
@@ -46,8 +45,6 @@ class HardConcrete(Localizer):
 
     name: ClassVar[str] = "hard_concrete"
     title: ClassVar[str] = "Hard Concrete"
-    by_layer: ClassVar[bool] = False  # the masks of all layers are trained together
-    chunk: ClassVar[int] = 16
     learning_rate: Real = 1e-3
     sparsity_weight: Real = 30.0
     steps: int = 150
@@ -59,15 +56,13 @@ class HardConcrete(Localizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_training(self.learning_rate, self.sparsity_weight, self.steps, self.stop_sparsity, self.first_layer)
+        check_count(0, first_layer=self.first_layer)
         check_positive(temperature=self.temperature)
         check_seed(self.seed)
         if not GATE_LOW < check_number("initial_mask", self.initial_mask) < GATE_HIGH:
             raise ValueError(f"initial_mask must be in ({GATE_LOW}, {GATE_HIGH}), got {self.initial_mask!r}. Use 0.5.")
 
-    def _attribute_many(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report
-    ) -> Iterator[Tensor | NeuronScores]:
+    def _attribute_many(self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report) -> Iterator[Found]:
         tuned = tuned_layers(neurons, self.first_layer)
         start = torch.tensor(math.log((self.initial_mask - GATE_LOW) / (GATE_HIGH - self.initial_mask)), device=neurons.device)
         untuned = start.expand(1, self.first_layer, neurons.n_neurons)
@@ -85,12 +80,9 @@ class HardConcrete(Localizer):
             gates,
             lambda location: (location - shift).sigmoid().mean((1, 2)),
             size=size,
-            learning_rate=self.learning_rate,
-            sparsity_weight=self.sparsity_weight,
-            steps=self.steps,
-            stop_sparsity=self.stop_sparsity,
             report=report,
             seed=self.seed,
+            **self._training(),
         )
         return (torch.cat([untuned[0], location]).sigmoid().cpu() for location in locations)
 

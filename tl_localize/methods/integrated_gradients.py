@@ -10,17 +10,19 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
 from tl_localize.batching import halving, rows_that_fit
 from tl_localize.losses import residual, unembed
-from tl_localize.methods.base import Localizer, Report
+from tl_localize.methods.base import Localizer, Report, Values
 from tl_localize.methods.partial_runs import CleanRun
 from tl_localize.methods.position_parallel import PositionParallelModel, why_not_parallel
 from tl_localize.neurons import NeuronView, check_count
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
+Steps = Float[Tensor, " step"]
 LayerTotals = tuple[int, Tensor, Tensor]  # layer, its neurons [target neuron], weighted sum of the gradients [target neuron]
 
 
@@ -57,18 +59,15 @@ class IntegratedGradients(Localizer):
         if self.rule not in ("endpoints", "midpoint", "gauss-legendre"):
             raise ValueError(f"rule must be 'endpoints', 'midpoint' or 'gauss-legendre', got {self.rule!r}. The authors use 'endpoints'.")
 
-    def quadrature(self) -> tuple[Float[Tensor, " step"], Float[Tensor, " step"]]:
+    def quadrature(self) -> tuple[Steps, Steps]:
         """Points in [0, 1] and their weights, which sum to 1."""
         if self.rule == "gauss-legendre":
             points, weights = np.polynomial.legendre.leggauss(self.steps)
             return torch.tensor((points + 1) / 2, dtype=torch.float32), torch.tensor(weights / 2, dtype=torch.float32)
-        if self.rule == "midpoint":
-            points = (torch.arange(self.steps) + 0.5) / self.steps
-        else:
-            points = torch.linspace(0, 1, self.steps)
-        return points, torch.full((self.steps,), 1 / self.steps)
+        middles = (torch.arange(self.steps) + 0.5) / self.steps
+        return middles if self.rule == "midpoint" else torch.linspace(0, 1, self.steps), torch.full((self.steps,), 1 / self.steps)
 
-    def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Float[Tensor, "layer neuron"]:
+    def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Values:
         batch = SequenceBatch.of([sequence], neurons.device)
         if reason := why_not_parallel(neurons, len(sequence)):
             warnings.warn(f"Integrated Gradients takes one position at a time, the slow way, because {reason}.", stacklevel=2)
@@ -112,39 +111,28 @@ class IntegratedGradients(Localizer):
 
 
 def parallel_gradients(
-    parallel: PositionParallelModel,
-    clean: CleanRun,
-    batch: SequenceBatch,
-    layer: int,
-    points: Float[Tensor, " step"],
-    weights: Float[Tensor, " step"],
+    parallel: PositionParallelModel, clean: CleanRun, batch: SequenceBatch, layer: int, points: Steps, weights: Steps
 ) -> Float[Tensor, "target neuron"]:
     """Weighted sum over some points of the path of the probability's gradient with respect to a layer's neurons, at all targets."""
     neurons, act, rows = clean.neurons, clean.acts[layer], clean.neurons.rows(layer).detach()
     share = points[:, None, None].to(act.device)
-    if neurons.adds_output(layer):
+    if additive := neurons.adds_output(layer):
         # A run from the next layer: with a share of the neurons' output, and with d/d(a h) = W_out d/d(residual stream).
-        entering = clean.inputs.residual[layer + 1]
+        entering = clean.entering[layer + 1]
         changed = (entering - (1 - share) * (act @ rows).float().to(entering.device)).to(entering.dtype).requires_grad_()
         with parallel.from_layer(layer + 1):
             gradient = probability_gradient(neurons, clean.above(layer + 1, changed), batch, changed)
-        total = torch.einsum("s,spd->pd", weights.to(gradient.device), gradient.float())[batch.positions]
-        return (total.to(rows) @ rows.T).float()
-    changed = (share * act.float()).to(act.dtype).requires_grad_()
-    entering = clean.inputs.residual[layer].expand(len(points), -1, -1)
-    with parallel.from_layer(layer + 1), neurons.patched(layer, changed):
-        gradient = probability_gradient(neurons, clean.above(layer, entering), batch, changed)
-    return torch.einsum("s,spn->pn", weights.to(gradient.device), gradient.float())[batch.positions]
+    else:
+        entering = clean.entering[layer].expand(len(points), -1, -1)
+        changed = (share * act.float()).to(act.dtype).requires_grad_()
+        with parallel.from_layer(layer + 1), neurons.patched(layer, changed):
+            gradient = probability_gradient(neurons, clean.above(layer, entering), batch, changed)
+    total = einsum(weights.to(gradient.device), gradient.float(), "step, step pos entry -> pos entry")[batch.positions]
+    return (total.to(rows) @ rows.T).float() if additive else total
 
 
 def position_gradients(
-    neurons: NeuronView,
-    batch: SequenceBatch,
-    layer: int,
-    act: Float[Tensor, " neuron"],
-    target: int,
-    points: Float[Tensor, " step"],
-    weights: Float[Tensor, " step"],
+    neurons: NeuronView, batch: SequenceBatch, layer: int, act: Float[Tensor, " neuron"], target: int, points: Steps, weights: Steps
 ) -> Float[Tensor, " neuron"]:
     """The same at one target, by runs of the sequence up to its position."""
     position = int(batch.positions[target])

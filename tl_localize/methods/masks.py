@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -11,11 +13,32 @@ from torch import Tensor
 
 from tl_localize.batching import Advance, minimize
 from tl_localize.losses import loss_scale, memorization_loss
-from tl_localize.methods.base import Report
+from tl_localize.methods.base import Localizer, Report
 from tl_localize.neurons import NeuronView, Real, check_between, check_count, check_positive
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 CHECK_EVERY = 10  # steps between two tests of the early stop
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskLearner(Localizer):
+    """A method that trains masks; its settings are those of ``train_masks``."""
+
+    by_layer: ClassVar[bool] = False  # the masks of all layers are trained together
+    chunk: ClassVar[int] = 16
+    learning_rate: Real
+    sparsity_weight: Real
+    steps: int
+    stop_sparsity: Real
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(learning_rate=self.learning_rate, sparsity_weight=self.sparsity_weight)
+        check_count(steps=self.steps)
+        check_between(0, 1, stop_sparsity=self.stop_sparsity)
+
+    def _training(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("learning_rate", "sparsity_weight", "steps", "stop_sparsity")}
 
 
 def train_masks(
@@ -37,14 +60,12 @@ def train_masks(
 
     At every 10th step, before the update, a mask whose sparsity term is below stop_sparsity is finished.
 
-    Args:
-        start: first values of the parameters of the tuned layers, the same for every sequence.
-        gates: parameters and a generator -> gate of each masked layer, [#batch neuron]; called once a step.
-        sparsity: parameters -> sparsity term, [batch].
-        seed: of the generator (on the CPU), which begins anew for each batch.
+    Args:    start: first values of the parameters of the tuned layers, the same for every sequence.
+             gates: parameters and a generator -> gate of each masked layer, [#batch neuron]; called once a step.
+             sparsity: parameters -> sparsity term, [batch].
+             seed: of the generator (on the CPU), which begins anew for each batch.
     Returns: the trained parameters of each sequence, [layer neuron].
-    Raises:
-        ValueError: a loss is not finite.
+    Raises:  ValueError: a loss is not finite.
     """
     scale = loss_scale(neurons.model)
 
@@ -78,20 +99,8 @@ def train_masks(
     return minimize(neurons, len(sequences), size, begin, learning_rate=learning_rate, max_steps=steps, report=report)
 
 
-def check_training(learning_rate: Real, sparsity_weight: Real, steps: int, stop_sparsity: Real, first_layer: int) -> None:
-    """Raise TypeError or ValueError unless these can be settings of ``train_masks``."""
-    check_positive(learning_rate=learning_rate, sparsity_weight=sparsity_weight)
-    check_count(steps=steps)
-    check_count(0, first_layer=first_layer)
-    check_between(0, 1, stop_sparsity=stop_sparsity)
-
-
 def tuned_layers(neurons: NeuronView, first_layer: int) -> range:
-    """The layers whose masks are learned.
-
-    Raises:
-        ValueError: no layer is left.
-    """
+    """The layers whose masks are learned; ValueError if no layer is left."""
     if first_layer >= neurons.n_layers:
         raise ValueError(f"first_layer must be below the model's {neurons.n_layers} layers, got {first_layer}. Use 0 or 1.")
     return range(first_layer, neurons.n_layers)

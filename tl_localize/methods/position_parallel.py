@@ -4,16 +4,14 @@ Change the neurons of layer l at one position t only, and read the model at t. T
 those after t are not attended to by t. So this run differs from the clean one at position t alone, and in the layers above l position t
 attends to the clean keys and values of earlier positions and to its own changed key and value.
 
-Therefore the runs for all t fit into one forward pass in which every position is changed, if attention is changed as follows. Keys and
-values are the clean ones. On the diagonal of the scores, where t attends to itself, stands changed query times changed key. z, which was
-computed with the clean value of t, gets pattern_tt (changed v_t - clean v_t) added. Positions are then independent, and the gradient of a
-sum over positions is each position's own gradient. This is exact, not an approximation.
+Therefore one forward pass in which every position is changed serves all t, if attention is changed as follows. Keys and values are the
+clean ones. On the diagonal of the scores, where t attends to itself, stands changed query times changed key. z, which was computed with
+the clean value of t, gets pattern_tt (changed v_t - clean v_t) added. Positions are then independent: this is exact, not an approximation.
 
-The user's hooks act as in separate runs, in the order in which they were added: the hooks here that overwrite run before them, and those
-that read keys, values and pattern run after them. One kind of hook is not supported: one that depends on a position's distance from the
-end, or that moves something from one position to another (the mean over positions, a copy of position 3 at position 7). Here it meets all
-changed positions together; in separate runs it would meet one of them, in a sequence that ends there. Hooks that act on every position
-alike, or on absolute positions, are exact.
+The user's hooks act as in separate runs: the hooks here that overwrite run before them, and those that read keys, values and pattern run
+after them. Not supported is a hook that depends on a position's distance from the end, or that moves something from one position to
+another (the mean over positions): here it meets all changed positions together. Hooks that act on every position alike, or on absolute
+positions, are exact.
 """
 
 from __future__ import annotations
@@ -21,13 +19,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_localize.neurons import AttentionPoints, Hook, NeuronView
+from tl_localize.neurons import Hook, NeuronView
 
 Query = Float[Tensor, "batch pos head d_head"]
 Key = Float[Tensor, "batch pos kv_head d_head"]
@@ -36,40 +35,25 @@ Scores = Float[Tensor, "batch head pos pos"]
 
 @dataclass(eq=False, repr=False)  # TransformerLens asks every hook for its repr, and tensors are slow to print
 class PositionParallelAttention:
-    """The hooks of one attention layer, and the tensors that they hand to each other.
+    """The hooks of one attention layer, and the tensors that they hand to each other."""
 
-    Args:
-        scale, soft_cap: scores are q . k / scale, then limited by the cap where there is one.
-        clean: keys and values of the clean run, [1 pos kv_head d_head].
-        changed: query, key, value and weight (the diagonal of the pattern) of the present run; empty between runs.
-    """
-
-    scale: float
+    scale: float  # scores are q . k / scale, then limited by the cap where there is one
     soft_cap: float
-    clean: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    changed: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    clean: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # key and value, [1 pos kv_head d_head]
+    changed: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # query, key, value, weight (the pattern's diagonal) of this run
 
-    def record_keys(self, act: Key, hook: object = None) -> Key:
-        self.clean["key"] = act
-        return act
-
-    def record_values(self, act: Key, hook: object = None) -> Key:
-        self.clean["value"] = act
+    def record(self, act: Key, hook: object = None, *, name: str) -> Key:
+        self.clean[name] = act
         return act
 
     def query(self, act: Query, hook: object = None) -> Query:
         self.changed["query"] = act
         return act
 
-    def key(self, act: Key, hook: object = None) -> Key:
-        """Clean keys; ``scores`` uses the changed ones."""
-        self.changed["key"] = act
-        return self.clean["key"].expand_as(act)
-
-    def value(self, act: Key, hook: object = None) -> Key:
-        """Clean values; ``z`` uses the changed ones."""
-        self.changed["value"] = act
-        return self.clean["value"].expand_as(act)
+    def put_clean(self, act: Key, hook: object = None, *, name: str) -> Key:
+        """Clean keys or values; ``scores`` and ``z`` use the changed ones."""
+        self.changed[name] = act
+        return self.clean[name].expand_as(act)
 
     def scores(self, act: Scores, hook: object = None) -> Scores:
         """Changed query times changed key on the diagonal. There the bias of ALiBi is 0, and no attention window excludes it."""
@@ -112,8 +96,8 @@ class PositionParallelModel:
         """The next forward pass records the clean keys and values."""
         last: list[tuple[str, Hook]] = []
         for layer, attention in enumerate(self.layers):
-            points = attention_points(self.neurons, layer)
-            last += [(points.key, attention.record_keys), (points.value, attention.record_values)]
+            points = self.neurons.attention_hooks(layer)
+            last += [(points[name], partial(attention.record, name=name)) for name in ("key", "value")]
         with self.neurons.hooked(last=last):
             yield
 
@@ -123,19 +107,16 @@ class PositionParallelModel:
         last: list[tuple[str, Hook]] = []
         first: list[tuple[str, Hook]] = []
         for layer, attention in list(enumerate(self.layers))[first_layer:]:
-            points = attention_points(self.neurons, layer)
-            last += [(getattr(points, name), getattr(attention, name)) for name in ("query", "key", "value", "pattern")]
-            first += [(points.scores, attention.scores), (points.z, attention.z)]
+            points = self.neurons.attention_hooks(layer)
+            last += [(points["query"], attention.query), (points["pattern"], attention.pattern)]
+            last += [(points[name], partial(attention.put_clean, name=name)) for name in ("key", "value")]
+            first += [(points["scores"], attention.scores), (points["z"], attention.z)]
         try:
             with self.neurons.hooked(last=last, first=first):
                 yield
         finally:
             for attention in self.layers:
                 attention.changed.clear()  # otherwise a failed run's graph stays in memory
-
-
-def attention_points(neurons: NeuronView, layer: int) -> AttentionPoints:
-    return AttentionPoints.of(layer, rotary=neurons.model.cfg.positional_embedding_type == "rotary")
 
 
 def why_not_parallel(neurons: NeuronView, n_tokens: int) -> str | None:
@@ -153,7 +134,7 @@ def why_not_parallel(neurons: NeuronView, n_tokens: int) -> str | None:
     trained = getattr(cfg, "train_seq_length", None) or cfg.n_ctx
     if n_tokens > trained and (getattr(cfg, "use_logn_attn", False) or getattr(cfg, "use_dynamic_ntk_rope", False)):
         return f"attention depends on the length beyond {trained} tokens"
-    names = (name for layer in range(neurons.n_layers) for name in vars(attention_points(neurons, layer)).values())
+    names = (name for layer in range(neurons.n_layers) for name in neurons.attention_hooks(layer).values())
     if missing := [name for name in names if name not in neurons.model.hook_dict]:
         return f"there is no hook {missing[0]}"
     return None

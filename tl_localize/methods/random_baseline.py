@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from tl_localize.methods.base import Localizer, Report
+from tl_localize.methods.base import Localizer, Report, Values
 from tl_localize.neurons import NeuronView, check_seed
 from tl_localize.sequences import MemorizedSequence
 
@@ -37,7 +35,6 @@ class RandomBaseline(Localizer):
         super().__post_init__()
         check_seed(self.seed)
 
-    def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Float[Tensor, "layer neuron"]:
+    def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Values:
         mixed = hash((self.seed, *sequence.tokens.tolist())) % 2**63  # of integers, so the same in every process
-        generator = torch.Generator().manual_seed(mixed)
-        return torch.rand(neurons.n_layers, neurons.n_neurons, generator=generator)
+        return torch.rand(neurons.n_layers, neurons.n_neurons, generator=torch.Generator().manual_seed(mixed))

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from tl_localize.methods.base import Localizer, Report
-from tl_localize.methods.masks import check_training, train_masks, tuned_layers
-from tl_localize.neurons import NeuronView, Real
-from tl_localize.scores import NeuronScores
+from tl_localize.methods.base import Found, Report
+from tl_localize.methods.masks import MaskLearner, train_masks, tuned_layers
+from tl_localize.neurons import NeuronView, Real, check_count
 from tl_localize.sequences import MemorizedSequence
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slimming(Localizer):
+class Slimming(MaskLearner):
     """Mask value that a neuron keeps when the mask is trained to be sparse while the model still recites the sequence.
 
         minimize over m   loss(x | h * clip(m, 0, 1)) + sparsity_weight * mean |m|,        m = 1 at the start
@@ -36,8 +34,6 @@ class Slimming(Localizer):
 
     name: ClassVar[str] = "slimming"
     title: ClassVar[str] = "Slimming"
-    by_layer: ClassVar[bool] = False  # the masks of all layers are trained together
-    chunk: ClassVar[int] = 16
     learning_rate: Real = 1e-2
     sparsity_weight: Real = 1000.0
     steps: int = 60
@@ -46,11 +42,9 @@ class Slimming(Localizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_training(self.learning_rate, self.sparsity_weight, self.steps, self.stop_sparsity, self.first_layer)
+        check_count(0, first_layer=self.first_layer)
 
-    def _attribute_many(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report
-    ) -> Iterator[Tensor | NeuronScores]:
+    def _attribute_many(self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report) -> Iterator[Found]:
         tuned = tuned_layers(neurons, self.first_layer)
         masks = train_masks(
             neurons,
@@ -59,11 +53,8 @@ class Slimming(Localizer):
             lambda m, generator: dict(zip(tuned, m.clamp(0, 1).unbind(1), strict=True)),
             lambda m: m.abs().mean((1, 2)),
             size=size,
-            learning_rate=self.learning_rate,
-            sparsity_weight=self.sparsity_weight,
-            steps=self.steps,
-            stop_sparsity=self.stop_sparsity,
             report=report,
+            **self._training(),
         )
         untuned = torch.ones(self.first_layer, neurons.n_neurons)
         return (torch.cat([untuned, mask.clamp(0, 1).cpu()]) for mask in masks)

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from tl_localize.batching import halving, tokens_that_fit
 from tl_localize.losses import residual, unembed
-from tl_localize.methods.base import Localizer, Report
+from tl_localize.methods.base import Found, Localizer, Report, Values
 from tl_localize.methods.partial_runs import CleanRun, ablation_estimate
 from tl_localize.neurons import NeuronView, check_count, check_ratio, check_seed
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
+Mask = Bool[Tensor, "layer neuron"]
 SCREENED_FOR, CONFIDENCE = 0.01, 0.95  # the top share of each layer that ``missed`` is about, and its confidence
 TOKENS_AT_ONCE = {"cpu": 1024}  # more do not fit into a CPU's cache; on other devices as many as fit into memory
 UNEMBEDDED_AT_ONCE = {"cpu": 1024, "cuda": 8192}  # positions; TransformerLens copies W_U for each call
@@ -65,7 +66,7 @@ class ZeroOut(Localizer):
         check_count(0, screen_sample=self.screen_sample)
         check_seed(self.seed)
 
-    def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Float[Tensor, "layer neuron"] | NeuronScores:
+    def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Found:
         if self.screen is None:
             everything = torch.ones(neurons.n_layers, neurons.n_neurons, dtype=torch.bool)
             return self._exact(neurons, sequence, everything, torch.zeros_like(everything, dtype=torch.float32), report)
@@ -79,14 +80,7 @@ class ZeroOut(Localizer):
         return NeuronScores(values, exact=NeuronSet(top | sample), missed=missed_share(values, top, sample))
 
     @torch.no_grad()
-    def _exact(
-        self,
-        neurons: NeuronView,
-        sequence: MemorizedSequence,
-        chosen: Bool[Tensor, "layer neuron"],
-        others: Float[Tensor, "layer neuron"],
-        report: Report,
-    ) -> Float[Tensor, "layer neuron"]:
+    def _exact(self, neurons: NeuronView, sequence: MemorizedSequence, chosen: Mask, others: Values, report: Report) -> Values:
         """Exact scores of the chosen neurons, and the numbers given for the others."""
         batch = SequenceBatch.of([sequence], neurons.device)
         scores = others.clone()
@@ -103,23 +97,21 @@ class ZeroOut(Localizer):
                     report(done / int(chosen.sum()))
         return scores
 
-    def _rises(
-        self, clean: CleanRun, batch: SequenceBatch, layer: int, chosen: Sequence[int]
-    ) -> Iterator[tuple[list[int], Float[Tensor, " chunk"]]]:
+    def _rises(self, clean: CleanRun, batch: SequenceBatch, layer: int, chosen: Sequence[int]) -> Iterator[tuple[list[int], Tensor]]:
         """Rise of the loss for each of the chosen neurons of a layer, in chunks, on the CPU; nothing below the layer runs again."""
         neurons = clean.neurons
         act, rows = clean.acts[layer], neurons.rows(layer)
-        baseline = token_losses(neurons, clean.inputs.residual[neurons.n_layers], batch)
+        baseline = token_losses(neurons, clean.entering[neurons.n_layers], batch)
         at_once = self.batch_tokens or min(tokens_that_fit(neurons), TOKENS_AT_ONCE.get(act.device.type, math.inf))
         size = max(1, int(at_once) // batch.tokens.shape[1])
 
         def losses(chunk: list[int]) -> Tensor:
             if neurons.adds_output(layer):
                 written = act.T[chunk][:, :, None] * rows[chunk][:, None, :]  # [neuron pos d_model]
-                entering = clean.inputs.residual[layer + 1]
+                entering = clean.entering[layer + 1]
                 return token_losses(neurons, clean.above(layer + 1, entering - written.to(entering)), batch)
             gates = 1 - F.one_hot(torch.tensor(chunk, device=act.device), neurons.n_neurons)
-            entering = clean.inputs.residual[layer].expand(len(chunk), -1, -1)
+            entering = clean.entering[layer].expand(len(chunk), -1, -1)
             with neurons.scaled({layer: gates}):
                 return token_losses(neurons, clean.above(layer, entering), batch)
 
@@ -128,7 +120,7 @@ class ZeroOut(Localizer):
 
 
 @torch.no_grad()
-def output_norms(neurons: NeuronView, sequence: MemorizedSequence) -> Float[Tensor, "layer neuron"]:
+def output_norms(neurons: NeuronView, sequence: MemorizedSequence) -> Values:
     """Norm of each neuron's output over all positions: ||h_i|| ||v_i||, float32 on the CPU."""
     with neurons.recorded() as acts:
         residual(neurons.model, sequence.tokens[None].to(neurons.device))
@@ -136,14 +128,14 @@ def output_norms(neurons: NeuronView, sequence: MemorizedSequence) -> Float[Tens
     return torch.stack(norms) * neurons.row_norms()
 
 
-def screened(estimates: Float[Tensor, "layer neuron"], norms: Float[Tensor, "layer neuron"], count: int) -> Bool[Tensor, "layer neuron"]:
+def screened(estimates: Values, norms: Values, count: int) -> Mask:
     """``count`` neurons of each layer: the highest by estimate and the highest by norm, from both rankings in turn."""
     ranks = [values.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1) for values in (estimates, norms)]
     best = torch.minimum(*ranks).argsort(dim=-1, stable=True)[:, :count]
     return torch.zeros_like(estimates, dtype=torch.bool).scatter(-1, best, True)
 
 
-def missed_share(values: Float[Tensor, "layer neuron"], top: Bool[Tensor, "layer neuron"], sample: Bool[Tensor, "layer neuron"]) -> float:
+def missed_share(values: Values, top: Mask, sample: Mask) -> float:
     """Upper bound on the share of the neurons outside ``top`` that belong into the exact top ``SCREENED_FOR`` of their layer.
 
     A neuron of the sample belongs there when its exact score exceeds the lowest of the best ``SCREENED_FOR`` of ``top``. The bound is
@@ -173,7 +165,6 @@ def token_losses(neurons: NeuronView, resid: Float[Tensor, "batch pos d_model"],
         logits = unembed(neurons.model, part)
         highest = logits.amax(-1, keepdim=True)
         true = logits.gather(-1, sequence.targets.to(logits.device).expand(len(part), -1)[..., None])
-        total = torch.sub(logits, highest).exp_().sum(-1, keepdim=True)
-        parts.append(torch.cat([highest, true, total], dim=-1))
+        parts.append(torch.cat([highest, true, torch.sub(logits, highest).exp_().sum(-1, keepdim=True)], dim=-1))
     highest, true, total = torch.cat(parts).cpu().double().unbind(-1)
     return total.log() + highest - true
