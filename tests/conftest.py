@@ -6,7 +6,6 @@ tl_localize is imported inside fixtures only: pytest loads this file before jaxt
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ import torch
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # one process for each core; more threads would only wait for each other
+torch.set_num_threads(1)  # the models are tiny: more threads would only wait for each other
 
 N_CTX = 32
 D_VOCAB = 61

@@ -164,7 +164,7 @@ def held_out_tokens() -> Int32[torch.Tensor, "sequence pos"]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(DATA / "reference-gpt2" / "tokenizer.json"))
-    end: int = tokenizer.token_to_id("<|endoftext|>")
+    end = tokenizer.token_to_id("<|endoftext|>") or 0
     texts = [tokenizer.encode(text, add_special_tokens=False).ids for text in general_texts("held-out")[0]]
     tokens = torch.tensor([token for text in texts for token in (*text, end)], dtype=torch.int32)
     return tokens[: len(tokens) // GENERAL_LENGTH * GENERAL_LENGTH].view(-1, GENERAL_LENGTH)

@@ -226,7 +226,7 @@ class DelBenchmark(Benchmark[DelResults]):
         if task.kind == "baseline":
             meter = self._new_meter()
             record = meter.baseline.packed()
-            self.__dict__["_kept"] = record.value, meter
+            object.__setattr__(self, "_kept", (record.value, meter))
             return record
         if task.kind == "scores":
             method = methods[task.label + BY_LAYER * bool(self.budget_factors)]
@@ -246,7 +246,8 @@ class DelBenchmark(Benchmark[DelResults]):
         """The meter that belongs to a baseline; it is kept from task to task, because it keeps what no ablation changes."""
         kept: tuple[Any, AblationMeter] | None = self.__dict__.get("_kept")
         if kept is None or kept[0] is not baseline.value:
-            kept = self.__dict__["_kept"] = baseline.value, self._new_meter(Baseline.unpacked(baseline))
+            kept = baseline.value, self._new_meter(Baseline.unpacked(baseline))
+            object.__setattr__(self, "_kept", kept)
         return kept[1]
 
     def _new_meter(self, baseline: Baseline | None = None) -> AblationMeter:

@@ -216,10 +216,10 @@ class DelResults:
         order = list(dict.fromkeys(category.values()))
         matrix = self.confusion[method, ratio]
         rows, columns = (sorted(axis, key=lambda name: order.index(category[name])) for axis in (matrix.index, matrix.columns))
-        labels = [
-            pd.MultiIndex.from_tuples([(category[name], name) for name in axis], names=["category", "id"]) for axis in (rows, columns)
-        ]
-        return pd.DataFrame(matrix.loc[rows, columns].to_numpy(), *labels)
+        index, header = (
+            pd.MultiIndex.from_tuples([(category[name], name) for name in part], names=["category", "id"]) for part in (rows, columns)
+        )
+        return pd.DataFrame(matrix.loc[rows, columns].to_numpy(), index, header)
 
     @classmethod
     def join(cls, results: Sequence[DelResults]) -> DelResults:

@@ -244,7 +244,7 @@ class InjBenchmark(Benchmark[InjResults]):
 
     def _true_rows(self, group: Group, joint: JointInjection) -> dict[str, Rows]:
         """With distractors: is each sentence in its rows alone, and what would a perfect method find?"""
-        truth = ground_truth(self.model, joint, group.sequences).assign(**self._about_group(group, joint))
+        truth: Any = ground_truth(self.model, joint, group.sequences).assign(**self._about_group(group, joint)).to_dict("records")
         perfect = {"recall": 1.0, "recall_across_layers": 1.0, "foreign_recall": 0.0, "foreign_recall_across_layers": 0.0}
         rows: Rows = []
         with joint.applied(self.model):
@@ -253,7 +253,7 @@ class InjBenchmark(Benchmark[InjResults]):
                 about = {"sequence_id": sequence.id, "method": TRUE_ROWS, **self._about(group, joint, k)}
                 ablated = self._ablated(injection.neurons, group.sequences, k, before)
                 rows += [{**about, **self._top(multiple), **perfect, **ablated, "seconds": 0.0} for multiple in self.multiples]
-        return {"frame": rows, "truth": truth.to_dict("records")}
+        return {"frame": rows, "truth": truth}
 
     def _about_group(self, group: Group, injection: Injection | JointInjection) -> dict[str, Any]:
         return {"injection_ratio": self.ratio, "seed": group.seed, "group": group.name, "steps": len(injection.losses)}

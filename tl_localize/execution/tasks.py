@@ -131,7 +131,8 @@ class Plan:
         """What ``packed`` gave."""
         tasks: list[Task] = []
         for one in value["tasks"]:
-            tasks.append(Task(**{**one, "needs": tuple(tasks[i] for i in one["needs"])}))
+            fields: dict[str, Any] = {**one, "needs": tuple(tasks[i] for i in one["needs"])}
+            tasks.append(Task(**fields))
         others = {name: part for name, part in value.items() if name not in ("tasks", "results")}
         return cls(**others, tasks=[tasks[i] for i in value["results"]])
 
