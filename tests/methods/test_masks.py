@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tl_localize import HardConcrete, Slimming, memorization_loss
-from tl_localize.methods.masks import train_masks
+from tl_localize.methods.masks import MaskLearner, train_masks
 from tl_localize.neurons import NeuronView
 from tl_localize.sequences import SequenceBatch
 
@@ -30,10 +30,9 @@ def train(model: Any, sequences: Any, stop_sparsity: float = 0.0, size: int = 9,
         torch.ones(view.n_layers, view.n_neurons),
         gate,
         lambda m: m.abs().mean((1, 2)),
+        method=MaskLearner(stop_sparsity=stop_sparsity, **{**SETTINGS, **settings}),
         size=size,
-        stop_sparsity=stop_sparsity,
         report=lambda fraction: None,
-        **{**SETTINGS, **settings},
     )
     return list(masks), batches
 
