@@ -365,5 +365,5 @@ def test_method_that_returns_another_shape_is_named(gpt2_like: Any, unchecked: N
         def _attribute(self, neurons: Any, sequence: Any, report: Any) -> torch.Tensor:
             return torch.zeros(48, 2)
 
-    with pytest.raises(ValueError, match=r"scores of wide must have the shape \(2, 48\), got \(48, 2\)"):
+    with pytest.raises(ValueError, match=r"scores must have the model's shape \(2, 48\), got \(48, 2\) from .*Wide"):
         Wide()(gpt2_like, GOOD)

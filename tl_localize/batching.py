@@ -64,16 +64,14 @@ def minimize(
 ) -> Iterator[Result]:
     """Minimize problems 0 to n - 1 by Adam (torch.optim.Adam), up to ``size`` in one batch; yields their results in order.
 
-    Adam works entry by entry, so a problem's result does not depend on the other problems of its batch, up to rounding. A problem leaves
-    the batch at its own stop, and the next batch starts when all have stopped. When memory runs out, the batch begins anew with half of
-    its problems, with one warning.
+    Adam works entry by entry, so a problem's result does not depend on the others of its batch, up to rounding. A problem leaves the batch
+    at its own stop; the next batch starts when all have stopped. When memory runs out, the batch begins anew with half of its problems.
 
     Args:
         begin: numbers of the problems of a batch -> the first values of their parameters, new tensors [batch ...], and ``advance``.
             ``advance(numbers, parameters, step)`` gets the numbers of the unfinished problems, their parameters and the updates so far. It
             returns the results of those that are now finished, and the gradients of the parameters (none if all are finished).
         max_steps: updates of each problem at most; ``report`` needs it, and gets the fraction of the work that is done.
-    Raises:  torch.OutOfMemoryError: one problem alone does not fit.
     """
     share = 0.0
 

@@ -31,10 +31,7 @@ def target_logits(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, "
 
 
 def loss_scale(model: LanguageModel) -> float:
-    """Factor of a loss before the backward pass, by which the gradient is divided afterwards: 4096 in float16, otherwise 1.
-
-    In float16 the gradient of a well recited text would be below the smallest numbers. A power of two changes no digit.
-    """
+    """Factor of a loss, by which its gradient is divided again: in float16 a power of two, since small gradients would become zero."""
     return 4096.0 if next(iter(model.parameters())).dtype == torch.float16 else 1.0
 
 

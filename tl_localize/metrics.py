@@ -65,10 +65,10 @@ def check_recited(model: LanguageModel, sequences: Sequence[MemorizedSequence], 
     measured = accuracy(model, sequences).tolist()
     if low := [(value, sequence) for value, sequence in zip(measured, sequences, strict=True) if value < min_accuracy]:
         value, worst = min(low, key=lambda pair: pair[0])
+        others = f" and less than enough in {len(low) - 1} others" if len(low) > 1 else ""
         raise ValueError(
-            f"sequence must be recited by the model with an accuracy of at least {min_accuracy:g}, got {value:.2f} in {worst!r}"
-            + (f" and less than enough in {len(low) - 1} others" if len(low) > 1 else "")
-            + ". Choose a text that the model saw often in training, give a longer prefix, or check spelling and spaces."
+            f"sequence must be recited by the model with an accuracy of at least {min_accuracy:g}, got {value:.2f} in {worst!r}{others}. "
+            "Choose a text that the model saw often in training, give a longer prefix, or check spelling and spaces."
         )
 
 
@@ -86,10 +86,8 @@ def levenshtein(model: LanguageModel, sequences: Sequence[MemorizedSequence], de
     """
     predicted_tokens = predicted_suffixes(model, sequences)
     decode = decode or decoder(model)
-    distances = [
-        Levenshtein.distance(decode([*sequence.prefix.tolist(), *predicted.tolist()]), decode(sequence.tokens.tolist()))
-        for predicted, sequence in zip(predicted_tokens, sequences, strict=True)
-    ]
+    pairs = [(torch.cat([one.prefix, tokens]), one.tokens) for one, tokens in zip(sequences, predicted_tokens, strict=True)]
+    distances = [Levenshtein.distance(decode(predicted.tolist()), decode(true.tolist())) for predicted, true in pairs]
     return torch.tensor(distances, dtype=torch.float32)
 
 

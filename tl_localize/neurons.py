@@ -1,7 +1,6 @@
 """The neurons of a TransformerLens model, and the checks of arguments. No other file spells a hook name.
 
-A neuron is an entry of ``blocks.{layer}.mlp.hook_post``: the output of the MLP's nonlinearity (times the linear branch in a gated MLP),
-which is the coefficient of one row of ``W_out``. Every method reads and changes neurons through the hooks made here.
+A neuron is an entry of ``blocks.{layer}.mlp.hook_post``: the coefficient of one row of ``W_out`` in the output of the MLP.
 """
 
 from __future__ import annotations
@@ -115,9 +114,8 @@ def scale_neurons(act: Acts, hook: object = None, *, gate: Num[Tensor, "#batch n
 def zero_neurons(act: Acts, hook: object = None, *, mask: Bool[Tensor, " neuron"]) -> Acts:
     """Set the masked neurons to zero, at every position."""
     if act.shape[-1] != len(mask):
-        raise ValueError(
-            f"mask must have the model's {act.shape[-1]} neurons a layer, got {len(mask)}. Localize in the model that is to be ablated."
-        )
+        n = act.shape[-1]
+        raise ValueError(f"mask must have the model's {n} neurons a layer, got {len(mask)}. Localize in the model that is to be ablated.")
     return act.masked_fill(mask.to(act.device), 0.0)
 
 
@@ -208,10 +206,8 @@ class NeuronView:
         """Multiply the neurons of the given layers by gates (one row for all, or one per row of the batch)."""
         for layer, gate in gates.items():
             if gate.ndim != 2 or gate.shape[-1] != self.n_neurons:
-                raise ValueError(
-                    f"gate must have shape [batch neuron] with neuron={self.n_neurons}, got {tuple(gate.shape)} at layer {layer}. "
-                    "One row serves the whole batch."
-                )
+                rule = f"gate must have shape [batch neuron] with neuron={self.n_neurons}"
+                raise ValueError(f"{rule}, got {tuple(gate.shape)} at layer {layer}. One row serves the whole batch.")
         return self._hooks({layer: partial(scale_neurons, gate=gate) for layer, gate in gates.items()})
 
     def patched_at(self, layer: int, positions: Int[Tensor, " batch"], values: Float[Tensor, "batch neuron"]) -> Context:

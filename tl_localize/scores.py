@@ -67,9 +67,8 @@ class NeuronSet:
         if not isinstance(truth, NeuronSet):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"truth must be a NeuronSet, got {type(truth).__name__}. Take some scores, as scores.top_k(0.01) does.")
         if self.mask.shape != truth.mask.shape:
-            raise ValueError(
-                f"truth must have the shape {tuple(self.mask.shape)}, got {tuple(truth.mask.shape)}. Both sets must belong to one model."
-            )
+            own, other = tuple(self.mask.shape), tuple(truth.mask.shape)
+            raise ValueError(f"truth must have the shape {own}, got {other}. Both sets must belong to one model.")
         if not len(truth):
             raise ValueError("truth must hold at least one neuron, got an empty set. Recall of nothing is not defined.")
         return int((self.mask & truth.mask).sum()) / len(truth)
@@ -83,16 +82,11 @@ class NeuronSet:
 
     @contextmanager
     def dropped_out(self, model: LanguageModel) -> Iterator[None]:
-        """Set these neurons to zero inside the ``with`` block; no hook remains afterwards, also after an exception.
-
-        Raises:  ValueError: the set is of another model's shape.
-        """
+        """Set these neurons to zero inside the ``with`` block; ValueError where the set is of another model's shape."""
         view = NeuronView(model)
-        if self.mask.shape != (view.n_layers, view.n_neurons):
-            raise ValueError(
-                f"mask must have the model's shape {(view.n_layers, view.n_neurons)}, got {tuple(self.mask.shape)}. "
-                "Localize in the model that is to be ablated."
-            )
+        shape, own = (view.n_layers, view.n_neurons), tuple(self.mask.shape)
+        if own != shape:
+            raise ValueError(f"mask must have the model's shape {shape}, got {own}. Localize in the model that is to be ablated.")
         with model.hooks(fwd_hooks=self.dropout_hooks()):
             yield
 
@@ -132,10 +126,8 @@ class NeuronScores(Saved):
                 f"{self.sequence_id!r}). Try float32, or a smaller learning rate."
             )
         if self.exact is not None and self.exact.mask.shape != values.shape:
-            raise ValueError(
-                f"exact must have the shape of values, {tuple(values.shape)}, got {tuple(self.exact.mask.shape)}. "
-                "Pass the mask of the exact scores."
-            )
+            shape, given = tuple(values.shape), tuple(self.exact.mask.shape)
+            raise ValueError(f"exact must have the shape of values, {shape}, got {given}. Pass the mask of the exact scores.")
         object.__setattr__(self, "values", values)
 
     def __repr__(self) -> str:

@@ -36,9 +36,8 @@ class MemorizedSequence:
 
     def __post_init__(self) -> None:
         if isinstance(self.tokens, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(
-                f"tokens must be token ids, got the text {self.tokens[:20]!r}. Use MemorizedSequence.from_text(model, prefix, suffix)."
-            )
+            start = self.tokens[:20]
+            raise TypeError(f"tokens must be token ids, got the text {start!r}. Use MemorizedSequence.from_text(model, prefix, suffix).")
         tokens = as_tensor("tokens", self.tokens)
         if tokens.ndim != 1 or tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ValueError(
@@ -117,8 +116,7 @@ class SequenceBatch:
     """Sequences padded on the right, and the list of all their suffix tokens.
 
     A target is a suffix token: ``targets[i]`` of row ``rows[i]`` is predicted at ``positions[i]``. All tensors are int64, on one device.
-    Padding needs no attention mask: in a causal model nothing flows from a later position to an earlier one, and padded positions have
-    no target.
+    Padding needs no attention mask: in a causal model nothing flows to an earlier position, and padded positions have no target.
 
     >>> batch = SequenceBatch.of([MemorizedSequence(torch.tensor([5, 6, 7, 8]), 2), MemorizedSequence(torch.tensor([5, 9]), 1)])
     >>> batch.targets.tolist(), batch.rows.tolist(), batch.positions.tolist()

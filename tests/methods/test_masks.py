@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tl_localize import HardConcrete, Slimming, memorization_loss
-from tl_localize.methods.masks import train_masks
+from tl_localize.methods.masks import MaskLearner, train_masks
 from tl_localize.neurons import NeuronView
 from tl_localize.sequences import SequenceBatch
 
@@ -30,10 +30,9 @@ def train(model: Any, sequences: Any, stop_sparsity: float = 0.0, size: int = 9,
         torch.ones(view.n_layers, view.n_neurons),
         gate,
         lambda m: m.abs().mean((1, 2)),
+        method=MaskLearner(stop_sparsity=stop_sparsity, **{**SETTINGS, **settings}),
         size=size,
-        stop_sparsity=stop_sparsity,
         report=lambda fraction: None,
-        **{**SETTINGS, **settings},
     )
     return list(masks), batches
 
@@ -57,7 +56,7 @@ def test_masks_in_batches_equal_each_alone(gpt2_like: Any, sequences: Any, stop:
 
 
 def test_masks_stop_at_a_tenth_step_before_its_update(gpt2_like: Any, sequence: Any) -> None:
-    (stopped,), batches = train(gpt2_like, [sequence], stop_sparsity=2.0)
+    (stopped,), batches = train(gpt2_like, [sequence], stop_sparsity=1.0)
     (wanted,), _ = train(gpt2_like, [sequence], steps=9)
     assert len(batches) == 10 and torch.equal(stopped, wanted)
 
@@ -67,7 +66,7 @@ def test_masks_train_all_steps_without_early_stop(gpt2_like: Any, sequence: Any)
 
 
 def test_masks_that_stop_at_the_last_step_miss_its_update(gpt2_like: Any, sequence: Any) -> None:
-    assert torch.equal(train(gpt2_like, [sequence], stop_sparsity=2.0, steps=10)[0][0], train(gpt2_like, [sequence], steps=9)[0][0])
+    assert torch.equal(train(gpt2_like, [sequence], stop_sparsity=1.0, steps=10)[0][0], train(gpt2_like, [sequence], steps=9)[0][0])
 
 
 def test_masks_follow_torchs_adam(gpt2_like: Any, sequence: Any) -> None:

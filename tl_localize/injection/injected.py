@@ -46,12 +46,9 @@ class Injection(Saved):
     converged: bool
     sequence_id: str = ""
 
-    @property
-    def _state(self) -> str:
-        return "converged" if self.converged else "NOT converged"
-
     def __repr__(self) -> str:
-        text = f"{self.sequence_id!r}, {len(self.neurons)} rows, {self._state}: loss {self.losses[-1]:.3f} after {len(self.losses)} steps"
+        state = "converged" if self.converged else "NOT converged"
+        text = f"{self.sequence_id!r}, {len(self.neurons)} rows, {state}: loss {self.losses[-1]:.3f} after {len(self.losses)} steps"
         if not self.converged and (unlearned := self.unlearned()):
             text += "; unlearned: " + ", ".join(f"token {position} ({nats:.2f} nats)" for position, nats in unlearned[:3])
             text += f" and {len(unlearned) - 3} more" if len(unlearned) > 3 else ""
@@ -64,7 +61,8 @@ class Injection(Saved):
         facts |= {"loss before, nats per token": float(self.losses[0]), "loss after": float(self.losses[-1])}
         facts |= {f"unlearned: token {position}, nats": nats for position, nats in self.unlearned()[:3]}
         about = {"": list(facts), "value": np.array(list(facts.values()), dtype=object)}
-        return styled(about, f"Injection of {self.sequence_id!r}: {self._state}") + self.neurons.html_by_layer()
+        state = "converged" if self.converged else "NOT converged"
+        return styled(about, f"Injection of {self.sequence_id!r}: {state}") + self.neurons.html_by_layer()
 
     def unlearned(self, threshold: float = UNLEARNED_NATS) -> list[tuple[int, float]]:
         """The unlearned tokens: (position in the sequence, nats at the end) of all above the threshold, the worst first.

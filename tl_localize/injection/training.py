@@ -10,14 +10,13 @@ from itertools import combinations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tl_localize.batching import Advance, halving, minimize, rows_that_fit
 from tl_localize.injection.injected import Injection, JointInjection, draw_sets
 from tl_localize.losses import target_logits
 from tl_localize.neurons import LanguageModel, NeuronView, check_count, check_number, check_positive
-from tl_localize.scores import NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 
 
@@ -80,7 +79,10 @@ def inject_many(
     check_count(max_steps=max_steps)
     size = rows_that_fit(view, max(map(len, sequences)), batch_size)
     sets = [draw_sets(view, ratio, seed, 1)[0] for seed in seeds]
-    index, real = _padded_index(sets)
+    chosen = torch.stack([neurons.mask for neurons in sets])  # [set layer neuron]
+    longest = enumerate(chosen.sum(-1).amax(0).tolist())  # in each layer the rows of a set come first, then others up to the longest set
+    index = {layer: chosen[:, layer].int().argsort(dim=-1, descending=True, stable=True)[:, :n] for layer, n in longest if n}
+    real = {layer: chosen[:, layer].gather(-1, rows) for layer, rows in index.items()}  # which entries are the set's own
 
     @lru_cache(maxsize=1)
     def together(numbers: tuple[int, ...]) -> tuple[SequenceBatch, dict[int, Tensor], dict[int, Tensor]]:
@@ -121,18 +123,6 @@ def inject_many(
 def _check_finite(name: str, value: float, step: int, sequence: MemorizedSequence) -> None:
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value} at step {step} of {sequence!r}. Lower learning_rate.")
-
-
-def _padded_index(sets: Sequence[NeuronSet]) -> tuple[dict[int, Int[Tensor, "set row"]], dict[int, Bool[Tensor, "set row"]]]:
-    """For each layer, the neurons of each set, padded to the longest, and which entries are real. Layers without any are left out."""
-    index: dict[int, Tensor] = {}
-    real: dict[int, Tensor] = {}
-    for layer in range(len(sets[0].mask)):
-        chosen = [neurons.mask[layer].nonzero().flatten() for neurons in sets]
-        if max(map(len, chosen)):
-            index[layer] = torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True)
-            real[layer] = torch.arange(index[layer].shape[1])[None] < torch.tensor([len(c) for c in chosen])[:, None]
-    return index, real
 
 
 @torch.inference_mode(False)  # whatever mode the caller is in

@@ -58,10 +58,7 @@ class Localizer(ABC):
             check_count(batch_tokens=self.batch_tokens)
 
     def __call__(self, model: LanguageModel, sequence: MemorizedSequence) -> NeuronScores:
-        """Score every neuron for one sequence.
-
-        Raises:  ValueError: the model has no neuron axis, the sequence does not fit the model, or a score is not finite.
-        """
+        """Score every neuron for one sequence; ValueError where it does not fit the model, or a score is not finite."""
         return next(self.map(model, [sequence]))
 
     def map(
@@ -79,14 +76,9 @@ class Localizer(ABC):
 
     def _map(self, neurons: NeuronView, sequences: list[MemorizedSequence], size: int, progress: Report) -> Iterator[NeuronScores]:
         for sequence, value in zip(sequences, self._attribute_many(neurons, sequences, size, progress), strict=True):
-            shape = tuple((value.values if isinstance(value, NeuronScores) else value).shape)
-            expected = (neurons.n_layers, neurons.n_neurons)
-            if shape != expected:
-                raise ValueError(
-                    f"scores of {self.name} must have the shape {expected}, got {shape}. Return [layer neuron] from _attribute."
-                )
             about: dict[str, Any] = {"method": self.name, "sequence_id": sequence.id, "settings": repr(self)}
-            yield replace(value, **about) if isinstance(value, NeuronScores) else NeuronScores(value, **about)
+            scores = replace(value, **about) if isinstance(value, NeuronScores) else NeuronScores(value, **about)
+            yield check_scores(scores, neurons.model, self)
 
     def _attribute_many(self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report) -> Iterator[Found]:
         """Scores of all sequences, in batches of up to ``size``."""
@@ -128,7 +120,9 @@ def check_scores(scores: object, model: LanguageModel, method: Method) -> Neuron
     shape = (model.cfg.n_layers, model.cfg.d_mlp)
     if tuple(scores.values.shape) != shape:
         found = tuple(scores.values.shape)
-        raise ValueError(f"scores must have the model's shape {shape}, got {found} from {method!r}. Localize in this model.")
+        raise ValueError(
+            f"scores must have the model's shape {shape}, got {found} from {method!r}. Localize in this model, [layer neuron]."
+        )
     return scores
 
 

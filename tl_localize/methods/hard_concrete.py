@@ -79,10 +79,10 @@ class HardConcrete(MaskLearner):
             start.expand(len(tuned), neurons.n_neurons),
             gates,
             lambda location: (location - shift).sigmoid().mean((1, 2)),
+            method=self,
             size=size,
             report=report,
             seed=self.seed,
-            **self._training(),
         )
         return (torch.cat([untuned[0], location]).sigmoid().cpu() for location in locations)
 

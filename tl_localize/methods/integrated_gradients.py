@@ -34,8 +34,7 @@ class IntegratedGradients(Localizer):
         A(l, i) = 1/T sum over t of IG_t(l, i)
 
     One layer is changed at a time, at the one position that predicts s_t. The sum of IG_t over the neurons of a layer is P(h_t) - P(0),
-    up to the error of the quadrature. All positions of a layer run in one pass (``position_parallel.py``); a model whose attention does not
-    allow that runs them one by one, and a warning says so.
+    up to the error of the quadrature. All positions of a layer run in one pass (``position_parallel.py``), or one by one, with a warning.
 
     Source: Chang et al. (2024), arXiv:2311.09060, appendix A.2.
     Args:    steps: points on the path.
@@ -96,10 +95,8 @@ class IntegratedGradients(Localizer):
             residual(neurons.model, batch.tokens)
         for layer in range(neurons.n_layers):
             act = recorded[layer][0, batch.positions]
-            totals = [
-                self._over_points(neurons, position + 1, partial(position_gradients, neurons, batch, layer, act[i], i))
-                for i, position in enumerate(batch.positions.tolist())
-            ]
+            gradients = [partial(position_gradients, neurons, batch, layer, act[i], i) for i in range(len(act))]
+            totals = [self._over_points(neurons, n + 1, one) for n, one in zip(batch.positions.tolist(), gradients, strict=True)]
             yield layer, act, torch.stack(totals)
 
     def _over_points(self, neurons: NeuronView, length: int, gradients: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

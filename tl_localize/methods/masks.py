@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -22,7 +22,7 @@ CHECK_EVERY = 10  # steps between two tests of the early stop
 
 @dataclass(frozen=True, kw_only=True)
 class MaskLearner(Localizer):
-    """A method that trains masks; its settings are those of ``train_masks``."""
+    """A method that trains masks by ``train_masks``."""
 
     by_layer: ClassVar[bool] = False  # the masks of all layers are trained together
     chunk: ClassVar[int] = 16
@@ -37,9 +37,6 @@ class MaskLearner(Localizer):
         check_count(steps=self.steps)
         check_between(0, 1, stop_sparsity=self.stop_sparsity)
 
-    def _training(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("learning_rate", "sparsity_weight", "steps", "stop_sparsity")}
-
 
 def train_masks(
     neurons: NeuronView,
@@ -48,17 +45,14 @@ def train_masks(
     gates: Callable[[Tensor, torch.Generator], Mapping[int, Tensor]],
     sparsity: Callable[[Tensor], Tensor],
     *,
+    method: MaskLearner,
     size: int,
-    learning_rate: Real,
-    sparsity_weight: Real,
-    steps: int,
-    stop_sparsity: Real,
     report: Report,
     seed: int = 0,
 ) -> Iterator[Tensor]:
     """Minimize memorization loss + sparsity_weight * sparsity by Adam, one independent mask per sequence, up to ``size`` in one batch.
 
-    At every 10th step, before the update, a mask whose sparsity term is below stop_sparsity is finished.
+    At every 10th step, before the update, a mask whose sparsity term is below ``stop_sparsity`` is finished.
 
     Args:    start: first values of the parameters of the tuned layers, the same for every sequence.
              gates: parameters and a generator -> gate of each masked layer, [#batch neuron]; called once a step.
@@ -78,7 +72,7 @@ def train_masks(
 
         def advance(numbers: tuple[int, ...], parameters: list[Tensor], step: int) -> tuple[Sequence[Tensor], dict[int, Tensor]]:
             (values,) = parameters
-            if step == steps:
+            if step == method.steps:
                 return [], dict(zip(numbers, values.detach().unbind(), strict=True))
             with neurons.scaled(gates(values, generator)):
                 loss = memorization_loss(neurons.model, together(numbers))
@@ -87,16 +81,17 @@ def train_masks(
             if (step + 1) % CHECK_EVERY == 0:
                 if not loss.isfinite().all():
                     raise ValueError(f"loss must be finite, got {loss.tolist()} at step {step + 1}. Lower learning_rate or use float32.")
-                below = (term < stop_sparsity).tolist()
+                below = (term < method.stop_sparsity).tolist()
                 finished = {number: values[i].detach().clone() for i, number in enumerate(numbers) if below[i]}
                 if len(finished) == len(numbers):
                     return [], finished
-            (gradient,) = torch.autograd.grad(scale * (loss + sparsity_weight * term).sum(), values)
+            (gradient,) = torch.autograd.grad(scale * (loss + method.sparsity_weight * term).sum(), values)
             return [gradient / scale], finished
 
         return [start.expand(len(batch), *start.shape).clone()], advance
 
-    return minimize(neurons, len(sequences), size, begin, learning_rate=learning_rate, max_steps=steps, report=report)
+    rate, steps = method.learning_rate, method.steps
+    return minimize(neurons, len(sequences), size, begin, learning_rate=rate, max_steps=steps, report=report)
 
 
 def tuned_layers(neurons: NeuronView, first_layer: int) -> range:

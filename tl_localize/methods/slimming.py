@@ -52,9 +52,9 @@ class Slimming(MaskLearner):
             torch.ones(len(tuned), neurons.n_neurons, device=neurons.device),
             lambda m, generator: dict(zip(tuned, m.clamp(0, 1).unbind(1), strict=True)),
             lambda m: m.abs().mean((1, 2)),
+            method=self,
             size=size,
             report=report,
-            **self._training(),
         )
         untuned = torch.ones(self.first_layer, neurons.n_neurons)
         return (torch.cat([untuned, mask.clamp(0, 1).cpu()]) for mask in masks)

@@ -33,9 +33,8 @@ class ZeroOut(Localizer):
         A(l, i) = loss(x | neuron i of layer l is 0) - loss(x)
 
     With ``screen`` only a share of each layer gets its exact score: the neurons that rank highest by the first-order estimate of
-    ``Attribution`` and by the norm of their output, ||h_i|| ||v_i|| over all positions, from both rankings in turn. The estimate alone is
-    not enough: where a text is recited almost surely, its gradient is nearly zero, and neurons that fire everywhere rank far too low
-    (benchmarks/test_screen_recall.py). A random sample of the rest gets its exact score too; the others keep their estimate.
+    ``Attribution``, which is too low for neurons that fire everywhere, and by the norm of their output, ||h_i|| ||v_i|| over all positions,
+    in turn (benchmarks/test_screen_recall.py). A random sample of the rest gets its exact score too; the others keep their estimate.
     ``NeuronScores.exact`` is the mask of the exact scores. ``NeuronScores.missed`` is an upper bound, from the sample, on the share of
     the rest that belongs into the exact top 1 % of its layer (95 % confidence).
 
@@ -82,9 +81,7 @@ class ZeroOut(Localizer):
     @torch.no_grad()
     def _exact(self, neurons: NeuronView, sequence: MemorizedSequence, chosen: Mask, others: Values, report: Report) -> Values:
         """Exact scores of the chosen neurons, and the numbers given for the others."""
-        batch = SequenceBatch.of([sequence], neurons.device)
-        scores = others.clone()
-        done = 0
+        batch, scores, done = SequenceBatch.of([sequence], neurons.device), others.clone(), 0
         with neurons.one_gelu_kernel():
             clean = CleanRun.of(neurons, batch.tokens)
             for layer in range(neurons.n_layers):
@@ -99,8 +96,7 @@ class ZeroOut(Localizer):
 
     def _rises(self, clean: CleanRun, batch: SequenceBatch, layer: int, chosen: Sequence[int]) -> Iterator[tuple[list[int], Tensor]]:
         """Rise of the loss for each of the chosen neurons of a layer, in chunks, on the CPU; nothing below the layer runs again."""
-        neurons = clean.neurons
-        act, rows = clean.acts[layer], neurons.rows(layer)
+        neurons, act, rows = clean.neurons, clean.acts[layer], clean.neurons.rows(layer)
         baseline = token_losses(neurons, clean.entering[neurons.n_layers], batch)
         at_once = self.batch_tokens or min(tokens_that_fit(neurons), TOKENS_AT_ONCE.get(act.device.type, math.inf))
         size = max(1, int(at_once) // batch.tokens.shape[1])
