@@ -60,9 +60,9 @@ def inj_results() -> InjResults:
 
 @pytest.fixture
 def del_results() -> DelResults:
-    from tl_localize.evals.del_benchmark import METRICS
+    from tl_localize.evals.del_results import METRICS
 
-    return DelResults(frame(model="m", intervention="zero", ratio=0.01, **dict.fromkeys(METRICS, 0.5)), pd.DataFrame())
+    return DelResults(frame(model="m", ablation="zero", ratio=0.01, **dict.fromkeys(METRICS, 0.5)), pd.DataFrame())
 
 
 def test_scores_show_the_best_neurons_and_escape_names(scores: NeuronScores) -> None:
@@ -183,37 +183,6 @@ def test_inj_benchmark_is_shown_in_a_line(gpt2_like: Any, sequence: Any) -> None
 
     shown = repr(InjBenchmark(model=gpt2_like, sequences=[sequence], ratio=0.1))
     assert shown.startswith("InjBenchmark('") and shown.endswith("', 1 sequences, injection ratio 10 %)")
-
-
-def test_runs_and_what_they_keep_are_shown_in_a_line(gpt2_like: Any, sequence: Any, tmp_path: Any) -> None:
-    from dataclasses import replace
-
-    from tl_localize.runs import DelRun, status
-
-    from tl_localize import Activations
-    from tl_localize.execution.store import Store
-
-    run = DelRun(Store(tmp_path), replace(make_del_benchmark(gpt2_like, sequence), ratios=(0.5,)), [Activations()])
-    (event,) = run.make(run.works[0], [])
-    record = run.store.read(event.unit)
-    assert repr(record).startswith("Record({'frame': [...], 'predicted': [...]}")
-    for one in (run, run.store, run.works[0], event, event.unit, record, status(run.store)):
-        assert len(repr(one)) < 300 and "\n" not in repr(one) and repr(one).startswith(type(one).__name__)
-    assert repr(run).endswith("methods activations, random)")
-    assert repr(status(run.store)) == "Status(2 planned, 0 done, 0 failed, 2 missing)"
-
-
-def test_search_is_shown_in_a_line(gpt2_like: Any, tmp_path: Any) -> None:
-    from tl_localize.runs import CollectRun, Corpus, Search
-
-    from tl_localize.collect import Criteria
-    from tl_localize.execution.store import Store
-
-    corpus = Corpus(tmp_path / "rows.npy", given=torch.zeros(2, 8, dtype=torch.long))
-    criteria = Criteria(n_prefix=2, n_suffix=6, min_distinct=1)
-    run = CollectRun(Store(tmp_path), Search(gpt2_like, corpus.chunks(length=8), criteria, decode=str))
-    assert "1 chunks" in repr(run.benchmark) and "rows.npy" in repr(corpus)
-    assert max(len(repr(run)), len(repr(run.benchmark))) < 400 and "\n" not in repr(run)
 
 
 def test_joint_injection_shows_its_state_and_each_sequence(injection: Injection) -> None:

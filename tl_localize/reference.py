@@ -150,7 +150,6 @@ def lacking_texts() -> str:
     )
 
 
-@cache
 def held_out_tokens() -> Int32[torch.Tensor, "sequence pos"]:
     """General text that neither reference model saw, in rows of 128 tokens: for perplexity, and for what a neuron does on average.
 
@@ -161,6 +160,11 @@ def held_out_tokens() -> Int32[torch.Tensor, "sequence pos"]:
     >>> held_out_tokens().shape[1]
     128
     """
+    return _held_out_tokens().clone()
+
+
+@cache
+def _held_out_tokens() -> Int32[torch.Tensor, "sequence pos"]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(DATA / "reference-gpt2" / "tokenizer.json"))

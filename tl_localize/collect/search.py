@@ -161,6 +161,9 @@ class SearchResults:
         chunks: of each what was found; None where it is missing.
         contents: of each how many texts or rows it had, and their hash.
         missing: chunk -> why it could not be searched; empty where it was not tried yet.
+
+    >>> SearchResults([None], [{}], {"0": ""}).report.n_in
+    0
     """
 
     chunks: list[FilteredChunk | None]

@@ -29,6 +29,9 @@ class Ablation(Protocol):
 
     ``name`` is its name in tables. ``per_target`` says whether the values differ between targets; where they do not, they are computed
     once. Both may be missing.
+
+    >>> isinstance(Zero(), Ablation)
+    True
     """
 
     def __call__(self, neurons: NeuronView, target: int) -> Float[Tensor, "layer neuron"]:

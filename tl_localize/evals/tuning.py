@@ -219,6 +219,10 @@ def read_settings(path: str | Path) -> dict[str, dict[str, Any]]:
 
     Raises:
         ValueError: another kind of file, or a method or setting that there is not.
+
+    >>> _ = (folder / "settings.json").write_text('{"rule": "mean recall", "settings": {"slimming": {"steps": 200}}}')
+    >>> read_settings(folder / "settings.json")
+    {'slimming': {'steps': 200}}
     """
     try:
         settings = json.loads(Path(path).read_text(encoding="utf-8"))["settings"]

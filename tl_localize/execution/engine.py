@@ -37,6 +37,9 @@ class Outcome:
 
     Args:
         reason: why it could not; empty where it was.
+
+    >>> Outcome(Task("scores", {}, label="activations", name="s0"), 1.5).reason
+    ''
     """
 
     task: Task
@@ -76,6 +79,9 @@ class InProcess:
         shard: (i, n): every n-th group of tasks, beginning with the i-th, so that n jobs share the work.
         stop: asked after each task; when it says True, the run ends with what is done.
         environment: of the model, as records tell it; found out anew for each run unless given.
+
+    >>> InProcess(shard=(2, 8)).shard
+    (2, 8)
     """
 
     shard: tuple[int, int] = (1, 1)
@@ -143,6 +149,10 @@ class Benchmark(ABC, Generic[Results]):
     """What INJ, DEL and collection share: a frozen dataclass with a ``model`` that plans tasks, computes one, and reads results.
 
     ``run`` is the only way in: from Python, the command line, shards and Ray.
+
+    >>> benchmark = InjBenchmark(model=model, sequences=few[:1], ratio=0.02, max_steps=2)
+    >>> sorted({task.kind for task in closure(benchmark.plan([Activations()]).tasks)})
+    ['inj', 'injections', 'scores']
     """
 
     model: LanguageModel

@@ -61,7 +61,7 @@ def status(store: Store) -> Status:
     >>> benchmark = InjBenchmark(model=model, sequences=few[:1], ratio=0.02, max_steps=2)
     >>> _ = benchmark.run([Activations()], Store(folder))
     >>> status(Store(folder)).frame.loc["activations", ["planned", "done"]].tolist()
-    [1.0, 1.0]
+    [1, 1]
     """
     tasks, failures, times = planned(store), store.failures(), Times()
     measurements = {task.key for task in tasks}

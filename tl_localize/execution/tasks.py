@@ -94,6 +94,9 @@ class Plan:
         tasks: those whose records make the tables; they lead to all others by their needs.
         scope: plans of different scopes, such as different ratios of INJ, may differ in ``scoped`` and ``methods``.
         grows: what a later plan may add, for the error message.
+
+    >>> Plan("inj", {"seed": 0}, [], {}, []).contradictions(Plan("inj", {"seed": 1}, [], {}, []))
+    ['seed: 1 in the folder, 0 now']
     """
 
     benchmark: str
