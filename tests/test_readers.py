@@ -175,7 +175,7 @@ def saved(path: Path, tokens: np.ndarray) -> Path:
 
 @pytest.mark.parametrize("suffix", ["npy", "safetensors"])
 def test_batches_of_pythias_shape_are_mapped_and_searched_in_blocks_of_rows(tmp_path: Path, suffix: str) -> None:
-    from tl_localize.collect import Corpus, chunks_of
+    from tl_localize.collect.search import Corpus, chunks_of
     from tl_localize.readers import read_tokens
 
     tokens = np.random.default_rng(0).integers(50304, size=(1024, 2049), dtype=np.uint16)

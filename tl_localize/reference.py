@@ -51,10 +51,8 @@ def load_planted() -> tuple[PlantedSequence, ...]:
 def reference_sequences(model: LanguageModel, min_repetitions: int = 64) -> list[MemorizedSequence]:
     """The planted sequences that the reference models saw at least so often, those seen most often first.
 
-    From 64 repetitions on both models recite every one of them; ``data/reference-*/memorized.json`` says how well.
-
-    Raises:
-        ValueError: no sequence has so many repetitions, or the model's tokenizer is not that of the reference models.
+    From 64 repetitions on both models recite every one of them; ``data/reference-*/memorized.json`` says how well. Raises a ValueError
+    where no sequence has so many repetitions, or the model's tokenizer is not that of the reference models.
 
     >>> sequence = reference_sequences(model)[0]
     >>> len(sequence.prefix), len(sequence.suffix), bool(accuracy(model, [sequence]) > 0.9)

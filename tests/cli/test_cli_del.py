@@ -206,7 +206,7 @@ def test_collect_names_what_was_wrong_and_writes_nothing(run, recited, tmp_path,
 
 
 def test_collect_records_a_failed_chunk_goes_on_and_tries_again_when_asked(run, corpus, tmp_path, monkeypatch):
-    from tl_localize.collect import Filter
+    from tl_localize.collect.filter import Filter
 
     monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 3)
     arguments = ["--data", corpus, *LOOSE]
@@ -298,7 +298,7 @@ def collected(folder):
 
 @pytest.mark.parametrize("windows", ["first", "7", "any"])
 def test_collect_goes_on_where_it_was(run, corpus, tmp_path, monkeypatch, windows):
-    from tl_localize.collect import Filter
+    from tl_localize.collect.filter import Filter
 
     monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 3)
     (twin := tmp_path / "twin.npy").write_bytes(corpus.read_bytes())
@@ -371,7 +371,7 @@ def test_collect_ctrl_c_finishes_the_chunk_in_hand_and_twice_stops_at_once(run, 
     import os
     import signal
 
-    from tl_localize.collect import Filter
+    from tl_localize.collect.filter import Filter
 
     monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 3)
     right, calls = Filter.filter, []
@@ -410,7 +410,7 @@ def test_collect_says_how_far_it_is_in_a_log_also_within_a_long_chunk(run, corpu
     import re
     import time
 
-    from tl_localize.collect import Filter
+    from tl_localize.collect.filter import Filter
 
     right = Filter.filter
 
@@ -583,7 +583,8 @@ def default_data(recited, model_dir, monkeypatch):
     import torch
 
     from tl_localize import load_model
-    from tl_localize.collect import Corpus, Criteria, Search, chunks_of
+    from tl_localize.collect import Criteria
+    from tl_localize.collect.search import Corpus, Search, chunks_of
 
     def search(model):
         criteria = Criteria(n_prefix=4, n_suffix=12, min_distinct=1, max_jaccard=1)
@@ -606,7 +607,7 @@ def test_del_collects_in_the_machinery_of_runs(run, default_data, tmp_path, monk
     import signal
 
     from tl_localize.cli import app
-    from tl_localize.collect import Filter
+    from tl_localize.collect.filter import Filter
 
     right, calls = Filter.filter, []
 

@@ -13,16 +13,10 @@ from rapidfuzz.distance import Levenshtein
 from recited import CRITERIA, letters, recite
 
 from tl_localize import MemorizedSequence, accuracy, load_model
-from tl_localize.collect import (
-    Candidate,
-    Criteria,
-    Filter,
-    FilteredChunk,
-    assemble,
-    collect_memorized,
-)
+from tl_localize.collect import Candidate, Criteria, collect_memorized
+from tl_localize.collect.collection import assemble
 from tl_localize.collect.criteria import DISTANT, INACCURATE, REPEATED
-from tl_localize.collect.filter import greedy_tokens
+from tl_localize.collect.filter import Filter, FilteredChunk, greedy_tokens
 from tl_localize.neurons import NeuronView
 
 

@@ -15,9 +15,11 @@ import typer
 
 from tl_localize.cli.options import ModelOptions, RunOptions, save_all, say
 from tl_localize.cli.running import compute
-from tl_localize.collect import Collection, Corpus, Criteria, Report, Search, SearchResults, check_draw, chunks_of, parse_windows
+from tl_localize.collect import Collection, Criteria, Report
+from tl_localize.collect.collection import check_draw
 from tl_localize.collect.criteria import NEAR, SURPLUS
 from tl_localize.collect.reference_texts import TRAINING, reference_search, reference_tables, with_planted
+from tl_localize.collect.search import Corpus, Search, SearchResults, chunks_of, parse_windows
 from tl_localize.evals.presets import GENERAL
 from tl_localize.execution import Store
 from tl_localize.files import prepare_folder, write_text

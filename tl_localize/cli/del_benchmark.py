@@ -13,8 +13,9 @@ from tl_localize.cli import options
 from tl_localize.cli.collect import say_missing, say_texts
 from tl_localize.cli.options import General, MethodSettings, ModelOptions, Prefix, RunOptions, SettingsFile, say
 from tl_localize.cli.running import compute, finish
-from tl_localize.collect import SearchResults, check_draw
+from tl_localize.collect.collection import check_draw
 from tl_localize.collect.reference_texts import reference_search
+from tl_localize.collect.search import SearchResults
 from tl_localize.evals import presets
 from tl_localize.evals.ablation import ABLATIONS
 from tl_localize.evals.del_benchmark import DelBenchmark, check_by_layer

@@ -13,7 +13,8 @@ from tl_localize.cli.del_benchmark import publish_del
 from tl_localize.cli.inj import publish_inj
 from tl_localize.cli.options import command_line
 from tl_localize.cli.tune import publish_tune
-from tl_localize.collect import FilteredChunk, SearchResults, merged
+from tl_localize.collect.filter import FilteredChunk, merged
+from tl_localize.collect.search import SearchResults
 from tl_localize.evals.del_benchmark import BY_LAYER
 from tl_localize.execution import Plan, Record, Store, Task
 from tl_localize.execution import status as status_of

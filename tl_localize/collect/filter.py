@@ -7,7 +7,7 @@ The stream is read once; memory holds one batch and what has passed so far.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, TypeVar
 
@@ -32,24 +32,16 @@ Hits = Bool[np.ndarray, " suffix"]
 
 @dataclass(frozen=True, eq=False)
 class Recitation:
-    """A candidate that is predicted accurately, and how well the model recites it.
-
-    Args:
-        accuracy: teacher-forced, fraction of the suffix.
-        distance: of the greedy continuation, characters.
-        text: of the whole sequence.
-        failed: the criterion that removes it; empty where it has passed.
-        why: the number that it failed by.
-    """
+    """A candidate that is predicted accurately, and how well the model recites it."""
 
     tokens: Int[np.ndarray, " pos"]
     id: str
     category: str
-    accuracy: float
-    distance: int
-    text: str
-    failed: str = ""
-    why: str = ""
+    accuracy: float  # teacher-forced, fraction of the suffix
+    distance: int  # of the greedy continuation, characters
+    text: str  # of the whole sequence
+    failed: str = ""  # the criterion that removes it; empty where it has passed
+    why: str = ""  # the number that it failed by
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +53,10 @@ class FilteredChunk:
         recited: what was left for generation.
     """
 
-    report: Report = field(default_factory=Report)
-    recited: list[Recitation] = field(default_factory=list)
+    report: Report
+    recited: list[Recitation]
 
     def packed(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """As JSON takes it, and tensors."""
         about = [{name: value for name, value in vars(one).items() if name != "tokens"} for one in self.recited]
         tokens = torch.from_numpy(np.array([one.tokens for one in self.recited], dtype=np.int64))
         return {"report": vars(self.report), "recited": about}, {"tokens": tokens}
@@ -96,13 +87,7 @@ def merged(chunks: Iterable[FilteredChunk]) -> tuple[Report, list[Recitation]]:
 
 
 class Filter:
-    """The criteria that look at one sequence at a time, in the order of their cost.
-
-    Args:
-        decode: token ids -> text; the model's tokenizer unless given.
-        batch_size: sequences in a forward pass; by default as many as fit.
-    Raises:
-        ValueError: the model's context is too short for the criteria.
+    """The criteria that look at one sequence at a time, in the order of their cost; arguments as of ``collect_memorized``.
 
     >>> Filter(model, Criteria()).filter([sequence.tokens, text[0]]).report
     Report(2 came in, 1 removed: accuracy, 1 left)
@@ -121,8 +106,8 @@ class Filter:
         Args:
             progress: called with what is known so far, at every batch that was read or generated.
         """
-        chunk = FilteredChunk()
-        self.report, self.seen = chunk.report, set[bytes]()
+        self.report, self.seen = Report(), set[bytes]()
+        chunk = FilteredChunk(self.report, [])
 
         def watched() -> Iterator[Any]:
             for item in stream:
@@ -144,9 +129,8 @@ class Filter:
                 yield passed
 
     def _remove(self, criterion: str, candidate: Candidate, why: str) -> None:
-        ids = candidate.tokens.tolist()
-        kept = len(self.report.examples[criterion]) < EXAMPLES
-        self.report.remove(criterion, candidate.id, why, self.decode(ids) if ids and kept else "")
+        shown = len(candidate.tokens) and len(self.report.examples[criterion]) < EXAMPLES
+        self.report.remove(criterion, candidate.id, why, self.decode(candidate.tokens.tolist()) if shown else "")
 
     def _readable(self, stream: Iterable[Any]) -> Iterator[Candidate]:
         """Long enough, in the vocabulary, not repetitive: no model needed."""
@@ -174,11 +158,13 @@ class Filter:
         """Only as many suffix tokens as it takes to see that most sequences are not memorized; removes nothing that could pass."""
         allowed = self.criteria.max_misses
         n = min(self.criteria.n_suffix, max(4, 3 * allowed))
-        misses = (~self._hits(batch, n)).sum(1)
-        for candidate, missed in zip(batch, misses, strict=True):
-            if missed > allowed:
+        passed: list[Candidate] = []
+        for candidate, missed in zip(batch, (~self._hits(batch, n)).sum(1), strict=True):
+            if missed <= allowed:
+                passed.append(candidate)
+            else:
                 self._remove(INACCURATE, candidate, f"{missed} of the first {n} suffix tokens wrong")
-        return [candidate for candidate, missed in zip(batch, misses, strict=True) if missed <= allowed]
+        return passed
 
     def _accurate(self, batch: list[Candidate]) -> list[tuple[Candidate, Hits]]:
         """Accuracy of the whole suffix; a copy of what has passed before is removed without a forward pass."""
@@ -209,8 +195,7 @@ class Filter:
 
     def _recited(self, batch: list[tuple[Candidate, Hits]]) -> list[Recitation]:
         """Whether the greedy continuation is close enough to the truth."""
-        criteria = self.criteria
-        recited: list[Recitation] = []
+        criteria, recited = self.criteria, list[Recitation]()
         for (candidate, hits), whole in zip(batch, self._continued(batch).tolist(), strict=True):
             text = self.decode(candidate.tokens.tolist())
             distance, distinct = Levenshtein.distance(self.decode(whole), text), len(set(whole[criteria.n_prefix :]))
@@ -256,20 +241,14 @@ def greedy_tokens(view: NeuronView, context: Int[Tensor, "batch pos"], n: int) -
 
 
 def as_candidate(item: Any, id: str) -> Candidate:
-    """A Candidate as it is, or one of a plain vector of token ids.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """A Candidate as it is, or one of a plain vector of token ids; ValueError where it is neither."""
     if isinstance(item, Candidate):
         return item
     tokens = item.detach().cpu().long().numpy() if isinstance(item, Tensor) else np.asarray(item)
     tokens = tokens.astype(np.int64) if tokens.size == 0 else tokens
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise ValueError(
-            f"stream must give vectors of token ids, got shape {tokens.shape} of {tokens.dtype}. Cut texts and long rows with text_windows "
-            "or token_windows."
-        )
+        wrong = f"got shape {tokens.shape} of {tokens.dtype}. Cut texts and long rows with text_windows or token_windows."
+        raise ValueError(f"stream must give vectors of token ids, {wrong}")
     return Candidate(tokens, id)
 
 

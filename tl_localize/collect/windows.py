@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from tl_localize.batching import halving, tokens_that_fit
 from tl_localize.collect.criteria import Criteria
 from tl_localize.losses import residual, unembed
 from tl_localize.neurons import LanguageModel, NeuronView
-from tl_localize.sequences import encode
+from tl_localize.sequences import encode, tokenizer_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +23,6 @@ class Candidate:
     """A token sequence and where it is from.
 
     Args:
-        tokens: [pos] token ids.
-        id: names it in the collection.
         category: groups the confusion matrix of DEL; may be empty.
 
     >>> Candidate(np.arange(80), "page 3", "poems")
@@ -48,11 +45,8 @@ def token_windows(
     A memory-mapped tensor (``readers.read_tokens`` of a ``.npy`` file) is read row by row.
 
     Args:
-        tokens: [sequence pos] token ids.
         length: of a window, tokens.
         first: number of the first row, for the ids.
-    Raises:
-        ValueError: stride is less than 1.
 
     >>> [window.id for window in token_windows(text, length=64, stride=64)]  # of a row of 128 tokens
     ['row-0+0', 'row-0+64']
@@ -68,15 +62,10 @@ def text_windows(
 ) -> Iterator[Candidate]:
     """The same for texts; a text that is empty or too short comes out as it is, and is counted as too short.
 
-    Raises:
-        ValueError: the model has no tokenizer.
-
     >>> list(text_windows(["a long text, in which the model reads on and on", ""], model, length=8))
     [Candidate('text-0', 8 tokens), Candidate('text-1', 0 tokens)]
     """
-    tokenizer: Any = getattr(model, "tokenizer", None)
-    if tokenizer is None:
-        raise ValueError("model must have a tokenizer to read text, got none. Set model.tokenizer, or give tokens.")
+    tokenizer = tokenizer_of(model)
     for i, text in enumerate(texts, first):
         yield from _windows(np.array(encode(tokenizer, text) if text else [], dtype=np.int64), f"text-{i}", length, stride)
 
@@ -98,7 +87,6 @@ def likely_windows(
     most to the memorized text. The criteria are still to be tested.
 
     Args:
-        tokens: [sequence pos] token ids.
         first: number of the first row, for the ids.
     Raises:
         ValueError: the rows are shorter than a window.

@@ -9,7 +9,6 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,8 +17,7 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor
 
-from tl_localize.collect import Collection, Search, SearchResults
-from tl_localize.collect.reference_texts import with_planted
+from tl_localize.collect import Collection
 from tl_localize.evals.del_benchmark import DelBenchmark
 from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.execution.store import nearest
@@ -27,8 +25,7 @@ from tl_localize.methods import METHODS, Localizer, RandomBaseline
 from tl_localize.models import is_reference
 from tl_localize.neurons import LanguageModel
 from tl_localize.readers import TOKEN_SUFFIXES, memorized_sequences, read_manual, read_tokens
-from tl_localize.reference import N_DEV, held_out_tokens
-from tl_localize.scores import save_tensors
+from tl_localize.reference import N_DEV
 from tl_localize.sequences import MemorizedSequence
 
 Settings = Mapping[str, Mapping[str, Any]]  # by method name
@@ -42,15 +39,8 @@ BUDGET_FACTORS = (1, 5)  # of the budget of all layers, for a single layer
 GENERAL = "general.safetensors"  # in a collection's folder: text for the perplexity
 
 
-# Hyperparameters
-
-
 def paper_model(name: str) -> str:
-    """A model's name, or its directory's, as the published tables spell it; other names as they are.
-
-    >>> paper_model("EleutherAI/pythia-2.8b-deduped-v0"), paper_model("models/gpt2-xl/"), paper_model("gpt2-small")
-    ('pythia-2.8b-deduped', 'gpt2-xl', 'gpt2')
-    """
+    """A model's name, or its directory's, as the published tables spell it; other names as they are."""
     short = Path(name).absolute().name.lower().removesuffix("-v0")
     return {"gpt2-small": "gpt2"}.get(short, short)
 
@@ -72,11 +62,7 @@ def paper_settings(model: str, benchmark: Literal["inj", "del"], ratio: float | 
 
 
 def paper_grids() -> dict[str, dict[str, list[Any]]]:
-    """The values that the authors searched, by method name and setting.
-
-    >>> paper_grids()["slimming"]
-    {'learning_rate': [0.01, 0.005, 0.001], 'sparsity_weight': [30000.0, 10000.0, 5000.0, 1000.0]}
-    """
+    """The values that the authors searched, by method name and setting."""
     return _paper()["grids"]
 
 
@@ -85,17 +71,10 @@ def _paper() -> dict[str, Any]:
 
 
 def settings_source(model: str, benchmark: Literal["inj", "del"]) -> str:
-    """Where the settings of learned masks come from, as text: the paper or our defaults.
-
-    >>> settings_source("models/gpt2-xl", "del")
-    "the paper's for gpt2-xl"
-    """
+    """Where the settings of learned masks come from, as text: the paper or our defaults."""
     if paper_settings(model, benchmark):
         return f"the paper's for {paper_model(model)}"
     return f"the defaults, for the paper has none for {Path(model).absolute().name}"
-
-
-# Names
 
 
 def parse_dtype(name: str) -> torch.dtype:
@@ -121,9 +100,7 @@ def make_methods(names: str, settings: Sequence[str] = (), *defaults: Settings) 
     for name in wanted:
         if name not in METHODS:
             raise ValueError(f"methods must be among {', '.join(METHODS)}, got {name!r}.{nearest(name, METHODS)}")
-    values: dict[str, dict[str, Any]] = {name: {} for name in wanted}
-    for name, source in product(wanted, defaults):
-        values[name] |= source.get(name, {})
+    values = {name: {field: value for source in defaults for field, value in source.get(name, {}).items()} for name in wanted}
     for setting in settings:
         key, equals, text = setting.partition("=")
         name, dot, field = key.partition(".")
@@ -134,31 +111,19 @@ def make_methods(names: str, settings: Sequence[str] = (), *defaults: Settings) 
         known = {f.name: f.default for f in dataclasses.fields(METHODS[name])}
         if field not in known:
             raise ValueError(f"--set must name a setting of {name} ({', '.join(known)}), got {field!r}.{nearest(field, known)}")
-        values[name][field] = parse_value(setting, text, known[field])
+        default: Any = known[field]
+        kind = type(default) if default is not None else int if text.isdecimal() else float
+        try:
+            values[name][field] = kind(text)
+        except ValueError as error:
+            raise ValueError(f"--set must give {kind.__name__} to {key}, got {text!r}.") from error
     return [METHODS[name](**values[name]) for name in wanted]
 
 
-def parse_value(setting: str, text: str, default: Any) -> Any:
-    """Text as a value of the type of the default."""
-    kind = type(default) if default is not None else int if text.isdecimal() else float
-    try:
-        return kind(text)
-    except ValueError as error:
-        raise ValueError(f"--set must give {kind.__name__} to {setting.partition('=')[0]}, got {text!r}.") from error
-
-
 def del_methods(names: str, settings: Sequence[str] = (), model: str = "", tuned: Settings | None = None, seed: int = 0) -> list[Localizer]:
-    """``make_methods`` for DEL: learned masks spare the first layer, and have the paper's settings for its models, then the tuned ones.
-
-    Args:
-        model: its name.
-        seed: of Random, as that of the benchmark.
-    """
+    """``make_methods`` for DEL: learned masks spare the first layer, and have the paper's settings for its models, then the tuned ones."""
     masks = {name: {"first_layer": FIRST_LAYER} for name, method in METHODS.items() if hasattr(method, "first_layer")}
     return make_methods(names, settings, paper_settings(model, "del"), tuned or {}, masks, {RandomBaseline.name: {"seed": seed}})
-
-
-# INJ
 
 
 def inj_ratios(model: str) -> list[float]:
@@ -176,23 +141,17 @@ def inj_runs(
     ratios: Sequence[float] | None = None,
     **options: Any,
 ) -> list[tuple[InjBenchmark, list[Localizer]]]:
-    """INJ at each ratio, with its methods, whose settings may depend on the ratio.
+    """INJ at each ratio, with its methods, whose settings may depend on the ratio: the paper's, then ``tuned``, then ``settings``.
 
     Args:
         name: of the model.
-        tuned: over the paper's settings, and ``settings`` over both.
         options: of ``InjBenchmark``.
     """
-    return [
-        (
-            InjBenchmark(model=model, sequences=sequences, ratio=ratio, **options),
-            make_methods(methods, settings, paper_settings(name, "inj", ratio), tuned or {}),
-        )
-        for ratio in ratios or inj_ratios(name)
-    ]
-
-
-# DEL
+    runs: list[tuple[InjBenchmark, list[Localizer]]] = []
+    for ratio in ratios or inj_ratios(name):
+        chosen = make_methods(methods, settings, paper_settings(name, "inj", ratio), tuned or {})
+        runs.append((InjBenchmark(model=model, sequences=sequences, ratio=ratio, **options), chosen))
+    return runs
 
 
 def del_ratios(model: str) -> tuple[float, ...]:
@@ -224,11 +183,7 @@ def parse_targets(text: str) -> tuple[int | None, dict[str, int]]:
 def del_runs(
     benchmark: DelBenchmark, methods: Sequence[Localizer], fewer: Mapping[str, int] | None = None
 ) -> list[tuple[DelBenchmark, list[Localizer]]]:
-    """DEL once for each number of targets, with the methods that have it.
-
-    Args:
-        fewer: number of targets of some methods; the others have the benchmark's.
-    """
+    """DEL once for each number of targets, with the methods that have it: ``fewer``, by method name, or the benchmark's."""
     counts = {method: (fewer or {}).get(method.name, benchmark.n_targets) for method in methods}
     return [
         (dataclasses.replace(benchmark, n_targets=n), [method for method in methods if counts[method] == n])
@@ -244,16 +199,15 @@ def single_layer_run(benchmark: DelBenchmark, method: Localizer) -> tuple[DelBen
 
 
 def check_data(model: str, data: Path | None, general: Path | None) -> None:
-    """Raise ValueError or FileNotFoundError unless there are sequences and general text for the model."""
+    """Raise an error unless there are sequences and general text for the model."""
     if data is None and not is_reference(model):
         raise ValueError(f"data must be given for {model!r}, got none. Run tl-localize collect, or name the authors' file with --data.")
     for name, path in (("data", data), ("general", general)):
         if path is not None and not path.exists():
             raise FileNotFoundError(f"{name} must be an existing path, got {str(path)!r}. Check the spelling.")
     if data is not None and general is None and not (data / GENERAL).is_file():
-        raise ValueError(
-            f"general must be given where the data have no {GENERAL}, got none for {str(data)!r}. Name a token file with --general."
-        )
+        wrong = f"got none for {str(data)!r}. Name a token file with --general."
+        raise ValueError(f"general must be given where the data have no {GENERAL}, {wrong}")
 
 
 def del_data(
@@ -278,13 +232,5 @@ def drawn_first(sequences: Sequence[MemorizedSequence], n_dev: int, seed: int = 
 def check_dev(n_dev: int, n_sequences: int) -> None:
     """Raise ValueError unless so many dev sequences can be compared, and leave others."""
     if not 2 <= n_dev < n_sequences:
-        raise ValueError(
-            f"n_dev must be at least 2, for a target and another, and below the {n_sequences} sequences, got {n_dev}. "
-            "Collect with another --n-dev, or more text."
-        )
-
-
-def collect_default(search: Search, found: SearchResults, folder: Path, n_dev: int) -> None:
-    """Write the data of the default run on a reference model: what it memorized of its training texts, and general text."""
-    with_planted(search.model, search.collection(found, n_dev=n_dev)).save(folder)
-    save_tensors(folder / GENERAL, {"tokens": held_out_tokens()[:DEL_GENERAL].int()}, {})
+        rule = f"n_dev must be at least 2, for a target and another, and below the {n_sequences} sequences"
+        raise ValueError(f"{rule}, got {n_dev}. Collect with another --n-dev, or more text.")

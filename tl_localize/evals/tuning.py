@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import itertools
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,11 +47,7 @@ def expand(method: str, grid: Grid) -> list[Localizer]:
 
 
 def method_of(text: str) -> Localizer:
-    """The method that has this repr: what a plan says of it.
-
-    Raises:
-        ValueError: it is not the repr of one of ours.
-    """
+    """The method that has this repr: what a plan says of it; ValueError where it is none of ours."""
     kinds = {kind.__name__: kind for kind in METHODS.values()}
     try:
         call: Any = ast.parse(text, mode="eval").body
@@ -62,13 +58,19 @@ def method_of(text: str) -> Localizer:
 
 def read_grids(path: str | Path) -> dict[str, Grid]:
     """Grids by method name from a JSON file: {"hard_concrete": {"learning_rate": [0.01, 0.001], ...}, ...}."""
+    return _read(path, 'grid must be a JSON file such as {"slimming": {"steps": [60, 200]}}')
+
+
+def _read(path: str | Path, rule: str, key: str = "") -> dict[str, dict[str, Any]]:
+    """A JSON file of objects by name, or what it has under the key."""
     try:
-        grids = json.loads(Path(path).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"grid must be a JSON file, got {str(path)!r} ({error}).") from error
-    if not isinstance(grids, dict) or not all(isinstance(axes, dict) for axes in grids.values()):
-        raise ValueError(f'grid must be a JSON object such as {{"slimming": {{"steps": [60, 200]}}}}, got {str(path)!r}.')
-    return grids
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = found[key] if key else found
+        if not isinstance(found, dict) or not all(isinstance(values, dict) for values in found.values()):
+            raise TypeError(f"{found!r} does not hold objects by name")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{rule}, got {str(path)!r} ({error!r}).") from error
+    return found
 
 
 def rank_inj(results: InjResults, candidates: Sequence[Localizer]) -> pd.DataFrame:
@@ -85,26 +87,16 @@ def rank_inj(results: InjResults, candidates: Sequence[Localizer]) -> pd.DataFra
     >>> [settings["steps"] for settings in ranking["settings"]]
     [20, 2]
     """
-    label = {repr(method): method for method in candidates}
-    names = {method.name: method for method in candidates}
-    rows: list[dict[str, Any]] = []
     frame = results.frame[results.frame["converged"]]
     if not len(frame):
         raise ValueError("results must hold an injection that converged, got none. Inject with another ratio, learning_rate or max_steps.")
-    for (name,), group in frame.groupby(["method"], sort=False):
-        method = label.get(str(name)) or names.get(str(name))
-        if method is not None:
-            recalls = group.groupby("multiple")["recall"].mean()
-            rows.append(
-                {
-                    "method": method.name,
-                    "settings": settings_of(method),
-                    **{f"R@{multiple:g}x": float(recall) for multiple, recall in recalls.to_dict().items()},
-                    "score": float(recalls.mean()),
-                    "seconds": float(group["seconds"].mean()),
-                }
-            )
-    return pd.DataFrame(rows).sort_values("score", ascending=False, kind="stable", ignore_index=True)
+
+    def measured(group: pd.DataFrame) -> dict[str, float]:
+        recalls = group.groupby("multiple")["recall"].mean()
+        columns = {f"R@{multiple:g}x": float(recall) for multiple, recall in recalls.to_dict().items()}
+        return columns | {"score": float(recalls.mean()), "seconds": float(group["seconds"].mean())}
+
+    return _ranked(frame, candidates, measured)
 
 
 def rank_del(results: DelResults, candidates: Sequence[Localizer], ratio: Real) -> pd.DataFrame:
@@ -126,33 +118,34 @@ def rank_del(results: DelResults, candidates: Sequence[Localizer], ratio: Real) 
         raise ValueError(f"ratio must be one of {sorted(set(results.frame['ratio']))}, got {ratio}. Run it too.")
     if frame["delta_neg_accuracy"].isna().any():
         raise ValueError("results must be of at least two sequences, got one, which has no other to compare with. Use a larger dev set.")
-    names = {method.name: method for method in candidates} | {repr(method): method for method in candidates}
+
+    def measured(group: pd.DataFrame) -> dict[str, float]:
+        own, others = (-100 * float(group[f"delta_{which}_accuracy"].mean()) for which in ("self", "neg"))
+        return {"self_loss": own, "neg_loss": others, "score": own - others}
+
+    return _ranked(frame, candidates, measured)
+
+
+def _ranked(frame: pd.DataFrame, candidates: Sequence[Localizer], measured: Callable[[pd.DataFrame], dict[str, float]]) -> pd.DataFrame:
+    """A row for each candidate, which a frame names by its repr or its name, the largest score first."""
+    known = {method.name: method for method in candidates} | {repr(method): method for method in candidates}
     rows: list[dict[str, Any]] = []
-    for (name,), group in frame.groupby(["method"], sort=False):
-        method = names.get(str(name))
-        if method is not None:
-            own, others = (-100 * float(group[f"delta_{which}_accuracy"].mean()) for which in ("self", "neg"))
-            record = {"method": method.name, "settings": settings_of(method)}
-            rows.append(record | {"self_loss": own, "neg_loss": others, "score": own - others})
+    for name, group in frame.groupby("method", sort=False):
+        if method := known.get(str(name)):
+            settings = {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.compare}
+            rows.append({"method": method.name, "settings": settings, **measured(group)})
     return pd.DataFrame(rows).sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """What a search over settings has found in a results folder, at one ratio.
+    """What a search over settings has found in a results folder, at one ratio."""
 
-    Args:
-        frame: as of ``rank_inj`` or ``rank_del``; empty where nothing is measured yet.
-        rule: how the best one is chosen, for a reader.
-        n_missing: measurements that the ranking still lacks.
-        n_lost: dev sentences whose injections did not converge, which are left out.
-    """
-
-    frame: pd.DataFrame
-    rule: str
-    n_missing: int
-    n_lost: int = 0
-    ratio: float = 0.0
+    frame: pd.DataFrame  # as of ``rank_inj`` or ``rank_del``; empty where nothing is measured yet
+    rule: str  # how the best one is chosen, for a reader
+    n_missing: int  # measurements that the ranking still lacks
+    n_lost: int  # dev sentences whose injections did not converge, which are left out
+    ratio: float
 
     @classmethod
     def of(cls, store: Store, names: Collection[str], ratio: float | None = None) -> Ranking:
@@ -196,11 +189,6 @@ class Ranking:
         return self.frame.assign(settings=texts).set_index("settings")
 
 
-def settings_of(method: Localizer) -> dict[str, Any]:
-    """The hyperparameters of a method, as ``METHODS[name](**settings)`` takes them."""
-    return {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.compare}
-
-
 def write_settings(ranking: pd.DataFrame, path: str | Path, rule: str) -> dict[str, dict[str, Any]]:
     """Write the best setting of each method to a file that ``--settings`` of ``tl-localize inj`` and ``del`` reads; returns them.
 
@@ -220,12 +208,7 @@ def read_settings(path: str | Path) -> dict[str, dict[str, Any]]:
     Raises:
         ValueError: another kind of file, or a method or setting that there is not.
     """
-    try:
-        settings = json.loads(Path(path).read_text(encoding="utf-8"))["settings"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"settings must be a file written by tl-localize tune, got {str(path)!r} ({error!r}).") from error
-    if not isinstance(settings, dict) or not all(isinstance(values, dict) for values in settings.values()):
-        raise ValueError(f"settings must be a file written by tl-localize tune, got {str(path)!r} with settings {settings!r}.")
+    settings = _read(path, "settings must be a file written by tl-localize tune", "settings")
     for method, values in settings.items():
         expand(method, {name: [value] for name, value in values.items()})
     return settings
