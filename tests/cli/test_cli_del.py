@@ -153,6 +153,8 @@ def test_collect_looks_at_every_window(run, corpus, tmp_path):
         (["--min-accuracy", 90], "min_accuracy must be in [0, 1], got 90"),
         (["--min-distinct", 100], "min_distinct must be in [0, 48], got 100"),
         (["--n-general", 0], "n_general must be at least 1, got 0"),
+        (["--seed", -1], "seed must be a whole number from 0 to 2**32 - 1, got -1"),
+        (["--seed", 2**32], "seed must be a whole number from 0 to 2**32 - 1, got 4294967296"),
     ],
 )
 def test_collect_finds_mistakes_before_the_model_is_loaded(run, arguments, message, monkeypatch):
@@ -550,7 +552,8 @@ def test_del_explains_a_mistake_in_one_line(run, collection, arguments, message)
         (["--n-dev", 105], "n_dev must be at least 0 and below n_max=105, got 105"),
         (["--n-dev", -1], "n_dev must be at least 0, got -1"),
         (["--n-prefix", 0], "n_prefix must be at least 1, got 0"),
-        (["--seed", -1], "seed must be a whole number from 0 to 2**63 - 1, got -1"),
+        (["--seed", -1], "seed must be a whole number from 0 to 2**32 - 1, got -1"),
+        (["--seed", 2**32], "seed must be a whole number from 0 to 2**32 - 1, got 4294967296"),
         (["--shard", "0/2"], "shard must read i/n"),
         (["--workers", 0], "workers must be at least 1, got 0"),
         (["--single-layer", "hard_concrete"], "method must score each layer by itself for single layers, got HardConcrete("),
@@ -594,8 +597,8 @@ def default_data(recited, model_dir, monkeypatch):
     general = torch.randint(256, (3, 20), generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 2)
     monkeypatch.setattr("tl_localize.cli.del_benchmark.reference_search", search)
-    monkeypatch.setattr("tl_localize.cli.del_benchmark.say_texts", lambda: None)
-    monkeypatch.setattr("tl_localize.evals.presets.held_out_tokens", lambda: general)
+    monkeypatch.setattr("tl_localize.cli.del_benchmark.lacking_texts", lambda: "")
+    monkeypatch.setattr("tl_localize.cli.del_benchmark.held_out_tokens", lambda: general)
     monkeypatch.setattr("tl_localize.cli.options.load_model", lambda *a: load_model(model_dir, device="cpu"))
     return ["--model", "reference", "--n-dev", 2]
 

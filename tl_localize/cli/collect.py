@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import pandas as pd
 import typer
 
 from tl_localize.cli.options import ModelOptions, RunOptions, save_all, say
@@ -35,14 +33,9 @@ GENERAL_LENGTH = 128
 
 def collect(
     *,
-    data: Annotated[
-        list[Path] | None,
-        typer.Option(help=f"Text (one a line), .jsonl, or tokens ({', '.join(TOKEN_SUFFIXES)}); may be given many times."),
-    ] = None,
+    data: Annotated[list[Path] | None, typer.Option(help=f"Text, .jsonl, or tokens ({', '.join(TOKEN_SUFFIXES)}); many times.")] = None,
     on: ModelOptions,
-    windows: Annotated[
-        str, typer.Option(help="first: the first tokens of each row or text; any: wherever a row may be memorized; N: every N tokens.")
-    ] = "first",
+    windows: Annotated[str, typer.Option(help="Of each row: first, any (wherever it may be memorized), or one every N tokens.")] = "first",
     key: Annotated[str, typer.Option(help="Key of the text in .jsonl files.")] = "text",
     n_prefix: Annotated[int, typer.Option(help="Tokens that prompt the model.")] = PAPER.n_prefix,
     n_suffix: Annotated[int, typer.Option(help="Tokens that it must recite.")] = PAPER.n_suffix,
@@ -66,7 +59,7 @@ def collect(
     """
     of_row = parse_windows(windows)
     criteria = Criteria(**{name: value for name, value in run.options.items() if name in asdict(PAPER)})
-    check_draw(n_dev, n_max)
+    check_draw(n_dev, n_max, seed)
     if n_general < 1:
         raise ValueError(f"n_general must be at least 1, got {n_general}. The paper has 2048.")
     if not data and not is_reference(on.model):
@@ -74,8 +67,8 @@ def collect(
     chunks = chunks_of([Corpus(path, key) for path in data], of_row, criteria.length) if data else []
     store = run.store(run.folder(f"collect-{on.short}"))
     model = on.load()
-    if not data:
-        say_texts()
+    if not data and (lacking := lacking_texts()):
+        say(lacking)
     search = Search(model, chunks, criteria, of_row) if data else reference_search(model, criteria, of_row)
     if not compute([(search, [])], store, run, on.load):
         raise typer.Exit(130)
@@ -86,9 +79,7 @@ def collect(
     collection = search.collection(found, n_dev=n_dev, n_max=n_max, seed=seed)
     collection = collection if data else with_planted(model, collection)
     collection.save(store.folder)
-    show_report(collection.report)
-    show_tables({} if data else reference_tables(collection), store.folder)
-    typer.echo(f"{len(collection.sequences)} memorized sequences ({n_dev} of them dev), the report and its examples: {store.folder}")
+    show_collection(collection, store.folder, planted=not data)
     try:
         general = search.general_text(collection.sequences, n_general, GENERAL_LENGTH, seed=seed) if data else held_out_tokens()[:n_general]
         save_tensors(store.folder / GENERAL, {"tokens": general.int()}, {})
@@ -97,18 +88,8 @@ def collect(
     typer.echo(f"Use them: tl-localize del --model {on.model} --data {store.folder}")
 
 
-def say_texts() -> None:
-    """Say what of the reference models' texts this Python lacks."""
-    if lacking := lacking_texts():
-        say(lacking)
-
-
 def say_missing(found: SearchResults, then: str) -> None:
-    """Say what the last step waits for, and leave: with status 1 where a chunk could not be searched.
-
-    Args:
-        then: what the command without ``--shard`` does once all chunks are there.
-    """
+    """Say what the last step waits for and what the command does then, and leave: with status 1 where a chunk could not be searched."""
     failed = {name: reason for name, reason in found.missing.items() if reason}
     for name, reason in failed.items():
         say(f"FAILED collect on {name}: {reason.splitlines()[0]}")
@@ -128,9 +109,7 @@ def publish_collect(store: Store, folder: Path) -> None:
         show_report(searched)
         return
     write_text(prepare_folder(folder) / "report.csv", collection.report.table().to_csv())
-    show_report(collection.report)
-    show_tables(reference_tables(collection) if store.plans()[-1].plan.settings["data"] == [TRAINING] else {}, folder)
-    typer.echo(f"{len(collection.sequences)} memorized sequences ({collection.n_dev} of them dev): {store.folder}")
+    show_collection(collection, folder, planted=store.plans()[-1].plan.settings["data"] == [TRAINING])
 
 
 def made_collection(folder: Path, searched: Report) -> Collection | None:
@@ -145,12 +124,14 @@ def made_collection(folder: Path, searched: Report) -> Collection | None:
 
 
 def show_report(report: Report) -> None:
-    """What each criterion removed, on the terminal."""
     typer.echo(f"\n{to_markdown(report.table()[['removed', 'left']])}\n")
 
 
-def show_tables(tables: Mapping[str, tuple[pd.DataFrame, str]], folder: Path) -> None:
-    """Tables with their captions into a folder, and their first rows on the terminal."""
+def show_collection(collection: Collection, folder: Path, *, planted: bool) -> None:
+    """The report, and of the reference models' own texts the tables, of which the first rows go to the terminal."""
+    show_report(collection.report)
+    tables = reference_tables(collection) if planted else {}
     save_all(folder, tables)
     for table, caption in tables.values():
         typer.echo(f"{caption}\n\n{to_markdown(table.head(10))}\n")
+    typer.echo(f"{len(collection.sequences)} memorized sequences ({collection.n_dev} of them dev), the report and its examples: {folder}")

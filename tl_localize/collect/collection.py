@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
@@ -18,7 +17,6 @@ import torch
 from tl_localize.collect.criteria import CRITERIA, LOOSEN, NEAR, SURPLUS, Criteria, Report
 from tl_localize.collect.duplicates import near_duplicates
 from tl_localize.collect.filter import Filter, FilteredChunk, Recitation, merged
-from tl_localize.execution.engine import Progress
 from tl_localize.execution.environment import environment
 from tl_localize.files import prepare_folder, write_json, write_text
 from tl_localize.metrics import Decode
@@ -123,8 +121,6 @@ def collect_memorized(
     seed: int = 0,
     decode: Decode | None = None,
     batch_size: int | None = None,
-    total: int | None = None,
-    progress: Progress | None = None,
 ) -> Collection:
     """The sequences of a stream that the model has memorized, near-duplicates removed, dev sequences first.
 
@@ -135,8 +131,6 @@ def collect_memorized(
         n_max: draw at most so many, dev ones included (the authors keep 505).
         decode: token ids -> text; the model's tokenizer unless given.
         batch_size: sequences in a forward pass; by default as many as fit.
-        total: length of the stream, if known, for the progress.
-        progress: called with the fraction done (nan when total is not known) and the numbers so far.
     Raises:
         ValueError: a token that the model does not know, no sequence left (with the criterion that removed the last ones), or fewer than
             the dev set needs.
@@ -146,13 +140,7 @@ def collect_memorized(
     """
     check_draw(n_dev, n_max, seed)
     filter = Filter(model, criteria or Criteria(), decode, batch_size)
-
-    def tell(chunk: FilteredChunk) -> None:
-        if progress:
-            n_in = chunk.report.n_in
-            progress(n_in / total if total else math.nan, f"{n_in} read, {len(chunk.recited)} predicted accurately")
-
-    return assemble(filter, [filter.filter(stream, tell)], n_dev=n_dev, n_max=n_max, seed=seed)
+    return assemble(filter, [filter.filter(stream)], n_dev=n_dev, n_max=n_max, seed=seed)
 
 
 def check_draw(n_dev: int, n_max: int | None, seed: int = 0) -> None:

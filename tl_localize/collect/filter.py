@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -100,33 +100,18 @@ class Filter:
         self.view = NeuronView(model)
         self.batch_size = batch_size or max(1, tokens_that_fit(self.view) // criteria.length)
 
-    def filter(self, stream: Iterable[Any], progress: Callable[[FilteredChunk], None] = lambda _: None) -> FilteredChunk:
-        """What the criteria say of a stream; each step waits until it has a batch of what the step before let through.
-
-        Args:
-            progress: called with what is known so far, at every batch that was read or generated.
-        """
+    def filter(self, stream: Iterable[Any]) -> FilteredChunk:
+        """What the criteria say of a stream; each step waits until it has a batch of what the step before let through."""
         self.report, self.seen = Report(), set[bytes]()
-        chunk = FilteredChunk(self.report, [])
+        probed = self._in_batches(self._readable(stream), self._probe)
+        accurate = self._in_batches(probed, self._accurate)
+        return FilteredChunk(self.report, list(self._in_batches(accurate, self._recited)))
 
-        def watched() -> Iterator[Any]:
-            for item in stream:
-                yield item
-                if self.report.n_in % self.batch_size == 0:
-                    progress(chunk)
-
-        probed = self._in_batches(self._readable(watched()), self._probe)
-        accurate = self._in_batches(chain.from_iterable(probed), self._accurate)
-        for recited in self._in_batches(chain.from_iterable(accurate), self._recited):
-            chunk.recited.extend(recited)
-            progress(chunk)
-        return chunk
-
-    def _in_batches(self, items: Iterable[Item], work: Callable[[list[Item]], Passed]) -> Iterator[Passed]:
+    def _in_batches(self, items: Iterable[Item], work: Callable[[list[Item]], list[Passed]]) -> Iterator[Passed]:
         iterator = iter(items)
         while batch := list(islice(iterator, self.batch_size)):
             for _, passed in halving(work, batch, len(batch)):
-                yield passed
+                yield from passed
 
     def _remove(self, criterion: str, candidate: Candidate, why: str) -> None:
         shown = len(candidate.tokens) and len(self.report.examples[criterion]) < EXAMPLES

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,9 +24,10 @@ from tl_localize.methods import METHODS, Localizer, RandomBaseline
 from tl_localize.models import is_reference
 from tl_localize.neurons import LanguageModel
 from tl_localize.readers import TOKEN_SUFFIXES, memorized_sequences, read_manual, read_tokens
-from tl_localize.reference import N_DEV
+from tl_localize.reference import DATA, N_DEV
 from tl_localize.sequences import MemorizedSequence
 
+PAPER = json.loads((DATA / "paper_settings.json").read_text(encoding="utf-8"))  # the authors' settings, and the grids they searched
 Settings = Mapping[str, Mapping[str, Any]]  # by method name
 
 INJ_SENTENCES = 5  # of the committed table of each reference model, and of the default run
@@ -51,23 +51,11 @@ def paper_settings(model: str, benchmark: Literal["inj", "del"], ratio: float | 
     Source: Chang et al. (2024), arXiv:2311.09060, and the authors' code (github.com/terarachang/MemPi).
     Args:
         ratio: of the injection; at a ratio the paper does not have, the settings of the nearest one.
-
-    >>> Slimming(**paper_settings("gpt2", "inj", ratio=0.01)["slimming"])
-    Slimming(learning_rate=0.005, sparsity_weight=15000.0, steps=4000, stop_sparsity=0.2, first_layer=0)
     """
-    settings: dict[str, Any] = _paper()[benchmark].get(paper_model(model), {})
+    settings: dict[str, Any] = PAPER[benchmark].get(paper_model(model), {})
     if benchmark == "inj" and settings:
         return settings["0.001" if ratio is not None and ratio < 0.003 else "0.01"]
     return settings
-
-
-def paper_grids() -> dict[str, dict[str, list[Any]]]:
-    """The values that the authors searched, by method name and setting."""
-    return _paper()["grids"]
-
-
-def _paper() -> dict[str, Any]:
-    return json.loads((files("tl_localize") / "data" / "paper_settings.json").read_text(encoding="utf-8"))
 
 
 def settings_source(model: str, benchmark: Literal["inj", "del"]) -> str:
@@ -165,19 +153,15 @@ def parse_targets(text: str) -> tuple[int | None, dict[str, int]]:
     >>> parse_targets("25,zero_out=6"), parse_targets("zero_out=6")
     ((25, {'zero_out': 6}), (None, {'zero_out': 6}))
     """
-    total: int | None = None
-    fewer: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for part in text.split(","):
         name, equals, number = part.strip().rpartition("=")
         if not number.isdecimal() or (equals and name not in METHODS):
             raise ValueError(f"targets must be a number, and METHOD=NUMBER where a method has fewer, got {text!r}. Write 25,zero_out=6.")
         if not int(number):
             raise ValueError(f"targets must be at least 1, got {text}. Leave it out for the default.")
-        if equals:
-            fewer[name] = int(number)
-        else:
-            total = int(number)
-    return total, fewer
+        counts[name] = int(number)
+    return counts.pop("", None), counts
 
 
 def del_runs(
