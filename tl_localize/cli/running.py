@@ -62,12 +62,16 @@ def compute(
 
 
 def finish(store: Store, done: bool, publish: Callable[[Store, Path], None]) -> None:
-    """Publish what is there, also what other runs do meanwhile; say what failed; leave with a status that tells."""
-    missing = None
-    while missing is None or any(store.has(task) for task in missing):
-        missing = [task for task in planned(store) if not store.has(task)]
+    """Publish what is there, and say what failed; leave with a status that tells.
+
+    Where another run has written the last records meanwhile, its tables may just have been replaced by older ones: publish again.
+    """
+    while True:
+        lacking = [task for task in planned(store) if not store.has(task)]
         publish(store, store.folder)
-    state = status(store)
+        state = status(store)
+        if state.frame["missing"].sum() or not any(store.has(task) for task in lacking):
+            break
     for task, reason in state.reasons.items():
         say(f"FAILED {task}: {reason.splitlines()[0]}")
     if state.reasons:

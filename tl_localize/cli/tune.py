@@ -54,10 +54,11 @@ def tune(
     grids = read_grids(grid) if grid else presets.PAPER["grids"]
     if method not in grids:
         raise ValueError(f"grid must hold the method {method!r}, got {sorted(grids)}.{nearest(method, grids)}")
-    ratio = max(presets.inj_ratios(on.model) if kind == "inj" else presets.del_ratios(on.model)) if ratio is None else ratio
     if kind == "inj":
+        ratio = max(presets.inj_ratios(on.model)) if ratio is None else ratio
         (fixed,) = presets.make_methods(method, set or [], presets.paper_settings(on.model, "inj", ratio))
     else:
+        ratio = max(presets.del_ratios(on.model)) if ratio is None else ratio
         (fixed,) = presets.del_methods(method, set or [], on.model)
     options.say_settings(on.model, kind, "the grid")
     candidates = [replace(fixed, **{axis: getattr(one, axis) for axis in grids[method]}) for one in expand(method, grids[method])]
@@ -82,10 +83,7 @@ def tune(
 
 
 def publish_tune(store: Store, folder: Path, ratio: float | None = None) -> None:
-    """The ranking of the settings from the folder of a search, and the best of each method where all is measured.
-
-    The ratio is that of the newest plan unless given.
-    """
+    """The ranking of the settings, by default at the newest plan's ratio, and the best of each method where all is measured."""
     plans = store.plans()
     given = plans[-1].about["command"]["options"]
     benchmark = plans[-1].plan.benchmark

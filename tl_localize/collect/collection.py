@@ -85,9 +85,7 @@ class Collection:
     def load(cls, folder: str | Path) -> Collection:
         """What ``save`` wrote; the dev sequences, by their ``split``, come first.
 
-        Raises:
-            FileNotFoundError: the folder holds no collection.
-            ValueError: a file is not what it wrote, such as one whose lines were cut or sorted.
+        Raises:  FileNotFoundError; ValueError: a file is not what ``save`` wrote, such as one whose lines were cut or sorted.
         """
         path = Path(folder)
         for name in ("sequences.jsonl", "settings.json"):
@@ -131,9 +129,7 @@ def collect_memorized(
         n_max: draw at most so many, dev ones included (the authors keep 505).
         decode: token ids -> text; the model's tokenizer unless given.
         batch_size: sequences in a forward pass; by default as many as fit.
-    Raises:
-        ValueError: a token that the model does not know, no sequence left (with the criterion that removed the last ones), or fewer than
-            the dev set needs.
+    Raises:  ValueError: a token that the model does not know, or too few sequences left (with the criterion that removed the last ones).
 
     >>> print(collect_memorized(model, [*text, *(one.tokens for one in few)], n_dev=1).report)
     4 came in, 1 removed: accuracy, 3 left

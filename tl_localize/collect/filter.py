@@ -46,15 +46,10 @@ class Recitation:
 
 @dataclass(frozen=True, eq=False)
 class FilteredChunk:
-    """What the criteria say of a stream, or of a part of it that knows nothing of the others.
+    """What the criteria say of a stream, or of a part of it that knows nothing of the others."""
 
-    Args:
-        report: what came in, and what was removed before generation.
-        recited: what was left for generation.
-    """
-
-    report: Report
-    recited: list[Recitation]
+    report: Report  # what came in, and what was removed before generation
+    recited: list[Recitation]  # what was left for generation
 
     def packed(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         about = [{name: value for name, value in vars(one).items() if name != "tokens"} for one in self.recited]

@@ -86,11 +86,9 @@ class Chunk:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What its key holds of the data: the range, and a digest of its first 4 KiB.
+        """What its key holds of the data: the range, and a digest of its first 4 KiB, for no more is read before the work begins.
 
-        No more of a file is read before the work begins. Text that is added at the end leaves the keys of all chunks but the last; text
-        that is inserted changes those of all that follow. A change further inside a chunk leaves its key, so the last step compares the
-        whole content with what was searched.
+        A change further inside a chunk leaves its key, so the last step compares the whole content with what was searched.
         """
         start = hashlib.sha256(self.corpus.sample(self.first, self.end)).hexdigest()[:32]
         return {"prefix": self.prefix, "key": self.corpus.key, "first": self.first, "end": self.end, "start": start}
@@ -105,11 +103,7 @@ class Chunk:
 def chunks_of(corpora: Sequence[Corpus], windows: Windows = "first", length: int = Criteria().length) -> list[Chunk]:
     """The chunks of some corpora, of which no more than the size and the first text is read.
 
-    Args:
-        length: of a window, tokens.
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: two files of one name, nothing in a file, a first line that is not as it must be, or windows="any" of text.
+    Raises:  FileNotFoundError; ValueError: two files of one name, an empty or another kind of file, or windows="any" of text.
 
     >>> chunks_of([Corpus(Path("rows"), given=text.repeat(3000, 1))])
     [Chunk('rows', 0 to 2048), Chunk('rows', 2048 to 3000)]
@@ -159,7 +153,7 @@ class SearchResults:
     def of(cls, cache: Cache) -> SearchResults:
         """From the records of the last plan of a cache: data that have grown or changed make another plan.
 
-        The ids count texts over all chunks of a file. Where an earlier chunk is missing they count from the chunk on, whose name they bear.
+        Ids count texts over all chunks of a file; where an earlier chunk is missing, from the chunk on, whose name they bear.
         """
         found = cls([], [], {})
         failures, counted = cache.failures(), dict[str, int | None]()

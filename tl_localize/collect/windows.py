@@ -22,16 +22,13 @@ from tl_localize.sequences import encode, tokenizer_of
 class Candidate:
     """A token sequence and where it is from.
 
-    Args:
-        category: groups the confusion matrix of DEL; may be empty.
-
     >>> Candidate(np.arange(80), "page 3", "poems")
     Candidate('page 3', 80 tokens)
     """
 
     tokens: Integer[np.ndarray, " pos"]
     id: str
-    category: str = ""
+    category: str = ""  # groups the confusion matrix of DEL
 
     def __repr__(self) -> str:
         return f"Candidate({self.id!r}, {len(self.tokens)} tokens)"

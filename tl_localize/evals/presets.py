@@ -48,9 +48,9 @@ def paper_model(name: str) -> str:
 def paper_settings(model: str, benchmark: Literal["inj", "del"], ratio: float | None = None) -> dict[str, dict[str, Any]]:
     """The authors' hyperparameters of Slimming and Hard Concrete, by method name; empty for a model that they did not use.
 
+    At an injection ratio that the paper does not have, they are those of the nearest one.
+
     Source: Chang et al. (2024), arXiv:2311.09060, and the authors' code (github.com/terarachang/MemPi).
-    Args:
-        ratio: of the injection; at a ratio the paper does not have, the settings of the nearest one.
     """
     settings: dict[str, Any] = PAPER[benchmark].get(paper_model(model), {})
     if benchmark == "inj" and settings:
@@ -78,8 +78,6 @@ def make_methods(names: str, settings: Sequence[str] = (), *defaults: Settings) 
 
     Args:
         names: comma-separated, or ``all``.
-    Raises:
-        ValueError: an unknown method or setting (the nearest names are offered), a value of another type.
 
     >>> make_methods("slimming", ["slimming.steps=60"], {"slimming": {"learning_rate": 0.1, "steps": 5}})[0].steps
     60
@@ -129,12 +127,7 @@ def inj_runs(
     ratios: Sequence[float] | None = None,
     **options: Any,
 ) -> list[tuple[InjBenchmark, list[Localizer]]]:
-    """INJ at each ratio, with its methods, whose settings may depend on the ratio: the paper's, then ``tuned``, then ``settings``.
-
-    Args:
-        name: of the model.
-        options: of ``InjBenchmark``.
-    """
+    """INJ at each ratio, with its methods, whose settings may depend on the ratio: the paper's, then ``tuned``, then ``settings``."""
     runs: list[tuple[InjBenchmark, list[Localizer]]] = []
     for ratio in ratios or inj_ratios(name):
         chosen = make_methods(methods, settings, paper_settings(name, "inj", ratio), tuned or {})

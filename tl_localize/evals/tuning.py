@@ -26,8 +26,7 @@ Grid = Mapping[str, Sequence[Any]]
 def expand(method: str, grid: Grid) -> list[Localizer]:
     """One method per combination of the grid's values, in the order in which they are written.
 
-    Raises:
-        ValueError: an unknown method or setting (the nearest names are offered), or an axis without values.
+    Raises:  ValueError: an unknown method or setting (the nearest names are offered), or an axis without values.
 
     >>> [(method.steps, method.learning_rate) for method in expand("slimming", {"steps": [60, 200], "learning_rate": [0.01, 0.1]})]
     [(60, 0.01), (60, 0.1), (200, 0.01), (200, 0.1)]
@@ -61,7 +60,7 @@ def read_grids(path: str | Path) -> dict[str, Grid]:
     return _read(path, 'grid must be a JSON file such as {"slimming": {"steps": [60, 200]}}')
 
 
-def _read(path: str | Path, rule: str, key: str = "") -> dict[str, dict[str, Any]]:
+def _read(path: str | Path, rule: str, key: str = "") -> dict[str, Any]:
     """A JSON file of objects by name, or what it has under the key."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -149,14 +148,9 @@ class Ranking:
 
     @classmethod
     def of(cls, store: Store, names: Collection[str], ratio: float | None = None) -> Ranking:
-        """What is ranked.
-
-        Args:
-            names: of the methods that were tuned; controls and others in the folder are not ranked.
-            ratio: by default that of the newest plan, which need not be the run's own: a plan that is there is not made again.
-        """
+        """What is ranked: the methods that were tuned (``names``), at a ratio, by default that of the newest plan."""
         plans = [one.plan for one in store.plans()]
-        benchmark, inj = plans[-1].benchmark, plans[-1].benchmark == "inj"
+        inj = plans[-1].benchmark == "inj"
         ratio = plans[-1].tasks[-1].ratio if ratio is None else ratio
         labels = {label: text for plan in plans if plan.tasks[-1].ratio == ratio for label, text in plan.methods.items()}
         candidates = [method for method in map(method_of, dict.fromkeys(labels.values())) if method.name in names]
@@ -172,7 +166,7 @@ class Ranking:
             rule = f"largest loss of accuracy on the target minus that on the others at {100 * ratio:g} %, {n_dev} dev sequences"
             return cls(rank_del(results, candidates, ratio), rule, len(missing), 0, ratio)
         n_dev, lost = named["sequence_id"].nunique(), named.loc[~named["converged"], "sequence_id"].nunique()
-        rule = f"highest mean recall on the {n_dev} dev sentences of {benchmark}"
+        rule = f"highest mean recall on the {n_dev} dev sentences of inj"
         if lost:
             rule += f", of which {lost} are left out, because their injections did not converge"
         ranked = rank_inj(results, candidates) if named["converged"].any() else pd.DataFrame()
@@ -203,11 +197,7 @@ def write_settings(ranking: pd.DataFrame, path: str | Path, rule: str) -> dict[s
 
 
 def read_settings(path: str | Path) -> dict[str, dict[str, Any]]:
-    """Settings by method name, from a file that ``write_settings`` wrote.
-
-    Raises:
-        ValueError: another kind of file, or a method or setting that there is not.
-    """
+    """Settings by method name, from a file that ``write_settings`` wrote; ValueError where a method or setting is unknown."""
     settings = _read(path, "settings must be a file written by tl-localize tune", "settings")
     for method, values in settings.items():
         expand(method, {name: [value] for name, value in values.items()})
