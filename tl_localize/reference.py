@@ -13,7 +13,7 @@ import sysconfig
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Int32
@@ -66,9 +66,7 @@ def reference_sequences(model: LanguageModel, min_repetitions: int = 64) -> list
         tokens = encode(tokenizer_of(model), one.text)
         if len(tokens) != one.n_tokens:
             wrong = f"got one whose tokenizer makes {len(tokens)} tokens, not {one.n_tokens}, of {one.id!r}"
-            raise ValueError(
-                f"model must be a reference model, {wrong}. Use load_model('reference-gpt2') or load_model('reference-pythia')."
-            )
+            raise ValueError(f"model must be a reference model, {wrong}. Use load_model('reference-gpt2') or 'reference-pythia'.")
         found.append(MemorizedSequence(torch.tensor(tokens), N_PREFIX, one.id, one.category))
     return found
 
@@ -150,8 +148,8 @@ def held_out_tokens() -> Int32[torch.Tensor, "sequence pos"]:
     """
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(DATA / "reference-gpt2" / "tokenizer.json"))
-    end: int = tokenizer.token_to_id("<|endoftext|>")
+    tokenizer: Any = Tokenizer.from_file(str(DATA / "reference-gpt2" / "tokenizer.json"))
+    end = tokenizer.token_to_id("<|endoftext|>")
     texts = [tokenizer.encode(text, add_special_tokens=False).ids for text in general_texts("held-out")[0]]
     tokens = torch.tensor([token for text in texts for token in (*text, end)], dtype=torch.int32)
     return tokens[: len(tokens) // GENERAL_LENGTH * GENERAL_LENGTH].view(-1, GENERAL_LENGTH)

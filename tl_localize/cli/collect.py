@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -22,13 +23,13 @@ from tl_localize.evals.presets import GENERAL
 from tl_localize.execution import Store
 from tl_localize.files import prepare_folder, write_text
 from tl_localize.models import is_reference
+from tl_localize.neurons import LanguageModel
 from tl_localize.readers import TOKEN_SUFFIXES
-from tl_localize.reference import N_DEV, held_out_tokens, lacking_texts
+from tl_localize.reference import GENERAL_LENGTH, N_DEV, held_out_tokens, lacking_texts
 from tl_localize.report.tables import to_markdown
 from tl_localize.scores import save_tensors
 
 PAPER = Criteria()
-GENERAL_LENGTH = 128
 
 
 def collect(
@@ -53,7 +54,7 @@ def collect(
     """Find the sequences of a corpus that a model has memorized, for tl-localize del.
 
     Writes them with a report (how many each criterion removed, with examples) and general text for the perplexity. Without data a
-    reference model's own training texts is searched. The corpus is searched in chunks, each of which is kept: a collection that was
+    reference model's own training texts are searched. The corpus is searched in chunks, each of which is kept: a collection that was
     interrupted goes on with the same command, and the last step is made once all chunks are there. Exit status 1: a chunk failed; 130:
     interrupted.
     """
@@ -70,12 +71,7 @@ def collect(
     if not data and (lacking := lacking_texts()):
         say(lacking)
     search = Search(model, chunks, criteria, of_row) if data else reference_search(model, criteria, of_row)
-    if not compute([(search, [])], store, run, on.load):
-        raise typer.Exit(130)
-    found = SearchResults.of(store)
-    if found.missing:
-        show_report(found.report)
-        say_missing(found, "this makes the collection")
+    found = searched(search, store, run, on.load, "this makes the collection")
     collection = search.collection(found, n_dev=n_dev, n_max=n_max, seed=seed)
     collection = collection if data else with_planted(model, collection)
     collection.save(store.folder)
@@ -88,8 +84,14 @@ def collect(
     typer.echo(f"Use them: tl-localize del --model {on.model} --data {store.folder}")
 
 
-def say_missing(found: SearchResults, then: str) -> None:
-    """Say what the last step waits for and what the command does then, and leave: with status 1 where a chunk could not be searched."""
+def searched(search: Search, store: Store, run: RunOptions, load: Callable[[], LanguageModel], then: str) -> SearchResults:
+    """All chunks of a search. Leaves where it was interrupted or chunks are missing, and says what the command does once they are there."""
+    if not compute([(search, [])], store, run, load):
+        raise typer.Exit(130)
+    found = SearchResults.of(store)
+    if not found.missing:
+        return found
+    show_report(found.report)
     failed = {name: reason for name, reason in found.missing.items() if reason}
     for name, reason in failed.items():
         say(f"FAILED collect on {name}: {reason.splitlines()[0]}")
@@ -102,24 +104,24 @@ def say_missing(found: SearchResults, then: str) -> None:
 
 
 def publish_collect(store: Store, folder: Path) -> None:
-    """The report of a collection, and of a training texts the tables, from its folder: as far as it is made."""
-    searched = SearchResults.of(store).report
-    if not (collection := made_collection(store.folder, searched)):
+    """The report of a collection, and of the training texts the tables, from its folder: as far as it is made."""
+    report = SearchResults.of(store).report
+    if not (collection := made_collection(store.folder, report)):
         say("The last step is still to be made, by the same command of tl-localize collect. What was found in the chunks that are done:")
-        show_report(searched)
+        show_report(report)
         return
     write_text(prepare_folder(folder) / "report.csv", collection.report.table().to_csv())
     show_collection(collection, folder, planted=store.plans()[-1].plan.settings["data"] == [TRAINING])
 
 
-def made_collection(folder: Path, searched: Report) -> Collection | None:
+def made_collection(folder: Path, so_far: Report) -> Collection | None:
     """The collection of a folder; None where the last step was not made, or not from the chunks that are there."""
     try:
         collection = Collection.load(folder)
     except FileNotFoundError:
         return None
     last = {**collection.report.removed, "came in": collection.report.n_in}
-    alone = {name: n for name, n in searched.removed.items() if name not in (NEAR, SURPLUS)} | {"came in": searched.n_in}
+    alone = {name: n for name, n in so_far.removed.items() if name not in (NEAR, SURPLUS)} | {"came in": so_far.n_in}
     return collection if alone.items() <= last.items() else None
 
 

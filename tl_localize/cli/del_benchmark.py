@@ -10,12 +10,11 @@ import torch
 import typer
 
 from tl_localize.cli import options
-from tl_localize.cli.collect import say_missing
+from tl_localize.cli.collect import searched
 from tl_localize.cli.options import General, MethodSettings, ModelOptions, Prefix, RunOptions, SettingsFile, say
 from tl_localize.cli.running import compute, finish
 from tl_localize.collect.collection import check_draw
 from tl_localize.collect.reference_texts import reference_search, with_planted
-from tl_localize.collect.search import SearchResults
 from tl_localize.evals import presets
 from tl_localize.evals.ablation import ABLATIONS
 from tl_localize.evals.del_benchmark import DelBenchmark, check_by_layer
@@ -122,11 +121,7 @@ def collected_default(
     if lacking := lacking_texts():
         say(lacking)
     search = reference_search(model)
-    if not compute([(search, [])], store, run, load):
-        raise typer.Exit(130)
-    found = SearchResults.of(store)
-    if found.missing:
-        say_missing(found, "this goes on, in shards or at once")
+    found = searched(search, store, run, load, "this goes on, in shards or at once")
     with_planted(model, search.collection(found, n_dev=n_dev)).save(store.folder)
     save_tensors(store.folder / presets.GENERAL, {"tokens": held_out_tokens()[: presets.DEL_GENERAL].int()}, {})
     return store.folder

@@ -47,9 +47,7 @@ def status(folder: Folder) -> None:
         typer.echo(f"In the chunks that are done: {report} (before near-duplicates are removed). {made}")
 
 
-def table(
-    folder: Folder, out: Annotated[Path | None, typer.Option(help="Where to write. Default: the results folder itself.")] = None
-) -> None:
+def table(folder: Folder, out: Annotated[Path | None, typer.Option(help="Where to write. Default: the folder itself.")] = None) -> None:
     """All tables and figures from a results folder alone; the model is not needed."""
     store = Store(folder, read_only=True)
     planned(store)  # raises where there is none

@@ -107,14 +107,14 @@ def expanded(command: str, function: Callable[..., None]) -> Callable[..., None]
 def recorded(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that numbers depend on, as JSON takes them, with paths in full; what was left out is left out."""
 
-    def plain(value: Any) -> Any:
-        return str(value.absolute()) if isinstance(value, Path) else [plain(one) for one in value] if isinstance(value, list) else value
+    def plain(name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(name, one) for one in value]
+        in_full = isinstance(value, Path) or (name == "model" and Path(value).is_dir())
+        return str(Path(value).absolute()) if in_full else value
 
     own = inspect.signature(RunOptions).parameters
-    found = {name: plain(value) for name, value in options.items() if name not in own and value not in (None, False, [])}
-    if Path(found.get("model", "")).is_dir():
-        found["model"] = plain(Path(found["model"]))
-    return found
+    return {name: plain(name, value) for name, value in options.items() if name not in own and value not in (None, False, [])}
 
 
 def command_line(name: str, options: Mapping[str, Any]) -> str:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import typer
@@ -89,16 +88,14 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     """Ctrl-C or SIGTERM asks for a stop after the task in hand, a second one stops at once."""
     asked: list[int] = []
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def ask(number: int, _: Any) -> None:
         asked.append(number)
         if len(asked) > 1:
             raise KeyboardInterrupt
         say("Finishing the task in hand, which may take minutes. Once more stops at once, and loses that task alone.")
 
-    try:
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone hears signals
-        before: dict[signal.Signals, Any] = {}
+    alone_hears = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM) if alone_hears}
     try:
         yield lambda: bool(asked)
     finally:

@@ -23,6 +23,8 @@ from tl_localize.metrics import Decode
 from tl_localize.neurons import LanguageModel, check_seed
 from tl_localize.sequences import MemorizedSequence
 
+COLUMNS = ["id", "category", "split", "accuracy", "distance", "prefix", "suffix"]
+
 
 @dataclass(frozen=True, eq=False)
 class Collection:
@@ -101,8 +103,7 @@ class Collection:
                 row["category"] = next(iter(row["category"]), "")
                 row["suffix"] = row["all"][len(row["prompt"]) :]
             sequences = [MemorizedSequence(torch.tensor(row["tokens"]), row["prompt_len"], row["id"], row["category"]) for row in rows]
-            columns = ["id", "category", "split", "accuracy", "distance", "prefix", "suffix"]
-            frame = pd.DataFrame(rows).rename(columns={"prompt": "prefix"})[columns]
+            frame = pd.DataFrame(rows).rename(columns={"prompt": "prefix"})[COLUMNS]
             n_dev, report = list(frame["split"]).count("dev"), Report(**settings.pop("report"))
             return cls(sequences, n_dev, frame, report, Criteria(**settings.pop("criteria")), settings.pop("groups"), settings)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -164,26 +165,22 @@ def assemble(filter: Filter, chunks: Iterable[FilteredChunk], *, n_dev: int = 5,
             if i != chosen:
                 report.remove(NEAR, found[i].id, f"of {found[chosen].id}", found[i].text)
     if len(best) <= n_dev:
-        raise ValueError(
-            f"n_dev must leave at least one of the {len(best)} memorized sequences for the test, got {n_dev} ({report}). "
-            "Give more text, loosen a criterion, or use a smaller dev set."
-        )
+        wrong = f"got {n_dev} ({report}). Give more text, loosen a criterion, or use a smaller dev set."
+        raise ValueError(f"n_dev must leave at least one of the {len(best)} memorized sequences for the test, {wrong}")
     order = np.random.default_rng(seed).permutation(len(best))
     kept = [int(k) for k in chain(order[:n_dev], np.sort(order[n_dev:n_max]))]  # of best and groups
     for k in order[len(kept) :]:
         report.remove(SURPLUS, found[best[k]].id, f"more than {n_max} were found", found[best[k]].text)
     chosen = [found[best[k]] for k in kept]
     others = {found[best[k]].id: [found[i].id for i in groups[k] if i != best[k]] for k in kept}
-    splits = ["dev"] * n_dev + ["test"] * (len(chosen) - n_dev)
-    rows = [
-        {"id": one.id, "category": one.category, "split": split, "accuracy": one.accuracy, "distance": one.distance}
-        | _prefix_and_suffix(filter, one)
-        for one, split in zip(chosen, splits, strict=True)
-    ]
+    rows: list[dict[str, Any]] = []
+    for i, one in enumerate(chosen):
+        about = {name: getattr(one, name) for name in ("id", "category", "accuracy", "distance")}
+        rows.append({**about, "split": "dev" if i < n_dev else "test", **_prefix_and_suffix(filter, one)})
     return Collection(
         [MemorizedSequence(torch.from_numpy(one.tokens), criteria.n_prefix, one.id, one.category) for one in chosen],
         n_dev,
-        pd.DataFrame(rows),
+        pd.DataFrame(rows)[COLUMNS],
         report,
         criteria,
         {name: members for name, members in others.items() if members},

@@ -6,7 +6,7 @@ The stream is read once; memory holds one batch and what has passed so far.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeVar
@@ -121,10 +121,8 @@ class Filter:
             candidate = replace(given, tokens=given.tokens[: criteria.length].astype(np.int64))
             tokens = candidate.tokens
             if len(tokens) and not 0 <= (low := int(tokens.min())) <= (high := int(tokens.max())) < d_vocab:
-                raise ValueError(
-                    f"tokens must be in [0, {d_vocab}), got {low if low < 0 else high} in {candidate.id!r}. "
-                    "Was the text tokenized with another model's tokenizer?"
-                )
+                wrong = f"got {low if low < 0 else high} in {candidate.id!r}. Was the text tokenized with another model's tokenizer?"
+                raise ValueError(f"tokens must be in [0, {d_vocab}), {wrong}")
             if len(tokens) < criteria.length:
                 self._remove(SHORT, candidate, f"{len(tokens)} tokens")
             elif (distinct := len(set(tokens[criteria.n_prefix :].tolist()))) < criteria.min_distinct:
@@ -167,7 +165,7 @@ class Filter:
     def _hits(self, batch: list[Candidate], n: int) -> Bool[np.ndarray, "batch suffix"]:
         """Which of the first n suffix tokens the teacher-forced argmax predicts."""
         start = self.criteria.n_prefix
-        tokens = _stack(batch)[:, : start + n]
+        tokens = np.stack([candidate.tokens for candidate in batch])[:, : start + n]
         given = torch.from_numpy(tokens[:, :-1]).to(self.view.device)
         with self.view.one_gelu_kernel():
             predicted = unembed(self.model, residual(self.model, given)[:, start - 1 :]).argmax(-1)
@@ -193,7 +191,7 @@ class Filter:
         Up to its first teacher-forced miss the continuation is the true suffix. So a candidate without a miss needs no generation, and
         the others start at the earliest miss among them.
         """
-        tokens = _stack([candidate for candidate, _ in batch])
+        tokens = np.stack([candidate.tokens for candidate, _ in batch])
         rows = [i for i, (_, hits) in enumerate(batch) if not hits.all()]
         if rows:
             start = self.criteria.n_prefix + min(int(batch[i][1].argmin()) for i in rows)
@@ -230,7 +228,3 @@ def as_candidate(item: Any, id: str) -> Candidate:
         wrong = f"got shape {tokens.shape} of {tokens.dtype}. Cut texts and long rows with text_windows or token_windows."
         raise ValueError(f"stream must give vectors of token ids, {wrong}")
     return Candidate(tokens, id)
-
-
-def _stack(batch: Sequence[Candidate]) -> Int[np.ndarray, "batch pos"]:
-    return np.stack([candidate.tokens for candidate in batch])

@@ -53,10 +53,8 @@ def perplexity_split(
             elif (place := int(rng.integers(seen))) < n_sequences:
                 kept[place] = row
     if not kept:
-        raise ValueError(
-            f"stream must hold general text for the perplexity, got none ({short} sequences are shorter than {length} tokens, {shared} "
-            "share text with collected ones). Give longer or more text, or a shorter length."
-        )
+        why = f"{short} sequences are shorter than {length} tokens, {shared} share text with collected ones"
+        raise ValueError(f"stream must hold general text for the perplexity, got none ({why}). Give longer or more text.")
     return torch.from_numpy(np.stack(kept))
 
 

@@ -226,10 +226,8 @@ class Search(Benchmark[SearchResults]):
             raise ValueError(f"chunks must all be searched, got {len(found.missing)} of {len(self.chunks)} missing. Run the search again.")
         for chunk, content in zip(self.chunks, found.contents, strict=True):
             if chunk.read()[1] != content:
-                raise ValueError(
-                    f"data must stay as they were when they were searched, got another content in {str(chunk.corpus.path)!r} "
-                    f"({chunk.first} to {chunk.end}). Search them again in another folder."
-                )
+                place = f"{str(chunk.corpus.path)!r} ({chunk.first} to {chunk.end}). Search them again in another folder."
+                raise ValueError(f"data must stay as they were when they were searched, got another content in {place}")
         return assemble(self._filter, [chunk for chunk in found.chunks if chunk], n_dev=n_dev, n_max=n_max, seed=seed)
 
     def general_text(

@@ -161,11 +161,10 @@ def del_runs(
     benchmark: DelBenchmark, methods: Sequence[Localizer], fewer: Mapping[str, int] | None = None
 ) -> list[tuple[DelBenchmark, list[Localizer]]]:
     """DEL once for each number of targets, with the methods that have it: ``fewer``, by method name, or the benchmark's."""
-    counts = {method: (fewer or {}).get(method.name, benchmark.n_targets) for method in methods}
-    return [
-        (dataclasses.replace(benchmark, n_targets=n), [method for method in methods if counts[method] == n])
-        for n in dict.fromkeys(counts.values())
-    ]
+    runs: dict[int | None, list[Localizer]] = {}
+    for method in methods:
+        runs.setdefault((fewer or {}).get(method.name, benchmark.n_targets), []).append(method)
+    return [(dataclasses.replace(benchmark, n_targets=n), some) for n, some in runs.items()]
 
 
 def single_layer_run(benchmark: DelBenchmark, method: Localizer) -> tuple[DelBenchmark, list[Localizer]]:
