@@ -16,7 +16,9 @@ import numpy as np
 import torch
 
 from tl_localize import load_model
-from tl_localize.collect import Candidate, Criteria, Filter, near_duplicates, token_windows
+from tl_localize.collect import Candidate, Criteria, token_windows
+from tl_localize.collect.duplicates import near_duplicates
+from tl_localize.collect.filter import Filter
 from tl_localize.collect.reference_texts import training_rows
 
 STRIDE = 1  # windows at every position: more than a hundred thousand in the training texts

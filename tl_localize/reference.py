@@ -13,7 +13,7 @@ import sysconfig
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Int32
@@ -51,27 +51,22 @@ def load_planted() -> tuple[PlantedSequence, ...]:
 def reference_sequences(model: LanguageModel, min_repetitions: int = 64) -> list[MemorizedSequence]:
     """The planted sequences that the reference models saw at least so often, those seen most often first.
 
-    From 64 repetitions on both models recite every one of them; ``data/reference-*/memorized.json`` says how well.
-
-    Raises:
-        ValueError: no sequence has so many repetitions, or the model's tokenizer is not that of the reference models.
+    From 64 repetitions on both models recite every one of them; ``data/reference-*/memorized.json`` says how well. Raises a ValueError
+    where no sequence has so many repetitions, or the model's tokenizer is not that of the reference models.
 
     >>> sequence = reference_sequences(model)[0]
     >>> len(sequence.prefix), len(sequence.suffix), bool(accuracy(model, [sequence]) > 0.9)
     (32, 48, True)
     """
-    planted = [one for one in load_planted() if one.repetitions >= min_repetitions]
-    if not planted:
-        most = max(one.repetitions for one in load_planted())
+    planted = sorted(load_planted(), key=lambda one: -one.repetitions)
+    if min_repetitions > (most := planted[0].repetitions):
         raise ValueError(f"min_repetitions must be at most {most}, got {min_repetitions!r}. No planted sequence was seen so often.")
     found: list[MemorizedSequence] = []
-    for one in sorted(planted, key=lambda one: -one.repetitions):
+    for one in (one for one in planted if one.repetitions >= min_repetitions):
         tokens = encode(tokenizer_of(model), one.text)
         if len(tokens) != one.n_tokens:
-            raise ValueError(
-                f"model must be a reference model, got one whose tokenizer makes {len(tokens)} tokens, not {one.n_tokens}, of {one.id!r}. "
-                "Use load_model('reference-gpt2') or load_model('reference-pythia')."
-            )
+            wrong = f"got one whose tokenizer makes {len(tokens)} tokens, not {one.n_tokens}, of {one.id!r}"
+            raise ValueError(f"model must be a reference model, {wrong}. Use load_model('reference-gpt2') or 'reference-pythia'.")
         found.append(MemorizedSequence(torch.tensor(tokens), N_PREFIX, one.id, one.category))
     return found
 
@@ -84,8 +79,7 @@ def inj_sequences(model: LanguageModel, path: str | Path | None = None, dev: boo
     Args:
         path: an ECBD-style JSONL file (key: definition), as of ``readers.read_definitions``; the shipped sentences unless given.
         dev: the first 5 sentences alone, which are for choosing hyperparameters; without it all others.
-    Raises:
-        ValueError: the model has no tokenizer, or the file no more than 5 sentences.
+    Raises:  ValueError: the model has no tokenizer, or the file no more than 5 sentences.
 
     >>> sentences = inj_sequences(model)
     >>> len(sentences), model.tokenizer.decode(sentences[0].tokens[:7])
@@ -94,11 +88,8 @@ def inj_sequences(model: LanguageModel, path: str | Path | None = None, dev: boo
     sentences = read_definitions(path or DATA / "inj_sentences.jsonl")
     if len(sentences) <= N_DEV:
         raise ValueError(f"data must hold more than {N_DEV} sentences, got {len(sentences)}. The first {N_DEV} are for development.")
-    tokenizer = tokenizer_of(model)
-    sequences = [
-        MemorizedSequence(torch.tensor(encode(tokenizer, sentence)), 1, id=f"{i:03d} {sentence[:24]}")
-        for i, sentence in enumerate(sentences)
-    ]
+    tokens = [torch.tensor(encode(tokenizer_of(model), sentence)) for sentence in sentences]
+    sequences = [MemorizedSequence(tokens[i], 1, id=f"{i:03d} {sentence[:24]}") for i, sentence in enumerate(sentences)]
     return sequences[:N_DEV] if dev else sequences[N_DEV:]
 
 
@@ -106,14 +97,10 @@ def inj_sequences(model: LanguageModel, path: str | Path | None = None, dev: boo
 def general_texts(split: Literal["training", "held-out"]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Docstrings of this Python's standard library that the reference models saw in training, or that were held out.
 
-    The list holds those that are word for word the same in Python 3.10, 3.11, 3.12 and 3.13, as hashes, so that every version gives the
-    same texts in the same order. A docstring that another version has changed or dropped is left out and named.
+    The list holds those that are word for word the same in Python 3.10 to 3.13, as hashes, so that every version gives the same texts in
+    the same order. A docstring that another version has changed or dropped is left out and named.
 
     Returns: the texts, and the names (file and hash) of those that are left out.
-
-    >>> texts, lacking = general_texts("held-out")
-    >>> len(texts) + len(lacking)
-    271
     """
     listed: dict[str, list[str]] = json.loads((CORPUS_DIR / "general.json").read_text(encoding="utf-8"))[split]
     texts: list[str] = []
@@ -144,10 +131,8 @@ def lacking_texts() -> str:
     if not lacking:
         return ""
     few = " Too few are left to compare numbers with those of other versions." if len(lacking) > n / 10 else ""
-    return (
-        f"{len(lacking)} of {n} general texts of the reference models are not in this Python ({platform.python_version()}) as they were, "
-        f"such as {lacking[0]}: numbers on general text may differ a little.{few}"
-    )
+    gone = f"{len(lacking)} of {n} general texts of the reference models are not in this Python ({platform.python_version()}) as they were"
+    return f"{gone}, such as {lacking[0]}: numbers on general text may differ a little.{few}"
 
 
 def held_out_tokens() -> Int32[torch.Tensor, "sequence pos"]:
@@ -167,8 +152,8 @@ def held_out_tokens() -> Int32[torch.Tensor, "sequence pos"]:
 def _held_out_tokens() -> Int32[torch.Tensor, "sequence pos"]:
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(DATA / "reference-gpt2" / "tokenizer.json"))
-    end = tokenizer.token_to_id("<|endoftext|>") or 0
+    tokenizer: Any = Tokenizer.from_file(str(DATA / "reference-gpt2" / "tokenizer.json"))
+    end = tokenizer.token_to_id("<|endoftext|>")
     texts = [tokenizer.encode(text, add_special_tokens=False).ids for text in general_texts("held-out")[0]]
     tokens = torch.tensor([token for text in texts for token in (*text, end)], dtype=torch.int32)
     return tokens[: len(tokens) // GENERAL_LENGTH * GENERAL_LENGTH].view(-1, GENERAL_LENGTH)

@@ -112,6 +112,26 @@ def test_inj_ctrl_c_finishes_the_task_in_hand(run, tmp_path, on_third_score):
     assert signal.getsignal(signal.SIGINT) == before
 
 
+def test_two_shards_that_end_at_the_same_moment_leave_whole_tables(run, tmp_path, monkeypatch):
+    from tl_localize.evals import InjResults
+
+    arguments = ["--ratio", 0.1, "--methods", "activations", "--max-steps", 1]
+    right, calls = InjResults.save, []
+
+    def late(self, folder):
+        calls.append(folder)
+        if len(calls) == 1:  # the other shard ends after this one has read the records, and publishes first
+            assert run.inj(*arguments, "--shard", "2/2").exit_code == 1  # no injection converged
+        right(self, folder)
+
+    monkeypatch.setattr(InjResults, "save", late)
+    result = run.inj(*arguments, "--shard", "1/2")
+    assert result.exit_code == 1, result.output
+    assert len(calls) == 3
+    assert "MISSING" not in (tmp_path / "out" / "inj.md").read_text()
+    assert not (tmp_path / "out" / "missing.csv").exists()
+
+
 def test_folder_is_told_from_without_the_model(run, tmp_path, monkeypatch):
     import shlex
 
@@ -221,7 +241,8 @@ def test_inj_explains_a_mistake_in_one_line(run, arguments, message):
         (["--limit", -1], "limit must be at least 1, got -1"),
         (["--max-steps", 0], "max_steps must be at least 1, got 0"),
         (["--learning-rate", 0], "learning_rate must be above 0, got 0.0"),
-        (["--seed", -1], "seed must be at least 0, got -1"),
+        (["--seed", -1], "seed must be a whole number from 0 to 2**32 - 1, got -1"),
+        (["--seed", 2**32], "seed must be a whole number from 0 to 2**32 - 1, got 4294967296"),
         (["--distractors", -1], "distractors must be at least 0, got -1"),
         (["--ratio", 0], "ratio must be a fraction in (0, 1], got 0.0"),
         (["--ratio", 0.1, "--ratio", 0.1], "ratio must be given once for each share, got [0.1, 0.1]"),

@@ -153,6 +153,8 @@ def test_collect_looks_at_every_window(run, corpus, tmp_path):
         (["--min-accuracy", 90], "min_accuracy must be in [0, 1], got 90"),
         (["--min-distinct", 100], "min_distinct must be in [0, 48], got 100"),
         (["--n-general", 0], "n_general must be at least 1, got 0"),
+        (["--seed", -1], "seed must be a whole number from 0 to 2**32 - 1, got -1"),
+        (["--seed", 2**32], "seed must be a whole number from 0 to 2**32 - 1, got 4294967296"),
     ],
 )
 def test_collect_finds_mistakes_before_the_model_is_loaded(run, arguments, message, monkeypatch):
@@ -206,7 +208,7 @@ def test_collect_names_what_was_wrong_and_writes_nothing(run, recited, tmp_path,
 
 
 def test_collect_records_a_failed_chunk_goes_on_and_tries_again_when_asked(run, corpus, tmp_path, monkeypatch):
-    from tl_localize.collect import Filter
+    from tl_localize.collect.filter import Filter
 
     monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 3)
     arguments = ["--data", corpus, *LOOSE]
@@ -298,7 +300,7 @@ def collected(folder):
 
 @pytest.mark.parametrize("windows", ["first", "7", "any"])
 def test_collect_goes_on_where_it_was(run, corpus, tmp_path, monkeypatch, windows):
-    from tl_localize.collect import Filter
+    from tl_localize.collect.filter import Filter
 
     monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 3)
     (twin := tmp_path / "twin.npy").write_bytes(corpus.read_bytes())
@@ -371,7 +373,7 @@ def test_collect_ctrl_c_finishes_the_chunk_in_hand_and_twice_stops_at_once(run, 
     import os
     import signal
 
-    from tl_localize.collect import Filter
+    from tl_localize.collect.filter import Filter
 
     monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 3)
     right, calls = Filter.filter, []
@@ -410,7 +412,7 @@ def test_collect_says_how_far_it_is_in_a_log_also_within_a_long_chunk(run, corpu
     import re
     import time
 
-    from tl_localize.collect import Filter
+    from tl_localize.collect.filter import Filter
 
     right = Filter.filter
 
@@ -550,7 +552,8 @@ def test_del_explains_a_mistake_in_one_line(run, collection, arguments, message)
         (["--n-dev", 105], "n_dev must be at least 0 and below n_max=105, got 105"),
         (["--n-dev", -1], "n_dev must be at least 0, got -1"),
         (["--n-prefix", 0], "n_prefix must be at least 1, got 0"),
-        (["--seed", -1], "seed must be a whole number from 0 to 2**63 - 1, got -1"),
+        (["--seed", -1], "seed must be a whole number from 0 to 2**32 - 1, got -1"),
+        (["--seed", 2**32], "seed must be a whole number from 0 to 2**32 - 1, got 4294967296"),
         (["--shard", "0/2"], "shard must read i/n"),
         (["--workers", 0], "workers must be at least 1, got 0"),
         (["--single-layer", "hard_concrete"], "method must score each layer by itself for single layers, got HardConcrete("),
@@ -583,7 +586,8 @@ def default_data(recited, model_dir, monkeypatch):
     import torch
 
     from tl_localize import load_model
-    from tl_localize.collect import Corpus, Criteria, Search, chunks_of
+    from tl_localize.collect import Criteria
+    from tl_localize.collect.search import Corpus, Search, chunks_of
 
     def search(model):
         criteria = Criteria(n_prefix=4, n_suffix=12, min_distinct=1, max_jaccard=1)
@@ -593,8 +597,8 @@ def default_data(recited, model_dir, monkeypatch):
     general = torch.randint(256, (3, 20), generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 2)
     monkeypatch.setattr("tl_localize.cli.del_benchmark.reference_search", search)
-    monkeypatch.setattr("tl_localize.cli.del_benchmark.say_texts", lambda: None)
-    monkeypatch.setattr("tl_localize.evals.presets.held_out_tokens", lambda: general)
+    monkeypatch.setattr("tl_localize.cli.del_benchmark.lacking_texts", lambda: "")
+    monkeypatch.setattr("tl_localize.cli.del_benchmark.held_out_tokens", lambda: general)
     monkeypatch.setattr("tl_localize.cli.options.load_model", lambda *a: load_model(model_dir, device="cpu"))
     return ["--model", "reference", "--n-dev", 2]
 
@@ -606,7 +610,7 @@ def test_del_collects_in_the_machinery_of_runs(run, default_data, tmp_path, monk
     import signal
 
     from tl_localize.cli import app
-    from tl_localize.collect import Filter
+    from tl_localize.collect.filter import Filter
 
     right, calls = Filter.filter, []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,7 @@ import pytest
 import torch
 from recited import CRITERIA, letters
 
-from tl_localize.collect import (
-    Collection,
-    Criteria,
-    collect_memorized,
-)
+from tl_localize.collect import Collection, Criteria, collect_memorized
 from tl_localize.collect.criteria import NEAR
 
 
@@ -66,10 +63,13 @@ def test_save_and_load_keep_everything(gpt2_like: Any, corpus: Any, tmp_path: Pa
 def test_load_names_what_is_broken(gpt2_like: Any, corpus: Any, tmp_path: Path) -> None:
     collect_memorized(gpt2_like, corpus(gpt2_like), CRITERIA, n_dev=2, decode=letters).save(tmp_path)
     good = (tmp_path / "sequences.jsonl").read_text()
-    (tmp_path / "sequences.jsonl").write_text(good + good.splitlines()[0].replace("prompt_len", "length"))
-    with pytest.raises(ValueError, match=rf"got 'prompt_len' .*line {1 + len(good.splitlines())}\). Collect again"):
-        Collection.load(tmp_path)
+    lines = good.splitlines(keepends=True)
+    for changed in (lines[:-1], sorted(lines), [*lines, lines[0]], [good.replace('"dev"', '"test"')], []):
+        (tmp_path / "sequences.jsonl").write_text("".join(changed))
+        with pytest.raises(ValueError, match=r"other lines than were written \(cut, sorted or changed\) in sequences.jsonl.*Collect again"):
+            Collection.load(tmp_path)
     (tmp_path / "sequences.jsonl").write_text(good)
+    assert Collection.load(tmp_path).n_dev == 2
     for broken in ("{", "[]", "{}"):
         (tmp_path / "settings.json").write_text(broken)
         with pytest.raises(ValueError, match="collection must be what tl-localize collect wrote, got "):
@@ -79,6 +79,20 @@ def test_load_names_what_is_broken(gpt2_like: Any, corpus: Any, tmp_path: Path) 
         Collection.load(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"without a sequences\.jsonl\. Run tl-localize collect"):
         Collection.load(tmp_path / "elsewhere")
+
+
+def test_dev_sequences_are_those_whose_split_says_so(gpt2_like: Any, corpus: Any, tmp_path: Path) -> None:
+    found = collect_memorized(gpt2_like, corpus(gpt2_like), CRITERIA, n_dev=2, decode=letters)
+    found.save(tmp_path)
+    lines = (tmp_path / "sequences.jsonl").read_text().splitlines(keepends=True)[::-1]
+    (tmp_path / "sequences.jsonl").write_text("".join(lines))
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    settings["sha256"] = hashlib.sha256("".join(lines).encode()).hexdigest()
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    loaded = Collection.load(tmp_path)
+    names = [sequence.id for sequence in found.sequences]
+    assert loaded.n_dev == 2
+    assert [sequence.id for sequence in loaded.sequences] == list(loaded.frame["id"]) == [*names[1::-1], *names[:1:-1]]
 
 
 def test_save_writes_what_read_manual_reads(gpt2_like: Any, corpus: Any, tmp_path: Path) -> None:
@@ -125,3 +139,6 @@ def test_collect_refuses_a_dev_set_larger_than_the_data(gpt2_like: Any, corpus: 
         collect_memorized(gpt2_like, rows, CRITERIA, decode=letters)
     with pytest.raises(ValueError, match=r"below n_max=3, got 5"):
         collect_memorized(gpt2_like, rows, CRITERIA, n_max=3, decode=letters)
+    for seed in (-1, 2**32):
+        with pytest.raises(ValueError, match=rf"seed must be a whole number from 0 to 2\*\*32 - 1, got {seed}"):
+            collect_memorized(gpt2_like, rows, CRITERIA, n_dev=0, seed=seed, decode=letters)

@@ -8,10 +8,7 @@ import pytest
 import torch
 from recited import letters, recite
 
-from tl_localize.collect import (
-    Criteria,
-    collect_memorized,
-)
+from tl_localize.collect import Criteria, collect_memorized
 from tl_localize.collect.criteria import DISTANT, INACCURATE, MONOTONOUS, NEAR, REPEATED, REPETITIVE, SHORT, SURPLUS
 
 

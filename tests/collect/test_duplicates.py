@@ -6,10 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tl_localize.collect import (
-    near_duplicates,
-)
-from tl_localize.collect.duplicates import origins
+from tl_localize.collect.duplicates import near_duplicates, origins
 
 
 def by_all_pairs(tokens: np.ndarray, max_jaccard: float, ngram: int) -> list[list[int]]:

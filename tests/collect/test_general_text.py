@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from tl_localize import MemorizedSequence
-from tl_localize.collect import (
-    perplexity_split,
-)
+from tl_localize.collect import perplexity_split
 
 
 def test_perplexity_split_shares_no_run_with_the_collected() -> None:

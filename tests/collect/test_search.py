@@ -13,19 +13,9 @@ import pytest
 import torch
 from recited import CRITERIA, letters
 
-from tl_localize.collect import (
-    Corpus,
-    Criteria,
-    Filter,
-    Search,
-    SearchResults,
-    chunks_of,
-    collect_memorized,
-    likely_windows,
-    parse_windows,
-    text_windows,
-    token_windows,
-)
+from tl_localize.collect import Criteria, collect_memorized, likely_windows, text_windows, token_windows
+from tl_localize.collect.filter import Filter
+from tl_localize.collect.search import Corpus, Search, SearchResults, chunks_of, parse_windows
 from tl_localize.execution.engine import InProcess
 from tl_localize.execution.store import Store
 

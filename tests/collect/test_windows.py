@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tl_localize.collect import (
-    Criteria,
-    likely_windows,
-    text_windows,
-    token_windows,
-)
+from tl_localize.collect import Criteria, likely_windows, text_windows, token_windows
 
 
 def test_token_windows_take_the_first_or_every_so_many() -> None:

@@ -5,41 +5,37 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import pandas as pd
 import typer
 
 from tl_localize.cli.options import ModelOptions, RunOptions, save_all, say
 from tl_localize.cli.running import compute
-from tl_localize.collect import Collection, Corpus, Criteria, Report, Search, SearchResults, check_draw, chunks_of, parse_windows
+from tl_localize.collect import Collection, Criteria, Report
+from tl_localize.collect.collection import check_draw
 from tl_localize.collect.criteria import NEAR, SURPLUS
 from tl_localize.collect.reference_texts import TRAINING, reference_search, reference_tables, with_planted
+from tl_localize.collect.search import Corpus, Search, SearchResults, chunks_of, parse_windows
 from tl_localize.evals.presets import GENERAL
 from tl_localize.execution import Store
 from tl_localize.files import prepare_folder, save_tensors, write_text
 from tl_localize.models import is_reference
+from tl_localize.neurons import LanguageModel
 from tl_localize.readers import TOKEN_SUFFIXES
-from tl_localize.reference import N_DEV, held_out_tokens, lacking_texts
+from tl_localize.reference import GENERAL_LENGTH, N_DEV, held_out_tokens, lacking_texts
 from tl_localize.report.tables import to_markdown
 
 PAPER = Criteria()
-GENERAL_LENGTH = 128
 
 
 def collect(
     *,
-    data: Annotated[
-        list[Path] | None,
-        typer.Option(help=f"Text (one a line), .jsonl, or tokens ({', '.join(TOKEN_SUFFIXES)}); may be given many times."),
-    ] = None,
+    data: Annotated[list[Path] | None, typer.Option(help=f"Text, .jsonl, or tokens ({', '.join(TOKEN_SUFFIXES)}); many times.")] = None,
     on: ModelOptions,
-    windows: Annotated[
-        str, typer.Option(help="first: the first tokens of each row or text; any: wherever a row may be memorized; N: every N tokens.")
-    ] = "first",
+    windows: Annotated[str, typer.Option(help="Of each row: first, any (wherever it may be memorized), or one every N tokens.")] = "first",
     key: Annotated[str, typer.Option(help="Key of the text in .jsonl files.")] = "text",
     n_prefix: Annotated[int, typer.Option(help="Tokens that prompt the model.")] = PAPER.n_prefix,
     n_suffix: Annotated[int, typer.Option(help="Tokens that it must recite.")] = PAPER.n_suffix,
@@ -57,13 +53,13 @@ def collect(
     """Find the sequences of a corpus that a model has memorized, for tl-localize del.
 
     Writes them with a report (how many each criterion removed, with examples) and general text for the perplexity. Without data a
-    reference model's own training texts is searched. The corpus is searched in chunks, each of which is kept: a collection that was
+    reference model's own training texts are searched. The corpus is searched in chunks, each of which is kept: a collection that was
     interrupted goes on with the same command, and the last step is made once all chunks are there. Exit status 1: a chunk failed; 130:
     interrupted.
     """
     of_row = parse_windows(windows)
     criteria = Criteria(**{name: value for name, value in run.options.items() if name in asdict(PAPER)})
-    check_draw(n_dev, n_max)
+    check_draw(n_dev, n_max, seed)
     if n_general < 1:
         raise ValueError(f"n_general must be at least 1, got {n_general}. The paper has 2048.")
     if not data and not is_reference(on.model):
@@ -71,21 +67,14 @@ def collect(
     chunks = chunks_of([Corpus(path, key) for path in data], of_row, criteria.length) if data else []
     store = run.store(run.folder(f"collect-{on.short}"))
     model = on.load()
-    if not data:
-        say_texts()
+    if not data and (lacking := lacking_texts()):
+        say(lacking)
     search = Search(model, chunks, criteria, of_row) if data else reference_search(model, criteria, of_row)
-    if not compute([(search, [])], store, run, on.load):
-        raise typer.Exit(130)
-    found = SearchResults.of(store)
-    if found.missing:
-        show_report(found.report)
-        say_missing(found, "this makes the collection")
+    found = searched(search, store, run, on.load, "this makes the collection")
     collection = search.collection(found, n_dev=n_dev, n_max=n_max, seed=seed)
     collection = collection if data else with_planted(model, collection)
     collection.save(store.folder)
-    show_report(collection.report)
-    show_tables({} if data else reference_tables(collection), store.folder)
-    typer.echo(f"{len(collection.sequences)} memorized sequences ({n_dev} of them dev), the report and its examples: {store.folder}")
+    show_collection(collection, store.folder, planted=not data)
     try:
         general = search.general_text(collection.sequences, n_general, GENERAL_LENGTH, seed=seed) if data else held_out_tokens()[:n_general]
         save_tensors(store.folder / GENERAL, {"tokens": general.int()}, {})
@@ -94,18 +83,14 @@ def collect(
     typer.echo(f"Use them: tl-localize del --model {on.model} --data {store.folder}")
 
 
-def say_texts() -> None:
-    """Say what of the reference models' texts this Python lacks."""
-    if lacking := lacking_texts():
-        say(lacking)
-
-
-def say_missing(found: SearchResults, then: str) -> None:
-    """Say what the last step waits for, and leave: with status 1 where a chunk could not be searched.
-
-    Args:
-        then: what the command without ``--shard`` does once all chunks are there.
-    """
+def searched(search: Search, store: Store, run: RunOptions, load: Callable[[], LanguageModel], then: str) -> SearchResults:
+    """All chunks of a search. Leaves where it was interrupted or chunks are missing, and says what the command does once they are there."""
+    if not compute([(search, [])], store, run, load):
+        raise typer.Exit(130)
+    found = SearchResults.of(store)
+    if not found.missing:
+        return found
+    show_report(found.report)
     failed = {name: reason for name, reason in found.missing.items() if reason}
     for name, reason in failed.items():
         say(f"FAILED collect on {name}: {reason.splitlines()[0]}")
@@ -118,36 +103,36 @@ def say_missing(found: SearchResults, then: str) -> None:
 
 
 def publish_collect(store: Store, folder: Path) -> None:
-    """The report of a collection, and of a training texts the tables, from its folder: as far as it is made."""
-    searched = SearchResults.of(store).report
-    if not (collection := made_collection(store.folder, searched)):
+    """The report of a collection, and of the training texts the tables, from its folder: as far as it is made."""
+    report = SearchResults.of(store).report
+    if not (collection := made_collection(store.folder, report)):
         say("The last step is still to be made, by the same command of tl-localize collect. What was found in the chunks that are done:")
-        show_report(searched)
+        show_report(report)
         return
     write_text(prepare_folder(folder) / "report.csv", collection.report.table().to_csv())
-    show_report(collection.report)
-    show_tables(reference_tables(collection) if store.plans()[-1].plan.settings["data"] == [TRAINING] else {}, folder)
-    typer.echo(f"{len(collection.sequences)} memorized sequences ({collection.n_dev} of them dev): {store.folder}")
+    show_collection(collection, folder, planted=store.plans()[-1].plan.settings["data"] == [TRAINING])
 
 
-def made_collection(folder: Path, searched: Report) -> Collection | None:
+def made_collection(folder: Path, so_far: Report) -> Collection | None:
     """The collection of a folder; None where the last step was not made, or not from the chunks that are there."""
     try:
         collection = Collection.load(folder)
     except FileNotFoundError:
         return None
     last = {**collection.report.removed, "came in": collection.report.n_in}
-    alone = {name: n for name, n in searched.removed.items() if name not in (NEAR, SURPLUS)} | {"came in": searched.n_in}
+    alone = {name: n for name, n in so_far.removed.items() if name not in (NEAR, SURPLUS)} | {"came in": so_far.n_in}
     return collection if alone.items() <= last.items() else None
 
 
 def show_report(report: Report) -> None:
-    """What each criterion removed, on the terminal."""
     typer.echo(f"\n{to_markdown(report.table()[['removed', 'left']])}\n")
 
 
-def show_tables(tables: Mapping[str, tuple[pd.DataFrame, str]], folder: Path) -> None:
-    """Tables with their captions into a folder, and their first rows on the terminal."""
+def show_collection(collection: Collection, folder: Path, *, planted: bool) -> None:
+    """The report, and of the reference models' own texts the tables, of which the first rows go to the terminal."""
+    show_report(collection.report)
+    tables = reference_tables(collection) if planted else {}
     save_all(folder, tables)
     for table, caption in tables.values():
         typer.echo(f"{caption}\n\n{to_markdown(table.head(10))}\n")
+    typer.echo(f"{len(collection.sequences)} memorized sequences ({collection.n_dev} of them dev), the report and its examples: {folder}")

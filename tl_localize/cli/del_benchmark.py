@@ -10,11 +10,11 @@ import torch
 import typer
 
 from tl_localize.cli import options
-from tl_localize.cli.collect import say_missing, say_texts
+from tl_localize.cli.collect import searched
 from tl_localize.cli.options import General, MethodSettings, ModelOptions, Prefix, RunOptions, SettingsFile, say
 from tl_localize.cli.running import compute, finish
-from tl_localize.collect import SearchResults, check_draw
-from tl_localize.collect.reference_texts import reference_search
+from tl_localize.collect.collection import check_draw
+from tl_localize.collect.reference_texts import reference_search, with_planted
 from tl_localize.evals import presets
 from tl_localize.evals.ablation import ABLATIONS
 from tl_localize.evals.del_benchmark import DelBenchmark, check_by_layer
@@ -22,17 +22,14 @@ from tl_localize.evals.del_results import DelResults
 from tl_localize.evals.tuning import read_settings
 from tl_localize.execution import Store
 from tl_localize.execution.store import nearest
-from tl_localize.files import write_text
-from tl_localize.neurons import LanguageModel
-from tl_localize.reference import N_DEV
+from tl_localize.files import save_tensors, write_text
+from tl_localize.neurons import LanguageModel, check_seed
+from tl_localize.reference import N_DEV, held_out_tokens, lacking_texts
 from tl_localize.report.figures import del_figures
 from tl_localize.report.tables import DEL_CAPTIONS, del_tables, single_layer_table, to_markdown
 from tl_localize.scores import NeuronScores
 
-DelData = Annotated[
-    Path | None,
-    typer.Option(help="Folder of tl-localize collect, the authors' JSONL, or tokens [sequence pos]. Default: a reference model's own."),
-]
+DelData = Annotated[Path | None, typer.Option(help="Folder of collect, the authors' JSONL, or tokens. Default: a reference model's own.")]
 
 
 def del_benchmark(
@@ -41,16 +38,9 @@ def del_benchmark(
     data: DelData = None,
     general: General = None,
     methods: Annotated[str, typer.Option(help="Comma-separated names, or 'all'. Random is always among them.")] = "all",
-    ratio: Annotated[
-        list[float] | None,
-        typer.Option(help="Share of each layer to ablate, many times. Default: 0.001, 0.005; reference models 0.02, 0.1."),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(help="Number of sequences, dev ones included, drawn by the seed. Default: 105 without data, else all.")
-    ] = None,
-    targets: Annotated[
-        str | None, typer.Option(help="How many of them are targets, such as 25,zero_out=6. Default: 8 without data, else all.")
-    ] = None,
+    ratio: Annotated[list[float] | None, typer.Option(help="Shares to ablate. Default: 0.001, 0.005; reference models 0.02, 0.1.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Sequences, dev ones included, drawn. Default: 105 without data, else all.")] = None,
+    targets: Annotated[str | None, typer.Option(help="How many, such as 25,zero_out=6. Default: 8 without data, else all.")] = None,
     ablation: Annotated[str, typer.Option(help=f"What ablated neurons become: {', '.join(ABLATIONS)}.")] = "zero",
     single_layer: Annotated[str | None, typer.Option(help="Also spend the budget in one layer, for this method.")] = None,
     n_dev: Annotated[int, typer.Option(help="Of files: the first sequences, left out because settings were chosen on them.")] = N_DEV,
@@ -66,6 +56,7 @@ def del_benchmark(
     folder with tables and figures. In a folder that is there it computes only what is missing. Without data a reference model's sequences
     are collected first (in all about 14 minutes on one core). Exit status 1: a task failed; 130: interrupted.
     """
+    check_seed(seed, bits=32)
     tuned = read_settings(settings) if settings else {}
     chosen = presets.del_methods(methods, set or [], on.model, tuned, seed)  # mistakes are found before the model is loaded
     of_it = [text for text in set or [] if text.startswith(f"{single_layer}.")]
@@ -76,7 +67,7 @@ def del_benchmark(
     options.check_ratios(ratio)
     n_targets, fewer = presets.parse_targets(targets) if targets else (None, {})
     options.check_at_least(1, n_prefix=n_prefix, limit=limit)
-    options.check_at_least(0, seed=seed, n_dev=n_dev)
+    options.check_at_least(0, n_dev=n_dev)
     if data is None:
         limit = limit or presets.DEL_SEQUENCES
         check_draw(n_dev, limit)
@@ -98,9 +89,7 @@ def del_benchmark(
     say(f"{n_targets or n_test} of {n_test} sequences are targets ({n_dev} dev sequences are left out), model {on.model}")
     store = run.store(folder, data=data, limit=limit, targets=targets)
     runs = [*presets.del_runs(benchmark, chosen, fewer), *(presets.single_layer_run(benchmark, method) for method in alone)]
-    done = compute(runs, store, run, on.load)
-    publish_del(store, store.folder)
-    finish(store, done)
+    finish(store, compute(runs, store, run, on.load), publish_del)
 
 
 def publish_del(store: Store, folder: Path) -> None:
@@ -112,12 +101,11 @@ def publish_del(store: Store, folder: Path) -> None:
     results.save(folder)
     model = store.plans()[0].plan.settings["model"]
     tables = del_tables(results, model)
+    captioned = {name: (table, f"{DEL_CAPTIONS[name]} [{model}]") for name, table in tables.items()}
     alone = {name: frame[frame["ratio"] == frame["ratio"].max()] for name, frame in results.single_layer.items()}
     for name, frame in alone.items():
         write_text(folder / f"single_layer_{name}.csv", frame.to_csv(index=False))
-    captions = dict.fromkeys([f"del_single_layer_{name}" for name in alone], DEL_CAPTIONS["del_single_layer"]) | DEL_CAPTIONS
-    shown = {**tables, **{f"del_single_layer_{name}": single_layer_table(frame) for name, frame in alone.items()}}
-    captioned = {name: (table, f"{captions[name]} [{model}]") for name, table in shown.items()}
+        captioned[f"del_single_layer_{name}"] = single_layer_table(frame), f"{DEL_CAPTIONS['del_single_layer']} [{model}]"
     options.save_all(folder, captioned, lambda: del_figures(results, list(alone.values())))
     typer.echo(f"\n{DEL_CAPTIONS['del']}\n\n{to_markdown(tables['del'])}")
     typer.echo(f"All tables, figures, the frame and the settings: {folder}")
@@ -126,21 +114,14 @@ def publish_del(store: Store, folder: Path) -> None:
 def collected_default(
     model: LanguageModel, load: Callable[[], LanguageModel], store: Store, run: RunOptions, n_dev: int, ratios: Sequence[float]
 ) -> Path:
-    """The collection of a reference model's own training texts, in a folder as of tl-localize collect.
-
-    Raises:
-        ValueError: one of the ratios, for which it is collected, selects no neuron.
-    """
-    blank = NeuronScores(torch.zeros(model.cfg.n_layers, model.cfg.d_mlp))
-    for ratio in ratios:
-        blank.top_k(ratio, rounding="floor")
+    """The collection of a reference model's own training texts, in a folder as of tl-localize collect."""
+    for ratio in ratios:  # top_k raises where one selects no neuron
+        NeuronScores(torch.zeros(model.cfg.n_layers, model.cfg.d_mlp)).top_k(ratio, rounding="floor")
     say("The reference model's memorized sequences are collected from its training texts.")
-    say_texts()
+    if lacking := lacking_texts():
+        say(lacking)
     search = reference_search(model)
-    if not compute([(search, [])], store, run, load):
-        raise typer.Exit(130)
-    found = SearchResults.of(store)
-    if found.missing:
-        say_missing(found, "this goes on, in shards or at once")
-    presets.collect_default(search, found, store.folder, n_dev)
+    found = searched(search, store, run, load, "this goes on, in shards or at once")
+    with_planted(model, search.collection(found, n_dev=n_dev)).save(store.folder)
+    save_tensors(store.folder / presets.GENERAL, {"tokens": held_out_tokens()[: presets.DEL_GENERAL].int()}, {})
     return store.folder

@@ -13,9 +13,10 @@ from tl_localize.cli.del_benchmark import publish_del
 from tl_localize.cli.inj import publish_inj
 from tl_localize.cli.options import command_line
 from tl_localize.cli.tune import publish_tune
-from tl_localize.collect import FilteredChunk, SearchResults, merged
+from tl_localize.collect.filter import FilteredChunk, merged
+from tl_localize.collect.search import SearchResults
 from tl_localize.evals.del_benchmark import BY_LAYER
-from tl_localize.execution import Plan, Record, Store, Task
+from tl_localize.execution import Record, Store, Task
 from tl_localize.execution import status as status_of
 from tl_localize.execution.status import planned
 from tl_localize.execution.store import StoredPlan
@@ -46,9 +47,7 @@ def status(folder: Folder) -> None:
         typer.echo(f"In the chunks that are done: {report} (before near-duplicates are removed). {made}")
 
 
-def table(
-    folder: Folder, out: Annotated[Path | None, typer.Option(help="Where to write. Default: the results folder itself.")] = None
-) -> None:
+def table(folder: Folder, out: Annotated[Path | None, typer.Option(help="Where to write. Default: the folder itself.")] = None) -> None:
     """All tables and figures from a results folder alone; the model is not needed."""
     store = Store(folder, read_only=True)
     planned(store)  # raises where there is none
@@ -116,12 +115,8 @@ def rerun_command(made_by: StoredPlan, task: Task) -> str:
         options["methods"] = method
         options["set"] = [text for text in options.get("set", []) if text.startswith(f"{method}.")]
         options["single_layer"] = [method] if task.kind == "single_layer" else []
-    groups = groups_of(plan, task, {task.label, RandomBaseline.name} if only else None)  # Random always runs along
+    labels = {task.label, RandomBaseline.name} if only else {one.label for one in plan.tasks}  # Random always runs along
+    asked = [one for one in plan.tasks if one.kind == "baseline" or (one.ratio == task.ratio and one.label in labels)]
+    groups = list(dict.fromkeys(one.group or one.key for one in asked))  # in the order in which shards share them
     shard = f"{groups.index(task.group or task.key) + 1}/{len(groups)}"
     return command_line(command["name"], {**options, "shard": shard, "out": "made-again"})
-
-
-def groups_of(plan: Plan, task: Task, labels: set[str] | None) -> list[str]:
-    """The groups of tasks of a run that is asked only for the task's ratio and some methods, in the order in which shards share them."""
-    mine = [one for one in plan.tasks if one.kind == "baseline" or (one.ratio == task.ratio and (labels is None or one.label in labels))]
-    return list(dict.fromkeys(one.group or one.key for one in mine))

@@ -15,6 +15,7 @@ from tl_localize.evals.presets import INJ_SENTENCES, inj_runs, make_methods
 from tl_localize.evals.tuning import read_settings
 from tl_localize.execution import Store
 from tl_localize.models import is_reference
+from tl_localize.neurons import check_seed
 from tl_localize.reference import N_DEV, inj_sequences
 from tl_localize.report.figures import recall_curve, target_against_distractors
 from tl_localize.report.tables import inj_tables, to_markdown
@@ -45,7 +46,8 @@ def inj(
     make_methods(methods, set or [], tuned)  # mistakes are found before the model is loaded
     options.check_ratios(ratio)
     options.check_at_least(1, limit=limit, max_steps=max_steps)
-    options.check_at_least(0, seed=seed, distractors=distractors)
+    options.check_at_least(0, distractors=distractors)
+    check_seed(seed, bits=32)
     if learning_rate is not None and not learning_rate > 0:
         raise ValueError(f"learning_rate must be above 0, got {learning_rate}. Leave it out for the paper's.")
     options.say_settings(on.model, "inj", settings)
@@ -56,9 +58,7 @@ def inj(
     say(f"{min(limit, len(sequences))} of {len(sequences)} sentences ({N_DEV} dev sentences are left out), model {on.model}")
     training: dict[str, Any] = {"seed": seed, "learning_rate": learning_rate, "max_steps": max_steps, "distractors": distractors}
     runs = inj_runs(model, on.model, sequences[:limit], methods, set or [], tuned, ratio, **training)
-    done = compute(runs, store, run, on.load)
-    publish_inj(store, store.folder)
-    finish(store, done)
+    finish(store, compute(runs, store, run, on.load), publish_inj)
 
 
 def publish_inj(store: Store, folder: Path) -> None:

@@ -23,9 +23,7 @@ from tl_localize.neurons import Real, check_ratio
 from tl_localize.report.figures import save_figure
 from tl_localize.report.tables import save_table
 
-MethodSettings = Annotated[
-    list[str] | None, typer.Option(help="A method's setting, such as hard_concrete.steps=200. May be given many times.")
-]
+MethodSettings = Annotated[list[str] | None, typer.Option(help="A method's setting, such as hard_concrete.steps=200. Many times.")]
 SettingsFile = Annotated[Path | None, typer.Option(help="Settings file that tl-localize tune wrote.")]
 Distractors = Annotated[int, typer.Option(help="Other sentences in the same model; 0 is the paper's form.")]
 General = Annotated[Path | None, typer.Option(help="Tokens [sequence pos] for the perplexity. Default: those of the collection.")]
@@ -36,9 +34,7 @@ Prefix = Annotated[int, typer.Option(help="Prompt tokens of each row of a token 
 class ModelOptions:
     """The options of all commands that load a model."""
 
-    model: Annotated[
-        str, typer.Option(help="A shipped reference model, a local Hugging Face directory, or a name TransformerLens knows.")
-    ] = "reference-gpt2"
+    model: Annotated[str, typer.Option(help="A reference model, a Hugging Face directory, or TransformerLens' name.")] = "reference-gpt2"
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda. Default: CUDA when there is one.")] = None
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32"
 
@@ -109,17 +105,15 @@ def expanded(command: str, function: Callable[..., None]) -> Callable[..., None]
 
 def recorded(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that numbers depend on, as JSON takes them, with paths in full; what was left out is left out."""
-    found: dict[str, Any] = {}
-    for name, value in options.items():
-        if name in inspect.signature(RunOptions).parameters or value in (None, False, []):
-            continue
-        value = Path(value) if name == "model" and Path(value).is_dir() else value
-        found[name] = list(map(_in_full, value)) if isinstance(value, list) else _in_full(value)
-    return found
 
+    def plain(name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(name, one) for one in value]
+        in_full = isinstance(value, Path) or (name == "model" and Path(value).is_dir())
+        return str(Path(value).absolute()) if in_full else value
 
-def _in_full(value: Any) -> Any:
-    return str(value.absolute()) if isinstance(value, Path) else value
+    own = inspect.signature(RunOptions).parameters
+    return {name: plain(name, value) for name, value in options.items() if name not in own and value not in (None, False, [])}
 
 
 def command_line(name: str, options: Mapping[str, Any]) -> str:

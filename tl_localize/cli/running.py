@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import FrameType
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -23,6 +23,7 @@ from tqdm import tqdm
 from tl_localize.cli.options import RunOptions, say
 from tl_localize.execution import Benchmark, InProcess, RayCluster, Store, status
 from tl_localize.execution.engine import Progress, parse_shard
+from tl_localize.execution.status import planned
 from tl_localize.neurons import LanguageModel
 
 EVERY = 60  # seconds between two lines of a log
@@ -31,11 +32,7 @@ EVERY = 60  # seconds between two lines of a log
 def compute(
     runs: Sequence[tuple[Benchmark[Any], Sequence[Any]]], store: Store, options: RunOptions, load: Callable[[], LanguageModel]
 ) -> bool:
-    """Compute what is missing of some benchmarks, each with its methods. False if it was interrupted.
-
-    Args:
-        load: gives the model, on the machines of a Ray cluster.
-    """
+    """Compute what is missing of some benchmarks, each with its methods. False if it was interrupted."""
     interrupted, shard, computed = False, parse_shard(options.shard), False
 
     def tell(number: int, fraction: float, what: str) -> None:
@@ -63,9 +60,17 @@ def compute(
     return not interrupted
 
 
-def finish(store: Store, done: bool) -> None:
-    """Say what failed; leave with a status that tells."""
-    state = status(store)
+def finish(store: Store, done: bool, publish: Callable[[Store, Path], None]) -> None:
+    """Publish what is there, and say what failed; leave with a status that tells.
+
+    Where another run has written the last records meanwhile, its tables may just have been replaced by older ones: publish again.
+    """
+    while True:
+        lacking = [task for task in planned(store) if not store.has(task)]
+        publish(store, store.folder)
+        state = status(store)
+        if state.frame["missing"].sum() or not any(store.has(task) for task in lacking):
+            break
     for task, reason in state.reasons.items():
         say(f"FAILED {task}: {reason.splitlines()[0]}")
     if state.reasons:
@@ -83,16 +88,14 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     """Ctrl-C or SIGTERM asks for a stop after the task in hand, a second one stops at once."""
     asked: list[int] = []
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def ask(number: int, _: Any) -> None:
         asked.append(number)
         if len(asked) > 1:
             raise KeyboardInterrupt
         say("Finishing the task in hand, which may take minutes. Once more stops at once, and loses that task alone.")
 
-    try:
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone hears signals
-        before: dict[signal.Signals, Any] = {}
+    alone_hears = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM) if alone_hears}
     try:
         yield lambda: bool(asked)
     finally:
@@ -107,10 +110,10 @@ def progress(verbose: bool = False, quiet: bool = False) -> Iterator[Progress]:
     What the engine logs is shown too: each task if ``verbose``, failures unless ``quiet``.
     """
     started, done, now = time.monotonic(), 0.0, "getting ready"
-    terminal = sys.stderr.isatty()
-    form = "{l_bar}{bar}| {elapsed} elapsed, {remaining} left {postfix}"
+    terminal, form = sys.stderr.isatty(), "{l_bar}{bar}| {elapsed} elapsed, {remaining} left {postfix}"
     bar = tqdm(total=100, unit="%", bar_format=form, mininterval=0.5, dynamic_ncols=True, disable=quiet or not terminal)
-    log, said = logging.getLogger("tl_localize"), Said()
+    log, said = logging.getLogger("tl_localize"), logging.Handler()
+    said.emit = lambda record: say(record.getMessage())
 
     def show(fraction: float, what: str) -> None:
         nonlocal done, now
@@ -140,13 +143,6 @@ def progress(verbose: bool = False, quiet: bool = False) -> Iterator[Progress]:
             ended.set()
             if clock.is_alive():
                 clock.join()
-
-
-class Said(logging.Handler):
-    """Shows what is logged above the bar."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        say(record.getMessage())
 
 
 def is_log() -> bool:

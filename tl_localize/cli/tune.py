@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -50,13 +51,14 @@ def tune(
     if benchmark not in ("inj", "del"):
         raise ValueError(f"benchmark must be inj or del, got {benchmark!r}.")
     kind: Literal["inj", "del"] = "inj" if benchmark == "inj" else "del"
-    grids = read_grids(grid) if grid else presets.paper_grids()
+    grids = read_grids(grid) if grid else presets.PAPER["grids"]
     if method not in grids:
         raise ValueError(f"grid must hold the method {method!r}, got {sorted(grids)}.{nearest(method, grids)}")
-    ratio = max(presets.inj_ratios(on.model) if kind == "inj" else presets.del_ratios(on.model)) if ratio is None else ratio
     if kind == "inj":
+        ratio = max(presets.inj_ratios(on.model)) if ratio is None else ratio
         (fixed,) = presets.make_methods(method, set or [], presets.paper_settings(on.model, "inj", ratio))
     else:
+        ratio = max(presets.del_ratios(on.model)) if ratio is None else ratio
         (fixed,) = presets.del_methods(method, set or [], on.model)
     options.say_settings(on.model, kind, "the grid")
     candidates = [replace(fixed, **{axis: getattr(one, axis) for axis in grids[method]}) for one in expand(method, grids[method])]
@@ -77,17 +79,11 @@ def tune(
         presets.check_dev(n_dev, len(sequences))
         setting = DelBenchmark(model, sequences[:n_dev], text, ratios=(ratio,), n_dev=0)
     store = run.store(folder, data=data)
-    done = compute([(setting, candidates)], store, run, on.load)
-    publish_tune(store, store.folder, ratio)
-    finish(store, done)
+    finish(store, compute([(setting, candidates)], store, run, on.load), partial(publish_tune, ratio=ratio))
 
 
 def publish_tune(store: Store, folder: Path, ratio: float | None = None) -> None:
-    """The ranking of the settings from the folder of a search, and the best of each method where all is measured.
-
-    Args:
-        ratio: that it is for; by default that of the newest plan.
-    """
+    """The ranking of the settings, by default at the newest plan's ratio, and the best of each method where all is measured."""
     plans = store.plans()
     given = plans[-1].about["command"]["options"]
     benchmark = plans[-1].plan.benchmark

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
@@ -17,13 +17,13 @@ import torch
 from tl_localize.collect.criteria import CRITERIA, LOOSEN, NEAR, SURPLUS, Criteria, Report
 from tl_localize.collect.duplicates import near_duplicates
 from tl_localize.collect.filter import Filter, FilteredChunk, Recitation, merged
-from tl_localize.execution.engine import Progress
 from tl_localize.execution.environment import environment
 from tl_localize.files import prepare_folder, write_json, write_text
 from tl_localize.metrics import Decode
-from tl_localize.neurons import LanguageModel
-from tl_localize.readers import read_jsonl
+from tl_localize.neurons import LanguageModel, check_seed
 from tl_localize.sequences import MemorizedSequence
+
+COLUMNS = ["id", "category", "split", "accuracy", "distance", "prefix", "suffix"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,66 +56,58 @@ class Collection:
 
     def labelled(self, labels: Mapping[str, tuple[str, str]]) -> Collection:
         """The same with other ids and categories: old id -> (new id, category), for as many as one likes."""
-        old = list(self.frame["id"])
-        new = [labels.get(name, (name, category)) for name, category in zip(old, self.frame["category"], strict=True)]
-        renamed = {name: label for name, (label, _) in zip(old, new, strict=True)}
+        new = {one.id: labels.get(one.id, (one.id, one.category)) for one in self.sequences}
+        ids, categories = zip(*new.values(), strict=True)
         return replace(
             self,
-            sequences=[replace(s, id=name, category=group) for s, (name, group) in zip(self.sequences, new, strict=True)],
-            frame=self.frame.assign(id=[name for name, _ in new], category=[group for _, group in new]),
-            groups={renamed[name]: members for name, members in self.groups.items()},
+            sequences=[replace(one, id=new[one.id][0], category=new[one.id][1]) for one in self.sequences],
+            frame=self.frame.assign(id=ids, category=categories),
+            groups={new[name][0]: members for name, members in self.groups.items()},
         )
 
     def save(self, folder: str | Path) -> None:
         """Write sequences.jsonl, report.csv and settings.json, each whole or not at all.
 
         A line of sequences.jsonl has the keys of the authors' manual sets (prompt, all, prompt_len, category) and the tokens themselves.
+        settings.json seals these lines with their sha256.
         """
         path = prepare_folder(folder)
-        lines: list[str] = []
+        lines = ""
         for sequence, row in zip(self.sequences, self.frame.to_dict("records"), strict=True):
             record = {name: row[name] for name in ("id", "split", "accuracy", "distance")}
             record |= {"category": [sequence.category] if sequence.category else [], "prompt": row["prefix"]}
             record |= {"all": row["prefix"] + row["suffix"], "prompt_len": sequence.n_prefix, "tokens": sequence.tokens.tolist()}
-            lines.append(json.dumps(record, ensure_ascii=False))
-        write_text(path / "sequences.jsonl", "\n".join(lines) + "\n")
+            lines += json.dumps(record, ensure_ascii=False) + "\n"
+        write_text(path / "sequences.jsonl", lines)
         write_text(path / "report.csv", self.report.table().to_csv())
-        record = {"n_dev": self.n_dev, "criteria": asdict(self.criteria), "report": vars(self.report), "groups": self.groups}
+        record = {"sha256": _seal(path), "criteria": asdict(self.criteria), "report": vars(self.report), "groups": self.groups}
         write_json(path / "settings.json", record | self.settings)
 
     @classmethod
     def load(cls, folder: str | Path) -> Collection:
-        """What ``save`` wrote.
+        """What ``save`` wrote; the dev sequences, by their ``split``, come first.
 
-        Raises:
-            FileNotFoundError: the folder holds no collection.
-            ValueError: a file is not what it wrote; of a broken line the message has the number.
+        Raises:  FileNotFoundError; ValueError: a file is not what ``save`` wrote, such as one whose lines were cut or sorted.
         """
         path = Path(folder)
         for name in ("sequences.jsonl", "settings.json"):
             if not (path / name).is_file():
                 raise FileNotFoundError(f"folder must hold a collection, got {str(folder)!r} without a {name}. Run tl-localize collect.")
-        sequences: list[MemorizedSequence] = []
-        rows: list[dict[str, Any]] = []
-        file = path / "sequences.jsonl"
-        for line, row in read_jsonl(file, "id", "split", "prompt", "all"):
-            try:
-                category = next(iter(row["category"]), "")
-                sequences.append(MemorizedSequence(torch.tensor(row["tokens"]), row["prompt_len"], row["id"], category))
-                about = {"id": row["id"], "category": category, **{name: row[name] for name in ("split", "accuracy", "distance")}}
-                rows.append({**about, "prefix": row["prompt"], "suffix": row["all"][len(row["prompt"]) :]})
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(
-                    f"line must be one that tl-localize collect wrote, got {error!s} ({file}, line {line}). Collect again."
-                ) from error
         try:
             settings = json.loads((path / "settings.json").read_text(encoding="utf-8"))
-            report, criteria = Report(**settings.pop("report")), Criteria(**settings.pop("criteria"))
-            return cls(sequences, settings.pop("n_dev"), pd.DataFrame(rows), report, criteria, settings.pop("groups"), settings)
+            if settings.pop("sha256", "") != _seal(path):
+                raise ValueError("other lines than were written (cut, sorted or changed) in sequences.jsonl")
+            rows: Any = [json.loads(line) for line in (path / "sequences.jsonl").read_bytes().splitlines()]
+            rows.sort(key=lambda row: row["split"] != "dev")
+            for row in rows:
+                row["category"] = next(iter(row["category"]), "")
+                row["suffix"] = row["all"][len(row["prompt"]) :]
+            sequences = [MemorizedSequence(torch.tensor(row["tokens"]), row["prompt_len"], row["id"], row["category"]) for row in rows]
+            frame = pd.DataFrame(rows).rename(columns={"prompt": "prefix"})[COLUMNS]
+            n_dev, report = list(frame["split"]).count("dev"), Report(**settings.pop("report"))
+            return cls(sequences, n_dev, frame, report, Criteria(**settings.pop("criteria")), settings.pop("groups"), settings)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"collection must be what tl-localize collect wrote, got {error!s} in {str(path / 'settings.json')!r}. Collect again."
-            ) from error
+            raise ValueError(f"collection must be what tl-localize collect wrote, got {error} in {str(path)!r}. Collect again.") from error
 
 
 def collect_memorized(
@@ -128,8 +120,6 @@ def collect_memorized(
     seed: int = 0,
     decode: Decode | None = None,
     batch_size: int | None = None,
-    total: int | None = None,
-    progress: Progress | None = None,
 ) -> Collection:
     """The sequences of a stream that the model has memorized, near-duplicates removed, dev sequences first.
 
@@ -138,42 +128,36 @@ def collect_memorized(
             first 32 + 48 tokens are taken. Read once.
         n_dev: how many of the found ones are drawn for the choice of hyperparameters.
         n_max: draw at most so many, dev ones included (the authors keep 505).
-        seed: of both draws.
         decode: token ids -> text; the model's tokenizer unless given.
         batch_size: sequences in a forward pass; by default as many as fit.
-        total: length of the stream, if known, for the progress.
-        progress: called with the fraction done (nan when total is not known) and the numbers so far.
-    Raises:
-        ValueError: a token that the model does not know, no sequence left (with the criterion that removed the last ones), or fewer than
-            the dev set needs.
+    Raises:  ValueError: a token that the model does not know, or too few sequences left (with the criterion that removed the last ones).
 
     >>> print(collect_memorized(model, [*text, *(one.tokens for one in few)], n_dev=1).report)
     4 came in, 1 removed: accuracy, 3 left
     """
-    check_draw(n_dev, n_max)
+    check_draw(n_dev, n_max, seed)
     filter = Filter(model, criteria or Criteria(), decode, batch_size)
-
-    def tell(chunk: FilteredChunk) -> None:
-        if progress:
-            n_in = chunk.report.n_in
-            progress(n_in / total if total else math.nan, f"{n_in} read, {len(chunk.recited)} predicted accurately")
-
-    return assemble(filter, [filter.filter(stream, tell)], n_dev=n_dev, n_max=n_max, seed=seed)
+    return assemble(filter, [filter.filter(stream)], n_dev=n_dev, n_max=n_max, seed=seed)
 
 
-def check_draw(n_dev: int, n_max: int | None) -> None:
-    """Raise ValueError unless the draw leaves sequences for the test."""
+def check_draw(n_dev: int, n_max: int | None, seed: int = 0) -> None:
+    """Raise ValueError unless the draw leaves sequences for the test, and its seed is one."""
+    check_seed(seed, bits=32)
     if n_dev < 0 or (n_max is not None and n_max <= n_dev):
         raise ValueError(f"n_dev must be at least 0 and below n_max={n_max}, got {n_dev}.")
 
 
 def assemble(filter: Filter, chunks: Iterable[FilteredChunk], *, n_dev: int = 5, n_max: int | None = None, seed: int = 0) -> Collection:
     """The collection from the filtered parts of a stream, in order; arguments and errors as of ``collect_memorized``."""
-    check_draw(n_dev, n_max)
+    check_draw(n_dev, n_max, seed)
     criteria = filter.criteria
     report, found = merged(chunks)
+    if not report.n_in:
+        raise ValueError("stream must hold at least one sequence, got none. Check the data file.")
     if not found:
-        raise ValueError(_nothing_left(report))
+        last = [criterion for criterion in CRITERIA if report.removed[criterion]][-1]
+        failed = f"The last ones failed by {last!r}. {LOOSEN.get(last, '')}"
+        raise ValueError(f"stream must hold a memorized sequence, got none: {report}. {failed}")
     groups = near_duplicates(np.stack([one.tokens for one in found]), criteria.max_jaccard, criteria.ngram)
     best = [min(group, key=lambda i: (found[i].distance, -found[i].accuracy, i)) for group in groups]
     for group, chosen in zip(groups, best, strict=True):
@@ -181,26 +165,22 @@ def assemble(filter: Filter, chunks: Iterable[FilteredChunk], *, n_dev: int = 5,
             if i != chosen:
                 report.remove(NEAR, found[i].id, f"of {found[chosen].id}", found[i].text)
     if len(best) <= n_dev:
-        raise ValueError(
-            f"n_dev must leave at least one of the {len(best)} memorized sequences for the test, got {n_dev} ({report}). "
-            "Give more text, loosen a criterion, or use a smaller dev set."
-        )
+        wrong = f"got {n_dev} ({report}). Give more text, loosen a criterion, or use a smaller dev set."
+        raise ValueError(f"n_dev must leave at least one of the {len(best)} memorized sequences for the test, {wrong}")
     order = np.random.default_rng(seed).permutation(len(best))
     kept = [int(k) for k in chain(order[:n_dev], np.sort(order[n_dev:n_max]))]  # of best and groups
     for k in order[len(kept) :]:
         report.remove(SURPLUS, found[best[k]].id, f"more than {n_max} were found", found[best[k]].text)
     chosen = [found[best[k]] for k in kept]
     others = {found[best[k]].id: [found[i].id for i in groups[k] if i != best[k]] for k in kept}
-    splits = ["dev"] * n_dev + ["test"] * (len(chosen) - n_dev)
-    rows = [
-        {"id": one.id, "category": one.category, "split": split, "accuracy": one.accuracy, "distance": one.distance}
-        | _prefix_and_suffix(filter, one)
-        for one, split in zip(chosen, splits, strict=True)
-    ]
+    rows: list[dict[str, Any]] = []
+    for i, one in enumerate(chosen):
+        about = {name: getattr(one, name) for name in ("id", "category", "accuracy", "distance")}
+        rows.append({**about, "split": "dev" if i < n_dev else "test", **_prefix_and_suffix(filter, one)})
     return Collection(
         [MemorizedSequence(torch.from_numpy(one.tokens), criteria.n_prefix, one.id, one.category) for one in chosen],
         n_dev,
-        pd.DataFrame(rows),
+        pd.DataFrame(rows)[COLUMNS],
         report,
         criteria,
         {name: members for name, members in others.items() if members},
@@ -216,8 +196,5 @@ def _prefix_and_suffix(filter: Filter, one: Recitation) -> dict[str, str]:
     return {"prefix": prefix, "suffix": one.text[len(prefix) :] if whole else filter.decode(one.tokens[n:].tolist())}
 
 
-def _nothing_left(report: Report) -> str:
-    if not report.n_in:
-        return "stream must hold at least one sequence, got none. Check the data file."
-    last = [criterion for criterion in CRITERIA if report.removed[criterion]][-1]
-    return f"stream must hold a memorized sequence, got none: {report}. The last ones failed by {last!r}. {LOOSEN.get(last, '')}"
+def _seal(folder: Path) -> str:
+    return hashlib.sha256((folder / "sequences.jsonl").read_bytes()).hexdigest()

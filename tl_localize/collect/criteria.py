@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import pandas as pd
 
@@ -31,15 +30,12 @@ class Criteria:
 
     Source: Chang et al. (2024), arXiv:2311.09060, section 4.2 and appendix (details of data collection).
     Args:
-        n_prefix: tokens that prompt the model.
-        n_suffix: tokens that it must recite.
+        n_prefix, n_suffix: tokens that prompt the model, and that it must recite.
         min_accuracy: teacher-forced argmax, share of the suffix tokens.
         max_distance: Levenshtein distance of the greedily generated suffix to the true one, characters.
         min_distinct: distinct tokens in the suffix, the true one and the generated one.
         max_jaccard: sequences with a larger Jaccard index of their n-gram sets are near-duplicates.
         ngram: tokens of an n-gram.
-    Raises:
-        ValueError: one of them is out of its range.
 
     >>> criteria = Criteria(n_prefix=10, n_suffix=20)
     >>> criteria.length, criteria.max_misses  # an accuracy of 0.9 forgives 2 of 20 tokens
@@ -55,21 +51,14 @@ class Criteria:
     ngram: int = 5
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("n_prefix", 1, math.inf),
-            ("n_suffix", 1, math.inf),
-            ("min_accuracy", 0, 1),
-            ("max_distance", 0, math.inf),
-            ("min_distinct", 0, self.n_suffix),
-            ("max_jaccard", 0, 1),
-            ("ngram", 1, self.length),
-        ):
+        ranges = {"n_prefix": (1, math.inf), "n_suffix": (1, math.inf), "min_accuracy": (0, 1), "max_distance": (0, math.inf)}
+        ranges |= {"min_distinct": (0, self.n_suffix), "max_jaccard": (0, 1), "ngram": (1, self.length)}
+        for name, (low, high) in ranges.items():
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"{name} must be in [{low}, {high}], got {getattr(self, name)!r}.")
 
     @property
     def length(self) -> int:
-        """Tokens of a sequence."""
         return self.n_prefix + self.n_suffix
 
     @property
@@ -92,12 +81,10 @@ class Report:
     examples: dict[str, list[str]] = field(default_factory=lambda: {criterion: [] for criterion in CRITERIA})
 
     def remove(self, criterion: str, id: str, why: str, text: str) -> None:
-        """Count a sequence that a criterion removes."""
         self.removed[criterion] += 1
         self.examples[criterion] = [*self.examples[criterion], f"{id}: {why}: {text[:100]!r}"][:EXAMPLES]
 
     def add(self, later: Report) -> None:
-        """Count what another part of the same stream had."""
         self.n_in += later.n_in
         for criterion in CRITERIA:
             self.removed[criterion] += later.removed[criterion]
@@ -109,16 +96,14 @@ class Report:
 
     def table(self) -> pd.DataFrame:
         """One row per criterion, in the order in which they were applied: removed, left, an example."""
-        left, rows = self.n_in, list[dict[str, Any]]()
-        for criterion in CRITERIA:
-            left -= self.removed.get(criterion, 0)
-            example = next(iter(self.examples.get(criterion, [])), "")
-            rows.append({"criterion": criterion, "removed": self.removed.get(criterion, 0), "left": left, "example": example})
-        return pd.DataFrame(rows).set_index("criterion")
+        removed = pd.Series(self.removed).reindex(CRITERIA, fill_value=0)
+        examples = [next(iter(self.examples.get(criterion, [])), "") for criterion in CRITERIA]
+        frame = pd.DataFrame({"removed": removed, "left": self.n_in - removed.cumsum(), "example": examples})
+        return frame.rename_axis("criterion")
 
     def __repr__(self) -> str:
         return f"Report({self})"
 
     def __str__(self) -> str:
-        parts = [f"{self.n_in} came in", *(f"{n} removed: {name}" for name, n in self.removed.items() if n), f"{self.n_out} left"]
-        return ", ".join(parts)
+        removed = [f"{n} removed: {name}" for name, n in self.removed.items() if n]
+        return ", ".join([f"{self.n_in} came in", *removed, f"{self.n_out} left"])

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
+from scipy import sparse
+from scipy.sparse.csgraph import connected_components
 
 from tl_localize.neurons import Real
+
+BLOCK = 256  # sequences that are compared with all before them at a time
 
 
 def near_duplicates(tokens: Int[np.ndarray, "sequence pos"], max_jaccard: Real = 0.05, ngram: int = 5) -> list[list[int]]:
     """Groups of sequences that are connected by pairs whose n-gram sets have a Jaccard index above the limit.
-
-    An inverted index finds the pairs. Two shortcuts leave the result as it is. Of a sequence's n-grams only the rarest are indexed: the
-    others are fewer than a near-duplicate must share. And the index keeps sequences by group, so that those of the own group are skipped.
 
     Source: Chang et al. (2024), arXiv:2311.09060, details of data collection, after Lee et al. (2022), arXiv:2107.06499.
     Returns: indices of each group, rising; groups in order of their first member.
@@ -23,82 +24,25 @@ def near_duplicates(tokens: Int[np.ndarray, "sequence pos"], max_jaccard: Real =
     >>> near_duplicates(np.array([[1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5, 4], [0, 2, 3, 4, 5, 6]]), ngram=3)
     [[0, 2], [1]]
     """
-    shared, indexed, sizes = _rarest_first(ngram_ids(tokens, ngram), max_jaccard)
-    groups = Groups(len(tokens))
-    index: dict[int, dict[int, list[int]]] = {}  # n-gram -> group -> members that have it
-    for i, grams in enumerate(indexed):
-        mine: set[int] = set()
-        tested: set[int] = set()
-        for gram in grams.tolist():
-            holders = index[gram] = groups.merged(index.get(gram, {}))
-            for group, members in holders.items():
-                if groups.root(group) == groups.root(i):
-                    continue
-                for j in members:
-                    if j in tested:
-                        continue
-                    tested.add(j)
-                    mine = mine or set(shared[i].tolist())
-                    common = len(mine.intersection(shared[j].tolist()))
-                    if common / (sizes[i] + sizes[j] - common) > max_jaccard:
-                        groups.join(i, j)
-                        break
-            holders.setdefault(i, []).append(i)
-    return groups.members()
+    n, grams = len(tokens), _ngram_ids(tokens, ngram)
+    has: Any = sparse.csr_array((np.ones(grams.size, np.int32), (np.repeat(np.arange(n), grams.shape[1]), grams.ravel())))
+    has.data[:] = 1  # repeated n-grams were summed
+    sizes = has.sum(1)
+    has = has[:, has.sum(0) > 1]
+    group = np.arange(n)  # of each sequence: the first member of its group
+    for start in range(0, n, BLOCK):
+        common: Any = (has[start : start + BLOCK] @ has[: start + BLOCK].T).tocoo()
+        one, other = common.row + start, common.col
+        near = common.data / (sizes[one] + sizes[other] - common.data) > max_jaccard
+        edges = (np.concatenate([one[near], np.arange(n)]), np.concatenate([other[near], group]))
+        graph = sparse.coo_array((np.ones(len(edges[0]), bool), edges), shape=(n, n))
+        _, labels = connected_components(graph, directed=False)
+        group = np.unique(labels, return_index=True)[1][labels]
+    order = np.argsort(group, kind="stable")
+    return [members.tolist() for members in np.split(order, np.flatnonzero(np.diff(group[order])) + 1)]
 
 
-def _rarest_first(
-    grams: Int[np.ndarray, "sequence ngram"], max_jaccard: Real
-) -> tuple[list[Int[np.ndarray, " _"]], list[Int[np.ndarray, " _"]], list[int]]:
-    """Of each sequence: the n-grams that others have too, the rarest of these, which are indexed, and how many n-grams it has in all."""
-    rarity = np.argsort(np.argsort(np.bincount(grams.ravel()), kind="stable"))  # of each n-gram: the number of rarer ones
-    ranked = np.sort(rarity[grams], axis=1)
-    distinct = np.diff(ranked, axis=1, prepend=-1) > 0
-    sizes = distinct.sum(1)
-    shared = distinct & (np.bincount(ranked[distinct])[ranked] > 1)
-    needed = np.floor(max_jaccard / (1 + max_jaccard) * (sizes + sizes.min()) - 1e-9) + 1  # n-grams that a near-duplicate must share
-    indexed = shared & (np.cumsum(distinct, axis=1) <= (sizes - needed + 1)[:, None])
-    of_each = [np.split(ranked[chosen], np.cumsum(chosen.sum(1))[:-1]) for chosen in (shared, indexed)]
-    return of_each[0], of_each[1], sizes.tolist()
-
-
-class Groups:
-    """Disjoint sets of the numbers below n."""
-
-    def __init__(self, n: int) -> None:
-        self.parent = list(range(n))
-
-    def root(self, i: int) -> int:
-        """The number that stands for the group of i."""
-        parent = self.parent
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
-    def join(self, i: int, j: int) -> None:
-        self.parent[self.root(j)] = self.root(i)
-
-    def merged(self, by_group: dict[int, list[int]]) -> dict[int, list[int]]:
-        """Lists by group, brought up to date where groups have been joined since."""
-        if all(self.parent[group] == group for group in by_group):
-            return by_group
-        result: dict[int, list[int]] = {}
-        for group, members in by_group.items():
-            short, long = sorted((result.get(self.root(group), []), members), key=len)
-            long.extend(short)
-            result[self.root(group)] = long
-        return result
-
-    def members(self) -> list[list[int]]:
-        """All groups, in order of their first member."""
-        groups: defaultdict[int, list[int]] = defaultdict(list)
-        for i in range(len(self.parent)):
-            groups[self.root(i)].append(i)
-        return list(groups.values())
-
-
-def ngram_ids(tokens: Int[np.ndarray, "sequence pos"], ngram: int) -> Int[np.ndarray, "sequence ngram"]:
+def _ngram_ids(tokens: Int[np.ndarray, "sequence pos"], ngram: int) -> Int[np.ndarray, "sequence ngram"]:
     """A number for each n-gram, the same for equal ones: exact, by numbering the pairs (shorter n-gram, next token)."""
     width = tokens.shape[1] - ngram + 1
     _, ids = np.unique(tokens, return_inverse=True)
@@ -110,20 +54,15 @@ def ngram_ids(tokens: Int[np.ndarray, "sequence pos"], ngram: int) -> Int[np.nda
     return ids
 
 
-def origins(sequences: Iterable[Sequence[int]], known: Iterable[Sequence[int]], ngram: int = 5) -> list[int]:
+def origins(sequences: Iterable[Sequence[int]], known: Sequence[Sequence[int]], ngram: int = 5) -> list[int]:
     """Of each token sequence the index of the known text that it shows at least half of (in n-grams); -1 where there is none."""
-    holders: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-    sizes: list[int] = []
-    for i, tokens in enumerate(known):
-        grams = _ngrams(tokens, ngram)
-        sizes.append(len(grams))
-        for gram in grams:
-            holders[gram].append(i)
+    sets = [_ngrams(tokens, ngram) for tokens in known]
     found: list[int] = []
     for tokens in sequences:
-        shared = Counter(i for gram in _ngrams(tokens, ngram) for i in holders.get(gram, ()))
-        index, count = max(shared.items(), key=lambda item: item[1], default=(-1, 0))
-        found.append(index if index >= 0 and 2 * count >= sizes[index] else -1)
+        mine = _ngrams(tokens, ngram)
+        shared = [len(mine & grams) for grams in sets]
+        best = int(np.argmax(shared))
+        found.append(best if shared[best] and 2 * shared[best] >= len(sets[best]) else -1)
     return found
 
 

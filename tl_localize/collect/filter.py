@@ -6,9 +6,9 @@ The stream is read once; memory holds one batch and what has passed so far.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,40 +32,26 @@ Hits = Bool[np.ndarray, " suffix"]
 
 @dataclass(frozen=True, eq=False)
 class Recitation:
-    """A candidate that is predicted accurately, and how well the model recites it.
-
-    Args:
-        accuracy: teacher-forced, fraction of the suffix.
-        distance: of the greedy continuation, characters.
-        text: of the whole sequence.
-        failed: the criterion that removes it; empty where it has passed.
-        why: the number that it failed by.
-    """
+    """A candidate that is predicted accurately, and how well the model recites it."""
 
     tokens: Int[np.ndarray, " pos"]
     id: str
     category: str
-    accuracy: float
-    distance: int
-    text: str
-    failed: str = ""
-    why: str = ""
+    accuracy: float  # teacher-forced, fraction of the suffix
+    distance: int  # of the greedy continuation, characters
+    text: str  # of the whole sequence
+    failed: str = ""  # the criterion that removes it; empty where it has passed
+    why: str = ""  # the number that it failed by
 
 
 @dataclass(frozen=True, eq=False)
 class FilteredChunk:
-    """What the criteria say of a stream, or of a part of it that knows nothing of the others.
+    """What the criteria say of a stream, or of a part of it that knows nothing of the others."""
 
-    Args:
-        report: what came in, and what was removed before generation.
-        recited: what was left for generation.
-    """
-
-    report: Report = field(default_factory=Report)
-    recited: list[Recitation] = field(default_factory=list)
+    report: Report  # what came in, and what was removed before generation
+    recited: list[Recitation]  # what was left for generation
 
     def packed(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """As JSON takes it, and tensors."""
         about = [{name: value for name, value in vars(one).items() if name != "tokens"} for one in self.recited]
         tokens = torch.from_numpy(np.array([one.tokens for one in self.recited], dtype=np.int64))
         return {"report": vars(self.report), "recited": about}, {"tokens": tokens}
@@ -96,13 +82,7 @@ def merged(chunks: Iterable[FilteredChunk]) -> tuple[Report, list[Recitation]]:
 
 
 class Filter:
-    """The criteria that look at one sequence at a time, in the order of their cost.
-
-    Args:
-        decode: token ids -> text; the model's tokenizer unless given.
-        batch_size: sequences in a forward pass; by default as many as fit.
-    Raises:
-        ValueError: the model's context is too short for the criteria.
+    """The criteria that look at one sequence at a time, in the order of their cost; arguments as of ``collect_memorized``.
 
     >>> Filter(model, Criteria()).filter([sequence.tokens, text[0]]).report
     Report(2 came in, 1 removed: accuracy, 1 left)
@@ -115,38 +95,22 @@ class Filter:
         self.view = NeuronView(model)
         self.batch_size = batch_size or max(1, tokens_that_fit(self.view) // criteria.length)
 
-    def filter(self, stream: Iterable[Any], progress: Callable[[FilteredChunk], None] = lambda _: None) -> FilteredChunk:
-        """What the criteria say of a stream; each step waits until it has a batch of what the step before let through.
+    def filter(self, stream: Iterable[Any]) -> FilteredChunk:
+        """What the criteria say of a stream; each step waits until it has a batch of what the step before let through."""
+        self.report, self.seen = Report(), set[bytes]()
+        probed = self._in_batches(self._readable(stream), self._probe)
+        accurate = self._in_batches(probed, self._accurate)
+        return FilteredChunk(self.report, list(self._in_batches(accurate, self._recited)))
 
-        Args:
-            progress: called with what is known so far, at every batch that was read or generated.
-        """
-        chunk = FilteredChunk()
-        self.report, self.seen = chunk.report, set[bytes]()
-
-        def watched() -> Iterator[Any]:
-            for item in stream:
-                yield item
-                if self.report.n_in % self.batch_size == 0:
-                    progress(chunk)
-
-        probed = self._in_batches(self._readable(watched()), self._probe)
-        accurate = self._in_batches(chain.from_iterable(probed), self._accurate)
-        for recited in self._in_batches(chain.from_iterable(accurate), self._recited):
-            chunk.recited.extend(recited)
-            progress(chunk)
-        return chunk
-
-    def _in_batches(self, items: Iterable[Item], work: Callable[[list[Item]], Passed]) -> Iterator[Passed]:
+    def _in_batches(self, items: Iterable[Item], work: Callable[[list[Item]], list[Passed]]) -> Iterator[Passed]:
         iterator = iter(items)
         while batch := list(islice(iterator, self.batch_size)):
             for _, passed in halving(work, batch, len(batch)):
-                yield passed
+                yield from passed
 
     def _remove(self, criterion: str, candidate: Candidate, why: str) -> None:
-        ids = candidate.tokens.tolist()
-        kept = len(self.report.examples[criterion]) < EXAMPLES
-        self.report.remove(criterion, candidate.id, why, self.decode(ids) if ids and kept else "")
+        shown = len(candidate.tokens) and len(self.report.examples[criterion]) < EXAMPLES
+        self.report.remove(criterion, candidate.id, why, self.decode(candidate.tokens.tolist()) if shown else "")
 
     def _readable(self, stream: Iterable[Any]) -> Iterator[Candidate]:
         """Long enough, in the vocabulary, not repetitive: no model needed."""
@@ -157,10 +121,8 @@ class Filter:
             candidate = replace(given, tokens=given.tokens[: criteria.length].astype(np.int64))
             tokens = candidate.tokens
             if len(tokens) and not 0 <= (low := int(tokens.min())) <= (high := int(tokens.max())) < d_vocab:
-                raise ValueError(
-                    f"tokens must be in [0, {d_vocab}), got {low if low < 0 else high} in {candidate.id!r}. "
-                    "Was the text tokenized with another model's tokenizer?"
-                )
+                wrong = f"got {low if low < 0 else high} in {candidate.id!r}. Was the text tokenized with another model's tokenizer?"
+                raise ValueError(f"tokens must be in [0, {d_vocab}), {wrong}")
             if len(tokens) < criteria.length:
                 self._remove(SHORT, candidate, f"{len(tokens)} tokens")
             elif (distinct := len(set(tokens[criteria.n_prefix :].tolist()))) < criteria.min_distinct:
@@ -174,11 +136,13 @@ class Filter:
         """Only as many suffix tokens as it takes to see that most sequences are not memorized; removes nothing that could pass."""
         allowed = self.criteria.max_misses
         n = min(self.criteria.n_suffix, max(4, 3 * allowed))
-        misses = (~self._hits(batch, n)).sum(1)
-        for candidate, missed in zip(batch, misses, strict=True):
-            if missed > allowed:
+        passed: list[Candidate] = []
+        for candidate, missed in zip(batch, (~self._hits(batch, n)).sum(1), strict=True):
+            if missed <= allowed:
+                passed.append(candidate)
+            else:
                 self._remove(INACCURATE, candidate, f"{missed} of the first {n} suffix tokens wrong")
-        return [candidate for candidate, missed in zip(batch, misses, strict=True) if missed <= allowed]
+        return passed
 
     def _accurate(self, batch: list[Candidate]) -> list[tuple[Candidate, Hits]]:
         """Accuracy of the whole suffix; a copy of what has passed before is removed without a forward pass."""
@@ -201,7 +165,7 @@ class Filter:
     def _hits(self, batch: list[Candidate], n: int) -> Bool[np.ndarray, "batch suffix"]:
         """Which of the first n suffix tokens the teacher-forced argmax predicts."""
         start = self.criteria.n_prefix
-        tokens = _stack(batch)[:, : start + n]
+        tokens = np.stack([candidate.tokens for candidate in batch])[:, : start + n]
         given = torch.from_numpy(tokens[:, :-1]).to(self.view.device)
         with self.view.one_gelu_kernel():
             predicted = unembed(self.model, residual(self.model, given)[:, start - 1 :]).argmax(-1)
@@ -209,8 +173,7 @@ class Filter:
 
     def _recited(self, batch: list[tuple[Candidate, Hits]]) -> list[Recitation]:
         """Whether the greedy continuation is close enough to the truth."""
-        criteria = self.criteria
-        recited: list[Recitation] = []
+        criteria, recited = self.criteria, list[Recitation]()
         for (candidate, hits), whole in zip(batch, self._continued(batch).tolist(), strict=True):
             text = self.decode(candidate.tokens.tolist())
             distance, distinct = Levenshtein.distance(self.decode(whole), text), len(set(whole[criteria.n_prefix :]))
@@ -228,7 +191,7 @@ class Filter:
         Up to its first teacher-forced miss the continuation is the true suffix. So a candidate without a miss needs no generation, and
         the others start at the earliest miss among them.
         """
-        tokens = _stack([candidate for candidate, _ in batch])
+        tokens = np.stack([candidate.tokens for candidate, _ in batch])
         rows = [i for i, (_, hits) in enumerate(batch) if not hits.all()]
         if rows:
             start = self.criteria.n_prefix + min(int(batch[i][1].argmin()) for i in rows)
@@ -256,22 +219,12 @@ def greedy_tokens(view: NeuronView, context: Int[Tensor, "batch pos"], n: int) -
 
 
 def as_candidate(item: Any, id: str) -> Candidate:
-    """A Candidate as it is, or one of a plain vector of token ids.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """A Candidate as it is, or one of a plain vector of token ids; ValueError where it is neither."""
     if isinstance(item, Candidate):
         return item
     tokens = item.detach().cpu().long().numpy() if isinstance(item, Tensor) else np.asarray(item)
     tokens = tokens.astype(np.int64) if tokens.size == 0 else tokens
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise ValueError(
-            f"stream must give vectors of token ids, got shape {tokens.shape} of {tokens.dtype}. Cut texts and long rows with text_windows "
-            "or token_windows."
-        )
+        wrong = f"got shape {tokens.shape} of {tokens.dtype}. Cut texts and long rows with text_windows or token_windows."
+        raise ValueError(f"stream must give vectors of token ids, {wrong}")
     return Candidate(tokens, id)
-
-
-def _stack(batch: Sequence[Candidate]) -> Int[np.ndarray, "batch pos"]:
-    return np.stack([candidate.tokens for candidate in batch])

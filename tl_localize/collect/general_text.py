@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,11 +30,8 @@ def perplexity_split(
     Args:
         stream: as for ``collect_memorized``; of each item the first ``length`` tokens; shorter items are skipped.
         n_sequences: at most so many.
-        overlap: tokens.
-        seed: of the draw.
     Returns: [sequence pos] int64 on the CPU: as many as asked for, or all there are.
-    Raises:
-        ValueError: there are none.
+    Raises:  ValueError: there are none.
 
     >>> perplexity_split(text, few, length=64).shape
     torch.Size([1, 64])
@@ -47,7 +44,7 @@ def perplexity_split(
         row = as_candidate(item, "").tokens[:length].astype(np.int64)
         if len(row) < length:
             short += 1
-        elif any(run in taken for run in _runs(row, overlap)):
+        elif not taken.isdisjoint(_runs(row, overlap)):
             shared += 1
         else:
             seen += 1
@@ -56,13 +53,10 @@ def perplexity_split(
             elif (place := int(rng.integers(seen))) < n_sequences:
                 kept[place] = row
     if not kept:
-        raise ValueError(
-            f"stream must hold general text for the perplexity, got none ({short} sequences are shorter than {length} tokens, {shared} "
-            "share text with collected ones). Give longer or more text, or a shorter length."
-        )
+        why = f"{short} sequences are shorter than {length} tokens, {shared} share text with collected ones"
+        raise ValueError(f"stream must hold general text for the perplexity, got none ({why}). Give longer or more text.")
     return torch.from_numpy(np.stack(kept))
 
 
-def _runs(row: Integer[np.ndarray, " pos"], length: int) -> Iterator[bytes]:
-    row = row.astype(np.int64)
-    return (row[start : start + length].tobytes() for start in range(len(row) - length + 1))
+def _runs(row: Integer[np.ndarray, " pos"], length: int) -> list[bytes]:
+    return [row[start : start + length].tobytes() for start in range(len(row) - length + 1)]

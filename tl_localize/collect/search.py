@@ -33,6 +33,7 @@ CHUNK_BYTES = 2**20  # of text
 CHUNK_WINDOWS = 2048  # of token rows, about: half a minute of a small model on a processor, seconds on a GPU
 SAMPLE = 4096  # bytes at the beginning of a chunk that are part of its key
 
+Part = Integer[Tensor, "row pos"] | list[str]
 Windows = int | Literal["first", "any"]  # of a row: one every so many tokens, its first one, wherever it may be memorized
 
 
@@ -40,17 +41,12 @@ Windows = int | Literal["first", "any"]  # of a row: one every so many tokens, i
 class Corpus:
     """A file of texts or of token rows, or rows that are given. On another machine the file is opened again, by its path.
 
-    Args:
-        path: .jsonl or .txt of texts, .npy, .pt or .safetensors of token rows; a name only, where rows are given.
-        key: of the text, in .jsonl files.
-        given: [row pos] token ids.
-
     >>> Corpus(Path("rows"), given=text).read(0, 1).shape
     torch.Size([1, 128])
     """
 
-    path: Path
-    key: str = "text"
+    path: Path  # .jsonl or .txt of texts, .npy, .pt or .safetensors of token rows; a name only, where rows are given
+    key: str = "text"  # of the text, in .jsonl files
     given: Integer[Tensor, "row pos"] | None = None
 
     def __reduce__(self) -> tuple[type[Corpus], tuple[Any, ...]]:
@@ -61,7 +57,7 @@ class Corpus:
         """Tokens, mapped from the file; None where it is text."""
         return self.given if self.given is not None or self.path.suffix not in TOKEN_SUFFIXES else read_tokens(self.path)
 
-    def read(self, first: int, end: int) -> Integer[Tensor, "row pos"] | list[str]:
+    def read(self, first: int, end: int) -> Part:
         """The rows of a range, or the texts whose lines begin in a range of bytes."""
         return list(read_texts(self.path, self.key, first, end)) if self.rows is None else self.rows[first:end]
 
@@ -78,15 +74,10 @@ class Corpus:
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """A part of a corpus that is searched as a whole.
-
-    Args:
-        prefix: of the ids.
-        first, end: rows, or bytes of a text file.
-    """
+    """A part of a corpus that is searched as a whole: some rows, or the texts that begin in some bytes of a file."""
 
     corpus: Corpus
-    prefix: str
+    prefix: str  # of the ids
     first: int
     end: int
 
@@ -95,16 +86,14 @@ class Chunk:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What its key holds of the data: the range, and a digest of its first 4 KiB.
+        """What its key holds of the data: the range, and a digest of its first 4 KiB, for no more is read before the work begins.
 
-        No more of a file is read before the work begins. Text that is added at the end leaves the keys of all chunks but the last; text
-        that is inserted changes those of all that follow. A change further inside a chunk leaves its key, so the last step compares the
-        whole content with what was searched.
+        A change further inside a chunk leaves its key, so the last step compares the whole content with what was searched.
         """
         start = hashlib.sha256(self.corpus.sample(self.first, self.end)).hexdigest()[:32]
         return {"prefix": self.prefix, "key": self.corpus.key, "first": self.first, "end": self.end, "start": start}
 
-    def read(self) -> tuple[Integer[Tensor, "row pos"] | list[str], dict[str, Any]]:
+    def read(self) -> tuple[Part, dict[str, Any]]:
         """Its rows or texts, how many there are, and a hash of all of them."""
         part = self.corpus.read(self.first, self.end)
         content = digest_of(part) if isinstance(part, list) else hashlib.sha256(_bytes_of(part)).hexdigest()
@@ -114,13 +103,7 @@ class Chunk:
 def chunks_of(corpora: Sequence[Corpus], windows: Windows = "first", length: int = Criteria().length) -> list[Chunk]:
     """The chunks of some corpora, of which no more than the size and the first text is read.
 
-    Chunks of token rows have about the same number of windows, chunks of text about the same number of bytes.
-
-    Args:
-        length: of a window, tokens.
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: two files of one name, nothing in a file, a first line that is not as it must be, or windows="any" of text.
+    Raises:  FileNotFoundError; ValueError: two files of one name, an empty or another kind of file, or windows="any" of text.
 
     >>> chunks_of([Corpus(Path("rows"), given=text.repeat(3000, 1))])
     [Chunk('rows', 0 to 2048), Chunk('rows', 2048 to 3000)]
@@ -157,18 +140,13 @@ def parse_windows(text: str) -> Windows:
 class SearchResults:
     """What the chunks of a search gave, as far as they are searched.
 
-    Args:
-        chunks: of each what was found; None where it is missing.
-        contents: of each how many texts or rows it had, and their hash.
-        missing: chunk -> why it could not be searched; empty where it was not tried yet.
-
     >>> SearchResults([None], [{}], {"0": ""}).report.n_in
     0
     """
 
-    chunks: list[FilteredChunk | None]
-    contents: list[dict[str, Any]]
-    missing: dict[str, str]
+    chunks: list[FilteredChunk | None]  # None where it is missing
+    contents: list[dict[str, Any]]  # how many texts or rows there were, and their hash
+    missing: dict[str, str]  # chunk -> why it could not be searched; empty where it was not tried yet
 
     @property
     def report(self) -> Report:
@@ -179,7 +157,7 @@ class SearchResults:
     def of(cls, cache: Cache) -> SearchResults:
         """From the records of the last plan of a cache: data that have grown or changed make another plan.
 
-        The ids count texts over all chunks of a file. Where an earlier chunk is missing they count from the chunk on, whose name they bear.
+        Ids count texts over all chunks of a file; where an earlier chunk is missing, from the chunk on, whose name they bear.
         """
         found = cls([], [], {})
         failures, counted = cache.failures(), dict[str, int | None]()
@@ -187,26 +165,21 @@ class SearchResults:
             record, prefix = cache.read(task), task.inputs["chunk"]["prefix"]
             if record is None:
                 found.missing[task.name] = failures.get(task.key, {"reason": ""})["reason"]
-                found.chunks.append(None)
-                found.contents.append({})
-                counted[prefix] = None
-                continue
-            first = counted.get(prefix, 0) if record.value["of_texts"] else task.inputs["chunk"]["first"]
-            renamed = partial(_numbered, prefix=prefix if first is not None else f"{task.name}: ", first=first or 0)
-            found.chunks.append(FilteredChunk.unpacked(record.value, record.tensors, renamed))
-            found.contents.append({"n": record.value["n"], "content": record.value["content"]})
-            counted[prefix] = None if first is None else first + record.value["n"]
+                chunk, content, counted[prefix] = None, {}, None
+            else:
+                first = counted.get(prefix, 0) if record.value["of_texts"] else task.inputs["chunk"]["first"]
+                renamed = partial(_numbered, prefix=prefix if first is not None else f"{task.name}: ", first=first or 0)
+                chunk = FilteredChunk.unpacked(record.value, record.tensors, renamed)
+                content = {"n": record.value["n"], "content": record.value["content"]}
+                counted[prefix] = None if first is None else first + record.value["n"]
+            found.chunks.append(chunk)
+            found.contents.append(content)
         return found
 
 
 @dataclass(frozen=True, eq=False)
 class Search(Benchmark[SearchResults]):
     """The search of a corpus for memorized sequences: ``run`` filters the chunks, ``collection`` makes the last step.
-
-    Args:
-        chunks: of one corpus or several, as ``chunks_of`` gives them.
-        windows: what they were cut for.
-        decode: token ids -> text; the model's tokenizer unless given.
 
     >>> rows = torch.stack([one.tokens for one in few])
     >>> search = Search(model, chunks_of([Corpus(Path("rows"), given=rows)]), Criteria())
@@ -215,46 +188,33 @@ class Search(Benchmark[SearchResults]):
     """
 
     model: LanguageModel
-    chunks: Sequence[Chunk]
+    chunks: Sequence[Chunk]  # as ``chunks_of`` gives them, for these windows
     criteria: Criteria
     windows: Windows = "first"
-    decode: Decode | None = None
+    decode: Decode | None = None  # the model's tokenizer unless given
 
     def __repr__(self) -> str:
         return f"Search({model_name(self.model)!r}, {len(self.chunks)} chunks, {self.criteria!r})"
 
     def plan(self, methods: Sequence[Any] = ()) -> Plan:
-        filter = self._filter
         made_of = fingerprint(self.model)
         probe = range(0, self.model.cfg.d_vocab, 1 + self.model.cfg.d_vocab // 256)
-        spelling = digest_of([filter.decode([token]) for token in probe])  # distances depend on how tokens are spelled
+        spelling = digest_of([self._filter.decode([token]) for token in probe])  # distances depend on how tokens are spelled
         about = {**asdict(self.criteria), "windows": self.windows, "spelling": spelling}
         tasks: list[Task] = []
         for i, chunk in enumerate(self.chunks):
             inputs = {"model": made_of, **about, "chunk": chunk.inputs}
             tasks.append(Task("collect", inputs, label="collect", name=f"{chunk.prefix}{chunk.first}", index=i, ratio=1.0))
-        return Plan(
-            benchmark="collect",
-            settings={
-                "model": model_name(self.model),
-                "fingerprint": made_of,
-                "dtype": str(next(iter(self.model.parameters())).dtype),
-                "data": list(dict.fromkeys(chunk.corpus.path.name for chunk in self.chunks)),
-                **about,
-            },
-            parts=[],
-            methods={},
-            tasks=tasks,
-            grows="text at the end of the data (and another n_dev, n_max and seed)",
-        )
+        settings = {"model": model_name(self.model), "fingerprint": made_of, "dtype": str(next(iter(self.model.parameters())).dtype)}
+        settings |= {"data": list(dict.fromkeys(chunk.corpus.path.name for chunk in self.chunks)), **about}
+        return Plan("collect", settings, [], {}, tasks, grows="text at the end of the data (and another n_dev, n_max and seed)")
 
     def compute(self, task: Task, needs: Sequence[Record], methods: Any, report: Callable[[float], None]) -> Record:
         part, content = self.chunks[task.index].read()
-        found = self._filter.filter(self._candidates(part, self.windows, self.criteria.length))
-        value, tensors = found.packed()
+        value, tensors = self._filter.filter(self._candidates(part, self.windows, self.criteria.length)).packed()
         return Record({**value, **content, "of_texts": isinstance(part, list)}, tensors)
 
-    def _candidates(self, part: Integer[Tensor, "row pos"] | list[str], windows: Windows, length: int) -> Iterator[Candidate]:
+    def _candidates(self, part: Part, windows: Windows, length: int) -> Iterator[Candidate]:
         """The windows of a part, with ids that count from its beginning."""
         stride = windows if isinstance(windows, int) else None
         if isinstance(part, list):
@@ -265,19 +225,13 @@ class Search(Benchmark[SearchResults]):
         return SearchResults.of(cache)
 
     def collection(self, found: SearchResults, *, n_dev: int = 5, n_max: int | None = None, seed: int = 0) -> Collection:
-        """The last step, which needs all chunks: arguments as of ``collect_memorized``.
-
-        Raises:
-            ValueError: a chunk is missing; the data have changed since they were searched; as ``collect_memorized``.
-        """
+        """The last step, which needs all chunks, of data that have not changed since: arguments as of ``collect_memorized``."""
         if found.missing:
             raise ValueError(f"chunks must all be searched, got {len(found.missing)} of {len(self.chunks)} missing. Run the search again.")
         for chunk, content in zip(self.chunks, found.contents, strict=True):
             if chunk.read()[1] != content:
-                raise ValueError(
-                    f"data must stay as they were when they were searched, got another content in {str(chunk.corpus.path)!r} "
-                    f"({chunk.first} to {chunk.end}). Search them again in another folder."
-                )
+                place = f"{str(chunk.corpus.path)!r} ({chunk.first} to {chunk.end}). Search them again in another folder."
+                raise ValueError(f"data must stay as they were when they were searched, got another content in {place}")
         return assemble(self._filter, [chunk for chunk in found.chunks if chunk], n_dev=n_dev, n_max=n_max, seed=seed)
 
     def general_text(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,17 +15,12 @@ from tl_localize.batching import halving, tokens_that_fit
 from tl_localize.collect.criteria import Criteria
 from tl_localize.losses import residual, unembed
 from tl_localize.neurons import LanguageModel, NeuronView
-from tl_localize.sequences import encode
+from tl_localize.sequences import encode, tokenizer_of
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """A token sequence and where it is from.
-
-    Args:
-        tokens: [pos] token ids.
-        id: names it in the collection.
-        category: groups the confusion matrix of DEL; may be empty.
 
     >>> Candidate(np.arange(80), "page 3", "poems")
     Candidate('page 3', 80 tokens)
@@ -34,25 +28,16 @@ class Candidate:
 
     tokens: Integer[np.ndarray, " pos"]
     id: str
-    category: str = ""
+    category: str = ""  # groups the confusion matrix of DEL
 
     def __repr__(self) -> str:
         return f"Candidate({self.id!r}, {len(self.tokens)} tokens)"
 
 
-def token_windows(
-    tokens: Integer[Tensor, "sequence pos"], length: int = 80, stride: int | None = None, *, first: int = 0
-) -> Iterator[Candidate]:
+def token_windows(tokens: Integer[Tensor, "sequence pos"], length: int = 80, stride: int | None = None) -> Iterator[Candidate]:
     """Windows of long rows: the first ``length`` tokens of each (as the authors take them), or one every ``stride`` tokens.
 
     A memory-mapped tensor (``readers.read_tokens`` of a ``.npy`` file) is read row by row.
-
-    Args:
-        tokens: [sequence pos] token ids.
-        length: of a window, tokens.
-        first: number of the first row, for the ids.
-    Raises:
-        ValueError: stride is less than 1.
 
     >>> [window.id for window in token_windows(text, length=64, stride=64)]  # of a row of 128 tokens
     ['row-0+0', 'row-0+64']
@@ -60,24 +45,17 @@ def token_windows(
     if stride is not None and stride < 1:
         raise ValueError(f"stride must be at least 1, got {stride}. Leave it out for the first window of each row.")
     for i in range(len(tokens)):
-        yield from _windows(tokens[i].cpu().long().numpy(), f"row-{first + i}", length, stride)
+        yield from _windows(tokens[i].cpu().long().numpy(), f"row-{i}", length, stride)
 
 
-def text_windows(
-    texts: Iterable[str], model: LanguageModel, length: int = 80, stride: int | None = None, *, first: int = 0
-) -> Iterator[Candidate]:
+def text_windows(texts: Iterable[str], model: LanguageModel, length: int = 80, stride: int | None = None) -> Iterator[Candidate]:
     """The same for texts; a text that is empty or too short comes out as it is, and is counted as too short.
-
-    Raises:
-        ValueError: the model has no tokenizer.
 
     >>> list(text_windows(["a long text, in which the model reads on and on", ""], model, length=8))
     [Candidate('text-0', 8 tokens), Candidate('text-1', 0 tokens)]
     """
-    tokenizer: Any = getattr(model, "tokenizer", None)
-    if tokenizer is None:
-        raise ValueError("model must have a tokenizer to read text, got none. Set model.tokenizer, or give tokens.")
-    for i, text in enumerate(texts, first):
+    tokenizer = tokenizer_of(model)
+    for i, text in enumerate(texts):
         yield from _windows(np.array(encode(tokenizer, text) if text else [], dtype=np.int64), f"text-{i}", length, stride)
 
 
@@ -88,7 +66,7 @@ def _windows(row: Int[np.ndarray, " pos"], name: str, length: int, stride: int |
 
 
 def likely_windows(
-    model: LanguageModel, tokens: Integer[Tensor, "sequence pos"], criteria: Criteria | None = None, *, slack: int = 4, first: int = 0
+    model: LanguageModel, tokens: Integer[Tensor, "sequence pos"], criteria: Criteria | None = None, *, slack: int = 4
 ) -> Iterator[Candidate]:
     """Windows of long rows, at any position, that the model may have memorized; one forward pass over each row finds them.
 
@@ -96,12 +74,6 @@ def likely_windows(
     context of a window is all that stands before it in the piece instead of its own prefix; therefore up to ``slack`` suffix tokens more
     may be wrong than the criteria allow. Of overlapping windows the best one is taken; of equal ones the last, because its prefix belongs
     most to the memorized text. The criteria are still to be tested.
-
-    Args:
-        tokens: [sequence pos] token ids.
-        first: number of the first row, for the ids.
-    Raises:
-        ValueError: the rows are shorter than a window.
 
     >>> row = torch.cat([one.tokens for one in few[:2]])  # of 160 tokens
     >>> list(likely_windows(model, row[None]))
@@ -119,7 +91,7 @@ def likely_windows(
     for rows, right in halving(partial(_right_in_windows, view, tokens, criteria), range(len(tokens)), size):
         for i, row in zip(rows, right, strict=True):
             for start in _best_windows(row, criteria.length, needed):
-                yield Candidate(tokens[i, start : start + criteria.length].cpu().long().numpy(), f"row-{first + i}+{start}")
+                yield Candidate(tokens[i, start : start + criteria.length].cpu().long().numpy(), f"row-{i}+{start}")
 
 
 @torch.no_grad()

@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
-from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,19 +16,18 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor
 
-from tl_localize.collect import Collection, Search, SearchResults
-from tl_localize.collect.reference_texts import with_planted
+from tl_localize.collect import Collection
 from tl_localize.evals.del_benchmark import DelBenchmark
 from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.execution.store import nearest
-from tl_localize.files import save_tensors
 from tl_localize.methods import METHODS, Localizer, RandomBaseline
 from tl_localize.models import is_reference
 from tl_localize.neurons import LanguageModel
 from tl_localize.readers import TOKEN_SUFFIXES, memorized_sequences, read_manual, read_tokens
-from tl_localize.reference import N_DEV, held_out_tokens
+from tl_localize.reference import DATA, N_DEV
 from tl_localize.sequences import MemorizedSequence
 
+PAPER = json.loads((DATA / "paper_settings.json").read_text(encoding="utf-8"))  # the authors' settings, and the grids they searched
 Settings = Mapping[str, Mapping[str, Any]]  # by method name
 
 INJ_SENTENCES = 5  # of the committed table of each reference model, and of the default run
@@ -42,15 +39,8 @@ BUDGET_FACTORS = (1, 5)  # of the budget of all layers, for a single layer
 GENERAL = "general.safetensors"  # in a collection's folder: text for the perplexity
 
 
-# Hyperparameters
-
-
 def paper_model(name: str) -> str:
-    """A model's name, or its directory's, as the published tables spell it; other names as they are.
-
-    >>> paper_model("EleutherAI/pythia-2.8b-deduped-v0"), paper_model("models/gpt2-xl/"), paper_model("gpt2-small")
-    ('pythia-2.8b-deduped', 'gpt2-xl', 'gpt2')
-    """
+    """A model's name, or its directory's, as the published tables spell it; other names as they are."""
     short = Path(name).absolute().name.lower().removesuffix("-v0")
     return {"gpt2-small": "gpt2"}.get(short, short)
 
@@ -58,44 +48,21 @@ def paper_model(name: str) -> str:
 def paper_settings(model: str, benchmark: Literal["inj", "del"], ratio: float | None = None) -> dict[str, dict[str, Any]]:
     """The authors' hyperparameters of Slimming and Hard Concrete, by method name; empty for a model that they did not use.
 
-    Source: Chang et al. (2024), arXiv:2311.09060, and the authors' code (github.com/terarachang/MemPi).
-    Args:
-        ratio: of the injection; at a ratio the paper does not have, the settings of the nearest one.
+    At an injection ratio that the paper does not have, they are those of the nearest one.
 
-    >>> Slimming(**paper_settings("gpt2", "inj", ratio=0.01)["slimming"])
-    Slimming(learning_rate=0.005, sparsity_weight=15000.0, steps=4000, stop_sparsity=0.2, first_layer=0)
+    Source: Chang et al. (2024), arXiv:2311.09060, and the authors' code (github.com/terarachang/MemPi).
     """
-    settings: dict[str, Any] = _paper()[benchmark].get(paper_model(model), {})
+    settings: dict[str, Any] = PAPER[benchmark].get(paper_model(model), {})
     if benchmark == "inj" and settings:
         return settings["0.001" if ratio is not None and ratio < 0.003 else "0.01"]
     return settings
 
 
-def paper_grids() -> dict[str, dict[str, list[Any]]]:
-    """The values that the authors searched, by method name and setting.
-
-    >>> paper_grids()["slimming"]
-    {'learning_rate': [0.01, 0.005, 0.001], 'sparsity_weight': [30000.0, 10000.0, 5000.0, 1000.0]}
-    """
-    return _paper()["grids"]
-
-
-def _paper() -> dict[str, Any]:
-    return json.loads((files("tl_localize") / "data" / "paper_settings.json").read_text(encoding="utf-8"))
-
-
 def settings_source(model: str, benchmark: Literal["inj", "del"]) -> str:
-    """Where the settings of learned masks come from, as text: the paper or our defaults.
-
-    >>> settings_source("models/gpt2-xl", "del")
-    "the paper's for gpt2-xl"
-    """
+    """Where the settings of learned masks come from, as text: the paper or our defaults."""
     if paper_settings(model, benchmark):
         return f"the paper's for {paper_model(model)}"
     return f"the defaults, for the paper has none for {Path(model).absolute().name}"
-
-
-# Names
 
 
 def parse_dtype(name: str) -> torch.dtype:
@@ -111,8 +78,6 @@ def make_methods(names: str, settings: Sequence[str] = (), *defaults: Settings) 
 
     Args:
         names: comma-separated, or ``all``.
-    Raises:
-        ValueError: an unknown method or setting (the nearest names are offered), a value of another type.
 
     >>> make_methods("slimming", ["slimming.steps=60"], {"slimming": {"learning_rate": 0.1, "steps": 5}})[0].steps
     60
@@ -121,9 +86,7 @@ def make_methods(names: str, settings: Sequence[str] = (), *defaults: Settings) 
     for name in wanted:
         if name not in METHODS:
             raise ValueError(f"methods must be among {', '.join(METHODS)}, got {name!r}.{nearest(name, METHODS)}")
-    values: dict[str, dict[str, Any]] = {name: {} for name in wanted}
-    for name, source in product(wanted, defaults):
-        values[name] |= source.get(name, {})
+    values = {name: {field: value for source in defaults for field, value in source.get(name, {}).items()} for name in wanted}
     for setting in settings:
         key, equals, text = setting.partition("=")
         name, dot, field = key.partition(".")
@@ -134,31 +97,19 @@ def make_methods(names: str, settings: Sequence[str] = (), *defaults: Settings) 
         known = {f.name: f.default for f in dataclasses.fields(METHODS[name])}
         if field not in known:
             raise ValueError(f"--set must name a setting of {name} ({', '.join(known)}), got {field!r}.{nearest(field, known)}")
-        values[name][field] = parse_value(setting, text, known[field])
+        default: Any = known[field]
+        kind = type(default) if default is not None else int if text.isdecimal() else float
+        try:
+            values[name][field] = kind(text)
+        except ValueError as error:
+            raise ValueError(f"--set must give {kind.__name__} to {key}, got {text!r}.") from error
     return [METHODS[name](**values[name]) for name in wanted]
 
 
-def parse_value(setting: str, text: str, default: Any) -> Any:
-    """Text as a value of the type of the default."""
-    kind = type(default) if default is not None else int if text.isdecimal() else float
-    try:
-        return kind(text)
-    except ValueError as error:
-        raise ValueError(f"--set must give {kind.__name__} to {setting.partition('=')[0]}, got {text!r}.") from error
-
-
 def del_methods(names: str, settings: Sequence[str] = (), model: str = "", tuned: Settings | None = None, seed: int = 0) -> list[Localizer]:
-    """``make_methods`` for DEL: learned masks spare the first layer, and have the paper's settings for its models, then the tuned ones.
-
-    Args:
-        model: its name.
-        seed: of Random, as that of the benchmark.
-    """
+    """``make_methods`` for DEL: learned masks spare the first layer, and have the paper's settings for its models, then the tuned ones."""
     masks = {name: {"first_layer": FIRST_LAYER} for name, method in METHODS.items() if hasattr(method, "first_layer")}
     return make_methods(names, settings, paper_settings(model, "del"), tuned or {}, masks, {RandomBaseline.name: {"seed": seed}})
-
-
-# INJ
 
 
 def inj_ratios(model: str) -> list[float]:
@@ -176,23 +127,12 @@ def inj_runs(
     ratios: Sequence[float] | None = None,
     **options: Any,
 ) -> list[tuple[InjBenchmark, list[Localizer]]]:
-    """INJ at each ratio, with its methods, whose settings may depend on the ratio.
-
-    Args:
-        name: of the model.
-        tuned: over the paper's settings, and ``settings`` over both.
-        options: of ``InjBenchmark``.
-    """
-    return [
-        (
-            InjBenchmark(model=model, sequences=sequences, ratio=ratio, **options),
-            make_methods(methods, settings, paper_settings(name, "inj", ratio), tuned or {}),
-        )
-        for ratio in ratios or inj_ratios(name)
-    ]
-
-
-# DEL
+    """INJ at each ratio, with its methods, whose settings may depend on the ratio: the paper's, then ``tuned``, then ``settings``."""
+    runs: list[tuple[InjBenchmark, list[Localizer]]] = []
+    for ratio in ratios or inj_ratios(name):
+        chosen = make_methods(methods, settings, paper_settings(name, "inj", ratio), tuned or {})
+        runs.append((InjBenchmark(model=model, sequences=sequences, ratio=ratio, **options), chosen))
+    return runs
 
 
 def del_ratios(model: str) -> tuple[float, ...]:
@@ -206,34 +146,25 @@ def parse_targets(text: str) -> tuple[int | None, dict[str, int]]:
     >>> parse_targets("25,zero_out=6"), parse_targets("zero_out=6")
     ((25, {'zero_out': 6}), (None, {'zero_out': 6}))
     """
-    total: int | None = None
-    fewer: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for part in text.split(","):
         name, equals, number = part.strip().rpartition("=")
         if not number.isdecimal() or (equals and name not in METHODS):
             raise ValueError(f"targets must be a number, and METHOD=NUMBER where a method has fewer, got {text!r}. Write 25,zero_out=6.")
         if not int(number):
             raise ValueError(f"targets must be at least 1, got {text}. Leave it out for the default.")
-        if equals:
-            fewer[name] = int(number)
-        else:
-            total = int(number)
-    return total, fewer
+        counts[name] = int(number)
+    return counts.pop("", None), counts
 
 
 def del_runs(
     benchmark: DelBenchmark, methods: Sequence[Localizer], fewer: Mapping[str, int] | None = None
 ) -> list[tuple[DelBenchmark, list[Localizer]]]:
-    """DEL once for each number of targets, with the methods that have it.
-
-    Args:
-        fewer: number of targets of some methods; the others have the benchmark's.
-    """
-    counts = {method: (fewer or {}).get(method.name, benchmark.n_targets) for method in methods}
-    return [
-        (dataclasses.replace(benchmark, n_targets=n), [method for method in methods if counts[method] == n])
-        for n in dict.fromkeys(counts.values())
-    ]
+    """DEL once for each number of targets, with the methods that have it: ``fewer``, by method name, or the benchmark's."""
+    runs: dict[int | None, list[Localizer]] = {}
+    for method in methods:
+        runs.setdefault((fewer or {}).get(method.name, benchmark.n_targets), []).append(method)
+    return [(dataclasses.replace(benchmark, n_targets=n), some) for n, some in runs.items()]
 
 
 def single_layer_run(benchmark: DelBenchmark, method: Localizer) -> tuple[DelBenchmark, list[Localizer]]:
@@ -244,16 +175,15 @@ def single_layer_run(benchmark: DelBenchmark, method: Localizer) -> tuple[DelBen
 
 
 def check_data(model: str, data: Path | None, general: Path | None) -> None:
-    """Raise ValueError or FileNotFoundError unless there are sequences and general text for the model."""
+    """Raise an error unless there are sequences and general text for the model."""
     if data is None and not is_reference(model):
         raise ValueError(f"data must be given for {model!r}, got none. Run tl-localize collect, or name the authors' file with --data.")
     for name, path in (("data", data), ("general", general)):
         if path is not None and not path.exists():
             raise FileNotFoundError(f"{name} must be an existing path, got {str(path)!r}. Check the spelling.")
     if data is not None and general is None and not (data / GENERAL).is_file():
-        raise ValueError(
-            f"general must be given where the data have no {GENERAL}, got none for {str(data)!r}. Name a token file with --general."
-        )
+        wrong = f"got none for {str(data)!r}. Name a token file with --general."
+        raise ValueError(f"general must be given where the data have no {GENERAL}, {wrong}")
 
 
 def del_data(
@@ -278,13 +208,5 @@ def drawn_first(sequences: Sequence[MemorizedSequence], n_dev: int, seed: int = 
 def check_dev(n_dev: int, n_sequences: int) -> None:
     """Raise ValueError unless so many dev sequences can be compared, and leave others."""
     if not 2 <= n_dev < n_sequences:
-        raise ValueError(
-            f"n_dev must be at least 2, for a target and another, and below the {n_sequences} sequences, got {n_dev}. "
-            "Collect with another --n-dev, or more text."
-        )
-
-
-def collect_default(search: Search, found: SearchResults, folder: Path, n_dev: int) -> None:
-    """Write the data of the default run on a reference model: what it memorized of its training texts, and general text."""
-    with_planted(search.model, search.collection(found, n_dev=n_dev)).save(folder)
-    save_tensors(folder / GENERAL, {"tokens": held_out_tokens()[:DEL_GENERAL].int()}, {})
+        rule = f"n_dev must be at least 2, for a target and another, and below the {n_sequences} sequences"
+        raise ValueError(f"{rule}, got {n_dev}. Collect with another --n-dev, or more text.")

@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import itertools
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,7 @@ Grid = Mapping[str, Sequence[Any]]
 def expand(method: str, grid: Grid) -> list[Localizer]:
     """One method per combination of the grid's values, in the order in which they are written.
 
-    Raises:
-        ValueError: an unknown method or setting (the nearest names are offered), or an axis without values.
+    Raises:  ValueError: an unknown method or setting (the nearest names are offered), or an axis without values.
 
     >>> [(method.steps, method.learning_rate) for method in expand("slimming", {"steps": [60, 200], "learning_rate": [0.01, 0.1]})]
     [(60, 0.01), (60, 0.1), (200, 0.01), (200, 0.1)]
@@ -47,11 +46,7 @@ def expand(method: str, grid: Grid) -> list[Localizer]:
 
 
 def method_of(text: str) -> Localizer:
-    """The method that has this repr: what a plan says of it.
-
-    Raises:
-        ValueError: it is not the repr of one of ours.
-    """
+    """The method that has this repr: what a plan says of it; ValueError where it is none of ours."""
     kinds = {kind.__name__: kind for kind in METHODS.values()}
     try:
         call: Any = ast.parse(text, mode="eval").body
@@ -62,13 +57,19 @@ def method_of(text: str) -> Localizer:
 
 def read_grids(path: str | Path) -> dict[str, Grid]:
     """Grids by method name from a JSON file: {"hard_concrete": {"learning_rate": [0.01, 0.001], ...}, ...}."""
+    return _read(path, 'grid must be a JSON file such as {"slimming": {"steps": [60, 200]}}')
+
+
+def _read(path: str | Path, rule: str, key: str = "") -> dict[str, Any]:
+    """A JSON file of objects by name, or what it has under the key."""
     try:
-        grids = json.loads(Path(path).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"grid must be a JSON file, got {str(path)!r} ({error}).") from error
-    if not isinstance(grids, dict) or not all(isinstance(axes, dict) for axes in grids.values()):
-        raise ValueError(f'grid must be a JSON object such as {{"slimming": {{"steps": [60, 200]}}}}, got {str(path)!r}.')
-    return grids
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = found[key] if key else found
+        if not isinstance(found, dict) or not all(isinstance(values, dict) for values in found.values()):
+            raise TypeError(f"{found!r} does not hold objects by name")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{rule}, got {str(path)!r} ({error!r}).") from error
+    return found
 
 
 def rank_inj(results: InjResults, candidates: Sequence[Localizer]) -> pd.DataFrame:
@@ -85,26 +86,16 @@ def rank_inj(results: InjResults, candidates: Sequence[Localizer]) -> pd.DataFra
     >>> [settings["steps"] for settings in ranking["settings"]]
     [20, 2]
     """
-    label = {repr(method): method for method in candidates}
-    names = {method.name: method for method in candidates}
-    rows: list[dict[str, Any]] = []
     frame = results.frame[results.frame["converged"]]
     if not len(frame):
         raise ValueError("results must hold an injection that converged, got none. Inject with another ratio, learning_rate or max_steps.")
-    for (name,), group in frame.groupby(["method"], sort=False):
-        method = label.get(str(name)) or names.get(str(name))
-        if method is not None:
-            recalls = group.groupby("multiple")["recall"].mean()
-            rows.append(
-                {
-                    "method": method.name,
-                    "settings": settings_of(method),
-                    **{f"R@{multiple:g}x": float(recall) for multiple, recall in recalls.to_dict().items()},
-                    "score": float(recalls.mean()),
-                    "seconds": float(group["seconds"].mean()),
-                }
-            )
-    return pd.DataFrame(rows).sort_values("score", ascending=False, kind="stable", ignore_index=True)
+
+    def measured(group: pd.DataFrame) -> dict[str, float]:
+        recalls = group.groupby("multiple")["recall"].mean()
+        columns = {f"R@{multiple:g}x": float(recall) for multiple, recall in recalls.to_dict().items()}
+        return columns | {"score": float(recalls.mean()), "seconds": float(group["seconds"].mean())}
+
+    return _ranked(frame, candidates, measured)
 
 
 def rank_del(results: DelResults, candidates: Sequence[Localizer], ratio: Real) -> pd.DataFrame:
@@ -126,44 +117,40 @@ def rank_del(results: DelResults, candidates: Sequence[Localizer], ratio: Real) 
         raise ValueError(f"ratio must be one of {sorted(set(results.frame['ratio']))}, got {ratio}. Run it too.")
     if frame["delta_neg_accuracy"].isna().any():
         raise ValueError("results must be of at least two sequences, got one, which has no other to compare with. Use a larger dev set.")
-    names = {method.name: method for method in candidates} | {repr(method): method for method in candidates}
+
+    def measured(group: pd.DataFrame) -> dict[str, float]:
+        own, others = (-100 * float(group[f"delta_{which}_accuracy"].mean()) for which in ("self", "neg"))
+        return {"self_loss": own, "neg_loss": others, "score": own - others}
+
+    return _ranked(frame, candidates, measured)
+
+
+def _ranked(frame: pd.DataFrame, candidates: Sequence[Localizer], measured: Callable[[pd.DataFrame], dict[str, float]]) -> pd.DataFrame:
+    """A row for each candidate, which a frame names by its repr or its name, the largest score first."""
+    known = {method.name: method for method in candidates} | {repr(method): method for method in candidates}
     rows: list[dict[str, Any]] = []
-    for (name,), group in frame.groupby(["method"], sort=False):
-        method = names.get(str(name))
-        if method is not None:
-            own, others = (-100 * float(group[f"delta_{which}_accuracy"].mean()) for which in ("self", "neg"))
-            record = {"method": method.name, "settings": settings_of(method)}
-            rows.append(record | {"self_loss": own, "neg_loss": others, "score": own - others})
+    for name, group in frame.groupby("method", sort=False):
+        if method := known.get(str(name)):
+            settings = {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.compare}
+            rows.append({"method": method.name, "settings": settings, **measured(group)})
     return pd.DataFrame(rows).sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """What a search over settings has found in a results folder, at one ratio.
+    """What a search over settings has found in a results folder, at one ratio."""
 
-    Args:
-        frame: as of ``rank_inj`` or ``rank_del``; empty where nothing is measured yet.
-        rule: how the best one is chosen, for a reader.
-        n_missing: measurements that the ranking still lacks.
-        n_lost: dev sentences whose injections did not converge, which are left out.
-    """
-
-    frame: pd.DataFrame
-    rule: str
-    n_missing: int
-    n_lost: int = 0
-    ratio: float = 0.0
+    frame: pd.DataFrame  # as of ``rank_inj`` or ``rank_del``; empty where nothing is measured yet
+    rule: str  # how the best one is chosen, for a reader
+    n_missing: int  # measurements that the ranking still lacks
+    n_lost: int  # dev sentences whose injections did not converge, which are left out
+    ratio: float
 
     @classmethod
     def of(cls, store: Store, names: Collection[str], ratio: float | None = None) -> Ranking:
-        """What is ranked.
-
-        Args:
-            names: of the methods that were tuned; controls and others in the folder are not ranked.
-            ratio: by default that of the newest plan, which need not be the run's own: a plan that is there is not made again.
-        """
+        """What is ranked: the methods that were tuned (``names``), at a ratio, by default that of the newest plan."""
         plans = [one.plan for one in store.plans()]
-        benchmark, inj = plans[-1].benchmark, plans[-1].benchmark == "inj"
+        inj = plans[-1].benchmark == "inj"
         ratio = plans[-1].tasks[-1].ratio if ratio is None else ratio
         labels = {label: text for plan in plans if plan.tasks[-1].ratio == ratio for label, text in plan.methods.items()}
         candidates = [method for method in map(method_of, dict.fromkeys(labels.values())) if method.name in names]
@@ -179,7 +166,7 @@ class Ranking:
             rule = f"largest loss of accuracy on the target minus that on the others at {100 * ratio:g} %, {n_dev} dev sequences"
             return cls(rank_del(results, candidates, ratio), rule, len(missing), 0, ratio)
         n_dev, lost = named["sequence_id"].nunique(), named.loc[~named["converged"], "sequence_id"].nunique()
-        rule = f"highest mean recall on the {n_dev} dev sentences of {benchmark}"
+        rule = f"highest mean recall on the {n_dev} dev sentences of inj"
         if lost:
             rule += f", of which {lost} are left out, because their injections did not converge"
         ranked = rank_inj(results, candidates) if named["converged"].any() else pd.DataFrame()
@@ -196,11 +183,6 @@ class Ranking:
         return self.frame.assign(settings=texts).set_index("settings")
 
 
-def settings_of(method: Localizer) -> dict[str, Any]:
-    """The hyperparameters of a method, as ``METHODS[name](**settings)`` takes them."""
-    return {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.compare}
-
-
 def write_settings(ranking: pd.DataFrame, path: str | Path, rule: str) -> dict[str, dict[str, Any]]:
     """Write the best setting of each method to a file that ``--settings`` of ``tl-localize inj`` and ``del`` reads; returns them.
 
@@ -215,21 +197,13 @@ def write_settings(ranking: pd.DataFrame, path: str | Path, rule: str) -> dict[s
 
 
 def read_settings(path: str | Path) -> dict[str, dict[str, Any]]:
-    """Settings by method name, from a file that ``write_settings`` wrote.
-
-    Raises:
-        ValueError: another kind of file, or a method or setting that there is not.
+    """Settings by method name, from a file that ``write_settings`` wrote; ValueError where a method or setting is unknown.
 
     >>> _ = (folder / "settings.json").write_text('{"rule": "mean recall", "settings": {"slimming": {"steps": 200}}}')
     >>> read_settings(folder / "settings.json")
     {'slimming': {'steps': 200}}
     """
-    try:
-        settings = json.loads(Path(path).read_text(encoding="utf-8"))["settings"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"settings must be a file written by tl-localize tune, got {str(path)!r} ({error!r}).") from error
-    if not isinstance(settings, dict) or not all(isinstance(values, dict) for values in settings.values()):
-        raise ValueError(f"settings must be a file written by tl-localize tune, got {str(path)!r} with settings {settings!r}.")
+    settings = _read(path, "settings must be a file written by tl-localize tune", "settings")
     for method, values in settings.items():
         expand(method, {name: [value] for name, value in values.items()})
     return settings
