@@ -197,7 +197,8 @@ class DelBenchmark(Benchmark[DelResults]):
             chunk = targets[first : first + size]
             name = chunk[0].id if len(chunk) == 1 else f"{chunk[0].id} and {len(chunk) - 1} others"
             short = label.removesuffix(BY_LAYER) if self.budget_factors else label
-            task = scores_task(made_of, short, method, chunk, name=name, index=first)
+            prints = [target.fingerprint for target in chunk]
+            task = scores_task(made_of, short, method, prints, name=name, index=first)
             found += [(task, place) for place in range(len(chunk))]
         return found
 

@@ -134,7 +134,7 @@ class InjBenchmark(Benchmark[InjResults]):
             ids = [sequence.id for sequence in group.sequences]
             about = {"ids": ids, "group": group.name, "multiples": [float(multiple) for multiple in self.multiples]}
             for label, method in labelled.items():
-                scores = scores_task(made_of, label, method, group.sequences, (injection,), **place)
+                scores = scores_task(made_of, label, method, prints, (injection,), **place)
                 tasks.append(Task("inj", {**about, "label": label}, (injection, scores), label, **place, group=injection.key))
             if self.distractors:
                 tasks.append(Task("inj", {**about, "label": TRUE_ROWS}, (injection,), TRUE_ROWS, **place, group=injection.key))

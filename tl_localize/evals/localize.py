@@ -23,10 +23,8 @@ def check_names(sequences: Sequence[MemorizedSequence], labels: Iterable[str]) -
             raise ValueError(f"names must be text that can be written as UTF-8, got {name!r}. Rename it.") from error
 
 
-def scores_task(
-    fingerprint: str, label: str, method: Method, sequences: Sequence[MemorizedSequence], needs: tuple[Task, ...] = (), **place: Any
-) -> Task:
-    """The scores of a chunk of sequences by one method, in the model as it is, or with what ``needs`` injects.
+def scores_task(fingerprint: str, label: str, method: Method, sequences: Sequence[str], needs: tuple[Task, ...] = (), **place: Any) -> Task:
+    """The scores of a chunk of sequences (their fingerprints) by one method, in the model as it is, or with what ``needs`` injects.
 
     The chunk is part of the key, because masks that are learned in one batch differ in their last digits from masks learned alone.
     """
@@ -34,7 +32,7 @@ def scores_task(
         "model": fingerprint,
         "method": repr(method),
         "version": getattr(method, "version", 0),
-        "sequences": [sequence.fingerprint for sequence in sequences],
+        "sequences": list(sequences),
     }
     return Task("scores", inputs, needs, label, **place)
 

@@ -61,6 +61,7 @@ class Cache:
     def __init__(self) -> None:
         self.records: dict[str, Record] = {}
         self.kept: list[StoredPlan] = []
+        self.wanted: set[str] = set()  # keys of the tasks whose records make tables
 
     def plans(self) -> list[StoredPlan]:
         """In the order in which they were made."""
@@ -68,6 +69,7 @@ class Cache:
 
     def add_plan(self, plan: Plan, environment: dict[str, Any]) -> None:
         self.kept.append(StoredPlan(plan, {"environment": environment, "command": {}}))
+        self.wanted.update(task.key for task in plan.tasks)
 
     def has(self, task: Task) -> bool:
         return task.key in self.records
@@ -77,7 +79,7 @@ class Cache:
         return self.records.get(task.key)
 
     def write(self, task: Task, record: Record) -> None:
-        if any(task.key == one.key for one in self.kept[-1].plan.tasks):
+        if task.key in self.wanted:
             self.records[task.key] = record
 
     def failures(self) -> dict[str, dict[str, Any]]:
@@ -114,6 +116,7 @@ class Store(Cache):
     read_only: bool = False
     command: Mapping[str, Any] = field(default_factory=dict)
     records: dict[str, Record] = field(default_factory=dict, init=False, repr=False)  # those without tensors that were read or written
+    known: dict[tuple[Any, ...], StoredPlan] = field(default_factory=dict, init=False, repr=False)  # plans that were read
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
@@ -209,7 +212,10 @@ class Store(Cache):
     def failures(self) -> dict[str, dict[str, Any]]:
         """What failed, by the key of its task: task (its file), reason, traceback."""
         found: dict[str, dict[str, Any]] = {}
-        for path, value in self._json_files("failures"):
+        for path in self._paths("failures"):
+            value = self._json(path)
+            if value is None:
+                continue
             if value.get("key") == path.stem and {"task", "reason"} <= value.keys():
                 found[path.stem] = value
             else:
@@ -226,16 +232,15 @@ class Store(Cache):
         """
         packed, about = plan.packed(), {"environment": environment, "command": self.command}
         digest = digest_of(packed)
-        body = {"sha256": digest_of([digest, about]), "about": about, "plan": packed}
-        data = json.dumps(body, default=str).encode()
         while True:
             plans = self.plans()
             self._check(plan, plans)
             if plans and plans[-1].digest == digest:
                 return
             number = 1 + (plans[-1].number if plans else 0)
+            body = {"sha256": digest_of([digest, about]), "about": about, "plan": packed}
             try:
-                self._write(self.folder / "plans" / f"{number:04d}.json", data, new=True)
+                self._write(self.folder / "plans" / f"{number:04d}.json", json.dumps(body, default=str).encode(), new=True)
             except FileExistsError:
                 continue
             for older in [one for one in plans if one.digest == digest][1:]:  # the first says where it stands in tables
@@ -252,31 +257,41 @@ class Store(Cache):
 
     def plans(self) -> list[StoredPlan]:
         found: list[StoredPlan] = []
-        for path, body in self._json_files("plans"):
+        for path in self._paths("plans"):
             try:
-                digest = digest_of(body["plan"])
-                if digest_of([digest, body["about"]]) != body["sha256"]:
-                    raise Damaged("its content is not what its checksum says")
-                found.append(StoredPlan(Plan.unpacked(body["plan"]), body["about"], int(path.stem), digest))
-            except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-                self.set_aside(path, str(error) if isinstance(error, Damaged) else "another version of tl_localize wrote it")
+                status = path.stat()
+            except FileNotFoundError:
+                continue
+            file = (path.name, status.st_ino, status.st_mtime_ns, status.st_size)
+            if file not in self.known and (body := self._json(path)) is not None:
+                try:
+                    digest = digest_of(body["plan"])
+                    if digest_of([digest, body["about"]]) != body["sha256"]:
+                        raise Damaged("its content is not what its checksum says")
+                    self.known[file] = StoredPlan(Plan.unpacked(body["plan"]), body["about"], int(path.stem), digest)
+                except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+                    self.set_aside(path, str(error) if isinstance(error, Damaged) else "another version of tl_localize wrote it")
+            if file in self.known:
+                found.append(self.known[file])
         return sorted(found, key=lambda one: one.number)
 
     # Files
 
-    def _json_files(self, name: str) -> list[tuple[Path, dict[str, Any]]]:
-        found: list[tuple[Path, dict[str, Any]]] = []
-        for path in sorted((self.folder / name).glob("[!.]*")):
-            try:
-                value = json.loads(path.read_bytes())
-                if not isinstance(value, dict):
-                    raise ValueError("it is not an object")
-                found.append((path, value))
-            except FileNotFoundError:  # a task that was computed in the meantime is no failure
-                continue
-            except (ValueError, IsADirectoryError, RecursionError) as error:
-                self.set_aside(path, "it is not whole" if isinstance(error, ValueError) else str(error))
-        return found
+    def _paths(self, name: str) -> list[Path]:
+        return sorted((self.folder / name).glob("[!.]*"))
+
+    def _json(self, path: Path) -> dict[str, Any] | None:
+        """What a file holds; None where it is damaged, and now set aside, or gone."""
+        try:
+            value = json.loads(path.read_bytes())
+            if not isinstance(value, dict):
+                raise ValueError("it is not an object")
+            return value
+        except FileNotFoundError:  # a task that was computed in the meantime is no failure
+            return None
+        except (ValueError, IsADirectoryError, RecursionError) as error:
+            self.set_aside(path, "it is not whole" if isinstance(error, ValueError) else str(error))
+            return None
 
     def _write(self, path: Path, data: bytes, *, new: bool = False) -> None:
         if self.read_only:
