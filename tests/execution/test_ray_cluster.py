@@ -90,7 +90,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, gpt2_like: Any) -> Callable[..., An
             return right(self, task, *arguments)
 
         monkeypatch.setattr(InjBenchmark, "compute", compute)
-        return RayCluster(lambda: gpt2_like, **settings), fake
+        return RayCluster(lambda: gpt2_like, **{"workers": 2, **settings}), fake
 
     return make
 
