@@ -275,3 +275,18 @@ def test_one_gelu_kernel_leaves_other_functions_and_half_precision_alone(llama_l
         own = model.blocks[0].mlp.act_fn
         with NeuronView(model).one_gelu_kernel():
             assert model.blocks[0].mlp.act_fn is own
+
+
+def test_every_process_initializes_vector_functions_before_it_computes() -> None:
+    """On one thread, because their first call on two threads may be wrong by 1e-4."""
+    import subprocess
+    import sys
+
+    code = (
+        "import torch; torch.set_num_threads(2); from tl_localize import load_model; from tl_localize.neurons import *;"
+        "n = initialize_vector_functions.cache_info; assert not n().currsize; load_model('reference'); assert n().currsize;"
+        "initialize_vector_functions.cache_clear(); x = torch.linspace(-3, 3, 49152);"
+        "print(float((torch.tanh(x) - torch.tanh(x)).abs().max()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout.split()[-1]) == 0.0

@@ -100,3 +100,10 @@ def test_settings_without_the_reference_are_left_out():
     rows = [{"sequence_id": i, "method": m, "ratio": r, "x": i + len(m)} for i in range(3) for m, r in (("a", 1), ("ref", 1), ("a", 2))]
     tests = compare_with_reference(pd.DataFrame(rows), "ref", "x", ["ratio"])
     assert tests[["method", "ratio", "n"]].to_numpy().tolist() == [["a", 1, 3]]
+
+
+@pytest.mark.parametrize("alternative", ["two-sided", "less", "greater"])
+def test_paired_test_of_differences_below_rounding_gives_no_evidence(alternative):
+    from tl_localize.stats import paired_test
+
+    assert paired_test([0.1 + 0.2] * 3, [0.3] * 3, alternative) == 1.0

@@ -18,6 +18,7 @@ from tl_localize.neurons import LanguageModel, NeuronView, Real, check_model
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences, check_tokens
 
 Decode = Callable[[list[int]], str]
+PUBLISHED_CHUNKS = 128  # of the sequences of general text, whose losses the authors average first
 
 
 def predicted_suffixes(
@@ -115,7 +116,9 @@ def perplexity(model: LanguageModel, tokens: Integer[Tensor, "batch pos"]) -> fl
 
 @torch.no_grad()
 def perplexity_base2(model: LanguageModel, tokens: Integer[Tensor, "batch pos"]) -> float:
-    """The published tables' number: mean over sequences of 2 ** (nats per token), base 2 with a natural-log loss.
+    """The published tables' number: mean of 2 ** (nats per token), base 2 with a natural-log loss.
+
+    The authors average the losses within at most 128 chunks of consecutive sequences first, so 2,048 sequences are 128 means of 16.
 
     Source: the authors' code (github.com/terarachang/MemPi); the paper says perplexity.
     Args:    tokens: as of ``perplexity``.
@@ -124,7 +127,12 @@ def perplexity_base2(model: LanguageModel, tokens: Integer[Tensor, "batch pos"])
     >>> perplexity_base2(model, text) < perplexity(model, text)
     True
     """
-    return float((2 ** sequence_losses(model, tokens)).mean())
+    return mean_base2(sequence_losses(model, tokens))
+
+
+def mean_base2(losses: Float[Tensor, " sequence"]) -> float:
+    """The published perplexity of some losses in nats: mean of 2 ** (mean of a chunk), of at most 128 chunks."""
+    return float(torch.stack([2 ** chunk.mean() for chunk in losses.chunk(PUBLISHED_CHUNKS)]).mean())
 
 
 def sequence_losses(model: LanguageModel, tokens: Integer[Tensor, "batch pos"]) -> Float[Tensor, " batch"]:

@@ -14,6 +14,8 @@ from typing import Any
 import safetensors
 import torch
 
+from tl_localize.neurons import initialize_vector_functions
+
 REFERENCE_MODELS = ("reference-gpt2", "reference-pythia")  # shipped; "reference" is the first
 LOGITS_TOLERANCE = 1e-4  # of a converted model against transformers, float32
 BUFFERS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|inv_freq$")  # in old files: causal masks and rotary frequencies
@@ -35,6 +37,7 @@ def load_model(name_or_path: str | Path, device: str | torch.device | None = Non
     >>> load_model("reference").cfg.d_mlp
     1536
     """
+    initialize_vector_functions()
     device = check_device(device)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"dtype must be a floating-point torch dtype, got {dtype!r}. Write torch.float32.")
@@ -309,10 +312,13 @@ def _check_logits(path: Path, model: Any, hf_model: Any) -> None:
     if model.cfg.dtype != torch.float32:
         return
     tokens = torch.arange(min(32, model.cfg.n_ctx))[None] * 7919 % model.cfg.d_vocab
-    expected = hf_model(tokens).logits
-    difference = float((model(tokens.to(model.cfg.device)).cpu() - expected).abs().max())
-    tolerance = LOGITS_TOLERANCE * max(1.0, float(expected.abs().max()) / 10)
-    if not difference < tolerance:
+    difference = float("inf")
+    for _ in range(2):  # twice before a model is refused: a process's first numbers may be off
+        expected = hf_model(tokens).logits
+        difference = float((model(tokens.to(model.cfg.device)).cpu() - expected).abs().max())
+        if difference < LOGITS_TOLERANCE * max(1.0, float(expected.abs().max()) / 10):
+            break
+    else:
         raise ValueError(
             f"name_or_path must be a model whose logits TransformerLens reproduces, got {str(path)!r} ({model.cfg.original_architecture}), "
             f"off by {difference:.2g}. {ADVICE}"

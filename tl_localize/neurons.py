@@ -9,7 +9,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -21,6 +21,19 @@ Hook = Callable[..., Tensor]
 Acts = Float[Tensor, "batch pos neuron"]
 Context = AbstractContextManager[None]
 Real = float | int  # where a float is meant: the run-time type checker of the tests, unlike PEP 484, does not take an int for it
+
+
+@cache
+def initialize_vector_functions() -> None:
+    """Call each vectorized function of the CPU library once, on one element and so on one thread, before anything is computed.
+
+    The library initializes a function at its first call, seemingly by a race: where two threads make that call, now and then one thread's
+    half of the numbers is off by 1e-4 (docs/differences.md has a reproduction in plain torch).
+    """
+    names = "tanh exp erf sigmoid log log1p expm1 sin cos sqrt rsqrt"
+    for name in names.split():
+        for dtype in (torch.float32, torch.float64):
+            getattr(torch, name)(torch.ones(1, dtype=dtype))
 
 
 @runtime_checkable
@@ -162,6 +175,7 @@ class NeuronView:
     """
 
     def __init__(self, model: LanguageModel) -> None:
+        initialize_vector_functions()
         check_model(model)
         cfg, name = model.cfg, model_name(model)
         if getattr(cfg, "attn_only", False) or not getattr(cfg, "d_mlp", None):

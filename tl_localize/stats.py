@@ -45,10 +45,10 @@ def paired_test(first: Numbers, second: Numbers, alternative: Literal["two-sided
     if len(a) < 2:
         return math.nan
     difference = a - b
-    if np.ptp(difference) <= 1e-12 * max(1.0, float(np.abs(a).max())):  # no spread: the statistic is infinite or undefined
-        mean = float(difference[0])
-        agrees = {"two-sided": mean != 0, "less": mean < 0, "greater": mean > 0}[alternative]
-        return 0.0 if agrees else 1.0
+    rounding = 1e-12 * max(1.0, float(np.abs(a).max()))
+    if np.ptp(difference) <= rounding:  # no spread: the statistic is infinite or undefined
+        mean = 0.0 if abs(difference[0]) <= rounding else float(difference[0])  # below rounding, a difference is none
+        return 0.0 if {"two-sided": mean != 0, "less": mean < 0, "greater": mean > 0}[alternative] else 1.0
     return float(stats.ttest_rel(a, b, alternative=alternative).pvalue)
 
 

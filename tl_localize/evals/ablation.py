@@ -17,7 +17,7 @@ from torch import Tensor
 from tl_localize.batching import bytes_to_keep, halving, tokens_that_fit
 from tl_localize.execution.tasks import Record, digest_of
 from tl_localize.losses import unembed
-from tl_localize.metrics import Decode, decoder
+from tl_localize.metrics import Decode, decoder, mean_base2
 from tl_localize.neurons import LanguageModel, NeuronView, model_name
 from tl_localize.scores import NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
@@ -311,5 +311,5 @@ class AblationMeter:
 
 
 def perplexities(losses: Float[np.ndarray, " sequence"]) -> tuple[float, float]:
-    """exp of the mean loss, and the published form: the mean of 2 ** loss."""
-    return float(np.exp(losses.mean())), float(np.mean(2**losses))
+    """exp of the mean loss, and the published form (``metrics.perplexity_base2``)."""
+    return float(np.exp(losses.mean())), mean_base2(torch.from_numpy(losses))

@@ -123,10 +123,10 @@ class Plan:
         return [f"{name}: {one} in the folder, {other} now" for name, one, other in pairs if canonical(one) != canonical(other)]
 
     def packed(self) -> dict[str, Any]:
-        """As JSON takes it; a need stands as the number of its task in the list."""
+        """As JSON takes it; a need stands as the number of its task in the list, and keys stand there so that nobody hashes them again."""
         everything = list(closure(self.tasks))
         numbers = {task.key: i for i, task in enumerate(everything)}
-        packed = [{**vars_of(task), "needs": [numbers[need.key] for need in task.needs]} for task in everything]
+        packed = [{**vars_of(task), "key": task.key, "needs": [numbers[need.key] for need in task.needs]} for task in everything]
         return {**vars_of(self), "tasks": packed, "results": [numbers[task.key] for task in self.tasks]}
 
     @classmethod
@@ -135,7 +135,9 @@ class Plan:
         tasks: list[Task] = []
         for one in value["tasks"]:
             fields: dict[str, Any] = {**one, "needs": tuple(tasks[i] for i in one["needs"])}
+            key = fields.pop("key")
             tasks.append(Task(**fields))
+            vars(tasks[-1])["key"] = key
         others = {name: part for name, part in value.items() if name not in ("tasks", "results")}
         return cls(**others, tasks=[tasks[i] for i in value["results"]])
 
