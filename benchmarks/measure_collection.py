@@ -1,4 +1,4 @@
-"""How long collection takes and how much memory: the filter on windows of a reference model's training stream, and de-duplication.
+"""How long collection takes and how much memory: the filter on windows of a reference model's training texts, and de-duplication.
 
 python benchmarks/measure_collection.py                     # 100,000 sequences of 80 tokens each
 python benchmarks/measure_collection.py 10000               # fewer

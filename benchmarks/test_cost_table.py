@@ -150,7 +150,7 @@ def suffix_of(sequence: Any, device: torch.device) -> tuple[torch.Tensor, torch.
 
 @torch.no_grad()
 def zero_out_loop(model: Any, sequence: Any, layer: int, chunk: list[int]) -> torch.Tensor:
-    """Losses with the neurons of the chunk silenced, one in each row of a batch: whole forward passes, all logits."""
+    """Losses with the neurons of the chunk ablated, one in each row of a batch: whole forward passes, all logits."""
     tokens, positions, targets = suffix_of(sequence, model.cfg.device)
 
     def silence(act: torch.Tensor, hook: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The DEL tables and figures: what is forgotten when located neurons are silenced, on each model.
+"""The DEL tables and figures: what is forgotten when located neurons are ablated, on each model.
 
 pytest benchmarks/test_del_table.py                                             # both reference models, their own training texts
 tl-localize del --methods METHODS --targets 25,zero_out=6                       # the same table of one model, in a results folder

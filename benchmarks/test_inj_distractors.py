@@ -19,9 +19,9 @@ N_GROUPS, N_GROUPS_FULL = 4, 8
 CHEAP = "hard_concrete,slimming,integrated_gradients,activations,attribution"
 SETTINGS = HERE / "settings" / "distractors.json"  # of the reference models; tl-localize inj --distractors 3 --settings reads it too
 CAPTIONS = {
-    "inj": "INJ with distractors: own / foreign recall in percent, mean ± standard error over groups",
-    "inj_across_layers": "INJ with distractors, top share of the model: own / foreign recall in percent",
-    "inj_silencing": "INJ with distractors: change of accuracy in points when the found rows are silent",
+    "inj": "INJ with distractors: recall of the target's / the distractors' rows in percent, mean ± standard error over groups",
+    "inj_across_layers": "INJ with distractors, top share of the model: recall of the target's / the distractors' rows in percent",
+    "inj_ablation": "INJ with distractors: change of accuracy in points when the found rows are ablated",
     "inj_truth": "INJ with distractors: does the ground truth hold? Accuracy in percent",
     "inj_tests": "INJ with distractors, one-tailed paired t-tests against Integrated Gradients over groups, Bonferroni",
 }

@@ -170,7 +170,7 @@ def del_results() -> Any:
             same = np.equal.outer(categories, categories)
             matrix = np.where(np.eye(4, dtype=bool), scale, np.where(same, scale / 4, scale / 40))
             matrix[1] /= 2
-            confusion[method, ratio] = pd.DataFrame(matrix, index=pd.Index(ids, name="silenced"), columns=pd.Index(ids, name="measured"))
+            confusion[method, ratio] = pd.DataFrame(matrix, index=pd.Index(ids, name="ablated"), columns=pd.Index(ids, name="measured"))
             for i, name in enumerate(ids):
                 common = {"model": "m", "sequence_id": name, "category": categories[i], "method": method, "ratio": ratio}
                 others = float(np.delete(matrix[i], i).mean())

@@ -16,12 +16,12 @@ POST = f"blocks.{LAYER}.mlp.hook_post"
 
 
 def halve(act: torch.Tensor, hook: Any) -> torch.Tensor:
-    """A user's hook that commutes with silencing."""
+    """A user's hook that commutes with ablation."""
     return act * 0.5
 
 
 def raise_by_one(act: torch.Tensor, hook: Any) -> torch.Tensor:
-    """A user's hook that does not commute with silencing: who comes last matters."""
+    """A user's hook that does not commute with ablation: who comes last matters."""
     return act + 1
 
 
@@ -38,7 +38,7 @@ def injection(any_model: Any, sequence: Any) -> Injection:
 
 @torch.no_grad()
 def by_hand(model: Any, tokens: torch.Tensor, neurons: NeuronSet | None, injection: Injection | None, user: Any = None) -> torch.Tensor:
-    """Logits with rows written and silenced neurons' rows zeroed by hand: the user's hook comes before the silencing."""
+    """Logits with rows written and ablated neurons' rows zeroed by hand: the user's hook comes before the ablation."""
     saved = {name: value.clone() for name, value in model.state_dict().items()}
     try:
         rows = iter(injection.rows) if injection else iter(())
@@ -124,7 +124,7 @@ def test_reset_hooks_inside_is_the_users_right(any_model: Any, neurons: NeuronSe
 
 
 @torch.no_grad()
-def test_silenced_twice_is_silenced_once(any_model: Any, sequence: Any, neurons: NeuronSet, unchanged: Any) -> None:
+def test_ablated_twice_is_ablated_once(any_model: Any, sequence: Any, neurons: NeuronSet, unchanged: Any) -> None:
     check = unchanged(any_model)
     wanted = by_hand(any_model, sequence.tokens, neurons, None)
     with neurons.dropped_out(any_model), neurons.dropped_out(any_model):
@@ -163,7 +163,7 @@ def test_methods_localize_inside_all_of_it(
         assert values[neurons.mask].abs().max() < 1e-6
 
 
-def test_a_silenced_neuron_scores_zero_by_zero_out(any_model: Any, sequence: Any, neurons: NeuronSet) -> None:
+def test_a_ablated_neuron_scores_zero_by_zero_out(any_model: Any, sequence: Any, neurons: NeuronSet) -> None:
     with neurons.dropped_out(any_model):
         values = ZeroOut()(any_model, sequence).values
     assert values[neurons.mask].abs().max() < 1e-6 and values[~neurons.mask].abs().max() > 1e-6
@@ -180,7 +180,7 @@ def test_inject_inside_a_users_hook_trains_the_hooked_model(any_model: Any, sequ
     check()
 
 
-def test_inject_inside_a_silenced_model_does_not_use_silenced_rows(any_model: Any, sequence: Any) -> None:
+def test_inject_inside_a_ablated_model_does_not_use_ablated_rows(any_model: Any, sequence: Any) -> None:
     chosen = inject(any_model, sequence, ratio=0.2, seed=3, learning_rate=0.05, max_steps=1).neurons
     with chosen.dropped_out(any_model):
         losses = inject(any_model, sequence, ratio=0.2, seed=3, learning_rate=0.05, max_steps=5).losses

@@ -290,7 +290,7 @@ def test_golden_injection_recalls(model: Any, injected: Any, golden_settings: An
         assert abs(hits - recall * len(injection.neurons)) < 1.01, key
 
 
-# ---- silencing (DEL) -------------------------------------------------------------------------------------------------
+# ---- ablation (DEL) -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -301,7 +301,7 @@ def decode(golden_settings: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def measured(model: Any, reference: dict[str, np.ndarray], expected: Any, decode: Any) -> Any:
-    """Accuracies, distances and perplexity with the recorded neurons silenced, computed once."""
+    """Accuracies, distances and perplexity with the recorded neurons ablated, computed once."""
     everything = [MemorizedSequence(torch.tensor(row), 16) for row in reference["memorized"]]
     general = torch.tensor(reference["ppl_batch"])
 

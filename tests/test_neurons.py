@@ -37,12 +37,12 @@ def test_scale_neurons_takes_the_type_of_the_activation() -> None:
     assert scale_neurons(ACT.bfloat16(), gate=torch.ones(1, 3)).dtype == torch.bfloat16
 
 
-def test_zero_neurons_silences_the_masked_at_every_position() -> None:
+def test_zero_neurons_ablates_the_masked_at_every_position() -> None:
     found = zero_neurons(ACT, mask=torch.tensor([True, False, True]))
     assert torch.equal(found, ACT * torch.tensor([0.0, 1.0, 0.0]))
 
 
-def test_zero_neurons_silences_what_is_not_finite() -> None:
+def test_zero_neurons_ablates_what_is_not_finite() -> None:
     assert not zero_neurons(torch.full((1, 2, 3), torch.inf), mask=torch.ones(3, dtype=torch.bool)).any()
 
 
@@ -103,9 +103,9 @@ def test_scaled_by_zero_equals_removing_the_row(any_model: Any, tokens: torch.Te
     gate = torch.ones(1, view.n_neurons)
     gate[0, 5] = 0
     with view.scaled({1: gate}):
-        silenced = any_model(tokens)
+        ablated = any_model(tokens)
     any_model.blocks[1].mlp.W_out[5] = 0
-    torch.testing.assert_close(silenced, any_model(tokens))
+    torch.testing.assert_close(ablated, any_model(tokens))
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Top-k, recall, silencing, and scores on disk."""
+"""Top-k, recall, ablation, and scores on disk."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(list(tmp_path.iterdir())) == 1
 
 
-# ---- silencing -------------------------------------------------------------------------------------------------------
+# ---- ablation -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -219,10 +219,10 @@ def neurons(any_model: Any) -> NeuronSet:
 @torch.no_grad()
 def test_dropped_out_equals_removing_the_rows(any_model: Any, neurons: NeuronSet, sequence: Any) -> None:
     with neurons.dropped_out(any_model):
-        silenced = any_model(sequence.tokens)
+        ablated = any_model(sequence.tokens)
     for layer, mask in enumerate(neurons.mask):
         any_model.blocks[layer].mlp.W_out[mask] = 0
-    torch.testing.assert_close(silenced, any_model(sequence.tokens))
+    torch.testing.assert_close(ablated, any_model(sequence.tokens))
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Which MLP neurons make a language model recite a text, and what happens when they are silenced."""
+"""Which MLP neurons make a language model recite a text, and what happens when they are ablated."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -500,7 +500,7 @@ def test_del_writes_tables_frame_and_settings(run, collection, tmp_path):
     assert set(frame["ratio"]) == {0.05, 0.1}
 
 
-def test_del_of_some_targets_silences_one_layer(run, collection, tmp_path):
+def test_del_of_some_targets_ablates_one_layer(run, collection, tmp_path):
     arguments = ["--data", collection, "--ratio", 0.05, "--methods", "activations", "--targets", 2, "--single-layer", "activations"]
     assert run("del", *arguments).exit_code == 0
     assert pd.read_csv(tmp_path / "out" / "frame.csv")["sequence_id"].nunique() == 2
@@ -582,7 +582,7 @@ def test_tune_finds_mistakes_before_the_model_is_loaded(run, arguments, message,
 
 @pytest.fixture
 def default_data(recited, model_dir, monkeypatch):
-    """The tiny model in place of the reference model, its recited rows in place of the training stream, five chunks of it."""
+    """The tiny model in place of the reference model, its recited rows in place of the training texts, five chunks of it."""
     import torch
 
     from tl_localize import load_model
@@ -591,7 +591,7 @@ def default_data(recited, model_dir, monkeypatch):
 
     def search(model):
         criteria = Criteria(n_prefix=4, n_suffix=12, min_distinct=1, max_jaccard=1)
-        corpus = Corpus(Path("training stream"), given=torch.from_numpy(recited))
+        corpus = Corpus(Path("training texts"), given=torch.from_numpy(recited))
         return Search(model, chunks_of([corpus], length=criteria.length), criteria)
 
     general = torch.randint(256, (3, 20), generator=torch.Generator().manual_seed(0))

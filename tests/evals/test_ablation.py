@@ -94,7 +94,7 @@ def test_ablation_of_another_shape_is_refused(gpt2_like: Any, benchmark_of: Any,
 
 @pytest.mark.parametrize("room", [0, 4000, 2**30])
 def test_what_is_kept_between_forwards_changes_no_bit(any_model: Any, benchmark_of: Any, monkeypatch: Any, room: int) -> None:
-    """Nothing kept, some batches, all: silenced in each order, with every layer as the first."""
+    """Nothing kept, some batches, all: ablated in each order, with every layer as the first."""
     benchmark = benchmark_of(any_model, first_layer=0, batch_tokens=40)
     generator = torch.Generator().manual_seed(5)
     masks = [torch.rand(any_model.cfg.n_layers, any_model.cfg.d_mlp, generator=generator) < 0.3 for _ in range(4)]

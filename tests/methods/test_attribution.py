@@ -11,7 +11,7 @@ from oracles import loss_of, times_neuron
 from tl_localize import Attribution, MemorizedSequence, ZeroOut
 
 
-def test_attribution_equals_slope_of_silencing(any_model: Any, sequence: Any) -> None:
+def test_attribution_equals_slope_of_ablation(any_model: Any, sequence: Any) -> None:
     """Shrinking a neuron by 1 % either way moves the loss by 2 % of the score."""
     model, eps = any_model, 1e-2
     scores = Attribution()(model, sequence).values

@@ -27,7 +27,7 @@ class InjResults:
         frame: one row per sequence x method x ratio: sequence_id, method, injection_ratio, seed, group (the sequence itself without
             distractors), converged, loss, steps, ratio and multiple (of the top share looked at), recall (top share of each layer) and
             recall_across_layers (top share of the model), the same of the other sentences' rows as foreign_recall, seconds. With
-            distractors also delta_own_accuracy and delta_foreign_accuracy, the effect of silencing the top 1x of each layer.
+            distractors also delta_own_accuracy and delta_foreign_accuracy, the effect of ablating the top 1x of each layer.
         settings: what it was measured with, one record per run.
         truth: with distractors, one row per sequence: accuracy untouched, all_on, own_off, other_off.
         assignment: with distractors, one row per group x method x (localized, whose): share of whose rows among the top 1x.
