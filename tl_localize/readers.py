@@ -123,7 +123,8 @@ def read_texts(path: str | Path, key: str = "text", start: int = 0, end: int | N
 
     Empty texts are empty strings, so that the caller can count them.
 
-    Args:    start, end: only lines that begin at these bytes of the file or between them, the end excluded.
+    Args:    start: only lines that begin at this byte of the file or later.
+             end: only lines that begin before this byte.
     Raises:  FileNotFoundError, ValueError: as ``read_definitions``, but the file may be empty.
 
     >>> _ = (folder / "corpus.txt").write_text("one text a line")

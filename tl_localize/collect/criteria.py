@@ -30,7 +30,8 @@ class Criteria:
 
     Source: Chang et al. (2024), arXiv:2311.09060, section 4.2 and appendix (details of data collection).
     Args:
-        n_prefix, n_suffix: tokens that prompt the model, and that it must recite.
+        n_prefix: tokens that prompt the model.
+        n_suffix: tokens that it must recite.
         min_accuracy: teacher-forced argmax, share of the suffix tokens.
         max_distance: Levenshtein distance of the greedily generated suffix to the true one, characters.
         min_distinct: distinct tokens in the suffix, the true one and the generated one.

@@ -47,7 +47,8 @@ class TokenView:
     ``print(view)`` does the same in a terminal, and writes ``[true|predicted]`` where there are no colours.
 
     Args:
-        before, after: [suffix] tokens predicted by the whole model, and with the neurons ablated; teacher-forced argmax.
+        before: [suffix] tokens predicted by the whole model, teacher-forced argmax.
+        after: [suffix] the same with the neurons ablated.
         decode: token ids -> text.
 
     >>> letters = lambda ids: "".join("abcdefghij"[i] for i in ids)
