@@ -91,9 +91,10 @@ from tl_localize.collect.reference_texts import training_rows
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
 rows = folder / "rows.npy"
-np.save(rows, training_rows(load_model("reference")).numpy())
+np.save(rows, training_rows(load_model("reference"))[:2188].reshape(-1, 160).numpy())  # long enough for general text of 128 tokens
 for name, more in (("process", []), ("ray", ["--engine", "ray", "--workers", "2"])):
-    app(["collect", "--model", "reference", "--data", str(rows), "--out", str(folder / name), "-v", *more], standalone_mode=False)
+    what = ["collect", "--model", "reference", "--data", str(rows), "--windows", "80", "--out", str(folder / name), "-v"]
+    app([*what, *more], standalone_mode=False)
 for name in ("sequences.jsonl", "report.csv", "settings.json", "general.safetensors"):
     assert (folder / "process" / name).read_bytes() == (folder / "ray" / name).read_bytes(), name
 records = [sorted(path.name for path in (folder / name / "records" / "collect").iterdir()) for name in ("process", "ray")]
