@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tl_localize import DelResults, Injection, InjResults, JointInjection, MemorizedSequence, NeuronScores, NeuronSet
-from tl_localize.report.token_view import token_view
+from tl_localize import DelResults, Injection, InjResults, JointInjection, NeuronScores, NeuronSet
 
 
 class Balance(HTMLParser):
@@ -122,21 +121,6 @@ def test_styled_tables_without_rows_can_be_shown() -> None:
     from tl_localize.stats import styled
 
     assert "name" in check_html(styled(pd.DataFrame({"name": []})))
-
-
-def test_token_view_measures_before_and_after(gpt2_like: Any, sequence: Any) -> None:
-    from tl_localize.metrics import predicted_suffixes
-
-    tokens = sequence.tokens.clone()
-    tokens[sequence.n_prefix] = next(predicted_suffixes(gpt2_like, [sequence]))[0]  # so one token is right
-    sequence = MemorizedSequence(tokens, sequence.n_prefix)
-    neurons = NeuronSet(torch.ones(2, 48) > 0)
-    view = token_view(gpt2_like, sequence, neurons, decode=str)
-    (whole,) = predicted_suffixes(gpt2_like, [sequence])
-    with neurons.dropped_out(gpt2_like):
-        (silent,) = predicted_suffixes(gpt2_like, [sequence])
-    assert torch.equal(view.before, whole) and torch.equal(view.after, silent) and not torch.equal(whole, silent)
-    assert len(repr(view)) < 140
 
 
 # ---- one line each ---------------------------------------------------------------------------------------------------

@@ -22,6 +22,12 @@ def test_paper_settings_differ_by_ratio_where_the_paper_does():
     assert paper_settings("reference-gpt2", "del") == {}
 
 
+def test_paper_settings_are_empty_for_another_model():
+    from tl_localize.evals.presets import paper_settings
+
+    assert paper_settings("reference-gpt2", "del") == {}
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
