@@ -134,7 +134,9 @@ def test_losses_are_the_committed_ones(results, model_name, request):
     assert ((measured - expected).abs() < TOLERANCE).all(axis=None), f"\n{measured}\n{expected}"
 
 
-def test_only_the_bottom_layer_destroys_everything(benchmark, model_name, tuned, publish, publish_figure):
+@pytest.fixture(scope="session")
+def single_layers(benchmark, model_name, tuned, publish, publish_figure):
+    """One layer against all at equal budget."""
     from tl_localize.evals.presets import del_methods, single_layer_run
     from tl_localize.report.figures import single_layer
     from tl_localize.report.tables import DEL_CAPTIONS, single_layer_table
@@ -144,9 +146,19 @@ def test_only_the_bottom_layer_destroys_everything(benchmark, model_name, tuned,
     frame = single.run(methods).single_layer[method.name]
     publish(single_layer_table(frame), model_name, f"del_single_layer_{method.name}", DEL_CAPTIONS["del_single_layer"])
     publish_figure(single_layer(frame), model_name, f"del_single_layer_{method.name}")
-    # The paper's other finding, that many layers erase more than one, does not show here: see docs/results.
-    others = -100 * frame.assign(layer=frame["layer"].fillna(-1)).groupby(["layer", "multiple"])["delta_neg_accuracy"].mean()
+    return frame.assign(layer=frame["layer"].fillna(-1)).groupby(["layer", "multiple"])
+
+
+def test_only_the_bottom_layer_destroys_everything(single_layers):
+    others = -100 * single_layers["delta_neg_accuracy"].mean()
     assert others[0, 5] > 20 > 2 > others.drop([-1, 0]).max()
+
+
+def test_many_layers_erase_more_than_the_average_layer(single_layers, model_name, request):
+    if model_name == "reference-gpt2":
+        request.applymarker(pytest.mark.xfail(strict=True, reason="a tie of 0.35 points on 6 targets: the paper's finding does not show"))
+    loss = -single_layers["delta_self_accuracy"].mean()
+    assert loss[-1, 1] > loss.drop([-1, 0]).xs(1, level="multiple").mean()  # the paper's exception is the bottom
 
 
 @pytest.mark.smoke
