@@ -147,6 +147,22 @@ def test_integrated_gradients_in_half_precision_is_near(llama_like: Any, sequenc
     assert (half - exact).abs().max() < 0.05 * exact.abs().max()
 
 
+@pytest.mark.parametrize("slow", [False, True])
+def test_integrated_gradients_of_a_text_recited_almost_surely_do_not_underflow(
+    llama_like: Any, sequence: Any, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float16 a gradient below 6e-8 is zero, and that of a probability near one is smaller."""
+    if slow:
+        monkeypatch.setattr(integrated_gradients, "why_not_parallel", lambda neurons, n_tokens: "this test asks for it")
+        monkeypatch.setattr(integrated_gradients.warnings, "warn", lambda *args, **kwargs: None)
+    short = MemorizedSequence(sequence.tokens[:5], 4)
+    llama_like.unembed.b_U.data[short.suffix] += 30.0
+    exact = FEW(llama_like.double(), short).values
+    assert 0 < exact.abs().max() < 1e-6
+    half = FEW(llama_like.to(torch.float16), short).values
+    assert (half - exact).abs().max() < 0.05 * exact.abs().max()
+
+
 def test_every_architecture_that_normalizes_after_w_out_is_known() -> None:
     architectures = pytest.importorskip("transformer_lens.utilities.architectures")
     assert neurons.POST_NORM >= architectures.POST_NORM_ARCHITECTURES

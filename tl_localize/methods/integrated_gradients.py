@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from einops import einsum
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_localize.batching import halving, rows_that_fit
@@ -118,14 +118,17 @@ def parallel_gradients(
         entering = clean.entering[layer + 1]
         changed = (entering - (1 - share) * (act @ rows).float().to(entering.device)).to(entering.dtype).requires_grad_()
         with parallel.from_layer(layer + 1):
-            gradient = probability_gradient(neurons, clean.above(layer + 1, changed), batch, changed)
+            resid = clean.above(layer + 1, changed)[:, batch.positions]
+            gradient, scale = probability_gradient(neurons, resid, batch.targets, changed)
     else:
         entering = clean.entering[layer].expand(len(points), -1, -1)
         changed = (share * act.float()).to(act.dtype).requires_grad_()
         with parallel.from_layer(layer + 1), neurons.patched(layer, changed):
-            gradient = probability_gradient(neurons, clean.above(layer, entering), batch, changed)
-    total = einsum(weights.to(gradient.device), gradient.float(), "step, step pos entry -> pos entry")[batch.positions]
-    return (total.to(rows) @ rows.T).float() if additive else total
+            resid = clean.above(layer, entering)[:, batch.positions]
+            gradient, scale = probability_gradient(neurons, resid, batch.targets, changed)
+    of_targets = gradient[:, batch.positions].float() * scale.to(gradient.device)  # a position is changed by its own target alone
+    total = einsum(weights.to(gradient.device), of_targets, "step, step target entry -> target entry")
+    return total @ rows.float().T if additive else total
 
 
 def position_gradients(
@@ -135,24 +138,26 @@ def position_gradients(
     position = int(batch.positions[target])
     values = (points[:, None].to(act.device) * act.float()).to(act.dtype).requires_grad_()
     with neurons.patched_at(layer, torch.full((len(points),), position), values):
-        resid = residual(neurons.model, batch.tokens[:, : position + 1].expand(len(points), -1))[:, -1]
-        probability = unembed(neurons.model, resid).softmax(-1)[:, batch.targets[target]]
-    (gradient,) = torch.autograd.grad(probability.sum(), values)
-    return weights.to(gradient.device) @ gradient.float()
+        resid = residual(neurons.model, batch.tokens[:, : position + 1].expand(len(points), -1))[:, -1:]
+        gradient, scale = probability_gradient(neurons, resid, batch.targets[target][None], values)
+    return weights.to(gradient.device) @ (gradient.float() * scale[:, 0].to(gradient.device))
 
 
 def probability_gradient(
-    neurons: NeuronView, resid: Float[Tensor, "step pos d_model"], batch: SequenceBatch, leaf: Float[Tensor, "step pos axis"]
-) -> Float[Tensor, "step pos axis"]:
-    """Gradient with respect to ``leaf`` of the probabilities of the true next tokens, summed over the batch's targets and the steps.
+    neurons: NeuronView, resid: Float[Tensor, "step target d_model"], targets: Int[Tensor, " target"], leaf: Float[Tensor, "step *shape"]
+) -> tuple[Float[Tensor, "step *shape"], Float[Tensor, "step target 1"]]:
+    """Gradient with respect to ``leaf`` of the probabilities of the true next tokens, each divided by its scale; and the scales.
 
-    With p the softmax, dp_y / d logits = p_y (onehot_y - p). Autograd gets it directly, which saves the graph of the softmax.
+    With p the softmax, dp_y / d logits = p_y (onehot_y - p). Autograd gets it directly, which saves the graph of the softmax. Where a text
+    is recited almost surely it is so small that float16 makes it zero, so it is divided by a power of two that is near its largest entry.
     """
-    logits = unembed(neurons.model, resid[:, batch.positions])
+    logits = unembed(neurons.model, resid)
     with torch.no_grad():
         upstream = logits.softmax(-1)
-        where = batch.targets.to(logits.device).expand(len(resid), -1)[..., None]
+        where = targets.to(logits.device).expand(len(resid), -1)[..., None]
         chosen = upstream.gather(-1, where)
-        upstream.mul_(-chosen).scatter_add_(-1, where, chosen)
+        largest = chosen * upstream.scatter_(-1, where, 0.0).sum(-1, keepdim=True)  # p_y (1 - p_y), without the rounding of 1 - p_y
+        scale = 2.0 ** largest.clamp_min(torch.finfo(torch.float32).tiny).log2().round()
+        upstream.mul_(-chosen / scale).scatter_(-1, where, largest / scale)
     (gradient,) = torch.autograd.grad(logits, leaf, upstream)
-    return gradient
+    return gradient, scale.float()
