@@ -144,8 +144,8 @@ def position_gradients(
 
 
 def probability_gradient(
-    neurons: NeuronView, resid: Float[Tensor, "step target d_model"], targets: Int[Tensor, " target"], leaf: Float[Tensor, "step *shape"]
-) -> tuple[Float[Tensor, "step *shape"], Float[Tensor, "step target 1"]]:
+    neurons: NeuronView, resid: Float[Tensor, "step target d_model"], targets: Int[Tensor, " target"], leaf: Float[Tensor, "step ..."]
+) -> tuple[Float[Tensor, "step ..."], Float[Tensor, "step target 1"]]:
     """Gradient with respect to ``leaf`` of the probabilities of the true next tokens, each divided by its scale; and the scales.
 
     With p the softmax, dp_y / d logits = p_y (onehot_y - p). Autograd gets it directly, which saves the graph of the softmax. Where a text
