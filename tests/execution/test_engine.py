@@ -17,7 +17,7 @@ from pandas.testing import assert_frame_equal
 from tl_localize import Activations, DelBenchmark, HardConcrete, IntegratedGradients, NeuronScores
 from tl_localize.evals import DelResults, InjBenchmark, InjResults
 from tl_localize.execution import InProcess, Store, status
-from tl_localize.execution.engine import missing_groups, parse_shard
+from tl_localize.execution.engine import Maker, missing_groups, parse_shard
 from tl_localize.execution.store import unpack
 
 # ---- a folder gives what memory gives --------------------------------------------------------------------------------
@@ -540,7 +540,7 @@ def test_two_runs_in_one_folder_agree(inj: Any, methods: Any, run_inj: Any, inj_
     turns = []
     for store in (Store(tmp_path / "run"), Store(tmp_path / "run")):
         store.add_plan(plan, {})
-        turns.append(InProcess()(inj, labelled, missing_groups(plan, store), store, set(), Silent()))
+        turns.append(InProcess()(Maker(inj, labelled, store, set(), Silent(), {}), missing_groups(plan, store)))
     computed = 0
     while turns:
         turns = [turn for turn in turns if next(turn, None) is not None]

@@ -15,7 +15,10 @@ import pytest
 
 from tl_localize import Activations, InjBenchmark
 from tl_localize.execution import RayCluster, Store, status
+from tl_localize.execution.engine import Maker, Timer
+from tl_localize.execution.environment import environment
 from tl_localize.execution.ray_cluster import Work
+from tl_localize.execution.store import Cache
 
 
 class ActorDied(Exception): ...
@@ -177,7 +180,10 @@ def test_stopped_cluster_works_again(inj: Any, methods: Any, cluster: Any, tmp_p
 
 def test_benchmark_plans_the_same_tasks_on_a_worker(inj: Any, deletion: Any, methods: Any, tmp_path: Path) -> None:
     for benchmark in (inj, deletion, replace(deletion, ablation="resample")):
-        work = pickle.loads(pickle.dumps(Work.of(benchmark, benchmark.labelled(methods), tmp_path)))
+        maker = Maker(
+            benchmark, benchmark.labelled(methods), Store(tmp_path), set(), Timer(None, Cache(), []), environment(benchmark.model)
+        )
+        work = pickle.loads(pickle.dumps(Work.of(maker, tmp_path)))
         again = work.kind(model=benchmark.model, **work.settings)
         assert [task.key for task in again.plan(methods).tasks] == [task.key for task in benchmark.plan(methods).tasks]
 

@@ -213,9 +213,11 @@ def test_plan_that_was_written_between_check_and_writing_is_seen(tmp_path: Path,
 def test_changed_plan_is_set_aside(tmp_path: Path, change: str, caplog: Any) -> None:
     Store(tmp_path).add_plan(plan_of(0.1), {})
     (path,) = (tmp_path / "plans").iterdir()
-    body = json.loads(path.read_text())
-    body[change] = {"about": {"command": {}}, "plan": {**body["plan"], "settings": {}}, "sha256": "0"}[change]
-    path.write_text(json.dumps(body))
+    head, plan = map(json.loads, path.read_text().splitlines())
+    body = {**head, "plan": plan}
+    body[change] = {"about": {"command": {}}, "plan": {**plan, "settings": {}}, "sha256": "0"}[change]
+    plan = body.pop("plan")
+    path.write_text(f"{json.dumps(body)}\n{json.dumps(plan)}")
     assert Store(tmp_path).plans() == []
     assert "plans/0001.json was set aside" in caplog.text
     Store(tmp_path).add_plan(plan_of(0.1), {})

@@ -66,9 +66,7 @@ class Executor(Protocol):
     @property
     def shard(self) -> tuple[int, int]: ...
 
-    def __call__(
-        self, benchmark: Benchmark[Any], methods: Methods, groups: Groups, cache: Cache, failed: set[str], watch: Watch
-    ) -> Iterator[Outcome]: ...
+    def __call__(self, maker: Maker, groups: Groups) -> Iterator[Outcome]: ...
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,6 @@ class InProcess:
     Args:
         shard: (i, n): every n-th group of tasks, beginning with the i-th, so that n jobs share the work.
         stop: asked after each task; when it says True, the run ends with what is done.
-        environment: of the model, as records tell it; found out anew for each run unless given.
 
     >>> InProcess(shard=(2, 8)).shard
     (2, 8)
@@ -86,12 +83,8 @@ class InProcess:
 
     shard: tuple[int, int] = (1, 1)
     stop: Callable[[], bool] = lambda: False
-    environment: dict[str, Any] | None = field(default=None, repr=False)
 
-    def __call__(
-        self, benchmark: Benchmark[Any], methods: Methods, groups: Groups, cache: Cache, failed: set[str], watch: Watch
-    ) -> Iterator[Outcome]:
-        maker = Maker(benchmark, methods, cache, failed, watch, self.environment or environment(benchmark.model))
+    def __call__(self, maker: Maker, groups: Groups) -> Iterator[Outcome]:
         for task in (task for group in groups for task in group):
             for outcome in maker.outcomes(task):
                 yield outcome
@@ -99,15 +92,23 @@ class InProcess:
                     return
 
 
+@dataclass(eq=False)
 class Maker:
-    """Computes tasks in this process, what they need first."""
+    """Computes tasks of a run in this process, what they need first.
 
-    def __init__(
-        self, benchmark: Benchmark[Any], methods: Methods, cache: Cache, failed: set[str], watch: Watch, environment: dict[str, Any]
-    ) -> None:
-        self.benchmark, self.methods, self.cache, self.failed, self.watch = benchmark, methods, cache, failed, watch
-        self.environment = environment
-        self.last: OrderedDict[str, Record] = OrderedDict()
+    Args:
+        methods: by label.
+        failed: keys of tasks that are not tried; those that fail are added.
+        environment: of the model, for the records.
+    """
+
+    benchmark: Benchmark[Any]
+    methods: Methods
+    cache: Cache
+    failed: set[str]
+    watch: Watch
+    environment: dict[str, Any]
+    last: OrderedDict[str, Record] = field(default_factory=OrderedDict[str, Record], init=False)
 
     def outcomes(self, task: Task) -> Generator[Outcome, None, Record | None]:
         """What becomes of a task and of those that it needs and that are not there. Returns its record, None where there is none."""
@@ -200,11 +201,12 @@ class Benchmark(ABC, Generic[Results]):
         if store is not None:
             check_plain(self.model)
             check_named(plan)
-        cache.add_plan(plan, environment(self.model))
+        made_with = environment(self.model, plan.settings["fingerprint"])
+        cache.add_plan(plan, made_with)
         failed = set() if retry_failed else set(cache.failures())
         groups = missing_groups(plan, cache, executor.shard, failed)
         watch = Timer(progress, cache, [task for group in groups for task in group])
-        for outcome in executor(self, labelled, groups, cache, failed, watch):
+        for outcome in executor(Maker(self, labelled, cache, failed, watch, made_with), groups):
             watch.done(outcome)
         watch.end(failed)
         return self.results(cache)
@@ -261,7 +263,7 @@ class Timer:
 
 def hopeless(task: Task, failed: Set[str]) -> bool:
     """Whether the task, or one that it needs, has failed."""
-    return any(one.key in failed for one in closure([task]))
+    return bool(failed) and any(one.key in failed for one in closure([task]))
 
 
 def check_named(plan: Plan) -> None:

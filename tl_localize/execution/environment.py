@@ -22,13 +22,13 @@ Result = TypeVar("Result")
 PACKAGES = ("tl_localize", "torch", "transformer-lens", "transformers", "numpy", "scipy", "pandas")
 
 
-def environment(model: LanguageModel) -> dict[str, Any]:
-    """Versions, device, dtype, threads, and which weights."""
+def environment(model: LanguageModel, made_of: str = "") -> dict[str, Any]:
+    """Versions, device, dtype, threads, and which weights: their fingerprint, which is taken unless it is given."""
     parameter = next(iter(model.parameters()))
     on_cuda = parameter.device.type == "cuda"
     return {
         "model": model_name(model),
-        "fingerprint": fingerprint(model),
+        "fingerprint": made_of or fingerprint(model),
         "device": torch.cuda.get_device_name(parameter.device) if on_cuda else str(parameter.device),
         "dtype": str(parameter.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),

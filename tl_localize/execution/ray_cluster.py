@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from tl_localize.execution.engine import Benchmark, Groups, InProcess, Methods, Outcome, Timer, Watch, hopeless
-from tl_localize.execution.environment import environment, fingerprint
+from tl_localize.execution.engine import Benchmark, Groups, InProcess, Maker, Outcome, Timer, hopeless
+from tl_localize.execution.environment import environment
 from tl_localize.execution.store import Cache, Store
 from tl_localize.execution.tasks import Task, closure
 from tl_localize.neurons import LanguageModel
@@ -50,17 +50,15 @@ class RayCluster:
     stop: Callable[[], bool] = lambda: False
     idle: list[Any] = field(default_factory=list, init=False)
 
-    def __call__(
-        self, benchmark: Benchmark[Any], methods: Methods, groups: Groups, cache: Cache, failed: set[str], watch: Watch
-    ) -> Iterator[Outcome]:
-        ray = import_ray()
+    def __call__(self, maker: Maker, groups: Groups) -> Iterator[Outcome]:
+        ray, cache, failed = import_ray(), maker.cache, maker.failed
         if not isinstance(cache, Store):
             raise ValueError("store must be given where Ray computes, got none. Pass store=Store(folder) that all machines see.")
         if not groups:
             return
         if not ray.is_initialized():
             ray.init(address=self.address or "local", log_to_driver=False, include_dashboard=False)
-        work = Work.of(benchmark, methods, cache.folder)
+        work = Work.of(maker, cache.folder)
         waiting, deaths = deque(map(list, groups)), Counter[str]()  # deaths by the task that was in hand
         busy: dict[Any, tuple[Any, list[Task] | None]] = {}  # what was asked for -> of whom, for which group; None is getting ready
 
@@ -104,7 +102,7 @@ class RayCluster:
                 if waiting and not stopped:
                     group = waiting.popleft()
                     busy[worker.compute.remote(work, group, failed)] = (worker, group)
-                    watch.begin(group[0])
+                    maker.watch.begin(group[0])
                 else:
                     self.idle.append(worker)
         self.idle += [worker for worker, _ in busy.values()]
@@ -152,10 +150,10 @@ class Work:
     fingerprint: str
 
     @classmethod
-    def of(cls, benchmark: Benchmark[Any], methods: Methods, folder: Path) -> Work:
-        one: Any = benchmark
+    def of(cls, maker: Maker, folder: Path) -> Work:
+        one: Any = maker.benchmark
         settings = {f.name: getattr(one, f.name) for f in fields(one) if f.init and f.name != "model"}
-        return cls(type(benchmark), settings, dict(methods), folder.resolve(), fingerprint(benchmark.model))
+        return cls(type(one), settings, dict(maker.methods), folder.resolve(), maker.environment["fingerprint"])
 
 
 class Worker:
@@ -179,8 +177,8 @@ class Worker:
                 "Give all machines the same files."
             )
         benchmark = work.kind(model=self.model, **work.settings)
-        execute = InProcess(stop=lambda: self.stopped, environment=self.environment)
-        return list(execute(benchmark, work.methods, [group], Store(work.folder), failed, Timer(None, Cache(), [])))
+        maker = Maker(benchmark, work.methods, Store(work.folder), failed, Timer(None, Cache(), []), self.environment)
+        return list(InProcess(stop=lambda: self.stopped)(maker, [group]))
 
     def stop(self) -> None:
         """Finish the task in hand; called while ``compute`` runs."""

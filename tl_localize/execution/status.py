@@ -35,11 +35,6 @@ class Status:
         """Nothing failed: no task, and no injection that did not converge."""
         return not (self.reasons or self.frame["failed"].sum() or self.frame["not_converged"].sum())
 
-    @property
-    def complete(self) -> bool:
-        """Every planned task has its record."""
-        return bool((self.frame["done"] == self.frame["planned"]).all())
-
 
 def planned(store: Store) -> list[Task]:
     """The tasks whose records make the tables of a folder, in the order of tables.

@@ -116,7 +116,8 @@ class Store(Cache):
     read_only: bool = False
     command: Mapping[str, Any] = field(default_factory=dict)
     records: dict[str, Record] = field(default_factory=dict, init=False, repr=False)  # those without tensors that were read or written
-    known: dict[tuple[Any, ...], StoredPlan] = field(default_factory=dict, init=False, repr=False)  # plans that were read
+    known: dict[tuple[Any, ...], StoredPlan] = field(default_factory=dict, init=False, repr=False)  # plans by their files
+    parsed: dict[str, Plan] = field(default_factory=dict, init=False, repr=False)  # plans by their digest
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
@@ -230,17 +231,18 @@ class Store(Cache):
         Raises:
             ValueError: it contradicts a plan that is there.
         """
-        packed, about = plan.packed(), {"environment": environment, "command": self.command}
-        digest = digest_of(packed)
+        text, about = json.dumps(plan.packed(), default=str), {"environment": environment, "command": self.command}
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        self.parsed[digest] = plan
         while True:
             plans = self.plans()
             self._check(plan, plans)
             if plans and plans[-1].digest == digest:
                 return
             number = 1 + (plans[-1].number if plans else 0)
-            body = {"sha256": digest_of([digest, about]), "about": about, "plan": packed}
+            head = json.dumps({"sha256": digest_of([digest, about]), "about": about}, default=str)
             try:
-                self._write(self.folder / "plans" / f"{number:04d}.json", json.dumps(body, default=str).encode(), new=True)
+                self._write(self.folder / "plans" / f"{number:04d}.json", f"{head}\n{text}".encode(), new=True)
             except FileExistsError:
                 continue
             for older in [one for one in plans if one.digest == digest][1:]:  # the first says where it stands in tables
@@ -260,19 +262,19 @@ class Store(Cache):
         for path in self._paths("plans"):
             try:
                 status = path.stat()
-            except FileNotFoundError:
-                continue
-            file = (path.name, status.st_ino, status.st_mtime_ns, status.st_size)
-            if file not in self.known and (body := self._json(path)) is not None:
-                try:
-                    digest = digest_of(body["plan"])
+                file = (path.name, status.st_ino, status.st_mtime_ns, status.st_size)
+                if file not in self.known:
+                    head, _, text = path.read_bytes().partition(b"\n")
+                    body, digest = json.loads(head), hashlib.sha256(text).hexdigest()
                     if digest_of([digest, body["about"]]) != body["sha256"]:
                         raise Damaged("its content is not what its checksum says")
-                    self.known[file] = StoredPlan(Plan.unpacked(body["plan"]), body["about"], int(path.stem), digest)
-                except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-                    self.set_aside(path, str(error) if isinstance(error, Damaged) else "another version of tl_localize wrote it")
-            if file in self.known:
+                    plan = self.parsed[digest] = self.parsed.get(digest) or Plan.unpacked(json.loads(text))
+                    self.known[file] = StoredPlan(plan, body["about"], int(path.stem), digest)
                 found.append(self.known[file])
+            except FileNotFoundError:  # another run has just put a newer one in its place
+                continue
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, IsADirectoryError) as error:
+                self.set_aside(path, str(error) if isinstance(error, Damaged) else "it is not whole")
         return sorted(found, key=lambda one: one.number)
 
     # Files

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-FORMAT = 2  # of records and plans; part of every key
+FORMAT = 3  # of records and plans; part of every key
 
 
 @dataclass(frozen=True, eq=False)
