@@ -129,10 +129,6 @@ CASES: dict[str, Case] = {
     "tokens of nothing": (lambda m, p: MemorizedSequence(None, 1), "tokens must be a tensor, got NoneType"),
     "tokens of the tokenizer's words": (lambda m, p: MemorizedSequence(["two", "roads"], 1), "tokens must be a tensor, got list"),
     "all the tokenizer gives": (lambda m, p: MemorizedSequence({"input_ids": [1, 2]}, 1), "tokens must be a tensor, got dict"),
-    "tokens without numbers": (
-        lambda m, p: MemorizedSequence(torch.zeros(5, dtype=torch.long, device="meta"), 1),
-        "tokens must be numbers, got a tensor on the device 'meta'",
-    ),
     "one sequence to measure": (lambda m, p: accuracy(m, GOOD), r"sequences must be a list of sequences, got .*'good'"),
     # text
     "no tokenizer": (lambda m, p: MemorizedSequence.from_text(m, "a", " b"), "model must have a tokenizer to read text, got none"),

@@ -23,13 +23,11 @@ TEMPORARY = re.compile(r"\..*[0-9a-f]{16}\.tmp")
 def write_whole(path: str | Path, data: bytes, temporary_folder: Path | None = None, *, new: bool = False) -> None:
     """Write under a temporary name, force it to the disk, rename: after a crash at any moment there is the whole file or none.
 
-    Args:
-        path: a link is followed.
-        temporary_folder: where the temporary file lies, on the same file system; beside the file by default.
-        new: of several processes that write this name at a time, one succeeds.
-    Raises:
-        FileExistsError: with ``new``, there is a file of this name.
-        ValueError: something else than a regular file is there, such as a folder, a device or a pipe.
+    Args:    path: a link is followed.
+             temporary_folder: on the same file system; by default the file's own.
+             new: of several processes that write this name at a time, one succeeds.
+    Raises:  FileExistsError: with ``new``, there is a file of this name.
+             ValueError: something else than a regular file is there.
     """
     path = Path(path).resolve()
     if path.exists() and not path.is_file():
@@ -40,10 +38,7 @@ def write_whole(path: str | Path, data: bytes, temporary_folder: Path | None = N
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        if new:
-            _link(temporary, path)
-        else:
-            os.replace(temporary, path)
+        (_link if new else os.replace)(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     if os.name == "posix":  # the rename itself reaches the disk, where folders can be synchronized (not on Windows)
@@ -85,9 +80,7 @@ def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[st
 def load_tensors(path: str | Path, *required: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a safetensors file.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, or lacks a required tensor.
+    Raises:  FileNotFoundError; ValueError: the file is damaged, or lacks a required tensor.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"path must be an existing safetensors file, got {str(path)!r}. Check the spelling.")
@@ -137,11 +130,7 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def prepare_folder(folder: str | Path) -> Path:
-    """Make a folder for results and check that files can be written there, before any work is done.
-
-    Raises:
-        ValueError: it can't be made or written.
-    """
+    """Make a folder for results; ValueError, before any work is done, where files can't be written there."""
     path = Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,16 +13,14 @@ from torch import Tensor
 
 from tl_localize.batching import halving, rows_that_fit
 from tl_localize.losses import residual, target_logits, unembed
-from tl_localize.neurons import LanguageModel, NeuronView, Real, check_model
-from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences, check_tokens
+from tl_localize.neurons import LanguageModel, NeuronView, Real
+from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences, check_tokens, tokenizer_of
 
 Decode = Callable[[list[int]], str]
 PUBLISHED_CHUNKS = 128  # of the sequences of general text, whose losses the authors average first
 
 
-def predicted_suffixes(
-    model: LanguageModel, sequences: Sequence[MemorizedSequence], batch_size: int | None = None
-) -> Iterator[Int[Tensor, " suffix"]]:
+def predicted_suffixes(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> Iterator[Int[Tensor, " suffix"]]:
     """Teacher-forced argmax of each suffix token, sequence by sequence (eq. 1 of the paper)."""
     sequences = check_sequences(model, sequences)
     view = NeuronView(model)
@@ -34,7 +31,7 @@ def predicted_suffixes(
             predicted = target_logits(model, batch).argmax(-1).cpu()
         return list(predicted.split([len(sequence) - sequence.n_prefix for sequence in part]))
 
-    batches = halving(predict, sequences, rows_that_fit(view, max(map(len, sequences)), batch_size))
+    batches = halving(predict, sequences, rows_that_fit(view, max(map(len, sequences))))
     return chain.from_iterable(predicted for _, predicted in batches)
 
 
@@ -55,8 +52,7 @@ def accuracy(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> Fl
 def check_recited(model: LanguageModel, sequences: Sequence[MemorizedSequence], min_accuracy: Real = 0.9) -> None:
     """Raise ValueError unless the model recites every sequence. No method checks this itself, as a sequence may be injected later.
 
-    Args:    min_accuracy: teacher-forced accuracy that counts as reciting, a fraction; 0.9 is the paper's (section 4.2).
-    Raises:  ValueError: a sequence is not recited (the worst one is named), or does not fit the model.
+    Args:    min_accuracy: teacher-forced, a fraction; 0.9 is the paper's (section 4.2).
 
     >>> check_recited(model, [MemorizedSequence.from_text(model, "Two roads diverged", " in a yellow wood", id="Frost")])
     Traceback (most recent call last):
@@ -85,19 +81,16 @@ def levenshtein(model: LanguageModel, sequences: Sequence[MemorizedSequence], de
     >>> bool(levenshtein(model, [sequence]) < 20)
     True
     """
-    predicted_tokens = predicted_suffixes(model, sequences)
     decode = decode or decoder(model)
-    pairs = [(torch.cat([one.prefix, tokens]), one.tokens) for one, tokens in zip(sequences, predicted_tokens, strict=True)]
-    distances = [Levenshtein.distance(decode(predicted.tolist()), decode(true.tolist())) for predicted, true in pairs]
+    distances: list[int] = []
+    for one, predicted in zip(sequences, predicted_suffixes(model, sequences), strict=True):
+        distances.append(Levenshtein.distance(decode([*one.prefix.tolist(), *predicted.tolist()]), decode(one.tokens.tolist())))
     return torch.tensor(distances, dtype=torch.float32)
 
 
 def decoder(model: LanguageModel) -> Decode:
     """The decoding function of the model's tokenizer."""
-    check_model(model)
-    tokenizer: Any = getattr(model, "tokenizer", None)
-    if tokenizer is None:
-        raise ValueError("decode must be given for a model without a tokenizer, got None. Pass decode=, from token ids to text.")
+    tokenizer = tokenizer_of(model, "decode must be given for a model without a tokenizer, got None. Pass decode=, from token ids to text.")
     return lambda ids: tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
@@ -106,7 +99,7 @@ def perplexity(model: LanguageModel, tokens: Integer[Tensor, "batch pos"]) -> fl
     """exp of the mean loss in nats per token over sequences of general text (every token but the first is predicted).
 
     Args:    tokens: [batch pos] token ids, on any device, 2 to n_ctx positions.
-    Raises:  ValueError: tokens of another shape, or outside the vocabulary.
+    Raises:  ValueError: other tokens.
 
     >>> 20 < perplexity(model, text) < 150
     True
@@ -121,8 +114,6 @@ def perplexity_base2(model: LanguageModel, tokens: Integer[Tensor, "batch pos"])
     The authors average the losses within at most 128 chunks of consecutive sequences first, so 2,048 sequences are 128 means of 16.
 
     Source: the authors' code (github.com/terarachang/MemPi); the paper says perplexity.
-    Args:    tokens: as of ``perplexity``.
-    Raises:  ValueError: as ``perplexity``.
 
     >>> perplexity_base2(model, text) < perplexity(model, text)
     True
@@ -137,8 +128,7 @@ def mean_base2(losses: Float[Tensor, " sequence"]) -> float:
 
 def sequence_losses(model: LanguageModel, tokens: Integer[Tensor, "batch pos"]) -> Float[Tensor, " batch"]:
     """Loss of each sequence, nats per token."""
-    view = NeuronView(model)
-    cfg = model.cfg
+    view, cfg = NeuronView(model), model.cfg
     if not isinstance(tokens, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"tokens must be a tensor of token ids [batch pos], got {type(tokens).__name__}. model.to_tokens(text) makes one.")
     if tokens.is_floating_point() or tokens.ndim != 2 or not 2 <= tokens.shape[1] <= cfg.n_ctx or not len(tokens):

@@ -84,8 +84,7 @@ class NeuronSet:
     def dropped_out(self, model: LanguageModel) -> Iterator[None]:
         """Set these neurons to zero inside the ``with`` block; ValueError where the set is of another model's shape."""
         view = NeuronView(model)
-        shape, own = (view.n_layers, view.n_neurons), tuple(self.mask.shape)
-        if own != shape:
+        if (own := tuple(self.mask.shape)) != (shape := (view.n_layers, view.n_neurons)):
             raise ValueError(f"mask must have the model's shape {shape}, got {own}. Localize in the model that is to be ablated.")
         with model.hooks(fwd_hooks=self.dropout_hooks()):
             yield
@@ -183,13 +182,13 @@ class NeuronScores(Saved):
         return NeuronSet(mask)
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        metadata = {"method": self.method, "sequence_id": self.sequence_id, "settings": self.settings}
-        missed = {} if self.missed is None else {"missed": repr(self.missed)}
-        return {"values": self.values} | ({} if self.exact is None else {"exact": self.exact.mask}), metadata | missed
+        texts = {"method": self.method, "sequence_id": self.sequence_id, "settings": self.settings}
+        texts |= {} if self.missed is None else {"missed": repr(self.missed)}
+        return {"values": self.values} | ({} if self.exact is None else {"exact": self.exact.mask}), texts
 
     @classmethod
     def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str]) -> NeuronScores:
         exact = NeuronSet(tensors["exact"]) if "exact" in tensors else None
         missed = float(metadata["missed"]) if "missed" in metadata else None
-        names = {key: metadata.get(key, "") for key in ("method", "sequence_id", "settings")}
-        return cls(tensors["values"], **names, exact=exact, missed=missed)
+        method, sequence_id, settings = (metadata.get(key, "") for key in ("method", "sequence_id", "settings"))
+        return cls(tensors["values"], method, sequence_id, settings, exact, missed)

@@ -23,7 +23,7 @@ class MemorizedSequence:
              n_prefix: number of prefix tokens, 1 <= n_prefix < len(tokens). INJ uses 1.
              id: name of the sequence in results.
              category: group of the sequence in DEL's confusion matrix.
-    Raises:  ValueError: n_prefix is outside [1, len(tokens)), or tokens are not a vector of token ids.
+    Raises:  ValueError, TypeError: other tokens or another n_prefix.
 
     >>> MemorizedSequence.from_text(model, "Return the", " value of the argument.", id="docs")
     MemorizedSequence('docs', 2 prefix + 5 suffix tokens)
@@ -44,8 +44,6 @@ class MemorizedSequence:
                 f"tokens must be a vector of token ids, got shape {tuple(tokens.shape)} of {tokens.dtype}. "
                 f"{'Pass one sequence, such as tokens[0].' if tokens.ndim == 2 else 'Pass what the tokenizer gives.'}"
             )
-        if tokens.is_meta:
-            raise ValueError("tokens must be numbers, got a tensor on the device 'meta', which holds none. Move them from another device.")
         if isinstance(self.n_prefix, bool) or not isinstance(self.n_prefix, numbers.Integral):
             raise TypeError(f"n_prefix must be a whole number, got {self.n_prefix!r}. It counts the tokens of the prefix.")
         if not 1 <= self.n_prefix < len(tokens):
@@ -97,12 +95,14 @@ class MemorizedSequence:
         return f"MemorizedSequence({self.id!r}, {self.n_prefix} prefix + {len(self) - self.n_prefix} suffix tokens)"
 
 
-def tokenizer_of(model: LanguageModel) -> Any:
+NO_TOKENIZER = "model must have a tokenizer to read text, got none. Put its files into the model's directory, or pass tokens."
+
+
+def tokenizer_of(model: LanguageModel, wrong: str = NO_TOKENIZER) -> Any:
     """The model's tokenizer; ValueError if it has none."""
     check_model(model)
-    tokenizer: Any = getattr(model, "tokenizer", None)
-    if tokenizer is None:
-        raise ValueError("model must have a tokenizer to read text, got none. Put its files into the model's directory, or pass tokens.")
+    if (tokenizer := getattr(model, "tokenizer", None)) is None:
+        raise ValueError(wrong)
     return tokenizer
 
 

@@ -19,8 +19,7 @@ def mean_and_error(values: Numbers) -> tuple[float, float]:
     array = np.asarray(values, dtype=float)
     if not len(array):
         raise ValueError("values must hold at least one number, got none.")
-    error = float(array.std(ddof=1) / math.sqrt(len(array))) if len(array) > 1 else math.nan
-    return float(array.mean()), error
+    return float(array.mean()), float(array.std(ddof=1) / math.sqrt(len(array))) if len(array) > 1 else math.nan
 
 
 def with_error(values: Numbers, decimals: int = 1) -> str:

@@ -16,7 +16,7 @@ import torch
 
 from tl_localize.collect.criteria import CRITERIA, LOOSEN, NEAR, SURPLUS, Criteria, Report
 from tl_localize.collect.duplicates import near_duplicates
-from tl_localize.collect.filter import Filter, FilteredChunk, Recitation, merged
+from tl_localize.collect.filter import Filter, FilteredChunk, merged
 from tl_localize.execution.environment import environment
 from tl_localize.files import prepare_folder, write_json, write_text
 from tl_localize.metrics import Decode
@@ -31,7 +31,6 @@ class Collection:
     """Memorized sequences, the dev ones first.
 
     Args:
-        sequences: what DelBenchmark takes, with ``n_dev``.
         frame: one row per sequence, in the same order: id, category, split ("dev" or "test"), accuracy (teacher-forced, fraction), distance
             (of the greedy continuation, characters), prefix and suffix (text).
         groups: id of each kept sequence -> ids of the near-duplicates that it stands for.
@@ -173,27 +172,17 @@ def assemble(filter: Filter, chunks: Iterable[FilteredChunk], *, n_dev: int = 5,
         report.remove(SURPLUS, found[best[k]].id, f"more than {n_max} were found", found[best[k]].text)
     chosen = [found[best[k]] for k in kept]
     others = {found[best[k]].id: [found[i].id for i in groups[k] if i != best[k]] for k in kept}
-    rows: list[dict[str, Any]] = []
-    for i, one in enumerate(chosen):
-        about = {name: getattr(one, name) for name in ("id", "category", "accuracy", "distance")}
-        rows.append({**about, "split": "dev" if i < n_dev else "test", **_prefix_and_suffix(filter, one)})
-    return Collection(
-        [MemorizedSequence(torch.from_numpy(one.tokens), criteria.n_prefix, one.id, one.category) for one in chosen],
-        n_dev,
-        pd.DataFrame(rows)[COLUMNS],
-        report,
-        criteria,
-        {name: members for name, members in others.items() if members},
-        {"seed": seed, "n_max": n_max, "environment": environment(filter.model)},
-    )
-
-
-def _prefix_and_suffix(filter: Filter, one: Recitation) -> dict[str, str]:
-    """Texts that together are the text of the whole; the suffix's own where a character is cut by the boundary."""
-    n = filter.criteria.n_prefix
-    prefix = filter.decode(one.tokens[:n].tolist())
-    whole = one.text.startswith(prefix)
-    return {"prefix": prefix, "suffix": one.text[len(prefix) :] if whole else filter.decode(one.tokens[n:].tolist())}
+    sequences = [MemorizedSequence(torch.from_numpy(one.tokens), criteria.n_prefix, one.id, one.category) for one in chosen]
+    frame = pd.DataFrame([vars(one) for one in chosen])
+    frame["split"] = ["dev" if i < n_dev else "test" for i in range(len(chosen))]
+    frame["prefix"] = [filter.decode(one.prefix.tolist()) for one in sequences]
+    frame["suffix"] = [  # the suffix's own text where a character is cut by the boundary
+        text[len(prefix) :] if text.startswith(prefix) else filter.decode(one.suffix.tolist())
+        for text, prefix, one in zip(frame["text"], frame["prefix"], sequences, strict=True)
+    ]
+    groups = {name: members for name, members in others.items() if members}
+    settings = {"seed": seed, "n_max": n_max, "environment": environment(filter.model)}
+    return Collection(sequences, n_dev, frame[COLUMNS], report, criteria, groups, settings)
 
 
 def _seal(folder: Path) -> str:

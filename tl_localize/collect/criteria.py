@@ -89,7 +89,7 @@ class Report:
         self.n_in += later.n_in
         for criterion in CRITERIA:
             self.removed[criterion] += later.removed[criterion]
-            self.examples[criterion] = [*self.examples[criterion], *later.examples[criterion]][:EXAMPLES]
+            self.examples[criterion] = (self.examples[criterion] + later.examples[criterion])[:EXAMPLES]
 
     @property
     def n_out(self) -> int:

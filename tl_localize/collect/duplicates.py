@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Int
 from scipy import sparse
 from scipy.sparse.csgraph import connected_components
@@ -24,10 +26,10 @@ def near_duplicates(tokens: Int[np.ndarray, "sequence pos"], max_jaccard: Real =
     >>> near_duplicates(np.array([[1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5, 4], [0, 2, 3, 4, 5, 6]]), ngram=3)
     [[0, 2], [1]]
     """
-    n, grams = len(tokens), _ngram_ids(tokens, ngram)
-    has: Any = sparse.csr_array((np.ones(grams.size, np.int32), (np.repeat(np.arange(n), grams.shape[1]), grams.ravel())))
-    has.data[:] = 1  # repeated n-grams were summed
-    sizes = has.sum(1)
+    sets = [ngrams(row, ngram) for row in tokens]
+    n, sizes = len(sets), np.array([len(grams) for grams in sets])
+    columns, _ = pd.factorize(np.array(list(chain.from_iterable(sets)), dtype=object))
+    has: Any = sparse.csr_array((np.ones(len(columns), np.int32), (np.repeat(np.arange(n), sizes), columns)))
     has = has[:, has.sum(0) > 1]
     group = np.arange(n)  # of each sequence: the first member of its group
     for start in range(0, n, BLOCK):
@@ -38,33 +40,22 @@ def near_duplicates(tokens: Int[np.ndarray, "sequence pos"], max_jaccard: Real =
         graph = sparse.coo_array((np.ones(len(edges[0]), bool), edges), shape=(n, n))
         _, labels = connected_components(graph, directed=False)
         group = np.unique(labels, return_index=True)[1][labels]
-    order = np.argsort(group, kind="stable")
-    return [members.tolist() for members in np.split(order, np.flatnonzero(np.diff(group[order])) + 1)]
-
-
-def _ngram_ids(tokens: Int[np.ndarray, "sequence pos"], ngram: int) -> Int[np.ndarray, "sequence ngram"]:
-    """A number for each n-gram, the same for equal ones: exact, by numbering the pairs (shorter n-gram, next token)."""
-    width = tokens.shape[1] - ngram + 1
-    _, ids = np.unique(tokens, return_inverse=True)
-    single = ids.reshape(tokens.shape).astype(np.int64)
-    ids, base = single[:, :width], int(single.max()) + 1
-    for k in range(1, ngram):
-        _, pairs = np.unique(ids * base + single[:, k : k + width], return_inverse=True)
-        ids = pairs.reshape(ids.shape).astype(np.int64)
-    return ids
+    return [members.tolist() for members in pd.Series(range(n)).groupby(group).groups.values()]
 
 
 def origins(sequences: Iterable[Sequence[int]], known: Sequence[Sequence[int]], ngram: int = 5) -> list[int]:
     """Of each token sequence the index of the known text that it shows at least half of (in n-grams); -1 where there is none."""
-    sets = [_ngrams(tokens, ngram) for tokens in known]
+    sets = [ngrams(tokens, ngram) for tokens in known]
     found: list[int] = []
     for tokens in sequences:
-        mine = _ngrams(tokens, ngram)
+        mine = ngrams(tokens, ngram)
         shared = [len(mine & grams) for grams in sets]
         best = int(np.argmax(shared))
         found.append(best if shared[best] and 2 * shared[best] >= len(sets[best]) else -1)
     return found
 
 
-def _ngrams(tokens: Sequence[int], n: int) -> set[tuple[int, ...]]:
-    return {tuple(tokens[start : start + n]) for start in range(len(tokens) - n + 1)}
+def ngrams(tokens: Sequence[int] | Int[np.ndarray, " pos"], n: int) -> set[bytes]:
+    """All runs of n tokens, each as the bytes of int64 numbers."""
+    row = np.asarray(tokens, dtype=np.int64)
+    return {row[start : start + n].tobytes() for start in range(len(row) - n + 1)}

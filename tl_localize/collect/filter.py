@@ -24,6 +24,7 @@ from tl_localize.losses import residual, unembed
 from tl_localize.metrics import Decode, decoder
 from tl_localize.models import key_value_cache
 from tl_localize.neurons import LanguageModel, NeuronView
+from tl_localize.sequences import check_tokens
 
 Item = TypeVar("Item")
 Passed = TypeVar("Passed")
@@ -46,7 +47,7 @@ class Recitation:
 
 @dataclass(frozen=True, eq=False)
 class FilteredChunk:
-    """What the criteria say of a stream, or of a part of it that knows nothing of the others."""
+    """What the criteria say of a part of a stream, without knowledge of the others."""
 
     report: Report  # what came in, and what was removed before generation
     recited: list[Recitation]  # what was left for generation
@@ -96,7 +97,7 @@ class Filter:
         self.batch_size = batch_size or max(1, tokens_that_fit(self.view) // criteria.length)
 
     def filter(self, stream: Iterable[Any]) -> FilteredChunk:
-        """What the criteria say of a stream; each step waits until it has a batch of what the step before let through."""
+        """Each step waits until it has a batch of what the step before let through."""
         self.report, self.seen = Report(), set[bytes]()
         probed = self._in_batches(self._readable(stream), self._probe)
         accurate = self._in_batches(probed, self._accurate)
@@ -114,15 +115,14 @@ class Filter:
 
     def _readable(self, stream: Iterable[Any]) -> Iterator[Candidate]:
         """Long enough, in the vocabulary, not repetitive: no model needed."""
-        criteria, d_vocab = self.criteria, self.model.cfg.d_vocab
+        criteria = self.criteria
         for item in stream:
             given = as_candidate(item, f"sequence-{self.report.n_in}")
             self.report.n_in += 1
             candidate = replace(given, tokens=given.tokens[: criteria.length].astype(np.int64))
             tokens = candidate.tokens
-            if len(tokens) and not 0 <= (low := int(tokens.min())) <= (high := int(tokens.max())) < d_vocab:
-                wrong = f"got {low if low < 0 else high} in {candidate.id!r}. Was the text tokenized with another model's tokenizer?"
-                raise ValueError(f"tokens must be in [0, {d_vocab}), {wrong}")
+            if len(tokens):
+                check_tokens(self.model, torch.from_numpy(tokens), f" in {candidate.id!r}")
             if len(tokens) < criteria.length:
                 self._remove(SHORT, candidate, f"{len(tokens)} tokens")
             elif (distinct := len(set(tokens[criteria.n_prefix :].tolist()))) < criteria.min_distinct:

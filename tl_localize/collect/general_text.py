@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int, Integer
+from jaxtyping import Int
 from torch import Tensor
 
+from tl_localize.collect.duplicates import ngrams
 from tl_localize.collect.filter import as_candidate
 from tl_localize.sequences import MemorizedSequence
 
@@ -36,7 +37,7 @@ def perplexity_split(
     >>> perplexity_split(text, few, length=64).shape
     torch.Size([1, 64])
     """
-    taken = {run for sequence in collected for run in _runs(sequence.tokens.numpy(), overlap)}
+    taken = set[bytes]().union(*(ngrams(sequence.tokens.numpy(), overlap) for sequence in collected))
     rng = np.random.default_rng(seed)
     kept: list[np.ndarray] = []
     seen = short = shared = 0
@@ -44,7 +45,7 @@ def perplexity_split(
         row = as_candidate(item, "").tokens[:length].astype(np.int64)
         if len(row) < length:
             short += 1
-        elif not taken.isdisjoint(_runs(row, overlap)):
+        elif not taken.isdisjoint(ngrams(row, overlap)):
             shared += 1
         else:
             seen += 1
@@ -56,7 +57,3 @@ def perplexity_split(
         why = f"{short} sequences are shorter than {length} tokens, {shared} share text with collected ones"
         raise ValueError(f"stream must hold general text for the perplexity, got none ({why}). Give longer or more text.")
     return torch.from_numpy(np.stack(kept))
-
-
-def _runs(row: Integer[np.ndarray, " pos"], length: int) -> list[bytes]:
-    return [row[start : start + length].tobytes() for start in range(len(row) - length + 1)]

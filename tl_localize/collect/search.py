@@ -67,9 +67,8 @@ class Corpus:
             with self.path.open("rb") as file:
                 file.seek(first)
                 return file.read(min(SAMPLE, end - first))
-        if self.given is not None:
-            return _bytes_of(self.given[first:end])
-        return _bytes_of(self.rows[first : min(end, first + 1 + SAMPLE // self.rows[0].nbytes)])
+        shown = end if self.given is not None else min(end, first + 1 + SAMPLE // self.rows[0].nbytes)
+        return _bytes_of(self.rows[first:shown])
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,8 +180,7 @@ class SearchResults:
 class Search(Benchmark[SearchResults]):
     """The search of a corpus for memorized sequences: ``run`` filters the chunks, ``collection`` makes the last step.
 
-    >>> rows = torch.stack([one.tokens for one in few])
-    >>> search = Search(model, chunks_of([Corpus(Path("rows"), given=rows)]), Criteria())
+    >>> search = Search(model, chunks_of([Corpus(Path("rows"), given=torch.stack([one.tokens for one in few]))]), Criteria())
     >>> search.collection(search.run(), n_dev=1)
     Collection(3 of 3 sequences memorized, 1 for development)
     """
