@@ -69,14 +69,14 @@ def results(benchmark, collection, model_name, tuned, publish, publish_figure, r
     from tl_localize.evals.del_results import DelResults
     from tl_localize.evals.presets import del_methods, del_runs, parse_targets
     from tl_localize.report.figures import del_figures
-    from tl_localize.report.tables import DEL_CAPTIONS, del_tables
+    from tl_localize.report.tables import CAPTIONS, del_tables
 
     n_targets, fewer = parse_targets(TARGETS)
     as_committed = collection is not None and not request.config.getoption("--limit")
     runs = del_runs(benchmark(n_targets), del_methods(METHODS, [], model_name, tuned), fewer if as_committed else {})
     measured = DelResults.join([one.run(some) for one, some in runs])
     for name, table in del_tables(measured, model_name).items():
-        publish(table, model_name, name, DEL_CAPTIONS[name])
+        publish(table, model_name, name, CAPTIONS[name])
     for name, figure in del_figures(measured).items():
         publish_figure(figure, model_name, name)
     return measured
@@ -139,12 +139,12 @@ def single_layers(benchmark, model_name, tuned, publish, publish_figure):
     """One layer against all at equal budget."""
     from tl_localize.evals.presets import del_methods, single_layer_run
     from tl_localize.report.figures import single_layer
-    from tl_localize.report.tables import DEL_CAPTIONS, single_layer_table
+    from tl_localize.report.tables import CAPTIONS, single_layer_table
 
     (method,) = del_methods(SINGLE_LAYER, [], model_name, tuned)
     single, methods = single_layer_run(benchmark(N_TARGETS_SINGLE_LAYER), method)
     frame = single.run(methods).single_layer[method.name]
-    publish(single_layer_table(frame), model_name, f"del_single_layer_{method.name}", DEL_CAPTIONS["del_single_layer"])
+    publish(single_layer_table(frame), model_name, f"del_single_layer_{method.name}", CAPTIONS["del_single_layer"])
     publish_figure(single_layer(frame), model_name, f"del_single_layer_{method.name}")
     return frame.assign(layer=frame["layer"].fillna(-1)).groupby(["layer", "multiple"])
 

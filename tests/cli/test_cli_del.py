@@ -505,7 +505,7 @@ def test_del_of_some_targets_ablates_one_layer(run, collection, tmp_path):
     assert run("del", *arguments).exit_code == 0
     assert pd.read_csv(tmp_path / "out" / "frame.csv")["sequence_id"].nunique() == 2
     assert set(pd.read_csv(tmp_path / "out" / "single_layer_activations.csv")["multiple"]) == {1, 5}
-    assert {"del_single_layer_activations.svg", "del_single_layer_activations.md", "del_forgetting.png"} <= {
+    assert {"del_single_layer_activations.svg", "del_single_layer.md", "del_forgetting.png"} <= {
         path.name for path in (tmp_path / "out").iterdir()
     }
 

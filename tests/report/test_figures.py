@@ -223,9 +223,11 @@ def test_single_layer_leaves_out_the_layers_below_the_first(layers):
 
 
 def test_del_figures_are_named_and_have_titles_and_units(del_results, layers):
+    from dataclasses import replace
+
     from tl_localize.report.figures import del_figures
 
-    figures = del_figures(del_results, [layers])
+    figures = del_figures(replace(del_results, single_layer={"activations": layers}))
     assert set(figures) == {
         "del_forgetting",
         "del_confusion_hard_concrete",

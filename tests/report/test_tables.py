@@ -62,10 +62,10 @@ def test_to_markdown_puts_the_index_into_columns(results):
 
 
 def test_del_tables_show_mean_and_error_in_points(del_results):
-    from tl_localize.report.tables import DEL_CAPTIONS, del_tables
+    from tl_localize.report.tables import CAPTIONS, del_tables
 
     tables = del_tables(del_results, "reference-gpt2")
-    assert set(tables) == set(DEL_CAPTIONS) - {"del_single_layer"}
+    assert set(tables) == {name for name in CAPTIONS if name.startswith("del")} - {"del_single_layer"}
     row = tables["del"].loc[("0.5 % of each layer, 4 sequences", "Hard Concrete")]
     assert row["Δ Self-Acc (points)"] == "-35.0 ± 5.0"
     assert row["Δ Rand-PPL (2 ** nats)"] == "0.25 ± 0.00"
@@ -123,11 +123,12 @@ def test_single_layer_table_by_hand():
     from tl_localize.report.tables import single_layer_table
 
     rows = [
-        {"layer": layer, "multiple": multiple, "delta_self_accuracy": -0.1 * multiple - change, "delta_neg_accuracy": 0.02}
+        {"layer": layer, "multiple": multiple, "delta_self_accuracy": -0.1 * multiple - change, "delta_neg_accuracy": 0.02, "ratio": 0.1}
         for layer, multiple in ((None, 1), (1, 1), (1, 5))
         for change in (0.0, 0.02)
     ]
-    table = single_layer_table(pd.DataFrame(rows).astype({"layer": "Int64"}))
+    other = {"layer": 2, "multiple": 1, "delta_self_accuracy": -1.0, "delta_neg_accuracy": 0.0, "ratio": 0.05}
+    table = single_layer_table(pd.DataFrame([*rows, other]).astype({"layer": "Int64"}))
     assert list(table.index) == ["all layers", "layer 1"]
     assert table.loc["layer 1"].tolist() == ["-11.0 ± 1.0", "2.0 ± 0.0", "-51.0 ± 1.0", "2.0 ± 0.0"]
     assert table.loc["all layers"].tolist() == ["-11.0 ± 1.0", "2.0 ± 0.0", "", ""]

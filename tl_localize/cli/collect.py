@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from tl_localize.cli.options import ModelOptions, RunOptions, save_all, say
+from tl_localize.cli.options import ModelOptions, RunOptions, say
 from tl_localize.cli.running import compute
 from tl_localize.collect import Collection, Criteria, Report
 from tl_localize.collect.collection import check_draw
@@ -26,7 +26,7 @@ from tl_localize.models import is_reference
 from tl_localize.neurons import LanguageModel
 from tl_localize.readers import TOKEN_SUFFIXES
 from tl_localize.reference import GENERAL_LENGTH, N_DEV, held_out_tokens, lacking_texts
-from tl_localize.report.tables import to_markdown
+from tl_localize.report.tables import save_table, to_markdown
 
 PAPER = Criteria()
 
@@ -132,7 +132,7 @@ def show_collection(collection: Collection, folder: Path, *, planted: bool) -> N
     """The report, and of the reference models' own texts the tables, of which the first rows go to the terminal."""
     show_report(collection.report)
     tables = reference_tables(collection) if planted else {}
-    save_all(folder, tables)
-    for table, caption in tables.values():
+    for name, (table, caption) in tables.items():
+        save_table(table, folder, name, caption)
         typer.echo(f"{caption}\n\n{to_markdown(table.head(10))}\n")
     typer.echo(f"{len(collection.sequences)} memorized sequences ({collection.n_dev} of them dev), the report and its examples: {folder}")

@@ -26,7 +26,7 @@ from tl_localize.files import save_tensors, write_text
 from tl_localize.neurons import LanguageModel, check_seed
 from tl_localize.reference import N_DEV, held_out_tokens, lacking_texts
 from tl_localize.report.figures import del_figures
-from tl_localize.report.tables import DEL_CAPTIONS, del_tables, single_layer_table, to_markdown
+from tl_localize.report.tables import del_tables
 from tl_localize.scores import NeuronScores
 
 DelData = Annotated[Path | None, typer.Option(help="Folder of collect, the authors' JSONL, or tokens. Default: a reference model's own.")]
@@ -95,20 +95,9 @@ def del_benchmark(
 def publish_del(store: Store, folder: Path) -> None:
     """All tables and figures of DEL from the folder of a run, and the main table on the terminal."""
     results = DelResults.of(store)
-    if not len(results.frame):
-        say("Nothing is measured yet.")
-        return
-    results.save(folder)
-    model = store.plans()[0].plan.settings["model"]
-    tables = del_tables(results, model)
-    captioned = {name: (table, f"{DEL_CAPTIONS[name]} [{model}]") for name, table in tables.items()}
-    alone = {name: frame[frame["ratio"] == frame["ratio"].max()] for name, frame in results.single_layer.items()}
-    for name, frame in alone.items():
-        write_text(folder / f"single_layer_{name}.csv", frame.to_csv(index=False))
-        captioned[f"del_single_layer_{name}"] = single_layer_table(frame), f"{DEL_CAPTIONS['del_single_layer']} [{model}]"
-    options.save_all(folder, captioned, lambda: del_figures(results, list(alone.values())))
-    typer.echo(f"\n{DEL_CAPTIONS['del']}\n\n{to_markdown(tables['del'])}")
-    typer.echo(f"All tables, figures, the frame and the settings: {folder}")
+    options.publish(results, store, folder, del_tables, del_figures)
+    for name, frame in results.single_layer.items():
+        write_text(folder / f"single_layer_{name}.csv", frame[frame["ratio"] == frame["ratio"].max()].to_csv(index=False))
 
 
 def collected_default(

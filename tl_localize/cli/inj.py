@@ -18,7 +18,7 @@ from tl_localize.models import is_reference
 from tl_localize.neurons import check_seed
 from tl_localize.reference import N_DEV, inj_sequences
 from tl_localize.report.figures import recall_curve, target_against_distractors
-from tl_localize.report.tables import inj_tables, to_markdown
+from tl_localize.report.tables import inj_tables
 
 
 def inj(
@@ -62,19 +62,8 @@ def inj(
 
 
 def publish_inj(store: Store, folder: Path) -> None:
-    """All tables and figures of INJ from the folder of a run, and the first table on the terminal."""
-    results = InjResults.of(store)
-    results.save(folder)
-    if not len(results.frame):
-        say("Nothing is measured yet.")
-        return
-    model = store.plans()[0].plan.settings["model"]
-    tables = inj_tables(results, model)
-    captioned = {name: (table, f"INJ on {model}: {name}, in percent, mean ± standard error.") for name, table in tables.items()}
-    options.save_all(folder, captioned, lambda: inj_figures(results))
-    typer.echo("\nRecall in percent, mean ± standard error over sentences; 1x, 2x, 5x: top share of each layer over the injected share\n")
-    typer.echo(to_markdown(tables["inj"]))
-    typer.echo(f"All tables, the frame and the settings: {folder}")
+    """All tables and figures of INJ from the folder of a run, and the main table on the terminal."""
+    options.publish(InjResults.of(store), store, folder, inj_tables, inj_figures)
 
 
 def inj_figures(results: InjResults) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import pandas as pd
 import typer
 from tqdm import tqdm
 
+from tl_localize.evals.del_results import DelResults
+from tl_localize.evals.inj_results import InjResults
 from tl_localize.evals.presets import parse_dtype, settings_source
 from tl_localize.execution.engine import parse_shard
 from tl_localize.execution.store import Store
@@ -21,7 +22,7 @@ from tl_localize.files import prepare_folder
 from tl_localize.models import load_model
 from tl_localize.neurons import Real, check_ratio
 from tl_localize.report.figures import save_figure
-from tl_localize.report.tables import save_table
+from tl_localize.report.tables import CAPTIONS, save_table, to_markdown
 
 MethodSettings = Annotated[list[str] | None, typer.Option(help="A method's setting, such as hard_concrete.steps=200. Many times.")]
 SettingsFile = Annotated[Path | None, typer.Option(help="Settings file that tl-localize tune wrote.")]
@@ -135,15 +136,23 @@ def say_settings(model: str, benchmark: Literal["inj", "del"], over: Path | str 
     say(f"Settings of learned masks: {settings_source(model, benchmark)}{f', where {over} has no others' if over else ''}.")
 
 
-def save_all(folder: Path, tables: Mapping[str, tuple[pd.DataFrame, str]], figures: Callable[[], Mapping[str, Any]] = dict) -> None:
-    """Write tables with their captions, and figures where matplotlib is installed."""
-    for name, (table, caption) in tables.items():
-        save_table(table, folder, name, caption)
+def publish(results: InjResults | DelResults, store: Store, folder: Path, tables: Callable[..., Any], figures: Callable[..., Any]) -> None:
+    """Write what was measured, its tables, and its figures where matplotlib is installed; print the main table."""
+    if not len(results.frame):
+        say("Nothing is measured yet.")
+        return
+    results.save(folder)
+    plan = store.plans()[0].plan
+    model, made = plan.settings["model"], tables(results, plan.settings["model"])
+    for name, table in made.items():
+        save_table(table, folder, name, f"{CAPTIONS[name]} [{model}]")
     try:
-        for name, figure in figures().items():
+        for name, figure in figures(results).items():
             save_figure(figure, folder, name)
     except ImportError as error:
         say(str(error))
+    typer.echo(f"\n{CAPTIONS[plan.benchmark]}\n\n{to_markdown(made[plan.benchmark])}")
+    typer.echo(f"All tables, figures, the frame and the settings: {folder}")
 
 
 def check_at_least(low: int, **options: Real | None) -> None:

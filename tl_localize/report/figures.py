@@ -96,7 +96,7 @@ def recall_curve(results: InjResults, ax: Any = None) -> Any:
     return _finished(ax, "top share of each layer (%)", "recall of the injected rows (%)", title, legend="best" if injected else None)
 
 
-def del_figures(results: DelResults, single_layers: Sequence[pd.DataFrame] = ()) -> dict[str, Any]:
+def del_figures(results: DelResults) -> dict[str, Any]:
     """The DEL figures by file name: the trade-off, each method's confusion matrix at the largest ratio, each single-layer run.
 
     >>> results = DelBenchmark(model, few, text, ratios=(0.05,), n_dev=0).run([Attribution()])
@@ -105,7 +105,7 @@ def del_figures(results: DelResults, single_layers: Sequence[pd.DataFrame] = ())
     """
     largest = max(results.frame["ratio"])
     confusions = {f"del_confusion_{name}": confusion(results, name, ratio) for name, ratio in results.confusion if ratio == largest}
-    layers = {f"del_single_layer_{frame['method'].iloc[0]}": single_layer(frame) for frame in single_layers}
+    layers = {f"del_single_layer_{name}": single_layer(frame) for name, frame in results.single_layer.items()}
     return {"del_forgetting": forgetting(results), **confusions, **layers}
 
 
@@ -174,7 +174,8 @@ def confusion(results: DelResults, method: str, ratio: float, ax: Any = None) ->
 def single_layer(frame: pd.DataFrame, ax: Any = None, *, first_layer: int = 0) -> Any:
     """DEL: the whole budget of neurons in one layer against a share in every layer, from ``DelBenchmark.run_single_layer``.
 
-    Black is the target (Self), grey the others (Neg); horizontal lines are the share of every layer. Mean and standard error over targets.
+    Black is the target (Self), grey the others (Neg); horizontal lines are the largest share of every layer. Mean and standard error over
+    targets.
 
     Args:  first_layer: layers below it are not drawn; layer 0 often needs a scale on which nothing else can be read.
 
@@ -183,6 +184,7 @@ def single_layer(frame: pd.DataFrame, ax: Any = None, *, first_layer: int = 0) -
     'Attribution: one layer against all, 150 neurons'
     """
     ax = _axis(ax)
+    frame = frame[frame["ratio"] == frame["ratio"].max()]
     whole: Any = frame[frame["layer"].isna()]
     single: Any = frame[frame["layer"].ge(first_layer).fillna(False)]
     ratio, method = float(frame["ratio"].iloc[0]), str(frame["method"].iloc[0])

@@ -15,7 +15,13 @@ from tl_localize.files import prepare_folder, write_text
 from tl_localize.report.paper import TITLES, published, short_title
 from tl_localize.stats import mean_text, with_error
 
-DEL_CAPTIONS = {  # by file name
+CAPTIONS = {  # by file name
+    "inj": "INJ: recall (%) among the top 1x, 2x, 5x as many rows of each layer as were altered, mean ± standard error; "
+    "with distractors of the target's / the distractors' rows",
+    "inj_across_layers": "INJ: the same among the top rows of the whole model",
+    "inj_ablation": "INJ with distractors: change of accuracy (points) when the found rows are ablated",
+    "inj_truth": "INJ with distractors: does the ground truth hold? Accuracy (%)",
+    "inj_tests": "INJ: one-tailed paired t-tests of recall against Integrated Gradients, Bonferroni",
     "del_memorization": "How well the test sequences are memorized; accuracy teacher-forced, perplexity of general text",
     "del": "DEL: change when the located neurons are ablated, mean ± standard error over targets",
     "del_tests": "DEL, Δ Self-Acc: one-tailed paired t-tests against Integrated Gradients, Bonferroni",
@@ -28,7 +34,7 @@ INDEX_NAMES = ("source", "setting", "method")  # of a table's last levels where 
 
 
 def inj_tables(results: InjResults, model: str) -> dict[str, pd.DataFrame]:
-    """The INJ tables by file name: per layer, across layers, tests, and the paper's numbers where it has this model.
+    """The INJ tables by file name (``CAPTIONS``): per layer, across layers, tests, and the paper's numbers where it has this model.
 
     With distractors there are two more: what ablating the found rows does, and whether the ground truth holds.
 
@@ -50,9 +56,10 @@ def inj_tables(results: InjResults, model: str) -> dict[str, pd.DataFrame]:
 
 
 def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
-    """The DEL tables by file name (``DEL_CAPTIONS``), with the paper's numbers beside ours where it has this model.
+    """The DEL tables by file name (``CAPTIONS``), with the paper's numbers beside ours where it has this model.
 
-    ``del_tests`` is there if Integrated Gradients ran, ``del_categories`` and ``del_related`` if the sequences have categories.
+    ``del_tests`` is there if Integrated Gradients ran, ``del_categories`` and ``del_related`` if the sequences have categories,
+    ``del_single_layer`` if a method was run in single layers.
 
     >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
     >>> list(del_tables(results, "reference-gpt2"))
@@ -60,7 +67,7 @@ def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
     """
     tables = {"del_memorization": results.before_table(), "del": _with_paper(results.table(), "del", model, _del_layout)}
     if len(theirs := published("memorization", model)):
-        tables["del_memorization"] = pd.concat([tables["del_memorization"], _memorization_layout(theirs)])
+        tables["del_memorization"] = pd.concat([tables["del_memorization"], _memorization_layout(theirs)]).fillna("")
     if results.frame["method"].eq("integrated_gradients").any():
         tables["del_tests"] = _del_tests(results, model)
     if results.before["category"].ne("").any():
@@ -68,19 +75,23 @@ def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
         if len(related := results.related()):
             tables["del_related"] = _related(related)
     tables["del_examples"] = _examples(results)
+    if results.single_layer:
+        parts = {method: single_layer_table(frame) for method, frame in results.single_layer.items()}
+        tables["del_single_layer"] = pd.concat(parts, names=["method"])
     return {name: table.rename(index=TITLES) for name, table in tables.items()}
 
 
 def single_layer_table(frame: pd.DataFrame) -> pd.DataFrame:
     """One layer against all layers at equal budget, from a frame of ``DelBenchmark.run_single_layer``: change of accuracy in points, text.
 
-    There is a row for all layers together and one for each layer; columns for each factor of the budget, Self and Neg.
+    There is a row for all layers together and one for each, at the largest ratio; columns for each factor of the budget, Self and Neg.
 
     >>> frame = DelBenchmark(model, few[:2], text, ratios=(0.02,), n_dev=0).run_single_layer(Attribution(), 0.02)
     >>> list(single_layer_table(frame).index[:2])
     ['all layers', 'layer 0']
     """
     rows: dict[str, dict[str, str]] = {}
+    frame = frame[frame["ratio"] == frame["ratio"].max()]
     for (layer, factor), part in frame.assign(layer=frame["layer"].fillna(-1)).groupby(["layer", "multiple"]):
         row = rows.setdefault("all layers" if layer == -1 else f"layer {layer}", {})
         for name, column in (("Self", "delta_self_accuracy"), ("Neg", "delta_neg_accuracy")):
@@ -94,28 +105,30 @@ def _with_paper(ours: pd.DataFrame, table: str, model: str, layout: Callable[[pd
     return pd.concat({"ours": ours, "paper": layout(theirs)}, names=["source"]) if len(theirs) else ours
 
 
-def _blocks(frame: pd.DataFrame, cell: Callable[[Any], tuple[str, str, str]]) -> pd.DataFrame:
-    """A table of cells (setting, column, text), one for each published number, in the order of first appearance."""
-    cells = [(row["method"], *cell(row)) for row in frame.to_dict("records")]
-    table = pd.DataFrame(cells, columns=["method", "setting", "column", "text"])
-    return table.pivot_table(index=["setting", "method"], columns="column", values="text", aggfunc="first", sort=False)
+def _blocks(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table of published numbers: from a text for each setting, method and metric, in the order of first appearance."""
+    return frame.pivot_table(index=["setting", "method"], columns="metric", values="text", aggfunc="first", sort=False)
 
 
 def _inj_layout(frame: pd.DataFrame) -> pd.DataFrame:
-    def cell(row: Any) -> tuple[str, str, str]:
-        ratio, top = float(row["setting"]), float(row["metric"].removeprefix("recall@"))
-        text = mean_text(100 * row["value"], 100 * row["standard_error"])
-        return f"ratio {100 * ratio:g} %, published", f"R@{round(top / ratio, 6):g}x", text
-
-    return _blocks(frame, cell)
+    ratios, tops = frame["setting"].astype(float), frame["metric"].str.removeprefix("recall@").astype(float)
+    percents = zip(100 * frame["value"], 100 * frame["standard_error"], strict=True)
+    named = frame.assign(
+        setting=[f"ratio {100 * ratio:g} %, published" for ratio in ratios],
+        metric=[f"R@{multiple:g}x" for multiple in (tops / ratios).round(6)],
+        text=[mean_text(mean, error) for mean, error in percents],
+    )
+    return _blocks(named)
 
 
 def _del_layout(frame: pd.DataFrame) -> pd.DataFrame:
-    def cell(row: Any) -> tuple[str, str, str]:
-        title, factor, decimals = METRICS[row["metric"].replace("delta_random_", "delta_")]
-        return f"{100 * float(row['setting']):g} % of each layer, published", title, f"{factor * row['value']:.{decimals}f}"
-
-    return _blocks(frame, cell).reindex(columns=[title for title, _, _ in METRICS.values()], fill_value="")
+    metrics = [METRICS[name.replace("delta_random_", "delta_")] for name in frame["metric"]]
+    named = frame.assign(
+        setting=[f"{100 * float(ratio):g} % of each layer, published" for ratio in frame["setting"]],
+        metric=[title for title, _, _ in metrics],
+        text=[f"{factor * value:.{decimals}f}" for value, (_, factor, decimals) in zip(frame["value"], metrics, strict=True)],
+    )
+    return _blocks(named).reindex(columns=[title for title, _, _ in METRICS.values()], fill_value="")
 
 
 def _memorization_layout(frame: pd.DataFrame) -> pd.DataFrame:
@@ -123,10 +136,8 @@ def _memorization_layout(frame: pd.DataFrame) -> pd.DataFrame:
     row = {
         "Acc (%)": f"{100 * value['accuracy']:.1f}",
         "Dist (characters)": f"{value['levenshtein']:.2f}",
-        "PPL": "",
         "PPL (2 ** nats)": f"{value['perplexity_base2']:.2f}",
         "Len (characters)": f"{value['suffix_length']:.0f}",
-        "Sequences": "",
     }
     return pd.DataFrame({f"{frame['model'].iloc[0]}, published": row}).T
 
@@ -167,21 +178,16 @@ def _related(related: pd.DataFrame) -> pd.DataFrame:
 
 def _examples(results: DelResults, n: int = 8) -> pd.DataFrame:
     """The first sequence of each category, then the next ones, with the change that each method makes at the largest ratio."""
-    before: Any = results.before.drop_duplicates("sequence_id")
     frame: Any = results.frame[results.frame["ratio"] == results.frame["ratio"].max()].drop_duplicates(["sequence_id", "method"])
-    before = before[before["sequence_id"].isin(frame["sequence_id"])]
-    turn = before.groupby("category").cumcount()
-    rows: dict[str, dict[str, str]] = {}
-    for _, row in before.loc[turn.sort_values(kind="stable").index].head(n).iterrows():
-        changes = frame[frame["sequence_id"] == row["sequence_id"]]
-        rows[row["sequence_id"]] = {
-            "category": row["category"],
-            "Acc (%)": f"{100 * row['accuracy']:.0f}",
-            "prefix": _on_one_line(row["prefix"]),
-            "suffix": _on_one_line(row["suffix"]),
-            **{short_title(part["method"]): f"{100 * part['delta_self_accuracy']:.0f}" for part in changes.to_dict("records")},
-        }
-    return pd.DataFrame(rows).T.rename_axis(index="sequence")
+    before: Any = results.before.drop_duplicates("sequence_id").set_index("sequence_id").rename_axis("sequence")
+    before = before[before.index.isin(frame["sequence_id"])]
+    first = before.groupby("category").cumcount().sort_values(kind="stable").index[:n]
+    chosen = before.loc[first, ["category", "accuracy", "prefix", "suffix"]]
+    changes = frame.pivot(index="sequence_id", columns="method", values="delta_self_accuracy").loc[first, frame["method"].unique()]
+    points = (100 * changes).map("{:.0f}".format, na_action="ignore").rename(columns=short_title)
+    texts = {name: chosen[name].map(_on_one_line) for name in ("prefix", "suffix")}
+    accuracy = (100 * chosen["accuracy"]).map("{:.0f}".format)
+    return chosen.assign(**texts, accuracy=accuracy).rename(columns={"accuracy": "Acc (%)"}).join(points)
 
 
 def _on_one_line(text: str) -> str:
