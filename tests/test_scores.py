@@ -266,3 +266,58 @@ def test_scores_of_which_some_are_estimates_survive_the_disk(tmp_path: Path) -> 
 def test_scores_reject_a_mask_of_another_shape() -> None:
     with pytest.raises(ValueError, match="exact must have the shape of values"):
         NeuronScores(torch.rand(2, 2), exact=NeuronSet(torch.ones(2, 3, dtype=torch.bool)))
+
+
+# ---- sets as sets, scores as data ------------------------------------------------------------------------------------
+
+PAIRS = st.sets(st.tuples(st.integers(0, 1), st.integers(0, 3)))
+
+
+@given(PAIRS, PAIRS)
+def test_sets_behave_as_pythons_sets_of_pairs(one: set[tuple[int, int]], other: set[tuple[int, int]]) -> None:
+    a, b = NeuronSet.from_pairs(one, (2, 4)), NeuronSet.from_pairs(other, (2, 4))
+    assert (set(a & b), set(a | b), set(a - b)) == (one & other, one | other, one - other)
+    assert (a == b, hash(a) == hash(b)) == (one == other, one == other)
+    assert list(a) == sorted(one) and all(pair in a for pair in one) and (2, 0) not in a
+    assert a.to_frame().to_numpy().tolist() == [list(pair) for pair in sorted(one)]
+    if one | other:
+        assert a.jaccard(b) == len(one & other) / len(one | other)
+
+
+def test_sets_of_other_models_are_not_mixed(unchecked: None) -> None:
+    small, large = NeuronSet.from_pairs([(0, 0)], (1, 2)), NeuronSet.from_pairs([(0, 0)], (1, 3))
+    assert small != large
+    with pytest.raises(ValueError, match=r"other must have the shape \(1, 2\), got \(1, 3\)"):
+        small | large
+    with pytest.raises(TypeError, match="other must be a NeuronSet, got set"):
+        small & {(0, 0)}  # pyright: ignore[reportOperatorIssue]
+    with pytest.raises(ValueError, match="two empty sets"):
+        NeuronSet.from_pairs([], (1, 2)).jaccard(NeuronSet.from_pairs([], (1, 2)))
+    with pytest.raises(ValueError, match=r"pairs must be \(layer, neuron\) below \(1, 2\), got \(0, -1\)"):
+        NeuronSet.from_pairs([(0, -1)], (1, 2))
+
+
+def test_scores_as_a_frame_are_in_order() -> None:
+    scores = NeuronScores(torch.tensor([[0.0, 3.0, 1.0], [3.0, -1.0, 2.0]]))
+    frame = scores.to_frame()
+    assert list(zip(frame["layer"], frame["neuron"], strict=True)) == [(0, 1), (1, 0), (1, 2), (0, 2), (0, 0), (1, 1)]
+    assert [set(scores.top(n)) for n in (1, 2, 6)] == [
+        set(zip(*frame.head(n)[["layer", "neuron"]].T.values, strict=True)) for n in (1, 2, 6)
+    ]
+    assert set(scores.top(2, first_layer=1)) == {(1, 0), (1, 2)}
+    with pytest.raises(ValueError, match="n must be at most the 3 neurons"):
+        scores.top(4, first_layer=1)
+
+
+def test_mean_of_scores_is_over_texts_of_one_method() -> None:
+    one, other = (NeuronScores(torch.tensor([values]), "mine", name, "Mine()") for values, name in (([1.0, 2.0], "a"), ([3.0, -2.0], "b")))
+    mean = NeuronScores.mean([one, other])
+    assert mean.values.tolist() == [[2.0, 0.0]] and (mean.method, mean.settings, mean.sequence_id) == ("mine", "Mine()", "mean of 2 texts")
+    with pytest.raises(ValueError, match="scores must be of one method"):
+        NeuronScores.mean([one, NeuronScores(torch.zeros(1, 2), "theirs")])
+    with pytest.raises(ValueError, match="at least one text"):
+        NeuronScores.mean([])
+
+
+def test_scores_plot_themselves() -> None:
+    assert NeuronScores(torch.tensor([[0.0, 1.0]]), "mine").plot(per="layer").axes[0].get_title() == "mine"

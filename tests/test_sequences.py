@@ -52,6 +52,14 @@ def test_sequence_repr_is_short() -> None:
     assert repr(MemorizedSequence(torch.arange(9), 4, "poem")) == "MemorizedSequence('poem', 4 prefix + 5 suffix tokens)"
 
 
+def test_sequence_shows_its_text() -> None:
+    sequence = MemorizedSequence(torch.arange(9), 4, "poem", text=("Two <roads> diverged in", " a yellow wood, And sorry I could not"))
+    shown = "MemorizedSequence('poem', 4 prefix + 5 suffix tokens: 'Two <roads> diverged in' | ' a yellow wood, And sorry I co...')"
+    assert repr(sequence) == shown
+    assert "&lt;roads&gt; diverged in</span><b> | </b> a yellow wood, And sorry I could not" in sequence._repr_html_()
+    assert MemorizedSequence(torch.arange(9), 4)._repr_html_() == "<div>MemorizedSequence(&#x27;&#x27;, 4 prefix + 5 suffix tokens)</div>"
+
+
 # ---- text ------------------------------------------------------------------------------------------------------------
 
 

@@ -67,7 +67,7 @@ def reference_sequences(model: LanguageModel, min_repetitions: int = 64) -> list
         if len(tokens) != one.n_tokens:
             wrong = f"got one whose tokenizer makes {len(tokens)} tokens, not {one.n_tokens}, of {one.id!r}"
             raise ValueError(f"model must be a reference model, {wrong}. Use load_model('reference-gpt2') or 'reference-pythia'.")
-        found.append(MemorizedSequence(torch.tensor(tokens), N_PREFIX, one.id, one.category))
+        found.append(MemorizedSequence(torch.tensor(tokens), N_PREFIX, one.id, one.category, _parts(model, tokens, N_PREFIX, one.text)))
     return found
 
 
@@ -88,9 +88,18 @@ def inj_sequences(model: LanguageModel, path: str | Path | None = None, dev: boo
     sentences = read_definitions(path or DATA / "inj_sentences.jsonl")
     if len(sentences) <= N_DEV:
         raise ValueError(f"data must hold more than {N_DEV} sentences, got {len(sentences)}. The first {N_DEV} are for development.")
-    tokens = [torch.tensor(encode(tokenizer_of(model), sentence)) for sentence in sentences]
-    sequences = [MemorizedSequence(tokens[i], 1, id=f"{i:03d} {sentence[:24]}") for i, sentence in enumerate(sentences)]
+    tokens = [encode(tokenizer_of(model), sentence) for sentence in sentences]
+    sequences = [
+        MemorizedSequence(torch.tensor(tokens[i]), 1, id=f"{i:03d} {sentence[:24]}", text=_parts(model, tokens[i], 1, sentence))
+        for i, sentence in enumerate(sentences)
+    ]
     return sequences[:N_DEV] if dev else sequences[N_DEV:]
+
+
+def _parts(model: LanguageModel, tokens: list[int], n_prefix: int, text: str) -> tuple[str, str]:
+    """A text, divided after some tokens of it."""
+    prefix = tokenizer_of(model).decode(tokens[:n_prefix], clean_up_tokenization_spaces=False)
+    return prefix, text[len(prefix) :]
 
 
 @cache

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_localize.files import Saved
-from tl_localize.neurons import Hook, LanguageModel, NeuronView, Real, as_tensor, check_ratio, post_hook_name, zero_neurons
+from tl_localize.neurons import Hook, LanguageModel, NeuronView, Real, as_tensor, check_count, check_ratio, post_hook_name, zero_neurons
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SHOWN = 8  # neurons that a notebook lists, of all or of each layer
 SHOWN_RATIO = 0.01  # share of all neurons that a notebook counts by layer
@@ -27,9 +31,11 @@ class NeuronSet:
     Args:    mask: [layer neuron], True for the neurons in the set. Kept on the CPU.
     Raises:  ValueError: the mask is not boolean, or not of two axes.
 
-    >>> found = NeuronSet(torch.tensor([[True, False], [True, True]]))
-    >>> len(found), found.recall_of(NeuronSet(torch.tensor([[True, True], [False, False]])))
-    (3, 0.5)
+    It behaves as a set of pairs (layer, neuron): ``&``, ``|``, ``-``, ``==``, ``in``, ``len`` and iteration.
+
+    >>> found, truth = (NeuronSet.from_pairs(pairs, (2, 4)) for pairs in ([(0, 0), (1, 0), (1, 3)], [(0, 0), (0, 1)]))
+    >>> len(found), found.recall_of(truth), list(found & truth)
+    (3, 0.5, [(0, 0)])
     """
 
     mask: Bool[Tensor, "layer neuron"]
@@ -45,8 +51,58 @@ class NeuronSet:
             )
         object.__setattr__(self, "mask", mask.detach().to("cpu", copy=True))
 
+    @classmethod
+    def from_pairs(cls, pairs: Iterable[tuple[int, int]], shape: tuple[int, int]) -> NeuronSet:
+        """The set of some (layer, neuron) pairs in a model of ``shape`` (layers, neurons of each layer); ValueError for others."""
+        mask = torch.zeros(shape, dtype=torch.bool)
+        for layer, neuron in pairs:
+            if not (0 <= layer < shape[0] and 0 <= neuron < shape[1]):
+                raise ValueError(f"pairs must be (layer, neuron) below {tuple(shape)}, got {(layer, neuron)}. Both count from 0.")
+            mask[layer, neuron] = True
+        return cls(mask)
+
     def __len__(self) -> int:
         return int(self.mask.sum())
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return ((layer, neuron) for layer, neuron in self.mask.nonzero().tolist())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NeuronSet) and torch.equal(self.mask, other.mask)
+
+    def __hash__(self) -> int:
+        return hash((*self.mask.shape, *self))
+
+    def __and__(self, other: NeuronSet) -> NeuronSet:
+        return replace(self, mask=self.mask & self._fitting(other))
+
+    def __or__(self, other: NeuronSet) -> NeuronSet:
+        return replace(self, mask=self.mask | self._fitting(other))
+
+    def __sub__(self, other: NeuronSet) -> NeuronSet:
+        return replace(self, mask=self.mask & ~self._fitting(other))
+
+    def jaccard(self, other: NeuronSet) -> float:
+        """Neurons in both sets, as a fraction of those in either; ValueError where the shapes differ or both are empty."""
+        if not (union := len(self | other)):
+            raise ValueError(
+                "other must hold at least one neuron where this set has none, got two empty sets. Their overlap is not defined."
+            )
+        return len(self & other) / union
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per neuron: layer, neuron."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self), columns=["layer", "neuron"])
+
+    def _fitting(self, other: NeuronSet, name: str = "other") -> Bool[Tensor, "layer neuron"]:
+        """The mask of another set of the same model."""
+        if not isinstance(other, NeuronSet):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"{name} must be a NeuronSet, got {type(other).__name__}. Take some scores, as scores.top_k(0.01) does.")
+        if (own := tuple(self.mask.shape)) != (given := tuple(other.mask.shape)):
+            raise ValueError(f"{name} must have the shape {own}, got {given}. Both sets must belong to one model.")
+        return other.mask
 
     def __repr__(self) -> str:
         return f"NeuronSet({len(self)} of {self.mask.numel()} neurons, per layer {self.mask.sum(1).tolist()})"
@@ -64,14 +120,10 @@ class NeuronSet:
 
     def recall_of(self, truth: NeuronSet) -> float:
         """Fraction of the true neurons that are in this set; ValueError where the shapes differ or truth is empty."""
-        if not isinstance(truth, NeuronSet):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"truth must be a NeuronSet, got {type(truth).__name__}. Take some scores, as scores.top_k(0.01) does.")
-        if self.mask.shape != truth.mask.shape:
-            own, other = tuple(self.mask.shape), tuple(truth.mask.shape)
-            raise ValueError(f"truth must have the shape {own}, got {other}. Both sets must belong to one model.")
+        self._fitting(truth, "truth")
         if not len(truth):
             raise ValueError("truth must hold at least one neuron, got an empty set. Recall of nothing is not defined.")
-        return int((self.mask & truth.mask).sum()) / len(truth)
+        return len(self & truth) / len(truth)
 
     def dropout_hooks(self) -> list[tuple[str, Hook]]:
         """Hooks that set these neurons to zero at every position, for ``fwd_hooks=``; they compose with any others.
@@ -141,14 +193,44 @@ class NeuronScores(Saved):
     def _repr_html_(self) -> str:
         from tl_localize.stats import styled
 
-        n_layers, n_neurons = self.values.shape
-        order = self.values.flatten().argsort(descending=True, stable=True)  # ties go to the lower index, as in top_k
-        first = order[:SHOWN]
-        best = {"layer": first // n_neurons, "neuron": first % n_neurons, "score": self.values.flatten()[first].tolist()}
-        top = torch.bincount(order[: max(1, int(self.values.numel() * SHOWN_RATIO))] // n_neurons, minlength=n_layers)
+        n_layers = len(self.values)
+        best = self.to_frame().head(SHOWN)
+        top = self.top(max(1, int(self.values.numel() * SHOWN_RATIO))).mask.sum(1)
         in_top = f"in the top {100 * SHOWN_RATIO:g} %"
         layers = {"layer": range(n_layers), "mean": self.values.mean(1).tolist(), "highest": self.values.amax(1).tolist(), in_top: top}
         return styled(best, f"{self!r} {self.settings}; larger is more responsible") + styled(layers, bars=[in_top])
+
+    @classmethod
+    def mean(cls, scores: Iterable[NeuronScores]) -> NeuronScores:
+        """The mean of one method's scores over texts; ValueError where the methods or the shapes differ, or there are none."""
+        scores = list(scores)
+        if not scores:
+            raise ValueError("scores must hold those of at least one text, got none. Pass list(method.map(model, sequences)).")
+        for what in ({(one.method, one.settings) for one in scores}, {tuple(one.values.shape) for one in scores}):
+            if len(what) > 1:
+                raise ValueError(f"scores must be of one method in one model, got {sorted(what)}. Take their mean one by one.")
+        values = torch.stack([one.values for one in scores]).mean(0)
+        return cls(values, scores[0].method, f"mean of {len(scores)} texts", scores[0].settings)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per neuron, the highest score first: layer, neuron, score. Ties go to the lower index."""
+        import pandas as pd
+
+        order = self.values.flatten().argsort(descending=True, stable=True)
+        layers, neurons = order // self.values.shape[1], order % self.values.shape[1]
+        return pd.DataFrame({"layer": layers.numpy(), "neuron": neurons.numpy(), "score": self.values.flatten()[order].numpy()})
+
+    def plot(self, ax: Any = None, *, per: Literal["layer", "model"] = "model") -> Any:
+        """A map of the scores over layers and neurons: ``report.figures.score_map``."""
+        return import_module("tl_localize.report.figures").score_map(self, ax, per=per)  # by name, as data stands below its figures
+
+    def top(self, n: int, first_layer: int = 0) -> NeuronSet:
+        """The n neurons of the highest scores in the whole model; ``top_k`` takes a share, of every layer or of the model."""
+        pool = self._from_layer(first_layer).reshape(1, -1)
+        check_count(n=n)
+        if n > pool.numel():
+            raise ValueError(f"n must be at most the {pool.numel()} neurons to choose from, got {n}. Take fewer, or a share with top_k.")
+        return self._best(pool, n)
 
     def top_k(
         self, ratio: Real, per: Literal["layer", "model"] = "layer", first_layer: int = 0, rounding: Literal["nearest", "floor"] = "nearest"
@@ -163,23 +245,31 @@ class NeuronScores(Saved):
         Raises:  ValueError: ratio is outside (0, 1] or selects no neuron; an unknown choice; first_layer is not a layer.
         """
         check_ratio("ratio", ratio)
-        n_layers = len(self.values)
-        if not isinstance(first_layer, numbers.Integral) or not 0 <= first_layer < n_layers:
-            raise ValueError(f"first_layer must be a whole number in [0, {n_layers}), got {first_layer}. The model has {n_layers} layers.")
         if per not in ("layer", "model"):
             raise ValueError(f"per must be 'layer' or 'model', got {per!r}. 'layer' takes the share in every layer.")
         if rounding not in ("nearest", "floor"):
             raise ValueError(f"rounding must be 'nearest' or 'floor', got {rounding!r}. INJ uses 'nearest', DEL 'floor'.")
-        candidates = self.values[first_layer:]
+        candidates = self._from_layer(first_layer)
         pool = candidates if per == "layer" else candidates.reshape(1, -1)
         n = pool.shape[-1]
         count = round(n * ratio) if per == "layer" and rounding == "nearest" else int(n * ratio)
         if count == 0:
             raise ValueError(f"ratio must select at least one of {n} neurons, got {ratio!r}, which selects none. Use at least {1 / n:.2g}.")
+        return self._best(pool, count)
+
+    def _from_layer(self, first_layer: int) -> Float[Tensor, "some_layer neuron"]:
+        """The scores of the layers from this one on."""
+        n_layers = len(self.values)
+        if not isinstance(first_layer, numbers.Integral) or not 0 <= first_layer < n_layers:
+            raise ValueError(f"first_layer must be a whole number in [0, {n_layers}), got {first_layer}. The model has {n_layers} layers.")
+        return self.values[first_layer:]
+
+    def _best(self, pool: Float[Tensor, "part candidate"], count: int) -> NeuronSet:
+        """The ``count`` best of each part of the upper layers; ties go to the lower index."""
         best = pool.argsort(dim=-1, descending=True, stable=True)[:, :count]
-        mask = torch.zeros_like(self.values, dtype=torch.bool)
-        mask[first_layer:] = torch.zeros_like(pool, dtype=torch.bool).scatter(-1, best, True).reshape(candidates.shape)
-        return NeuronSet(mask)
+        mask = torch.zeros(self.values.numel(), dtype=torch.bool)
+        mask[-pool.numel() :] = torch.zeros_like(pool, dtype=torch.bool).scatter(-1, best, True).flatten()
+        return NeuronSet(mask.view_as(self.values))
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         texts = {"method": self.method, "sequence_id": self.sequence_id, "settings": self.settings}

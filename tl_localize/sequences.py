@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import numbers
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from html import escape
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_localize.neurons import LanguageModel, as_tensor, check_model
+
+SHOWN = 30  # characters of the prefix and of the suffix in a sequence's repr
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,16 +26,18 @@ class MemorizedSequence:
              n_prefix: number of prefix tokens, 1 <= n_prefix < len(tokens). INJ uses 1.
              id: name of the sequence in results.
              category: group of the sequence in DEL's confusion matrix.
+             text: prefix and suffix as text, to be shown; no number depends on it.
     Raises:  ValueError, TypeError: other tokens or another n_prefix.
 
     >>> MemorizedSequence.from_text(model, "Return the", " value of the argument.", id="docs")
-    MemorizedSequence('docs', 2 prefix + 5 suffix tokens)
+    MemorizedSequence('docs', 2 prefix + 5 suffix tokens: 'Return the' | ' value of the argument.')
     """
 
     tokens: Int[Tensor, " pos"]
     n_prefix: int
     id: str = ""
     category: str = ""
+    text: tuple[str, str] = ("", "")
 
     def __post_init__(self) -> None:
         if isinstance(self.tokens, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -73,7 +78,7 @@ class MemorizedSequence:
                 f"suffix must begin at a token boundary, got {suffix[:20]!r} after {prefix[-20:]!r}, where the tokenizer merges across. "
                 + (f"The last boundary before it is {before[-20:]!r} | {after[:20]!r}." if shared else "Use a longer prefix.")
             )
-        return cls(torch.tensor(tokens), len(prefix_tokens), id, category)
+        return cls(torch.tensor(tokens), len(prefix_tokens), id, category, (prefix, suffix))
 
     @property
     def prefix(self) -> Int[Tensor, " prefix"]:
@@ -92,7 +97,18 @@ class MemorizedSequence:
         return len(self.tokens)
 
     def __repr__(self) -> str:
-        return f"MemorizedSequence({self.id!r}, {self.n_prefix} prefix + {len(self) - self.n_prefix} suffix tokens)"
+        counts = f"{self.id!r}, {self.n_prefix} prefix + {len(self) - self.n_prefix} suffix tokens"
+        prefix, suffix = self.text
+        if not any(self.text):
+            return f"MemorizedSequence({counts})"
+        end = prefix if len(prefix) <= SHOWN else f"...{prefix[-SHOWN:]}"
+        start = suffix if len(suffix) <= SHOWN else f"{suffix[:SHOWN]}..."
+        return f"MemorizedSequence({counts}: {end!r} | {start!r})"
+
+    def _repr_html_(self) -> str:
+        prefix, suffix = (escape(part) for part in self.text)
+        shown = f'<div style="white-space:pre-wrap;font-family:monospace"><span style="color:#777">{prefix}</span><b> | </b>{suffix}</div>'
+        return f"<div>{escape(repr(replace(self, text=('', ''))))}</div>" + (shown if any(self.text) else "")
 
 
 NO_TOKENIZER = "model must have a tokenizer to read text, got none. Put its files into the model's directory, or pass tokens."

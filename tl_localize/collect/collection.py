@@ -101,7 +101,12 @@ class Collection:
             for row in rows:
                 row["category"] = next(iter(row["category"]), "")
                 row["suffix"] = row["all"][len(row["prompt"]) :]
-            sequences = [MemorizedSequence(torch.tensor(row["tokens"]), row["prompt_len"], row["id"], row["category"]) for row in rows]
+            sequences = [
+                MemorizedSequence(
+                    torch.tensor(row["tokens"]), row["prompt_len"], row["id"], row["category"], (row["prompt"], row["suffix"])
+                )
+                for row in rows
+            ]
             frame = pd.DataFrame(rows).rename(columns={"prompt": "prefix"})[COLUMNS]
             n_dev, report = list(frame["split"]).count("dev"), Report(**settings.pop("report"))
             return cls(sequences, n_dev, frame, report, Criteria(**settings.pop("criteria")), settings.pop("groups"), settings)
@@ -180,6 +185,7 @@ def assemble(filter: Filter, chunks: Iterable[FilteredChunk], *, n_dev: int = 5,
         text[len(prefix) :] if text.startswith(prefix) else filter.decode(one.suffix.tolist())
         for text, prefix, one in zip(frame["text"], frame["prefix"], sequences, strict=True)
     ]
+    sequences = [replace(one, text=text) for one, text in zip(sequences, zip(frame["prefix"], frame["suffix"], strict=True), strict=True)]
     groups = {name: members for name, members in others.items() if members}
     settings = {"seed": seed, "n_max": n_max, "environment": environment(filter.model)}
     return Collection(sequences, n_dev, frame[COLUMNS], report, criteria, groups, settings)
