@@ -128,11 +128,9 @@ def test_perplexity_of_half_precision_sums_in_float32(make_model: Any, general: 
 def test_perplexity_base2_of_many_rows_averages_within_128_chunks_first(monkeypatch: pytest.MonkeyPatch, gpt2_like: Any) -> None:
     """As the authors' ``loss.chunk(128)``: 256 rows are 128 means of two, 300 rows are 100 means of three."""
     from tl_localize import metrics
-    from tl_localize.evals.ablation import perplexities
 
     for n, size in ((64, 1), (256, 2), (300, 3)):
         losses = torch.linspace(1, 5, n, dtype=torch.float64)
         monkeypatch.setattr(metrics, "sequence_losses", lambda model, tokens, losses=losses: losses)
         expected = sum(2 ** float(losses[i : i + size].mean()) for i in range(0, n, size)) / (n // size)
         assert perplexity_base2(gpt2_like, torch.zeros(1, 2, dtype=torch.long)) == pytest.approx(expected, rel=1e-12)
-        assert perplexities(losses.numpy())[1] == pytest.approx(expected, rel=1e-12)

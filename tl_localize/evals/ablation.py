@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-import pandas as pd
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Integer
@@ -17,7 +16,7 @@ from torch import Tensor
 from tl_localize.batching import bytes_to_keep, halving, tokens_that_fit
 from tl_localize.execution.tasks import Record, digest_of
 from tl_localize.losses import unembed
-from tl_localize.metrics import Decode, decoder, mean_base2
+from tl_localize.metrics import Decode, mean_base2
 from tl_localize.neurons import LanguageModel, NeuronView, model_name
 from tl_localize.scores import NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
@@ -125,55 +124,6 @@ def activations(neurons: NeuronView, tokens: Integer[Tensor, "batch pos"]) -> di
     return acts
 
 
-@dataclass(frozen=True, eq=False)
-class Baseline:
-    """The model as it is.
-
-    Args:
-        frame: ``DelResults.before``.
-        predicted: teacher-forced argmax of each suffix.
-    """
-
-    frame: pd.DataFrame
-    predicted: list[list[int]]
-
-    def packed(self) -> Record:
-        return Record({"frame": self.frame.to_dict("records"), "predicted": self.predicted})
-
-    @classmethod
-    def unpacked(cls, record: Record) -> Baseline:
-        """What ``packed`` gave."""
-        return cls(pd.DataFrame(record.value["frame"]), record.value["predicted"])
-
-
-@dataclass(frozen=True, eq=False)
-class Effect:
-    """What changes when neurons are ablated for a target: after minus before.
-
-    Args:
-        target: index of the target among the sequences.
-        accuracy, levenshtein: of each sequence, as a fraction and in characters.
-        perplexity, perplexity_base2: of general text.
-    """
-
-    target: int
-    n_neurons: int
-    accuracy: Float[np.ndarray, " sequence"]
-    levenshtein: Float[np.ndarray, " sequence"]
-    perplexity: float
-    perplexity_base2: float
-
-    def packed(self) -> dict[str, Any]:
-        """As JSON takes it."""
-        return {**vars(self), "accuracy": self.accuracy.tolist(), "levenshtein": self.levenshtein.tolist()}
-
-    @classmethod
-    def unpacked(cls, value: dict[str, Any]) -> Effect:
-        """What ``packed`` gave."""
-        arrays: dict[str, Any] = {name: np.array(value[name]) for name in ("accuracy", "levenshtein")}
-        return cls(**{**value, **arrays})
-
-
 class AblationMeter:
     """Measures what the ablation of neurons changes; what does not depend on the neurons is computed once.
 
@@ -193,36 +143,35 @@ class AblationMeter:
         sequences: Sequence[MemorizedSequence],
         general_tokens: Integer[Tensor, "sequence pos"],
         ablation: Ablation,
-        decode: Decode | None = None,
+        decode: Decode,
         batch_tokens: int | None = None,
-        baseline: Baseline | None = None,
+        baseline: Record | None = None,
     ) -> None:
-        self.model, self.sequences, self.general_tokens, self.ablation = model, sequences, general_tokens, ablation
+        self.model, self.sequences, self.general_tokens = model, sequences, general_tokens
+        self.ablation, self.decode = ablation, decode
         self.view = NeuronView(model)
         self.tokens = batch_tokens or tokens_that_fit(self.view)
         self.room = bytes_to_keep(self.view)
         self.kept: dict[tuple[str, int, int, int], Tensor] = {}  # what, first row, rows, layer -> the residual stream that enters it
         self.values: Tensor | None = None  # of an ablation that is the same for all targets
-        self.decode = decode or decoder(model)
-        self.truth = [sequence.suffix.numpy() for sequence in sequences]
-        self.texts = [self.decode(sequence.tokens.tolist()) for sequence in sequences]
+        self.texts = [decode(sequence.tokens.tolist()) for sequence in sequences]
         self.baseline = baseline or self._measured_baseline()
-        self.predicted = [np.array(guess) for guess in self.baseline.predicted]
-        frame = self.baseline.frame
-        self.accuracy, self.levenshtein = (frame[name].to_numpy() for name in ("accuracy", "levenshtein"))
-        self.perplexity, self.perplexity_base2 = (float(frame[name].iloc[0]) for name in ("perplexity", "perplexity_base2"))
+        self.before: list[dict[str, Any]] = self.baseline.value["frame"]
 
-    def effect(self, target: int, chosen: NeuronSet) -> Effect:
-        """What a set of neurons changes when it is ablated for its target."""
-        values = self._values(target)
-        predicted = self._predictions(chosen, values)
-        accuracy, levenshtein = np.zeros(len(predicted)), np.zeros(len(predicted))
-        for i, (guess, old, truth) in enumerate(zip(predicted, self.predicted, self.truth, strict=True)):
-            if not np.array_equal(guess, old):  # most stay as they were, and need no decoding
-                accuracy[i] = np.mean(guess == truth) - self.accuracy[i]
-                levenshtein[i] = self._distance(i, guess) - self.levenshtein[i]
-        perplexity, base2 = perplexities(self._losses(chosen, values))
-        return Effect(target, len(chosen), accuracy, levenshtein, perplexity - self.perplexity, base2 - self.perplexity_base2)
+    def effect(self, target: int, chosen: NeuronSet) -> dict[str, Any]:
+        """What a set of neurons changes when it is ablated for its target, after minus before, as JSON takes it.
+
+        Returns: target, n_neurons; accuracy and levenshtein, lists [sequence] of fractions and characters; perplexity and
+            perplexity_base2 of general text.
+        """
+        predicted, general = self._measured(chosen, self._values(target))
+        changes = {"accuracy": [0.0] * len(predicted), "levenshtein": [0.0] * len(predicted)}
+        for i, (guess, old, was) in enumerate(zip(predicted, self.baseline.value["predicted"], self.before, strict=True)):
+            if guess != old:  # most stay as they were, and need no decoding
+                for name, value in self._compared(i, guess).items():
+                    changes[name][i] = value - was[name]
+        general = {name: value - self.before[0][name] for name, value in general.items()}
+        return {"target": target, "n_neurons": len(chosen), **changes, **general}
 
     def _values(self, target: int) -> Float[Tensor, "layer neuron"]:
         """What ablated neurons are clamped at."""
@@ -235,49 +184,33 @@ class AblationMeter:
             self.values = values
         return values
 
-    def _measured_baseline(self) -> Baseline:
-        untouched = NeuronSet(torch.zeros(self.view.n_layers, self.view.n_neurons, dtype=torch.bool))
-        values = torch.zeros(self.view.n_layers, self.view.n_neurons)
-        predicted = self._predictions(untouched, values)
-        perplexity, perplexity_base2 = perplexities(self._losses(untouched, values))
-        prefixes = [self.decode(sequence.prefix.tolist()) for sequence in self.sequences]
-        suffixes = [text[len(prefix) :] for prefix, text in zip(prefixes, self.texts, strict=True)]
-        frame = pd.DataFrame(
-            {
-                "model": model_name(self.model),
-                "sequence_id": [sequence.id for sequence in self.sequences],
-                "category": [sequence.category for sequence in self.sequences],
-                "prefix": prefixes,
-                "suffix": suffixes,
-                "accuracy": [float(np.mean(guess == truth)) for guess, truth in zip(predicted, self.truth, strict=True)],
-                "levenshtein": [float(self._distance(i, guess)) for i, guess in enumerate(predicted)],
-                "length": [len(text) - len(prefix) for prefix, text in zip(prefixes, self.texts, strict=True)],
-                "perplexity": perplexity,
-                "perplexity_base2": perplexity_base2,
-            }
-        )
-        return Baseline(frame, [guess.tolist() for guess in predicted])
+    def _measured_baseline(self) -> Record:
+        """The model as it is: the rows of ``DelResults.before``, and the teacher-forced argmax of each suffix."""
+        untouched = torch.zeros(self.view.n_layers, self.view.n_neurons)
+        predicted, general = self._measured(NeuronSet(untouched.bool()), untouched)
+        rows: list[dict[str, Any]] = []
+        for i, (sequence, text) in enumerate(zip(self.sequences, self.texts, strict=True)):
+            prefix = self.decode(sequence.prefix.tolist())
+            about = {"model": model_name(self.model), "sequence_id": sequence.id, "category": sequence.category}
+            shown = {"prefix": prefix, "suffix": text[len(prefix) :]}
+            rows.append({**about, **shown, **self._compared(i, predicted[i]), "length": len(text) - len(prefix), **general})
+        return Record({"frame": rows, "predicted": predicted})
 
-    def _distance(self, index: int, predicted: Integer[np.ndarray, " suffix"]) -> int:
-        """Characters between the text with the predicted suffix and the true one, as ``metrics.levenshtein`` counts them."""
-        return Levenshtein.distance(self.decode([*self.sequences[index].prefix.tolist(), *predicted.tolist()]), self.texts[index])
+    def _compared(self, index: int, predicted: list[int]) -> dict[str, float]:
+        """Accuracy of a predicted suffix, and its distance in characters from the true one, as ``metrics.levenshtein`` counts them."""
+        sequence = self.sequences[index]
+        distance = Levenshtein.distance(self.decode([*sequence.prefix.tolist(), *predicted]), self.texts[index])
+        return {"accuracy": float(np.mean(sequence.suffix.numpy() == predicted)), "levenshtein": float(distance)}
 
     @torch.no_grad()
-    def _predictions(self, chosen: NeuronSet, values: Float[Tensor, "layer neuron"]) -> list[np.ndarray]:
-        """Teacher-forced argmax of each suffix."""
+    def _measured(self, chosen: NeuronSet, values: Float[Tensor, "layer neuron"]) -> tuple[list[list[int]], dict[str, float]]:
+        """Teacher-forced argmax of each suffix and the perplexities of general text, with a set of neurons clamped at these values."""
 
-        def predict(rows: list[int]) -> list[np.ndarray]:
+        def predict(rows: list[int]) -> list[list[int]]:
             batch = SequenceBatch.of([self.sequences[row] for row in rows], self.view.device)
             resid = self._ablated("sequences", rows, batch.tokens, chosen, values)
-            predicted = unembed(self.model, resid[batch.rows, batch.positions]).argmax(-1).cpu().numpy()
-            return np.split(predicted, np.cumsum([len(self.truth[row]) for row in rows])[:-1])
-
-        size = max(1, self.tokens // max(map(len, self.sequences)))
-        return [guess for _, part in halving(predict, range(len(self.sequences)), size) for guess in part]
-
-    @torch.no_grad()
-    def _losses(self, chosen: NeuronSet, values: Float[Tensor, "layer neuron"]) -> Float[np.ndarray, " sequence"]:
-        """Nats per token of each sequence of general text."""
+            predicted = unembed(self.model, resid[batch.rows, batch.positions]).argmax(-1).cpu()
+            return [guess.tolist() for guess in predicted.split([len(self.sequences[row].suffix) for row in rows])]
 
         def losses(rows: list[int]) -> Float[Tensor, " batch"]:
             tokens = self.general_tokens[rows[0] : rows[-1] + 1].long().to(self.view.device)
@@ -285,11 +218,13 @@ class AblationMeter:
             targets = tokens[:, 1:]
             return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape).mean(-1).cpu()
 
+        size = max(1, self.tokens // max(map(len, self.sequences)))
+        predicted = [guess for _, part in halving(predict, range(len(self.sequences)), size) for guess in part]
         size = max(1, self.tokens // self.general_tokens.shape[1])
-        found = torch.cat([loss for _, loss in halving(losses, range(len(self.general_tokens)), size)]).double().numpy()
-        if not np.isfinite(found).all():
+        found = torch.cat([loss for _, loss in halving(losses, range(len(self.general_tokens)), size)]).double()
+        if not found.isfinite().all():
             raise ValueError("loss on general_tokens must be finite, got one that is not. Use float32, or ablate fewer neurons.")
-        return found
+        return predicted, {"perplexity": float(np.exp(found.numpy().mean())), "perplexity_base2": mean_base2(found)}
 
     def _ablated(
         self, what: str, rows: list[int], tokens: Int[Tensor, "batch pos"], chosen: NeuronSet, values: Float[Tensor, "layer neuron"]
@@ -308,8 +243,3 @@ class AblationMeter:
                     self.kept[key] = entering
                     self.room -= entering.nbytes
             return self.model(entering, start_at_layer=first, stop_at_layer=n_layers, padding_side="right")
-
-
-def perplexities(losses: Float[np.ndarray, " sequence"]) -> tuple[float, float]:
-    """exp of the mean loss, and the published form (``metrics.perplexity_base2``)."""
-    return float(np.exp(losses.mean())), mean_base2(torch.from_numpy(losses))

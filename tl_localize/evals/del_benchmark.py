@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor
 
-from tl_localize.evals.ablation import ABLATIONS, Ablation, AblationMeter, Baseline
-from tl_localize.evals.del_results import Budget, DelResults
+from tl_localize.evals.ablation import ABLATIONS, Ablation, AblationMeter
+from tl_localize.evals.del_results import DelResults
 from tl_localize.evals.localize import check_names, localized, scores_of, scores_task
 from tl_localize.execution.engine import Benchmark, Executor, Methods, Progress, Report
 from tl_localize.execution.environment import fingerprint
@@ -23,9 +23,9 @@ from tl_localize.execution.tasks import Plan, Record, Task, digest_of
 from tl_localize.methods import METHODS, RandomBaseline
 from tl_localize.methods.base import Method, check_methods, label_methods
 from tl_localize.metrics import Decode, decoder
-from tl_localize.neurons import LanguageModel, NeuronView, Real, as_tensor, model_name
+from tl_localize.neurons import LanguageModel, NeuronView, Real, as_tensor, check_count, model_name
 from tl_localize.scores import NeuronScores, NeuronSet
-from tl_localize.sequences import MemorizedSequence, check_sequences
+from tl_localize.sequences import MemorizedSequence, check_sequences, check_tokens
 
 BY_LAYER = ", layer by layer"  # in the labels of single layers
 
@@ -102,8 +102,13 @@ class DelBenchmark(Benchmark[DelResults]):
         names = [sequence.id for sequence in self.test_sequences]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"sequences must have different ids, got {twice[:3]} more than once. Give each its own id.")
-        object.__setattr__(self, "general_tokens", as_tensor("general_tokens", self.general_tokens))
-        check_general_tokens(self.model, self.general_tokens)
+        text, n_ctx = as_tensor("general_tokens", self.general_tokens), self.model.cfg.n_ctx
+        if text.ndim != 2 or not len(text) or not 2 <= text.shape[1] <= n_ctx:
+            raise ValueError(
+                f"general_tokens must have the shape [sequence pos] with 2 to n_ctx={n_ctx} positions, got {tuple(text.shape)}."
+            )
+        check_tokens(self.model, text.long(), " in general_tokens")  # minima of unsigned types are not everywhere
+        object.__setattr__(self, "general_tokens", text)
 
     def __repr__(self) -> str:
         n_test, ratios = len(self.sequences) - self.n_dev, ", ".join(f"{100 * ratio:g} %" for ratio in self.ratios)
@@ -171,7 +176,7 @@ class DelBenchmark(Benchmark[DelResults]):
         how = {"first_layer": self.first_layer, "ablation": repr(self._ablation)}
         tasks = [baseline]
         for ratio in self.ratios:
-            budgets = [asdict(budget) for budget in self.budgets(ratio)]
+            budgets = self.budgets(ratio)
             for index, target in enumerate(targets):
                 for label, of_targets in zip(labelled, scores, strict=True):
                     chunk, place = of_targets[index]
@@ -190,19 +195,17 @@ class DelBenchmark(Benchmark[DelResults]):
     def _scores(self, made_of: str, label: str, method: Method, targets: Sequence[MemorizedSequence]) -> list[tuple[Task, int]]:
         """For each target the task that scores it, and its place in the task's chunk."""
         size = getattr(method, "chunk", 1)
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"chunk must be a whole number from 1 on, got {size!r} of {method!r}. 1 localizes each target by itself.")
+        check_count(chunk=size)
         found: list[tuple[Task, int]] = []
         for first in range(0, len(targets), size):
             chunk = targets[first : first + size]
             name = chunk[0].id if len(chunk) == 1 else f"{chunk[0].id} and {len(chunk) - 1} others"
-            short = label.removesuffix(BY_LAYER) if self.budget_factors else label
             prints = [target.fingerprint for target in chunk]
-            task = scores_task(made_of, short, method, prints, name=name, index=first)
+            task = scores_task(made_of, label.removesuffix(self._suffix), method, prints, name=name, index=first)
             found += [(task, place) for place in range(len(chunk))]
         return found
 
-    def budgets(self, ratio: Real) -> list[Budget]:
+    def budgets(self, ratio: Real) -> list[dict[str, Any]]:
         """What is ablated for one target: the ratio of every layer, and multiples of the whole budget in each single layer."""
         n, n_layers = self.model.cfg.d_mlp, self.model.cfg.n_layers
         budget = math.floor(round(ratio * n * (n_layers - self.first_layer), 6))
@@ -212,48 +215,44 @@ class DelBenchmark(Benchmark[DelResults]):
                     f"multiples must keep multiple * {budget} in [1, {n}], the neurons of one layer, got {factor}. "
                     "Use a smaller multiple or ratio."
                 )
-        single = [Budget(layer, factor, factor * budget) for layer in range(n_layers) for factor in self.budget_factors]
-        return [Budget(), *single]
+        places = [(layer, factor) for layer in range(n_layers) for factor in self.budget_factors]
+        single = [{"layer": layer, "multiple": factor, "count": factor * budget} for layer, factor in places]
+        return [{"layer": None, "multiple": 1, "count": 0}, *single]
 
-    def chosen(self, scores: NeuronScores, ratio: Real, budget: Budget | None = None) -> NeuronSet:
-        """The neurons that are ablated."""
-        if budget is None or budget.layer is None:
+    def chosen(self, scores: NeuronScores, ratio: Real, layer: int | None = None, count: int = 0) -> NeuronSet:
+        """The neurons that are ablated: the ratio of every layer, or the highest-scored of one, of which ties go to the lower index."""
+        if layer is None:
             return scores.top_k(ratio, first_layer=self.first_layer, rounding="floor")
-        return top_of_layer(scores, budget.layer, budget.count)
+        mask = torch.zeros_like(scores.values, dtype=torch.bool)
+        mask[layer, scores.values[layer].argsort(descending=True, stable=True)[:count]] = True
+        return NeuronSet(mask)
 
     # Its tasks
 
     def compute(self, task: Task, needs: Sequence[Record], methods: Methods, report: Report) -> Record:
         if task.kind == "baseline":
-            meter = self._new_meter()
-            record = meter.baseline.packed()
-            object.__setattr__(self, "_kept", (record.value, meter))
-            return record
+            return self._meter().baseline
         if task.kind == "scores":
-            method = methods[task.label + BY_LAYER * bool(self.budget_factors)]
             chunk = self.test_sequences[task.index : task.index + len(task.inputs["sequences"])]
-            return localized(method, self.model, chunk, report)
+            return localized(methods[task.label + self._suffix], self.model, chunk, report)
         baseline, chunk = needs
-        meter, index = self._meter(baseline), int(task.inputs["target"])
+        meter, index, budgets = self._meter(baseline), task.inputs["target"], task.inputs["budgets"]
         scores = scores_of(chunk, task.inputs["place"], self.test_sequences[index].id)
         effects: list[dict[str, Any]] = []
-        for i, budget in enumerate(task.inputs["budgets"]):
-            report(i / len(task.inputs["budgets"]))
-            effects.append(meter.effect(index, self.chosen(scores, task.inputs["ratio"], Budget(**budget))).packed())
+        for i, budget in enumerate(budgets):
+            report(i / len(budgets))
+            effects.append(meter.effect(index, self.chosen(scores, task.inputs["ratio"], budget["layer"], budget["count"])))
         name = getattr(self._ablation, "name", getattr(self._ablation, "__name__", type(self._ablation).__name__))
         return Record({"effects": effects, "ablation": name})
 
-    def _meter(self, baseline: Record) -> AblationMeter:
+    def _meter(self, baseline: Record | None = None) -> AblationMeter:
         """The meter that belongs to a baseline; it is kept from task to task, because it keeps what no ablation changes."""
-        kept: tuple[Any, AblationMeter] | None = self.__dict__.get("_kept")
-        if kept is None or kept[0] is not baseline.value:
-            kept = baseline.value, self._new_meter(Baseline.unpacked(baseline))
-            object.__setattr__(self, "_kept", kept)
-        return kept[1]
-
-    def _new_meter(self, baseline: Baseline | None = None) -> AblationMeter:
-        sequences, text = self.test_sequences, self.general_tokens
-        return AblationMeter(self.model, sequences, text, self._ablation, self.decode, self.batch_tokens, baseline)
+        meter: AblationMeter | None = self.__dict__.get("_kept")
+        if meter is None or baseline is None or meter.baseline.value is not baseline.value:
+            sequences, text = self.test_sequences, self.general_tokens
+            meter = AblationMeter(self.model, sequences, text, self._ablation, self._decode, self.batch_tokens, baseline)
+            object.__setattr__(self, "_kept", meter)
+        return meter
 
     def results(self, cache: Cache) -> DelResults:
         return DelResults.of(cache)
@@ -268,6 +267,11 @@ class DelBenchmark(Benchmark[DelResults]):
     def _decode(self) -> Decode:
         return self.decode or decoder(self.model)
 
+    @property
+    def _suffix(self) -> str:
+        """Of the labels."""
+        return BY_LAYER if self.budget_factors else ""
+
 
 def check_by_layer(method: Method) -> None:
     """Raise ValueError where the method says that its scores of one layer mean nothing without the other layers."""
@@ -277,22 +281,3 @@ def check_by_layer(method: Method) -> None:
             f"method must score each layer by itself for single layers, got {method!r}, which learns all layers together. "
             f"Use one of {', '.join(able)}."
         )
-
-
-def check_general_tokens(model: LanguageModel, tokens: Integer[Tensor, "sequence pos"]) -> None:
-    """Raise ValueError unless the model can read every row and predict at least one token of it."""
-    n_ctx, d_vocab = model.cfg.n_ctx, model.cfg.d_vocab
-    if tokens.ndim != 2 or not len(tokens) or not 2 <= tokens.shape[1] <= n_ctx:
-        raise ValueError(f"general_tokens must have the shape [sequence pos] with 2 to n_ctx={n_ctx} positions, got {tuple(tokens.shape)}.")
-    low, high = int(tokens.long().min()), int(tokens.long().max())  # minima of unsigned types are not everywhere
-    if low < 0 or high >= d_vocab:
-        raise ValueError(
-            f"general_tokens must be in [0, {d_vocab}), got {low if low < 0 else high}. Was the text tokenized with another tokenizer?"
-        )
-
-
-def top_of_layer(scores: NeuronScores, layer: int, count: int) -> NeuronSet:
-    """The highest-scored neurons of one layer; ties go to the lower index."""
-    mask = torch.zeros_like(scores.values, dtype=torch.bool)
-    mask[layer, scores.values[layer].argsort(descending=True, stable=True)[:count]] = True
-    return NeuronSet(mask)

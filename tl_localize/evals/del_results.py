@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
 
-from tl_localize.evals.ablation import Baseline, Effect
+from tl_localize.evals.localize import save_results, settings_of
 from tl_localize.execution.status import reason_of
 from tl_localize.execution.store import Cache
 from tl_localize.execution.tasks import tasks_of
-from tl_localize.files import prepare_folder, write_json, write_text
 from tl_localize.stats import compare_with_reference, mean_and_error, paired_test, styled, summarize, with_error
 
 METRICS: dict[str, tuple[str, int, int]] = {  # column: title, factor, decimals
@@ -27,21 +25,6 @@ METRICS: dict[str, tuple[str, int, int]] = {  # column: title, factor, decimals
     "delta_perplexity": ("Δ Rand-PPL", 1, 2),
     "delta_perplexity_base2": ("Δ Rand-PPL (2 ** nats)", 1, 2),
 }
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What is ablated: the ratio of every layer, or so many neurons of one.
-
-    Args:
-        layer: None for every layer.
-        multiple: of the whole budget, for one layer.
-        count: neurons, for one layer.
-    """
-
-    layer: int | None = None
-    multiple: int = 1
-    count: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,47 +59,44 @@ class DelResults:
     def of(cls, cache: Cache) -> DelResults:
         """Everything that the plans of a folder, or of a run in memory, have so far."""
         plans, failures = cache.plans(), cache.failures()
-        settings = {"runs": [{**one.plan.settings, "methods": one.plan.methods, "environment": one.about["environment"]} for one in plans]}
-        baseline: Baseline | None = None
+        before = pd.DataFrame()
         rows: list[dict[str, Any]] = []
         single: dict[str, list[dict[str, Any]]] = {}
         missing: list[dict[str, Any]] = []
-        effects: dict[tuple[str, float], list[Effect]] = {}
+        effects: dict[tuple[str, float], list[dict[str, Any]]] = {}
         for task in tasks_of([one.plan for one in plans]):
             record = cache.read(task)
             if task.kind == "baseline":
-                baseline = record and Baseline.unpacked(record)
+                before = pd.DataFrame(record.value["frame"] if record else [])
             elif record is None:
                 if task.kind == "del":
                     about = {"ratio": task.ratio, "sequence_id": task.name, "method": task.label}
                     missing.append(about | {"reason": reason_of(task, failures)})
-            elif baseline:
-                found = [Effect.unpacked(value) for value in record.value["effects"]]
-                method = task.needs[1].label
-                about = {"ablation": record.value["ablation"], "method": method, "ratio": task.ratio}
-                if task.kind == "del":
-                    effects.setdefault((method, task.ratio), []).extend(found)
-                    rows += [row_of(effect, baseline.frame) | about for effect in found]
-                else:
-                    budgets = [Budget(**budget) for budget in task.inputs["budgets"]]
-                    single.setdefault(method, []).extend(
-                        row_of(effect, baseline.frame) | about | {"layer": budget.layer, "multiple": budget.multiple}
-                        for effect, budget in zip(found, budgets, strict=True)
-                    )
-        before = baseline.frame if baseline and (rows or single) else pd.DataFrame()
-        ids = [] if before.empty else list(before["sequence_id"])
-        measured = pd.Index(ids, name="measured")
+            elif len(before):
+                method, ablation = task.needs[1].label, {"ablation": record.value["ablation"]}
+                for effect, budget in zip(record.value["effects"], task.inputs["budgets"], strict=True):
+                    row = row_of(effect, before, method, task.ratio) | ablation
+                    if task.kind == "del":
+                        effects.setdefault((method, task.ratio), []).append(effect)
+                        rows.append(row)
+                    else:
+                        single.setdefault(method, []).append(row | {name: budget[name] for name in ("layer", "multiple")})
+        if not rows and not single:
+            before = pd.DataFrame()
+        ids = list(before.get("sequence_id", []))
         confusion, levenshtein = (
             {
                 key: pd.DataFrame(
-                    [getattr(one, name) for one in part], pd.Index([ids[one.target] for one in part], name="ablated"), measured
+                    [one[name] for one in part],
+                    pd.Index([ids[one["target"]] for one in part], name="ablated"),
+                    pd.Index(ids, name="measured"),
                 )
                 for key, part in effects.items()
             }
             for name in ("accuracy", "levenshtein")
         )
-        by_layer = {method: _in_order(pd.DataFrame(part).astype({"layer": "Int64"})) for method, part in single.items()}
-        return cls(_in_order(pd.DataFrame(rows)), before, confusion, levenshtein, settings, pd.DataFrame(missing), by_layer)
+        by_layer = {method: pd.DataFrame(part).astype({"layer": "Int64"}) for method, part in single.items()}
+        return cls(pd.DataFrame(rows), before, confusion, levenshtein, settings_of(plans), pd.DataFrame(missing), by_layer)
 
     def __repr__(self) -> str:
         if not len(self.frame):
@@ -239,38 +219,26 @@ class DelResults:
 
     def save(self, folder: str | Path) -> None:
         """Write frame.csv, before.csv, summary.csv, confusion.csv, missing.csv and settings.json, each whole or not at all."""
-        path = prepare_folder(folder)
         frames = {"frame": self.frame, "before": self.before, "summary": self.summary(), "missing": self.missing}
         if self.confusion:
             both = {"accuracy": pd.concat(self.confusion), "levenshtein": pd.concat(self.confusion_levenshtein)}
             frames["confusion"] = pd.concat(both, names=["change of", "method", "ratio", "ablated"]).reset_index()
-        for name, frame in frames.items():
-            if name == "missing" and not len(frame):
-                (path / "missing.csv").unlink(missing_ok=True)
-            else:
-                write_text(path / f"{name}.csv", frame.to_csv(index=False))
-        write_json(path / "settings.json", self.settings)
+        save_results(folder, self.settings, frames)
 
 
-def row_of(effect: Effect, before: pd.DataFrame) -> dict[str, Any]:
-    """A row of the frame, without method, ratio and ablation."""
-    i, was = effect.target, {name: before[name].to_numpy() for name in before.columns}
-    row: dict[str, Any] = {name: was[name][i] for name in ("model", "sequence_id", "category")} | {"n_neurons": effect.n_neurons}
+def row_of(effect: dict[str, Any], before: pd.DataFrame, method: str, ratio: float) -> dict[str, Any]:
+    """A row of the frame, without the ablation."""
+    i, was = effect["target"], {name: before[name].to_numpy() for name in before.columns}
+    row: dict[str, Any] = {name: was[name][i] for name in ("model", "sequence_id", "category")}
+    row |= {"method": method, "ratio": ratio, "n_neurons": effect["n_neurons"]}
     for name in ("accuracy", "levenshtein"):
-        changes: np.ndarray = getattr(effect, name)
-        row |= {f"delta_self_{name}": float(changes[i]), f"delta_neg_{name}": mean_of_others(changes, i)}
+        row |= {f"delta_self_{name}": effect[name][i], f"delta_neg_{name}": mean_of_others(effect[name], i)}
         row |= {f"self_{name}_before": float(was[name][i]), f"neg_{name}_before": mean_of_others(was[name], i)}
     for name in ("perplexity", "perplexity_base2"):
-        row |= {f"delta_{name}": getattr(effect, name), f"{name}_before": float(was[name][i])}
+        row |= {f"delta_{name}": effect[name], f"{name}_before": float(was[name][i])}
     return row
 
 
-def mean_of_others(values: Float[np.ndarray, " sequence"], index: int) -> float:
+def mean_of_others(values: Sequence[float] | np.ndarray, index: int) -> float:
     """Mean over all but one; nan where there is no other."""
     return float(np.delete(values, index).mean()) if len(values) > 1 else math.nan
-
-
-def _in_order(frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns that say which row it is first."""
-    first = ["model", "sequence_id", "category", "method", "ratio"]
-    return frame.reindex(columns=[*first, *(column for column in frame.columns if column not in first)])

@@ -1,13 +1,18 @@
-"""Scores as tasks: what INJ and DEL share. A task localizes one chunk of sequences with one method."""
+"""What INJ and DEL share: scores as tasks, of which each localizes one chunk of sequences with one method, and results on disk."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from tl_localize.execution.engine import Report
+from tl_localize.execution.store import StoredPlan
 from tl_localize.execution.tasks import Record, Task
+from tl_localize.files import prepare_folder, write_json, write_text
 from tl_localize.methods.base import Method, check_scores
 from tl_localize.neurons import LanguageModel
 from tl_localize.scores import NeuronScores
@@ -23,17 +28,13 @@ def check_names(sequences: Sequence[MemorizedSequence], labels: Iterable[str]) -
             raise ValueError(f"names must be text that can be written as UTF-8, got {name!r}. Rename it.") from error
 
 
-def scores_task(fingerprint: str, label: str, method: Method, sequences: Sequence[str], needs: tuple[Task, ...] = (), **place: Any) -> Task:
+def scores_task(fingerprint: str, label: str, method: Method, sequences: list[str], needs: tuple[Task, ...] = (), **place: Any) -> Task:
     """The scores of a chunk of sequences (their fingerprints) by one method, in the model as it is, or with what ``needs`` injects.
 
     The chunk is part of the key, because masks that are learned in one batch differ in their last digits from masks learned alone.
     """
-    inputs = {
-        "model": fingerprint,
-        "method": repr(method),
-        "version": getattr(method, "version", 0),
-        "sequences": list(sequences),
-    }
+    version = getattr(method, "version", 0)
+    inputs = {"model": fingerprint, "method": repr(method), "version": version, "sequences": sequences}
     return Task("scores", inputs, needs, label, **place)
 
 
@@ -41,10 +42,7 @@ def localized(method: Method, model: LanguageModel, sequences: Sequence[Memorize
     """The record of a ``scores_task``. The seconds are those of one sequence, on average."""
     side_by_side: Any = getattr(method, "map", None)
     started = time.perf_counter()
-    if side_by_side:
-        found = list(side_by_side(model, sequences, progress=report))
-    else:
-        found = [method(model, sequence) for sequence in sequences]
+    found = list(side_by_side(model, sequences, progress=report) if side_by_side else (method(model, one) for one in sequences))
     seconds = (time.perf_counter() - started) / len(sequences)
     packed = [check_scores(scores, model, method).packed() for scores in found]
     tensors = {f"{i}.{name}": tensor for i, (parts, _) in enumerate(packed) for name, tensor in parts.items()}
@@ -56,3 +54,20 @@ def scores_of(record: Record, index: int, sequence_id: str) -> NeuronScores:
     prefix = f"{index}."
     tensors = {name.removeprefix(prefix): tensor for name, tensor in record.tensors.items() if name.startswith(prefix)}
     return NeuronScores.unpacked(tensors, record.value["scores"][index] | {"sequence_id": sequence_id})
+
+
+def settings_of(plans: Sequence[StoredPlan]) -> dict[str, Any]:
+    """What was measured with which settings, one record per run."""
+    of = [(one.plan, one.about["environment"]) for one in plans]
+    return {"runs": [{**plan.settings, **plan.scoped, "methods": plan.methods, "environment": environment} for plan, environment in of]}
+
+
+def save_results(folder: str | Path, settings: dict[str, Any], frames: dict[str, pd.DataFrame]) -> None:
+    """Write each frame as CSV and ``settings.json``, each whole or not at all; a frame without rows has no file."""
+    path = prepare_folder(folder)
+    for name, frame in frames.items():
+        if len(frame):
+            write_text(path / f"{name}.csv", frame.to_csv(index=False))
+        else:
+            (path / f"{name}.csv").unlink(missing_ok=True)
+    write_json(path / "settings.json", settings)
