@@ -79,6 +79,7 @@ def test_inj_benchmark_repeats_bit_by_bit(benchmark):
         ({"ratio": 1.5}, r"ratio must be a fraction in \(0, 1\], got 1.5"),
         ({"sequences": []}, "sequences must hold at least one sequence"),
         ({"multiples": (1, 10)}, "multiples must keep ratio"),
+        ({"distractors": -1}, "distractors must be a whole number from 0 on, got -1"),
         ({"ratio": 0.0105, "multiples": (0.5,)}, "ratio must select at least one of 48 neurons, got 0.00525"),
     ],
 )
@@ -113,26 +114,27 @@ def test_inj_benchmark_rejects_the_same_method_twice(benchmark):
 
 
 def test_groups_are_disjoint_and_begin_with_different_tokens(together):
-    groups = together.members()
-    members = [i for group in groups for i in group]
+    groups = [group.sequences for group in together.groups]
+    members = [sequence.fingerprint for group in groups for sequence in group]
     assert len(members) == len(set(members))
-    assert all(len(group) == 2 for group in groups)
-    for group in groups:
-        assert len({int(together.sequences[i].tokens[0]) for i in group}) == 2
+    assert all(len({int(sequence.tokens[0]) for sequence in group}) == len(group) == 2 for group in groups)
 
 
 def test_groups_depend_on_the_seed_only(together):
     from dataclasses import replace
 
-    assert together.members() == together.members()
-    assert any(replace(together, seed=seed).members() != together.members() for seed in range(1, 5))
+    def members(seed):
+        return [[sequence.fingerprint for sequence in group.sequences] for group in replace(together, seed=seed).groups]
+
+    assert members(0) == members(0)
+    assert any(members(seed) != members(0) for seed in range(1, 5))
 
 
 def test_groups_leave_out_what_no_group_can_take(together):
     from dataclasses import replace
 
     same = [together.sequences[0]] * 3 + [together.sequences[1]]
-    assert len(replace(together, sequences=same).members()) == 1
+    assert len(replace(together, sequences=same).groups) == 1
 
 
 def test_distractors_give_the_true_rows_one_and_zero(together):
@@ -165,7 +167,7 @@ def test_distractors_assignment_holds_every_pair_of_a_group(together):
 
     results = together.run([Activations()])
     mine = results.assignment[results.assignment["method"] == "activations"]
-    assert len(mine) == len(together.members()) * 2 * 2
+    assert len(mine) == len(together.groups) * 2 * 2
     own = mine[mine["localized"] == mine["whose"]].set_index(["group", "localized"])["recall"]
     frame = results.frame[(results.frame["method"] == "activations") & (results.frame["multiple"] == 1)]
     assert (frame.set_index(["group", "sequence_id"])["recall"] == own).all()
@@ -174,7 +176,7 @@ def test_distractors_assignment_holds_every_pair_of_a_group(together):
 def test_ground_truth_reads_every_state_of_the_model(together):
     results = together.run([lambda model, sequence: __import__("tl_localize").RowNorm()(model, sequence)])
     assert set(results.truth.columns) >= {"untouched", "all_on", "own_off", "other_off"}
-    assert len(results.truth) == 2 * len(together.members())
+    assert len(results.truth) == 2 * len(together.groups)
     assert results.truth[["untouched", "all_on", "own_off", "other_off"]].ge(0).all(axis=None)
 
 

@@ -349,10 +349,10 @@ class Fails:
 def failing_inject(index: int) -> Any:
     right = InjBenchmark.inject
 
-    def wrong(self: Any, group: Any, progress: Any = None) -> Any:
+    def wrong(self: Any, group: Any, *rest: Any) -> Any:
         if group.seed == index:
             raise ValueError("loss must be finite, got nan")
-        return right(self, group, progress)
+        return right(self, group, *rest)
 
     return wrong
 
@@ -404,7 +404,7 @@ def test_failed_baseline_is_tried_once(run_del: Any, tmp_path: Path, monkeypatch
         calls.append(self)
         raise ValueError("loss on general_tokens must be finite, got one that is not")
 
-    monkeypatch.setattr(DelBenchmark, "_new_meter", wrong)
+    monkeypatch.setattr(DelBenchmark, "_meter", wrong)
     outcomes = run_del()
     assert len(calls) == len(outcomes) == 1
     assert status(Store(tmp_path / "run")).frame.loc["activations", ["done", "failed"]].tolist() == [0, 6]

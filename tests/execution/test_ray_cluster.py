@@ -161,7 +161,7 @@ def test_baseline_that_failed_on_one_worker_is_not_tried_on_the_next(
         raise ValueError("loss on general_tokens must be finite, got one that is not")
 
     executor, _ = cluster(workers=1)
-    monkeypatch.setattr(type(deletion), "_new_meter", wrong)
+    monkeypatch.setattr(type(deletion), "_meter", wrong)
     results = deletion.run(methods, Store(tmp_path), executor=executor)
     assert len(calls) == 1
     assert len(results.missing) == 3 * 3 * 2

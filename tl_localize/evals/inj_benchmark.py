@@ -8,13 +8,12 @@ effect on the others' sentences. All the rows are altered in the same way, so a 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 
 from tl_localize.evals.inj_results import TRUE_ROWS, InjResults
@@ -27,7 +26,7 @@ from tl_localize.injection import Injection, JointInjection, draw_sets, inject, 
 from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.methods.base import Method, check_methods, label_methods
 from tl_localize.metrics import accuracy
-from tl_localize.neurons import LanguageModel, NeuronView, Real, model_name
+from tl_localize.neurons import LanguageModel, NeuronView, Real, check_count, model_name
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, check_sequences
 
@@ -37,6 +36,7 @@ Rows = list[dict[str, Any]]
 # steps are smaller: at 0.01 rows grow that the sentence does not need, and no method that reads the sentence can find them.
 INJECTION = ((0.002, 0.05, 200), (0.02, 0.01, 200), (1.0, 0.003, 400))
 TOGETHER = (0.003, 600)  # with distractors
+PERFECT = {"recall": 1.0, "recall_across_layers": 1.0, "foreign_recall": 0.0, "foreign_recall_across_layers": 0.0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +92,7 @@ class InjBenchmark(Benchmark[InjResults]):
 
     def __post_init__(self) -> None:
         check_sequences(self.model, self.sequences)
+        check_count(0, distractors=self.distractors)
         view = NeuronView(self.model)
         draw_sets(view, self.ratio, self.seed, self.distractors + 1)  # raises where the sets can't be drawn
         if not self.multiples or not all(0 < self.ratio * multiple <= 1 for multiple in self.multiples):
@@ -100,9 +101,7 @@ class InjBenchmark(Benchmark[InjResults]):
                 "Use a smaller ratio (0.01 is 1 %) or smaller multiples."
             )
         NeuronScores(torch.zeros(view.n_layers, view.n_neurons)).top_k(self.ratio * min(self.multiples))  # raises where it selects none
-        if self.distractors < 0:
-            raise ValueError(f"distractors must be a whole number from 0 on, got {self.distractors!r}. 0 is the paper's form.")
-        if self.distractors and not self.members():
+        if not self.groups:
             raise ValueError(
                 f"distractors must leave at least one group of {self.distractors + 1} sentences that begin with different tokens, got "
                 f"{self.distractors} for {len(self.sequences)} sentences. Give more sentences or fewer distractors."
@@ -123,7 +122,10 @@ class InjBenchmark(Benchmark[InjResults]):
         labelled = self.labelled(methods)
         check_names(self.sequences, labelled)
         made_of = fingerprint(self.model)
-        scoped = {"learning_rate": self._schedule[0], "max_steps": self._schedule[1]}
+        alone = next((rate, steps) for largest, rate, steps in INJECTION if self.ratio <= largest)
+        rate, steps = TOGETHER if self.distractors else alone
+        rate, steps = (rate if self.learning_rate is None else self.learning_rate), (steps if self.max_steps is None else self.max_steps)
+        scoped = {"learning_rate": rate, "max_steps": steps}
         settings = {"stop_loss": self.stop_loss, "distractors": self.distractors}
         tasks: list[Task] = []
         for index, group in enumerate(self.groups):
@@ -158,122 +160,81 @@ class InjBenchmark(Benchmark[InjResults]):
 
     @cached_property
     def groups(self) -> list[Group]:
-        """The sentences one by one, or with their distractors."""
+        """The sentences one by one, or with their distractors: drawn by the seed, no two of a group beginning with the same token."""
         whole = [replace(sequence, n_prefix=1, id=sequence.id or f"sequence-{i}") for i, sequence in enumerate(self.sequences)]
-        if self.distractors:
-            return [Group(f"group-{g:02d}", self.seed + g, [whole[i] for i in members]) for g, members in enumerate(self.members())]
-        return [Group(sequence.id, self.seed + i, [sequence]) for i, sequence in enumerate(whole)]
-
-    def members(self) -> list[list[int]]:
-        """Sentences that share a model, by index: drawn by the seed, no two of a group beginning with the same token."""
-        size = self.distractors + 1
-        waiting = np.random.RandomState(self.seed).permutation(len(self.sequences)).tolist()
-        groups: list[list[int]] = []
+        if not self.distractors:
+            return [Group(sequence.id, self.seed + i, [sequence]) for i, sequence in enumerate(whole)]
+        waiting = [whole[i] for i in np.random.RandomState(self.seed).permutation(len(whole))]
+        groups: list[Group] = []
         while True:
-            group: list[int] = []
-            for i in waiting:
-                first = {int(self.sequences[j].tokens[0]) for j in group}
-                if len(group) < size and int(self.sequences[i].tokens[0]) not in first:
-                    group.append(i)
-            if len(group) < size:
+            members: dict[int, MemorizedSequence] = {}  # by first token
+            for sequence in waiting:
+                if len(members) <= self.distractors:
+                    members.setdefault(int(sequence.tokens[0]), sequence)
+            if len(members) <= self.distractors:
                 return groups
-            groups.append(group)
-            waiting = [i for i in waiting if i not in group]
-
-    @property
-    def _schedule(self) -> tuple[Real, int]:
-        """Learning rate and steps of the injection."""
-        alone = next((rate, steps) for largest, rate, steps in INJECTION if self.ratio <= largest)
-        rate, steps = TOGETHER if self.distractors else alone
-        return rate if self.learning_rate is None else self.learning_rate, steps if self.max_steps is None else self.max_steps
+            groups.append(Group(f"group-{len(groups):02d}", self.seed + len(groups), list(members.values())))
+            waiting = [sequence for sequence in waiting if sequence not in members.values()]
 
     # Its tasks
 
     def compute(self, task: Task, needs: Sequence[Record], methods: Methods, report: Report) -> Record:
         group = self.groups[task.index]
         if task.kind == "injections":
-            injection = self.inject(group, report)
+            injection = self.inject(group, task.inputs, report)
             tensors, metadata = injection.packed()
             return Record(dict(metadata), tensors, {"state": repr(injection)})
-        kind = JointInjection if self.distractors else Injection
-        injection = kind.unpacked(needs[0].tensors, needs[0].value)
+        injection = (JointInjection if self.distractors else Injection).unpacked(needs[0].tensors, needs[0].value)
         if task.kind == "scores":
             with injection.applied(self.model):
                 return localized(methods[task.label], self.model, group.sequences, report)
-        if task.label == TRUE_ROWS:
-            assert isinstance(injection, JointInjection)
-            frames = self._true_rows(group, injection)
-        else:
-            scores = [scores_of(needs[1], k, sequence.id) for k, sequence in enumerate(group.sequences)]
-            frames = self._recalls(group, injection, task.label, scores, needs[1].value["seconds"])
-        return Record({"frame": [], "truth": [], "assignment": [], **frames, "converged": bool(torch.as_tensor(injection.converged).all())})
+        return self._measured(group, injection, task.label, None if task.label == TRUE_ROWS else needs[1])
 
-    def inject(self, group: Group, progress: Report | None = None) -> Injection | JointInjection:
+    def inject(self, group: Group, inputs: Mapping[str, Any], report: Report) -> Injection | JointInjection:
         """Train the rows of one group. It is trained alone: side by side with others it would differ in the last digits."""
-        rate, steps = self._schedule
-        settings: dict[str, Any] = {"ratio": self.ratio, "seed": group.seed, "learning_rate": rate, "max_steps": steps}
-        settings["stop_loss"] = self.stop_loss
+        settings = {name: inputs[name] for name in ("ratio", "seed", "learning_rate", "max_steps", "stop_loss")}
         if self.distractors:
-            return inject_together(self.model, group.sequences, **settings, progress=progress)
+            return inject_together(self.model, group.sequences, **settings, progress=report)
         return inject(self.model, group.sequences[0], **settings)
 
-    def _recalls(
-        self, group: Group, injection: Injection | JointInjection, label: str, found: Sequence[NeuronScores], seconds: float
-    ) -> dict[str, Rows]:
-        """What one method found: recalls, and with distractors what the ablation of its neurons does."""
-        joint = isinstance(injection, JointInjection)
-        sets = [one.neurons for one in injection.injections] if joint else [injection.neurons]
-        rows: Rows = []
+    def _measured(self, group: Group, injection: Injection | JointInjection, label: str, found: Record | None) -> Record:
+        """What one method found (None: the true rows): recalls, and with distractors what the ablation of its neurons does."""
+        joint = injection if isinstance(injection, JointInjection) else None
+        injections = [injection] if isinstance(injection, Injection) else injection.injections
+        sets = [one.neurons for one in injections]
+        about_group = {"injection_ratio": self.ratio, "seed": group.seed, "group": group.name, "steps": len(injection.losses)}
+        truth = [row | about_group for row in ground_truth(self.model, joint, group.sequences)] if joint and not found else []
+        frame: Rows = []
         assignment: Rows = []
         with injection.applied(self.model):
             before = accuracy(self.model, group.sequences) if joint else torch.empty(0)
-            for k, (sequence, scores) in enumerate(zip(group.sequences, found, strict=True)):
+            for k, (sequence, alone) in enumerate(zip(group.sequences, injections, strict=True)):
+                scores = scores_of(found, k, sequence.id) if found else None
+                top = scores.top_k(self.ratio) if scores else sets[k]
+                about = {"sequence_id": sequence.id, "method": label, **about_group}
+                about |= {"converged": alone.converged, "loss": float(alone.losses[-1])}
                 others, ablated = None, dict[str, float]()
                 if joint:
-                    others = NeuronSet(torch.stack([s.mask for j, s in enumerate(sets) if j != k]).any(0))
-                    top = scores.top_k(self.ratio)
+                    about["off_kl"] = float(joint.off_kl[-1, k])
+                    others = NeuronSet(torch.stack([one.mask for j, one in enumerate(sets) if j != k]).any(0))
                     ablated = self._ablated(top, group.sequences, k, before)
-                    about = {**self._about_group(group, injection), "method": label, "localized": sequence.id}
+                if joint and found:
                     for other, theirs in zip(group.sequences, sets, strict=True):
-                        assignment.append({**about, "whose": other.id, "recall": top.recall_of(theirs)})
-                about = {"sequence_id": sequence.id, "method": label, **self._about(group, injection, k)}
+                        names = {"method": label, "localized": sequence.id, "whose": other.id}
+                        assignment.append({**about_group, **names, "recall": top.recall_of(theirs)})
                 for multiple in self.multiples:
-                    recalls = recalls_at(scores, self.ratio * multiple, sets[k], others)
-                    rows.append({**about, **self._top(multiple), **recalls, **ablated, "seconds": seconds})
-        return {"frame": rows, "assignment": assignment}
-
-    def _true_rows(self, group: Group, joint: JointInjection) -> dict[str, Rows]:
-        """With distractors: is each sentence in its rows alone, and what would a perfect method find?"""
-        truth: Any = ground_truth(self.model, joint, group.sequences).assign(**self._about_group(group, joint)).to_dict("records")
-        perfect = {"recall": 1.0, "recall_across_layers": 1.0, "foreign_recall": 0.0, "foreign_recall_across_layers": 0.0}
-        rows: Rows = []
-        with joint.applied(self.model):
-            before = accuracy(self.model, group.sequences)
-            for k, (sequence, injection) in enumerate(zip(group.sequences, joint.injections, strict=True)):
-                about = {"sequence_id": sequence.id, "method": TRUE_ROWS, **self._about(group, joint, k)}
-                ablated = self._ablated(injection.neurons, group.sequences, k, before)
-                rows += [{**about, **self._top(multiple), **perfect, **ablated, "seconds": 0.0} for multiple in self.multiples]
-        return {"frame": rows, "truth": truth}
-
-    def _about_group(self, group: Group, injection: Injection | JointInjection) -> dict[str, Any]:
-        return {"injection_ratio": self.ratio, "seed": group.seed, "group": group.name, "steps": len(injection.losses)}
-
-    def _about(self, group: Group, injection: Injection | JointInjection, k: int) -> dict[str, Any]:
-        """The columns of sentence k of a group that are the same for every method."""
-        if isinstance(injection, Injection):
-            return {**self._about_group(group, injection), "converged": injection.converged, "loss": float(injection.losses[-1])}
-        ends = {"loss": float(injection.losses[-1, k]), "off_kl": float(injection.off_kl[-1, k])}
-        return {**self._about_group(group, injection), "converged": bool(injection.converged[k]), **ends}
-
-    def _top(self, multiple: Real) -> dict[str, float]:
-        return {"ratio": round(self.ratio * multiple, 10), "multiple": multiple}
+                    looked_at = {"ratio": round(self.ratio * multiple, 10), "multiple": multiple}
+                    recalls = recalls_at(scores, self.ratio * multiple, sets[k], others) if scores else PERFECT
+                    frame.append({**about, **looked_at, **recalls, **ablated, "seconds": found.value["seconds"] if found else 0.0})
+        converged = all(one.converged for one in injections)
+        return Record({"frame": frame, "truth": truth, "assignment": assignment, "converged": converged})
 
     def _ablated(self, found: NeuronSet, group: Sequence[MemorizedSequence], k: int, before: torch.Tensor) -> dict[str, float]:
         """Change of accuracy on the target and on its distractors when the found neurons are ablated."""
         with found.dropped_out(self.model):
             change = (accuracy(self.model, group) - before).tolist()
-        others = [value for j, value in enumerate(change) if j != k]
-        return {"delta_own_accuracy": change[k], "delta_foreign_accuracy": sum(others) / len(others)}
+        foreign = sum(value for j, value in enumerate(change) if j != k)
+        return {"delta_own_accuracy": change[k], "delta_foreign_accuracy": foreign / self.distractors}
 
     def results(self, cache: Cache) -> InjResults:
         return InjResults.of(cache)
@@ -286,7 +247,7 @@ def recalls_at(scores: NeuronScores, ratio: float, own: NeuronSet, others: Neuro
     return recalls | {f"foreign_recall{suffix}": top.recall_of(others) if others else math.nan for suffix, top in tops.items()}
 
 
-def ground_truth(model: LanguageModel, joint: JointInjection, group: Sequence[MemorizedSequence]) -> pd.DataFrame:
+def ground_truth(model: LanguageModel, joint: JointInjection, group: Sequence[MemorizedSequence]) -> Rows:
     """Is each sentence in its own rows, in all of them and nowhere else? One row per sentence, accuracies as fractions.
 
     ``all_on`` should be near 1; ``own_off`` (all sets but its own) near ``untouched``; ``other_off`` (mean over the other sets, one taken
@@ -300,15 +261,15 @@ def ground_truth(model: LanguageModel, joint: JointInjection, group: Sequence[Me
         with joint.applied(model, without=k):
             off.append(accuracy(model, group))
     without = torch.stack(off)  # [set sentence]
-    n = len(group)
-    return pd.DataFrame(
+    own_off = without.diagonal()
+    other_off = (without.sum(0) - own_off) / (len(group) - 1)
+    measured = {"untouched": untouched, "all_on": all_on, "own_off": own_off, "other_off": other_off}
+    return [
         {
-            "sequence_id": [sequence.id for sequence in group],
-            "untouched": untouched.tolist(),
-            "all_on": all_on.tolist(),
-            "own_off": without.diagonal().tolist(),
-            "other_off": ((without.sum(0) - without.diagonal()) / (n - 1)).tolist() if n > 1 else [math.nan] * n,
-            "converged": joint.converged.tolist(),
-            "unlearned": [str(injection.unlearned()) if not injection.converged else "" for injection in joint.injections],
+            "sequence_id": sequence.id,
+            **{name: float(values[k]) for name, values in measured.items()},
+            "converged": injection.converged,
+            "unlearned": "" if injection.converged else str(injection.unlearned()),
         }
-    )
+        for k, (sequence, injection) in enumerate(zip(group, joint.injections, strict=True))
+    ]

@@ -9,14 +9,14 @@ from typing import Any
 
 import pandas as pd
 
+from tl_localize.evals.localize import save_results, settings_of
 from tl_localize.execution.status import reason_of
 from tl_localize.execution.store import Cache
 from tl_localize.execution.tasks import tasks_of
-from tl_localize.files import prepare_folder, write_json, write_text
 from tl_localize.stats import compare_with_reference, paired_test, styled, with_error
 
 TRUE_ROWS = "true_rows"  # the label of the best that a method could do
-FRAMES = ("frame", "truth", "assignment")  # of a measurement
+FRAMES = ("frame", "truth", "assignment", "missing")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,19 +47,15 @@ class InjResults:
     def of(cls, cache: Cache) -> InjResults:
         """Everything that the plans of a folder, or of a run in memory, have so far."""
         plans, failures = cache.plans(), cache.failures()
-        rows: dict[str, list[dict[str, Any]]] = {name: [] for name in (*FRAMES, "missing")}
+        rows: dict[str, list[dict[str, Any]]] = {name: [] for name in FRAMES}
         for task in sorted(tasks_of([one.plan for one in plans]), key=lambda task: task.label == TRUE_ROWS):
             if record := cache.read(task):
-                for name in FRAMES:
+                for name in FRAMES[:-1]:
                     rows[name] += record.value[name]
             else:
                 about = {"injection_ratio": task.ratio, "group": task.name, "method": task.label}
                 rows["missing"].append(about | {"reason": reason_of(task, failures)})
-        frames = {name: pd.DataFrame(part) for name, part in rows.items()}
-        runs = [
-            {**one.plan.settings, **one.plan.scoped, "methods": one.plan.methods, "environment": one.about["environment"]} for one in plans
-        ]
-        return cls(settings={"runs": runs}, **frames)
+        return cls(settings=settings_of(plans), **{name: pd.DataFrame(part) for name, part in rows.items()})
 
     def __repr__(self) -> str:
         if not len(self.frame):
@@ -77,11 +73,9 @@ class InjResults:
     @classmethod
     def join(cls, results: Sequence[InjResults]) -> InjResults:
         """Runs of several injection ratios, or several methods, as one."""
-        frames = ([getattr(part, name) for part in results] for name in ("frame", "truth", "assignment", "missing"))
-        frame, truth, assignment, missing = (
-            pd.concat([f for f in parts if len(f)], ignore_index=True) if any(map(len, parts)) else pd.DataFrame() for parts in frames
-        )
-        return cls(frame, {"runs": [run for part in results for run in part.settings.get("runs", [])]}, truth, assignment, missing)
+        parts = {name: [frame for one in results if len(frame := getattr(one, name))] for name in FRAMES}
+        frames = {name: pd.concat(some, ignore_index=True) if some else pd.DataFrame() for name, some in parts.items()}
+        return cls(settings={"runs": [run for part in results for run in part.settings.get("runs", [])]}, **frames)
 
     @property
     def distractors(self) -> bool:
@@ -104,7 +98,7 @@ class InjResults:
             label, used = converged_part(block)
             rows = {
                 method: {
-                    f"R@{multiple:g}x": " / ".join(percent(by_group(group, column)) for column in columns)
+                    f"R@{multiple:g}x": " / ".join(percent(group, column) for column in columns)
                     for multiple, group in part.groupby("multiple", sort=False)
                 }
                 for method, part in used.groupby("method", sort=False)
@@ -135,13 +129,13 @@ class InjResults:
         rows = self.frame[(self.frame["multiple"] == self.frame["multiple"].min()) & self.frame["converged"]]
         columns = {"target": "delta_own_accuracy", "distractors": "delta_foreign_accuracy"}
         groups = rows.groupby("method", sort=False)
-        return pd.DataFrame({method: {name: percent(by_group(part, c)) for name, c in columns.items()} for method, part in groups}).T
+        return pd.DataFrame({method: {name: percent(part, column) for name, column in columns.items()} for method, part in groups}).T
 
     def truth_table(self) -> pd.DataFrame:
         """With distractors: accuracy in percent on the injected sentences: untouched, all sets on, its set off, another off."""
         columns = ["untouched", "all_on", "own_off", "other_off"]
         label, used = converged_part(self.truth)
-        return pd.DataFrame({label: {column: percent(by_group(used, column)) for column in columns}}).T
+        return pd.DataFrame({label: {column: percent(used, column) for column in columns}}).T
 
     def tests(self, reference: str = "integrated_gradients") -> pd.DataFrame:
         """One-tailed paired t-tests: does a method recall more than the reference? Bonferroni-corrected, converged injections only.
@@ -155,14 +149,7 @@ class InjResults:
 
     def save(self, folder: str | Path) -> None:
         """Write the frames as CSV and ``settings.json``, each whole or not at all."""
-        path = prepare_folder(folder)
-        for name in ("frame", "truth", "assignment", "missing"):
-            frame: pd.DataFrame = getattr(self, name)
-            if len(frame):
-                write_text(path / f"{name}.csv", frame.to_csv(index=False))
-            else:
-                (path / f"{name}.csv").unlink(missing_ok=True)
-        write_json(path / "settings.json", self.settings)
+        save_results(folder, self.settings, {name: getattr(self, name) for name in FRAMES})
 
 
 def converged_part(block: pd.DataFrame) -> tuple[str, pd.DataFrame]:
@@ -180,9 +167,9 @@ def by_group(rows: pd.DataFrame, column: str) -> pd.Series:
     return rows.groupby("group", sort=False)[column].mean()
 
 
-def percent(values: pd.Series) -> str:
-    """Mean and standard error as text, in percent."""
-    return with_error(100 * values)
+def percent(rows: pd.DataFrame, column: str) -> str:
+    """Mean and standard error of a column over groups as text, in percent."""
+    return with_error(100 * by_group(rows, column))
 
 
 def compare_seeds(first: InjResults, second: InjResults) -> pd.DataFrame:
