@@ -16,7 +16,7 @@ from torch import Tensor
 from tl_localize.evals.ablation import ABLATIONS, Ablation, AblationMeter
 from tl_localize.evals.del_results import DelResults
 from tl_localize.evals.localize import check_names, localized, scores_of, scores_task
-from tl_localize.execution.engine import Benchmark, Executor, Methods, Progress, Report
+from tl_localize.execution.engine import Benchmark, Methods, Progress, Report
 from tl_localize.execution.environment import fingerprint
 from tl_localize.execution.store import Cache, Store
 from tl_localize.execution.tasks import Plan, Record, Task, digest_of
@@ -127,9 +127,6 @@ class DelBenchmark(Benchmark[DelResults]):
         multiples: Sequence[int] = (1, 5),
         store: Store | None = None,
         progress: Progress | None = None,
-        *,
-        executor: Executor | None = None,
-        retry_failed: bool = False,
     ) -> pd.DataFrame:
         """One layer against all layers at equal budget, for a method whose scores of a layer mean something without the other layers.
 
@@ -141,9 +138,8 @@ class DelBenchmark(Benchmark[DelResults]):
         Raises:  ValueError: a learned mask, which is of all layers together; a multiple of the budget that is more than a layer has.
         """
         single = replace(self, ratios=(ratio,), budget_factors=tuple(multiples))
-        results = single.run([method], store, progress, executor=executor, retry_failed=retry_failed)
         (label,) = label_methods([method])
-        frame = results.single_layer.get(label, pd.DataFrame())
+        frame = single.run([method], store, progress).single_layer.get(label, pd.DataFrame())
         return frame[frame["ratio"] == ratio].reset_index(drop=True) if len(frame) else frame  # a folder may have it at other ratios too
 
     # The plan
@@ -172,13 +168,13 @@ class DelBenchmark(Benchmark[DelResults]):
         }
         baseline = Task("baseline", data, label="baseline", name="the model as it is", index=-1)
         targets = test[: self.n_targets]
-        scores = [self._scores(made_of, label, method, targets) for label, method in labelled.items()]
+        scores = {label: self._scores(made_of, label, method, targets) for label, method in labelled.items()}
         how = {"first_layer": self.first_layer, "ablation": repr(self._ablation)}
         tasks = [baseline]
         for ratio in self.ratios:
             budgets = self.budgets(ratio)
             for index, target in enumerate(targets):
-                for label, of_targets in zip(labelled, scores, strict=True):
+                for label, of_targets in scores.items():
                     chunk, place = of_targets[index]
                     inputs = {"target": index, "place": place, "ratio": ratio, "budgets": budgets, **how}
                     kind = "single_layer" if self.budget_factors else "del"

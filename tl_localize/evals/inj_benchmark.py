@@ -34,21 +34,17 @@ Rows = list[dict[str, Any]]
 
 # Learning rate and steps of an injection by ratio: the paper's up to 2 %. Beyond, each row takes part in writing the sentence only if the
 # steps are smaller: at 0.01 rows grow that the sentence does not need, and no method that reads the sentence can find them.
-INJECTION = ((0.002, 0.05, 200), (0.02, 0.01, 200), (1.0, 0.003, 400))
+INJECTION = {0.002: (0.05, 200), 0.02: (0.01, 200), 1.0: (0.003, 400)}
 TOGETHER = (0.003, 600)  # with distractors
 PERFECT = {"recall": 1.0, "recall_across_layers": 1.0, "foreign_recall": 0.0, "foreign_recall_across_layers": 0.0}
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """What is written into the model together: one sentence, or a target and its distractors.
-
-    Args:
-        seed: of the rows that are trained.
-    """
+    """What is written into the model together: one sentence, or a target and its distractors."""
 
     name: str
-    seed: int
+    seed: int  # of the rows that are trained
     sequences: Sequence[MemorizedSequence]
 
 
@@ -122,19 +118,20 @@ class InjBenchmark(Benchmark[InjResults]):
         labelled = self.labelled(methods)
         check_names(self.sequences, labelled)
         made_of = fingerprint(self.model)
-        alone = next((rate, steps) for largest, rate, steps in INJECTION if self.ratio <= largest)
-        rate, steps = TOGETHER if self.distractors else alone
-        rate, steps = (rate if self.learning_rate is None else self.learning_rate), (steps if self.max_steps is None else self.max_steps)
-        scoped = {"learning_rate": rate, "max_steps": steps}
+        rate, steps = TOGETHER if self.distractors else next(both for largest, both in INJECTION.items() if self.ratio <= largest)
+        scoped = {
+            "learning_rate": rate if self.learning_rate is None else self.learning_rate,
+            "max_steps": steps if self.max_steps is None else self.max_steps,
+        }
         settings = {"stop_loss": self.stop_loss, "distractors": self.distractors}
+        multiples = list(map(float, self.multiples))
         tasks: list[Task] = []
         for index, group in enumerate(self.groups):
             prints = [sequence.fingerprint for sequence in group.sequences]
             place: dict[str, Any] = {"name": group.name, "index": index, "ratio": float(self.ratio)}
             of = {"model": made_of, "sequences": prints, "seed": group.seed, "ratio": self.ratio, **scoped, **settings}
             injection = Task("injections", of, (), "inject", **place)
-            ids = [sequence.id for sequence in group.sequences]
-            about = {"ids": ids, "group": group.name, "multiples": [float(multiple) for multiple in self.multiples]}
+            about = {"ids": [sequence.id for sequence in group.sequences], "group": group.name, "multiples": multiples}
             for label, method in labelled.items():
                 scores = scores_task(made_of, label, method, prints, (injection,), **place)
                 tasks.append(Task("inj", {**about, "label": label}, (injection, scores), label, **place, group=injection.key))
@@ -146,7 +143,7 @@ class InjBenchmark(Benchmark[InjResults]):
                 "model": model_name(self.model),
                 "fingerprint": made_of,
                 "dtype": str(next(iter(self.model.parameters())).dtype),
-                "multiples": [float(multiple) for multiple in self.multiples],
+                "multiples": multiples,
                 "seeds": f"{self.seed} + index of the {'group' if self.distractors else 'sentence'}",
                 **settings,
             },

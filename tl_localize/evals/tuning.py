@@ -57,17 +57,16 @@ def method_of(text: str) -> Localizer:
 
 def read_grids(path: str | Path) -> dict[str, Grid]:
     """Grids by method name from a JSON file: {"hard_concrete": {"learning_rate": [0.01, 0.001], ...}, ...}."""
-    return _read(path, 'grid must be a JSON file such as {"slimming": {"steps": [60, 200]}}')
+    return _read(path, 'grid must be a JSON file such as {"slimming": {"steps": [60, 200]}}', lambda found: found)
 
 
-def _read(path: str | Path, rule: str, key: str = "") -> dict[str, Any]:
-    """A JSON file of objects by name, or what it has under the key."""
+def _read(path: str | Path, rule: str, part: Callable[[Any], Any]) -> dict[str, Any]:
+    """Objects by name: a part of a JSON file."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-        found = found[key] if key else found
-        if not isinstance(found, dict) or not all(isinstance(values, dict) for values in found.values()):
+        found = part(json.loads(Path(path).read_text(encoding="utf-8")))
+        if not all(isinstance(values, dict) for values in found.values()):
             raise TypeError(f"{found!r} does not hold objects by name")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{rule}, got {str(path)!r} ({error!r}).") from error
     return found
 
@@ -89,13 +88,9 @@ def rank_inj(results: InjResults, candidates: Sequence[Localizer]) -> pd.DataFra
     frame = results.frame[results.frame["converged"]]
     if not len(frame):
         raise ValueError("results must hold an injection that converged, got none. Inject with another ratio, learning_rate or max_steps.")
-
-    def measured(group: pd.DataFrame) -> dict[str, float]:
-        recalls = group.groupby("multiple")["recall"].mean()
-        columns = {f"R@{multiple:g}x": float(recall) for multiple, recall in recalls.to_dict().items()}
-        return columns | {"score": float(recalls.mean()), "seconds": float(group["seconds"].mean())}
-
-    return _ranked(frame, candidates, measured)
+    methods = frame.groupby("method")
+    recalls = frame.groupby(["method", "multiple"])["recall"].mean().unstack().rename(columns="R@{:g}x".format)
+    return _ranked(recalls.assign(score=recalls.mean(axis=1), seconds=methods["seconds"].mean()), candidates)
 
 
 def rank_del(results: DelResults, candidates: Sequence[Localizer], ratio: Real) -> pd.DataFrame:
@@ -117,22 +112,19 @@ def rank_del(results: DelResults, candidates: Sequence[Localizer], ratio: Real) 
         raise ValueError(f"ratio must be one of {sorted(set(results.frame['ratio']))}, got {ratio}. Run it too.")
     if frame["delta_neg_accuracy"].isna().any():
         raise ValueError("results must be of at least two sequences, got one, which has no other to compare with. Use a larger dev set.")
-
-    def measured(group: pd.DataFrame) -> dict[str, float]:
-        own, others = (-100 * float(group[f"delta_{which}_accuracy"].mean()) for which in ("self", "neg"))
-        return {"self_loss": own, "neg_loss": others, "score": own - others}
-
-    return _ranked(frame, candidates, measured)
+    losses = -100 * frame.groupby("method")[["delta_self_accuracy", "delta_neg_accuracy"]].mean()
+    losses.columns = ["self_loss", "neg_loss"]
+    return _ranked(losses.assign(score=losses["self_loss"] - losses["neg_loss"]), candidates)
 
 
-def _ranked(frame: pd.DataFrame, candidates: Sequence[Localizer], measured: Callable[[pd.DataFrame], dict[str, float]]) -> pd.DataFrame:
-    """A row for each candidate, which a frame names by its repr or its name, the largest score first."""
-    known = {method.name: method for method in candidates} | {repr(method): method for method in candidates}
+def _ranked(measured: pd.DataFrame, candidates: Sequence[Localizer]) -> pd.DataFrame:
+    """A row for each candidate that was measured, by its repr or its name, the largest score first."""
     rows: list[dict[str, Any]] = []
-    for name, group in frame.groupby("method", sort=False):
-        if method := known.get(str(name)):
+    for method in candidates:
+        name = repr(method) if repr(method) in measured.index else method.name
+        if name in measured.index:
             settings = {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.compare}
-            rows.append({"method": method.name, "settings": settings, **measured(group)})
+            rows.append({"method": method.name, "settings": settings, **measured.loc[name]})
     return pd.DataFrame(rows).sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
 
@@ -157,19 +149,22 @@ class Ranking:
         results = InjResults.of(store) if inj else DelResults.of(store)
         column = "injection_ratio" if inj else "ratio"
         frame, missing = (part[part[column] == ratio] if len(part) else part for part in (results.frame, results.missing))
+        ranked, rule, lost = pd.DataFrame(), "", 0
         named = frame.assign(method=frame["method"].map(labels)) if len(frame) else frame
-        results = dataclasses.replace(results, frame=named)
         if not len(frame) or not named["method"].isin([repr(method) for method in candidates]).any():
-            return cls(pd.DataFrame(), "", len(missing), 0, ratio)
+            return cls(ranked, rule, len(missing), lost, ratio)
+        results = dataclasses.replace(results, frame=named)
         if isinstance(results, DelResults):
             n_dev = len(plans[-1].parts)
             rule = f"largest loss of accuracy on the target minus that on the others at {100 * ratio:g} %, {n_dev} dev sequences"
-            return cls(rank_del(results, candidates, ratio), rule, len(missing), 0, ratio)
-        n_dev, lost = named["sequence_id"].nunique(), named.loc[~named["converged"], "sequence_id"].nunique()
-        rule = f"highest mean recall on the {n_dev} dev sentences of inj"
-        if lost:
-            rule += f", of which {lost} are left out, because their injections did not converge"
-        ranked = rank_inj(results, candidates) if named["converged"].any() else pd.DataFrame()
+            ranked = rank_del(results, candidates, ratio)
+        else:
+            n_dev, lost = named["sequence_id"].nunique(), named.loc[~named["converged"], "sequence_id"].nunique()
+            rule = f"highest mean recall on the {n_dev} dev sentences of inj"
+            if lost:
+                rule += f", of which {lost} are left out, because their injections did not converge"
+            if named["converged"].any():
+                ranked = rank_inj(results, candidates)
         return cls(ranked, rule, len(missing), lost, ratio)
 
     def shown(self) -> pd.DataFrame:
@@ -203,7 +198,7 @@ def read_settings(path: str | Path) -> dict[str, dict[str, Any]]:
     >>> read_settings(folder / "settings.json")
     {'slimming': {'steps': 200}}
     """
-    settings = _read(path, "settings must be a file written by tl-localize tune", "settings")
+    settings = _read(path, "settings must be a file written by tl-localize tune", lambda found: found["settings"])
     for method, values in settings.items():
         expand(method, {name: [value] for name, value in values.items()})
     return settings
