@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_localize.changes import used
 from tl_localize.neurons import LanguageModel, check_model
 from tl_localize.sequences import SequenceBatch
 
@@ -54,4 +55,5 @@ def memorization_loss(model: LanguageModel, batch: SequenceBatch) -> Float[Tenso
     device, given = next(iter(model.parameters())).device, batch.targets.device
     if given != device:
         raise ValueError(f"batch must be on the model's device {str(device)!r}, got {str(given)!r}. Make it with {MAKE_BATCH}.")
-    return batch.mean(F.cross_entropy(target_logits(model, batch), batch.targets, reduction="none"))
+    with used(model):
+        return batch.mean(F.cross_entropy(target_logits(model, batch), batch.targets, reduction="none"))

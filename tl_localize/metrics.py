@@ -12,6 +12,7 @@ from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
 from tl_localize.batching import halving, rows_that_fit
+from tl_localize.changes import used
 from tl_localize.losses import residual, target_logits, unembed
 from tl_localize.neurons import LanguageModel, NeuronView, Real
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences, check_tokens, tokenizer_of
@@ -27,7 +28,7 @@ def predicted_suffixes(model: LanguageModel, sequences: Sequence[MemorizedSequen
 
     def predict(part: list[MemorizedSequence]) -> list[Tensor]:
         batch = SequenceBatch.of(part, view.device)
-        with torch.no_grad():
+        with used(model), torch.no_grad():
             predicted = target_logits(model, batch).argmax(-1).cpu()
         return list(predicted.split([len(sequence) - sequence.n_prefix for sequence in part]))
 
@@ -141,7 +142,8 @@ def sequence_losses(model: LanguageModel, tokens: Integer[Tensor, "batch pos"]) 
 
     def losses(rows: list[int]) -> Tensor:
         part = tokens[rows].to(view.device)
-        logits = unembed(model, residual(model, part)[:, :-1])
+        with used(model):
+            logits = unembed(model, residual(model, part)[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="none").view(len(rows), -1).mean(1).cpu()
 
     return torch.cat([loss for _, loss in halving(losses, range(len(tokens)), rows_that_fit(view, tokens.shape[1]))])

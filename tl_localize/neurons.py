@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -16,6 +16,8 @@ import torch
 from einops import einsum
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
+
+from tl_localize.changes import uninterrupted, used
 
 Hook = Callable[..., Tensor]
 Acts = Float[Tensor, "batch pos neuron"]
@@ -209,7 +211,7 @@ class NeuronView:
         """Euclidean norm of each row of W_out, float32 on the CPU."""
         return torch.stack([self.rows(layer).float().norm(dim=-1).cpu() for layer in range(self.n_layers)])
 
-    @contextmanager
+    @uninterrupted
     def recorded(self) -> Iterator[dict[int, Tensor]]:
         """The neurons of each layer in the last forward pass, [batch pos neuron], as the model used them."""
         store: dict[int, Tensor] = {}
@@ -258,16 +260,16 @@ class NeuronView:
             return False
         return not any(module._forward_hooks for module in (block.mlp, block.hook_mlp_out, block.hook_resid_post, block))
 
-    @contextmanager
+    @uninterrupted
     def hooked(self, last: Sequence[tuple[str, Hook]] = (), first: Sequence[tuple[str, Hook]] = ()) -> Iterator[None]:
         """Hooks that run after those already on the model (``last``), and hooks that run before them (``first``)."""
-        with ExitStack() as stack:
+        with used(self.model), ExitStack() as stack:
             for name, hook in first:
                 stack.enter_context(self.model.hook_dict[name].register_forward_hook(partial(_call, hook), prepend=True))
             stack.enter_context(self.model.hooks(fwd_hooks=list(last)))
             yield
 
-    @contextmanager
+    @uninterrupted
     def rows_changed(
         self,
         index: Mapping[int, Int[Tensor, "#batch row"]],
@@ -294,19 +296,19 @@ class NeuronView:
             stack.enter_context(self._hooks({layer: partial(record_neurons, store=seen, layer=layer) for layer in index}))
             yield
 
-    @contextmanager
+    @uninterrupted
     def frozen(self) -> Iterator[None]:
         """Autograd ignores the weights; afterwards each parameter's ``requires_grad`` is what it was."""
-        with ExitStack() as stack:
+        with used(self.model), ExitStack() as stack:
             for parameter in [parameter for parameter in self.model.parameters() if parameter.requires_grad]:
                 stack.callback(parameter.requires_grad_, True)
                 parameter.requires_grad_(False)
             yield
 
-    @contextmanager
+    @uninterrupted
     def one_gelu_kernel(self) -> Iterator[None]:
         """Compute GPT-2's GELU by one kernel of torch instead of TransformerLens' eight, in float32 and float64; equal up to rounding."""
-        with ExitStack() as stack:
+        with used(self.model), ExitStack() as stack:
             for layer, block in enumerate(self.model.blocks):
                 mlp: Any = block.mlp
                 is_gelu = getattr(getattr(mlp, "act_fn", None), "__name__", "") == "gelu_new"
@@ -315,11 +317,11 @@ class NeuronView:
                     mlp.act_fn = partial(torch.nn.functional.gelu, approximate="tanh")
             yield
 
-    @contextmanager
+    @uninterrupted
     def lean(self) -> Iterator[None]:
         """``frozen`` and ``one_gelu_kernel``: the same gradients of neurons for less time and memory."""
         with self.frozen(), self.one_gelu_kernel():
             yield
 
     def _hooks(self, hooks: Mapping[int, Hook]) -> Context:
-        return self.model.hooks(fwd_hooks=[(post_hook_name(layer), hook) for layer, hook in hooks.items()])
+        return self.hooked(last=[(post_hook_name(layer), hook) for layer, hook in hooks.items()])

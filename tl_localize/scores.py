@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -14,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tl_localize.changes import uninterrupted
 from tl_localize.files import Saved
 from tl_localize.neurons import Hook, LanguageModel, NeuronView, Real, as_tensor, check_count, check_ratio, post_hook_name, zero_neurons
 
@@ -132,13 +132,13 @@ class NeuronSet:
         """
         return [(post_hook_name(layer), partial(zero_neurons, mask=mask)) for layer, mask in enumerate(self.mask) if mask.any()]
 
-    @contextmanager
+    @uninterrupted
     def dropped_out(self, model: LanguageModel) -> Iterator[None]:
         """Set these neurons to zero inside the ``with`` block; ValueError where the set is of another model's shape."""
         view = NeuronView(model)
         if (own := tuple(self.mask.shape)) != (shape := (view.n_layers, view.n_neurons)):
             raise ValueError(f"mask must have the model's shape {shape}, got {own}. Localize in the model that is to be ablated.")
-        with model.hooks(fwd_hooks=self.dropout_hooks()):
+        with view.hooked(last=self.dropout_hooks()):
             yield
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tl_localize.changes import uninterrupted, used
 from tl_localize.files import Saved
 from tl_localize.neurons import LanguageModel, NeuronView, check_ratio, check_seed
 from tl_localize.scores import NeuronSet
@@ -72,9 +74,11 @@ class Injection(Saved):
         worst = self.token_losses.argsort(descending=True, stable=True).tolist()
         return [(i + 1, float(self.token_losses[i])) for i in worst if self.token_losses[i] > threshold]
 
-    @contextmanager
+    @uninterrupted
     def applied(self, model: LanguageModel) -> Iterator[None]:
         """Put the rows into W_out inside the ``with`` block; afterwards every weight is bit for bit what it was.
+
+        Blocks may overlap and end in any order.
 
         Raises:  ValueError: the rows belong to a model of another shape.
         """
@@ -84,20 +88,21 @@ class Injection(Saved):
                 f"model must have {mask.shape[0]} layers of {mask.shape[1]} neurons and rows of {rows.shape[-1]} entries, got "
                 f"{view.n_layers} layers of {view.n_neurons} and {view.rows(0).shape[-1]}. Apply an injection to the model it was made in."
             )
-        chosen = [of_layer.nonzero().flatten() for of_layer in mask]
-
-        @torch.no_grad()
-        def write(parts: Sequence[Tensor]) -> None:
-            for layer, (index, part) in enumerate(zip(chosen, parts, strict=True)):
-                weight = view.rows(layer)
-                weight[index.to(weight.device)] = part.to(weight)
-
-        before = [view.rows(layer).detach()[index.to(view.rows(layer).device)] for layer, index in enumerate(chosen)]
-        try:
-            write(rows.split([len(index) for index in chosen]))
-            yield
-        finally:
-            write(before)
+        with used(model):
+            written = _WRITTEN.setdefault(model, [])
+            own = _Written(view, self)
+            written.append(own)
+            try:
+                own.put(own.rows)
+                yield
+            finally:
+                later = written[written.index(own) + 1 :]  # of blocks that overlap with this one, and end after it
+                for one in (*reversed(later), own):
+                    one.put(one.before)
+                written.remove(own)
+                for one in later:
+                    one.before = one.there()
+                    one.put(one.rows)
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         parts = (self.neurons.mask, self.rows, self.losses, self.token_losses)
@@ -108,6 +113,28 @@ class Injection(Saved):
     def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str]) -> Injection:
         mask, rows, losses, token_losses = (tensors[name] for name in cls.required)
         return cls(NeuronSet(mask), rows, losses, token_losses, json.loads(metadata["converged"]), metadata.get("sequence_id", ""))
+
+
+class _Written:
+    """Rows of an injection that are in a model now, and what was there before, layer by layer."""
+
+    def __init__(self, view: NeuronView, injection: Injection) -> None:
+        self.view = view
+        self.index = [of_layer.nonzero().flatten().to(view.device) for of_layer in injection.neurons.mask]
+        self.rows = injection.rows.split([len(index) for index in self.index])
+        self.before = self.there()
+
+    def there(self) -> list[Tensor]:
+        return [self.view.rows(layer).detach()[index] for layer, index in enumerate(self.index)]
+
+    @torch.no_grad()
+    def put(self, parts: Sequence[Tensor]) -> None:
+        for layer, (index, part) in enumerate(zip(self.index, parts, strict=True)):
+            weight = self.view.rows(layer)
+            weight[index] = part.to(weight)
+
+
+_WRITTEN: WeakKeyDictionary[Any, list[_Written]] = WeakKeyDictionary()  # by model, in the order in which the blocks began
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +187,7 @@ class JointInjection(Saved):
         }
         return styled(columns, f"JointInjection of {len(self.injections)} sequences, {len(self.off_kl)} steps: {state}")
 
-    @contextmanager
+    @uninterrupted
     def applied(self, model: LanguageModel, without: int | None = None) -> Iterator[None]:
         """Put all sets, or all but one, into W_out inside the ``with`` block; afterwards every weight is bit for bit what it was.
 

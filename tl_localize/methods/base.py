@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_localize.batching import halving, rows_that_fit
+from tl_localize.changes import used
 from tl_localize.neurons import LanguageModel, NeuronView, check_count
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence, check_sequences
@@ -86,7 +87,7 @@ class Localizer(ABC):
 
         def attribute(batch: list[MemorizedSequence]) -> BatchValues | list[Found]:
             share = len(batch) / len(sequences)
-            with torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller is in
+            with used(neurons.model), torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller is in
                 return self._attribute_batch(neurons, batch, lambda fraction: report(done / len(sequences) + share * fraction))
 
         for batch, values in halving(attribute, sequences, size):

@@ -7,6 +7,7 @@ l + 1 by d W_out, and the run starts there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_localize.changes import uninterrupted
 from tl_localize.losses import loss_scale, memorization_loss, residual
 from tl_localize.neurons import NeuronView
 from tl_localize.sequences import SequenceBatch
@@ -39,16 +41,7 @@ class CleanRun:
     @classmethod
     @torch.no_grad()
     def of(cls, neurons: NeuronView, tokens: Int[Tensor, "1 pos"]) -> CleanRun:
-        entering: dict[int, Tensor] = {}
-        options: dict[str, Any] = {}
-
-        def record(module: object, inputs: tuple[Tensor, ...], given: dict[str, Any], *, layer: int) -> None:
-            entering[layer] = inputs[0]
-            options.update(given)
-
-        with ExitStack() as stack, neurons.recorded() as acts:
-            for layer, block in enumerate(neurons.model.blocks):
-                stack.enter_context(block.register_forward_pre_hook(partial(record, layer=layer), prepend=True, with_kwargs=True))
+        with entering_recorded(neurons) as (entering, options), neurons.recorded() as acts:
             entering[neurons.n_layers] = residual(neurons.model, tokens)
         return cls(neurons, entering, {layer: act[0] for layer, act in acts.items()}, options.get("shortformer_pos_embed"))
 
@@ -61,6 +54,22 @@ class CleanRun:
             shortformer_pos_embed=self.shortformer,
             padding_side="right",
         )
+
+
+@uninterrupted
+def entering_recorded(neurons: NeuronView) -> Iterator[tuple[dict[int, Tensor], dict[str, Any]]]:
+    """The residual stream that enters each layer in the last forward pass, and with what options the blocks were called."""
+    entering: dict[int, Tensor] = {}
+    options: dict[str, Any] = {}
+
+    def record(module: object, inputs: tuple[Tensor, ...], given: dict[str, Any], *, layer: int) -> None:
+        entering[layer] = inputs[0]
+        options.update(given)
+
+    with ExitStack() as stack:
+        for layer, block in enumerate(neurons.model.blocks):
+            stack.enter_context(block.register_forward_pre_hook(partial(record, layer=layer), prepend=True, with_kwargs=True))
+        yield entering, options
 
 
 def ablation_estimate(neurons: NeuronView, batch: SequenceBatch) -> Float[Tensor, "sequence layer neuron"]:

@@ -17,7 +17,6 @@ positions, are exact.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -26,6 +25,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_localize.changes import uninterrupted
 from tl_localize.neurons import Hook, NeuronView
 
 Query = Float[Tensor, "batch pos head d_head"]
@@ -91,7 +91,7 @@ class PositionParallelModel:
         cap = float(getattr(neurons.model.cfg, "attn_scores_soft_cap", 0) or 0)
         return cls(neurons, [PositionParallelAttention(float(block.attn.attn_scale), cap) for block in neurons.model.blocks])
 
-    @contextmanager
+    @uninterrupted
     def recorded(self) -> Iterator[None]:
         """The next forward pass records the clean keys and values."""
         last: list[tuple[str, Hook]] = []
@@ -101,7 +101,7 @@ class PositionParallelModel:
         with self.neurons.hooked(last=last):
             yield
 
-    @contextmanager
+    @uninterrupted
     def from_layer(self, first_layer: int) -> Iterator[None]:
         """In this layer and above, no position sees another position's change."""
         last: list[tuple[str, Hook]] = []
