@@ -154,11 +154,6 @@ def held_out_tokens() -> Int32[torch.Tensor, "sequence pos"]:
     >>> held_out_tokens().shape[1]
     128
     """
-    return _held_out_tokens().clone()
-
-
-@cache
-def _held_out_tokens() -> Int32[torch.Tensor, "sequence pos"]:
     from tokenizers import Tokenizer
 
     tokenizer: Any = Tokenizer.from_file(str(DATA / "reference-gpt2" / "tokenizer.json"))

@@ -824,4 +824,4 @@ def test_tune_del_needs_two_dev_sequences_and_a_test_one(run, collection, recite
 
 
 def test_tune_explains_another_benchmark(run):
-    one_error(run("tune", "--benchmark", "inject"), "benchmark must be inj or del, got 'inject'")
+    one_error(run("tune", "--benchmark", "inject"), "'inject' is not one of 'inj', 'del'")

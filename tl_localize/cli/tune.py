@@ -28,7 +28,7 @@ from tl_localize.report.tables import save_table, to_markdown
 
 def tune(
     *,
-    benchmark: Annotated[str, typer.Option(help="inj or del.")] = "inj",
+    benchmark: Annotated[Literal["inj", "del"], typer.Option(help="On which benchmark.")] = "inj",
     method: Annotated[str, typer.Option(help="Method to tune: hard_concrete, slimming or another with settings.")] = "hard_concrete",
     grid: Annotated[Path | None, typer.Option(help="JSON file {METHOD: {SETTING: [values]}}. Default: the paper's grid.")] = None,
     on: ModelOptions,
@@ -48,30 +48,26 @@ def tune(
     Prints all settings, the best first, and writes settings.json for --settings of tl-localize inj or del. In a folder that is there it
     computes only what is missing.
     """
-    if benchmark not in ("inj", "del"):
-        raise ValueError(f"benchmark must be inj or del, got {benchmark!r}.")
-    kind: Literal["inj", "del"] = "inj" if benchmark == "inj" else "del"
     grids = read_grids(grid) if grid else presets.PAPER["grids"]
     if method not in grids:
         raise ValueError(f"grid must hold the method {method!r}, got {sorted(grids)}.{nearest(method, grids)}")
-    if kind == "inj":
-        ratio = max(presets.inj_ratios(on.model)) if ratio is None else ratio
+    if ratio is None:
+        ratio = max(presets.inj_ratios(on.model) if benchmark == "inj" else presets.del_ratios(on.model))
+    if benchmark == "inj":
         (fixed,) = presets.make_methods(method, set or [], presets.paper_settings(on.model, "inj", ratio))
     else:
-        ratio = max(presets.del_ratios(on.model)) if ratio is None else ratio
         (fixed,) = presets.del_methods(method, set or [], on.model)
-    options.say_settings(on.model, kind, "the grid")
+        presets.check_data(on.model, data, general)
+        if data is None:
+            presets.check_dev(n_dev, presets.DEL_SEQUENCES)
+    options.say_settings(on.model, benchmark, "the grid")
     candidates = [replace(fixed, **{axis: getattr(one, axis) for axis in grids[method]}) for one in expand(method, grids[method])]
     options.check_ratios([ratio])
     options.check_at_least(0, distractors=distractors)
     options.check_at_least(1, n_prefix=n_prefix)
-    if kind == "del":
-        presets.check_data(on.model, data, general)
-        if data is None:
-            presets.check_dev(n_dev, presets.DEL_SEQUENCES)
     folder = run.folder(f"tune-{benchmark}-{on.short}")
     model = on.load()
-    if kind == "inj":
+    if benchmark == "inj":
         setting = InjBenchmark(model=model, sequences=inj_sequences(model, data, dev=True), ratio=ratio, distractors=distractors)
     else:
         data = data or collected_default(model, on.load, run.store(folder / "collection"), run, n_dev, [ratio])

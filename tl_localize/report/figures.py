@@ -284,9 +284,8 @@ def memorization_by_repetition(models: Sequence[str] = REFERENCE_MODELS, ax: Any
         groups: Any = pd.DataFrame(record["sequences"]).groupby("repetitions")
         passed = 100 * groups["passed"].mean()
         ax.plot(passed.index, passed, label=f"{name}: memorized", **_style(marker, line=line, fill="black"))
-        _line(
-            ax, {n: 100 * values for n, values in groups["accuracy"]}, label=f"{name}: accuracy", **_style(marker, line=line, color="0.55")
-        )
+        accuracy = {n: 100 * values for n, values in groups["accuracy"]}
+        _line(ax, accuracy, label=f"{name}: accuracy", **_style(marker, line=line, color="0.55"))
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter("{x:g}")
     ax.set_ylim(-3, 104)

@@ -158,13 +158,12 @@ def _del_tests(results: DelResults, model: str) -> pd.DataFrame:
 
 
 def _categories(results: DelResults) -> pd.DataFrame:
-    before: Any = results.before.drop_duplicates(["model", "sequence_id"])
-    rows: dict[str, dict[str, str]] = {}
-    for category, part in before.groupby("category", sort=False):
-        text = _on_one_line(part["prefix"].iloc[0] + part["suffix"].iloc[0])
-        example = text if len(text) <= 60 else text[:59] + "…"
-        rows[category or "(none)"] = {"sequences": f"{len(part)}", "Acc (%)": f"{100 * part['accuracy'].mean():.1f}", "example": example}
-    return pd.DataFrame(rows).T.rename_axis(index="category")
+    """Of each category: how many sequences, their accuracy, and the beginning of the first one."""
+    groups: Any = results.before.drop_duplicates(["model", "sequence_id"]).groupby("category", sort=False)
+    text = (groups["prefix"].first() + groups["suffix"].first()).map(_on_one_line)
+    example = text.where(text.str.len() <= 60, text.str[:59] + "…")
+    accuracy = (100 * groups["accuracy"].mean()).map("{:.1f}".format)
+    return pd.DataFrame({"sequences": groups.size().map(str), "Acc (%)": accuracy, "example": example}).rename(index={"": "(none)"})
 
 
 def _related(related: pd.DataFrame) -> pd.DataFrame:

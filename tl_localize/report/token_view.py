@@ -17,7 +17,6 @@ from tl_localize.neurons import LanguageModel
 from tl_localize.scores import NeuronSet
 from tl_localize.sequences import MemorizedSequence
 
-FORGOTTEN, LEARNED, WRONG, RIGHT = "forgotten", "learned", "wrong", "right"
 BREAK = "\u23ce"  # stands for a line break
 
 
@@ -32,10 +31,10 @@ class _Look(NamedTuple):
 
 _RED = "background:#c0392b;color:white;font-weight:bold;border-radius:3px;margin:0 1px"
 LOOKS = {
-    FORGOTTEN: _Look(_RED, "\033[7;31m{0}\033[0m", "[{0}|{1}]", "right before, now the token above it is predicted"),
-    LEARNED: _Look("border-bottom:2px solid #1f618d", "\033[4;34m{0}\033[0m", "", "wrong before, right now"),
-    WRONG: _Look("border-bottom:1px dotted #777", "\033[2;4m{0}\033[0m", "({0}|{1})", "wrong before and now"),
-    RIGHT: _Look(),
+    "forgotten": _Look(_RED, "\033[7;31m{0}\033[0m", "[{0}|{1}]", "right before, now the token above it is predicted"),
+    "learned": _Look("border-bottom:2px solid #1f618d", "\033[4;34m{0}\033[0m", "", "wrong before, right now"),
+    "wrong": _Look("border-bottom:1px dotted #777", "\033[2;4m{0}\033[0m", "({0}|{1})", "wrong before and now"),
+    "right": _Look(),
 }
 
 
@@ -66,9 +65,8 @@ class TokenView:
 
     def states(self) -> list[str]:
         """Of each suffix token: right, forgotten (right before, wrong after), learned (the reverse) or wrong (both times)."""
-        names = {(True, True): RIGHT, (True, False): FORGOTTEN, (False, True): LEARNED, (False, False): WRONG}
-        was_right, is_right = ((tokens == self.sequence.suffix).tolist() for tokens in (self.before, self.after))
-        return [names[pair] for pair in zip(was_right, is_right, strict=True)]
+        was_right, is_right = self.before == self.sequence.suffix, self.after == self.sequence.suffix
+        return [("wrong", "learned", "forgotten", "right")[i] for i in (2 * was_right + is_right).tolist()]
 
     def text(self, colour: bool | None = None) -> str:
         """Prefix and suffix as text; by default in colour on a terminal that allows it, else with brackets."""
@@ -77,7 +75,7 @@ class TokenView:
         parts = [self.decode(self.sequence.prefix.tolist()), " >>> "]
         for true, predicted, state in self._tokens():
             form = LOOKS[state].terminal if colour else LOOKS[state].log
-            parts.append(form.format(_on_one_line(true), _on_one_line(predicted)) if form else true)
+            parts.append(form.format(*(text.replace("\n", BREAK) for text in (true, predicted))) if form else true)
         return "".join(parts) + f"\n{self._summary}"
 
     def __str__(self) -> str:
@@ -88,17 +86,17 @@ class TokenView:
 
     def _repr_html_(self) -> str:
         prefix, tokens = self.decode(self.sequence.prefix.tolist()), "".join(_html_token(*token) for token in self._tokens())
-        seen = [state for state in LOOKS if state != RIGHT and state in self.states()]
-        legend = ", ".join(f'<span style="{LOOKS[state].style}">{state}</span>: {LOOKS[state].legend}' for state in seen)
+        seen = [(state, look) for state, look in LOOKS.items() if look.legend and state in self.states()]
+        legend = ", ".join(f'<span style="{look.style}">{state}</span>: {look.legend}' for state, look in seen)
         box = "white-space:pre-wrap;font-family:monospace;line-height:2.4"
         text = f'<span style="color:#777">{_html_text(prefix)}</span><b> | </b>{tokens}'
         return f'<div>{escape(self._summary)}. {legend}</div><div style="{box}">{text}</div>'
 
     @property
     def _summary(self) -> str:
-        states = self.states()
-        recited, n = states.count(FORGOTTEN) + states.count(RIGHT), len(states)
-        return f"{self.n_ablated} neurons ablated: {states.count(FORGOTTEN)} of {recited} recited tokens forgotten, {n} in the suffix"
+        states, recited = self.states(), int((self.before == self.sequence.suffix).sum())
+        forgotten = f"{states.count('forgotten')} of {recited} recited tokens forgotten"
+        return f"{self.n_ablated} neurons ablated: {forgotten}, {len(states)} in the suffix"
 
     def _tokens(self) -> Iterator[tuple[str, str, str]]:
         """Of each suffix token: its text, what is predicted after, its state."""
@@ -125,17 +123,14 @@ def token_view(model: LanguageModel, sequence: MemorizedSequence, neurons: Neuro
     return TokenView(sequence, before, after, decode, len(neurons))
 
 
-def _on_one_line(text: str) -> str:
-    return text.replace("\n", BREAK)
-
-
 def _html_text(text: str) -> str:
     """Text escaped for HTML, with a sign before each line break."""
     return escape(text).replace("\n", f"{BREAK}\n")
 
 
 def _html_token(true: str, predicted: str, state: str) -> str:
-    if state == RIGHT:
+    if state == "right":
         return f"<span>{_html_text(true)}</span>"
     token = f'<span style="{LOOKS[state].style}" title="{state}">{_html_text(true)}</span>'
-    return token if state == LEARNED else f'<ruby>{token}<rt style="font-size:80%">{escape(_on_one_line(predicted))}</rt></ruby>'
+    instead = escape(predicted).replace("\n", BREAK)
+    return token if state == "learned" else f'<ruby>{token}<rt style="font-size:80%">{instead}</rt></ruby>'
