@@ -84,15 +84,10 @@ class DelResults:
         if not rows and not single:
             before = pd.DataFrame()
         ids = list(before.get("sequence_id", []))
+        ablated = {key: pd.Index([ids[one["target"]] for one in part], name="ablated") for key, part in effects.items()}
+        measured = pd.Index(ids, name="measured")
         confusion, levenshtein = (
-            {
-                key: pd.DataFrame(
-                    [one[name] for one in part],
-                    pd.Index([ids[one["target"]] for one in part], name="ablated"),
-                    pd.Index(ids, name="measured"),
-                )
-                for key, part in effects.items()
-            }
+            {key: pd.DataFrame([one[name] for one in part], ablated[key], measured) for key, part in effects.items()}
             for name in ("accuracy", "levenshtein")
         )
         by_layer = {method: pd.DataFrame(part).astype({"layer": "Int64"}) for method, part in single.items()}
@@ -170,7 +165,7 @@ class DelResults:
 
         Returns: one row per method and ratio: related, related_error, unrelated, unrelated_error, p_value, n. Empty without categories.
         """
-        category = dict(zip(self.before["sequence_id"], self.before["category"], strict=True))
+        category = self._categories()
         rows: list[dict[str, Any]] = []
         for (method, ratio), matrix in self.confusion.items():
             groups = np.array([category[name] for name in matrix.columns])
@@ -192,14 +187,17 @@ class DelResults:
         """Change of accuracy, [ablated measured], sequences of one category side by side; both axes are (category, id)."""
         if (method, ratio) not in self.confusion:
             raise ValueError(f"method and ratio must be one of {sorted(self.confusion)}, got {(method, ratio)}.")
-        category = dict(zip(self.before["sequence_id"], self.before["category"], strict=True))
+        category = self._categories()
         order = list(dict.fromkeys(category.values()))
         matrix = self.confusion[method, ratio]
-        rows, columns = (sorted(axis, key=lambda name: order.index(category[name])) for axis in (matrix.index, matrix.columns))
-        index, header = (
-            pd.MultiIndex.from_tuples([(category[name], name) for name in part], names=["category", "id"]) for part in (rows, columns)
-        )
-        return pd.DataFrame(matrix.loc[rows, columns].to_numpy(), index, header)
+        for axis in (0, 1):
+            names = sorted(matrix.axes[axis], key=lambda name: order.index(category[name]))
+            labels = pd.MultiIndex.from_tuples([(category[name], name) for name in names], names=["category", "id"])
+            matrix = matrix.reindex(names, axis=axis).set_axis(labels, axis=axis)
+        return matrix
+
+    def _categories(self) -> dict[str, str]:
+        return dict(zip(self.before["sequence_id"], self.before["category"], strict=True))
 
     @classmethod
     def join(cls, results: Sequence[DelResults]) -> DelResults:

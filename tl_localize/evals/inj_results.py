@@ -180,14 +180,9 @@ def compare_seeds(first: InjResults, second: InjResults) -> pd.DataFrame:
     keys = ["sequence_id", "method", "injection_ratio", "ratio"]
     both = first.frame.merge(second.frame, on=keys, suffixes=("", "_other"))
     both = both[both["converged"] & both["converged_other"]]
-    rows = [
-        {
-            **dict(zip(keys[1:], key, strict=True)),
-            "recall": group["recall"].mean(),
-            "recall_other_seed": group["recall_other"].mean(),
-            "p_value": paired_test(group["recall"], group["recall_other"]),
-            "n": len(group),
-        }
-        for key, group in both.groupby(keys[1:], sort=False)
-    ]
+    rows: list[dict[str, Any]] = []
+    for key, group in both.groupby(keys[1:], sort=False):
+        one, other = group["recall"], group["recall_other"]
+        numbers = {"recall": one.mean(), "recall_other_seed": other.mean(), "p_value": paired_test(one, other), "n": len(group)}
+        rows.append({**dict(zip(keys[1:], key, strict=True)), **numbers})
     return pd.DataFrame(rows)

@@ -53,9 +53,7 @@ def paper_settings(model: str, benchmark: Literal["inj", "del"], ratio: float | 
     Source: Chang et al. (2024), arXiv:2311.09060, and the authors' code (github.com/terarachang/MemPi).
     """
     settings: dict[str, Any] = PAPER[benchmark].get(paper_model(model), {})
-    if benchmark == "inj" and settings:
-        return settings["0.001" if ratio is not None and ratio < 0.003 else "0.01"]
-    return settings
+    return settings.get("0.001" if ratio is not None and ratio < 0.003 else "0.01", {}) if benchmark == "inj" else settings
 
 
 def settings_source(model: str, benchmark: Literal["inj", "del"]) -> str:
@@ -83,9 +81,8 @@ def make_methods(names: str, settings: Sequence[str] = (), *defaults: Settings) 
     60
     """
     wanted = list(METHODS) if names == "all" else [name.strip() for name in names.split(",") if name.strip()]
-    for name in wanted:
-        if name not in METHODS:
-            raise ValueError(f"methods must be among {', '.join(METHODS)}, got {name!r}.{nearest(name, METHODS)}")
+    if unknown := [name for name in wanted if name not in METHODS]:
+        raise ValueError(f"methods must be among {', '.join(METHODS)}, got {unknown[0]!r}.{nearest(unknown[0], METHODS)}")
     values = {name: {field: value for source in defaults for field, value in source.get(name, {}).items()} for name in wanted}
     for setting in settings:
         key, equals, text = setting.partition("=")
