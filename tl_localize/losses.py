@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tl_localize.changes import used
+from tl_localize.host.seam import residual, unembed
 from tl_localize.neurons import LanguageModel, check_model
 from tl_localize.sequences import SequenceBatch
 
 MAKE_BATCH = "SequenceBatch.of(sequences, model.cfg.device)"
-
-
-def residual(model: LanguageModel, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
-    """The residual stream after the last layer: a forward pass without the unembedding."""
-    # padding_side: TransformerLens would take tokens equal to the pad token for padding when the tokenizer pads on the left.
-    return model(tokens, stop_at_layer=model.cfg.n_layers, padding_side="right")
-
-
-def unembed(model: LanguageModel, resid: Float[Tensor, "*shape d_model"]) -> Float[Tensor, "*shape vocab"]:
-    """Logits (float32, or float64 where the model is) of residual vectors: the model from above its last block on."""
-    logits: Tensor = model(resid.reshape(1, -1, resid.shape[-1]), start_at_layer=model.cfg.n_layers, padding_side="right")
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).reshape(*resid.shape[:-1], -1)
 
 
 def target_logits(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, "target vocab"]:

@@ -82,13 +82,6 @@ def check_device(device: str | torch.device | None) -> torch.device:
     return asked
 
 
-def key_value_cache(model: Any, device: torch.device, batch_size: int) -> Any:
-    """TransformerLens' empty key-value cache, for greedy generation."""
-    from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
-
-    return TransformerLensKeyValueCache.init_cache(model.cfg, device, batch_size)
-
-
 def _load_by_name(name: str, device: torch.device, dtype: torch.dtype) -> Any:
     from transformer_lens import HookedTransformer
     from transformer_lens.loading_from_pretrained import make_model_alias_map

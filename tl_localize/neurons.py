@@ -115,9 +115,6 @@ def post_hook_name(layer: int) -> str:
     return f"blocks.{layer}.mlp.hook_post"
 
 
-POST_NORM = {"Olmo2ForCausalLM", "Olmo3ForCausalLM"}  # TransformerLens normalizes what an MLP of theirs writes
-
-
 # Hooks: pure functions of an activation, bound with `partial`. TransformerLens passes its HookPoint as `hook=`.
 
 
@@ -156,9 +153,14 @@ def clamp_neurons(act: Acts, hook: object = None, *, index: Int[Tensor, " chosen
     return act.index_copy(-1, index.to(act.device), values.to(act).expand(*act.shape[:2], -1))
 
 
-def _call(hook: Hook, module: object, inputs: object, output: Tensor) -> Tensor:
-    """Call a TransformerLens hook as torch calls a forward hook."""
-    return hook(output, hook=module)
+def _remove(point: Any, handle: Any) -> None:
+    handle.hook.remove()
+    point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
+
+
+def _after_module(hook: Hook, module: object, inputs: object, output: Tensor) -> Tensor:
+    """Call a hook as torch calls a forward hook."""
+    return hook(output)
 
 
 class NeuronView:
@@ -167,7 +169,8 @@ class NeuronView:
     ``n_layers`` and ``n_neurons`` (of each layer) are the model's numbers; ``model`` is the model and ``device`` its device.
 
     Raises:  TypeError: it is not a TransformerLens model.
-             ValueError: the model has no MLP, a mixture of experts, or no ``hook_post`` with the neurons as its last axis.
+             ValueError: the model has no MLP, a mixture of experts, no ``hook_post`` with the neurons as its last axis, or it is spread
+                 over several devices.
 
     >>> view = NeuronView(model)
     >>> with view.scaled({1: torch.zeros(1, view.n_neurons)}), view.recorded() as acts:  # layer 1 ablated
@@ -180,23 +183,26 @@ class NeuronView:
         initialize_vector_functions()
         check_model(model)
         cfg, name = model.cfg, model_name(model)
-        if getattr(cfg, "attn_only", False) or not getattr(cfg, "d_mlp", None):
-            raise ValueError(f"model must have MLP layers, got {name!r}, which has attention only. Choose a model with MLPs.")
+        self.model = model
+        self.points: Mapping[str, Any] = model.hook_dict  # a Bridge makes it anew each time
+        weights = [getattr(getattr(block, "mlp", None), "W_out", None) for block in getattr(model, "blocks", ())]
         if getattr(cfg, "num_experts", None):
             raise ValueError(
                 f"model must have one MLP per layer, got {name!r} with {cfg.num_experts} experts. Mixtures have no neuron axis."
             )
-        self.model = model
-        self.n_layers: int = cfg.n_layers
-        self.n_neurons: int = cfg.d_mlp
-        known = getattr(model, "hook_dict", {})
-        for layer in range(self.n_layers):
-            shape = tuple(getattr(getattr(model.blocks[layer], "mlp", None), "W_out", torch.empty(0)).shape)
-            if post_hook_name(layer) not in known or shape != (self.n_neurons, cfg.d_model):
+        if not any(isinstance(weight, Tensor) for weight in weights):
+            raise ValueError(f"model must have MLP layers, got {name!r}, which has attention only. Choose a model with MLPs.")
+        self.n_layers = len(weights)
+        shapes = [tuple(getattr(weight, "shape", ())) for weight in weights]
+        self.n_neurons: int = shapes[0][0] if shapes[0] else 0
+        for layer, shape in enumerate(shapes):
+            if post_hook_name(layer) not in self.points or shape != (self.n_neurons, cfg.d_model):
                 raise ValueError(
                     f"model must have a neuron axis (hook {post_hook_name(layer)} and W_out of shape {(self.n_neurons, cfg.d_model)}), "
                     f"got {name!r} with W_out of shape {shape}. Choose an unquantized model with plain or gated MLPs."
                 )
+        if len(devices := {str(parameter.device) for parameter in model.parameters()}) > 1:
+            raise ValueError(f"model must be on one device, got {name!r} on {', '.join(sorted(devices))}. Move it with model.to(device).")
 
     @property
     def device(self) -> torch.device:
@@ -242,31 +248,25 @@ class NeuronView:
             hooks[layer] = partial(clamp_neurons, index=index, values=values[layer].to(self.device)[index])
         return self._hooks(hooks)
 
-    def attention_hooks(self, layer: int) -> dict[str, str]:
-        """Names of the hook points of a layer's attention; queries and keys after the rotation, if there is one."""
-        rotary = "rot_" if self.model.cfg.positional_embedding_type == "rotary" else ""
-        points = {"query": f"{rotary}q", "key": f"{rotary}k", "value": "v", "scores": "attn_scores", "pattern": "pattern", "z": "z"}
-        return {name: f"blocks.{layer}.attn.hook_{point}" for name, point in points.items()}
-
     def hooked_points(self) -> list[str]:
         """Names of the hook points that have a hook."""
-        points = self.model.hook_dict.items()
-        return [name for name, point in points if point._forward_hooks or point._forward_pre_hooks or point._backward_hooks]
+        return [name for name, point in self.points.items() if point._forward_hooks or point._forward_pre_hooks or point._backward_hooks]
 
-    def adds_output(self, layer: int) -> bool:
-        """True when the MLP output is additive: neuron i adds h_i v_i to the residual stream, with no norm after W_out and no hook."""
-        cfg, block = self.model.cfg, self.model.blocks[layer]
-        if getattr(cfg, "use_normalization_before_and_after", False) or getattr(cfg, "original_architecture", None) in POST_NORM:
-            return False
-        return not any(module._forward_hooks for module in (block.mlp, block.hook_mlp_out, block.hook_resid_post, block))
+    def output_hooked(self, layer: int) -> bool:
+        """Whether a hook may change what the MLP of a layer writes before it reaches the next layer."""
+        block, known = self.model.blocks[layer], self.points
+        names = (f"blocks.{layer}.{name}" for name in ("mlp.out.hook_out", "mlp.hook_out", "hook_mlp_out", "hook_resid_post", "hook_out"))
+        return any(module._forward_hooks for module in (block.mlp, block, *(known[name] for name in names if name in known)))
 
     @uninterrupted
     def hooked(self, last: Sequence[tuple[str, Hook]] = (), first: Sequence[tuple[str, Hook]] = ()) -> Iterator[None]:
         """Hooks that run after those already on the model (``last``), and hooks that run before them (``first``)."""
         with used(self.model), ExitStack() as stack:
-            for name, hook in first:
-                stack.enter_context(self.model.hook_dict[name].register_forward_hook(partial(_call, hook), prepend=True))
-            stack.enter_context(self.model.hooks(fwd_hooks=list(last)))
+            for hooks, prepend in ((first, True), (last, False)):
+                for name, hook in hooks:
+                    point = self.points[name]
+                    point.add_hook(hook, prepend=prepend)
+                    stack.callback(_remove, point, point.fwd_hooks[0 if prepend else -1])
             yield
 
     @uninterrupted
@@ -283,7 +283,7 @@ class NeuronView:
         """
         seen: dict[int, Tensor] = {}
 
-        def add_change(module: object, inputs: object, output: Tensor, *, layer: int) -> Tensor:
+        def add_change(output: Tensor, hook: object = None, *, layer: int) -> Tensor:
             act = seen.pop(layer)
             chosen = act.gather(-1, index[layer][:, None, :].expand(*act.shape[:2], -1))
             if on is not None:
@@ -291,10 +291,19 @@ class NeuronView:
             return output + einsum(chosen, change[layer].to(chosen), "batch pos row, batch row d_model -> batch pos d_model")
 
         with ExitStack() as stack:
-            for layer in index:
-                stack.enter_context(self.model.blocks[layer].mlp.register_forward_hook(partial(add_change, layer=layer)))
             stack.enter_context(self._hooks({layer: partial(record_neurons, store=seen, layer=layer) for layer in index}))
+            for layer in index:
+                change_output = partial(add_change, layer=layer)
+                if (point := f"blocks.{layer}.mlp.out.hook_out") in self.points:
+                    stack.enter_context(self.hooked(first=[(point, change_output)]))
+                else:  # torch calls a hook with the module, what it was given and what it gives
+                    call = partial(_after_module, change_output)
+                    stack.enter_context(self.model.blocks[layer].mlp.register_forward_hook(call))
             yield
+            if seen:
+                raise RuntimeError(
+                    f"W_out of layer {next(iter(seen))} must be applied in each pass, and it was not. Leave compatibility mode."
+                )
 
     @uninterrupted
     def frozen(self) -> Iterator[None]:
@@ -307,14 +316,20 @@ class NeuronView:
 
     @uninterrupted
     def one_gelu_kernel(self) -> Iterator[None]:
-        """Compute GPT-2's GELU by one kernel of torch instead of TransformerLens' eight, in float32 and float64; equal up to rounding."""
+        """Compute GPT-2's GELU by one kernel of torch instead of eight, in float32 and float64; equal up to rounding."""
         with used(self.model), ExitStack() as stack:
             for layer, block in enumerate(self.model.blocks):
+                if self.rows(layer).dtype not in (torch.float32, torch.float64):
+                    continue
                 mlp: Any = block.mlp
-                is_gelu = getattr(getattr(mlp, "act_fn", None), "__name__", "") == "gelu_new"
-                if is_gelu and self.rows(layer).dtype in (torch.float32, torch.float64):
+                if getattr(getattr(mlp, "act_fn", None), "__name__", "") == "gelu_new":
                     stack.callback(setattr, mlp, "act_fn", mlp.act_fn)
                     mlp.act_fn = partial(torch.nn.functional.gelu, approximate="tanh")
+                wrapped = getattr(mlp, "original_component", None)  # of a Bridge: the module of transformers
+                for name, child in list(wrapped.named_children()) if wrapped is not None else ():
+                    if type(child).__name__ == "NewGELUActivation":
+                        stack.callback(setattr, wrapped, name, child)
+                        setattr(wrapped, name, torch.nn.GELU(approximate="tanh"))
             yield
 
     @uninterrupted

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from oracles import ATTENTION, ONE_BY_ONE, plain_integrated_gradients, times, turned
 from torch import Tensor
 
-from tl_localize import IntegratedGradients, MemorizedSequence, NeuronSet, neurons
+from tl_localize import IntegratedGradients, MemorizedSequence, NeuronSet
 from tl_localize.methods import integrated_gradients
 
 FEW = IntegratedGradients(steps=3)
@@ -161,8 +161,3 @@ def test_integrated_gradients_of_a_text_recited_almost_surely_do_not_underflow(
     assert 0 < exact.abs().max() < 1e-6
     half = FEW(llama_like.to(torch.float16), short).values
     assert (half - exact).abs().max() < 0.05 * exact.abs().max()
-
-
-def test_every_architecture_that_normalizes_after_w_out_is_known() -> None:
-    architectures = pytest.importorskip("transformer_lens.utilities.architectures")
-    assert neurons.POST_NORM >= architectures.POST_NORM_ARCHITECTURES

@@ -15,8 +15,8 @@ from tl_localize.methods.position_parallel import PositionParallelModel
 def spied(monkeypatch: pytest.MonkeyPatch) -> list[PositionParallelModel]:
     made: list[PositionParallelModel] = []
 
-    def of(neurons: Any) -> PositionParallelModel:
-        made.append(PositionParallelModel.of(neurons))
+    def of(*args: Any) -> PositionParallelModel:
+        made.append(PositionParallelModel.of(*args))
         return made[-1]
 
     monkeypatch.setattr(integrated_gradients, "PositionParallelModel", type("Spy", (), {"of": staticmethod(of)}))

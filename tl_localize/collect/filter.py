@@ -20,9 +20,9 @@ from torch import Tensor
 from tl_localize.batching import halving, tokens_that_fit
 from tl_localize.collect.criteria import DISTANT, EXAMPLES, INACCURATE, MONOTONOUS, REPEATED, REPETITIVE, SHORT, Criteria, Report
 from tl_localize.collect.windows import Candidate
+from tl_localize.host.seam import greedy
 from tl_localize.losses import residual, unembed
 from tl_localize.metrics import Decode, decoder
-from tl_localize.models import key_value_cache
 from tl_localize.neurons import LanguageModel, NeuronView
 from tl_localize.sequences import check_tokens
 
@@ -200,22 +200,10 @@ class Filter:
         return tokens
 
 
-@torch.no_grad()
 def greedy_tokens(view: NeuronView, context: Int[Tensor, "batch pos"], n: int) -> Int[Tensor, "batch new"]:
-    """The n tokens that greedy decoding with TransformerLens' cache puts after each context.
-
-    ``HookedTransformer.generate`` can't be used: with a tokenizer it masks tokens at the ends of the context that equal the pad token, and
-    without one, or from embeddings, it adds learned positions wrongly (TransformerLens 3.9). The mask that is given here masks nothing.
-    """
-    new, found = context.to(view.device), list[Tensor]()
-    cache = key_value_cache(view.model, view.device, len(context))
-    options: dict[str, Any] = {"stop_at_layer": view.n_layers, "past_kv_cache": cache, "padding_side": "right"}
+    """The n tokens that greedy decoding puts after each context."""
     with view.one_gelu_kernel():
-        for _ in range(n):
-            resid: Tensor = view.model(new, attention_mask=torch.ones_like(new), **options)
-            new = unembed(view.model, resid[:, -1:]).argmax(-1)
-            found.append(new)
-    return torch.cat(found, 1)
+        return greedy(view.model, context.to(view.device), n)
 
 
 def as_candidate(item: Any, id: str) -> Candidate:

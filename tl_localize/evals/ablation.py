@@ -15,7 +15,9 @@ from torch import Tensor
 
 from tl_localize.batching import bytes_to_keep, halving, tokens_that_fit
 from tl_localize.execution.tasks import Record, digest_of
+from tl_localize.host.seam import residual, resume
 from tl_localize.losses import unembed
+from tl_localize.methods.partial_runs import CleanRun
 from tl_localize.metrics import Decode, mean_base2
 from tl_localize.neurons import LanguageModel, NeuronView, model_name
 from tl_localize.scores import NeuronSet
@@ -120,7 +122,7 @@ ABLATIONS: dict[str, Callable[[Tensor, int], Ablation]] = {  # by name, from gen
 def activations(neurons: NeuronView, tokens: Integer[Tensor, "batch pos"]) -> dict[int, Tensor]:
     """The neurons of each layer, [batch pos neuron]."""
     with neurons.recorded() as acts:
-        neurons.model(tokens.long().to(neurons.device), stop_at_layer=neurons.n_layers, padding_side="right")
+        residual(neurons.model, tokens.long().to(neurons.device))
     return acts
 
 
@@ -152,6 +154,7 @@ class AblationMeter:
         self.view = NeuronView(model)
         self.tokens = batch_tokens or tokens_that_fit(self.view)
         self.room = bytes_to_keep(self.view)
+        self.restarts = CleanRun.of(self.view, sequences[0].tokens[None].to(self.view.device)).restarts
         self.kept: dict[tuple[str, int, int, int], Tensor] = {}  # what, first row, rows, layer -> the residual stream that enters it
         self.values: Tensor | None = None  # of an ablation that is the same for all targets
         self.texts = [decode(sequence.tokens.tolist()) for sequence in sequences]
@@ -233,13 +236,13 @@ class AblationMeter:
         n_layers = self.view.n_layers
         first = int(chosen.mask.any(-1).int().argmax()) if len(chosen) else n_layers
         with self.view.one_gelu_kernel(), self.view.clamped(chosen.mask, values):
-            if self.model.cfg.positional_embedding_type == "shortformer":  # its position vectors enter every layer
-                return self.model(tokens, stop_at_layer=n_layers, padding_side="right")
+            if not self.restarts:
+                return residual(self.model, tokens)
             key = (what, rows[0], len(rows), first)
             entering = self.kept.get(key)
             if entering is None:
-                entering = self.model(tokens, stop_at_layer=first, padding_side="right")
+                entering = residual(self.model, tokens, first)
                 if first < n_layers and entering.nbytes <= self.room:
                     self.kept[key] = entering
                     self.room -= entering.nbytes
-            return self.model(entering, start_at_layer=first, stop_at_layer=n_layers, padding_side="right")
+            return resume(self.model, first, entering)

@@ -68,25 +68,27 @@ class IntegratedGradients(Localizer):
 
     def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Values:
         batch = SequenceBatch.of([sequence], neurons.device)
-        if reason := why_not_parallel(neurons, len(sequence)):
-            warnings.warn(f"Integrated Gradients takes one position at a time, the slow way, because {reason}.", stacklevel=2)
-            totals = self._position_by_position(neurons, batch)
-        else:
-            totals = self._position_parallel(neurons, batch)
+        parallel, clean, reason = None, None, why_not_parallel(neurons, len(sequence))
         scores = torch.zeros(neurons.n_layers, neurons.n_neurons)
         with neurons.lean():
+            if reason is None:
+                clean = CleanRun.of(neurons, batch.tokens)
+                parallel = PositionParallelModel.of(neurons, batch.tokens)
+                reason = parallel.why_not(clean)
+            if parallel is None or clean is None or reason:
+                warnings.warn(f"Integrated Gradients takes one position at a time, the slow way, because {reason}.", stacklevel=2)
+                totals = self._position_by_position(neurons, batch)
+            else:
+                totals = self._position_parallel(parallel, clean, batch)
             for layer, act, total in totals:
                 scores[layer] = (act.float() * total).mean(0).cpu()
                 report((layer + 1) / neurons.n_layers)
         return scores
 
-    def _position_parallel(self, neurons: NeuronView, batch: SequenceBatch) -> Iterator[LayerTotals]:
+    def _position_parallel(self, parallel: PositionParallelModel, clean: CleanRun, batch: SequenceBatch) -> Iterator[LayerTotals]:
         """All positions at once, and as many points of the path in one batch as fit."""
-        parallel = PositionParallelModel.of(neurons)
-        with parallel.recorded():
-            clean = CleanRun.of(neurons, batch.tokens)
-        for layer in range(neurons.n_layers):
-            total = self._over_points(neurons, batch.tokens.shape[1], partial(parallel_gradients, parallel, clean, batch, layer))
+        for layer in range(clean.neurons.n_layers):
+            total = self._over_points(clean.neurons, batch.tokens.shape[1], partial(parallel_gradients, parallel, clean, batch, layer))
             yield layer, clean.acts[layer][batch.positions], total
 
     def _position_by_position(self, neurons: NeuronView, batch: SequenceBatch) -> Iterator[LayerTotals]:
@@ -113,7 +115,7 @@ def parallel_gradients(
     """Weighted sum over some points of the path of the probability's gradient with respect to a layer's neurons, at all targets."""
     neurons, act, rows = clean.neurons, clean.acts[layer], clean.neurons.rows(layer).detach()
     share = points[:, None, None].to(act.device)
-    if additive := neurons.adds_output(layer):
+    if layer in clean.additive:
         # A run from the next layer: with a share of the neurons' output, and with d/d(a h) = W_out d/d(residual stream).
         entering = clean.entering[layer + 1]
         changed = (entering - (1 - share) * (act @ rows).float().to(entering.device)).to(entering.dtype).requires_grad_()
@@ -121,14 +123,13 @@ def parallel_gradients(
             resid = clean.above(layer + 1, changed)[:, batch.positions]
             gradient, scale = probability_gradient(neurons, resid, batch.targets, changed)
     else:
-        entering = clean.entering[layer].expand(len(points), -1, -1)
         changed = (share * act.float()).to(act.dtype).requires_grad_()
         with parallel.from_layer(layer + 1), neurons.patched(layer, changed):
-            resid = clean.above(layer, entering)[:, batch.positions]
+            resid = clean.again(layer, len(points))[:, batch.positions]
             gradient, scale = probability_gradient(neurons, resid, batch.targets, changed)
     of_targets = gradient[:, batch.positions].float() * scale.to(gradient.device)  # a position is changed by its own target alone
     total = einsum(weights.to(gradient.device), of_targets, "step, step target entry -> target entry")
-    return total @ rows.float().T if additive else total
+    return total @ rows.float().T if layer in clean.additive else total
 
 
 def position_gradients(

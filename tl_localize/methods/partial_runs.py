@@ -1,26 +1,27 @@
 """A clean forward pass, partial runs that start above a changed layer, and the first-order estimate of ablation.
 
 A change in layer l leaves everything below it unchanged. So the residual stream that enters each layer is recorded once, and a changed run
-starts at layer l. Where the MLP output is additive (``NeuronView.adds_output``), a change of the neurons by d changes the input of layer
-l + 1 by d W_out, and the run starts there.
+starts at layer l. Where the MLP output is additive, neuron i adds h_i v_i to the residual stream, with no norm after W_out and no hook: a
+change of the neurons by d changes the input of layer l + 1 by d W_out, and the run starts there. Both are measured on each clean run, layer
+by layer, because configurations do not tell. Where a check fails, the longer way is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+import warnings
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_localize.changes import uninterrupted
-from tl_localize.losses import loss_scale, memorization_loss, residual
+from tl_localize.host.seam import entering, residual, resume
+from tl_localize.losses import loss_scale, memorization_loss
 from tl_localize.neurons import NeuronView
 from tl_localize.sequences import SequenceBatch
+
+MISFIT, ROUNDINGS = 1e-3, 16.0  # what a check allows: this share of the change, and so many roundings of the residual stream
+SLOPE = 0.05  # and this share of the change as a whole, which in bfloat16 is less than its roundings
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,46 +31,55 @@ class CleanRun:
     Args:
         entering: residual stream that enters each layer, before its hooks, [1 pos d_model]; ``n_layers``: the one after the last layer.
         acts: neurons of each layer, [pos neuron], after the user's hooks.
-        shortformer: the position vectors that a shortformer adds in each layer.
+        additive: the layers whose MLP output is simply added, and above which a run can start.
+        restarts: whether a run can start at any layer: nothing but the residual stream goes from one layer to the next.
     """
 
     neurons: NeuronView
+    tokens: Int[Tensor, "1 pos"]
     entering: dict[int, Tensor]
     acts: dict[int, Tensor]
-    shortformer: Tensor | None
+    additive: frozenset[int]
+    restarts: bool
 
     @classmethod
     @torch.no_grad()
     def of(cls, neurons: NeuronView, tokens: Int[Tensor, "1 pos"]) -> CleanRun:
-        with entering_recorded(neurons) as (entering, options), neurons.recorded() as acts:
-            entering[neurons.n_layers] = residual(neurons.model, tokens)
-        return cls(neurons, entering, {layer: act[0] for layer, act in acts.items()}, options.get("shortformer_pos_embed"))
+        with entering(neurons.model) as streams, neurons.recorded() as acts:
+            streams[neurons.n_layers] = residual(neurons.model, tokens)
+        acts = {layer: act[0] for layer, act in acts.items()}
+        halves = torch.ones(2, neurons.n_neurons, device=tokens.device)
+        halves[1] = 0.5
+        additive: set[int] = set()
+        for layer, act in acts.items():
+            with neurons.scaled({layer: halves}):
+                whole, half = resume(neurons.model, layer, streams[layer].expand(2, -1, -1), layer + 1)
+            if not fits(streams[layer + 1][0] - streams[layer][0], whole - streams[layer][0], whole):
+                reason = f"layer {layer} gets more than the residual stream from the layers below it"
+                warnings.warn(f"Every run starts from the tokens, the slow way, because {reason}.", stacklevel=2)
+                return cls(neurons, tokens, streams, acts, frozenset(), False)
+            if not neurons.output_hooked(layer) and fits(0.5 * (act.float() @ neurons.rows(layer).float()), whole - half, whole):
+                additive.add(layer)
+        return cls(neurons, tokens, streams, acts, frozenset(additive), True)
 
     def above(self, layer: int, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """The residual stream after the last layer when ``resid`` enters the given one."""
-        return self.neurons.model(
-            resid.contiguous(),  # TransformerLens views it as [batch * pos, d_model]
-            start_at_layer=layer,
-            stop_at_layer=self.neurons.n_layers,
-            shortformer_pos_embed=self.shortformer,
-            padding_side="right",
-        )
+        return resume(self.neurons.model, layer, resid)
+
+    def again(self, layer: int, n: int) -> Float[Tensor, "batch pos d_model"]:
+        """The same of n runs side by side in which hooks change a layer, and nothing below it."""
+        if self.restarts:
+            return self.above(layer, self.entering[layer].expand(n, -1, -1))
+        return residual(self.neurons.model, self.tokens.expand(n, -1))
 
 
-@uninterrupted
-def entering_recorded(neurons: NeuronView) -> Iterator[tuple[dict[int, Tensor], dict[str, Any]]]:
-    """The residual stream that enters each layer in the last forward pass, and with what options the blocks were called."""
-    entering: dict[int, Tensor] = {}
-    options: dict[str, Any] = {}
-
-    def record(module: object, inputs: tuple[Tensor, ...], given: dict[str, Any], *, layer: int) -> None:
-        entering[layer] = inputs[0]
-        options.update(given)
-
-    with ExitStack() as stack:
-        for layer, block in enumerate(neurons.model.blocks):
-            stack.enter_context(block.register_forward_pre_hook(partial(record, layer=layer), prepend=True, with_kwargs=True))
-        yield entering, options
+def fits(expected: Float[Tensor, "*shape"], measured: Float[Tensor, "*shape"], carrier: Float[Tensor, "*shape"]) -> bool:
+    """Whether a change of the residual stream ``carrier`` is the expected one, up to the roundings of the stream."""
+    expected, measured = expected.float(), measured.float()
+    misfit = (measured - expected).norm()
+    slope_misfit = ((measured - expected) * expected).sum().abs()  # of the regression of measured on expected, times its square
+    rounding = ROUNDINGS * torch.finfo(carrier.dtype).eps * carrier.float().norm()
+    return bool(misfit <= MISFIT * expected.norm() + rounding) and bool(slope_misfit <= SLOPE * expected.square().sum())
 
 
 def ablation_estimate(neurons: NeuronView, batch: SequenceBatch) -> Float[Tensor, "sequence layer neuron"]:

@@ -22,29 +22,45 @@ from functools import partial
 
 import torch
 from einops import einsum
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_localize.changes import uninterrupted
+from tl_localize.host.seam import attention_hooks, attention_scale, is_bridge, residual, rotation_limit
+from tl_localize.methods.partial_runs import CleanRun, fits
 from tl_localize.neurons import Hook, NeuronView
 
 Query = Float[Tensor, "batch pos head d_head"]
 Key = Float[Tensor, "batch pos kv_head d_head"]
 Scores = Float[Tensor, "batch head pos pos"]
+N_POINTS = 6  # query, key, value, scores, pattern, z
 
 
 @dataclass(eq=False, repr=False)  # TransformerLens asks every hook for its repr, and tensors are slow to print
 class PositionParallelAttention:
     """The hooks of one attention layer, and the tensors that they hand to each other."""
 
-    scale: float  # scores are q . k / scale, then limited by the cap where there is one
+    scale: float  # scores are q . k / scale, then limited by the cap where there is one; 0 where it is to be measured
     soft_cap: float
     clean: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # key and value, [1 pos kv_head d_head]
     changed: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # query, key, value, weight (the pattern's diagonal) of this run
 
-    def record(self, act: Key, hook: object = None, *, name: str) -> Key:
-        self.clean[name] = act
+    def record(self, act: Tensor, hook: object = None, *, name: str) -> Tensor:
+        if act.ndim == 4:  # else it is not what its name says
+            self.clean[name] = act
         return act
+
+    def measure_scale(self) -> None:
+        """The scale by regression of the scores' diagonal on q . k, where the model does not tell it; 0 where a hook was not called."""
+        if len(self.clean) < N_POINTS:
+            self.scale = 0.0
+        elif not self.scale:
+            query, own = self.clean["query"].float(), self.clean["scores"].float().diagonal(dim1=-2, dim2=-1)
+            dots = (query * self._per_head(self.clean["key"].float(), query.shape[2])).sum(-1).transpose(1, 2)
+            if self.soft_cap > 0:
+                own = self.soft_cap * torch.atanh((own / self.soft_cap).clamp(-1 + 1e-6, 1 - 1e-6))
+            self.scale = float((dots * dots).sum() / (dots * own).sum())
+        self.clean = {name: act for name, act in self.clean.items() if name in ("key", "value")}
 
     def query(self, act: Query, hook: object = None) -> Query:
         self.changed["query"] = act
@@ -87,19 +103,37 @@ class PositionParallelModel:
     layers: list[PositionParallelAttention]
 
     @classmethod
-    def of(cls, neurons: NeuronView) -> PositionParallelModel:
+    @torch.no_grad()
+    def of(cls, neurons: NeuronView, tokens: Int[Tensor, "1 pos"]) -> PositionParallelModel:
+        """The hooks with the clean keys and values of a sequence."""
         cap = float(getattr(neurons.model.cfg, "attn_scores_soft_cap", 0) or 0)
-        return cls(neurons, [PositionParallelAttention(float(block.attn.attn_scale), cap) for block in neurons.model.blocks])
-
-    @uninterrupted
-    def recorded(self) -> Iterator[None]:
-        """The next forward pass records the clean keys and values."""
+        layers = [PositionParallelAttention(attention_scale(neurons.model, layer), cap) for layer in range(neurons.n_layers)]
         last: list[tuple[str, Hook]] = []
-        for layer, attention in enumerate(self.layers):
-            points = self.neurons.attention_hooks(layer)
-            last += [(points[name], partial(attention.record, name=name)) for name in ("key", "value")]
-        with self.neurons.hooked(last=last):
-            yield
+        for layer, attention in enumerate(layers):
+            points = attention_hooks(neurons.model, layer)
+            last += [(points[name], partial(attention.record, name=name)) for name in points]
+        with neurons.hooked(last=last):
+            residual(neurons.model, tokens)
+        for attention in layers:
+            attention.measure_scale()
+        return cls(neurons, layers)
+
+    @torch.no_grad()
+    def why_not(self, clean: CleanRun) -> str | None:
+        """Why this model's positions can't be changed in one pass, or None: measured where layer 0 is ablated, at two positions."""
+        n, last = clean.tokens.shape[1], self.neurons.n_layers
+        if last > 1 and any(not attention.scale for attention in self.layers[1:]):
+            return "the hooks of attention are not live"
+        with self.from_layer(1), self.neurons.patched(0, torch.zeros_like(clean.acts[0])[None]):
+            together = clean.again(0, 1)[0]
+        for position in {n // 2, n - 1}:
+            zeros = torch.zeros_like(clean.acts[0][:1])
+            with self.neurons.patched_at(0, torch.tensor([position]), zeros):
+                alone = residual(self.neurons.model, clean.tokens[:, : position + 1])[0, -1]
+            before = clean.entering[last][0, position]
+            if not fits(alone - before, together[position] - before, alone):
+                return f"one pass gives other numbers at position {position} than a run of its own"
+        return None
 
     @uninterrupted
     def from_layer(self, first_layer: int) -> Iterator[None]:
@@ -107,7 +141,7 @@ class PositionParallelModel:
         last: list[tuple[str, Hook]] = []
         first: list[tuple[str, Hook]] = []
         for layer, attention in list(enumerate(self.layers))[first_layer:]:
-            points = self.neurons.attention_hooks(layer)
+            points = attention_hooks(self.neurons.model, layer)
             last += [(points["query"], attention.query), (points["pattern"], attention.pattern)]
             last += [(points[name], partial(attention.put_clean, name=name)) for name in ("key", "value")]
             first += [(points["scores"], attention.scores), (points["z"], attention.z)]
@@ -121,20 +155,20 @@ class PositionParallelModel:
 
 def why_not_parallel(neurons: NeuronView, n_tokens: int) -> str | None:
     """Why this model's positions cannot be changed in one pass; None if they can."""
-    cfg = neurons.model.cfg
+    cfg, model = neurons.model.cfg, neurons.model
     if getattr(cfg, "attention_dir", "causal") != "causal":
         return "attention is not causal"
-    if cfg.positional_embedding_type == "relative_positional_bias":
-        return "attention has a learned relative bias"
-    if getattr(cfg, "clip_qkv", None) is not None:
-        return "queries, keys and values are clipped where no hook reads them"
-    normed = any(getattr(block.attn, "k_norm", None) is not None for block in neurons.model.blocks)
-    if normed and cfg.positional_embedding_type != "rotary":
-        return "keys are normalized where no hook reads them"
-    trained = getattr(cfg, "train_seq_length", None) or cfg.n_ctx
-    if n_tokens > trained and (getattr(cfg, "use_logn_attn", False) or getattr(cfg, "use_dynamic_ntk_rope", False)):
-        return f"attention depends on the length beyond {trained} tokens"
-    names = (name for layer in range(neurons.n_layers) for name in neurons.attention_hooks(layer).values())
-    if missing := [name for name in names if name not in neurons.model.hook_dict]:
+    if (limit := rotation_limit(model)) is not None and n_tokens > limit:
+        return f"attention depends on the length beyond {limit} tokens"
+    if not is_bridge(model):  # a Bridge's attention is measured, but its configuration says little
+        if cfg.positional_embedding_type == "relative_positional_bias":
+            return "attention has a learned relative bias"
+        if getattr(cfg, "clip_qkv", None) is not None:
+            return "queries, keys and values are clipped where no hook reads them"
+        normed = any(getattr(block.attn, "k_norm", None) is not None for block in model.blocks)
+        if normed and cfg.positional_embedding_type != "rotary":
+            return "keys are normalized where no hook reads them"
+    names = (name for layer in range(neurons.n_layers) for name in attention_hooks(model, layer).values())
+    if missing := [name for name in names if name not in neurons.points]:
         return f"there is no hook {missing[0]}"
     return None

@@ -102,14 +102,13 @@ class ZeroOut(Localizer):
         size = max(1, int(at_once) // batch.tokens.shape[1])
 
         def losses(chunk: list[int]) -> Tensor:
-            if neurons.adds_output(layer):
+            if layer in clean.additive:
                 written = act.T[chunk][:, :, None] * rows[chunk][:, None, :]  # [neuron pos d_model]
                 entering = clean.entering[layer + 1]
                 return token_losses(neurons, clean.above(layer + 1, entering - written.to(entering)), batch)
             gates = 1 - F.one_hot(torch.tensor(chunk, device=act.device), neurons.n_neurons)
-            entering = clean.entering[layer].expand(len(chunk), -1, -1)
             with neurons.scaled({layer: gates}):
-                return token_losses(neurons, clean.above(layer, entering), batch)
+                return token_losses(neurons, clean.again(layer, len(chunk)), batch)
 
         for chunk, loss in halving(losses, chosen, size):
             yield chunk, (loss - baseline).mean(1).float()

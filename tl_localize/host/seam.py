@@ -1,0 +1,202 @@
+"""The one file that knows whether a model is a HookedTransformer or a TransformerBridge: runs of a part of the model.
+
+A HookedTransformer starts and stops at any layer by itself. A Bridge runs the forward pass of transformers: blocks that are to be skipped
+hand on what they are given, so that masks and rotations are made by the model itself, and an exception leaves the pass where it is to stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_localize.changes import uninterrupted
+
+Stream = Float[Tensor, "batch pos d_model"]
+_OUTPUTS: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()  # of a Bridge: entries of each block's output; 0 for a plain tensor
+
+
+def is_bridge(model: Any) -> bool:
+    """Whether a model is a TransformerBridge, which TransformerLens 4 has alone and 3.9 has beside HookedTransformer."""
+    from transformer_lens.model_bridge import TransformerBridge
+
+    return isinstance(model, TransformerBridge)
+
+
+def residual(model: Any, tokens: Int[Tensor, "batch pos"], stop: int | None = None) -> Stream:
+    """The residual stream that enters layer ``stop``, by default the one after the last layer."""
+    stop = len(model.blocks) if stop is None else stop
+    if is_bridge(model):
+        return _run(model, tokens, stop=stop)
+    # padding_side: TransformerLens would take tokens equal to the pad token for padding when the tokenizer pads on the left.
+    return model(tokens, stop_at_layer=stop, padding_side="right")
+
+
+def resume(model: Any, layer: int, resid: Stream, stop: int | None = None) -> Stream:
+    """The same from a layer on, when ``resid`` enters that layer. The batch may be any; nothing below the layer runs."""
+    stop = len(model.blocks) if stop is None else stop
+    if layer == stop:
+        return resid
+    tokens = torch.zeros(resid.shape[:2], dtype=torch.long, device=resid.device)  # of no effect: only their number is used
+    if is_bridge(model):
+        return _run(model, tokens, start=layer, resid=resid, stop=stop)
+    shortformer = model.cfg.positional_embedding_type == "shortformer"  # position vectors that enter every layer
+    positions = model.hook_pos_embed(model.pos_embed(tokens)) if shortformer else None
+    # contiguous: TransformerLens views it as [batch * pos, d_model]
+    options: dict[str, Any] = {"shortformer_pos_embed": positions, "padding_side": "right"}
+    return model(resid.contiguous(), start_at_layer=layer, stop_at_layer=stop, **options)
+
+
+def unembed(model: Any, resid: Float[Tensor, "*shape d_model"]) -> Float[Tensor, "*shape vocab"]:
+    """Logits (float32, or float64 where the model is) of residual vectors: the model from above its last block on."""
+    if is_bridge(model):
+        vectors = resid.reshape(-1, 1, resid.shape[-1])  # each as a sequence of its own
+        tokens = torch.zeros(vectors.shape[:2], dtype=torch.long, device=resid.device)
+        logits = _run(model, tokens, start=len(model.blocks), resid=vectors)
+    else:
+        logits = model(resid.reshape(1, -1, resid.shape[-1]), start_at_layer=len(model.blocks), padding_side="right")
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).reshape(*resid.shape[:-1], -1)
+
+
+@uninterrupted
+def entering(model: Any) -> Iterator[dict[int, Tensor]]:
+    """The residual stream that enters each layer in the last forward pass, before the layer's hooks."""
+    store: dict[int, Tensor] = {}
+
+    def record(module: object, inputs: tuple[Any, ...], given: dict[str, Any], *, layer: int) -> None:
+        store[layer] = inputs[0] if inputs else given["hidden_states"]
+
+    with ExitStack() as stack:
+        for layer, block in enumerate(model.blocks):
+            stack.enter_context(block.register_forward_pre_hook(partial(record, layer=layer), prepend=True, with_kwargs=True))
+        yield store
+
+
+@torch.no_grad()
+def greedy(model: Any, context: Int[Tensor, "batch pos"], n: int) -> Int[Tensor, "batch new"]:
+    """The n tokens that greedy decoding with a cache of keys and values puts after each context.
+
+    ``HookedTransformer.generate`` can't be used: with a tokenizer it masks tokens at the ends of the context that equal the pad token, and
+    without one, or from embeddings, it adds learned positions wrongly (TransformerLens 3.9). The mask that is given here masks nothing.
+    """
+    new, found = context, list[Tensor]()
+    if is_bridge(model):
+        from transformers import DynamicCache
+
+        states: Any = DynamicCache(config=model.original_model.config)
+        options: dict[str, Any] = {"past_key_values": states, "use_cache": True}
+    else:
+        from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+
+        states = TransformerLensKeyValueCache.init_cache(model.cfg, context.device, len(context))
+        options = {"stop_at_layer": len(model.blocks), "past_kv_cache": states, "padding_side": "right"}
+    for _ in range(n):
+        if is_bridge(model):
+            logits = model(new, **options)[:, -1:].float()
+        else:
+            logits = unembed(model, model(new, attention_mask=torch.ones_like(new), **options)[:, -1:])
+        new = logits.argmax(-1)
+        found.append(new)
+    return torch.cat(found, 1)
+
+
+def attention_hooks(model: Any, layer: int) -> dict[str, str]:
+    """Names of the hook points of a layer's attention. A HookedTransformer's queries and keys are those after the rotation.
+
+    A Bridge's are those before it: the query and the key of one position are rotated alike, so their product is the same, and clean keys
+    that are put in before the rotation come out rotated.
+    """
+    rotated = not is_bridge(model) and model.cfg.positional_embedding_type == "rotary"
+    prefix = "rot_" if rotated else ""
+    points = {"query": f"{prefix}q", "key": f"{prefix}k", "value": "v", "scores": "attn_scores", "pattern": "pattern", "z": "z"}
+    return {name: f"blocks.{layer}.attn.hook_{point}" for name, point in points.items()}
+
+
+def attention_scale(model: Any, layer: int) -> float:
+    """What a layer divides its products of query and key by; 0 for a Bridge, which does not tell it."""
+    return 0.0 if is_bridge(model) else float(model.blocks[layer].attn.attn_scale)
+
+
+def rotation_limit(model: Any) -> int | None:
+    """The number of tokens beyond which the attention of a sequence's beginning depends on its length, where there is one."""
+    cfg = model.cfg
+    if not is_bridge(model):
+        depends = getattr(cfg, "use_logn_attn", False) or getattr(cfg, "use_dynamic_ntk_rope", False)
+        return (getattr(cfg, "train_seq_length", None) or cfg.n_ctx) if depends else None
+    config = getattr(model.original_model.config, "get_text_config", lambda: model.original_model.config)()
+    given = getattr(config, "rope_parameters", None) or {}
+    for rope in (given, *(entry for entry in given.values() if isinstance(entry, dict))):  # of all layers, or by their kind
+        if rope.get("rope_type") in ("dynamic", "longrope"):
+            return rope.get("original_max_position_embeddings") or cfg.n_ctx
+    return None
+
+
+class _Reached(Exception):
+    """Leaves a forward pass with the residual stream."""
+
+    def __init__(self, resid: Tensor) -> None:
+        super().__init__()
+        self.resid = resid
+
+
+def _leave_before(module: object, inputs: tuple[Any, ...], given: dict[str, Any]) -> None:
+    raise _Reached(inputs[0] if inputs else given["hidden_states"])
+
+
+def _leave_after(module: object, inputs: object, output: Any) -> None:
+    raise _Reached(output[0] if isinstance(output, tuple) else output)
+
+
+def _put_in(module: object, inputs: tuple[Any, ...], given: dict[str, Any], *, resid: Tensor) -> Any:
+    return ((resid, *inputs[1:]), given) if inputs else (inputs, given | {"hidden_states": resid})
+
+
+def _run(model: Any, tokens: Tensor, start: int = 0, resid: Tensor | None = None, stop: int | None = None) -> Tensor:
+    """A Bridge's forward pass from layer ``start`` on, which ``resid`` enters, to layer ``stop``, by default to the logits."""
+    n_outputs = _outputs(model)
+    with _cut(list(model.blocks), n_outputs, start, resid, stop):
+        try:
+            return model(tokens, use_cache=False)
+        except _Reached as reached:
+            return reached.resid
+
+
+@uninterrupted
+def _cut(blocks: list[Any], n_outputs: list[int], start: int, resid: Tensor | None, stop: int | None) -> Iterator[None]:
+    """Forward passes skip the blocks below ``start``, and end before ``stop``."""
+    with ExitStack() as stack:
+        for block, n in zip(blocks[:start], n_outputs, strict=False):
+            handed = (resid, *[None] * (n - 1)) if n else resid
+            # What torch calls for block(...): so the block's own hooks don't run either. `setattr` would reach the wrapped module.
+            stack.callback(vars(block).pop, "_call_impl", None)
+            vars(block)["_call_impl"] = lambda *args, handed=handed, **kwargs: handed
+        if resid is not None and start < len(blocks):
+            stack.enter_context(blocks[start].register_forward_pre_hook(partial(_put_in, resid=resid), prepend=True, with_kwargs=True))
+        if stop == len(blocks):
+            stack.enter_context(blocks[-1].register_forward_hook(_leave_after))
+        elif stop is not None:
+            stack.enter_context(blocks[stop].register_forward_pre_hook(_leave_before, prepend=True, with_kwargs=True))
+        yield
+
+
+@torch.no_grad()
+def _outputs(model: Any) -> list[int]:
+    """Entries of the tuple that each block of a Bridge hands on, 0 for a plain tensor; measured once, on one token."""
+    if model not in _OUTPUTS:
+        found: list[int] = []
+
+        def look(module: object, inputs: object, output: Any) -> None:
+            found.append(len(output) if isinstance(output, tuple) else 0)
+
+        with ExitStack() as stack:
+            for block in model.blocks:
+                stack.enter_context(block.register_forward_hook(look))
+            model(torch.zeros(1, 1, dtype=torch.long, device=next(iter(model.parameters())).device), use_cache=False)
+        _OUTPUTS[model] = found
+    return _OUTPUTS[model]
