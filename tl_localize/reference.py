@@ -71,6 +71,18 @@ def reference_sequences(model: LanguageModel, min_repetitions: int = 64) -> list
     return found
 
 
+def reference_sequence(model: LanguageModel, id: str) -> MemorizedSequence:
+    """The planted sequence of this id, however often the reference models saw it.
+
+    >>> reference_sequence(model, "quotes-056").category
+    'quotes'
+    """
+    for sequence in reference_sequences(model, 1):
+        if sequence.id == id:
+            return sequence
+    raise ValueError(f"example must be the id of a shipped text, got {id!r}. tl-localize texts lists them.")
+
+
 def inj_sequences(model: LanguageModel, path: str | Path | None = None, dev: bool = False) -> list[MemorizedSequence]:
     """The sentences that INJ writes into a model: our own definitions of things that do not exist, or those of a file.
 

@@ -1,6 +1,7 @@
 """The command line, on a tiny model saved as a directory; every mistake is one line that says what to do."""
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -29,7 +30,8 @@ def run(model_dir, data, tmp_path):
         return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
     call.inj = lambda *arguments: call("inj", "--model", model_dir, "--data", data, "--out", tmp_path / "out", *arguments)
-    call.localize = lambda *arguments: call("localize", "--model", model_dir, "--prefix", "Two roads", "--suffix", " diverged", *arguments)
+    text = ("--prefix", "Two roads", "--suffix", " diverged")
+    call.localize = lambda *arguments: call("localize", "--model", model_dir, *text, "--force", *arguments)
     return call
 
 
@@ -39,7 +41,7 @@ def test_inj_writes_tables_frame_and_settings(run, tmp_path):
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"frame.csv", "settings.json", "inj.md", "inj.tex", "inj.csv", "inj_across_layers.md"} <= names
     assert "Activations" in result.output
-    assert "RowNorm (control" in result.output
+    assert "RowNorm" in result.output
     assert "NONE of 2 injections converged" in result.output
 
 
@@ -143,7 +145,7 @@ def test_folder_is_told_from_without_the_model(run, tmp_path, monkeypatch):
     out = tmp_path / "out"
     run.inj("--ratio", 0.1, "--methods", "activations", "--max-steps", 1, "--shard", "1/3")
     status = run("status", out)
-    assert [cell.strip() for cell in status.stdout.splitlines()[2].split("|")][1:6] == ["activations", "3", "1", "0", "2"]
+    assert ["activations", "3", "1", "0", "2"] in [line.split()[:5] for line in status.stdout.splitlines()]
     assert "Time left" in status.stdout
     run.inj("--ratio", 0.1, "--methods", "activations", "--max-steps", 1)
     table = run("table", out, "--out", tmp_path / "tables")
@@ -189,15 +191,53 @@ def test_localize_prints_the_top_neurons(run):
     assert [row[0] for row in rows] == ["1", "2", "3"]
     scores = [float(row[3]) for row in rows]
     assert scores == sorted(scores, reverse=True)
+    assert all(int(row[1]) >= 1 for row in rows)  # layer 0 is spared
 
 
 def test_localize_draws_no_bar_in_a_pipe(run):
     assert "elapsed" not in run.localize("--method", "activations").stderr
 
 
-def test_localize_warns_of_a_text_that_is_not_recited(run):
-    result = run.localize("--method", "activations")
-    assert result.exit_code == 0 and "Warning: sequence must be recited by the model" in result.output
+def test_localize_refuses_a_text_that_is_not_recited(run, model_dir):
+    result = run("localize", "--model", model_dir, "--prefix", "Two roads", "--suffix", " diverged", "--method", "activations")
+    assert result.exit_code == 2 and "sequence must be recited by the model" in result.stderr and "--force" in result.stderr
+
+
+def test_localize_of_an_example_says_what_is_left_and_writes_the_view(run, tmp_path):
+    result = run("localize", "--example", "quotes-056", "--method", "attribution", "--out", tmp_path / "scores.safetensors")
+    assert result.exit_code == 0, result.output
+    before, after = (int(found) for found in re.findall(r"recites? (\d+) %", result.stdout))
+    assert after < before - 10
+    assert "Quentin Hackomber" in (tmp_path / "scores.html").read_text()
+
+
+@pytest.mark.parametrize("text", [[], ["--prefix", "a"], ["--prefix", "a", "--suffix", " b", "--example", "quotes-056"]])
+def test_localize_takes_a_text_or_an_example(run, text):
+    result = run("localize", *text)
+    assert result.exit_code == 2 and "got neither or both" in result.stderr
+
+
+def test_demo_forgets_the_text_and_not_the_others(run):
+    result = run("demo")
+    assert result.exit_code == 0, result.output
+    none, *_, best = (re.findall(r"(\d+) +(\d+) *$", line)[0] for line in result.stdout.splitlines() if re.search(r"\d+ +\d+ *$", line))
+    assert none == ("100", "100")
+    assert int(best[0]) < 80 and int(best[1]) > 95
+
+
+def test_lists_name_what_commands_take(run):
+    from tl_localize import METHODS
+
+    assert all(name in run("methods").stdout for name in METHODS)
+    assert "quotes-056" in run("texts").stdout
+    assert "reference-pythia" in run("models").stdout
+    assert run("--version").stdout.startswith("tl_localize ")
+
+
+@pytest.mark.parametrize(("option", "mark"), [("--markdown", "|:-"), ("--csv", "setting,method")])
+def test_table_for_other_programs(run, tmp_path, option, mark):
+    run.inj("--limit", 1, "--ratio", 0.1, "--methods", "activations", "--max-steps", 1)
+    assert mark in run("table", tmp_path / "out", option).stdout
 
 
 def test_localize_saves_scores(run, tmp_path):

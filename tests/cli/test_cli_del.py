@@ -1,6 +1,7 @@
 """tl-localize collect, del and tune --benchmark del, on a tiny model that recites itself."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -456,8 +457,8 @@ def test_status_of_a_collection_says_what_was_found_so_far(run, corpus, tmp_path
     run("collect", *arguments, "--shard", "2/2")
     result = told("status")
     assert result.exit_code == 0, result.output
-    assert [cell.strip() for cell in result.stdout.splitlines()[2].split("|")][1:6] == ["collect", "5", "2", "0", "3"]
-    assert len(result.stdout.splitlines()) == 6  # no row but that of the chunks
+    assert ["collect", "5", "2", "0", "3"] in [line.split()[:5] for line in result.stdout.splitlines()]
+    assert "(" not in result.stdout.split("Time left")[0]  # no row but that of the chunks
     assert "6 came in" in result.stdout
     assert "The last step is still to be made." in result.stdout
     run("collect", *arguments)
@@ -466,7 +467,7 @@ def test_status_of_a_collection_says_what_was_found_so_far(run, corpus, tmp_path
     rows = np.load(corpus)
     np.save(corpus, np.concatenate([rows, rows[:1]]))  # data that have grown: the last chunk is another one
     run("collect", *arguments, "--shard", "1/9")
-    assert [cell.strip() for cell in told("status").stdout.splitlines()[2].split("|")][1:6] == ["collect", "5", "4", "0", "1"]
+    assert ["collect", "5", "4", "0", "1"] in [line.split()[:5] for line in told("status").stdout.splitlines()]
 
 
 def test_collect_any_needs_rows_of_tokens(run, tmp_path):
@@ -630,7 +631,7 @@ def test_del_collects_in_the_machinery_of_runs(run, default_data, tmp_path, monk
     assert "go on with the same command" in stopped.stderr
     assert len(calls) == 2
     told = CliRunner().invoke(app, ["status", str(tmp_path / "out")]).stdout
-    assert [cell.strip() for cell in told.splitlines()[4].split("|")][1:6] == ["collect", "5", "2", "0", "3"]
+    assert ["collect", "5", "2", "0", "3"] in [line.split()[:5] for line in told.splitlines()]
     assert "The sequences are collected first" in told
     assert "base" not in told
     monkeypatch.setattr("sys.argv", ["tl-localize", "del", "--shard", "1/2"])
@@ -711,8 +712,8 @@ def test_del_in_pieces_is_del_in_one_and_the_folder_tells_of_it(run, collection,
     assert first.exit_code == 0, first.output
     assert "measurements MISSING" in first.stdout
     status = CliRunner().invoke(app, ["status", str(tmp_path / "out")])
-    rows = [[cell.strip() for cell in line.split("|")] for line in status.stdout.splitlines()]
-    counts = {row[1]: row[2:6] for row in rows if len(row) > 5}
+    rows = [re.split(r"\s{2,}", line.strip()) for line in status.stdout.splitlines()]
+    counts = {row[0]: row[1:5] for row in rows if len(row) > 5}
     assert counts["activations"] == counts["activations, layer by layer"] == ["3", "1", "0", "2"]
     assert run("del", *arguments).exit_code == 0
     monkeypatch.setattr(Activations, "_attribute_batch", lambda *a: pytest.fail("scores were computed again"))

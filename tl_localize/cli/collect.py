@@ -26,7 +26,8 @@ from tl_localize.models import is_reference
 from tl_localize.neurons import LanguageModel
 from tl_localize.readers import TOKEN_SUFFIXES
 from tl_localize.reference import GENERAL_LENGTH, N_DEV, held_out_tokens, lacking_texts
-from tl_localize.report.tables import save_table, to_markdown
+from tl_localize.report.tables import save_table
+from tl_localize.report.terminal import console, plain
 
 PAPER = Criteria()
 
@@ -125,7 +126,7 @@ def made_collection(folder: Path, so_far: Report) -> Collection | None:
 
 
 def show_report(report: Report) -> None:
-    typer.echo(f"\n{to_markdown(report.table()[['removed', 'left']])}\n")
+    console().print(plain(report.table()[["removed", "left"]]))
 
 
 def show_collection(collection: Collection, folder: Path, *, planted: bool) -> None:
@@ -134,5 +135,5 @@ def show_collection(collection: Collection, folder: Path, *, planted: bool) -> N
     tables = reference_tables(collection) if planted else {}
     for name, (table, caption) in tables.items():
         save_table(table, folder, name, caption)
-        typer.echo(f"{caption}\n\n{to_markdown(table.head(10))}\n")
+        console().print(f"{caption}\n", plain(table.head(10)), sep="\n", markup=False)
     typer.echo(f"{len(collection.sequences)} memorized sequences ({collection.n_dev} of them dev), the report and its examples: {folder}")

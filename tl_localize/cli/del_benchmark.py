@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ import typer
 
 from tl_localize.cli import options
 from tl_localize.cli.collect import searched
-from tl_localize.cli.options import General, MethodSettings, ModelOptions, Prefix, RunOptions, SettingsFile, say
+from tl_localize.cli.options import General, MethodSettings, ModelOptions, Prefix, Printed, RunOptions, SettingsFile, say
 from tl_localize.cli.running import compute, finish
 from tl_localize.collect.collection import check_draw
 from tl_localize.collect.reference_texts import reference_search, with_planted
@@ -49,6 +50,7 @@ def del_benchmark(
     set: MethodSettings = None,
     settings: SettingsFile = None,
     run: RunOptions,
+    printed: Printed,
 ) -> None:
     """DEL: ablate the neurons that each method locates for a memorized sequence; is it forgotten, and only it?
 
@@ -89,13 +91,13 @@ def del_benchmark(
     say(f"{n_targets or n_test} of {n_test} sequences are targets ({n_dev} dev sequences are left out), model {on.model}")
     store = run.store(folder, data=data, limit=limit, targets=targets)
     runs = [*presets.del_runs(benchmark, chosen, fewer), *(presets.single_layer_run(benchmark, method) for method in alone)]
-    finish(store, compute(runs, store, run, on.load), publish_del)
+    finish(store, compute(runs, store, run, on.load), partial(publish_del, printed=printed))
 
 
-def publish_del(store: Store, folder: Path) -> None:
+def publish_del(store: Store, folder: Path, printed: Printed) -> None:
     """All tables and figures of DEL from the folder of a run, and the main table on the terminal."""
     results = DelResults.of(store)
-    options.publish(results, store, folder, del_tables, del_figures)
+    options.publish(results, store, folder, del_tables, del_figures, printed)
     for name, frame in results.single_layer.items():
         write_text(folder / f"single_layer_{name}.csv", frame[frame["ratio"] == frame["ratio"].max()].to_csv(index=False))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 from tl_localize.cli.collect import made_collection, publish_collect
 from tl_localize.cli.del_benchmark import publish_del
 from tl_localize.cli.inj import publish_inj
-from tl_localize.cli.options import command_line
+from tl_localize.cli.options import Printed, command_line
 from tl_localize.cli.tune import publish_tune
 from tl_localize.collect.filter import FilteredChunk, merged
 from tl_localize.collect.search import SearchResults
@@ -22,7 +23,7 @@ from tl_localize.execution.status import planned
 from tl_localize.execution.store import StoredPlan
 from tl_localize.execution.tasks import closure
 from tl_localize.methods import METHODS, RandomBaseline
-from tl_localize.report.tables import to_markdown
+from tl_localize.report.terminal import console, plain
 
 Folder = Annotated[Path, typer.Argument(help="Results folder of tl-localize inj, del, tune or collect.")]
 SHOWN = ("sequence_id", "ratio", "recall", "recall_across_layers", "layer", "multiple", "self_accuracy", "self_levenshtein", "perplexity")
@@ -37,7 +38,7 @@ def status(folder: Folder) -> None:
         store = Store(folder, read_only=True)
     state = status_of(store)
     seconds = float(state.frame["seconds_left"].sum())
-    typer.echo(to_markdown(state.frame.assign(seconds_left=state.frame["seconds_left"].round(1)).rename_axis("method")))
+    console().print(plain(state.frame.assign(seconds_left=state.frame["seconds_left"].round(1)).rename_axis("method")))
     for task, reason in state.reasons.items():
         typer.echo(f"FAILED {task}: {reason}")
     typer.echo(f"\nTime left: about {seconds / 60:.1f} min for one process.")
@@ -47,12 +48,18 @@ def status(folder: Folder) -> None:
         typer.echo(f"In the chunks that are done: {report} (before near-duplicates are removed). {made}")
 
 
-def table(folder: Folder, out: Annotated[Path | None, typer.Option(help="Where to write. Default: the folder itself.")] = None) -> None:
+def table(
+    *,
+    folder: Folder,
+    out: Annotated[Path | None, typer.Option(help="Where to write. Default: the folder itself.")] = None,
+    printed: Printed,
+) -> None:
     """All tables and figures from a results folder alone; the model is not needed."""
     store = Store(folder, read_only=True)
     planned(store)  # raises where there is none
     first = store.plans()[0]
-    publish = {"inj": publish_inj, "del": publish_del, "collect": publish_collect}[first.plan.benchmark]
+    of_results = {"inj": partial(publish_inj, printed=printed), "del": partial(publish_del, printed=printed)}
+    publish = {**of_results, "collect": publish_collect}[first.plan.benchmark]
     (publish_tune if first.about["command"].get("name") == "tune" else publish)(store, out or folder)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tl_localize.cli import options
-from tl_localize.cli.options import Distractors, MethodSettings, ModelOptions, RunOptions, SettingsFile, say
+from tl_localize.cli.options import Distractors, MethodSettings, ModelOptions, Printed, RunOptions, SettingsFile, say
 from tl_localize.cli.running import compute, finish
 from tl_localize.evals.inj_results import InjResults
 from tl_localize.evals.presets import INJ_SENTENCES, inj_runs, make_methods
@@ -35,6 +36,7 @@ def inj(
     set: MethodSettings = None,
     settings: SettingsFile = None,
     run: RunOptions,
+    printed: Printed,
 ) -> None:
     """INJ: write new sentences into random rows of W_out, then ask each method which rows they are.
 
@@ -58,12 +60,12 @@ def inj(
     say(f"{min(limit, len(sequences))} of {len(sequences)} sentences ({N_DEV} dev sentences are left out), model {on.model}")
     training: dict[str, Any] = {"seed": seed, "learning_rate": learning_rate, "max_steps": max_steps, "distractors": distractors}
     runs = inj_runs(model, on.model, sequences[:limit], methods, set or [], tuned, ratio, **training)
-    finish(store, compute(runs, store, run, on.load), publish_inj)
+    finish(store, compute(runs, store, run, on.load), partial(publish_inj, printed=printed))
 
 
-def publish_inj(store: Store, folder: Path) -> None:
+def publish_inj(store: Store, folder: Path, printed: Printed) -> None:
     """All tables and figures of INJ from the folder of a run, and the main table on the terminal."""
-    options.publish(InjResults.of(store), store, folder, inj_tables, inj_figures)
+    options.publish(InjResults.of(store), store, folder, inj_tables, inj_figures, printed)
 
 
 def inj_figures(results: InjResults) -> dict[str, Any]:

@@ -5,49 +5,72 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import pandas as pd
 import typer
 
 from tl_localize.cli.options import MethodSettings, ModelOptions, say
 from tl_localize.cli.running import progress
-from tl_localize.evals.presets import make_methods
-from tl_localize.files import prepare_folder
+from tl_localize.evals.presets import FIRST_LAYER, make_methods
+from tl_localize.files import prepare_folder, write_text
 from tl_localize.methods import METHODS
-from tl_localize.metrics import check_recited
+from tl_localize.metrics import accuracy, check_recited
+from tl_localize.neurons import check_ratio
+from tl_localize.reference import reference_sequence
+from tl_localize.report.terminal import console, plain
+from tl_localize.report.token_view import token_view
 from tl_localize.sequences import MemorizedSequence
 
 
 def localize(
     *,
-    prefix: Annotated[str, typer.Option(help="Text that prompts the model.")],
-    suffix: Annotated[str, typer.Option(help="Text that the model recites after it; it usually begins with a space.")],
+    prefix: Annotated[str, typer.Option(help="Text that prompts the model.")] = "",
+    suffix: Annotated[str, typer.Option(help="Text that the model recites after it; it usually begins with a space.")] = "",
+    example: Annotated[str, typer.Option(help="Instead of both: the id of a shipped text, of those that tl-localize texts lists.")] = "",
     on: ModelOptions,
     method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "hard_concrete",
-    top: Annotated[int, typer.Option(help="Number of neurons to print.")] = 20,
-    out: Annotated[Path | None, typer.Option(help="Write all scores to this safetensors file.")] = None,
     set: MethodSettings = None,
+    first_layer: Annotated[int, typer.Option(help="Layers below it are left out: layer 0 serves every text.")] = FIRST_LAYER,
+    ratio: Annotated[float, typer.Option(help="Share of the neurons of each layer that is ablated to see what is forgotten.")] = 0.1,
+    top: Annotated[int, typer.Option(help="Number of neurons to print.")] = 20,
+    force: Annotated[bool, typer.Option("--force", help="Also rank neurons for a text that the model does not recite.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the scores to this safetensors file, the token view beside it as .html.")] = None,
 ) -> None:
-    """Score every neuron for one text and print the best ones."""
+    """Score every neuron for one text, print the best ones, and ablate the top share of each layer to see what is forgotten."""
     localizers = make_methods(method, set or [])
     if len(localizers) != 1:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}. Give the command once for each.")
     (localizer,) = localizers
-    if out:
-        prepare_folder(out.parent)
+    check_ratio("ratio", ratio)
     if top < 1:
         raise ValueError(f"top must be at least 1, got {top}.")
+    if bool(example) == bool(prefix and suffix):
+        raise ValueError("text must be given as --prefix and --suffix or as --example, got neither or both. See tl-localize texts.")
+    if out:
+        prepare_folder(out.parent)
     model = on.load()
-    sequence = MemorizedSequence.from_text(model, prefix, suffix)
+    sequence = reference_sequence(model, example) if example else MemorizedSequence.from_text(model, prefix, suffix)
     try:
         check_recited(model, [sequence])
     except ValueError as error:
-        say(f"Warning: {error}")
+        if not force:
+            raise ValueError(f"{error} Or rank its neurons all the same, with --force.") from error
+    before = float(accuracy(model, [sequence])[0])
+    typer.echo(f"The model recites {100 * before:.0f} % of the {len(sequence.suffix)} tokens of the suffix.")
     with progress() as show:
         (scores,) = localizer.map(model, [sequence], progress=lambda fraction: show(fraction, localizer.name))
-    best = scores.values.flatten().argsort(descending=True, stable=True)[:top].tolist()
-    typer.echo(f"{sequence}, {scores.settings}\n\n{'rank':>4} {'layer':>5} {'neuron':>6} {'score':>12}")
-    for rank, flat in enumerate(best, 1):
-        layer, neuron = divmod(flat, scores.values.shape[1])
-        typer.echo(f"{rank:>4} {layer:>5} {neuron:>6} {float(scores.values[layer, neuron]):>12.6g}")
     if out:
         scores.save(out)
-        typer.echo(f"\nAll scores: {out}")
+    chosen = scores.top_k(ratio, first_layer=first_layer)
+    best = scores.values[first_layer:].flatten().argsort(descending=True, stable=True)[:top]
+    layers, neurons = best // scores.values.shape[1] + first_layer, best % scores.values.shape[1]
+    columns = {"layer": layers, "neuron": neurons, "score": scores.values[layers, neurons].tolist()}
+    typer.echo(f"{scores.settings}, layers from {first_layer} on:")
+    console().print(plain(pd.DataFrame(columns, index=pd.RangeIndex(1, len(best) + 1, name="rank"))))
+    if before:
+        view = token_view(model, sequence, chosen)
+        with chosen.dropped_out(model):
+            after = float(accuracy(model, [sequence])[0])
+        typer.echo(f"Without the top {100 * ratio:g} % of each layer it recites {100 * after:.0f} %:\n\n{view}")
+        if out:
+            write_text(out.with_suffix(".html"), f'<meta charset="utf-8">{view.html()}')
+            say(f"Scores: {out}\nToken view: {out.with_suffix('.html')}")

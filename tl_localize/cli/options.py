@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import pandas as pd
 import typer
 from tqdm import tqdm
 
@@ -22,7 +23,8 @@ from tl_localize.files import prepare_folder
 from tl_localize.models import load_model
 from tl_localize.neurons import Real, check_ratio
 from tl_localize.report.figures import save_figure
-from tl_localize.report.tables import CAPTIONS, save_table, to_markdown
+from tl_localize.report.tables import CAPTIONS, flat, save_table, to_markdown
+from tl_localize.report.terminal import console, ranked, reading
 
 MethodSettings = Annotated[list[str] | None, typer.Option(help="A method's setting, such as hard_concrete.steps=200. Many times.")]
 SettingsFile = Annotated[Path | None, typer.Option(help="Settings file that tl-localize tune wrote.")]
@@ -81,10 +83,25 @@ class RunOptions:
         return Store(folder, command={"name": self.command, "options": recorded({**self.options, **resolved})})
 
 
+@dataclass(frozen=True)
+class Printed:
+    """The options of all commands that print a table of results: by default it is for reading."""
+
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False
+    csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False
+
+    def table(self, table: pd.DataFrame, caption: str, below: str, *, lowest_first: bool = False) -> None:
+        if self.csv or self.markdown:
+            typer.echo(flat(table).to_csv(index=False) if self.csv else to_markdown(table))
+        else:
+            shown = (part for named in ranked(table, lowest_first=lowest_first) for part in named)
+            console().print(f"\n{caption}.\n", *shown, below, sep="\n", markup=False)
+
+
 def expanded(command: str, function: Callable[..., None]) -> Callable[..., None]:
     """A function as a command: its parameters ``on`` and ``run`` become the options of these groups, a mistake of the user's one line."""
     own = inspect.signature(function, eval_str=True).parameters
-    groups: dict[str, Callable[..., Any]] = {name: one.annotation for name, one in own.items() if name in ("on", "run")}
+    groups: dict[str, Callable[..., Any]] = {name: one.annotation for name, one in own.items() if name in ("on", "run", "printed")}
     fields = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in groups.items()}
     parts = [part for name, one in own.items() for part in (fields[name].values() if name in fields else [one])]
     parameters = [part.replace(kind=part.KEYWORD_ONLY) for part in parts if hasattr(part.annotation, "__metadata__")]
@@ -136,7 +153,9 @@ def say_settings(model: str, benchmark: Literal["inj", "del"], over: Path | str 
     say(f"Settings of learned masks: {settings_source(model, benchmark)}{f', where {over} has no others' if over else ''}.")
 
 
-def publish(results: InjResults | DelResults, store: Store, folder: Path, tables: Callable[..., Any], figures: Callable[..., Any]) -> None:
+def publish(
+    results: InjResults | DelResults, store: Store, folder: Path, tables: Callable[..., Any], figures: Callable[..., Any], printed: Printed
+) -> None:
     """Write what was measured, its tables, and its figures where matplotlib is installed; print the main table."""
     if not len(results.frame):
         say("Nothing is measured yet.")
@@ -151,8 +170,8 @@ def publish(results: InjResults | DelResults, store: Store, folder: Path, tables
             save_figure(figure, folder, name)
     except ImportError as error:
         say(str(error))
-    typer.echo(f"\n{CAPTIONS[plan.benchmark]}\n\n{to_markdown(made[plan.benchmark])}")
-    typer.echo(f"All tables, figures, the frame and the settings: {folder}")
+    printed.table(made[plan.benchmark], CAPTIONS[plan.benchmark], reading(results), lowest_first=plan.benchmark == "del")
+    say(f"All tables, figures, the frame and the settings: {folder}")
 
 
 def check_at_least(low: int, **options: Real | None) -> None:

@@ -23,7 +23,8 @@ from tl_localize.execution import Store
 from tl_localize.execution.store import nearest
 from tl_localize.files import prepare_folder, write_text
 from tl_localize.reference import N_DEV, inj_sequences
-from tl_localize.report.tables import save_table, to_markdown
+from tl_localize.report.tables import save_table
+from tl_localize.report.terminal import console, plain
 
 
 def tune(
@@ -96,7 +97,7 @@ def publish_tune(store: Store, folder: Path, ratio: float | None = None) -> None
         return
     shown = ranking.shown()
     save_table(shown, folder, "ranking", f"The dev sequences of {benchmark}, ratio {ranking.ratio:g}")
-    typer.echo(to_markdown(shown))
+    console().print(plain(shown))
     if ranking.n_missing:
         say(f"{ranking.n_missing} measurements are MISSING: the ranking is of what is there, and settings.json is not written.")
         return

@@ -202,11 +202,12 @@ def to_markdown(table: pd.DataFrame) -> str:
     | Hard Concrete |   87.2 |
     | Random        |    3.4 |
     """
-    escaped = _flat(table).map(lambda cell: cell.replace("|", r"\|") if isinstance(cell, str) else cell)
+    escaped = flat(table).map(lambda cell: cell.replace("|", r"\|") if isinstance(cell, str) else cell)
     return escaped.to_markdown(index=False, floatfmt=".3g")
 
 
-def _flat(table: pd.DataFrame) -> pd.DataFrame:
+def flat(table: pd.DataFrame) -> pd.DataFrame:
+    """A table whose index became columns, with names."""
     names = zip(table.index.names, ("", *INDEX_NAMES)[-table.index.nlevels :], strict=True)
     return table.reset_index(names=[str(given or name) for given, name in names])
 
@@ -218,7 +219,7 @@ def save_table(table: pd.DataFrame, folder: str | Path, name: str, caption: str 
     >>> sorted(path.name for path in folder.iterdir())
     ['inj.csv', 'inj.md', 'inj.tex']
     """
-    path, flat = prepare_folder(folder), _flat(table)
+    path, whole = prepare_folder(folder), flat(table)
     write_text(path / f"{name}.md", (f"{caption}\n\n" if caption else "") + to_markdown(table) + "\n")
-    write_text(path / f"{name}.tex", flat.to_latex(index=False, caption=caption or None, escape=True, float_format="%.3g"))
-    write_text(path / f"{name}.csv", flat.to_csv(index=False))
+    write_text(path / f"{name}.tex", whole.to_latex(index=False, caption=caption or None, escape=True, float_format="%.3g"))
+    write_text(path / f"{name}.csv", whole.to_csv(index=False))

@@ -84,13 +84,16 @@ class TokenView:
     def __repr__(self) -> str:
         return f"TokenView({self.sequence.id!r}, {self._summary})"
 
-    def _repr_html_(self) -> str:
+    def html(self) -> str:
+        """The view for a notebook or a page."""
         prefix, tokens = self.decode(self.sequence.prefix.tolist()), "".join(_html_token(*token) for token in self._tokens())
         seen = [(state, look) for state, look in LOOKS.items() if look.legend and state in self.states()]
         legend = ", ".join(f'<span style="{look.style}">{state}</span>: {look.legend}' for state, look in seen)
         box = "white-space:pre-wrap;font-family:monospace;line-height:2.4"
         text = f'<span style="color:#777">{_html_text(prefix)}</span><b> | </b>{tokens}'
         return f'<div>{escape(self._summary)}. {legend}</div><div style="{box}">{text}</div>'
+
+    _repr_html_ = html
 
     @property
     def _summary(self) -> str:

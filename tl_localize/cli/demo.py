@@ -1,0 +1,55 @@
+"""tl-localize demo: the first look, without an argument"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import pandas as pd
+import typer
+
+from tl_localize.evals.presets import FIRST_LAYER, make_methods
+from tl_localize.metrics import accuracy, check_recited
+from tl_localize.models import load_model
+from tl_localize.reference import reference_sequence, reference_sequences
+from tl_localize.report.terminal import bars, console, plain
+from tl_localize.report.token_view import token_view
+
+SHOWN = "random,activations,attribution,integrated_gradients"  # cheap ones, the best last
+RATIO = 0.1  # of all neurons
+OTHERS = 20  # texts that should not be forgotten
+
+
+def demo(
+    example: Annotated[str, typer.Option(help="Id of a shipped text, of those that tl-localize texts lists.")] = "quotes-056",
+) -> None:
+    """A first look in half a minute: a text that the shipped model recites, and what ablating the named neurons does to it."""
+    out, model = console(), load_model("reference-gpt2", "cpu")
+    sequence = reference_sequence(model, example)
+    others = [one for one in reference_sequences(model) if one.id != sequence.id][:OTHERS]
+    check_recited(model, [sequence])
+
+    def recited() -> dict[str, str]:
+        values = {"text recited (%)": accuracy(model, [sequence]), f"{OTHERS} other texts (%)": accuracy(model, others)}
+        return {name: f"{100 * float(value.mean()):.0f}" for name, value in values.items()}
+
+    out.print("[bold]reference-gpt2[/bold] saw a text often in training. Given the first half, it recites the rest.")
+    out.print("Which neurons of its MLPs make it do so, and is the text gone without them?")
+    where = f"where: layers {FIRST_LAYER} to {model.cfg.n_layers - 1}"
+    rows: dict[str, dict[str, str]] = {"none": {where: "", "seconds": "", **recited()}}
+    methods = make_methods(SHOWN)
+    for method in methods:
+        began = time.perf_counter()
+        neurons = method(model, sequence).top_k(RATIO, per="model", first_layer=FIRST_LAYER)
+        seconds = time.perf_counter() - began
+        with neurons.dropped_out(model):
+            rows[f"{len(neurons)} by {method.title}"] = {
+                where: bars(neurons.mask.sum(1)[FIRST_LAYER:].tolist()),
+                "seconds": f"{seconds:.1f}",
+                **recited(),
+            }
+    out.print(plain(pd.DataFrame(rows).T.rename_axis("neurons ablated")))
+    best = methods[-1]
+    out.print(f"The text without the neurons of [bold]{best.title}[/bold], token by token:\n")
+    print(token_view(model, sequence, best(model, sequence).top_k(RATIO, per="model", first_layer=FIRST_LAYER)))
+    out.print("\nNext: [bold]tl-localize inj[/bold] asks for neurons that are known; [bold]tl-localize localize[/bold] takes a text.")
