@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -15,7 +15,7 @@ from tl_localize.neurons import NeuronView, Real, check_count
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Advance = Callable[[tuple[int, ...], list[Tensor], int], tuple[Sequence[Tensor], dict[int, Result]]]
+Advance = Callable[[tuple[int, ...], list[Tensor], int], tuple[Sequence[Tensor], Mapping[int, Result]]]
 
 CPU_BYTES = 2**30  # working memory of one batch; more is not faster on a CPU
 CUDA_SHARE = 0.5  # share of the free memory that one batch may take

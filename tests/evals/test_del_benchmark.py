@@ -20,6 +20,7 @@ from tl_localize import (
     NeuronScores,
     NeuronSet,
     RandomBaseline,
+    Slimming,
     accuracy,
     levenshtein,
     load_model,
@@ -27,6 +28,7 @@ from tl_localize import (
     perplexity_base2,
 )
 from tl_localize.evals import DelBenchmark
+from tl_localize.execution import Store
 
 RATIO = 0.2
 TOLERANCE = 2e-4  # of a perplexity near 100 in float32
@@ -125,6 +127,24 @@ def test_del_leaves_no_hook_when_a_method_raises(gpt2_like: Any, benchmark_of: A
     with pytest.raises(RuntimeError, match="broken"):
         benchmark.run([broken])
     check()
+
+
+def test_del_loses_only_the_target_whose_scores_are_not_finite(gpt2_like: Any, benchmark_of: Any, tmp_path: Path) -> None:
+    benchmark = replace(benchmark_of(gpt2_like), ratios=(0.2,))
+    method, bad, attribute = Slimming(steps=10), benchmark.test_sequences[1], Slimming._attribute_many
+    wanted = benchmark.run([method]).frame.set_index(["method", "sequence_id"])["delta_self_accuracy"]
+
+    def with_one_lost(self: Any, neurons: Any, sequences: Any, *rest: Any) -> Any:
+        for sequence, found in zip(sequences, attribute(self, neurons, sequences, *rest), strict=True):
+            yield ValueError("loss must be finite, got nan") if sequence.id == bad.id else found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Slimming, "_attribute_many", with_one_lost)
+        results = benchmark.run([method], Store(tmp_path / "run"))
+    lost = results.missing[["sequence_id", "method", "reason"]].to_numpy().tolist()
+    assert lost == [[bad.id, "slimming", "ValueError: loss must be finite, got nan"]]
+    found = results.frame.set_index(["method", "sequence_id"])["delta_self_accuracy"]
+    pd.testing.assert_series_equal(found.sort_index(), wanted.drop(("slimming", bad.id)).sort_index())
 
 
 def test_del_measures_the_model_with_the_hooks_it_has(gpt2_like: Any, benchmark_of: Any) -> None:

@@ -228,6 +228,21 @@ def test_inject_many_leaves_nothing_on_the_model_between_two_injections(gpt2_lik
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_inject_many_loses_only_the_sequence_whose_loss_is_not_finite(gpt2_like: Any, unchecked: None, batch_size: int | None) -> None:
+    good = [MemorizedSequence(torch.tensor(ids), 1, name) for ids, name in (([5, 6, 7, 8, 9], "a"), ([9, 8, 7, 6], "c"), ([4, 5, 6], "d"))]
+    wanted = list(inject_many(gpt2_like, good, seeds=[0, 2, 3], **QUICK))
+    gpt2_like.W_E.data[3] = torch.nan
+    bad = MemorizedSequence(torch.tensor([5, 3, 7, 8]), 1, "b")
+    found = inject_many(gpt2_like, [good[0], bad, *good[1:]], seeds=range(4), batch_size=batch_size, **QUICK)
+    first = next(found)
+    with pytest.raises(ValueError, match=r"loss must be finite, got nan at step 0 of .*'b'"):
+        next(found)
+    for one, other in zip([first, *found], wanted, strict=True):
+        assert one.sequence_id == other.sequence_id
+        torch.testing.assert_close(one.losses, other.losses, atol=2e-3, rtol=1e-3)
+
+
 # ---- the rows --------------------------------------------------------------------------------------------------------
 
 

@@ -145,6 +145,26 @@ def test_map_progress_rises_to_one(gpt2_like: Any, sequences: Any, method: Any) 
     assert seen == sorted(seen) and seen[-1] == 1 and min(seen) >= 0
 
 
+@pytest.mark.parametrize("batch_size", [None, 1, 2])
+def test_map_loses_only_the_sequence_whose_numbers_are_not_finite(
+    gpt2_like: Any, unchecked: None, method: Any, batch_size: int | None
+) -> None:
+    good = [MemorizedSequence(torch.tensor(ids), 2, name) for ids, name in (([5, 6, 7, 8, 9], "a"), ([9, 8, 7, 6], "c"), ([4, 5, 6], "d"))]
+    wanted = list(method.map(gpt2_like, good))
+    gpt2_like.W_E.data[3] = torch.nan
+    bad = MemorizedSequence(torch.tensor([5, 3, 7, 8]), 2, "b")
+    found = method.map(gpt2_like, [good[0], bad, *good[1:]], batch_size=batch_size)
+    close(method, next(found), wanted[0])
+    if method.name not in ("random", "row_norm"):
+        with pytest.raises(ValueError, match=r"must be finite, got .*'b'"):
+            next(found)
+    else:
+        next(found)
+    for one, other in zip(found, wanted[1:], strict=True):
+        assert one.sequence_id == other.sequence_id
+        close(method, one, other)
+
+
 # ---- nothing is left behind ------------------------------------------------------------------------------------------
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from torch import Tensor
 
 from tl_localize.execution.engine import Report
 from tl_localize.execution.store import StoredPlan
@@ -39,18 +41,32 @@ def scores_task(fingerprint: str, label: str, method: Method, sequences: list[st
 
 
 def localized(method: Method, model: LanguageModel, sequences: Sequence[MemorizedSequence], report: Report) -> Record:
-    """The record of a ``scores_task``. The seconds are those of one sequence, on average."""
+    """The record of a ``scores_task``. The seconds are those of one sequence, on average.
+
+    A sequence that can't be scored has its reason there; where there are no scores at all, the error is raised.
+    """
     side_by_side: Any = getattr(method, "map", None)
     started = time.perf_counter()
-    found = list(side_by_side(model, sequences, progress=report) if side_by_side else (method(model, one) for one in sequences))
-    seconds = (time.perf_counter() - started) / len(sequences)
-    packed = [check_scores(scores, model, method).packed() for scores in found]
-    tensors = {f"{i}.{name}": tensor for i, (parts, _) in enumerate(packed) for name, tensor in parts.items()}
-    return Record({"scores": [metadata for _, metadata in packed], "seconds": seconds}, tensors)
+    found = side_by_side(model, sequences, progress=report) if side_by_side else map(partial(method, model), sequences)
+    texts: list[dict[str, str]] = []
+    tensors: dict[str, Tensor] = {}
+    failure: ValueError | None = None
+    for i in range(len(sequences)):
+        try:
+            parts, about = check_scores(next(found), model, method).packed()
+            tensors |= {f"{i}.{name}": tensor for name, tensor in parts.items()}
+        except (ValueError, StopIteration) as error:
+            if isinstance(error, StopIteration) or (i == len(sequences) - 1 and not tensors):  # a generator ends with its first error
+                raise failure or error from None
+            failure, about = error, {"failed": str(error)}
+        texts.append(about)
+    return Record({"scores": texts, "seconds": (time.perf_counter() - started) / len(sequences)}, tensors)
 
 
 def scores_of(record: Record, index: int, sequence_id: str) -> NeuronScores:
-    """The scores of one sequence of a chunk."""
+    """The scores of one sequence of a chunk; ValueError where it has none."""
+    if reason := record.value["scores"][index].get("failed"):
+        raise ValueError(reason)
     prefix = f"{index}."
     tensors = {name.removeprefix(prefix): tensor for name, tensor in record.tensors.items() if name.startswith(prefix)}
     return NeuronScores.unpacked(tensors, record.value["scores"][index] | {"sequence_id": sequence_id})

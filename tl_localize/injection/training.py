@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations
@@ -18,6 +18,8 @@ from tl_localize.injection.injected import Injection, JointInjection, draw_sets
 from tl_localize.losses import target_logits
 from tl_localize.neurons import LanguageModel, NeuronView, check_count, check_number, check_positive
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
+
+Trained = Injection | ValueError  # or why there is none
 
 
 def inject(
@@ -65,7 +67,8 @@ def inject_many(
 
     Args:    seeds: one for each sequence.
              batch_size: sequences in one batch; by default as many as fit into memory.
-    Raises:  ValueError: as ``inject``, or another number of seeds than of sequences.
+    Raises:  ValueError: as ``inject``, or another number of seeds than of sequences. Where a loss is not finite, at the turn of its
+             sequence; the others lose nothing: ``next`` goes on with them.
 
     >>> injections = inject_many(model, few[:2], ratio=0.01, seeds=[0, 1], learning_rate=0.01, max_steps=2)
     >>> [len(injection.neurons) for injection in injections]
@@ -90,18 +93,22 @@ def inject_many(
         places, filled = ({layer: part[list(numbers)].to(view.device) for layer, part in parts.items()} for parts in (index, real))
         return batch, places, filled
 
-    def begin(batch: list[int]) -> tuple[list[Tensor], Advance[Injection]]:
+    def begin(batch: list[int]) -> tuple[list[Tensor], Advance[Trained]]:
         losses: dict[int, list[float]] = {number: [] for number in batch}
 
-        def advance(numbers: tuple[int, ...], parameters: list[Tensor], step: int) -> tuple[Sequence[Tensor], dict[int, Injection]]:
+        def advance(numbers: tuple[int, ...], parameters: list[Tensor], step: int) -> tuple[Sequence[Tensor], Mapping[int, Trained]]:
             some, places, filled = together(numbers)
             changes = dict(zip(index, parameters, strict=True))
             with view.rows_changed(places, changes):
                 token_losses = F.cross_entropy(target_logits(view.model, some), some.targets, reduction="none")
             loss = some.mean(token_losses)
-            finished: dict[int, Injection] = {}
+            finished: dict[int, Trained] = {}
             for i, (number, value) in enumerate(zip(numbers, loss.tolist(), strict=True)):
-                _check_finite("loss", value, step, sequences[number])
+                try:
+                    _check_finite("loss", value, step, sequences[number])
+                except ValueError as error:
+                    finished[number] = error
+                    continue
                 losses[number].append(value)
                 if value < stop_loss or step == max_steps - 1:
                     changed = [
@@ -117,7 +124,13 @@ def inject_many(
 
         return [torch.zeros(len(batch), part.shape[1], view.rows(0).shape[-1], device=view.device) for part in index.values()], advance
 
-    return minimize(view, len(sequences), size, begin, learning_rate=learning_rate, max_steps=max_steps)
+    return map(_given, minimize(view, len(sequences), size, begin, learning_rate=learning_rate, max_steps=max_steps))
+
+
+def _given(found: Trained) -> Injection:
+    if isinstance(found, ValueError):
+        raise found
+    return found
 
 
 def _check_finite(name: str, value: float, step: int, sequence: MemorizedSequence) -> None:

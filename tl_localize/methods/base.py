@@ -19,7 +19,7 @@ from tl_localize.sequences import MemorizedSequence, check_sequences
 
 Values = Float[Tensor, "layer neuron"]
 BatchValues = Float[Tensor, "sequence layer neuron"]
-Found = Tensor | NeuronScores  # [layer neuron]
+Found = Tensor | NeuronScores | ValueError  # [layer neuron], or why there are none
 Report = Callable[[float], None]  # the fraction of the work that is done
 Progress = Callable[[float, str], None]  # and what is being done
 Method = Callable[[LanguageModel, MemorizedSequence], NeuronScores]  # what the benchmarks accept: a Localizer, or any such callable
@@ -69,6 +69,7 @@ class Localizer(ABC):
 
         Args:    batch_size: sequences in one batch; by default as many as ``batch_tokens`` allow.
                  progress: called with the fraction of the work done, from 0 to 1.
+        Raises:  ValueError: at the turn of a sequence whose scores are not finite. The others lose nothing: ``next`` goes on with them.
         """
         sequences = check_sequences(model, sequences)
         neurons = NeuronView(model)
@@ -76,10 +77,16 @@ class Localizer(ABC):
         return self._map(neurons, sequences, size, progress or (lambda fraction: None))
 
     def _map(self, neurons: NeuronView, sequences: list[MemorizedSequence], size: int, progress: Report) -> Iterator[NeuronScores]:
-        for sequence, value in zip(sequences, self._attribute_many(neurons, sequences, size, progress), strict=True):
+        def scored(pair: tuple[MemorizedSequence, Found]) -> NeuronScores:
+            sequence, value = pair
+            if isinstance(value, ValueError):
+                raise value
             about: dict[str, Any] = {"method": self.name, "sequence_id": sequence.id, "settings": repr(self)}
             scores = replace(value, **about) if isinstance(value, NeuronScores) else NeuronScores(value, **about)
-            yield check_scores(scores, neurons.model, self)
+            return check_scores(scores, neurons.model, self)
+
+        # Not a generator, which would end with the first error.
+        return map(scored, zip(sequences, self._attribute_many(neurons, sequences, size, progress), strict=True))
 
     def _attribute_many(self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report) -> Iterator[Found]:
         """Scores of all sequences, in batches of up to ``size``."""
@@ -99,8 +106,13 @@ class Localizer(ABC):
         raise TypeError(f"{type(self).__name__} must define _attribute or _attribute_batch.")
 
     def _attribute_batch(self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report) -> BatchValues | list[Found]:
-        n = len(sequences)
-        return [self._attribute(neurons, one, lambda fraction, i=i: report((i + fraction) / n)) for i, one in enumerate(sequences)]
+        found: list[Found] = []
+        for i, one in enumerate(sequences):
+            try:
+                found.append(self._attribute(neurons, one, lambda fraction, i=i: report((i + fraction) / len(sequences))))
+            except ValueError as error:
+                found.append(error)
+        return found
 
 
 def check_methods(methods: Any) -> None:

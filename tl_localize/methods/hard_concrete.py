@@ -84,7 +84,7 @@ class HardConcrete(MaskLearner):
             report=report,
             seed=self.seed,
         )
-        return (torch.cat([untuned[0], location]).sigmoid().cpu() for location in locations)
+        return (one if isinstance(one, ValueError) else torch.cat([untuned[0], one]).sigmoid().cpu() for one in locations)
 
 
 def hard_concrete(location: Float[Tensor, "*shape"], noise: Float[Tensor, "*noise"], temperature: float) -> Float[Tensor, "*shape"]:

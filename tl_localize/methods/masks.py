@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +19,7 @@ from tl_localize.neurons import NeuronView, Real, check_between, check_count, ch
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 CHECK_EVERY = 10  # steps between two tests of the early stop
+Trained = Tensor | ValueError  # parameters [layer neuron], or why there are none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,17 +51,16 @@ def train_masks(
     size: int,
     report: Report,
     seed: int = 0,
-) -> Iterator[Tensor]:
+) -> Iterator[Trained]:
     """Minimize memorization loss + sparsity_weight * sparsity by Adam, one independent mask per sequence, up to ``size`` in one batch.
 
-    At every 10th step, before the update, a mask whose sparsity term is below ``stop_sparsity`` is finished.
+    At every 10th step, before the update, a mask is finished whose sparsity term is below ``stop_sparsity``, or whose loss is not finite.
 
     Args:    start: first values of the parameters of the tuned layers, the same for every sequence.
              gates: parameters and a generator -> gate of each masked layer, [#batch neuron]; called once a step.
              sparsity: parameters -> sparsity term, [batch].
              seed: of the generator (on the CPU), which begins anew for each batch.
-    Returns: the trained parameters of each sequence, [layer neuron].
-    Raises:  ValueError: a loss is not finite.
+    Returns: the trained parameters of each sequence, [layer neuron]; an error where the loss is not finite.
     """
     scale = loss_scale(neurons.model)
 
@@ -67,22 +68,25 @@ def train_masks(
     def together(numbers: tuple[int, ...]) -> SequenceBatch:
         return SequenceBatch.of([sequences[number] for number in numbers], neurons.device)
 
-    def begin(batch: list[int]) -> tuple[list[Tensor], Advance[Tensor]]:
+    def begin(batch: list[int]) -> tuple[list[Tensor], Advance[Trained]]:
         generator = torch.Generator().manual_seed(seed)
 
-        def advance(numbers: tuple[int, ...], parameters: list[Tensor], step: int) -> tuple[Sequence[Tensor], dict[int, Tensor]]:
+        def advance(numbers: tuple[int, ...], parameters: list[Tensor], step: int) -> tuple[Sequence[Tensor], Mapping[int, Trained]]:
             (values,) = parameters
             if step == method.steps:
                 return [], dict(zip(numbers, values.detach().unbind(), strict=True))
             with neurons.scaled(gates(values, generator)):
                 loss = memorization_loss(neurons.model, together(numbers))
             term = sparsity(values)
-            finished: dict[int, Tensor] = {}
+            finished: dict[int, Trained] = {}
             if (step + 1) % CHECK_EVERY == 0:
-                if not loss.isfinite().all():
-                    raise ValueError(f"loss must be finite, got {loss.tolist()} at step {step + 1}. Lower learning_rate or use float32.")
                 below = (term < method.stop_sparsity).tolist()
-                finished = {number: values[i].detach().clone() for i, number in enumerate(numbers) if below[i]}
+                for i, (number, value) in enumerate(zip(numbers, loss.tolist(), strict=True)):
+                    if not math.isfinite(value):
+                        where = f"{value} at step {step + 1} of {sequences[number]!r}"
+                        finished[number] = ValueError(f"loss must be finite, got {where}. Lower learning_rate or use float32.")
+                    elif below[i]:
+                        finished[number] = values[i].detach().clone()
                 if len(finished) == len(numbers):
                     return [], finished
             (gradient,) = torch.autograd.grad(scale * (loss + method.sparsity_weight * term).sum(), values)

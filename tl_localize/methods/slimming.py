@@ -57,4 +57,4 @@ class Slimming(MaskLearner):
             report=report,
         )
         untuned = torch.ones(self.first_layer, neurons.n_neurons)
-        return (torch.cat([untuned, mask.clamp(0, 1).cpu()]) for mask in masks)
+        return (mask if isinstance(mask, ValueError) else torch.cat([untuned, mask.clamp(0, 1).cpu()]) for mask in masks)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tl_localize.batching import halving, tokens_that_fit
 from tl_localize.losses import residual, unembed
-from tl_localize.methods.base import Found, Localizer, Report, Values
+from tl_localize.methods.base import Localizer, Report, Values
 from tl_localize.methods.partial_runs import CleanRun, ablation_estimate
 from tl_localize.neurons import NeuronView, check_count, check_ratio, check_seed
 from tl_localize.scores import NeuronScores, NeuronSet
@@ -65,7 +65,7 @@ class ZeroOut(Localizer):
         check_count(0, screen_sample=self.screen_sample)
         check_seed(self.seed)
 
-    def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Found:
+    def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Values | NeuronScores:
         if self.screen is None:
             everything = torch.ones(neurons.n_layers, neurons.n_neurons, dtype=torch.bool)
             return self._exact(neurons, sequence, everything, torch.zeros_like(everything, dtype=torch.float32), report)
