@@ -195,7 +195,14 @@ def test_confusion_matrices_of_one_run_share_their_scale(del_results):
 @pytest.fixture
 def layers():
     rows = [
-        {"method": "activations", "ratio": 0.005, "layer": layer, "multiple": multiple, "n_neurons": 14, "sequence_id": s}
+        {
+            "method": "activations",
+            "ratio": 0.005,
+            "layer": layer,
+            "multiple": multiple,
+            "n_neurons": 14 + (layer is not None),
+            "sequence_id": s,
+        }
         | {"delta_self_accuracy": -0.1 * (layer is None) - 0.01 * multiple * (layer or 0) - 0.02 * s, "delta_neg_accuracy": 0.0}
         for layer, multiple in ((None, 1), (0, 1), (0, 5), (1, 1), (1, 5))
         for s in range(3)
@@ -211,7 +218,7 @@ def test_single_layer_draws_layers_and_all_layers_together(layers):
     assert [y for _, y in drawn["Self, one layer, 5 x the budget"]] == pytest.approx([-2, -7])
     assert [x for x, _ in drawn["Self, one layer, 1 x the budget"]] == [0, 1]
     assert [y for _, y in drawn["Self, 0.5 % of each layer"]] == pytest.approx([-12, -12])
-    assert "14 neurons" in figure.axes[0].get_title()
+    assert "15 neurons of one layer, 14 of all" in figure.axes[0].get_title()
 
 
 def test_single_layer_leaves_out_the_layers_below_the_first(layers):

@@ -124,11 +124,12 @@ def test_single_layer_table_by_hand():
 
     rows = [
         {"layer": layer, "multiple": multiple, "delta_self_accuracy": -0.1 * multiple - change, "delta_neg_accuracy": 0.02, "ratio": 0.1}
+        | {"n_neurons": 7 * multiple + (layer is None)}
         for layer, multiple in ((None, 1), (1, 1), (1, 5))
         for change in (0.0, 0.02)
     ]
-    other = {"layer": 2, "multiple": 1, "delta_self_accuracy": -1.0, "delta_neg_accuracy": 0.0, "ratio": 0.05}
+    other = {"layer": 2, "multiple": 1, "delta_self_accuracy": -1.0, "delta_neg_accuracy": 0.0, "ratio": 0.05, "n_neurons": 3}
     table = single_layer_table(pd.DataFrame([*rows, other]).astype({"layer": "Int64"}))
     assert list(table.index) == ["all layers", "layer 1"]
-    assert table.loc["layer 1"].tolist() == ["-11.0 ± 1.0", "2.0 ± 0.0", "-51.0 ± 1.0", "2.0 ± 0.0"]
-    assert table.loc["all layers"].tolist() == ["-11.0 ± 1.0", "2.0 ± 0.0", "", ""]
+    assert table.loc["layer 1"].tolist() == ["7, 35", "-11.0 ± 1.0", "2.0 ± 0.0", "-51.0 ± 1.0", "2.0 ± 0.0"]
+    assert table.loc["all layers"].tolist() == ["8", "-11.0 ± 1.0", "2.0 ± 0.0", "", ""]

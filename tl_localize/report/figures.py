@@ -181,7 +181,7 @@ def single_layer(frame: pd.DataFrame, ax: Any = None, *, first_layer: int = 0) -
 
     >>> frame = DelBenchmark(model, few, text, ratios=(0.02,), n_dev=0).run_single_layer(Attribution(), 0.02)
     >>> single_layer(frame, first_layer=1).axes[0].get_title()
-    'Attribution: one layer against all, 150 neurons'
+    'Attribution: 153 neurons of one layer, 150 of all'
     """
     ax = _axis(ax)
     frame = frame[frame["ratio"] == frame["ratio"].max()]
@@ -197,7 +197,8 @@ def single_layer(frame: pd.DataFrame, ax: Any = None, *, first_layer: int = 0) -
             style = _style(marker, color=color, fill="white" if factor == 1 else color)
             _line(ax, changes, label=f"{name}, one layer, {factor} x the budget", **style)
     ax.set_xticks(sorted(single["layer"].unique()))
-    title = f"{short_title(method)}: one layer against all, {round(whole['n_neurons'].mean())} neurons"
+    counts = [round(part["n_neurons"].mean()) for part in (whole, single[single["multiple"] == 1])]
+    title = f"{short_title(method)}: {counts[1]} neurons of one layer, {counts[0]} of all"
     return _finished(ax, "layer whose neurons are ablated", f"change of accuracy ({POINTS})", title, legend="best")
 
 

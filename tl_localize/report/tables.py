@@ -84,7 +84,8 @@ def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
 def single_layer_table(frame: pd.DataFrame) -> pd.DataFrame:
     """One layer against all layers at equal budget, from a frame of ``DelBenchmark.run_single_layer``: change of accuracy in points, text.
 
-    There is a row for all layers together and one for each, at the largest ratio; columns for each factor of the budget, Self and Neg.
+    There is a row for all layers together and one for each, at the largest ratio; columns for each factor of the budget, Self and Neg. The
+    numbers of neurons differ a little: all layers together round down layer by layer, one layer takes the whole budget.
 
     >>> frame = DelBenchmark(model, few[:2], text, ratios=(0.02,), n_dev=0).run_single_layer(Attribution(), 0.02)
     >>> list(single_layer_table(frame).index[:2])
@@ -93,7 +94,8 @@ def single_layer_table(frame: pd.DataFrame) -> pd.DataFrame:
     rows: dict[str, dict[str, str]] = {}
     frame = frame[frame["ratio"] == frame["ratio"].max()]
     for (layer, factor), part in frame.assign(layer=frame["layer"].fillna(-1)).groupby(["layer", "multiple"]):
-        row = rows.setdefault("all layers" if layer == -1 else f"layer {layer}", {})
+        row = rows.setdefault("all layers" if layer == -1 else f"layer {layer}", {"neurons": ""})
+        row["neurons"] += f"{', ' * bool(row['neurons'])}{part['n_neurons'].mean():.0f}"
         for name, column in (("Self", "delta_self_accuracy"), ("Neg", "delta_neg_accuracy")):
             row[f"{factor} x budget, {name}"] = with_error(100 * part[column])
     return pd.DataFrame(rows).T.fillna("").rename_axis("ablated")
