@@ -173,6 +173,8 @@ def test_joint_injection_shows_its_state_and_each_sequence(injection: Injection)
     from dataclasses import replace
 
     one, other = injection, replace(injection, sequence_id="<b>", converged=False)
-    html = check_html(JointInjection((one, other), torch.tensor([[0.5, 0.25], [0.0625, 0.125]]))._repr_html_())
+    html = check_html(
+        JointInjection((one, other), torch.zeros(2, 2), torch.tensor([[0.5, 0.25, 0.0625, 0.125], [0.04, 0, 0, 0]]))._repr_html_()
+    )
     assert "JointInjection of 2 sequences, 2 steps: 1 of them NOT converged" in html
     assert all(f">{cell}<" in html for cell in ("0.0625", "0.125", "0.04", "&lt;b&gt;", "True", "False"))

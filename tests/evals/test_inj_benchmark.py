@@ -174,10 +174,42 @@ def test_distractors_assignment_holds_every_pair_of_a_group(together):
 
 
 def test_ground_truth_reads_every_state_of_the_model(together):
-    results = together.run([lambda model, sequence: __import__("tl_localize").RowNorm()(model, sequence)])
-    assert set(results.truth.columns) >= {"untouched", "all_on", "own_off", "other_off"}
-    assert len(results.truth) == 2 * len(together.groups)
-    assert results.truth[["untouched", "all_on", "own_off", "other_off"]].ge(0).all(axis=None)
+    """Against the states made by hand, in weights: rows of the base model or zeros where a set is off."""
+    import pandas as pd
+
+    from tl_localize import accuracy, inject_together, memorization_loss
+    from tl_localize.evals.inj_benchmark import ground_truth
+    from tl_localize.sequences import SequenceBatch
+
+    group, model = together.groups[0], together.model
+    joint = inject_together(model, group.sequences, ratio=0.1, seed=0, learning_rate=0.02, max_steps=40)
+    truth = pd.DataFrame(ground_truth(model, joint, group.sequences))
+    before = [block.mlp.W_out.detach().clone() for block in model.blocks]
+    with joint.applied(model):
+        trained = [block.mlp.W_out.detach().clone() for block in model.blocks]
+    zeros = [torch.zeros_like(rows) for rows in before]
+    masks = [injection.neurons.mask for injection in joint.injections]
+    columns = {"all_on": lambda k: (), "own_alone": lambda k: (1 - k,), "own_off": lambda k: (k,)}
+    columns |= {"others_off": columns["own_alone"], "other_off": columns["own_alone"]}  # there is one other
+    for name, (state, off) in ((n, c) for n in ("", "_zeroed") for c in columns.items()):
+        for k, sequence in enumerate(group.sequences):
+            with torch.no_grad():
+                for layer, block in enumerate(model.blocks):
+                    block.mlp.W_out.copy_(trained[layer])
+                    for j in off(k):
+                        block.mlp.W_out[masks[j][layer]] = (zeros if name else before)[layer][masks[j][layer]]
+            loss = float(memorization_loss(model, SequenceBatch.of([sequence])).detach())
+            assert truth.loc[k, f"{state}{name}_loss"] == pytest.approx(loss, rel=1e-4)
+            assert truth.loc[k, f"{state}{name}"] == float(accuracy(model, [sequence]))
+    assert truth.loc[0, "own_off_loss"] > truth.loc[0, "all_on_loss"]
+
+
+def test_results_of_the_former_objective_do_not_resume(together):
+    from tl_localize.methods import RowNorm
+
+    plan = together.plan([RowNorm()])
+    assert plan.settings["objective"] == "independent sets"
+    assert all(need.inputs["objective"] == "independent sets" for task in plan.tasks for need in task.needs if need.kind == "injections")
 
 
 def test_distractors_leave_the_weights_bit_equal(together):

@@ -1,14 +1,16 @@
 """INJ: write sentences into a few rows of W_out, then ask a method which rows they are.
 
 There are two forms. The paper's: one sentence at a time. It has a shortcut, because training makes rows longer: RowNorm shows how much of a
-method's recall row norms alone explain. Ours, with distractors: several sentences in disjoint rows of one model, each set of rows without
-effect on the others' sentences. All the rows are altered in the same way, so a method has to read the sentence to tell which are its rows.
+method's recall row norms alone explain. Ours, with distractors: several sentences in disjoint rows of one model, each set of rows enough
+for its sentence and without effect on the others'. All the rows are altered in the same way, so a method has to read the sentence to
+tell which are its rows.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,19 +25,20 @@ from tl_localize.execution.environment import fingerprint
 from tl_localize.execution.store import Cache
 from tl_localize.execution.tasks import Plan, Record, Task
 from tl_localize.injection import Injection, JointInjection, draw_sets, inject, inject_together
+from tl_localize.losses import memorization_loss
 from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.methods.base import Method, check_methods, label_methods
 from tl_localize.metrics import accuracy
 from tl_localize.neurons import LanguageModel, NeuronView, Real, check_count, model_name
 from tl_localize.scores import NeuronScores, NeuronSet
-from tl_localize.sequences import MemorizedSequence, check_sequences
+from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 
 Rows = list[dict[str, Any]]
 
 # Learning rate and steps of an injection by ratio: the paper's up to 2 %. Beyond, each row takes part in writing the sentence only if the
 # steps are smaller: at 0.01 rows grow that the sentence does not need, and no method that reads the sentence can find them.
 INJECTION = {0.002: (0.05, 200), 0.02: (0.01, 200), 1.0: (0.003, 400)}
-TOGETHER = (0.003, 600)  # with distractors
+TOGETHER = (0.005, 600)  # with distractors
 PERFECT = {"recall": 1.0, "recall_across_layers": 1.0, "foreign_recall": 0.0, "foreign_recall_across_layers": 0.0}
 
 
@@ -59,8 +62,8 @@ class InjBenchmark(Benchmark[InjResults]):
     Source: Chang et al. (2024), arXiv:2311.09060, section 4.1. Differs: RowNorm and the form with distractors are ours.
     Args:    sequences: the sentences; each is injected and localized whole, with its first token as the prefix.
              ratio: share of all rows that one sentence is written into.
-             learning_rate: of the injection; by default the paper's, 0.05 at ratios up to 0.2 %, 0.01 up to 2 %, and 0.003 beyond and
-                 with distractors.
+             learning_rate: of the injection; by default the paper's, 0.05 at ratios up to 0.2 %, 0.01 up to 2 %, and 0.003 beyond;
+                 0.005 with distractors.
              max_steps: of the injection; by default the paper's 200, 400 at ratios above 2 %, 600 with distractors.
              multiples: recall is measured among the top ``ratio * multiple`` of each layer, and of the model.
              distractors: other sentences in the model, K - 1.
@@ -123,7 +126,9 @@ class InjBenchmark(Benchmark[InjResults]):
             "learning_rate": rate if self.learning_rate is None else self.learning_rate,
             "max_steps": steps if self.max_steps is None else self.max_steps,
         }
-        settings = {"stop_loss": self.stop_loss, "distractors": self.distractors}
+        settings: dict[str, Any] = {"stop_loss": self.stop_loss, "distractors": self.distractors}
+        if self.distractors:
+            settings["objective"] = "independent sets"  # an earlier one let the sets lean on one another
         multiples = list(map(float, self.multiples))
         tasks: list[Task] = []
         for index, group in enumerate(self.groups):
@@ -212,7 +217,7 @@ class InjBenchmark(Benchmark[InjResults]):
                 about |= {"converged": alone.converged, "loss": float(alone.losses[-1])}
                 others, ablated = None, dict[str, float]()
                 if joint:
-                    about["off_kl"] = float(joint.off_kl[-1, k])
+                    about |= dict(zip(("loss", "alone_loss", "off_kl", "other_kl"), joint.ends[k].tolist(), strict=True))
                     others = NeuronSet(torch.stack([one.mask for j, one in enumerate(sets) if j != k]).any(0))
                     ablated = self._ablated(top, group.sequences, k, before)
                 if joint and found:
@@ -245,26 +250,37 @@ def recalls_at(scores: NeuronScores, ratio: float, own: NeuronSet, others: Neuro
 
 
 def ground_truth(model: LanguageModel, joint: JointInjection, group: Sequence[MemorizedSequence]) -> Rows:
-    """Is each sentence in its own rows, in all of them and nowhere else? One row per sentence, accuracies as fractions.
+    """Is each sentence in its own rows, in all of them and nowhere else? One row per sentence.
 
-    ``all_on`` should be near 1; ``own_off`` (all sets but its own) near ``untouched``; ``other_off`` (mean over the other sets, one taken
-    away at a time) near 1.
+    Each state stands four times: ``<state>`` is the accuracy as a fraction and ``<state>_loss`` the loss in nats per token, where rows
+    that are off are the base model's; ``<state>_zeroed`` and ``<state>_zeroed_loss`` where the model has all sets, and the neurons of
+    those that are off are ablated. ``all_on``, ``own_alone``, ``others_off`` (the same state) and ``other_off`` (mean over the other sets,
+    one off at a time) should recite the sentence; ``own_off`` should be near ``untouched``.
     """
-    untouched = accuracy(model, group)
-    with joint.applied(model):
-        all_on = accuracy(model, group)
-    off: list[torch.Tensor] = []
-    for k in range(len(group)):
-        with joint.applied(model, without=k):
-            off.append(accuracy(model, group))
-    without = torch.stack(off)  # [set sentence]
-    own_off = without.diagonal()
-    other_off = (without.sum(0) - own_off) / (len(group) - 1)
-    measured = {"untouched": untouched, "all_on": all_on, "own_off": own_off, "other_off": other_off}
+    n, batch = len(group), SequenceBatch.of(group, NeuronView(model).device)
+    own = torch.eye(n, dtype=torch.bool)
+
+    def measured(on: torch.Tensor, zeroed: bool) -> torch.Tensor:
+        """Accuracy and loss of each sentence while some sets are on, [2 sentence]."""
+        with ExitStack() as stack, torch.no_grad():
+            for injection, is_on in zip(joint.injections, on.tolist(), strict=True):
+                if is_on or zeroed:
+                    stack.enter_context(injection.applied(model))
+                if zeroed and not is_on:
+                    stack.enter_context(injection.neurons.dropped_out(model))
+            return torch.stack([accuracy(model, group), memorization_loss(model, batch).cpu()])
+
+    columns = {"untouched": measured(torch.zeros_like(own[0]), False)[0]}
+    for suffix, zeroed in (("", False), ("_zeroed", True)):
+        alone, without = (torch.stack([measured(on, zeroed) for on in rows], dim=-1) for rows in (own, ~own))  # [2 sentence set]
+        on, off = (states.diagonal(dim1=1, dim2=2) for states in (alone, without))
+        states = {"all_on": measured(torch.ones_like(own[0]), zeroed), "own_alone": on, "others_off": on, "own_off": off}
+        for state, (right, nats) in (states | {"other_off": (without.sum(-1) - off) / (n - 1)}).items():
+            columns |= {f"{state}{suffix}": right, f"{state}{suffix}_loss": nats}
     return [
         {
             "sequence_id": sequence.id,
-            **{name: float(values[k]) for name, values in measured.items()},
+            **{name: float(values[k]) for name, values in columns.items()},
             "converged": injection.converged,
             "unlearned": "" if injection.converged else str(injection.unlearned()),
         }

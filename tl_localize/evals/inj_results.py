@@ -29,7 +29,7 @@ class InjResults:
             recall_across_layers (top share of the model), the same of the other sentences' rows as foreign_recall, seconds. With
             distractors also delta_own_accuracy and delta_foreign_accuracy, the effect of ablating the top 1x of each layer.
         settings: what it was measured with, one record per run.
-        truth: with distractors, one row per sequence: accuracy untouched, all_on, own_off, other_off.
+        truth: with distractors, one row per sequence: what ``ground_truth`` measures.
         assignment: with distractors, one row per group x method x (localized, whose): share of whose rows among the top 1x.
         missing: what a run was asked for and has not got, one row per sentence or group x method: injection_ratio, group, method, reason.
 
@@ -132,10 +132,20 @@ class InjResults:
         return pd.DataFrame({method: {name: percent(part, column) for name, column in columns.items()} for method, part in groups}).T
 
     def truth_table(self) -> pd.DataFrame:
-        """With distractors: accuracy in percent on the injected sentences: untouched, all sets on, its set off, another off."""
-        columns = ["untouched", "all_on", "own_off", "other_off"]
+        """With distractors: accuracy in percent / loss in nats per token on the injected sentences, by which sets are on.
+
+        Rows of sets that are off are those of the base model, or zeroed in the model that has all sets.
+        """
+        states = {"all_on": "all on", "own_alone": "own alone", "own_off": "own off", "other_off": "another off"}
         label, used = converged_part(self.truth)
-        return pd.DataFrame({label: {column: percent(used, column) for column in columns}}).T
+        rows = {
+            (label, how): {
+                title: f"{percent(used, state + suffix)} / {with_error(by_group(used, f'{state}{suffix}_loss'), 3)}"
+                for state, title in states.items()
+            }
+            for how, suffix in (("off: rows of the base model", ""), ("off: zeroed", "_zeroed"))
+        }
+        return pd.DataFrame(rows).T
 
     def tests(self, reference: str = "integrated_gradients") -> pd.DataFrame:
         """One-tailed paired t-tests: does a method recall more than the reference? Bonferroni-corrected, converged injections only.

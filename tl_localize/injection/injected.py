@@ -20,6 +20,7 @@ from tl_localize.neurons import LanguageModel, NeuronView, check_ratio, check_se
 from tl_localize.scores import NeuronSet
 
 UNLEARNED_NATS = 0.5  # a token whose loss stays above this (a probability below 61 %) is unlearned
+ENDS = ("loss with all on", "loss alone", "KL of all others", "KL of one other")  # what the stops of a joint injection ask for
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +31,7 @@ class Injection(Saved):
              rows: [n d_model] the trained rows, in the order of ``neurons.mask.nonzero()``, float32 on the CPU.
              losses: [step] loss of the whole sequence before each update, nats per token; the last one belongs to ``rows``.
              token_losses: [pos-1] loss of each token but the first at the end.
-             converged: whether the last loss is below the stop loss (in a joint injection: and the last KL below its stop).
+             converged: whether the last loss is below the stop loss (in a joint injection: and all its other stops hold).
              sequence_id: id of the sequence.
 
     >>> neurons = NeuronSet(torch.arange(6 * 1536).reshape(6, 1536) < 2)  # the first two of layer 0
@@ -139,39 +140,41 @@ _WRITTEN: WeakKeyDictionary[Any, list[_Written]] = WeakKeyDictionary()  # by mod
 
 @dataclass(frozen=True, eq=False)
 class JointInjection(Saved):
-    """Several sequences in disjoint sets of rows of W_out of one model; each set changes little on the sequences of the others.
+    """Several sequences in disjoint sets of rows of W_out of one model, each sufficient alone and silent in every company.
 
-    Args:    injections: one for each sequence; ``injections[k].applied(model)`` applies set k alone. Training requires that x_k is recited
-                 with all sets on, not with its own set alone.
-             off_kl: [step sentence] how far the other sets move the model on each sequence, before each update:
-                 KL(base model || all sets but its own), mean over the positions that predict a token, nats.
+    Args:    injections: one for each sequence; ``injections[k].applied(model)`` applies set k alone.
+             kls: [step sentence] how far other sets moved the model on each sequence before each update: KL(base model || own set off,
+                 some others on), mean over the positions that predict a token, nats. At the end: with all others on.
+             ends: [sentence 4] what the stops ask for: loss with all sets on, loss with its own set alone, KL with all others on, highest
+                 KL with one other alone.
 
-    >>> pair = inject_together(model, few[:2], ratio=0.01, seed=0, learning_rate=0.003, max_steps=2)
+    >>> pair = inject_together(model, few[:2], ratio=0.01, seed=0, learning_rate=0.005, max_steps=2)
     >>> with pair.applied(model, without=0):
     ...     measured = accuracy(model, few[:2])
     """
 
-    required: ClassVar[tuple[str, ...]] = ("off_kl",)
+    required: ClassVar[tuple[str, ...]] = ("kls", "ends")
     injections: tuple[Injection, ...]
-    off_kl: Float[Tensor, "step sentence"]
+    kls: Float[Tensor, "step sentence"]
+    ends: Float[Tensor, "sentence 4"]
 
     @property
     def losses(self) -> Float[Tensor, "step sentence"]:
-        """Loss of each whole sequence with all sets in place, before each update, nats per token."""
+        """Loss of each whole sequence with its own set and some others on, before each update; at the end with all. Nats per token."""
         return torch.stack([injection.losses for injection in self.injections], dim=1)
 
     @property
     def converged(self) -> Bool[Tensor, " sentence"]:
-        """Whether the last loss and the last KL of each sequence are both below their stops."""
+        """Whether each sequence is below all its stops."""
         return torch.tensor([injection.converged for injection in self.injections])
 
     def __repr__(self) -> str:
-        n, n_steps = len(self.injections), len(self.off_kl)
-        ends = zip(self.injections, self.off_kl[-1].tolist(), strict=True)
-        high = [f"{i.sequence_id!r}: loss {i.losses[-1]:.3f}, off_kl {kl:.3f}" for i, kl in ends if not i.converged]
+        n, n_steps = len(self.injections), len(self.kls)
+        high = [f"{i.sequence_id!r}: {_named(end)}" for i, end in zip(self.injections, self.ends, strict=True) if not i.converged]
         state = f"NOT converged ({'; '.join(high)})" if high else "all converged"
-        worst = f"loss <= {self.losses[-1].max():.3f}, off_kl <= {self.off_kl[-1].max():.3f}"
-        return f"JointInjection({n} x {len(self.injections[0].neurons)} rows, {worst} after {n_steps} steps, {state})"
+        return (
+            f"JointInjection({n} x {len(self.injections[0].neurons)} rows, {n_steps} steps, at most {_named(self.ends.amax(0))}; {state})"
+        )
 
     def _repr_html_(self) -> str:
         from tl_localize.stats import styled
@@ -181,11 +184,10 @@ class JointInjection(Saved):
         columns = {
             "sequence": [injection.sequence_id for injection in self.injections],
             "rows trained": [len(injection.neurons) for injection in self.injections],
-            "loss after, nats per token": self.losses[-1].tolist(),
-            "off_kl after, nats per token": self.off_kl[-1].tolist(),
+            **{f"{name}, nats": values for name, values in zip(ENDS, self.ends.T.tolist(), strict=True)},
             "converged": self.converged.tolist(),
         }
-        return styled(columns, f"JointInjection of {len(self.injections)} sequences, {len(self.off_kl)} steps: {state}")
+        return styled(columns, f"JointInjection of {len(self.injections)} sequences, {len(self.kls)} steps: {state}")
 
     @uninterrupted
     def applied(self, model: LanguageModel, without: int | None = None) -> Iterator[None]:
@@ -205,7 +207,10 @@ class JointInjection(Saved):
         parts = [injection.packed()[0] for injection in self.injections]
         tensors = {f"{k}.{name}": tensor for k, part in enumerate(parts) for name, tensor in part.items()}
         ids = [injection.sequence_id for injection in self.injections]
-        return {"off_kl": self.off_kl, **tensors}, {"converged": json.dumps(self.converged.tolist()), "sequence_ids": json.dumps(ids)}
+        return {"kls": self.kls, "ends": self.ends, **tensors}, {
+            "converged": json.dumps(self.converged.tolist()),
+            "sequence_ids": json.dumps(ids),
+        }
 
     @classmethod
     def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str]) -> JointInjection:
@@ -213,7 +218,11 @@ class JointInjection(Saved):
         for k, (state, id) in enumerate(zip(json.loads(metadata["converged"]), json.loads(metadata["sequence_ids"]), strict=True)):
             part = {name: tensors[f"{k}.{name}"] for name in Injection.required}
             injections.append(Injection.unpacked(part, {"converged": json.dumps(state), "sequence_id": id}))
-        return cls(tuple(injections), tensors["off_kl"])
+        return cls(tuple(injections), tensors["kls"], tensors["ends"])
+
+
+def _named(ends: Float[Tensor, " 4"]) -> str:
+    return ", ".join(f"{name} {value:.3f}" for name, value in zip(ENDS, ends.tolist(), strict=True))
 
 
 def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[NeuronSet]:

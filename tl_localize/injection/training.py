@@ -10,7 +10,7 @@ from itertools import combinations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_localize.batching import Advance, halving, minimize, rows_that_fit
@@ -146,47 +146,48 @@ def inject_together(
     ratio: float,
     seed: int,
     learning_rate: float,
-    max_steps: int = 400,
+    max_steps: int = 600,
     stop_loss: float = 0.05,
     kl_weight: float = 1.0,
     stop_kl: float = 0.05,
+    stop_single: float = 0.08,
     batch_size: int | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> JointInjection:
-    """Write K sequences into K disjoint sets of rows of W_out, so that each set changes little on the sequences of the others.
+    """Write K sentences into K disjoint sets of rows of W_out: each set suffices alone for its sentence, and is silent in every company.
 
     One minimization by Adam over all sets together:
 
-        sum over k of  loss(x_k | all sets on)  +  kl_weight * KL(base on x_k || all sets but k on, on x_k)
+        sum over k of  loss(x_k | set k and some others on)  +  kl_weight * KL(base on x_k || set k off, some others on, on x_k)
 
-    With set k off the model predicts x_k as before any injection, so nothing about x_k is stored outside set k: the sets are a ground
-    truth. Training stops, before an update, when every loss is below ``stop_loss`` and every KL below ``stop_kl``. With one sequence it
+    Rows that are off are the base model's. The others that are on change from step to step (``companies``): all, none or one of them, or
+    a random subset. So nothing about x_k is stored outside set k, and nothing else is needed: the sets are a ground truth. Training stops,
+    before an update, when for every sentence the loss with all sets on is below ``stop_loss``, the KL with all others on below
+    ``stop_kl``, and the loss with its own set alone and the KL with each other set alone below ``stop_single``. With one sequence it
     equals ``inject``. The model is not changed.
 
     Source: this project's; it extends Chang et al. (2024), arXiv:2311.09060, algorithm 1.
     Args:    ratio: share of the rows of all layers together, for each sequence.
-             seed: of the permutation of all rows (numpy RandomState) that is cut into the sets.
+             seed: of the permutation of all rows (numpy RandomState) that is cut into the sets, and of the random subsets.
              kl_weight: of the KL, which is a mean over the positions that predict a token, as the loss is.
              batch_size: sequences in one forward pass; by default as many as fit into memory. Changes no result.
              progress: called after each step with the fraction of the work done, from 0 to 1.
     Raises:  ValueError: the sets don't fit into the model, two sequences begin with the same token (one state can't have two next
              tokens), a sequence does not fit the model, or a loss is not finite.
 
-    >>> inject_together(model, few[:2], ratio=0.01, seed=0, learning_rate=0.003, max_steps=2).off_kl.shape
-    torch.Size([1, 2])
+    >>> inject_together(model, few[:2], ratio=0.01, seed=0, learning_rate=0.005, max_steps=2).ends.shape
+    torch.Size([2, 4])
     """
     sequences = [replace(sequence, n_prefix=1) for sequence in check_sequences(model, sequences)]
     _check_apart(sequences)
-    check_positive(learning_rate=learning_rate, stop_loss=stop_loss, stop_kl=stop_kl)
+    check_positive(learning_rate=learning_rate, stop_loss=stop_loss, stop_kl=stop_kl, stop_single=stop_single)
     check_count(max_steps=max_steps)
     if not 0 <= check_number("kl_weight", kl_weight) < math.inf:
         raise ValueError(f"kl_weight must be at least 0 and finite, got {kl_weight!r}. 1 is the default.")
     view = NeuronView(model)
-    sets = draw_sets(view, ratio, seed, len(sequences))
+    sets = draw_sets(view, ratio, seed, n := len(sequences))
     size = rows_that_fit(view, max(map(len, sequences)), batch_size)
-    device, numbers = view.device, range(len(sequences))
-    batch = SequenceBatch.of(sequences, device)
-    ends = [0, *torch.bincount(batch.rows).cumsum(0).tolist()]
+    device = view.device
     chosen = torch.stack([neurons.mask for neurons in sets])  # [sentence layer neuron]
     index = {layer: union.nonzero().T.to(device) for layer, union in enumerate(chosen.any(0)) if union.any()}
     owner = {layer: chosen[:, layer].long().argmax(0).to(device)[row[0]] for layer, row in index.items()}
@@ -194,46 +195,60 @@ def inject_together(
     changes = [torch.zeros_like(rows)[None].requires_grad_() for rows in before.values()]  # [1 row d_model], shared by the batch
     shared = dict(zip(index, changes, strict=True))
     adam = torch.optim.Adam(changes, lr=float(learning_rate))
-    gradients: list[Tensor] = []
+    generator = torch.Generator().manual_seed(seed)
 
-    def part(of: list[int]) -> SequenceBatch:
-        return batch.take(torch.tensor(of, device=device))
+    def predict(which: list[int], states: Bool[Tensor, "state set"]) -> tuple[SequenceBatch, Float[Tensor, "target vocab"]]:
+        """Log-probabilities at the targets of these sentences, each while some sets are on."""
+        some = SequenceBatch.of([sequences[k] for k in which], device)
+        with view.rows_changed(index, shared, {layer: states.to(device)[:, owner[layer]] for layer in index}):
+            return some, target_logits(view.model, some).log_softmax(-1)
 
-    def read(of: list[int]) -> tuple[Tensor, Tensor]:
-        """Loss and KL at each target of some consecutive sequences; adds their gradients to ``gradients``."""
-        some, base_log_probs = part(of), base[ends[of[0]] : ends[of[-1] + 1]]
-        own_off = {layer: owner[layer] != torch.tensor(of, device=device)[:, None] for layer in index}
-        with torch.enable_grad():
-            with view.rows_changed(index, shared):
-                losses = F.cross_entropy(target_logits(view.model, some), some.targets, reduction="none")
-            of_losses = torch.autograd.grad(some.mean(losses).sum(), changes)
-            with view.rows_changed(index, shared, own_off):
-                log_probs = target_logits(view.model, some).log_softmax(-1)
-            kls = F.kl_div(log_probs, base_log_probs, reduction="none", log_target=True).sum(-1)
-            of_kls = torch.autograd.grad(kl_weight * some.mean(kls).sum(), changes)
-        for gradient, one, other in zip(gradients, of_losses, of_kls, strict=True):
-            gradient.add_(one).add_(other)  # after both: a batch that runs out of memory is done again, and must not count twice
-        return losses.detach(), kls.detach()
+    def read(which: list[int], states: Bool[Tensor, "state set"], gradients: Sequence[Tensor] = ()) -> list[Float[Tensor, " target"]]:
+        """Nats at each target of these sentences, the loss where the own set is on, else the KL; adds to the gradients."""
+        nonlocal size
+        own = states[range(len(which)), which]
 
-    with torch.no_grad(), view.lean():  # lean here too, so that the KL is exactly 0 before the first update
-        base_parts = list(halving(lambda of: target_logits(view.model, part(of)).log_softmax(-1), numbers, size))
-    size = max(len(of) for of, _ in base_parts)  # smaller if memory ran out
-    base = torch.cat([log_probs for _, log_probs in base_parts])
-    del base_parts
-    history: list[Float[Tensor, "2 sentence"]] = []
-    token_losses, converged = torch.empty(0), torch.zeros(len(sequences), dtype=torch.bool)
-    for step in range(max_steps):
-        gradients[:] = [torch.zeros_like(change) for change in changes]
+        def values(batch: list[int]) -> list[Tensor]:
+            with torch.set_grad_enabled(bool(gradients)):
+                some, log_probs = predict([which[i] for i in batch], states[batch])
+                losses = F.nll_loss(log_probs, some.targets, reduction="none")
+                kls = F.kl_div(log_probs, torch.cat([base[which[i]] for i in batch]), reduction="none", log_target=True).sum(-1)
+                recited = own[batch].to(device)
+                nats = torch.where(recited[some.rows], losses, kls)
+            if gradients:
+                total = (some.mean(nats) * torch.where(recited, 1.0, float(kl_weight))).sum()
+                for gradient, part in zip(gradients, torch.autograd.grad(total, changes), strict=True):
+                    gradient.add_(part)
+            return [nats.detach()[some.rows == row].cpu() for row in range(len(batch))]
+
         with view.lean():
-            parts = list(halving(read, numbers, size))
-        size = max(len(of) for of, _ in parts)
-        token_losses, token_kls = (torch.cat(values) for values in zip(*(values for _, values in parts), strict=True))
-        history.append(torch.stack([batch.mean(token_losses), batch.mean(token_kls)]).cpu())
-        for name, values in zip(("loss", "off_kl"), history[-1].tolist(), strict=True):
+            parts = list(halving(values, range(len(which)), size))
+        size = max(len(batch) for batch, _ in parts)  # smaller if memory ran out
+        return [nats for _, part in parts for nats in part]
+
+    everyone = list(range(n))
+    with torch.no_grad(), view.lean():
+        parts = halving(lambda batch: predict(batch, torch.zeros(len(batch), n, dtype=torch.bool)), everyone, size)
+        base = [log_probs[some.rows == row] for _, (some, log_probs) in parts for row in range(len(some))]
+    named = torch.stack([named_states(n).roll(k, 1) for k in everyone])  # [sentence state set]
+    limits = torch.tensor([stop_loss, stop_single if n > 1 else stop_loss, stop_kl, *[stop_single] * (n - 1)])
+    seen = torch.full(named.shape[:2], math.inf)  # what each sentence had in each named state when training last met it
+    history: list[Float[Tensor, "2 sentence"]] = []
+    at_end: list[Tensor] = []
+    for step in range(max_steps):
+        gradients = [torch.zeros_like(change) for change in changes]
+        states = torch.stack(companies(step, n, generator))  # [2 sentence set]
+        means = torch.stack([nats.mean() for nats in read([*everyone, *everyone], states.flatten(0, 1), gradients)]).view(2, n)
+        for name, values in zip(("loss", "KL"), means.tolist(), strict=True):
             for sequence, value in zip(sequences, values, strict=True):
                 _check_finite(name, value, step, sequence)
-        converged = (history[-1][0] < stop_loss) & (history[-1][1] < stop_kl)
-        last = bool(converged.all()) or step == max_steps - 1
+        history.append(means)
+        for mean, state in zip(means, states, strict=True):
+            seen = torch.where((named == state[:, None]).all(-1), mean[:, None], seen)
+        if (last := step == max_steps - 1) or (seen < limits).all():
+            at_end = read([k for k in everyone for _ in limits], named.flatten(0, 1))
+            seen = torch.stack([nats.mean() for nats in at_end]).view(n, -1)
+            last = last or bool((seen < limits).all())
         if progress:
             progress(1.0 if last else (step + 1) / max_steps)
         if last:
@@ -241,14 +256,40 @@ def inject_together(
         for change, gradient in zip(changes, gradients, strict=True):
             change.grad = gradient
         adam.step()
-    losses, off_kl = torch.stack(history, dim=1)
+    ends = torch.cat([seen[:, :3], seen[:, 3:].amax(1, keepdim=True) if n > 1 else seen[:, 2:]], dim=1)
+    history[-1] = ends[:, [0, 2]].T
+    losses, kls = torch.stack(history, dim=1)
+    converged = (seen < limits).all(1).tolist()
     trained = [rows + change.detach()[0] for rows, change in zip(before.values(), changes, strict=True)]
     injections: list[Injection] = []
     for k, sequence in enumerate(sequences):
         rows = torch.cat([rows[owner[layer] == k] for layer, rows in zip(index, trained, strict=True)]).cpu()
-        at_end = token_losses[ends[k] : ends[k + 1]].cpu()
-        injections.append(Injection(sets[k], rows, losses[:, k].clone(), at_end, bool(converged[k]), sequence.id))
-    return JointInjection(tuple(injections), off_kl)
+        injections.append(Injection(sets[k], rows, losses[:, k].clone(), at_end[k * len(limits)], converged[k], sequence.id))
+    return JointInjection(tuple(injections), kls, ends)
+
+
+def named_states(n: int) -> Bool[Tensor, "state set"]:
+    """Which sets are on in the states of the stops, from the first sentence's view: all, its own alone, all others, each other alone.
+
+    >>> named_states(2).tolist()
+    [[True, True], [True, False], [False, True], [False, True]]
+    """
+    alone = torch.eye(n, dtype=torch.bool)
+    return torch.cat([torch.ones_like(alone[:1]), alone[:1], ~alone[:1], alone[1:]])
+
+
+def companies(step: int, n: int, generator: torch.Generator) -> tuple[Bool[Tensor, "sentence set"], Bool[Tensor, "sentence set"]]:
+    """Which sets are on at a step: for the loss of each sentence, its own set among them, and for its KL, its own set off.
+
+    >>> companies(0, 2, torch.Generator())[0].tolist()  # each set alone
+    [[True, False], [False, True]]
+    """
+    own = torch.eye(n, dtype=torch.bool)
+    some = torch.rand(2, n, n, generator=generator) < 0.5
+    one = own.roll(1 + step // 2 % max(1, n - 1), 1) & ~own
+    recited = (own, torch.ones_like(own), own, some[0] | own)[step % 4]
+    silent = (~own, one, some[1] & ~own, one)[step % 4]
+    return recited, silent
 
 
 def _check_apart(sequences: Sequence[MemorizedSequence]) -> None:
