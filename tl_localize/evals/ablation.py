@@ -176,6 +176,14 @@ class AblationMeter:
         general = {name: value - self.before[0][name] for name, value in general.items()}
         return {"target": target, "n_neurons": len(chosen), **changes, **general}
 
+    @torch.no_grad()
+    def probabilities(self, target: int, chosen: NeuronSet) -> tuple[Float[Tensor, " suffix"], Int[Tensor, " suffix"]]:
+        """Of each suffix token of the target, while neurons are ablated: the probability of the true token, and the token predicted."""
+        batch = SequenceBatch.of([self.sequences[target]], self.view.device)
+        resid = self._ablated("sequences", [target], batch.tokens, chosen, self._values(target))
+        p = unembed(self.model, resid[batch.rows, batch.positions]).softmax(-1)
+        return p.gather(-1, batch.targets[:, None])[:, 0].cpu(), p.argmax(-1).cpu()
+
     def _values(self, target: int) -> Float[Tensor, "layer neuron"]:
         """What ablated neurons are clamped at."""
         if self.values is not None:
