@@ -14,7 +14,7 @@ from torch import Tensor
 from tl_localize.batching import halving, rows_that_fit
 from tl_localize.changes import used
 from tl_localize.losses import residual, target_logits, unembed
-from tl_localize.neurons import LanguageModel, NeuronView, Real
+from tl_localize.neurons import LanguageModel, NeuronView, Real, check_between
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences, check_tokens, tokenizer_of
 
 Decode = Callable[[list[int]], str]
@@ -60,6 +60,7 @@ def check_recited(model: LanguageModel, sequences: Sequence[MemorizedSequence], 
         ...
     ValueError: sequence must be recited by the model with an accuracy of at least 0.9, got ...
     """
+    check_between(0, 1, min_accuracy=min_accuracy)
     measured = accuracy(model, sequences).tolist()
     if low := [(value, sequence) for value, sequence in zip(measured, sequences, strict=True) if value < min_accuracy]:
         value, worst = min(low, key=lambda pair: pair[0])

@@ -15,7 +15,18 @@ from torch import Tensor
 
 from tl_localize.changes import uninterrupted
 from tl_localize.files import Saved
-from tl_localize.neurons import Hook, LanguageModel, NeuronView, Real, as_tensor, check_count, check_ratio, post_hook_name, zero_neurons
+from tl_localize.neurons import (
+    Hook,
+    LanguageModel,
+    NeuronView,
+    Real,
+    as_tensor,
+    check_between,
+    check_count,
+    check_ratio,
+    post_hook_name,
+    zero_neurons,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,8 +65,11 @@ class NeuronSet:
     @classmethod
     def from_pairs(cls, pairs: Iterable[tuple[int, int]], shape: tuple[int, int]) -> NeuronSet:
         """The set of some (layer, neuron) pairs in a model of ``shape`` (layers, neurons of each layer); ValueError for others."""
+        for length in shape:
+            check_count(shape=length)
         mask = torch.zeros(shape, dtype=torch.bool)
         for layer, neuron in pairs:
+            check_count(0, **{"pairs of layer": layer, "pairs of neuron": neuron})
             if not (0 <= layer < shape[0] and 0 <= neuron < shape[1]):
                 raise ValueError(f"pairs must be (layer, neuron) below {tuple(shape)}, got {(layer, neuron)}. Both count from 0.")
             mask[layer, neuron] = True
@@ -171,6 +185,8 @@ class NeuronScores(Saved):
         values = as_tensor("values", self.values).detach().to("cpu", torch.float32, copy=True)  # a view would keep its whole batch alive
         if values.ndim != 2:
             raise ValueError(f"values must have the shape [layer neuron], got {tuple(values.shape)}. Pass the scores of one sequence.")
+        if self.missed is not None:
+            check_between(0, 1, missed=self.missed)
         if not values.isfinite().all():
             raise ValueError(
                 f"values must be finite, got {int((~values.isfinite()).sum())} that are not (method {self.method!r}, sequence "
@@ -260,7 +276,7 @@ class NeuronScores(Saved):
     def _from_layer(self, first_layer: int) -> Float[Tensor, "some_layer neuron"]:
         """The scores of the layers from this one on."""
         n_layers = len(self.values)
-        if not isinstance(first_layer, numbers.Integral) or not 0 <= first_layer < n_layers:
+        if isinstance(first_layer, bool) or not isinstance(first_layer, numbers.Integral) or not 0 <= first_layer < n_layers:
             raise ValueError(f"first_layer must be a whole number in [0, {n_layers}), got {first_layer}. The model has {n_layers} layers.")
         return self.values[first_layer:]
 

@@ -23,7 +23,7 @@ from tl_localize.execution.tasks import Plan, Record, Task, digest_of
 from tl_localize.methods import METHODS, RandomBaseline
 from tl_localize.methods.base import Method, check_methods, label_methods
 from tl_localize.metrics import Decode, decoder
-from tl_localize.neurons import LanguageModel, NeuronView, Real, as_tensor, check_count, model_name
+from tl_localize.neurons import LanguageModel, NeuronView, Real, as_tensor, check_count, check_seed, model_name
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, check_sequences, check_tokens
 
@@ -87,18 +87,25 @@ class DelBenchmark(Benchmark[DelResults]):
             raise TypeError(f"ratios must be a sequence of fractions, got {ratios!r}. Write for example (0.001, 0.005).")
         if not self.ratios or len(set(self.ratios)) < len(self.ratios):
             raise ValueError(f"ratios must be different fractions, got {self.ratios}. The paper's are (0.001, 0.005).")
+        check_seed(self.seed)
+        check_count(0, n_dev=self.n_dev)
+        for name in ("n_targets", "batch_tokens"):
+            if getattr(self, name) is not None:
+                check_count(**{name: getattr(self, name)})
+        for factor in self.budget_factors:
+            check_count(multiples=factor)
         blank = NeuronScores(torch.zeros(view.n_layers, view.n_neurons))
         for ratio in self.ratios:
             self.chosen(blank, ratio)  # top_k raises where a ratio or the first layer selects no neuron
             self.budgets(ratio)
-        if not 0 <= self.n_dev < len(self.sequences):
+        if self.n_dev >= len(self.sequences):
             raise ValueError(
                 f"n_dev must leave at least one of the {len(self.sequences)} sequences for the test, got {self.n_dev}. "
                 "Collect more sequences, or use a smaller dev set."
             )
         n_test = len(self.sequences) - self.n_dev
-        if self.n_targets is not None and not 1 <= self.n_targets <= n_test:
-            raise ValueError(f"n_targets must be in [1, {n_test}], the number of test sequences, got {self.n_targets}.")
+        if (self.n_targets or 0) > n_test:
+            raise ValueError(f"n_targets must be in [1, {n_test}], the number of test sequences, got {self.n_targets}. None is all.")
         names = [sequence.id for sequence in self.test_sequences]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"sequences must have different ids, got {twice[:3]} more than once. Give each its own id.")

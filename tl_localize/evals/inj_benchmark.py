@@ -29,7 +29,7 @@ from tl_localize.losses import memorization_loss
 from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.methods.base import Method, check_methods, label_methods
 from tl_localize.metrics import accuracy
-from tl_localize.neurons import LanguageModel, NeuronView, Real, check_count, model_name
+from tl_localize.neurons import LanguageModel, NeuronView, Real, check_count, check_positive, model_name
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 
@@ -92,6 +92,13 @@ class InjBenchmark(Benchmark[InjResults]):
     def __post_init__(self) -> None:
         check_sequences(self.model, self.sequences)
         check_count(0, distractors=self.distractors)
+        check_positive(stop_loss=self.stop_loss)
+        if self.learning_rate is not None:
+            check_positive(learning_rate=self.learning_rate)
+        if self.max_steps is not None:
+            check_count(max_steps=self.max_steps)
+        for multiple in self.multiples:
+            check_positive(multiples=multiple)
         view = NeuronView(self.model)
         draw_sets(view, self.ratio, self.seed, self.distractors + 1)  # raises where the sets can't be drawn
         if not self.multiples or not all(0 < self.ratio * multiple <= 1 for multiple in self.multiples):
@@ -104,6 +111,10 @@ class InjBenchmark(Benchmark[InjResults]):
             raise ValueError(
                 f"distractors must leave at least one group of {self.distractors + 1} sentences that begin with different tokens, got "
                 f"{self.distractors} for {len(self.sequences)} sentences. Give more sentences or fewer distractors."
+            )
+        if (last := self.seed + len(self.groups) - 1) >= 2**32:
+            raise ValueError(
+                f"seed must leave room below 2**32 for one seed each, got {self.seed}, so that the last is {last}. Start lower."
             )
 
     # The plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from tl_localize.changes import uninterrupted, used
 from tl_localize.files import Saved
-from tl_localize.neurons import LanguageModel, NeuronView, check_ratio, check_seed
+from tl_localize.neurons import LanguageModel, NeuronView, check_between, check_ratio, check_seed
 from tl_localize.scores import NeuronSet
 
 UNLEARNED_NATS = 0.5  # a token whose loss stays above this (a probability below 61 %) is unlearned
@@ -72,6 +73,7 @@ class Injection(Saved):
 
         Two different predictions from one state, such as those after two equal first tokens in a rotary model, keep ln 2 = 0.69 nats each.
         """
+        check_between(0, math.inf, threshold=threshold)
         worst = self.token_losses.argsort(descending=True, stable=True).tolist()
         return [(i + 1, float(self.token_losses[i])) for i in worst if self.token_losses[i] > threshold]
 
