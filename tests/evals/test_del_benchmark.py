@@ -193,7 +193,7 @@ def test_single_layers_refuse_masks_of_all_layers(neox_like: Any, benchmark_of: 
         ({"ratios": ()}, "ratios must be different fractions"),
         ({"ratios": (0.1, 0.1)}, "ratios must be different fractions"),
         ({"n_dev": 7}, "n_dev must leave at least one of the 7 sequences for the test, got 7"),
-        ({"n_dev": -1}, "n_dev must leave at least one"),
+        ({"n_dev": -1}, "n_dev must be a whole number from 0 on, got -1"),
         ({"n_targets": 6}, r"n_targets must be in \[1, 5\], the number of test sequences, got 6"),
         ({"ablation": "noise"}, "ablation must be one of"),
         ({"first_layer": 2}, r"first_layer must be a whole number in \[0, 2\), got 2"),
