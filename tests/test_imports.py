@@ -132,7 +132,9 @@ def loaded() -> set[str]:
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent).stdout.split())
 
 
-@pytest.mark.parametrize("name", ["ray", "matplotlib", "datasets", "transformer_lens", "transformers", "typer", "IPython"])
+@pytest.mark.parametrize(
+    "name", ["ray", "matplotlib", "datasets", "transformer_lens", "transformers", "typer", "IPython", "torch", "pandas"]
+)
 def test_import_pulls_in_no(loaded: set[str], name: str) -> None:
     assert name not in loaded
 
@@ -145,3 +147,21 @@ def test_every_public_name_is_there() -> None:
 
 def test_package_is_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
+
+
+def test_help_of_the_command_line_needs_no_torch() -> None:
+    code = """
+import sys
+from tl_localize.cli import COMMANDS, app
+try:
+    app(["--help"])
+except SystemExit:
+    pass
+assert "torch" not in sys.modules
+from importlib import import_module
+for commands in COMMANDS.values():
+    for module, function, sentence in commands.values():
+        getattr(import_module(f"tl_localize.cli.{module}"), function)
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent).stdout
+    assert "demo" in shown and "collect" in shown

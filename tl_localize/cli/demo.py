@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated
 
 import pandas as pd
 import typer
+from rich.text import Text
 
 from tl_localize.evals.presets import FIRST_LAYER, make_methods
 from tl_localize.metrics import accuracy, check_recited
 from tl_localize.models import load_model
 from tl_localize.reference import reference_sequence, reference_sequences
-from tl_localize.report.terminal import bars, console, plain
+from tl_localize.report.paper import short_title
+from tl_localize.report.terminal import bars, console, plain, save_svg
 from tl_localize.report.token_view import token_view
 
 SHOWN = "random,activations,attribution,integrated_gradients"  # cheap ones, the best last
@@ -22,9 +25,10 @@ OTHERS = 20  # texts that should not be forgotten
 
 def demo(
     example: Annotated[str, typer.Option(help="Id of a shipped text, of those that tl-localize texts lists.")] = "quotes-056",
+    save: Annotated[Path | None, typer.Option(help="Write what is shown to this SVG file.")] = None,
 ) -> None:
     """A first look in half a minute: a text that the shipped model recites, and what ablating the named neurons does to it."""
-    out, model = console(), load_model("reference-gpt2", "cpu")
+    out, model = console(record=bool(save)), load_model("reference-gpt2", "cpu")
     sequence = reference_sequence(model, example)
     others = [one for one in reference_sequences(model) if one.id != sequence.id][:OTHERS]
     check_recited(model, [sequence])
@@ -43,13 +47,16 @@ def demo(
         neurons = method(model, sequence).top_k(RATIO, per="model", first_layer=FIRST_LAYER)
         seconds = time.perf_counter() - began
         with neurons.dropped_out(model):
-            rows[f"{len(neurons)} by {method.title}"] = {
+            rows[f"{len(neurons)} by {short_title(method.name)}"] = {
                 where: bars(neurons.mask.sum(1)[FIRST_LAYER:].tolist()),
                 "seconds": f"{seconds:.1f}",
                 **recited(),
             }
     out.print(plain(pd.DataFrame(rows).T.rename_axis("neurons ablated")))
     best = methods[-1]
-    out.print(f"The text without the neurons of [bold]{best.title}[/bold], token by token:\n")
-    print(token_view(model, sequence, best(model, sequence).top_k(RATIO, per="model", first_layer=FIRST_LAYER)))
+    out.print(f"The text without the neurons of [bold]{short_title(best.name)}[/bold], token by token:\n")
+    view = token_view(model, sequence, best(model, sequence).top_k(RATIO, per="model", first_layer=FIRST_LAYER))
+    out.print(Text.from_ansi(view.text(colour=out.is_terminal or bool(save))))
     out.print("\nNext: [bold]tl-localize inj[/bold] asks for neurons that are known; [bold]tl-localize localize[/bold] takes a text.")
+    if save:
+        save_svg(out, save)

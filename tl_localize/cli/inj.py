@@ -12,9 +12,10 @@ from tl_localize.cli import options
 from tl_localize.cli.options import Distractors, MethodSettings, ModelOptions, Printed, RunOptions, SettingsFile, say
 from tl_localize.cli.running import compute, finish
 from tl_localize.evals.inj_results import InjResults
-from tl_localize.evals.presets import INJ_SENTENCES, inj_runs, make_methods
+from tl_localize.evals.presets import INJ_SENTENCES, SCREEN, inj_runs, make_methods
 from tl_localize.evals.tuning import read_settings
 from tl_localize.execution import Store
+from tl_localize.methods import ZeroOut
 from tl_localize.models import is_reference
 from tl_localize.neurons import check_seed
 from tl_localize.reference import N_DEV, inj_sequences
@@ -33,6 +34,7 @@ def inj(
     learning_rate: Annotated[float | None, typer.Option(help="Of the injection. Default: the paper's, by ratio.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Of the injection. Default: the paper's, by ratio.")] = None,
     distractors: Distractors = 0,
+    exact: Annotated[bool, typer.Option("--exact", help=f"Zero-Out: ablate all neurons, and not {SCREEN:.0%} of them.")] = False,
     set: MethodSettings = None,
     settings: SettingsFile = None,
     run: RunOptions,
@@ -44,8 +46,8 @@ def inj(
     a folder that is there it computes only what is missing. Exit status 1: a task failed, or an injection did not converge; 130:
     interrupted.
     """
-    tuned = read_settings(settings) if settings else {}
-    make_methods(methods, set or [], tuned)  # mistakes are found before the model is loaded
+    tuned = ({} if exact else {ZeroOut.name: {"screen": SCREEN}}) | (read_settings(settings) if settings else {})
+    chosen = make_methods(methods, set or [], tuned)  # mistakes are found before the model is loaded
     options.check_ratios(ratio)
     options.check_at_least(1, limit=limit, max_steps=max_steps)
     options.check_at_least(0, distractors=distractors)
@@ -53,6 +55,8 @@ def inj(
     if learning_rate is not None and not learning_rate > 0:
         raise ValueError(f"learning_rate must be above 0, got {learning_rate}. Leave it out for the paper's.")
     options.say_settings(on.model, "inj", settings)
+    if any(isinstance(method, ZeroOut) and method.screen == SCREEN for method in chosen):
+        say(f"Zero-Out ablates {SCREEN:.0%} of the neurons and estimates the others; --exact ablates all, which takes a minute a sentence.")
     store = run.store(run.folder(f"inj-{on.short}{f'-distractors-{distractors}' if distractors else ''}"))
     model = on.load()
     sequences = inj_sequences(model, data)

@@ -30,6 +30,7 @@ MethodSettings = Annotated[list[str] | None, typer.Option(help="A method's setti
 SettingsFile = Annotated[Path | None, typer.Option(help="Settings file that tl-localize tune wrote.")]
 Distractors = Annotated[int, typer.Option(help="Other sentences in the same model; 0 is the paper's form.")]
 General = Annotated[Path | None, typer.Option(help="Tokens [sequence pos] for the perplexity. Default: those of the collection.")]
+PANELS = {"on": "The model", "run": "The run", "printed": "What is printed"}  # of the help, by the parameter that holds their options
 Prefix = Annotated[int, typer.Option(help="Prompt tokens of each row of a token file.")]
 
 
@@ -101,9 +102,12 @@ class Printed:
 def expanded(command: str, function: Callable[..., None]) -> Callable[..., None]:
     """A function as a command: its parameters ``on`` and ``run`` become the options of these groups, a mistake of the user's one line."""
     own = inspect.signature(function, eval_str=True).parameters
-    groups: dict[str, Callable[..., Any]] = {name: one.annotation for name, one in own.items() if name in ("on", "run", "printed")}
+    groups: dict[str, Callable[..., Any]] = {name: one.annotation for name, one in own.items() if name in PANELS}
     fields = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in groups.items()}
     parts = [part for name, one in own.items() for part in (fields[name].values() if name in fields else [one])]
+    for name, kinds in fields.items():
+        for option in (one for part in kinds.values() for one in getattr(part.annotation, "__metadata__", ())):
+            option.rich_help_panel = PANELS[name]
     parameters = [part.replace(kind=part.KEYWORD_ONLY) for part in parts if hasattr(part.annotation, "__metadata__")]
 
     def call(**given: Any) -> None:
@@ -130,7 +134,7 @@ def recorded(options: Mapping[str, Any]) -> dict[str, Any]:
         in_full = isinstance(value, Path) or (name == "model" and Path(value).is_dir())
         return str(Path(value).absolute()) if in_full else value
 
-    own = inspect.signature(RunOptions).parameters
+    own = [*inspect.signature(RunOptions).parameters, *inspect.signature(Printed).parameters]
     return {name: plain(name, value) for name, value in options.items() if name not in own and value not in (None, False, [])}
 
 
@@ -139,7 +143,7 @@ def command_line(name: str, options: Mapping[str, Any]) -> str:
     words = ["tl-localize", name]
     for option, value in options.items():
         for one in value if isinstance(value, list | tuple) else [value]:
-            words += [f"--{option.replace('_', '-')}", str(one)]
+            words += [f"--{option.replace('_', '-')}", *([] if one is True else [str(one)])]
     return shlex.join(words)
 
 

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import typer
 from tqdm import tqdm
 
@@ -34,6 +35,8 @@ def compute(
 ) -> bool:
     """Compute what is missing of some benchmarks, each with its methods. False if it was interrupted."""
     interrupted, shard, computed = False, parse_shard(options.shard), False
+    if not options.quiet and options.engine == "process":
+        say(f"Computed on {torch.get_num_threads()} CPU threads beside the device; OMP_NUM_THREADS=1 before the command takes one.")
 
     def tell(number: int, fraction: float, what: str) -> None:
         nonlocal computed

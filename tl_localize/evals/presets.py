@@ -30,6 +30,7 @@ from tl_localize.sequences import MemorizedSequence
 PAPER = json.loads((DATA / "paper_settings.json").read_text(encoding="utf-8"))  # the authors' settings, and the grids they searched
 Settings = Mapping[str, Mapping[str, Any]]  # by method name
 
+SCREEN = 0.05  # of Zero-Out where a result is wanted soon: the share of the neurons with an exact score
 INJ_SENTENCES = 5  # of the committed table of each reference model, and of the default run
 DEL_TARGETS = 8  # of the default run on a reference model; the committed tables have "25,zero_out=6"
 DEL_SEQUENCES = 105  # of a reference model, dev ones included: the others are what must not be forgotten

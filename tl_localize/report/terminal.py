@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pandas as pd
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
 from tl_localize.evals.del_results import DelResults
 from tl_localize.evals.inj_results import TRUE_ROWS, InjResults
+from tl_localize.files import write_text
 from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.report.paper import TITLES, short_title
 from tl_localize.report.tables import flat
@@ -24,9 +28,16 @@ CONTROLS = [TITLES[name] for name in NO_METHODS]
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
-def console() -> Console:
-    """Standard output; in a pipe nothing is wrapped."""
-    return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+def console(*, record: bool = False) -> Console:
+    """Standard output; in a pipe nothing is wrapped. ``record`` keeps what is printed for ``save_svg``."""
+    width = 110 if record else None if sys.stdout.isatty() else 200
+    return Console(width=width, highlight=False, record=record)
+
+
+def save_svg(out: Console, path: Path) -> None:
+    """Write what a recording console printed as a picture that needs no font from elsewhere."""
+    fonts = re.compile(r"@font-face {.*?}", re.DOTALL)
+    write_text(path, fonts.sub("", out.export_svg(title="tl-localize demo", theme=SVG_EXPORT_THEME)))
 
 
 def ranked(table: pd.DataFrame, *, lowest_first: bool = False) -> Iterator[tuple[str, Table]]:
@@ -45,7 +56,7 @@ def ranked(table: pd.DataFrame, *, lowest_first: bool = False) -> Iterator[tuple
     for setting, part in table.groupby(level=above, sort=False) if above else [((), table)]:
         part = part.set_axis(part.index.get_level_values(-1))
         first = [number(cell) if lowest_first else -number(cell) for cell in part.iloc[:, 0]]
-        part = part.iloc[sorted(range(len(part)), key=lambda i: (part.index[i] in CONTROLS, first[i]))]
+        part = part.iloc[sorted(range(len(part)), key=lambda i: (part.index[i] in CONTROLS, math.isnan(first[i]), first[i]))]
         kept = [column for i, column in enumerate(part.columns) if i == 0 or part[column].nunique() > 1]
         shown = Table(box=box.SIMPLE_HEAD, header_style="")
         shown.add_column("method")
@@ -99,8 +110,9 @@ def bars(counts: list[int]) -> str:
 
 def reading(results: InjResults | DelResults) -> str:
     """What the main table says, in a sentence: of the largest ratio, and of INJ for as many neurons as were injected."""
-    frame = results.frame[results.frame["ratio"] == results.frame["ratio"].max()]
     inj = isinstance(results, InjResults)
+    ratios = results.frame["injection_ratio" if inj else "ratio"]
+    frame = results.frame[ratios == ratios.max()]
     if inj:
         frame = frame[frame["converged"] & (frame["multiple"] == frame["multiple"].min())]
     means = 100 * frame.groupby("method").mean(numeric_only=True)
