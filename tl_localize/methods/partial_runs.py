@@ -79,7 +79,8 @@ def fits(expected: Float[Tensor, "*shape"], measured: Float[Tensor, "*shape"], c
     misfit = (measured - expected).norm()
     slope_misfit = ((measured - expected) * expected).sum().abs()  # of the regression of measured on expected, times its square
     rounding = ROUNDINGS * torch.finfo(carrier.dtype).eps * carrier.float().norm()
-    return bool(misfit <= MISFIT * expected.norm() + rounding) and bool(slope_misfit <= SLOPE * expected.square().sum())
+    # Numbers that are not finite are no misfit: they make scores that are not finite, which are refused by name.
+    return not (misfit > MISFIT * expected.norm() + rounding or slope_misfit > SLOPE * expected.square().sum())
 
 
 def ablation_estimate(neurons: NeuronView, batch: SequenceBatch) -> Float[Tensor, "sequence layer neuron"]:
