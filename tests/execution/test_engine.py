@@ -19,6 +19,7 @@ from tl_localize.evals import DelResults, InjBenchmark, InjResults
 from tl_localize.execution import InProcess, Store, status
 from tl_localize.execution.engine import Maker, missing_groups, parse_shard
 from tl_localize.execution.store import unpack
+from tl_localize.execution.tasks import closure
 
 # ---- a folder gives what memory gives --------------------------------------------------------------------------------
 
@@ -83,7 +84,7 @@ def test_run_ends_where_stop_says_so(run_inj: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("which", ["inj", "deletion"])
-def test_resuming_with_nothing_to_do_reads_each_record_of_the_tables_once(
+def test_resuming_with_nothing_to_do_reads_each_record_once(
     which: str, request: Any, methods: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     benchmark = request.getfixturevalue(which)
@@ -96,7 +97,7 @@ def test_resuming_with_nothing_to_do_reads_each_record_of_the_tables_once(
 
     monkeypatch.setattr("tl_localize.execution.store.open", counted, raising=False)
     assert run_into(benchmark, methods, tmp_path) == []
-    assert sorted(opened) == sorted(path.name for kind in ("inj", "del", "baseline") for path in records(tmp_path, kind))
+    assert sorted(opened) == sorted(path.name for path in records(tmp_path))
 
 
 @pytest.mark.parametrize("which", ["inj", "deletion"])
@@ -111,11 +112,12 @@ def test_shard_begins_by_reading_records_of_its_own_groups(
     right = Store.read
     monkeypatch.setattr(Store, "read", lambda store, task: read.append(task.key) or right(store, task))
     assert missing_groups(plan, Store(tmp_path), (2, 3)) == []
-    assert sorted(read) == sorted(task.key for task in plan.tasks if (task.group or task.key) in groups[1::3])
+    own = [task.key for task in closure(task for task in plan.tasks if (task.group or task.key) in groups[1::3])]
+    assert sorted(read) == sorted(own)
     monkeypatch.setattr(type(benchmark), "results", lambda *_: None)  # the tables are of all that is there
     read.clear()
     benchmark.run(methods, Store(tmp_path), executor=InProcess((2, 3)))
-    assert set(read) == {task.key for task in plan.tasks if (task.group or task.key) in groups[1::3]}
+    assert set(read) == set(own)
 
 
 # ---- growing, and contradictions -------------------------------------------------------------------------------------
@@ -473,13 +475,31 @@ def test_damaged_or_deleted_record_of_del_is_made_again(
         assert_set_aside(tmp_path / "run", kind, caplog)
 
 
+@pytest.mark.parametrize("how", ["truncated", "flipped"])
+@pytest.mark.parametrize("kind", ["scores", "injections"])
+def test_damaged_record_that_tables_were_made_of_is_named_and_made_again(
+    run_inj: Any, inj_numbers: Any, tmp_path: Path, how: str, kind: str, caplog: Any
+) -> None:
+    """In a finished folder too, in which nothing needs it; and as an error, so that a quiet run names it."""
+    run_inj()
+    before, spoiled = inj_numbers(), records(tmp_path / "run", kind)[0]
+    whole = unpack(spoiled.read_bytes())[1]
+    spoil(spoiled, how)
+    assert [f"{outcome.task.key}.safetensors" for outcome in run_inj()] == [spoiled.name]
+    assert_set_aside(tmp_path / "run", kind, caplog)
+    assert [record.levelname for record in caplog.records if "set aside" in record.getMessage()] == ["ERROR"]
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in unpack(spoiled.read_bytes())[1].items())
+    assert inj_numbers() == before
+    assert run_inj() == []
+
+
 def damage(folder: Path, kind: str, how: str, results: str) -> None:
     spoiled = records(folder, kind)[0]
     if how == "deleted":
         spoiled.unlink()
     else:
         spoil(spoiled, how)
-    if kind == "scores" or kind == "injections":  # what a measurement was made of is read only when it is needed
+    if kind == "scores" or kind == "injections":  # deleted ones are made only when they are needed
         for path in records(folder, results):
             path.unlink()
 

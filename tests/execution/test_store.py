@@ -240,3 +240,19 @@ def test_names_with_half_characters_are_refused_before_the_work(
         with pytest.raises(ValueError, match=r"names must be text that can be written as UTF-8, got 's\\udc80'"):
             run(sequences=sequences)
     assert not records(tmp_path / "run")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"{}", b"[" * 100_000, b"\xff"])
+@pytest.mark.parametrize("read_only", [True, False])
+def test_damaged_marker_is_named_with_its_remedy(tmp_path: Path, content: bytes, read_only: bool) -> None:
+    Store(tmp_path)
+    (tmp_path / "tl-localize.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r'folder must hold a whole tl-localize.json, got .* without. Write \{"format": \d+\} into it'):
+        Store(tmp_path, read_only)
+
+
+def test_folder_of_another_format_is_refused(tmp_path: Path) -> None:
+    Store(tmp_path)
+    (tmp_path / "tl-localize.json").write_text('{"format": 1}')
+    with pytest.raises(ValueError, match=r"folder must be of format \d, got 1 in .*Another version wrote it"):
+        Store(tmp_path)

@@ -213,13 +213,22 @@ class Benchmark(ABC, Generic[Results]):
 
 
 def missing_groups(plan: Plan, cache: Cache, shard: tuple[int, int] = (1, 1), failed: Set[str] = frozenset()) -> list[list[Task]]:
-    """What is missing in the groups that fall to one of n shards: every n-th of them, whatever is already done."""
+    """What is missing in the groups that fall to one of n shards: every n-th of them, whatever is already done.
+
+    Needs of a group are in it where their records are damaged; where there are none, they are computed when something needs them.
+    """
     index, count = shard
+
+    def missing(task: Task, own: bool) -> bool:
+        return not hopeless(task, failed) and (own or cache.has(task)) and cache.read(task) is None
+
     groups: dict[str, list[Task]] = {}
     for task in plan.tasks:
         groups.setdefault(task.group or task.key, []).append(task)
     mine = list(groups.values())[index - 1 :: count]
-    found = [[task for task in group if not hopeless(task, failed) and cache.read(task) is None] for group in mine]
+    wanted = {task.key for group in mine for task in group}
+    seen = set[str]()
+    found = [[task for task in closure(group, seen) if missing(task, task.key in wanted)] for group in mine]
     return [group for group in found if group]
 
 

@@ -144,8 +144,11 @@ class Store(Cache):
     def _check_format(self) -> None:
         try:
             found = json.loads((self.folder / MARKER).read_bytes())["format"]
-        except (OSError, ValueError, KeyError, TypeError):
-            found = "unknown"
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(
+                f"folder must hold a whole {MARKER}, got {str(self.folder)!r} without. Write {json.dumps({'format': FORMAT})} into it, if "
+                "this version made the folder."
+            ) from error
         if found != FORMAT:
             raise ValueError(
                 f"folder must be of format {FORMAT}, got {found} in {str(self.folder)!r}. Another version wrote it: use that one."
@@ -319,7 +322,7 @@ class Store(Cache):
             except FileNotFoundError:  # another run was faster
                 return
         where = "is not read" if self.read_only else f"was set aside as set_aside/{name}, and is made again if it is needed"
-        LOG.warning("%s %s: %s.", path.relative_to(self.folder), where, why)
+        LOG.error("%s %s: %s.", path.relative_to(self.folder), where, why)
 
 
 def pack(body: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
