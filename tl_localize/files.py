@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -148,3 +150,9 @@ def _probe(folder: Path) -> float:
         return probe.stat().st_mtime
     finally:
         probe.unlink(missing_ok=True)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """' Did you mean ...?' or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=2)
+    return f" Did you mean {' or '.join(near)}?" if near else ""

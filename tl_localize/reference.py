@@ -10,8 +10,9 @@ import hashlib
 import json
 import platform
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +20,8 @@ import torch
 from jaxtyping import Int32
 
 from tl_localize.neurons import LanguageModel
-from tl_localize.readers import read_definitions
-from tl_localize.sequences import MemorizedSequence, encode, tokenizer_of
+from tl_localize.readers import Data
+from tl_localize.sequences import MemorizedSequence, encode, text_parts, tokenizer_of
 
 DATA = Path(__file__).parent / "data"
 CORPUS_DIR = DATA / "reference-corpus"
@@ -67,7 +68,7 @@ def reference_sequences(model: LanguageModel, min_repetitions: int = 64) -> list
         if len(tokens) != one.n_tokens:
             wrong = f"got one whose tokenizer makes {len(tokens)} tokens, not {one.n_tokens}, of {one.id!r}"
             raise ValueError(f"model must be a reference model, {wrong}. Use load_model('reference-gpt2') or 'reference-pythia'.")
-        found.append(MemorizedSequence(torch.tensor(tokens), N_PREFIX, one.id, one.category, _parts(model, tokens, N_PREFIX, one.text)))
+        found.append(MemorizedSequence(torch.tensor(tokens), N_PREFIX, one.id, one.category, text_parts(model, tokens, N_PREFIX, one.text)))
     return found
 
 
@@ -83,35 +84,27 @@ def reference_sequence(model: LanguageModel, id: str) -> MemorizedSequence:
     raise ValueError(f"example must be the id of a shipped text, got {id!r}. tl-localize texts lists them.")
 
 
-def inj_sequences(model: LanguageModel, path: str | Path | None = None, dev: bool = False) -> list[MemorizedSequence]:
+def inj_sequences(model: LanguageModel, data: Any = None, dev: bool = False, n_max: int | None = None) -> list[MemorizedSequence]:
     """The sentences that INJ writes into a model: our own definitions of things that do not exist, or those of a file.
 
     Each is one sequence with its first token as the prefix, 50 to 81 tokens in the reference models.
 
     Args:
-        path: an ECBD-style JSONL file (key: definition), as of ``readers.read_definitions``; the shipped sentences unless given.
+        data: ``readers.Data`` or a source of it, such as an ECBD-style JSONL file (key: definition); the shipped sentences unless given.
         dev: the first 5 sentences alone, which are for choosing hyperparameters; without it all others.
+        n_max: at most so many; no more is read.
     Raises:  ValueError: the model has no tokenizer, or the file no more than 5 sentences.
 
     >>> sentences = inj_sequences(model)
     >>> len(sentences), model.tokenizer.decode(sentences[0].tokens[:7])
     (91, 'Friday Lodge is')
     """
-    sentences = read_definitions(path or DATA / "inj_sentences.jsonl")
-    if len(sentences) <= N_DEV:
-        raise ValueError(f"data must hold more than {N_DEV} sentences, got {len(sentences)}. The first {N_DEV} are for development.")
-    tokens = [encode(tokenizer_of(model), sentence) for sentence in sentences]
-    sequences = [
-        MemorizedSequence(torch.tensor(tokens[i]), 1, id=f"{i:03d} {sentence[:24]}", text=_parts(model, tokens[i], 1, sentence))
-        for i, sentence in enumerate(sentences)
-    ]
+    data = data if isinstance(data, Data) else Data(source=data or DATA / "inj_sentences.jsonl")
+    found = replace(data, n_prefix=1, n_suffix=None).sequences(model, lambda i, one: f"{i:03d} {one.text[:24] or 'tokens'}")
+    sequences = list(islice(found, N_DEV + 1 if dev else n_max and N_DEV + n_max))
+    if len(sequences) <= N_DEV:
+        raise ValueError(f"data must hold more than {N_DEV} sentences, got {len(sequences)}. The first {N_DEV} are for development.")
     return sequences[:N_DEV] if dev else sequences[N_DEV:]
-
-
-def _parts(model: LanguageModel, tokens: list[int], n_prefix: int, text: str) -> tuple[str, str]:
-    """A text, divided after some tokens of it."""
-    prefix = tokenizer_of(model).decode(tokens[:n_prefix], clean_up_tokenization_spaces=False)
-    return prefix, text[len(prefix) :]
 
 
 @cache

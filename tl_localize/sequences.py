@@ -127,6 +127,15 @@ def encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
+def text_parts(model: LanguageModel, tokens: list[int], n_prefix: int, text: str = "") -> tuple[str, str]:
+    """Prefix and suffix as text, divided after some tokens; empty without a tokenizer; without a text the suffix is decoded."""
+    tokenizer: Any = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        return "", ""
+    prefix = tokenizer.decode(tokens[:n_prefix], clean_up_tokenization_spaces=False)
+    return prefix, text[len(prefix) :] if text else tokenizer.decode(tokens[n_prefix:], clean_up_tokenization_spaces=False)
+
+
 @dataclass(frozen=True, eq=False)
 class SequenceBatch:
     """Sequences padded on the right, and the list of all their suffix tokens.

@@ -15,9 +15,10 @@ from recited import CRITERIA, letters
 
 from tl_localize.collect import Criteria, collect_memorized, likely_windows, text_windows, token_windows
 from tl_localize.collect.filter import Filter
-from tl_localize.collect.search import Corpus, Search, SearchResults, chunks_of, parse_windows
+from tl_localize.collect.search import Chunk, Search, SearchResults, chunks_of, parse_windows
 from tl_localize.execution.engine import InProcess
 from tl_localize.execution.store import Store
+from tl_localize.readers import Data
 
 LOOSE = replace(CRITERIA, max_jaccard=1)
 
@@ -26,7 +27,7 @@ LOOSE = replace(CRITERIA, max_jaccard=1)
 def small(monkeypatch: Any) -> None:
     monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 7)
     monkeypatch.setattr("tl_localize.collect.search.CHUNK_BYTES", 300)
-    monkeypatch.setattr("tl_localize.collect.search.SAMPLE", 16)
+    monkeypatch.setattr("tl_localize.readers.sources.SAMPLE", 16)
 
 
 class Tokenizer:
@@ -59,7 +60,7 @@ def files(model: Any, corpus: Any, tmp_path: Path) -> dict[str, Path]:
 
 
 def search_of(model: Any, *paths: Path, windows: Any = "first", criteria: Criteria = LOOSE) -> Search:
-    return Search(model, chunks_of([Corpus(path) for path in paths], windows, criteria.length), criteria, windows)
+    return Search(model, chunks_of([Data(source=path) for path in paths], windows, criteria.length), criteria, windows)
 
 
 def shown(collection: Any) -> tuple[str, str, dict[str, list[str]]]:
@@ -76,7 +77,7 @@ def test_rows_in_chunks_are_the_rows_in_one_stream(model: Any, files: Any, windo
     search = search_of(model, files["npy"], windows=windows)
     assert len(search.chunks) == 5
     assert shown(search.collection(search.run(store=Store(tmp_path / "out")), n_dev=2)) == shown(expected)
-    given = Search(model, chunks_of([Corpus(Path("given"), given=rows)], windows, LOOSE.length), LOOSE, windows)
+    given = Search(model, chunks_of([Data(source=rows)], windows, LOOSE.length), LOOSE, windows)
     assert shown(given.collection(given.run(), n_dev=2)) == shown(expected)
 
 
@@ -98,9 +99,9 @@ def test_every_line_is_in_one_range(tmp_path: Path) -> None:
     for end in ("", "\n"):
         path.write_text("\n".join(lines) + end)
         for size in (1, 3, 299, 300, 301):
-            corpus, whole = Corpus(path), path.stat().st_size
-            parts = [corpus.read(first, first + size) for first in range(0, whole, size)]
-            assert [text for part in parts for text in part] == lines
+            data, whole = Data(source=path), path.stat().st_size
+            parts = [data.entries(first, first + size) for first in range(0, whole, size)]
+            assert [one.text for part in parts for one in part] == lines
 
 
 def test_ids_name_the_file_where_there_are_several(model: Any, files: Any) -> None:
@@ -113,7 +114,7 @@ def test_ids_name_the_file_where_there_are_several(model: Any, files: Any) -> No
 @pytest.mark.usefixtures("small")
 def test_the_plan_reads_the_beginning_of_chunks_only(model: Any, files: Any, monkeypatch: Any) -> None:
     search = search_of(model, files["txt"], files["npy"])
-    monkeypatch.setattr(Corpus, "read", lambda *a: pytest.fail("a chunk was read"))
+    monkeypatch.setattr(Chunk, "read", lambda *a: pytest.fail("a chunk was read"))
     monkeypatch.setattr(Filter, "filter", lambda *a: pytest.fail("a forward pass was made"))
     assert len(search.plan().tasks) == len(search.chunks)
 
@@ -196,7 +197,7 @@ def test_settings_and_spelling_must_be_those_of_the_folder(model: Any, files: An
 
 def test_chunks_open_their_file_again_elsewhere(model: Any, files: Any, monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    (chunk,) = chunks_of([Corpus(Path("c.npy"))], length=22)
+    (chunk,) = chunks_of([Data(source=Path("c.npy"))], length=22)
     data = pickle.dumps(chunk)
     assert len(data) < 1000
     monkeypatch.chdir("/")
@@ -214,8 +215,8 @@ def test_general_text_is_the_beginning_of_texts_that_were_not_collected(model: A
 @pytest.mark.parametrize(
     ("name", "content", "windows", "message"),
     [
-        ("a.jsonl", b'{"body": "a"}\n', "first", r"line must have the key 'text', got only \['body'\]"),
-        ("a.txt", b"", "first", "data must hold at least one text, got none"),
+        ("a.jsonl", b'{"body": "a"}\n', "first", r"row must have columns of tokens or text .*, got only \['body'\]"),
+        ("a.txt", b"", "first", "data must hold at least one row, got none"),
         ("a.npy", b"no array", "first", "path must be a whole .npy file of integers"),
         ("a.txt", b"some text\n", "any", "windows must be first or a number for text, got any"),
     ],
@@ -223,16 +224,16 @@ def test_general_text_is_the_beginning_of_texts_that_were_not_collected(model: A
 def test_mistakes_in_the_data_are_found_without_a_model(tmp_path: Path, name: str, content: bytes, windows: Any, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        chunks_of([Corpus(tmp_path / name)], windows)
+        chunks_of([Data(source=tmp_path / name)], windows)
     with pytest.raises(FileNotFoundError, match="path must be an existing file"):
-        chunks_of([Corpus(tmp_path / f"no-{name}")])
+        chunks_of([Data(source=tmp_path / f"no-{name}")])
 
 
 @pytest.mark.usefixtures("small")
 def test_a_broken_line_has_its_number_in_the_file_also_from_a_later_chunk(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"".join(b'{"text": "%d"}\n' % i for i in range(60)) + b'{"text": "\xff"}\n')
-    chunks = chunks_of([Corpus(path)])
+    chunks = chunks_of([Data(source=path)])
     assert len(chunks) > 2
     with pytest.raises(ValueError, match=r"path must be UTF-8 text, got the bytes .* line 61"):
         [chunk.read() for chunk in chunks[1:]]
@@ -241,7 +242,7 @@ def test_a_broken_line_has_its_number_in_the_file_also_from_a_later_chunk(tmp_pa
 def test_files_of_one_name_are_refused(files: Any, tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     with pytest.raises(ValueError, match="data must be files of different names"):
-        chunks_of([Corpus(files["npy"]), Corpus(tmp_path / "more" / "c.npy")])
+        chunks_of([Data(source=files["npy"]), Data(source=tmp_path / "more" / "c.npy")])
 
 
 def test_parse_windows() -> None:

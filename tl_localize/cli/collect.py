@@ -12,19 +12,18 @@ from typing import Annotated
 
 import typer
 
-from tl_localize.cli.options import ModelOptions, RunOptions, say
+from tl_localize.cli.options import ModelOptions, RowOptions, RunOptions, say
 from tl_localize.cli.running import compute
 from tl_localize.collect import Collection, Criteria, Report
 from tl_localize.collect.collection import check_draw
 from tl_localize.collect.criteria import NEAR, SURPLUS
 from tl_localize.collect.reference_texts import TRAINING, reference_search, reference_tables, with_planted
-from tl_localize.collect.search import Corpus, Search, SearchResults, chunks_of, parse_windows
+from tl_localize.collect.search import Search, SearchResults, chunks_of, parse_windows
 from tl_localize.evals.presets import GENERAL
 from tl_localize.execution import Store
 from tl_localize.files import prepare_folder, save_tensors, write_text
 from tl_localize.models import is_reference
 from tl_localize.neurons import LanguageModel
-from tl_localize.readers import TOKEN_SUFFIXES
 from tl_localize.reference import GENERAL_LENGTH, N_DEV, held_out_tokens, lacking_texts
 from tl_localize.report.tables import save_table
 from tl_localize.report.terminal import console, plain
@@ -34,10 +33,10 @@ PAPER = Criteria()
 
 def collect(
     *,
-    data: Annotated[list[Path] | None, typer.Option(help=f"Text, .jsonl, or tokens ({', '.join(TOKEN_SUFFIXES)}); many times.")] = None,
+    data: Annotated[list[Path] | None, typer.Option(help="Texts, JSON lines, tokens, or a table; many times.")] = None,
     on: ModelOptions,
+    rows: RowOptions,
     windows: Annotated[str, typer.Option(help="Of each row: first, any (wherever it may be memorized), or one every N tokens.")] = "first",
-    key: Annotated[str, typer.Option(help="Key of the text in .jsonl files.")] = "text",
     n_prefix: Annotated[int, typer.Option(help="Tokens that prompt the model.")] = PAPER.n_prefix,
     n_suffix: Annotated[int, typer.Option(help="Tokens that it must recite.")] = PAPER.n_suffix,
     min_accuracy: Annotated[float, typer.Option(help="Of the suffix, teacher-forced.")] = float(PAPER.min_accuracy),
@@ -63,21 +62,26 @@ def collect(
     check_draw(n_dev, n_max, seed)
     if n_general < 1:
         raise ValueError(f"n_general must be at least 1, got {n_general}. The paper has 2048.")
-    if not data and not is_reference(on.model):
+    given = [one for path in data or [None] if (one := rows.data(path))]
+    if not given and not is_reference(on.model):
         raise ValueError(f"data must be given for {on.model!r}, whose training text is not shipped, got none. Name a corpus with --data.")
-    chunks = chunks_of([Corpus(path, key) for path in data], of_row, criteria.length) if data else []
+    chunks = chunks_of(given, of_row, criteria.length)
     store = run.store(run.folder(f"collect-{on.short}"))
     model = on.load()
-    if not data and (lacking := lacking_texts()):
+    for one in given:
+        one.checked(model)
+    if not given and (lacking := lacking_texts()):
         say(lacking)
-    search = Search(model, chunks, criteria, of_row) if data else reference_search(model, criteria, of_row)
+    search = Search(model, chunks, criteria, of_row) if given else reference_search(model, criteria, of_row)
     found = searched(search, store, run, on.load, "this makes the collection")
     collection = search.collection(found, n_dev=n_dev, n_max=n_max, seed=seed)
-    collection = collection if data else with_planted(model, collection)
+    collection = collection if given else with_planted(model, collection)
     collection.save(store.folder)
-    show_collection(collection, store.folder, planted=not data)
+    show_collection(collection, store.folder, planted=not given)
     try:
-        general = search.general_text(collection.sequences, n_general, GENERAL_LENGTH, seed=seed) if data else held_out_tokens()[:n_general]
+        general = (
+            search.general_text(collection.sequences, n_general, GENERAL_LENGTH, seed=seed) if given else held_out_tokens()[:n_general]
+        )
         save_tensors(store.folder / GENERAL, {"tokens": general.int()}, {})
     except ValueError as error:
         say(f"No text for the perplexity: {error} Or give tl-localize del another file with --general.")

@@ -12,7 +12,7 @@ import typer
 
 from tl_localize.cli import options
 from tl_localize.cli.collect import searched
-from tl_localize.cli.options import General, MethodSettings, ModelOptions, Prefix, Printed, RunOptions, SettingsFile, say
+from tl_localize.cli.options import General, MethodSettings, ModelOptions, Printed, RunOptions, SequenceOptions, SettingsFile, say
 from tl_localize.cli.running import compute, finish
 from tl_localize.collect.collection import check_draw
 from tl_localize.collect.reference_texts import reference_search, with_planted
@@ -22,15 +22,14 @@ from tl_localize.evals.del_benchmark import DelBenchmark, check_by_layer
 from tl_localize.evals.del_results import DelResults
 from tl_localize.evals.tuning import read_settings
 from tl_localize.execution import Store
-from tl_localize.execution.store import nearest
-from tl_localize.files import save_tensors, write_text
+from tl_localize.files import nearest, save_tensors, write_text
 from tl_localize.neurons import LanguageModel, check_seed
 from tl_localize.reference import N_DEV, held_out_tokens, lacking_texts
 from tl_localize.report.figures import del_figures
 from tl_localize.report.tables import del_tables
 from tl_localize.scores import NeuronScores
 
-DelData = Annotated[Path | None, typer.Option(help="Folder of collect, the authors' JSONL, or tokens. Default: a reference model's own.")]
+DelData = Annotated[Path | None, typer.Option(help="Folder of collect, tokens, JSON lines, a table. Default: a reference model's own.")]
 
 
 def del_benchmark(
@@ -45,7 +44,7 @@ def del_benchmark(
     ablation: Annotated[str, typer.Option(help=f"What ablated neurons become: {', '.join(ABLATIONS)}.")] = "zero",
     single_layer: Annotated[str | None, typer.Option(help="Also spend the budget in one layer, for this method.")] = None,
     n_dev: Annotated[int, typer.Option(help="Of files: the first sequences, left out because settings were chosen on them.")] = N_DEV,
-    n_prefix: Prefix = 32,
+    rows: SequenceOptions,
     seed: Annotated[int, typer.Option(help="Of Random, the order of targets and resampling.")] = 0,
     set: MethodSettings = None,
     settings: SettingsFile = None,
@@ -65,12 +64,13 @@ def del_benchmark(
     alone = presets.del_methods(single_layer, of_it, on.model, tuned, seed) if single_layer else []
     for method in alone:
         check_by_layer(method)
-    presets.check_data(on.model, data, general)
+    given = rows.data(data)
+    presets.check_data(on.model, given, general)
     options.check_ratios(ratio)
     n_targets, fewer = presets.parse_targets(targets) if targets else (None, {})
-    options.check_at_least(1, n_prefix=n_prefix, limit=limit)
+    options.check_at_least(1, limit=limit)
     options.check_at_least(0, n_dev=n_dev)
-    if data is None:
+    if given is None:
         limit = limit or presets.DEL_SEQUENCES
         check_draw(n_dev, limit)
         if (n_targets or 0) > limit - n_dev:
@@ -79,9 +79,10 @@ def del_benchmark(
         raise ValueError(f"ablation must be one of {', '.join(ABLATIONS)}, got {ablation!r}.{nearest(ablation, ABLATIONS)}")
     options.say_settings(on.model, "del", settings)
     folder = run.folder(f"del-{on.short}{'' if ablation == 'zero' else f'-{ablation}'}")
-    model, ratios, default = on.load(), tuple(ratio or presets.del_ratios(on.model)), data is None
-    data = data or collected_default(model, on.load, run.store(folder / "collection"), run, n_dev, ratios)
-    sequences, n_dev, text = presets.del_data(model, data, general, n_dev, n_prefix)
+    model, ratios, default = on.load(), tuple(ratio or presets.del_ratios(on.model)), given is None
+    if given is None:
+        data = given = collected_default(model, on.load, run.store(folder / "collection"), run, n_dev, ratios)
+    sequences, n_dev, text = presets.del_data(model, given, general, n_dev)
     sequences = presets.drawn_first(sequences, n_dev, seed)[:limit]
     n_test = len(sequences) - n_dev
     if default and n_targets is None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tl_localize.cli import options
-from tl_localize.cli.options import Distractors, MethodSettings, ModelOptions, Printed, RunOptions, SettingsFile, say
+from tl_localize.cli.options import Distractors, MethodSettings, ModelOptions, Printed, RowOptions, RunOptions, SettingsFile, say
 from tl_localize.cli.running import compute, finish
 from tl_localize.evals.inj_results import InjResults
 from tl_localize.evals.presets import INJ_SENTENCES, SCREEN, inj_runs, make_methods
@@ -26,7 +26,8 @@ from tl_localize.report.tables import inj_tables
 def inj(
     *,
     on: ModelOptions,
-    data: Annotated[Path | None, typer.Option(help="ECBD-style JSONL (key: definition). Default: our own sentences.")] = None,
+    data: Annotated[Path | None, typer.Option(help="JSON lines of texts, or tokens, or a table. Default: our own sentences.")] = None,
+    rows: RowOptions,
     methods: Annotated[str, typer.Option(help="Comma-separated names, or 'all'.")] = "all",
     ratio: Annotated[list[float] | None, typer.Option(help="Share of the rows of W_out to inject into. May be given many times.")] = None,
     limit: Annotated[int | None, typer.Option(help="Number of sentences. Default: 5 on a reference model, else all.")] = None,
@@ -57,13 +58,14 @@ def inj(
     options.say_settings(on.model, "inj", settings)
     if any(isinstance(method, ZeroOut) and method.screen == SCREEN for method in chosen):
         say(f"Zero-Out ablates {SCREEN:.0%} of the neurons and estimates the others; --exact ablates all, which takes a minute a sentence.")
+    given = rows.data(data)
     store = run.store(run.folder(f"inj-{on.short}{f'-distractors-{distractors}' if distractors else ''}"))
     model = on.load()
-    sequences = inj_sequences(model, data)
-    limit = limit or (INJ_SENTENCES if is_reference(on.model) and data is None else len(sequences))
-    say(f"{min(limit, len(sequences))} of {len(sequences)} sentences ({N_DEV} dev sentences are left out), model {on.model}")
+    limit = limit or (INJ_SENTENCES if is_reference(on.model) and given is None else None)
+    sequences = inj_sequences(model, given, n_max=limit)
+    say(f"{len(sequences)} sentences (the first {N_DEV} of the data are dev sentences and left out), model {on.model}")
     training: dict[str, Any] = {"seed": seed, "learning_rate": learning_rate, "max_steps": max_steps, "distractors": distractors}
-    runs = inj_runs(model, on.model, sequences[:limit], methods, set or [], tuned, ratio, **training)
+    runs = inj_runs(model, on.model, sequences, methods, set or [], tuned, ratio, **training)
     finish(store, compute(runs, store, run, on.load), partial(publish_inj, printed=printed))
 
 

@@ -6,7 +6,7 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,6 +22,7 @@ from tl_localize.execution.store import Store
 from tl_localize.files import prepare_folder
 from tl_localize.models import load_model
 from tl_localize.neurons import Real, check_ratio
+from tl_localize.readers import Data
 from tl_localize.report.figures import save_figure
 from tl_localize.report.tables import CAPTIONS, flat, save_table, to_markdown
 from tl_localize.report.terminal import console, ranked, reading
@@ -30,8 +31,7 @@ MethodSettings = Annotated[list[str] | None, typer.Option(help="A method's setti
 SettingsFile = Annotated[Path | None, typer.Option(help="Settings file that tl-localize tune wrote.")]
 Distractors = Annotated[int, typer.Option(help="Other sentences in the same model; 0 is the paper's form.")]
 General = Annotated[Path | None, typer.Option(help="Tokens [sequence pos] for the perplexity. Default: those of the collection.")]
-PANELS = {"on": "The model", "run": "The run", "printed": "What is printed"}  # of the help, by the parameter that holds their options
-Prefix = Annotated[int, typer.Option(help="Prompt tokens of each row of a token file.")]
+PANELS = {"on": "The model", "rows": "The data", "run": "The run", "printed": "What is printed"}  # of the help, by parameter
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,52 @@ class ModelOptions:
 
     def load(self) -> Any:
         return load_model(self.model, self.device, parse_dtype(self.dtype))
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """The options of all commands that read data: where its rows are, and what their columns are called."""
+
+    prefix: Annotated[Path | None, typer.Option(help="Instead of --data: a token file of prefixes, beside --suffix.")] = None
+    suffix: Annotated[Path | None, typer.Option(help="Token file of the suffixes, a row for each of --prefix.")] = None
+    pre_prefix: Annotated[Path | None, typer.Option(help="Token file of what stands before the prefixes.")] = None
+    key: Annotated[str | None, typer.Option(help="Column of the tokens or the text, where it has another name than the known ones.")] = None
+    id: Annotated[str | None, typer.Option(help="Column of the sequences' ids.")] = None
+    category: Annotated[str | None, typer.Option(help="Column of their categories.")] = None
+    scores: Annotated[Path | None, typer.Option(help="CSV of index and score: which rows of the data to take.")] = None
+    min_score: Annotated[float | None, typer.Option(help="Least score of a row that is taken. Default: 1.")] = None
+    any_tokens: Annotated[bool, typer.Option("--any-tokens", help="Also tokens that no text makes, such as random ones.")] = False
+
+    def data(self, path: Path | None, **more: Any) -> Data | None:
+        """The data of ``--data``, or of ``--prefix`` and ``--suffix``; None without them."""
+        if self.prefix is not None and (path is not None or self.suffix is None):
+            other = f"--data {path}" if path is not None else "no --suffix"
+            raise ValueError(f"prefix must stand with suffix and without data, got --prefix {self.prefix} and {other}.")
+        if path is None and self.prefix is None:
+            if self.suffix or self.scores:
+                raise ValueError("data must be given with suffix or scores, got none. Name it with --data or --prefix.")
+            return None
+        given = {one.name: value for one in fields(RowOptions) if (value := getattr(self, one.name)) is not None and one.name != "prefix"}
+        return Data(source=self.prefix or path, **given, **more)
+
+
+@dataclass(frozen=True)
+class SequenceOptions(RowOptions):
+    """The same where each row is a sequence."""
+
+    n_prefix: Annotated[str | None, typer.Option(help="Prompt tokens of each row, or the column of their number. Default: 32.")] = None
+    n_suffix: Annotated[int | None, typer.Option(help="Tokens to recite, of longer rows. Default: all.")] = None
+
+    def __post_init__(self) -> None:
+        check_at_least(1, n_suffix=self.n_suffix, n_prefix=self._number)
+
+    @property
+    def _number(self) -> int | None:
+        """Of prompt tokens; None where it is a column's name."""
+        return int(self.n_prefix) if self.n_prefix and self.n_prefix.lstrip("-").isdecimal() else None
+
+    def data(self, path: Path | None, **more: Any) -> Data | None:
+        return super().data(path, n_prefix=self.n_prefix if self._number is None else self._number, n_suffix=self.n_suffix, **more)
 
 
 @dataclass(frozen=True)
@@ -100,7 +146,7 @@ class Printed:
 
 
 def expanded(command: str, function: Callable[..., None]) -> Callable[..., None]:
-    """A function as a command: its parameters ``on`` and ``run`` become the options of these groups, a mistake of the user's one line."""
+    """A function as a command: its ``on``, ``rows`` and ``run`` become the options of these groups, a mistake of the user's one line."""
     own = inspect.signature(function, eval_str=True).parameters
     groups: dict[str, Callable[..., Any]] = {name: one.annotation for name, one in own.items() if name in PANELS}
     fields = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in groups.items()}

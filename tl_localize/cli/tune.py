@@ -11,7 +11,7 @@ import typer
 
 from tl_localize.cli import options
 from tl_localize.cli.del_benchmark import collected_default
-from tl_localize.cli.options import Distractors, General, MethodSettings, ModelOptions, Prefix, RunOptions, say
+from tl_localize.cli.options import Distractors, General, MethodSettings, ModelOptions, RunOptions, SequenceOptions, say
 from tl_localize.cli.running import compute, finish
 from tl_localize.evals import presets
 from tl_localize.evals.del_benchmark import DelBenchmark
@@ -20,8 +20,7 @@ from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.evals.inj_results import InjResults
 from tl_localize.evals.tuning import Ranking, expand, read_grids, write_settings
 from tl_localize.execution import Store
-from tl_localize.execution.store import nearest
-from tl_localize.files import prepare_folder, write_text
+from tl_localize.files import nearest, prepare_folder, write_text
 from tl_localize.reference import N_DEV, inj_sequences
 from tl_localize.report.tables import save_table
 from tl_localize.report.terminal import console, plain
@@ -38,7 +37,7 @@ def tune(
     ratio: Annotated[float | None, typer.Option(help="inj: share of the rows to inject into. del: share of each layer to ablate.")] = None,
     distractors: Distractors = 0,
     n_dev: Annotated[int, typer.Option(help="del, of files: the first sequences, on which settings are chosen.")] = N_DEV,
-    n_prefix: Prefix = 32,
+    rows: SequenceOptions,
     set: MethodSettings = None,
     run: RunOptions,
 ) -> None:
@@ -49,6 +48,7 @@ def tune(
     Prints all settings, the best first, and writes settings.json for --settings of tl-localize inj or del. In a folder that is there it
     computes only what is missing.
     """
+    given = rows.data(data)
     grids = read_grids(grid) if grid else presets.PAPER["grids"]
     if method not in grids:
         raise ValueError(f"grid must hold the method {method!r}, got {sorted(grids)}.{nearest(method, grids)}")
@@ -58,21 +58,21 @@ def tune(
         (fixed,) = presets.make_methods(method, set or [], presets.paper_settings(on.model, "inj", ratio))
     else:
         (fixed,) = presets.del_methods(method, set or [], on.model)
-        presets.check_data(on.model, data, general)
-        if data is None:
+        presets.check_data(on.model, given, general)
+        if given is None:
             presets.check_dev(n_dev, presets.DEL_SEQUENCES)
     options.say_settings(on.model, benchmark, "the grid")
     candidates = [replace(fixed, **{axis: getattr(one, axis) for axis in grids[method]}) for one in expand(method, grids[method])]
     options.check_ratios([ratio])
     options.check_at_least(0, distractors=distractors)
-    options.check_at_least(1, n_prefix=n_prefix)
     folder = run.folder(f"tune-{benchmark}-{on.short}")
     model = on.load()
     if benchmark == "inj":
-        setting = InjBenchmark(model=model, sequences=inj_sequences(model, data, dev=True), ratio=ratio, distractors=distractors)
+        setting = InjBenchmark(model=model, sequences=inj_sequences(model, given, dev=True), ratio=ratio, distractors=distractors)
     else:
-        data = data or collected_default(model, on.load, run.store(folder / "collection"), run, n_dev, [ratio])
-        sequences, n_dev, text = presets.del_data(model, data, general, n_dev, n_prefix)
+        if given is None:
+            data = given = collected_default(model, on.load, run.store(folder / "collection"), run, n_dev, [ratio])
+        sequences, n_dev, text = presets.del_data(model, given, general, n_dev)
         presets.check_dev(n_dev, len(sequences))
         setting = DelBenchmark(model, sequences[:n_dev], text, ratios=(ratio,), n_dev=0)
     store = run.store(folder, data=data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -13,8 +12,9 @@ from torch import Tensor
 from tl_localize.collect.collection import Collection
 from tl_localize.collect.criteria import Criteria
 from tl_localize.collect.duplicates import origins
-from tl_localize.collect.search import Corpus, Search, Windows, chunks_of
+from tl_localize.collect.search import Search, Windows, chunks_of
 from tl_localize.neurons import LanguageModel
+from tl_localize.readers import Data
 from tl_localize.reference import N_TOKENS, general_texts, load_planted
 from tl_localize.sequences import encode, tokenizer_of
 
@@ -34,7 +34,7 @@ def training_rows(model: LanguageModel) -> Int[Tensor, "row pos"]:
 def reference_search(model: LanguageModel, criteria: Criteria | None = None, windows: Windows = "first") -> Search:
     """The search of the texts that the reference models saw in training, as far as this Python has them (``reference.lacking_texts``)."""
     criteria = criteria or Criteria()
-    return Search(model, chunks_of([Corpus(Path(TRAINING), given=training_rows(model))], windows, criteria.length), criteria, windows)
+    return Search(model, chunks_of([Data(source=training_rows(model), name=TRAINING)], windows, criteria.length), criteria, windows)
 
 
 def with_planted(model: LanguageModel, found: Collection) -> Collection:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from tl_localize.batching import halving, tokens_that_fit
 from tl_localize.collect.criteria import Criteria
 from tl_localize.losses import residual, unembed
 from tl_localize.neurons import LanguageModel, NeuronView
+from tl_localize.readers.data import Entry
+from tl_localize.readers.sources import as_token_ids
 from tl_localize.sequences import encode, tokenizer_of
 
 
@@ -34,18 +37,20 @@ class Candidate:
         return f"Candidate({self.id!r}, {len(self.tokens)} tokens)"
 
 
-def token_windows(tokens: Integer[Tensor, "sequence pos"], length: int = 80, stride: int | None = None) -> Iterator[Candidate]:
+def token_windows(tokens: Iterable[Any], length: int = 80, stride: int | None = None) -> Iterator[Candidate]:
     """Windows of long rows: the first ``length`` tokens of each (as the authors take them), or one every ``stride`` tokens.
 
-    A memory-mapped tensor (``readers.read_tokens`` of a ``.npy`` file) is read row by row.
+    Args:    tokens: a tensor [sequence pos], which may be mapped from a file (``readers.read_tokens``), or an iterable of rows, such as
+                 ``(row["tokens"] for row in dataset)``.
 
     >>> [window.id for window in token_windows(text, length=64, stride=64)]  # of a row of 128 tokens
     ['row-0+0', 'row-0+64']
     """
     if stride is not None and stride < 1:
         raise ValueError(f"stride must be at least 1, got {stride}. Leave it out for the first window of each row.")
-    for i in range(len(tokens)):
-        yield from _windows(tokens[i].cpu().long().numpy(), f"row-{i}", length, stride)
+    for i, row in enumerate(tokens):
+        ids = row.cpu().long() if isinstance(row, Tensor) else as_token_ids(row, f"row {i}")
+        yield from _windows(ids.numpy(), f"row-{i}", length, stride)
 
 
 def text_windows(texts: Iterable[str], model: LanguageModel, length: int = 80, stride: int | None = None) -> Iterator[Candidate]:
@@ -54,15 +59,31 @@ def text_windows(texts: Iterable[str], model: LanguageModel, length: int = 80, s
     >>> list(text_windows(["a long text, in which the model reads on and on", ""], model, length=8))
     [Candidate('text-0', 8 tokens), Candidate('text-1', 0 tokens)]
     """
-    tokenizer = tokenizer_of(model)
-    for i, text in enumerate(texts):
-        yield from _windows(np.array(encode(tokenizer, text) if text else [], dtype=np.int64), f"text-{i}", length, stride)
+    return entry_windows((Entry("", text=text) for text in texts), model, length, stride)
 
 
-def _windows(row: Int[np.ndarray, " pos"], name: str, length: int, stride: int | None) -> Iterator[Candidate]:
+def entry_windows(entries: Iterable[Entry], model: LanguageModel, length: int = 80, stride: int | None = None) -> Iterator[Candidate]:
+    """The same for rows of data, with their own ids and categories where they have some."""
+    for i, one in enumerate(entries):
+        if one.tokens is not None:
+            row, name = one.tokens.numpy(), f"row-{i}"
+        else:
+            row, name = np.array(encode(tokenizer_of(model), one.text) if one.text else [], dtype=np.int64), f"text-{i}"
+        yield from _windows(row, one.id or name, length, stride, one.category)
+
+
+def named_windows(windows: Iterable[Candidate], entries: Sequence[Entry]) -> Iterator[Candidate]:
+    """Windows of some rows (``row-2+25``) with these rows' own ids and categories."""
+    for one in windows:
+        row, _, start = one.id.removeprefix("row-").partition("+")
+        entry = entries[int(row)]
+        yield replace(one, id=f"{entry.id}+{start}" if entry.id else one.id, category=entry.category)
+
+
+def _windows(row: Int[np.ndarray, " pos"], name: str, length: int, stride: int | None, category: str = "") -> Iterator[Candidate]:
     starts = range(0, len(row) - length + 1, stride) if stride and len(row) >= length else (0,)
     for start in starts:
-        yield Candidate(row[start : start + length], f"{name}+{start}" if stride else name)
+        yield Candidate(row[start : start + length], f"{name}+{start}" if stride else name, category)
 
 
 def likely_windows(

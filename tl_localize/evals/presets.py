@@ -19,11 +19,12 @@ from torch import Tensor
 from tl_localize.collect import Collection
 from tl_localize.evals.del_benchmark import DelBenchmark
 from tl_localize.evals.inj_benchmark import InjBenchmark
-from tl_localize.execution.store import nearest
+from tl_localize.files import nearest
 from tl_localize.methods import METHODS, Localizer, RandomBaseline
 from tl_localize.models import is_reference
 from tl_localize.neurons import LanguageModel
-from tl_localize.readers import TOKEN_SUFFIXES, memorized_sequences, read_manual, read_tokens
+from tl_localize.readers import Data, stacked_tokens
+from tl_localize.readers.sources import holds_data
 from tl_localize.reference import DATA, N_DEV
 from tl_localize.sequences import MemorizedSequence
 
@@ -172,10 +173,11 @@ def single_layer_run(benchmark: DelBenchmark, method: Localizer) -> tuple[DelBen
     return dataclasses.replace(benchmark, ratios=(ratio,), budget_factors=BUDGET_FACTORS), [method]
 
 
-def check_data(model: str, data: Path | None, general: Path | None) -> None:
+def check_data(model: str, source: Data | Path | None, general: Path | None) -> None:
     """Raise an error unless there are sequences and general text for the model."""
-    if data is None and not is_reference(model):
-        raise ValueError(f"data must be given for {model!r}, got none. Run tl-localize collect, or name the authors' file with --data.")
+    if source is None and not is_reference(model):
+        raise ValueError(f"data must be given for {model!r}, got none. Run tl-localize collect, or name a file with --data.")
+    data = source.path if isinstance(source, Data) else source
     for name, path in (("data", data), ("general", general)):
         if path is not None and not path.exists():
             raise FileNotFoundError(f"{name} must be an existing path, got {str(path)!r}. Check the spelling.")
@@ -185,16 +187,15 @@ def check_data(model: str, data: Path | None, general: Path | None) -> None:
 
 
 def del_data(
-    model: LanguageModel, data: Path, general: Path | None = None, n_dev: int = N_DEV, n_prefix: int = 32
+    model: LanguageModel, source: Data | Path, general: Path | None = None, n_dev: int = N_DEV
 ) -> tuple[list[MemorizedSequence], int, Integer[Tensor, "sequence pos"]]:
-    """Sequences, how many of the first are dev ones, and general text: of a collection or a file."""
-    text = read_tokens(general or data / GENERAL)
-    if data.is_dir():
-        collection = Collection.load(data)
+    """Sequences, how many of the first are dev ones, and general text (of a table the first rows): of a collection or other data."""
+    data = source if isinstance(source, Data) else Data(source=source)
+    text = stacked_tokens(general or Path(str(data.path)) / GENERAL, model)
+    if data.path and data.path.is_dir() and not holds_data(data.path):
+        collection = Collection.load(data.path)
         return collection.sequences, collection.n_dev, text
-    if data.suffix in TOKEN_SUFFIXES:
-        return memorized_sequences(read_tokens(data), n_prefix), n_dev, text
-    return read_manual(data, model), n_dev, text
+    return list(data.sequences(model)), n_dev, text
 
 
 def drawn_first(sequences: Sequence[MemorizedSequence], n_dev: int, seed: int = 0) -> list[MemorizedSequence]:

@@ -15,8 +15,8 @@ import pandas as pd
 
 from tl_localize.evals.del_results import DelResults
 from tl_localize.evals.inj_results import InjResults
-from tl_localize.execution.store import Store, nearest
-from tl_localize.files import write_json
+from tl_localize.execution.store import Store
+from tl_localize.files import nearest, write_json
 from tl_localize.methods import METHODS, Localizer
 from tl_localize.neurons import Real
 

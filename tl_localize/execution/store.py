@@ -12,7 +12,6 @@ locked, and nothing is changed after it is written.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import logging
@@ -360,9 +359,3 @@ def _seal(text: str, header: dict[str, Any], numbers: memoryview) -> str:
     digest = hashlib.sha256(canonical([text, header]).encode(errors="surrogatepass"))
     digest.update(numbers)
     return digest.hexdigest()
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """' Did you mean ...?' or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=2)
-    return f" Did you mean {' or '.join(near)}?" if near else ""
