@@ -51,8 +51,8 @@ def test_target_against_distractors_draws_the_three_levels(results):
     from tl_localize.report.figures import target_against_distractors
 
     (ax,) = target_against_distractors(results).axes
-    assert [text.get_text() for text in ax.texts] == ["knows nothing", "knows what was altered", "the true rows"]
-    assert [text.xy for text in ax.texts] == [(3.0, 3.0), (25.0, 25.0), (0.0, 100.0)]
+    assert [text.get_text() for text in ax.texts[:3]] == ["knows nothing", "knows what was altered", "the true rows"]
+    assert [text.xy for text in ax.texts[:3]] == [(3.0, 3.0), (25.0, 25.0), (0.0, 100.0)]
 
 
 def test_target_against_distractors_needs_distractors(results):
@@ -81,6 +81,8 @@ def test_target_against_distractors_counts_the_other_sentences(results):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_target_against_distractors_keeps_its_words_inside(results, size):
+    from matplotlib.text import Text
+
     from tl_localize.report.figures import target_against_distractors
 
     figure = target_against_distractors(with_groups_of(results, size))
@@ -88,7 +90,7 @@ def test_target_against_distractors_keeps_its_words_inside(results, size):
     (ax,) = figure.axes
     box = ax.get_window_extent()
     for text in ax.texts:
-        extent = text.get_window_extent()
+        extent = Text.get_window_extent(text)  # without its line
         assert box.x0 < extent.x0 and extent.x1 < box.x1 and box.y0 < extent.y0 and extent.y1 < box.y1, text.get_text()
 
 
@@ -99,24 +101,45 @@ def test_recall_curve_draws_injection_ratios_apart(results):
     from tl_localize.report.figures import recall_curve
 
     small = results.frame.assign(injection_ratio=0.003, ratio=results.frame["ratio"] / 10, recall=0.1)
-    (ax,) = recall_curve(InjResults(pd.concat([results.frame, small]))).axes
-    lines = [line.lines[0] for line in ax.containers]
-    assert [(line.get_linestyle(), line.get_xdata().tolist()) for line in lines] == [
-        *[("-", pytest.approx([0.3, 0.6]))] * 2,
-        *[("--", pytest.approx([3, 6]))] * 2,
-    ]
-    assert "0.3 % and 3 %" in ax.get_title() and len(ax.get_legend().get_texts()) == 2
+    panels = recall_curve(InjResults(pd.concat([results.frame, small]))).axes
+    assert [ax.get_title() for ax in panels] == ["INJ: 0.3 % of all rows trained", "INJ: 3 % of all rows trained"]
+    lines = [[line.lines[0].get_xdata().tolist() for line in ax.containers] for ax in panels]
+    assert lines == [[pytest.approx([0.3, 0.6])] * 2, [pytest.approx([3, 6])] * 2]
 
 
-def test_recall_curve_draws_every_injection_ratio(results):
-    import pandas as pd
+def test_each_method_has_one_colour_and_marker_and_its_name_beside_it(results, del_results):
+    from tl_localize.report.figures import forgetting, recall_curve, target_against_distractors
+    from tl_localize.report.looks import LOOKS
 
-    from tl_localize.evals.inj_benchmark import InjResults
+    assert len({look.colour for look in LOOKS.values()}) == len({look.marker for look in LOOKS.values()}) == len(LOOKS)
+    for figure, names in (
+        (recall_curve(results), {"Activations": "activations", "RowNorm": "row_norm"}),
+        (target_against_distractors(results), {"Activations": "activations", "RowNorm": "row_norm"}),
+        (forgetting(del_results), {"Hard Concrete": "hard_concrete", "Random": "random"}),
+    ):
+        for ax in figure.axes:
+            handles = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+            written = {text.get_text(): text for text in ax.texts}
+            for title, name in names.items():
+                line = handles[title].lines[0]
+                assert (line.get_color(), line.get_marker()) == LOOKS[name] and written[title].get_color() == LOOKS[name].colour
+
+
+def test_names_do_not_cover_each_other(results):
+    from dataclasses import replace
+
+    from matplotlib.text import Text
+
     from tl_localize.report.figures import recall_curve
+    from tl_localize.report.looks import LOOKS
 
-    ratios = [0.001, 0.002, 0.004, 0.008, 0.016]
-    (ax,) = recall_curve(InjResults(pd.concat([results.frame.assign(injection_ratio=ratio) for ratio in ratios]))).axes
-    assert len(ax.containers) == 2 * len(ratios)
+    activations = results.frame[results.frame["method"] == "activations"]
+    nine = [activations.assign(method=name, recall=0.9 + 0.01 * i) for i, name in enumerate(LOOKS) if name != "true_rows"]
+    figure = recall_curve(replace(results, frame=pd.concat(nine)))
+    figure.draw_without_rendering()
+    boxes = [Text.get_window_extent(text) for text in figure.axes[0].texts if text.get_text() != "higher is better"]
+    assert len(boxes) == len(LOOKS) - 1
+    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
 
 
 @pytest.mark.parametrize("name", ["recall_curve", "target_against_distractors"])
@@ -154,9 +177,13 @@ def test_figures_take_an_axis(results):
 
 
 def test_forgetting_draws_each_method_at_its_means(del_results):
+    from matplotlib.figure import Figure
+
     from tl_localize.report.figures import forgetting
 
-    drawn = points(forgetting(del_results))
+    panels = forgetting(del_results).axes
+    assert [ax.get_title() for ax in panels] == [f"DEL: top {share} % of each layer ablated" for share in (0.1, 0.5)]
+    drawn = points(forgetting(del_results, Figure().add_subplot()))  # the largest ratio
     assert set(drawn) == {"Hard Concrete", "Integrated Gradients", "Random"}
     ((others, own),) = drawn["Hard Concrete"]
     frame = del_results.frame[(del_results.frame["method"] == "hard_concrete") & (del_results.frame["ratio"] == 0.005)]
@@ -167,13 +194,14 @@ def test_forgetting_draws_each_method_at_its_means(del_results):
 def test_confusion_groups_categories_and_has_targets_on_both_axes(del_results):
     from tl_localize.report.figures import confusion
 
-    ax = confusion(del_results, "hard_concrete", 0.005).axes[0]
-    drawn = ax.images[0].get_array()
+    panels = confusion(del_results, 0.005).axes
+    assert [ax.get_title() for ax in panels[:3]] == ["Hard Concrete", "Integrated Gradients", "Random"]
+    drawn = panels[0].images[0].get_array()
     assert drawn.shape == (4, 4)
     assert drawn.diagonal().tolist() == pytest.approx([-40, -40, -20, -40])  # a, c, b, d
     assert drawn[0].tolist() == pytest.approx([-40, -10, -1, -1])
-    assert [text.get_text() for text in ax.get_yticklabels()] == ["poems", "code"]
-    assert ax.get_yticks().tolist() == [0.5, 2.5]
+    assert [text.get_text() for text in panels[0].get_yticklabels()] == ["poems", "code"]
+    assert panels[0].get_yticks().tolist() == [0.5, 2.5]
 
 
 def test_confusion_of_some_targets_is_square(del_results):
@@ -182,14 +210,21 @@ def test_confusion_of_some_targets_is_square(del_results):
     from tl_localize.report.figures import confusion
 
     some = {key: matrix.iloc[:2] for key, matrix in del_results.confusion.items()}
-    assert confusion(replace(del_results, confusion=some), "random", 0.005).axes[0].images[0].get_array().shape == (2, 2)
+    assert confusion(replace(del_results, confusion=some)).axes[2].images[0].get_array().shape == (2, 2)
 
 
-def test_confusion_matrices_of_one_run_share_their_scale(del_results):
+def test_confusion_matrices_share_a_scale_around_zero(del_results):
     from tl_localize.report.figures import confusion
 
-    drawn = [confusion(del_results, method, 0.005).axes[0].images[0] for method in ("hard_concrete", "random")]
-    assert [image.get_clim() for image in drawn] == [pytest.approx((-40, 0))] * 2
+    drawn = [ax.images[0] for ax in confusion(del_results, 0.005).axes[:3]]
+    assert [image.get_clim() for image in drawn] == [pytest.approx((-40, 40))] * 3
+
+
+def test_confusion_knows_the_ratios(del_results):
+    from tl_localize.report.figures import confusion
+
+    with pytest.raises(ValueError, match=r"ratio must be one of \[0.001, 0.005\], got 0.3"):
+        confusion(del_results, 0.3)
 
 
 @pytest.fixture
@@ -221,6 +256,15 @@ def test_single_layer_draws_layers_and_all_layers_together(layers):
     assert "15 neurons of one layer, 14 of all" in figure.axes[0].get_title()
 
 
+def test_single_layer_names_the_layer_that_destroys_everything(layers):
+    from tl_localize.report.figures import single_layer
+
+    layers.loc[layers["layer"] == 0, ["delta_self_accuracy", "delta_neg_accuracy"]] = [-0.94, -0.86]
+    figure = single_layer(layers)
+    assert [x for x, _ in points(figure)["Self, one layer, 1 x the budget"]] == [1]
+    assert "layer 0, 1 x: Self -94, Neg -86" in figure.axes[0].get_xlabel()
+
+
 def test_single_layer_leaves_out_the_layers_below_the_first(layers):
     from tl_localize.report.figures import single_layer
 
@@ -235,16 +279,9 @@ def test_del_figures_are_named_and_have_titles_and_units(del_results, layers):
     from tl_localize.report.figures import del_figures
 
     figures = del_figures(replace(del_results, single_layer={"activations": layers}))
-    assert set(figures) == {
-        "del_forgetting",
-        "del_confusion_hard_concrete",
-        "del_confusion_integrated_gradients",
-        "del_confusion_random",
-        "del_single_layer_activations",
-    }
+    assert set(figures) == {"del_forgetting", "del_confusion", "del_single_layer_activations"}
     for figure in figures.values():
-        ax = figure.axes[0]
-        assert ax.get_title() and ax.get_xlabel() and ax.get_ylabel()
+        assert any(ax.get_title() and ax.get_ylabel() for ax in figure.axes) and any(ax.get_xlabel() for ax in figure.axes)
         assert any("percentage points" in axis.get_ylabel() for axis in figure.axes)
 
 
@@ -311,8 +348,8 @@ def test_neurons_by_layer_counts_found_and_hits(scores):
     (ax,) = neurons_by_layer({"ours": found}, scores.top_k(0.0025)).axes
     assert [line.get_ydata().tolist() for line in ax.lines] == [[2, 2, 2], [1, 1, 1]]
     assert [patch.get_height() for patch in ax.patches] == [1, 1, 1]
-    assert neurons_by_layer({"zero_out": found}).axes[0].get_legend().get_texts()[0].get_text() == "Zero-Out"
-    assert "ours, true (100 % recall)" in [text.get_text() for text in ax.get_legend().get_texts()]
+    assert [text.get_text() for text in neurons_by_layer({"zero_out": found}).axes[0].texts] == ["Zero-Out"]
+    assert "ours, true (100 % recall)" in [text.get_text() for text in ax.texts]
 
 
 def test_neurons_by_layer_rejects_sets_of_two_models(scores):
@@ -352,4 +389,5 @@ def test_memorization_by_repetition_knows_only_shipped_models():
 def test_figure_shows_itself_in_a_notebook(scores):
     from tl_localize.report.figures import score_map
 
-    assert score_map(scores)._repr_png_().startswith(b"\x89PNG")
+    png, shown = score_map(scores)._repr_png_()  # with twice the pixels that are shown
+    assert png.startswith(b"\x89PNG") and shown == {"width": 512, "height": 368}

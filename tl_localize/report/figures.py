@@ -1,4 +1,7 @@
-"""Figures by matplotlib (``pip install tl_localize[plots]``): each takes an axis, returns the figure, and reads well in black and white."""
+"""Figures by matplotlib (``pip install tl_localize[plots]``): each returns the figure, and draws into an axis that it is given.
+
+A method has one colour and one marker in all of them (``report.looks``), and stands beside what it names where there is room.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
-from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,14 +20,27 @@ from tl_localize.evals.del_results import DelResults
 from tl_localize.evals.inj_results import TRUE_ROWS, InjResults, by_group
 from tl_localize.files import prepare_folder, write_whole
 from tl_localize.models import REFERENCE_MODELS
+from tl_localize.neurons import Real
+from tl_localize.report.looks import LOOKS, Look, looks
 from tl_localize.report.paper import short_title
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.stats import mean_and_error
 
-MARKERS = "osD^vP*X<>hp"
-LINES = ("-", "--", ":", "-.")
 COLUMNS = 192  # of a score map; more neurons than that share a column
 POINTS = "percentage points"
+GONE = -50  # points of Neg: a layer that costs the other sequences so much destroys the model, and is named instead of drawn
+Named = dict[str, tuple[float, float, str]]  # a name, where its point is, and its colour
+Places = Sequence[tuple[Real, Real]]  # of a name beside its point, in points of print
+BESIDE: Places = [
+    (5, 7),
+    (-5, 7),
+    (5, -7),
+    (-5, -7),
+    (9, 0),
+    (-9, 0),
+    *((x, y) for r in (15, 24, 33, 45, 60, 80) for x in (12, -12) for y in (r, -r)),
+]
+AT_END: Places = [(8, sign * 9.5 * i) for i in range(9) for sign in (1, -1)]
 
 
 def target_against_distractors(results: InjResults, ax: Any = None) -> Any:
@@ -58,42 +73,44 @@ def target_against_distractors(results: InjResults, ax: Any = None) -> Any:
     ):
         ax.plot(100 * other, 100 * level, marker="+", markersize=14, color="black", zorder=1)
         ax.annotate(text, (100 * other, 100 * level), textcoords="offset points", fontsize=8, color="0.3", **place)
-    for marker, name, part in _methods(used):
+    points: Named = {}
+    for name, look, part in _methods(used):
         foreign, own = 100 * by_group(part, "foreign_recall"), 100 * by_group(part, "recall")
-        _point(ax, foreign, own, label=short_title(name), **_style(marker, line="none"))
+        points[short_title(name)] = *_point(ax, foreign, own, label=short_title(name), **_style(look)), look.colour
     ax.set(xlim=(-4, max(60, 100 / size + 30)), ylim=(-4, 104))
+    _better(ax, 0.5, 0.96, "better: up and left")
     rows = "the distractor's rows" if size == 2 else f"the {size - 1} distractors' rows"
     title = f"INJ with {size - 1} distractor{'s' if size > 2 else ''}, top {100 * ratio:g} % of each layer"
-    return _finished(ax, f"recall of {rows} (%)", "recall of the target's rows (%)", title, legend="upper right")
+    return _finished(ax, f"recall of {rows} (%)", "recall of the target's rows (%)", title, named=points)
 
 
 def recall_curve(results: InjResults, ax: Any = None) -> Any:
     """INJ: mean recall of each method against the share of each layer looked at, with standard errors over sentences.
 
-    Several injection ratios are several lines of each method, solid, dashed and dotted from the smallest on, over a logarithmic axis.
+    Several injection ratios are panels side by side; into a given axis the largest is drawn.
 
     >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
     >>> results = InjBenchmark(model=model, sequences=[sentence], ratio=0.03).run([Activations()])
     >>> recall_curve(results).axes[0].get_title()
     'INJ: 3 % of all rows trained'
     """
-    ax = _axis(ax)
     used: Any = results.frame[results.frame["converged"] & (results.frame["method"] != TRUE_ROWS)]
     injected = sorted(used["injection_ratio"].unique())
-    for line, injection_ratio in zip(cycle(LINES), injected, strict=False):
-        for marker, name, part in _methods(used[used["injection_ratio"] == injection_ratio]):
+    if not injected:
+        return _finished(_axis(ax), title="INJ: no injection converged")
+    for panel, injection_ratio in _panels(injected, ax, sharey=True):
+        ends: Named = {}
+        some = used[used["injection_ratio"] == injection_ratio]
+        for name, look, part in _methods(some):
             recalls = {100 * ratio: 100 * by_group(rows, "recall") for ratio, rows in part.groupby("ratio")}
-            label = short_title(name) if injection_ratio == injected[0] else None
-            _line(ax, recalls, label=label, **_style(marker, line=line))
-    if len(injected) > 1:
-        ax.set_xscale("log")
-        ax.xaxis.minorticks_off()
-    shares = sorted(100 * used["ratio"].unique())
-    ax.set_xticks(shares, [f"{share:g}" for share in shares])
-    ax.set_ylim(0, 104)
-    trained = " and ".join(f"{100 * ratio:g} %" for ratio in injected)
-    title = f"INJ: {trained} of all rows trained" if injected else "INJ: no injection converged"
-    return _finished(ax, "top share of each layer (%)", "recall of the injected rows (%)", title, legend="best" if injected else None)
+            ends[short_title(name)] = *_line(panel, recalls, label=short_title(name), **_style(look, line="-")), look.colour
+        shares = sorted(100 * some["ratio"].unique())
+        panel.set_xticks(shares, [f"{share:g}" for share in shares])
+        panel.set_ylim(0, 104)
+        _better(panel, 0.98, 0.03, "higher is better", ha="right")
+        title = f"INJ: {100 * injection_ratio:g} % of all rows trained"
+        ax = _finished(panel, "top share of each layer (%)", "recall of the injected rows (%)", title, named=ends, places=AT_END).axes[0]
+    return ax.figure
 
 
 def del_figures(results: DelResults) -> dict[str, Any]:
@@ -103,81 +120,88 @@ def del_figures(results: DelResults) -> dict[str, Any]:
     >>> sorted(del_figures(results))
     ['del_confusion_attribution', 'del_confusion_random', 'del_forgetting']
     """
-    largest = max(results.frame["ratio"])
-    confusions = {f"del_confusion_{name}": confusion(results, name, ratio) for name, ratio in results.confusion if ratio == largest}
     layers = {f"del_single_layer_{name}": single_layer(frame) for name, frame in results.single_layer.items()}
-    return {"del_forgetting": forgetting(results), **confusions, **layers}
+    return {"del_forgetting": forgetting(results), "del_confusion": confusion(results), **layers}
 
 
 def forgetting(results: DelResults, ax: Any = None) -> Any:
     """DEL: accuracy that the target loses (Self) against what the other sequences lose (Neg), mean and standard error over targets.
 
-    One line per method from the smallest ratio (white) to the largest (black). Left and up is better; on the diagonal nothing is localized.
+    One panel per ratio; into a given axis the largest is drawn. Left and up is better; on the grey line nothing is localized. Neg has a
+    scale of its own, which its label names: in equal scales all points would lie on one line.
 
     >>> results = DelBenchmark(model, few, text, ratios=(0.05,), n_dev=0).run([Attribution()])
     >>> forgetting(results).axes[0].get_title()
-    'DEL: 5 % of each layer ablated'
+    'DEL: top 5 % of each layer ablated'
     """
-    ax = _axis(ax)
-    ratios = sorted(set(results.frame["ratio"]))
-    fills = [*(["white"] if len(ratios) > 1 else []), *["0.6"] * (len(ratios) - 2), "black"]
-    reach = 0.0
-    for marker, name, part in _methods(results.frame):
-        points: list[tuple[float, float]] = []
-        for ratio, fill in zip(ratios, fills, strict=True):
-            rows = part[part["ratio"] == ratio]
-            style = _style(marker, line="none", fill=fill, width=0.8) | {"zorder": 2}
-            label = short_title(name) if ratio == ratios[-1] else None
+    for panel, ratio in _panels(sorted(set(results.frame["ratio"])), ax):
+        points: Named = {}
+        for name, look, rows in _methods(results.frame[results.frame["ratio"] == ratio]):
             others, target = -100 * rows["delta_neg_accuracy"], -100 * rows["delta_self_accuracy"]
-            points.append(_point(ax, others, target, label=label, **style))
-        ax.plot(*zip(*points, strict=True), color="0.6", linewidth=0.8, zorder=1)
-        reach = max(reach, *(x for x, _ in points))
-    ax.axline((0, 0), slope=1, color="0.8", linewidth=1, zorder=0)
-    ax.set_xlim(left=min(-0.05 * reach, ax.get_xlim()[0]))
-    shares = " to ".join(f"{100 * ratio:g} %" for ratio in sorted({ratios[0], ratios[-1]}))
-    title = f"DEL: {shares} of each layer ablated" + (" (white to black)" if len(ratios) > 1 else "")
-    others, target = f"accuracy lost on the other sequences, Neg ({POINTS})", f"accuracy lost on the target, Self ({POINTS})"
-    return _finished(ax, others, target, title, legend="best")
+            points[short_title(name)] = *_point(panel, others, target, label=short_title(name), **_style(look)), look.colour
+        panel.margins(0.14)
+        panel.autoscale_view()
+        panel.axline((0, 0), slope=1, color="0.75", linewidth=1, zorder=0)
+        _better(panel, 0.02, 0.96, "better: up and left", ha="left")
+        box, (left, right), (low, high) = panel.get_window_extent(), panel.get_xlim(), panel.get_ylim()
+        stretched = (box.width / (right - left)) / (box.height / (high - low))
+        x = f"accuracy lost on the other sequences, Neg\n({POINTS}, drawn {stretched:.2g} times as large as Self)"
+        y = f"accuracy lost on the target, Self ({POINTS})"
+        ax = _finished(panel, x, y, f"DEL: top {100 * ratio:g} % of each layer ablated", named=points).axes[0]
+    return ax.figure
 
 
-def confusion(results: DelResults, method: str, ratio: float, ax: Any = None) -> Any:
-    """DEL: change of accuracy of each target (column) when another's neurons are ablated (row), grouped by category.
+def confusion(results: DelResults, ratio: Real | None = None) -> Any:
+    """DEL: change of accuracy of each sequence (column) when another's neurons are ablated (row), one panel per method.
 
-    The darker, the more is forgotten; a method that finds neurons of the target alone darkens the diagonal alone. What rises is white.
-    Black is the largest loss of any method and ratio in these results, so that their matrices can be compared.
+    All panels have one order, grouped by category, and one scale: orange is lost, purple gained. A method that finds neurons of the target
+    alone colours the diagonal alone.
 
-    Raises:  ValueError: the results do not hold this method and ratio.
+    Args:    ratio: by default the largest.
+    Raises:  ValueError: the results do not hold this ratio.
 
     >>> results = DelBenchmark(model, few, text, ratios=(0.05,), n_dev=0).run([Attribution()])
-    >>> confusion(results, "attribution", 0.05).axes[0].get_title()
-    'Attribution: top 5 % of each layer ablated'
+    >>> [ax.get_title() for ax in confusion(results, 0.05).axes[:2]]
+    ['Attribution', 'Random']
     """
-    matrix = results.confusion_by_category(method, ratio)
-    matrix = 100 * matrix.loc[:, matrix.index]
-    ax = _axis(ax, (6.5, 5.5))
-    lowest = min(float(one.to_numpy(dtype=float).min()) for one in results.confusion.values())
-    image = ax.imshow(matrix.to_numpy(), cmap="gray", vmin=min(100 * lowest, -1), vmax=0, interpolation="nearest")
-    ax.figure.colorbar(image, ax=ax, label=f"change of accuracy ({POINTS})")
-    groups = matrix.index.get_level_values("category")
-    starts = [i for i in range(len(groups)) if i == 0 or groups[i] != groups[i - 1]]
-    for start in starts[1:]:
-        ax.axhline(start - 0.5, color="0.5", linewidth=0.6)
-        ax.axvline(start - 0.5, color="0.5", linewidth=0.6)
+    ratios = sorted({held for _, held in results.confusion})
+    ratio = ratios[-1] if ratio is None else ratio
+    matrices = {name: 100 * results.confusion_by_category(name, ratio) for name, held in results.confusion if held == ratio}
+    if not matrices:
+        raise ValueError(f"ratio must be one of {ratios}, got {ratio!r}. Ablate that share too.")
+    reach = max(1.0, *(float(np.abs(matrix.to_numpy(dtype=float)).max()) for matrix in matrices.values()))
+    order = next(iter(matrices.values())).index
+    groups = order.get_level_values("category")
+    starts = [k for k in range(len(groups)) if k == 0 or groups[k] != groups[k - 1]]
     centres = [(start + end - 1) / 2 for start, end in zip(starts, [*starts[1:], len(groups)], strict=True)]
     names = [str(groups[start]).replace("_", " ") for start in starts]
-    ax.set_xticks(centres, names, rotation=45, ha="right", fontsize=8)
-    ax.set_yticks(centres, names, fontsize=8)
-    title = f"{short_title(method)}: top {100 * ratio:g} % of each layer ablated"
-    return _finished(ax, f"measured sequence ({len(groups)}, by category)", "sequence whose neurons are ablated", title)
+    columns = min(4, len(matrices))
+    rows = math.ceil(len(matrices) / columns)
+    figure = _axis(None, (3.4 * columns + 1.6, 3.1 * rows + 1)).figure
+    figure.clear()
+    panels = [figure.add_subplot(rows, columns, i + 1) for i in range(len(matrices))]
+    for i, (panel, (name, matrix)) in enumerate(zip(panels, matrices.items(), strict=True)):
+        panel.imshow(matrix.loc[order, order].to_numpy(), cmap="PuOr", vmin=-reach, vmax=reach, interpolation="nearest")
+        for start in starts[1:]:
+            panel.axhline(start - 0.5, color="0.8", linewidth=0.5)
+            panel.axvline(start - 0.5, color="0.8", linewidth=0.5)
+        below, left = i + columns >= len(matrices), i % columns == 0
+        panel.set_xticks(centres, names if below else [], rotation=60, ha="right", rotation_mode="anchor", fontsize=7)
+        panel.set_yticks(centres, names if left else [], fontsize=7)
+        _finished(panel, "measured sequence" if below else "", "sequence whose neurons are ablated" if left else "", short_title(name))
+    figure.colorbar(panels[0].images[0], ax=panels, label=f"change of accuracy ({POINTS})", shrink=0.8)
+    figure.suptitle(f"DEL: top {100 * ratio:g} % of each layer ablated; {len(groups)} sequences by category")
+    return figure
 
 
 def single_layer(frame: pd.DataFrame, ax: Any = None, *, first_layer: int = 0) -> Any:
     """DEL: the whole budget of neurons in one layer against a share in every layer, from ``DelBenchmark.run_single_layer``.
 
-    Black is the target (Self), grey the others (Neg); horizontal lines are the largest share of every layer. Mean and standard error over
-    targets.
+    The method's colour is the target (Self), grey the others (Neg); bands are the largest share of every layer. Mean and standard error
+    over targets. A layer that costs the others more than half their accuracy is named below instead of drawn, since its scale would
+    hide all others.
 
-    Args:  first_layer: layers below it are not drawn; layer 0 often needs a scale on which nothing else can be read.
+    Args:  first_layer: layers below it are left out.
 
     >>> frame = DelBenchmark(model, few, text, ratios=(0.02,), n_dev=0).run_single_layer(Attribution(), 0.02)
     >>> single_layer(frame, first_layer=1).axes[0].get_title()
@@ -188,22 +212,30 @@ def single_layer(frame: pd.DataFrame, ax: Any = None, *, first_layer: int = 0) -
     whole: Any = frame[frame["layer"].isna()]
     single: Any = frame[frame["layer"].ge(first_layer).fillna(False)]
     ratio, method = float(frame["ratio"].iloc[0]), str(frame["method"].iloc[0])
-    for column, name, color in (("delta_self_accuracy", "Self", "black"), ("delta_neg_accuracy", "Neg", "0.55")):
+    costs = 100 * single.groupby(["layer", "multiple"])[["delta_self_accuracy", "delta_neg_accuracy"]].mean()
+    gone = costs[costs["delta_neg_accuracy"] < GONE] if (costs["delta_neg_accuracy"] >= GONE).any() else costs.iloc[:0]
+    colour = looks([method])[method].colour
+    for column, name, own in (("delta_self_accuracy", "Self", colour), ("delta_neg_accuracy", "Neg", "0.55")):
         mean, error = mean_and_error(100 * whole[column])
-        ax.axhline(mean, color=color, linestyle="--", linewidth=1.5, label=f"{name}, {100 * ratio:g} % of each layer")
-        ax.axhspan(mean - error, mean + error, color=color, alpha=0.12, linewidth=0)
-        for marker, (factor, part) in zip("os^v", single.groupby("multiple"), strict=False):
-            changes = {layer: 100 * rows[column] for layer, rows in part.groupby("layer")}
-            style = _style(marker, color=color, fill="white" if factor == 1 else color)
+        ax.axhline(mean, color=own, linestyle="--", linewidth=1.2, label=f"{name}, {100 * ratio:g} % of each layer")
+        ax.axhspan(mean - error, mean + error, color=own, alpha=0.12, linewidth=0)
+        for marker, (factor, part) in zip("os^vD", single.groupby("multiple"), strict=False):
+            changes = {layer: 100 * rows[column] for layer, rows in part.groupby("layer") if (layer, factor) not in gone.index}
+            style = _style(Look(own, marker), line="-", fill="white" if factor == 1 else own)
             _line(ax, changes, label=f"{name}, one layer, {factor} x the budget", **style)
     ax.set_xticks(sorted(single["layer"].unique()))
+    said = [
+        f"layer {layer}, {factor} x: Self {row['delta_self_accuracy']:.0f}, Neg {row['delta_neg_accuracy']:.0f}"
+        for (layer, factor), row in gone.iterrows()
+    ]
     counts = [round(part["n_neurons"].mean()) for part in (whole, single[single["multiple"] == 1])]
     title = f"{short_title(method)}: {counts[1]} neurons of one layer, {counts[0]} of all"
-    return _finished(ax, "layer whose neurons are ablated", f"change of accuracy ({POINTS})", title, legend="best")
+    x = "layer whose neurons are ablated" + ("\nbelow the scale: " + "; ".join(said) if said else "")
+    return _finished(ax, x, f"change of accuracy ({POINTS})", title, legend="best")
 
 
 def score_map(scores: NeuronScores, ax: Any = None, *, per: Literal["layer", "model"] = "model") -> Any:
-    """Scores over layers and neurons, dark is responsible; neighbours share a column, which shows the largest score among them.
+    """Scores over layers and neurons, the darker the more responsible; neighbours share a column, which shows the largest score among them.
 
     Args:  per: what black means: the largest score of the whole model, or of each layer by itself. Scores below zero are white.
 
@@ -222,7 +254,8 @@ def score_map(scores: NeuronScores, ax: Any = None, *, per: Literal["layer", "mo
     if per == "layer":
         image = image / np.maximum(image.max(1, keepdims=True), np.finfo(np.float32).tiny)
     top, extent = float(image.max()), (0, width * image.shape[1], -0.5, n_layers - 0.5)
-    style: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "origin": "lower", "cmap": "Greys"}
+    style: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "origin": "lower"}
+    style["cmap"] = _shades(looks([scores.method])[scores.method].colour)
     drawn = ax.imshow(image, vmin=0, vmax=top if top > 0 else 1, extent=extent, **style)
     shown = "score / the layer's largest" if per == "layer" else "score"
     bar = ax.figure.colorbar(drawn, ax=ax, label=shown + (f"\n(largest of {width} neighbours)" if width > 1 else ""))
@@ -254,15 +287,21 @@ def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = N
     layers = np.arange(next(iter(shapes))[0])
     if truth:
         ax.bar(layers, truth.mask.sum(1).numpy(), color="0.85", edgecolor="0.5", label="true", zorder=0)
-    for marker, (name, one) in zip(cycle(MARKERS), found.items(), strict=False):
-        ax.plot(layers, one.mask.sum(1).numpy(), label=short_title(name), **_style(marker))
+        ax.text(0.01, 0.98, "bars: true", transform=ax.transAxes, va="top", fontsize=8, color="0.4")
+    ends: Named = {}
+    for (name, one), look in zip(found.items(), looks(found).values(), strict=True):
+        counts = one.mask.sum(1).numpy()
+        ax.plot(layers, counts, label=short_title(name), **_style(look, line="-"))
+        ends[short_title(name)] = float(layers[-1]), float(counts[-1]), look.colour
         if truth:
-            label = f"{short_title(name)}, true ({100 * one.recall_of(truth):.0f} % recall)"
-            ax.plot(layers, (one.mask & truth.mask).sum(1).numpy(), label=label, **_style(marker, line=":", fill="black"))
+            hits = (one.mask & truth.mask).sum(1).numpy()
+            ax.plot(layers, hits, label=f"{short_title(name)}, true", **_style(look, line=":", fill="white"))
+            said = f"{short_title(name)}, true ({100 * one.recall_of(truth):.0f} % recall)"
+            ends[said] = float(layers[-1]), float(hits[-1]), look.colour
     ax.set_xticks(layers[:: math.ceil(len(layers) / 12)])
     ax.set_ylim(bottom=0)
     title = "Where the true and the found neurons lie" if truth else "Where the found neurons lie"
-    return _finished(ax, "layer", "neurons", title, legend="best")
+    return _finished(ax, "layer", "neurons", title, named=ends, places=AT_END)
 
 
 def memorization_by_repetition(models: Sequence[str] = REFERENCE_MODELS, ax: Any = None) -> Any:
@@ -280,13 +319,13 @@ def memorization_by_repetition(models: Sequence[str] = REFERENCE_MODELS, ax: Any
         if name not in REFERENCE_MODELS:
             raise ValueError(f"models must be among {REFERENCE_MODELS}, got {name!r}. Only of these it is known what they saw.")
     ax = _axis(ax)
-    for name, marker, line in zip(models, MARKERS, LINES, strict=False):
+    for name, look in zip(models, (LOOKS["hard_concrete"], LOOKS["zero_out"]), strict=False):
         record = json.loads((files("tl_localize") / "data" / name / "memorized.json").read_text(encoding="utf-8"))
         groups: Any = pd.DataFrame(record["sequences"]).groupby("repetitions")
         passed = 100 * groups["passed"].mean()
-        ax.plot(passed.index, passed, label=f"{name}: memorized", **_style(marker, line=line, fill="black"))
+        ax.plot(passed.index, passed, label=f"{name}: texts memorized", **_style(look, line="-"))
         accuracy = {n: 100 * values for n, values in groups["accuracy"]}
-        _line(ax, accuracy, label=f"{name}: accuracy", **_style(marker, line=line, color="0.55"))
+        _line(ax, accuracy, label=f"{name}: suffix tokens right", **_style(look, line=":", fill="white"))
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter("{x:g}")
     ax.set_ylim(-3, 104)
@@ -295,7 +334,7 @@ def memorization_by_repetition(models: Sequence[str] = REFERENCE_MODELS, ax: Any
 
 
 def save_figure(figure: Any, folder: str | Path, name: str) -> None:
-    """Write NAME.png and NAME.svg, each whole or not at all.
+    """Write NAME.png, for screens of high resolution, and NAME.svg, each whole or not at all.
 
     >>> save_figure(memorization_by_repetition(), folder, "memorization")
     >>> sorted(path.name for path in folder.iterdir())
@@ -303,7 +342,7 @@ def save_figure(figure: Any, folder: str | Path, name: str) -> None:
     """
     path = prepare_folder(folder)
     for suffix in ("png", "svg"):
-        write_whole(path / f"{name}.{suffix}", _drawn(figure, suffix, dpi=150, bbox_inches="tight"))
+        write_whole(path / f"{name}.{suffix}", _drawn(figure, suffix, dpi=200, bbox_inches="tight"))
 
 
 def _drawn(figure: Any, suffix: str, **settings: Any) -> bytes:
@@ -312,7 +351,7 @@ def _drawn(figure: Any, suffix: str, **settings: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _axis(ax: Any, size: tuple[float, float] = (6, 4.5)) -> Any:
+def _axis(ax: Any, size: tuple[float, float] = (6.4, 4.6)) -> Any:
     if ax is not None:
         return ax
     try:
@@ -323,16 +362,26 @@ def _axis(ax: Any, size: tuple[float, float] = (6, 4.5)) -> Any:
     class Shown(Figure):
         """A figure that a notebook shows: IPython draws matplotlib's own figures only where pyplot was imported."""
 
-        def _repr_png_(self) -> bytes:
-            return _drawn(self, "png", dpi=80)
+        def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+            width, height = (round(80 * inches) for inches in self.get_size_inches())
+            return _drawn(self, "png", dpi=160), {"width": width, "height": height}
 
     return Shown(figsize=size, layout="constrained").add_subplot()
 
 
-def _methods(frame: pd.DataFrame) -> Iterator[tuple[str, str, Any]]:
-    """A marker, the name and the rows of each method; the true rows are none."""
-    methods = frame[frame["method"] != TRUE_ROWS].groupby("method", sort=False)
-    return ((marker, str(name), part) for marker, (name, part) in zip(cycle(MARKERS), methods, strict=False))
+def _panels(values: Sequence[Any], ax: Any, **settings: Any) -> Iterator[tuple[Any, Any]]:
+    """An axis for each value, side by side in one figure; of a given axis, that axis and the last value."""
+    if ax is not None or len(values) == 1:
+        return iter([(_axis(ax), values[-1])])
+    figure = _axis(None, (5.4 * len(values), 4.8)).figure
+    figure.clear()
+    return zip(figure.subplots(1, len(values), **settings), values, strict=True)
+
+
+def _methods(frame: pd.DataFrame) -> Iterator[tuple[str, Look, Any]]:
+    """The name, the look and the rows of each method; the true rows are none."""
+    methods = {str(name): part for name, part in frame[frame["method"] != TRUE_ROWS].groupby("method", sort=False)}
+    return zip(methods, looks(methods).values(), methods.values(), strict=True)
 
 
 def _point(ax: Any, across: pd.Series, up: pd.Series, **style: Any) -> tuple[float, float]:
@@ -342,19 +391,66 @@ def _point(ax: Any, across: pd.Series, up: pd.Series, **style: Any) -> tuple[flo
     return x, y
 
 
-def _line(ax: Any, values: Mapping[Any, pd.Series], **style: Any) -> None:
-    """Draw the means of some columns with their standard errors, each over its place on the axis."""
+def _line(ax: Any, values: Mapping[Any, pd.Series], **style: Any) -> tuple[float, float]:
+    """Draw the means of some columns with their standard errors, each over its place on the axis; gives the last point."""
     means, errors = zip(*map(mean_and_error, values.values()), strict=True)
     ax.errorbar(list(values), means, yerr=errors, **style)
+    return float(list(values)[-1]), means[-1]
 
 
-def _style(marker: str, *, line: str = "-", color: str = "black", fill: str = "white", width: float = 1) -> dict[str, Any]:
-    return {"marker": marker, "markerfacecolor": fill, "color": color, "linestyle": line, "linewidth": width}
+def _style(look: Look, *, line: str = "none", fill: str | None = None) -> dict[str, Any]:
+    colours = {"color": look.colour, "markerfacecolor": fill or look.colour, "markeredgecolor": look.colour}
+    return {"marker": look.marker, "markersize": 6, "linestyle": line, "linewidth": 1.2, **colours}
 
 
-def _finished(ax: Any, x: str = "", y: str = "", title: str = "", legend: str | None = None) -> Any:
-    """The axis' figure, with labels, a title and a legend at a place of matplotlib's."""
-    ax.set(xlabel=x, ylabel=y, title=title)
+def _shades(colour: str) -> Any:
+    """Colours from white to this one."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list(colour, ["white", colour, "black"] if colour != "#000000" else ["white", colour])
+
+
+def _name(ax: Any, points: Named, places: Places) -> None:
+    """Write each name beside its point, at the first place where it covers no point and no other name; a line leads to a distant one."""
+    from matplotlib.text import Text
+
+    ax.figure.draw_without_rendering()
+    centres = {name: ax.transData.transform(point[:2]) for name, point in points.items()}
+    taken = [text.get_window_extent() for text in ax.texts]
+    for name, (x, y, colour) in sorted(points.items(), key=lambda item: -item[1][1]):
+        for right, up in places:
+            side = "center" if right == 0 else "left" if right > 0 else "right"
+            line = (
+                {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4, "relpos": (float(right < 0), 0.5)}
+                if abs(up) > 10
+                else None
+            )
+            style: dict[str, Any] = {"ha": side, "va": "center", "fontsize": 8, "color": colour, "arrowprops": line}
+            text = ax.annotate(name, (x, y), xytext=(right, up), textcoords="offset points", annotation_clip=False, **style)
+            text.get_window_extent()  # places it
+            box = Text.get_window_extent(text)  # without its line
+            inside = places is AT_END or (ax.bbox.x0 < box.x0 and box.x1 < ax.bbox.x1 and ax.bbox.y0 < box.y0 and box.y1 < ax.bbox.y1)
+            covers = any(box.padded(3).contains(*centre) for other, centre in centres.items() if other != name)
+            if (inside and not covers and not any(box.overlaps(other) for other in taken)) or (right, up) == places[-1]:
+                taken.append(box)
+                break
+            text.remove()
+
+
+def _better(ax: Any, x: float, y: float, text: str, ha: str = "center") -> None:
+    """Say where better is, at a place given as a share of the axis."""
+    ax.text(x, y, text, transform=ax.transAxes, ha=ha, va="center", fontsize=8, color="0.4", style="italic")
+
+
+def _finished(
+    ax: Any, x: str = "", y: str = "", title: str = "", legend: str = "", named: Named | None = None, places: Places = BESIDE
+) -> Any:
+    """The axis' figure, with labels, a title, and a legend at a place of matplotlib's or names beside points."""
+    ax.set_xlabel(x)
+    ax.set_ylabel(y)
+    ax.set_title(title, fontsize=11)
+    ax.spines[["top", "right"]].set_visible(False)
     if legend:
         ax.legend(loc=legend, fontsize=8, frameon=False)
+    _name(ax, named or {}, places)
     return ax.figure
