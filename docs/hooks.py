@@ -26,4 +26,4 @@ def on_page_content(text: str, page: Any, config: Any, files: Files) -> str:
     text = re.sub(r'href="(\w+)\.ipynb(["#])', r'href="\1.html\2', text)
     text = re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', lambda found: convert(html.unescape(found[1])), text, flags=re.DOTALL)
     block = r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>'
-    return re.sub(block, lambda found: f'<p>{convert(html.unescape(found[1]), display="block")}</p>', text, flags=re.DOTALL)
+    return re.sub(block, lambda found: f"<p>{convert(html.unescape(found[1]), display='block')}</p>", text, flags=re.DOTALL)

@@ -5,7 +5,6 @@ A method has one colour and one marker in all of them (``report.looks``), and st
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from tl_localize.evals.inj_results import TRUE_ROWS, InjResults, by_group
 from tl_localize.files import prepare_folder, write_whole
 from tl_localize.models import REFERENCE_MODELS
 from tl_localize.neurons import Real
-from tl_localize.report.looks import LOOKS, Look, looks
+from tl_localize.report.looks import AT_END, LOOKS, Look, Named, axis, drawn, finished, looks, panels, say_better, shades, style_of
 from tl_localize.report.paper import short_title
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.stats import mean_and_error
@@ -29,18 +28,6 @@ from tl_localize.stats import mean_and_error
 COLUMNS = 192  # of a score map; more neurons than that share a column
 POINTS = "percentage points"
 GONE = -50  # points of Neg: a layer that costs the other sequences so much destroys the model, and is named instead of drawn
-Named = dict[str, tuple[float, float, str]]  # a name, where its point is, and its colour
-Places = Sequence[tuple[Real, Real]]  # of a name beside its point, in points of print
-BESIDE: Places = [
-    (5, 7),
-    (-5, 7),
-    (5, -7),
-    (-5, -7),
-    (9, 0),
-    (-9, 0),
-    *((x, y) for r in (15, 24, 33, 45, 60, 80) for x in (12, -12) for y in (r, -r)),
-]
-AT_END: Places = [(8, sign * 9.5 * i) for i in range(9) for sign in (1, -1)]
 
 
 def target_against_distractors(results: InjResults, ax: Any = None) -> Any:
@@ -58,10 +45,10 @@ def target_against_distractors(results: InjResults, ax: Any = None) -> Any:
     """
     if not results.distractors:
         raise ValueError("results must be of INJ with distractors, got the form without. Run InjBenchmark(..., distractors=3).")
-    ax = _axis(ax)
+    ax = axis(ax)
     used = results.frame[results.frame["converged"]]
     if not len(used):
-        return _finished(ax, title="INJ: no injection converged")
+        return finished(ax, title="INJ: no injection converged")
     ratio = float(used["injection_ratio"].max())
     used = used[(used["injection_ratio"] == ratio) & (used["multiple"] == used["multiple"].min())]
     size = int(used.groupby("group")["sequence_id"].nunique().max())
@@ -76,12 +63,12 @@ def target_against_distractors(results: InjResults, ax: Any = None) -> Any:
     points: Named = {}
     for name, look, part in _methods(used):
         foreign, own = 100 * by_group(part, "foreign_recall"), 100 * by_group(part, "recall")
-        points[short_title(name)] = *_point(ax, foreign, own, label=short_title(name), **_style(look)), look.colour
+        points[short_title(name)] = *_point(ax, foreign, own, label=short_title(name), **style_of(look)), look.colour
     ax.set(xlim=(-4, max(60, 100 / size + 30)), ylim=(-4, 104))
-    _better(ax, 0.5, 0.96, "better: up and left")
+    say_better(ax, 0.5, 0.96, "better: up and left")
     rows = "the distractor's rows" if size == 2 else f"the {size - 1} distractors' rows"
     title = f"INJ with {size - 1} distractor{'s' if size > 2 else ''}, top {100 * ratio:g} % of each layer"
-    return _finished(ax, f"recall of {rows} (%)", "recall of the target's rows (%)", title, named=points)
+    return finished(ax, f"recall of {rows} (%)", "recall of the target's rows (%)", title, named=points)
 
 
 def recall_curve(results: InjResults, ax: Any = None) -> Any:
@@ -97,28 +84,28 @@ def recall_curve(results: InjResults, ax: Any = None) -> Any:
     used: Any = results.frame[results.frame["converged"] & (results.frame["method"] != TRUE_ROWS)]
     injected = sorted(used["injection_ratio"].unique())
     if not injected:
-        return _finished(_axis(ax), title="INJ: no injection converged")
-    for panel, injection_ratio in _panels(injected, ax, sharey=True):
+        return finished(axis(ax), title="INJ: no injection converged")
+    for panel, injection_ratio in panels(injected, ax, sharey=True):
         ends: Named = {}
         some = used[used["injection_ratio"] == injection_ratio]
         for name, look, part in _methods(some):
             recalls = {100 * ratio: 100 * by_group(rows, "recall") for ratio, rows in part.groupby("ratio")}
-            ends[short_title(name)] = *_line(panel, recalls, label=short_title(name), **_style(look, line="-")), look.colour
+            ends[short_title(name)] = *_line(panel, recalls, label=short_title(name), **style_of(look, line="-")), look.colour
         shares = sorted(100 * some["ratio"].unique())
         panel.set_xticks(shares, [f"{share:g}" for share in shares])
         panel.set_ylim(0, 104)
-        _better(panel, 0.98, 0.03, "higher is better", ha="right")
+        say_better(panel, 0.98, 0.03, "higher is better", ha="right")
         title = f"INJ: {100 * injection_ratio:g} % of all rows trained"
-        ax = _finished(panel, "top share of each layer (%)", "recall of the injected rows (%)", title, named=ends, places=AT_END).axes[0]
+        ax = finished(panel, "top share of each layer (%)", "recall of the injected rows (%)", title, named=ends, places=AT_END).axes[0]
     return ax.figure
 
 
 def del_figures(results: DelResults) -> dict[str, Any]:
-    """The DEL figures by file name: the trade-off, each method's confusion matrix at the largest ratio, each single-layer run.
+    """The DEL figures by file name: the trade-off, the confusion matrices at the largest ratio, each single-layer run.
 
     >>> results = DelBenchmark(model, few, text, ratios=(0.05,), n_dev=0).run([Attribution()])
     >>> sorted(del_figures(results))
-    ['del_confusion_attribution', 'del_confusion_random', 'del_forgetting']
+    ['del_confusion', 'del_forgetting']
     """
     layers = {f"del_single_layer_{name}": single_layer(frame) for name, frame in results.single_layer.items()}
     return {"del_forgetting": forgetting(results), "del_confusion": confusion(results), **layers}
@@ -134,20 +121,20 @@ def forgetting(results: DelResults, ax: Any = None) -> Any:
     >>> forgetting(results).axes[0].get_title()
     'DEL: top 5 % of each layer ablated'
     """
-    for panel, ratio in _panels(sorted(set(results.frame["ratio"])), ax):
+    for panel, ratio in panels(sorted(set(results.frame["ratio"])), ax):
         points: Named = {}
         for name, look, rows in _methods(results.frame[results.frame["ratio"] == ratio]):
             others, target = -100 * rows["delta_neg_accuracy"], -100 * rows["delta_self_accuracy"]
-            points[short_title(name)] = *_point(panel, others, target, label=short_title(name), **_style(look)), look.colour
+            points[short_title(name)] = *_point(panel, others, target, label=short_title(name), **style_of(look)), look.colour
         panel.margins(0.14)
         panel.autoscale_view()
         panel.axline((0, 0), slope=1, color="0.75", linewidth=1, zorder=0)
-        _better(panel, 0.02, 0.96, "better: up and left", ha="left")
+        say_better(panel, 0.02, 0.96, "better: up and left", ha="left")
         box, (left, right), (low, high) = panel.get_window_extent(), panel.get_xlim(), panel.get_ylim()
         stretched = (box.width / (right - left)) / (box.height / (high - low))
         x = f"accuracy lost on the other sequences, Neg\n({POINTS}, drawn {stretched:.2g} times as large as Self)"
         y = f"accuracy lost on the target, Self ({POINTS})"
-        ax = _finished(panel, x, y, f"DEL: top {100 * ratio:g} % of each layer ablated", named=points).axes[0]
+        ax = finished(panel, x, y, f"DEL: top {100 * ratio:g} % of each layer ablated", named=points).axes[0]
     return ax.figure
 
 
@@ -177,7 +164,7 @@ def confusion(results: DelResults, ratio: Real | None = None) -> Any:
     names = [str(groups[start]).replace("_", " ") for start in starts]
     columns = min(4, len(matrices))
     rows = math.ceil(len(matrices) / columns)
-    figure = _axis(None, (3.4 * columns + 1.6, 3.1 * rows + 1)).figure
+    figure = axis(None, (3.4 * columns + 1.6, 3.1 * rows + 1)).figure
     figure.clear()
     panels = [figure.add_subplot(rows, columns, i + 1) for i in range(len(matrices))]
     for i, (panel, (name, matrix)) in enumerate(zip(panels, matrices.items(), strict=True)):
@@ -188,7 +175,7 @@ def confusion(results: DelResults, ratio: Real | None = None) -> Any:
         below, left = i + columns >= len(matrices), i % columns == 0
         panel.set_xticks(centres, names if below else [], rotation=60, ha="right", rotation_mode="anchor", fontsize=7)
         panel.set_yticks(centres, names if left else [], fontsize=7)
-        _finished(panel, "measured sequence" if below else "", "sequence whose neurons are ablated" if left else "", short_title(name))
+        finished(panel, "measured sequence" if below else "", "sequence whose neurons are ablated" if left else "", short_title(name))
     figure.colorbar(panels[0].images[0], ax=panels, label=f"change of accuracy ({POINTS})", shrink=0.8)
     figure.suptitle(f"DEL: top {100 * ratio:g} % of each layer ablated; {len(groups)} sequences by category")
     return figure
@@ -207,7 +194,7 @@ def single_layer(frame: pd.DataFrame, ax: Any = None, *, first_layer: int = 0) -
     >>> single_layer(frame, first_layer=1).axes[0].get_title()
     'Attribution: 153 neurons of one layer, 150 of all'
     """
-    ax = _axis(ax)
+    ax = axis(ax)
     frame = frame[frame["ratio"] == frame["ratio"].max()]
     whole: Any = frame[frame["layer"].isna()]
     single: Any = frame[frame["layer"].ge(first_layer).fillna(False)]
@@ -221,7 +208,7 @@ def single_layer(frame: pd.DataFrame, ax: Any = None, *, first_layer: int = 0) -
         ax.axhspan(mean - error, mean + error, color=own, alpha=0.12, linewidth=0)
         for marker, (factor, part) in zip("os^vD", single.groupby("multiple"), strict=False):
             changes = {layer: 100 * rows[column] for layer, rows in part.groupby("layer") if (layer, factor) not in gone.index}
-            style = _style(Look(own, marker), line="-", fill="white" if factor == 1 else own)
+            style = style_of(Look(own, marker), line="-", fill="white" if factor == 1 else own)
             _line(ax, changes, label=f"{name}, one layer, {factor} x the budget", **style)
     ax.set_xticks(sorted(single["layer"].unique()))
     said = [
@@ -231,7 +218,7 @@ def single_layer(frame: pd.DataFrame, ax: Any = None, *, first_layer: int = 0) -
     counts = [round(part["n_neurons"].mean()) for part in (whole, single[single["multiple"] == 1])]
     title = f"{short_title(method)}: {counts[1]} neurons of one layer, {counts[0]} of all"
     x = "layer whose neurons are ablated" + ("\nbelow the scale: " + "; ".join(said) if said else "")
-    return _finished(ax, x, f"change of accuracy ({POINTS})", title, legend="best")
+    return finished(ax, x, f"change of accuracy ({POINTS})", title, legend="best")
 
 
 def score_map(scores: NeuronScores, ax: Any = None, *, per: Literal["layer", "model"] = "model") -> Any:
@@ -246,7 +233,7 @@ def score_map(scores: NeuronScores, ax: Any = None, *, per: Literal["layer", "mo
         raise TypeError(f"scores must be NeuronScores, got {type(scores).__name__}. Draw sets with neurons_by_layer.")
     if per not in ("layer", "model"):
         raise ValueError(f"per must be 'layer' or 'model', got {per!r}. 'model' compares the layers with each other.")
-    ax = _axis(ax)
+    ax = axis(ax)
     n_layers, n_neurons = scores.values.shape
     width = math.ceil(n_neurons / COLUMNS)
     padded = np.pad(scores.values.numpy(), ((0, 0), (0, -n_neurons % width)), constant_values=-np.inf)
@@ -255,14 +242,14 @@ def score_map(scores: NeuronScores, ax: Any = None, *, per: Literal["layer", "mo
         image = image / np.maximum(image.max(1, keepdims=True), np.finfo(np.float32).tiny)
     top, extent = float(image.max()), (0, width * image.shape[1], -0.5, n_layers - 0.5)
     style: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "origin": "lower"}
-    style["cmap"] = _shades(looks([scores.method])[scores.method].colour)
+    style["cmap"] = shades(looks([scores.method])[scores.method].colour)
     drawn = ax.imshow(image, vmin=0, vmax=top if top > 0 else 1, extent=extent, **style)
     shown = "score / the layer's largest" if per == "layer" else "score"
     bar = ax.figure.colorbar(drawn, ax=ax, label=shown + (f"\n(largest of {width} neighbours)" if width > 1 else ""))
     bar.formatter.set_powerlimits((-2, 3))
     ax.set_yticks(range(0, n_layers, math.ceil(n_layers / 12)))
     title = ": ".join(filter(None, (short_title(scores.method), scores.sequence_id))) or "Scores"
-    return _finished(ax, "neuron", "layer", title)
+    return finished(ax, "neuron", "layer", title)
 
 
 def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = None, ax: Any = None) -> Any:
@@ -283,7 +270,7 @@ def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = N
     shapes = {tuple(one.mask.shape) for one in (*found.values(), *([truth] if truth else []))}
     if len(shapes) > 1:
         raise ValueError(f"found must hold sets of one model, got the shapes {sorted(shapes)}. Localize in one model.")
-    ax = _axis(ax)
+    ax = axis(ax)
     layers = np.arange(next(iter(shapes))[0])
     if truth:
         ax.bar(layers, truth.mask.sum(1).numpy(), color="0.85", edgecolor="0.5", label="true", zorder=0)
@@ -291,17 +278,17 @@ def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = N
     ends: Named = {}
     for (name, one), look in zip(found.items(), looks(found).values(), strict=True):
         counts = one.mask.sum(1).numpy()
-        ax.plot(layers, counts, label=short_title(name), **_style(look, line="-"))
+        ax.plot(layers, counts, label=short_title(name), **style_of(look, line="-"))
         ends[short_title(name)] = float(layers[-1]), float(counts[-1]), look.colour
         if truth:
             hits = (one.mask & truth.mask).sum(1).numpy()
-            ax.plot(layers, hits, label=f"{short_title(name)}, true", **_style(look, line=":", fill="white"))
+            ax.plot(layers, hits, label=f"{short_title(name)}, true", **style_of(look, line=":", fill="white"))
             said = f"{short_title(name)}, true ({100 * one.recall_of(truth):.0f} % recall)"
             ends[said] = float(layers[-1]), float(hits[-1]), look.colour
     ax.set_xticks(layers[:: math.ceil(len(layers) / 12)])
     ax.set_ylim(bottom=0)
     title = "Where the true and the found neurons lie" if truth else "Where the found neurons lie"
-    return _finished(ax, "layer", "neurons", title, named=ends, places=AT_END)
+    return finished(ax, "layer", "neurons", title, named=ends, places=AT_END)
 
 
 def memorization_by_repetition(models: Sequence[str] = REFERENCE_MODELS, ax: Any = None) -> Any:
@@ -318,19 +305,19 @@ def memorization_by_repetition(models: Sequence[str] = REFERENCE_MODELS, ax: Any
     for name in models:
         if name not in REFERENCE_MODELS:
             raise ValueError(f"models must be among {REFERENCE_MODELS}, got {name!r}. Only of these it is known what they saw.")
-    ax = _axis(ax)
+    ax = axis(ax)
     for name, look in zip(models, (LOOKS["hard_concrete"], LOOKS["zero_out"]), strict=False):
         record = json.loads((files("tl_localize") / "data" / name / "memorized.json").read_text(encoding="utf-8"))
         groups: Any = pd.DataFrame(record["sequences"]).groupby("repetitions")
         passed = 100 * groups["passed"].mean()
-        ax.plot(passed.index, passed, label=f"{name}: texts memorized", **_style(look, line="-"))
+        ax.plot(passed.index, passed, label=f"{name}: texts memorized", **style_of(look, line="-"))
         accuracy = {n: 100 * values for n, values in groups["accuracy"]}
-        _line(ax, accuracy, label=f"{name}: suffix tokens right", **_style(look, line=":", fill="white"))
+        _line(ax, accuracy, label=f"{name}: suffix tokens right", **style_of(look, line=":", fill="white"))
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter("{x:g}")
     ax.set_ylim(-3, 104)
     title, y = "Memorization against repetition", "sequences memorized, suffix tokens right (%)"
-    return _finished(ax, "repetitions in training", y, title, legend="upper left")
+    return finished(ax, "repetitions in training", y, title, legend="upper left")
 
 
 def save_figure(figure: Any, folder: str | Path, name: str) -> None:
@@ -342,40 +329,7 @@ def save_figure(figure: Any, folder: str | Path, name: str) -> None:
     """
     path = prepare_folder(folder)
     for suffix in ("png", "svg"):
-        write_whole(path / f"{name}.{suffix}", _drawn(figure, suffix, dpi=200, bbox_inches="tight"))
-
-
-def _drawn(figure: Any, suffix: str, **settings: Any) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=suffix, **settings)
-    return buffer.getvalue()
-
-
-def _axis(ax: Any, size: tuple[float, float] = (6.4, 4.6)) -> Any:
-    if ax is not None:
-        return ax
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("Figures need matplotlib: pip install 'tl_localize[plots]'.") from error
-
-    class Shown(Figure):
-        """A figure that a notebook shows: IPython draws matplotlib's own figures only where pyplot was imported."""
-
-        def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
-            width, height = (round(80 * inches) for inches in self.get_size_inches())
-            return _drawn(self, "png", dpi=160), {"width": width, "height": height}
-
-    return Shown(figsize=size, layout="constrained").add_subplot()
-
-
-def _panels(values: Sequence[Any], ax: Any, **settings: Any) -> Iterator[tuple[Any, Any]]:
-    """An axis for each value, side by side in one figure; of a given axis, that axis and the last value."""
-    if ax is not None or len(values) == 1:
-        return iter([(_axis(ax), values[-1])])
-    figure = _axis(None, (5.4 * len(values), 4.8)).figure
-    figure.clear()
-    return zip(figure.subplots(1, len(values), **settings), values, strict=True)
+        write_whole(path / f"{name}.{suffix}", drawn(figure, suffix, dpi=200, bbox_inches="tight"))
 
 
 def _methods(frame: pd.DataFrame) -> Iterator[tuple[str, Look, Any]]:
@@ -396,61 +350,3 @@ def _line(ax: Any, values: Mapping[Any, pd.Series], **style: Any) -> tuple[float
     means, errors = zip(*map(mean_and_error, values.values()), strict=True)
     ax.errorbar(list(values), means, yerr=errors, **style)
     return float(list(values)[-1]), means[-1]
-
-
-def _style(look: Look, *, line: str = "none", fill: str | None = None) -> dict[str, Any]:
-    colours = {"color": look.colour, "markerfacecolor": fill or look.colour, "markeredgecolor": look.colour}
-    return {"marker": look.marker, "markersize": 6, "linestyle": line, "linewidth": 1.2, **colours}
-
-
-def _shades(colour: str) -> Any:
-    """Colours from white to this one."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list(colour, ["white", colour, "black"] if colour != "#000000" else ["white", colour])
-
-
-def _name(ax: Any, points: Named, places: Places) -> None:
-    """Write each name beside its point, at the first place where it covers no point and no other name; a line leads to a distant one."""
-    from matplotlib.text import Text
-
-    ax.figure.draw_without_rendering()
-    centres = {name: ax.transData.transform(point[:2]) for name, point in points.items()}
-    taken = [text.get_window_extent() for text in ax.texts]
-    for name, (x, y, colour) in sorted(points.items(), key=lambda item: -item[1][1]):
-        for right, up in places:
-            side = "center" if right == 0 else "left" if right > 0 else "right"
-            line = (
-                {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4, "relpos": (float(right < 0), 0.5)}
-                if abs(up) > 10
-                else None
-            )
-            style: dict[str, Any] = {"ha": side, "va": "center", "fontsize": 8, "color": colour, "arrowprops": line}
-            text = ax.annotate(name, (x, y), xytext=(right, up), textcoords="offset points", annotation_clip=False, **style)
-            text.get_window_extent()  # places it
-            box = Text.get_window_extent(text)  # without its line
-            inside = places is AT_END or (ax.bbox.x0 < box.x0 and box.x1 < ax.bbox.x1 and ax.bbox.y0 < box.y0 and box.y1 < ax.bbox.y1)
-            covers = any(box.padded(3).contains(*centre) for other, centre in centres.items() if other != name)
-            if (inside and not covers and not any(box.overlaps(other) for other in taken)) or (right, up) == places[-1]:
-                taken.append(box)
-                break
-            text.remove()
-
-
-def _better(ax: Any, x: float, y: float, text: str, ha: str = "center") -> None:
-    """Say where better is, at a place given as a share of the axis."""
-    ax.text(x, y, text, transform=ax.transAxes, ha=ha, va="center", fontsize=8, color="0.4", style="italic")
-
-
-def _finished(
-    ax: Any, x: str = "", y: str = "", title: str = "", legend: str = "", named: Named | None = None, places: Places = BESIDE
-) -> Any:
-    """The axis' figure, with labels, a title, and a legend at a place of matplotlib's or names beside points."""
-    ax.set_xlabel(x)
-    ax.set_ylabel(y)
-    ax.set_title(title, fontsize=11)
-    ax.spines[["top", "right"]].set_visible(False)
-    if legend:
-        ax.legend(loc=legend, fontsize=8, frameon=False)
-    _name(ax, named or {}, places)
-    return ax.figure
