@@ -225,7 +225,17 @@ def busy(work: Any, device: torch.device) -> float:
 
 def cost_table(model: Any, n_sequences: int = 16, n_neurons: int = N_NEURONS, steps: dict[str, int] = STEPS, repeats: int = 2) -> Any:
     """One row per method: seconds and bytes for one sequence, and of its plain loop."""
-    from tl_localize import Activations, Attribution, HardConcrete, IntegratedGradients, Slimming, ZeroOut, inject_many
+    from tl_localize import (
+        Activations,
+        Attribution,
+        GradientAlignment,
+        HardConcrete,
+        IntegratedGradients,
+        IterativeAttribution,
+        Slimming,
+        ZeroOut,
+        inject_many,
+    )
     from tl_localize.neurons import NeuronView
     from tl_localize.report.paper import published
 
@@ -262,6 +272,20 @@ def cost_table(model: Any, n_sequences: int = 16, n_neurons: int = N_NEURONS, st
     rows: list[tuple[str, Any, float, Any, float]] = [  # name, work, what its seconds count times, the loop, its
         ("activations", lambda: Activations()(model, one), 1, lambda: forward(model, one), 1),
         ("attribution", lambda: Attribution()(model, one), 1, lambda: forward_and_backward(model, one), 1),
+        (
+            "gradient_alignment",
+            lambda: GradientAlignment()(model, one),
+            1,
+            lambda: forward_and_backward(model, one),
+            GradientAlignment().points,
+        ),
+        (
+            "iterative_attribution",
+            lambda: IterativeAttribution()(model, one),
+            1,
+            lambda: forward_and_backward(model, one),
+            IterativeAttribution().rounds,
+        ),
         (
             "integrated_gradients",
             lambda: IntegratedGradients()(model, one),

@@ -11,8 +11,10 @@ if TYPE_CHECKING:
         METHODS,
         Activations,
         Attribution,
+        GradientAlignment,
         HardConcrete,
         IntegratedGradients,
+        IterativeAttribution,
         Localizer,
         RandomBaseline,
         RowNorm,
@@ -28,10 +30,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "METHODS", "Activations", "Attribution", "DelBenchmark", "DelResults", "HardConcrete", "InjBenchmark", "InjResults", "Injection",
-    "IntegratedGradients", "JointInjection", "Localizer", "MemorizedSequence", "NeuronScores", "NeuronSet", "RandomBaseline",
-    "RowNorm", "Slimming", "ZeroOut", "accuracy", "check_recited", "explore", "inject", "inject_many", "inject_together", "levenshtein",
-    "load_model", "memorization_loss", "perplexity", "perplexity_base2",
+    "METHODS", "Activations", "Attribution", "DelBenchmark", "DelResults", "GradientAlignment", "HardConcrete", "InjBenchmark",
+    "InjResults", "Injection", "IntegratedGradients", "IterativeAttribution", "JointInjection", "Localizer", "MemorizedSequence",
+    "NeuronScores", "NeuronSet", "RandomBaseline", "RowNorm", "Slimming", "ZeroOut", "accuracy", "check_recited", "explore", "inject",
+    "inject_many", "inject_together", "levenshtein", "load_model", "memorization_loss", "perplexity", "perplexity_base2",
 ]  # fmt: skip
 ROOMS = ("sequences", "scores", "metrics", "losses", "models", "methods", "injection", "evals", "report.explorer")  # where they are
 

@@ -25,6 +25,18 @@ def loss_scale(model: LanguageModel) -> float:
     return 4096.0 if next(iter(model.parameters())).dtype == torch.float16 else 1.0
 
 
+def mean_probability(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, " batch"]:
+    """Mean probability of the true suffix tokens: bounded, so that tokens already lost have no gradient."""
+    return batch.mean(target_logits(model, batch).softmax(-1).gather(-1, batch.targets[:, None])[:, 0])
+
+
+def mean_log_odds(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, " batch"]:
+    """Mean of log p - log(1 - p) of the true suffix tokens: its gradient vanishes neither where p is near 1 nor where it is near 0."""
+    logits, true = target_logits(model, batch), batch.targets[:, None]
+    others = logits.scatter(-1, true, -torch.inf).logsumexp(-1)
+    return batch.mean(logits.gather(-1, true)[:, 0] - others)
+
+
 def memorization_loss(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, " batch"]:
     """How badly the model recites each suffix: nats per suffix token; smaller means better memorized.
 

@@ -292,18 +292,35 @@ class NeuronView:
 
         with ExitStack() as stack:
             stack.enter_context(self._hooks({layer: partial(record_neurons, store=seen, layer=layer) for layer in index}))
-            for layer in index:
-                change_output = partial(add_change, layer=layer)
-                if (point := f"blocks.{layer}.mlp.out.hook_out") in self.points:
-                    stack.enter_context(self.hooked(first=[(point, change_output)]))
-                else:  # torch calls a hook with the module, what it was given and what it gives
-                    call = partial(_after_module, change_output)
-                    stack.enter_context(self.model.blocks[layer].mlp.register_forward_hook(call))
+            stack.enter_context(self._output_hooks({layer: partial(add_change, layer=layer) for layer in index}))
             yield
             if seen:
                 raise RuntimeError(
                     f"W_out of layer {next(iter(seen))} must be applied in each pass, and it was not. Leave compatibility mode."
                 )
+
+    @uninterrupted
+    def outputs(self) -> Iterator[dict[int, Tensor]]:
+        """Zeros that are added to what W_out of each layer writes, [batch pos d_model]: their gradient is the gradient of the output."""
+        zeros: dict[int, Tensor] = {}
+
+        def add_zeros(output: Tensor, hook: object = None, *, layer: int) -> Tensor:
+            zeros[layer] = torch.zeros_like(output, requires_grad=True)
+            return output + zeros[layer]
+
+        with self._output_hooks({layer: partial(add_zeros, layer=layer) for layer in range(self.n_layers)}):
+            yield zeros
+
+    @uninterrupted
+    def _output_hooks(self, hooks: Mapping[int, Hook]) -> Iterator[None]:
+        """Hooks of what W_out of some layers writes, bias included, before the model's own hooks see it."""
+        with ExitStack() as stack:
+            for layer, hook in hooks.items():
+                if (point := f"blocks.{layer}.mlp.out.hook_out") in self.points:
+                    stack.enter_context(self.hooked(first=[(point, hook)]))
+                else:  # torch calls a hook with the module, what it was given and what it gives
+                    stack.enter_context(self.model.blocks[layer].mlp.register_forward_hook(partial(_after_module, hook)))
+            yield
 
     @uninterrupted
     def frozen(self) -> Iterator[None]:

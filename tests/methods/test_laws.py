@@ -18,6 +18,8 @@ SHORT: dict[str, dict[str, Any]] = {
     "hard_concrete": {"steps": 11, "learning_rate": 0.05, "sparsity_weight": 5.0},
     "slimming": {"steps": 11, "learning_rate": 0.05, "sparsity_weight": 5.0},
     "integrated_gradients": {"steps": 3},
+    "gradient_alignment": {"points": 2},
+    "iterative_attribution": {"rounds": 2},
 }
 TRAINED = ("hard_concrete", "slimming")
 ONE_PASS = ("activations", "attribution")  # one forward pass for a batch of sequences
@@ -134,7 +136,8 @@ def test_map_takes_an_iterator(gpt2_like: Any, unchecked: None, sequences: Any, 
 def test_padding_never_changes_a_score(
     neox_like: Any, make_sequences: Any, name: str, length: int, longer: int, seed: int, data: Any
 ) -> None:
-    method = METHODS[name](**SHORT.get(name, {}) | ({"steps": 2} if name in SHORT else {}))
+    settings = SHORT.get(name, {})
+    method = METHODS[name](**settings | ({"steps": 2} if "steps" in settings else {}))
     sequence, long = make_sequences((length, data.draw(st.integers(1, length - 1))), (longer, 1), seed=seed)
     close(method, next(method.map(neox_like, [sequence, long])), method(neox_like, sequence))
 

@@ -38,7 +38,7 @@ Rows = list[dict[str, Any]]
 # Learning rate and steps of an injection by ratio: the paper's up to 2 %. Beyond, each row takes part in writing the sentence only if the
 # steps are smaller: at 0.01 rows grow that the sentence does not need, and no method that reads the sentence can find them.
 INJECTION = {0.002: (0.05, 200), 0.02: (0.01, 200), 1.0: (0.003, 400)}
-TOGETHER = (0.005, 600)  # with distractors
+TOGETHER = (0.005, 1000)  # with distractors
 PERFECT = {"recall": 1.0, "recall_across_layers": 1.0, "foreign_recall": 0.0, "foreign_recall_across_layers": 0.0}
 
 
@@ -64,7 +64,7 @@ class InjBenchmark(Benchmark[InjResults]):
              ratio: share of all rows that one sentence is written into.
              learning_rate: of the injection; by default the paper's, 0.05 at ratios up to 0.2 %, 0.01 up to 2 %, and 0.003 beyond;
                  0.005 with distractors.
-             max_steps: of the injection; by default the paper's 200, 400 at ratios above 2 %, 600 with distractors.
+             max_steps: of the injection; by default the paper's 200, 400 at ratios above 2 %, 1000 with distractors.
              multiples: recall is measured among the top ``ratio * multiple`` of each layer, and of the model.
              distractors: other sentences in the model, K - 1.
     Raises:  ValueError: a ratio that selects no row, multiples that leave (0, 1], a sentence that does not fit the model, or fewer

@@ -146,7 +146,7 @@ def inject_together(
     ratio: float,
     seed: int,
     learning_rate: float,
-    max_steps: int = 600,
+    max_steps: int = 1000,
     stop_loss: float = 0.05,
     kl_weight: float = 1.0,
     stop_kl: float = 0.05,

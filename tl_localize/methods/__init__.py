@@ -3,8 +3,10 @@
 from tl_localize.methods.activations import Activations
 from tl_localize.methods.attribution import Attribution
 from tl_localize.methods.base import Localizer
+from tl_localize.methods.gradient_alignment import GradientAlignment
 from tl_localize.methods.hard_concrete import HardConcrete
 from tl_localize.methods.integrated_gradients import IntegratedGradients
+from tl_localize.methods.iterative_attribution import IterativeAttribution
 from tl_localize.methods.random_baseline import RandomBaseline
 from tl_localize.methods.row_norm import RowNorm
 from tl_localize.methods.slimming import Slimming
@@ -12,15 +14,28 @@ from tl_localize.methods.zero_out import ZeroOut
 
 METHODS: dict[str, type[Localizer]] = {
     method.name: method
-    for method in (HardConcrete, Slimming, ZeroOut, IntegratedGradients, Activations, Attribution, RandomBaseline, RowNorm)
+    for method in (
+        HardConcrete,
+        Slimming,
+        ZeroOut,
+        IntegratedGradients,
+        Activations,
+        Attribution,
+        GradientAlignment,
+        IterativeAttribution,
+        RandomBaseline,
+        RowNorm,
+    )
 }
 
 __all__ = [
     "METHODS",
     "Activations",
     "Attribution",
+    "GradientAlignment",
     "HardConcrete",
     "IntegratedGradients",
+    "IterativeAttribution",
     "Localizer",
     "RandomBaseline",
     "RowNorm",

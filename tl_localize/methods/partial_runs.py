@@ -9,6 +9,7 @@ by layer, because configurations do not tell. Where a check fails, the longer wa
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from tl_localize.host.seam import entering, residual, resume
 from tl_localize.losses import loss_scale, memorization_loss
-from tl_localize.neurons import NeuronView
+from tl_localize.neurons import LanguageModel, NeuronView
 from tl_localize.sequences import SequenceBatch
 
+Objective = Callable[[LanguageModel, SequenceBatch], Tensor]  # one number for each sequence
 MISFIT, ROUNDINGS = 1e-3, 16.0  # what a check allows: this share of the change, and so many roundings of the residual stream
 SLOPE = 0.05  # and this share of the change as a whole, which in bfloat16 is less than its roundings
 
@@ -85,8 +87,17 @@ def fits(expected: Float[Tensor, "*shape"], measured: Float[Tensor, "*shape"], c
 
 def ablation_estimate(neurons: NeuronView, batch: SequenceBatch) -> Float[Tensor, "sequence layer neuron"]:
     """First-order rise of each sequence's memorization loss when a neuron is ablated: minus the gradient of a gate of one on the neuron."""
-    gates = torch.ones(neurons.n_layers, len(batch), neurons.n_neurons, device=neurons.device).requires_grad_()
+    return -gate_gradient(neurons, batch, memorization_loss).cpu()
+
+
+def gate_gradient(
+    neurons: NeuronView, batch: SequenceBatch, objective: Objective, gates: Float[Tensor, "sequence layer neuron"] | None = None
+) -> Float[Tensor, "sequence layer neuron"]:
+    """Gradient of each sequence's objective for gates on the neurons, which are one unless given."""
+    shape = (len(batch), neurons.n_layers, neurons.n_neurons)
+    gates = torch.ones(shape, device=neurons.device) if gates is None else gates.detach()
+    gates.requires_grad_()
     scale = loss_scale(neurons.model)
-    with torch.enable_grad(), neurons.lean(), neurons.scaled(dict(enumerate(gates.unbind()))):
-        (gradient,) = torch.autograd.grad(scale * memorization_loss(neurons.model, batch).sum(), gates)
-    return -gradient.transpose(0, 1).float().cpu() / scale
+    with torch.enable_grad(), neurons.lean(), neurons.scaled(dict(enumerate(gates.unbind(1)))):
+        (gradient,) = torch.autograd.grad(scale * objective(neurons.model, batch).sum(), gates)
+    return gradient.float() / scale
