@@ -8,6 +8,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 HERE = Path(__file__).parent
@@ -27,7 +28,9 @@ def pytest_addoption(parser):
     group.addoption("--settings", default=None, help="settings file of tl-localize tune, over the paper's settings and the defaults")
     group.addoption("--limit", type=int, default=None, help="number of sentences or sequences")
     group.addoption("--full", action="store_true", help="all sentences and methods of the committed tables, however long it takes")
+    group.addoption("--processes", type=int, default=200, help="fresh processes that load a model")
     group.addoption("--results", default=str(HERE / "results"), help="folder that the tables are written to")
+    group.addoption("--compare", action="store_true", help="print each number that differs from the committed one beyond its tolerance")
     group.addoption("--update-expected", action="store_true", help="commit what this run measured as the expected numbers")
 
 
@@ -100,12 +103,36 @@ def publish_figure(request):
     return show
 
 
+@pytest.fixture(scope="session")
+def committed(request):
+    """Compare a table with the committed one of a name, entry by entry; skipped where one of some options was given."""
+
+    def check(measured, name, tolerance, *options):
+        path = HERE / "expected" / f"{name}.csv"
+        if request.config.getoption("--update-expected"):
+            path.parent.mkdir(exist_ok=True)
+            measured.round(4).to_csv(path)
+        if not path.is_file() or any(request.config.getoption(option) for option in options):
+            pytest.skip(f"nothing is committed of {name} with these options")
+        expected = pd.read_csv(path, index_col=measured.index.names)
+        expected.columns = expected.columns.astype(measured.columns.dtype)
+        found = pd.DataFrame({"measured": measured.loc[expected.index].stack(), "committed": expected.stack()})
+        wrong = found.assign(difference=found["measured"] - found["committed"]).query("not abs(difference) < @tolerance")
+        if request.config.getoption("--compare"):
+            caption = f"{name}: {len(wrong)} of {len(found)} numbers differ from the committed ones by {tolerance} or more"
+            request.config.stash[TABLES][caption] = wrong.to_string() if len(wrong) else ""
+        assert wrong.empty, f"\n{wrong}"
+
+    return check
+
+
 def pytest_terminal_summary(terminalreporter):
     import torch
 
     config = terminalreporter.config
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
-    made = f"By `pytest {' '.join(config.args)}`: {device}, {torch.get_num_threads()} threads, torch {torch.__version__}.\n"
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    made = f"By `pytest {' '.join(config.args)}`: {device}, {torch.get_num_threads()} threads, {versions}.\n"
     for name, parts in config.stash[PAGES].items():
         page = Path(config.getoption("--results")) / f"{name}.md"
         page.write_text("\n".join([f"# {name}\n", made, *parts]), encoding="utf-8")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 HERE = Path(__file__).parent
@@ -71,15 +70,9 @@ def test_methods_that_read_the_sentence_find_more_own_rows_than_foreign(results,
     assert rows["recall"].mean() > rows["foreign_recall"].mean()
 
 
-def test_recalls_are_the_committed_ones(results, model_name, request):
+def test_recalls_are_the_committed_ones(results, model_name, request, committed):
     """To 5 points: the sentences and seeds are the same, the last digits of training are not."""
-    path = HERE / "expected" / f"distractors-{model_name}.csv"
-    measured = results.frame[results.frame["converged"]].groupby(["method", "multiple"])[["recall", "foreign_recall"]].mean()
-    if not request.config.getoption("--full") or any(request.config.getoption(name) for name in ("--limit", "--data", "--settings")):
+    if not request.config.getoption("--full"):
         pytest.skip("the committed numbers are those of --full")
-    if request.config.getoption("--update-expected"):
-        measured.round(4).to_csv(path)
-    if not path.is_file():
-        pytest.skip(f"nothing is committed for {model_name}")
-    expected = pd.read_csv(path, index_col=["method", "multiple"])
-    assert ((measured.loc[expected.index] - expected).abs() < TOLERANCE).all(axis=None), f"\n{measured}\n{expected}"
+    measured = results.frame[results.frame["converged"]].groupby(["method", "multiple"])[["recall", "foreign_recall"]].mean()
+    committed(measured, f"distractors-{model_name}", TOLERANCE, "--limit", "--data", "--settings")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 HERE = Path(__file__).parent
@@ -96,17 +95,9 @@ def test_most_injections_converge(results):
     assert results.frame["converged"].mean() > 0.9
 
 
-def test_recalls_are_the_committed_ones(recalls, model_name, request):
+def test_recalls_are_the_committed_ones(recalls, model_name, committed):
     """To 5 points of recall: the sentences and seeds are the same, the last digits of training are not."""
-    path = HERE / "expected" / f"inj-{model_name}.csv"
-    if request.config.getoption("--update-expected"):
-        path.parent.mkdir(exist_ok=True)
-        recalls.round(4).to_csv(path)
-    if not path.is_file() or any(request.config.getoption(name) for name in ("--limit", "--data", "--settings", "--full")):
-        pytest.skip(f"nothing is committed for {model_name} with these options")
-    expected = pd.read_csv(path, index_col="method").rename(columns=float)
-    measured = recalls.rename(columns=float).loc[expected.index]
-    assert ((measured - expected).abs() < TOLERANCE).all(axis=None), f"\n{measured}\n{expected}"
+    committed(recalls, f"inj-{model_name}", TOLERANCE, "--limit", "--data", "--settings", "--full")
 
 
 @pytest.fixture(scope="session")

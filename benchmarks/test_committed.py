@@ -1,0 +1,29 @@
+"""The comparison with the committed numbers finds each that is off, and no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+EXPECTED = sorted((Path(__file__).parent / "expected").glob("*.csv"))
+INDEX = {"inj": ["method"], "del": ["method", "ratio"], "distractors": ["method", "multiple"]}
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("path", EXPECTED, ids=lambda path: path.stem)
+def test_committed_numbers_are_compared_one_by_one(path, committed, request):
+    if request.config.getoption("--update-expected"):
+        pytest.skip("numbers are written, not compared")
+    measured = pd.read_csv(path, index_col=INDEX[path.stem.split("-")[0]])
+    if path.stem.startswith("inj"):
+        measured = measured.rename(columns=float)  # multiples
+    committed(measured, path.stem, 0.05)
+    committed(measured + 0.04, path.stem, 0.05)
+    measured.iloc[1, 0] += 0.06
+    with pytest.raises(AssertionError, match=rf"\b{measured.index[1] if len(measured.index.names) == 1 else measured.index[1][0]}\b"):
+        committed(measured, path.stem, 0.05)
+    measured.iloc[1, 0] = float("nan")
+    with pytest.raises(AssertionError):
+        committed(measured, path.stem, 0.05)
