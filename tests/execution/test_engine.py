@@ -19,7 +19,7 @@ from tl_localize.evals import DelResults, InjBenchmark, InjResults
 from tl_localize.execution import InProcess, Store, status
 from tl_localize.execution.engine import Maker, missing_groups, parse_shard
 from tl_localize.execution.store import unpack
-from tl_localize.execution.tasks import closure
+from tl_localize.execution.tasks import Task, closure
 
 # ---- a folder gives what memory gives --------------------------------------------------------------------------------
 
@@ -624,3 +624,29 @@ def test_killed_run_loses_nothing(which: str, request: Any, tmp_path: Path, left
         os.utime(path, (0, 0))
     assert run() == []
     assert leftovers() == []
+
+
+# ---- the time left -----------------------------------------------------------------------------------------------------
+
+
+def test_timer_knows_what_takes_long_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One method costs 1 s a sequence and the other 100: the fraction done is right as soon as one of the first is done."""
+    from tl_localize.execution.engine import Outcome, Timer
+    from tl_localize.execution.store import Cache
+
+    quick = [Task("scores", {"a": i}, label="a", weight=2.0) for i in range(3)]
+    slow = [Task("scores", {"b": i}, label="b", weight=200.0) for i in range(3)]
+    told: list[float] = []
+    timer = Timer(lambda fraction, what: told.append(fraction), Cache(), [*quick, *slow])
+    timer.begin(quick[0])
+    timer.done(Outcome(quick[0], 1.0))
+    timer.begin(quick[1])
+    assert told[-1] == pytest.approx(1 / 303)
+    for task in quick[1:]:
+        timer.done(Outcome(task, 1.0))
+    now = [0.0]
+    monkeypatch.setattr("tl_localize.execution.engine.time.perf_counter", lambda: now[0])
+    timer.begin(slow[0])
+    now[0] = 20.0
+    timer.within(0.1)  # it takes 200 s and not 100
+    assert told[-1] == pytest.approx(23 / 603)

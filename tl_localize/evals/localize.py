@@ -37,7 +37,7 @@ def scores_task(fingerprint: str, label: str, method: Method, sequences: list[st
     """
     version = getattr(method, "version", 0)
     inputs = {"model": fingerprint, "method": repr(method), "version": version, "sequences": sequences}
-    return Task("scores", inputs, needs, label, **place)
+    return Task("scores", inputs, needs, label, weight=getattr(method, "passes", 1.0), **place)
 
 
 def localized(method: Method, model: LanguageModel, sequences: Sequence[MemorizedSequence], report: Report) -> Record:

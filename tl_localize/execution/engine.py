@@ -7,8 +7,9 @@ computes: this process, one of n shards, or the workers of a Ray cluster. A reco
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -233,30 +234,41 @@ def missing_groups(plan: Plan, cache: Cache, shard: tuple[int, int] = (1, 1), fa
 
 
 class Timer:
-    """Turns what is done into a fraction: each task weighs what tasks of its kind and label took so far, on average."""
+    """Turns what is done into a fraction, by what tasks of each kind and label took so far, the task in hand included."""
 
     def __init__(self, progress: Progress | None, cache: Cache, tasks: Sequence[Task]) -> None:
         self.progress, self.cache, self.times = progress, cache, Times()
         self.left = {task.key: task for task in closure(tasks) if not cache.has(task)} if progress else {}
-        self.counts = Counter((task.kind, task.label) for task in self.left.values())
+        self.weights: dict[tuple[str, str], float] = {}  # of what is left, by kind and label
+        for task in self.left.values():
+            self._add(task, task.weight)
         self.now: Task | None = None
+        self.began = 0.0
         self.spent = self.shown = 0.0
 
+    def _add(self, task: Task, weight: float) -> None:
+        name = (task.kind, task.label)
+        self.weights[name] = self.weights.get(name, 0.0) + weight
+
     def begin(self, task: Task) -> None:
-        self.now = task
+        self.now, self.began = task, time.perf_counter()
         self.within(0.0)
 
     def within(self, fraction: float) -> None:
         """The task in hand is so far."""
         if self.progress and self.now:
-            left = sum(n * self.times.mean(*name, 1.0) for name, n in self.counts.items())
-            done = self.spent + fraction * self.times.mean(self.now.kind, self.now.label, 1.0)
+            name, own = (self.now.kind, self.now.label), self.times.rate(self.now.kind, self.now.label, 1.0)
+            if fraction and name not in self.times.known:  # the first of its label: what it has taken so far tells the rest
+                own = (time.perf_counter() - self.began) / fraction / self.now.weight
+            left = sum(weight * (own if which == name else self.times.rate(*which, 1.0)) for which, weight in self.weights.items())
+            done = self.spent + fraction * self.now.weight * own
             self.shown = max(self.shown, min(1.0, done / max(self.spent + left, 1e-9)))
             self.progress(self.shown, f"{self.now.label} on {self.now.name}")
 
     def done(self, outcome: Outcome) -> None:
         task = outcome.task
-        self.counts[task.kind, task.label] -= self.left.pop(task.key, None) is not None
+        if self.left.pop(task.key, None):
+            self._add(task, -task.weight)
         self.times.add(task, outcome.seconds)
         self.spent += outcome.seconds
         if outcome.reason:

@@ -77,26 +77,26 @@ def status(store: Store) -> Status:
         elif state == "missing":
             missing.append((row, task))
     for row, task in missing:
-        row["seconds_left"] += times.mean(task.kind, task.label)
+        row["seconds_left"] += task.weight * times.rate(task.kind, task.label)
     known = {task.key for task in (*tasks, *needed)}
     reasons = {failure["task"]: failure["reason"] for key, failure in failures.items() if key in known}
     return Status(pd.DataFrame(rows, index=[*COUNTS, "seconds_left"]).T.astype(dict.fromkeys(COUNTS, int)), reasons)
 
 
 class Times:
-    """What tasks of a kind and label took, on average; what all of the kind took, where the label is new."""
+    """Seconds that tasks of a kind and label took for their weight; what all of the kind took, where the label is new."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[str, str], tuple[float, int]] = {}
+        self.known: dict[tuple[str, str], tuple[float, float]] = {}
 
     def add(self, task: Task, seconds: float) -> None:
         for name in {(task.kind, task.label), (task.kind, "")}:
-            total, n = self.known.get(name, (0.0, 0))
-            self.known[name] = total + seconds, n + 1
+            total, weight = self.known.get(name, (0.0, 0.0))
+            self.known[name] = total + seconds, weight + task.weight
 
-    def mean(self, kind: str, label: str, default: float = 0.0) -> float:
-        total, n = self.known.get((kind, label)) or self.known.get((kind, "")) or (default, 1)
-        return total / n
+    def rate(self, kind: str, label: str, default: float = 0.0) -> float:
+        total, weight = self.known.get((kind, label)) or self.known.get((kind, "")) or (default, 1)
+        return total / weight
 
 
 def failure_of(task: Task, failures: dict[str, dict[str, Any]]) -> dict[str, Any] | None:

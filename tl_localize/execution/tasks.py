@@ -26,6 +26,7 @@ class Task:
         name: of the sentence, group, target or chunk that it is about.
         index, ratio: its place in tables.
         group: one process computes the tasks of a group one after the other, because they share needs. By default the task is alone.
+        weight: about how much longer it takes than others of its kind; for the time left, where no task of its label is done.
 
     >>> task = Task("scores", {"sequence": "s0", "method": "Activations()"})
     >>> task.key == Task("scores", {"method": "Activations()", "sequence": "s0"}).key, len(task.key)
@@ -40,6 +41,7 @@ class Task:
     index: int = 0
     ratio: float = 0.0
     group: str = ""
+    weight: float = 1.0
 
     @cached_property
     def key(self) -> str:

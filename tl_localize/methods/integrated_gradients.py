@@ -66,6 +66,10 @@ class IntegratedGradients(Localizer):
         middles = (torch.arange(self.steps) + 0.5) / self.steps
         return middles if self.rule == "midpoint" else torch.linspace(0, 1, self.steps), torch.full((self.steps,), 1 / self.steps)
 
+    @property
+    def passes(self) -> float:
+        return 4.0 * self.steps
+
     def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Values:
         batch = SequenceBatch.of([sequence], neurons.device)
         parallel, clean, reason = None, None, why_not_parallel(neurons, len(sequence))

@@ -33,6 +33,10 @@ class MaskLearner(Localizer):
     steps: int
     stop_sparsity: Real
 
+    @property
+    def passes(self) -> float:
+        return 1.5 * self.steps
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(learning_rate=self.learning_rate, sparsity_weight=self.sparsity_weight)

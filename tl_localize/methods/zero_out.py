@@ -65,6 +65,10 @@ class ZeroOut(Localizer):
         check_count(0, screen_sample=self.screen_sample)
         check_seed(self.seed)
 
+    @property
+    def passes(self) -> float:
+        return 3000 * (self.screen or 1.0)
+
     def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Values | NeuronScores:
         if self.screen is None:
             everything = torch.ones(neurons.n_layers, neurons.n_neurons, dtype=torch.bool)
