@@ -17,9 +17,10 @@ from tl_localize.reference import reference_sequence, reference_sequences
 from tl_localize.report.paper import short_title
 from tl_localize.report.terminal import bars, console, plain, save_svg
 from tl_localize.report.token_view import token_view
+from tl_localize.scores import NeuronSet
 
-SHOWN = "random,activations,attribution,integrated_gradients"  # cheap ones, the best last
-RATIO = 0.1  # of all neurons
+SHOWN = "random,activations,attribution,iterative_attribution"  # cheap ones, the best last
+RATIO = 0.1  # of the neurons of each layer
 OTHERS = 20  # texts that should not be forgotten
 
 
@@ -39,24 +40,23 @@ def demo(
 
     out.print("[bold]reference-gpt2[/bold] saw a text often in training. Given the first half, it recites the rest.")
     out.print("Which neurons of its MLPs make it do so, and is the text gone without them?")
-    where = f"where: layers {FIRST_LAYER} to {model.cfg.n_layers - 1}"
+    where = f"top 1 %, layers {FIRST_LAYER} to {model.cfg.n_layers - 1}"
     rows: dict[str, dict[str, str]] = {"none": {where: "", "seconds": "", **recited()}}
-    methods = make_methods(SHOWN)
+    found: dict[str, NeuronSet] = {}
+    methods = make_methods(SHOWN, [f"iterative_attribution.first_layer={FIRST_LAYER}"])
     for method in methods:
         began = time.perf_counter()
-        neurons = method(model, sequence).top_k(RATIO, per="model", first_layer=FIRST_LAYER)
-        seconds = time.perf_counter() - began
-        with neurons.dropped_out(model):
-            rows[f"{len(neurons)} by {short_title(method.name)}"] = {
-                where: bars(neurons.mask.sum(1)[FIRST_LAYER:].tolist()),
-                "seconds": f"{seconds:.1f}",
-                **recited(),
-            }
+        scores, name = method(model, sequence), short_title(method.name)
+        seconds = f"{time.perf_counter() - began:.1f}"
+        found[name] = scores.top_k(RATIO, first_layer=FIRST_LAYER)
+        best = scores.top_k(0.01, per="model", first_layer=FIRST_LAYER).mask.sum(1)[FIRST_LAYER:].tolist()
+        with found[name].dropped_out(model):
+            rows[f"{len(found[name])} by {name}"] = {where: bars(best), "seconds": seconds, **recited()}
     out.print(plain(pd.DataFrame(rows).T.rename_axis("neurons ablated")))
-    best = methods[-1]
-    out.print(f"The text without the neurons of [bold]{short_title(best.name)}[/bold], token by token:\n")
-    view = token_view(model, sequence, best(model, sequence).top_k(RATIO, per="model", first_layer=FIRST_LAYER))
-    out.print(Text.from_ansi(view.text(colour=out.is_terminal or bool(save))))
-    out.print("\nNext: [bold]tl-localize inj[/bold] asks for neurons that are known; [bold]tl-localize localize[/bold] takes a text.")
+    for name in (short_title(methods[0].name), short_title(methods[-1].name)):
+        out.print(f"The text without the neurons of [bold]{name}[/bold], token by token:\n")
+        view = token_view(model, sequence, found[name])
+        out.print(Text.from_ansi(view.text(colour=out.is_terminal or bool(save)) + "\n"))
+    out.print("Next: [bold]tl-localize inj[/bold] asks for neurons that are known; [bold]tl-localize localize[/bold] takes a text.")
     if save:
         save_svg(out, save)

@@ -48,6 +48,10 @@ class GradientAlignment(Localizer):
         check_count(points=self.points)
         check_ratio("share", self.share)
 
+    @property
+    def passes(self) -> float:
+        return 3.0 * self.points
+
     def _attribute_batch(self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report) -> BatchValues:
         batch = SequenceBatch.of(sequences, neurons.device)
         norms = neurons.row_norms().to(neurons.device)

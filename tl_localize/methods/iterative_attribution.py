@@ -52,6 +52,10 @@ class IterativeAttribution(Localizer):
         check_ratio("share", self.share)
         check_count(0, first_layer=self.first_layer)
 
+    @property
+    def passes(self) -> float:
+        return 3.0 * self.rounds
+
     def _attribute_batch(self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report) -> BatchValues:
         batch, tuned = SequenceBatch.of(sequences, neurons.device), slice(tuned_layers(neurons, self.first_layer).start, None)
         gates = torch.ones(len(batch), neurons.n_layers, neurons.n_neurons, device=neurons.device)
