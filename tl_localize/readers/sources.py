@@ -10,6 +10,7 @@ import json
 import sys
 import zipfile
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -120,30 +121,46 @@ class Tokens(Source):
 
 
 class Parquet(Source):
-    """Parquet files one after the other, a part of a row group in memory."""
+    """Parquet files one after the other. The batch in hand is kept, for a search goes forward within row groups that may be large."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self.groups: list[tuple[Path, int, int]] = []
+        self.groups: list[tuple[Path, int, bytes]] = []
+        self.starts = [0]  # of the row groups, and the end
         for path in paths:
             with _whole(path, "parquet file"):
                 about: Any = _imported("pyarrow.parquet").read_metadata(path)
-            self.groups += [(path, i, about.row_group(i).num_rows) for i in range(about.num_row_groups)]
-        self.size = sum(n for _, _, n in self.groups)
+            for i in range(about.num_row_groups):
+                self.groups.append((path, i, repr(about.row_group(i).to_dict()).encode()))
+                self.starts.append(self.starts[-1] + about.row_group(i).num_rows)
+        self.size, self.group, self.start = self.starts[-1], -1, 0
+
+    def sample(self, first: int, end: int) -> bytes:
+        """What the file says of the row group, for to read a row is to decode all before it."""
+        return self.groups[bisect_right(self.starts, first) - 1][-1]
 
     def rows(self, first: int = 0, end: int | None = None) -> Iterator[tuple[object, Row]]:
-        start, end = 0, self.size if end is None else end
-        for path, group, n in self.groups:
-            if first < start + n and start < end:
-                at = start
-                for rows in self._batches(path, group):
-                    yield from ((f"row {i} of {path}", row) for i, row in enumerate(rows, at) if first <= i < end)
-                    at += len(rows)
-            start += n
+        end = self.size if end is None else min(end, self.size)
+        while first < end:
+            batch, path = self._batch_with(first)
+            part = batch.slice(first - self.start, end - first).to_pylist()
+            yield from ((f"row {i} of {path}", row) for i, row in enumerate(part, first))
+            first += len(part)
 
-    def _batches(self, path: Path, group: int) -> Iterator[list[dict[str, Any]]]:
-        with _whole(path, "parquet file"), _imported("pyarrow.parquet").ParquetFile(path) as file:
-            for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=[group]):
-                yield batch.to_pylist()
+    def _batch_with(self, row: int) -> tuple[Any, Path]:
+        group = bisect_right(self.starts, row) - 1
+        path, number, _ = self.groups[group]
+        if group != self.group or row < self.start:
+            self.group, self.start, self.batches = group, self.starts[group], _batches(path, number)
+            self.batch = next(self.batches)
+        while row >= self.start + len(self.batch):
+            self.start += len(self.batch)
+            self.batch = next(self.batches)
+        return self.batch, path
+
+
+def _batches(path: Path, group: int) -> Iterator[Any]:
+    with _whole(path, "parquet file"), _imported("pyarrow.parquet").ParquetFile(path) as file:
+        yield from file.iter_batches(ROWS_AT_ONCE, row_groups=[group])
 
 
 class Table(Source):
