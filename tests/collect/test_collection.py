@@ -95,7 +95,7 @@ def test_dev_sequences_are_those_whose_split_says_so(gpt2_like: Any, corpus: Any
     assert [sequence.id for sequence in loaded.sequences] == list(loaded.frame["id"]) == [*names[1::-1], *names[:1:-1]]
 
 
-def test_save_writes_what_read_manual_reads(gpt2_like: Any, corpus: Any, tmp_path: Path) -> None:
+def test_save_writes_a_manual_set(gpt2_like: Any, corpus: Any, tmp_path: Path) -> None:
     found = collect_memorized(gpt2_like, corpus(gpt2_like), CRITERIA, n_dev=2, decode=letters)
     found.labelled({found.sequences[0].id: ("first", "poems")}).save(tmp_path)
     row = json.loads((tmp_path / "sequences.jsonl").read_text().splitlines()[0])

@@ -62,3 +62,12 @@ def test_likely_windows_refuse_windows_longer_than_the_context(gpt2_like: Any) -
     rows = torch.randint(61, (2, 80))
     with pytest.raises(ValueError, match=r"n_prefix \+ n_suffix must be at most n_ctx \+ 1 = 33, got 34"):
         next(likely_windows(gpt2_like, rows, Criteria(n_prefix=4, n_suffix=30, min_distinct=1)))
+
+
+def test_windows_of_a_stream_are_those_of_its_rows() -> None:
+    rows = torch.arange(60).reshape(3, 20)
+    stream = ({"tokens": row.tolist()} for row in rows)
+    found = [(one.id, one.tokens.tolist()) for one in token_windows((row["tokens"] for row in stream), 8, 8)]
+    assert found == [(one.id, one.tokens.tolist()) for one in token_windows(rows, 8, 8)]
+    with pytest.raises(ValueError, match="tokens must be a list of whole numbers, got 'text' at row 0"):
+        list(token_windows(["text"], 8))

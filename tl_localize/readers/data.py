@@ -68,9 +68,12 @@ class Data:
         key: column of the tokens or of the text, where it has another name.
         n_prefix: tokens that prompt the model, or the column that has their number. By default what the rows say, else 32.
         n_suffix: tokens that follow; by default all.
-        suffix, pre_prefix: token files whose rows follow, or precede, those of ``source``, which then holds prefixes alone.
-        id, category: columns of the sequences' ids and categories.
-        scores: CSV file of ``index`` and ``score``: only rows, counted from 0, with at least ``min_score`` are read.
+        suffix: token file whose rows follow those of ``source``, which then holds prefixes alone.
+        pre_prefix: token file whose rows stand before them.
+        id: column of the sequences' ids.
+        category: column of their categories.
+        scores: CSV file of ``index`` and ``score``: the rows to read, counted from 0.
+        min_score: least score of a row.
         any_tokens: also tokens that the model's tokenizer would not make of their text, such as random ones.
         name: of the data in ids and records; by default the file's.
 
