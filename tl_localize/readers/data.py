@@ -205,8 +205,10 @@ class Data:
 
         Where no column has ids they are ``sequence-0000`` and so on (``manual-000`` in the authors' manual format), or as ``named`` says.
 
-        Raises:  FileNotFoundError; ImportError: an extra is missing; ValueError: a row is broken, has another length than the first
-            (unless ``n_suffix`` or a column of ``n_prefix`` is given), or holds tokens of another tokenizer; there are no rows.
+        Raises:
+            ImportError: what reads the file is not installed.
+            ValueError: a row is broken, has another length than the first (unless ``n_suffix`` or a column of ``n_prefix`` is given), or
+                holds tokens of another tokenizer; there are no rows.
         """
         length, differing, i = None, list[str](), -1
         for i, entry in enumerate(self.checked(model)):
