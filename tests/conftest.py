@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,14 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 def tiny_model(seed: int = 0, **settings: Any) -> Any:
-    """A HookedTransformer with every parameter random, biases and norms too; the global seed stays as it is."""
+    """A model with every parameter random, biases and norms too; the global seed stays as it is.
+
+    It is a HookedTransformer; with TransformerLens 4, which has none, a TransformerBridge of the same shapes, where there is one.
+    """
+    if version("transformer-lens").startswith("4"):
+        from architectures import tiny_bridge
+
+        return tiny_bridge(seed, settings)
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 
     defaults: dict[str, Any] = {

@@ -41,7 +41,7 @@ def plain_zero_out(model: Any, sequence: Any, every: int = 1, among: Tensor | No
     """
     tokens, n_prefix = sequence.tokens, sequence.n_prefix
     baseline = loss_of(model, tokens, n_prefix)
-    some = range(0, model.cfg.d_mlp, every)
+    some = range(0, len(model.blocks[0].mlp.W_out), every)
     scores = torch.full((model.cfg.n_layers, len(some)), torch.nan)
     for layer in range(model.cfg.n_layers):
         for i, neuron in enumerate(some):
@@ -62,7 +62,7 @@ def plain_integrated_gradients(model: Any, sequence: Any, points: Tensor, weight
     names = [f"blocks.{layer}.mlp.hook_post" for layer in range(model.cfg.n_layers)]
     with torch.no_grad(), model.hooks(fwd_hooks=[(name, partial(record, layer=layer)) for layer, name in enumerate(names)]):
         model(tokens[None], padding_side="right")
-    scores = torch.zeros(model.cfg.n_layers, model.cfg.d_mlp)
+    scores = torch.zeros(model.cfg.n_layers, len(model.blocks[0].mlp.W_out))
     positions = range(n_prefix - 1, len(tokens) - 1)
     for layer, name in enumerate(names):
         for position in positions:

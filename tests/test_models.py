@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import save
 from safetensors.torch import load_file, save_file
 
 from tl_localize import MemorizedSequence, NeuronSet, ZeroOut, load_model
-from tl_localize.models import check_device
+from tl_localize.host.seam import is_bridge
+from tl_localize.models import check_device, has_hooked_transformer
 
 TOKENS = torch.randint(61, (2, 17), generator=torch.Generator().manual_seed(2))
 
@@ -72,24 +74,23 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen2": lambda: llama("Qwen2"),
     "qwen2 tied": lambda: llama("Qwen2", tie_word_embeddings=True),
 }
+BRIDGED: dict[str, Callable[[], Any]] = {  # models and settings that HookedTransformer can't hold
+    "bloom": lambda: other("Bloom", hidden_size=16, n_layer=1, n_head=2),
+    "opt": lambda: other(
+        "OPT", hidden_size=16, num_hidden_layers=1, num_attention_heads=2, ffn_dim=32, word_embed_proj_dim=16, pad_token_id=0
+    ),
+    "llama linear rope": lambda: llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}),
+    "neox dynamic rope": lambda: neox(
+        rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "partial_rotary_factor": 0.25}
+    ),
+    "mistral sliding window": lambda: llama("Mistral", sliding_window=8),
+    "llama attention bias": lambda: llama(attention_bias=True),
+    "llama mlp bias": lambda: llama(mlp_bias=True),
+}
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "bloom": (lambda: other("Bloom", hidden_size=16, n_layer=1, n_head=2), "type gpt2, gpt_neox, llama, mistral, qwen2, got 'bloom'"),
-    "opt": (
-        lambda: other(
-            "OPT", hidden_size=16, num_hidden_layers=1, num_attention_heads=2, ffn_dim=32, word_embed_proj_dim=16, pad_token_id=0
-        ),
-        "type gpt2, .* got 'opt'",
-    ),
-    "llama linear rope": (lambda: llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}), "rope_type='linear'"),
-    "neox dynamic rope": (
-        lambda: neox(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "partial_rotary_factor": 0.25}),
-        "rope_type='dynamic'",
-    ),
-    "mistral sliding window": (lambda: llama("Mistral", sliding_window=8), "sliding_window=8"),
-    "llama attention bias": (lambda: llama(attention_bias=True), "attention_bias=True"),
-    "llama mlp bias": (lambda: llama(mlp_bias=True), "mlp_bias=True"),
-    "neox without attention bias": (lambda: neox(attention_bias=False), "attention_bias=False"),
+    "neox without attention bias": (lambda: neox(attention_bias=False), "must be a model that TransformerLens adapts, got .*GPTNeoX"),
     "gpt2 cross attention": (lambda: gpt2(add_cross_attention=True), "add_cross_attention=True"),
+    "mixture": (lambda: llama("Mixtral", num_local_experts=4), "one MLP per layer, got .* with 4 experts"),
 }
 
 
@@ -97,23 +98,6 @@ def other(name: str, **settings: Any) -> Any:
     import transformers
 
     return getattr(transformers, f"{name}Config")(vocab_size=61, **settings)
-
-
-def save(config: Any, path: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """A random model of a config, saved as users save theirs; weights large enough that a wrong formula shows."""
-    from transformers import AutoModelForCausalLM
-
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")
-        torch.manual_seed(1)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                is_norm = name.endswith("weight") and ("norm" in name or "ln_" in name)
-                parameter.normal_(1.0 if is_norm else 0.0, 0.15)
-        model = model.to(dtype)
-        model.save_pretrained(path)
-    return model
 
 
 @pytest.fixture
@@ -130,6 +114,24 @@ def folder(tmp_path: Path) -> Path:
 def test_load_model_has_the_logits_of_transformers(tmp_path: Path, family: str) -> None:
     expected = save(FAMILIES[family](), tmp_path)(TOKENS).logits
     assert (load_model(tmp_path, device="cpu")(TOKENS) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *BRIDGED])
+@torch.no_grad()
+def test_load_model_as_a_bridge_has_the_logits_of_transformers(tmp_path: Path, family: str) -> None:
+    """Where HookedTransformer can't hold the model, nobody has to ask for a Bridge."""
+    expected = save((FAMILIES | BRIDGED)[family](), tmp_path)(TOKENS).logits
+    if family == "gpt2 without scaled attention":
+        with pytest.raises(ValueError, match=r"TransformerLens can hold, got .* with scale_attn_weights=False"):
+            load_model(tmp_path, device="cpu", bridge=True)
+        return
+    model = load_model(tmp_path, device="cpu", bridge=family in FAMILIES)
+    assert is_bridge(model) and not model.training and model.cfg.default_prepend_bos is False
+    assert (model(TOKENS) - expected).abs().max() < 1e-4
+
+
+def test_load_model_gives_the_class_that_there_is(folder: Path) -> None:
+    assert is_bridge(load_model(folder, device="cpu")) is not has_hooked_transformer()
 
 
 @pytest.mark.parametrize(("family", "d_mlp"), [("gpt2 with n_inner of 8 n_embd", 128), ("neox", 80), ("llama with grouped heads", 80)])
@@ -314,6 +316,7 @@ def test_load_model_with_tokenizer_is_silent(readable: Path, capfd: pytest.Captu
 
 
 @pytest.mark.parametrize("family", REFUSED)
+@pytest.mark.filterwarnings("ignore")
 def test_load_model_refuses_what_it_can_not_load_right(tmp_path: Path, family: str) -> None:
     make, message = REFUSED[family]
     save(make(), tmp_path)

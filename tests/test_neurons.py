@@ -220,7 +220,7 @@ def test_view_leaves_nothing_behind_when_the_body_raises(any_model: Any, tokens:
 
 
 def test_view_refuses_attention_only(make_model: Any) -> None:
-    with pytest.raises(ValueError, match="model must have MLP layers, got 'only-attention', which has attention only"):
+    with pytest.raises(ValueError, match="model must have MLP layers, got 'only-attention', which has none"):
         NeuronView(make_model(attn_only=True, model_name="only-attention"))
 
 

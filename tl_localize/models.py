@@ -1,4 +1,4 @@
-"""Models: from a name or a directory to a HookedTransformer with raw weights. No other file names the class."""
+"""Models: from a name or a directory to a HookedTransformer or a TransformerBridge with raw weights."""
 
 from __future__ import annotations
 
@@ -13,26 +13,35 @@ from typing import Any
 
 import safetensors
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from tl_localize.neurons import initialize_vector_functions
+from tl_localize.host.seam import as_bridge
+from tl_localize.neurons import NeuronView, initialize_vector_functions
 
 REFERENCE_MODELS = ("reference-gpt2", "reference-pythia")  # shipped; "reference" is the first
 LOGITS_TOLERANCE = 1e-4  # of a converted model against transformers, float32
 BUFFERS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|inv_freq$")  # in old files: causal masks and rotary frequencies
-ADVICE = "Convert it to a HookedTransformer yourself: every method takes one."
+ADVICE = "Convert it to a TransformerLens model yourself: every method takes one."
 
 
-def load_model(name_or_path: str | Path, device: str | torch.device | None = None, dtype: torch.dtype = torch.float32) -> Any:
-    """A HookedTransformer with unprocessed weights, in eval mode, that never adds BOS by itself.
+def load_model(
+    name_or_path: str | Path, device: str | torch.device | None = None, dtype: torch.dtype = torch.float32, bridge: bool = False
+) -> Any:
+    """A TransformerLens model with unprocessed weights, in eval mode, that never adds BOS by itself.
 
-    Folding and centring would change the rows of W_out, which INJ trains and Activations weighs, so nothing is processed.
+    It is a HookedTransformer where the installed TransformerLens (3.x) has that class and it holds the model, and a TransformerBridge
+    otherwise. Folding and centring would change the rows of W_out, which INJ trains and Activations weighs, so nothing is processed.
+    The logits of a directory's model and of a Bridge are compared with those of transformers.
 
     Args:
         name_or_path: ``"reference-gpt2"`` (also ``"reference"``) or ``"reference-pythia"``, which are shipped; a local Hugging Face folder
-            (config.json and safetensors weights, tokenizer optional) of a GPT-2, GPT-NeoX or Llama-like model; or any name that
-            TransformerLens knows.
+            (config.json and safetensors weights, tokenizer optional) of a causal language model that transformers builds and
+            TransformerLens adapts; a name that TransformerLens knows; or a name of the Hugging Face hub.
         device: CUDA when there is one, unless given.
-    Raises:  ValueError: an unknown name, a directory that can't be loaded right, or CUDA asked for and absent.
+        bridge: a TransformerBridge, also where there is a HookedTransformer.
+    Raises:  ValueError: an unknown name, a model that can't be loaded right (a mixture of experts, an MLP without a neuron axis, other
+                 logits), or CUDA asked for and absent.
 
     >>> load_model("reference").cfg.d_mlp
     1536
@@ -46,7 +55,18 @@ def load_model(name_or_path: str | Path, device: str | torch.device | None = Non
         name = str(files("tl_localize") / "data" / (REFERENCE_MODELS[0] if name == "reference" else name))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TransformerLens 3.9 calls every HookedTransformer deprecated
-        return (_load_directory(Path(name), device, dtype) if Path(name).is_dir() else _load_by_name(name, device, dtype)).eval()
+        load = _load_directory if Path(name).is_dir() else _load_by_name
+        return load(name, device, dtype, bridge or not has_hooked_transformer()).eval()
+
+
+def has_hooked_transformer() -> bool:
+    """Whether the installed TransformerLens has HookedTransformer, as 3.x does."""
+    import transformer_lens
+
+    try:
+        return hasattr(transformer_lens, "HookedTransformer")
+    except ImportError:  # what 4.x raises, with directions for those who ask for the class
+        return False
 
 
 def is_reference(name: str | Path) -> bool:
@@ -82,29 +102,45 @@ def check_device(device: str | torch.device | None) -> torch.device:
     return asked
 
 
-def _load_by_name(name: str, device: torch.device, dtype: torch.dtype) -> Any:
-    from transformer_lens import HookedTransformer
-    from transformer_lens.loading_from_pretrained import make_model_alias_map
+def _load_by_name(name: str, device: torch.device, dtype: torch.dtype, bridge: bool) -> Any:
+    from transformer_lens.supported_models import MODEL_ALIASES, OFFICIAL_MODEL_NAMES
 
-    known: dict[str, str] = make_model_alias_map()
-    if name.lower() not in known:
-        near = difflib.get_close_matches(name.lower(), [*known, *REFERENCE_MODELS], n=3)
-        hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else "A local directory must exist."
-        raise ValueError(f"name_or_path must be a shipped model, a local directory or a name TransformerLens knows, got {name!r}. {hint}")
+    known = {alias.lower(): official for official in OFFICIAL_MODEL_NAMES for alias in (official, *MODEL_ALIASES.get(official, ()))}
+    near = difflib.get_close_matches(name.lower(), [*known, *REFERENCE_MODELS], n=3)
+    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else "A local directory must exist."
+    unknown = f"name_or_path must be a shipped model, a local directory or a name TransformerLens or the hub knows, got {name!r}. {hint}"
+    if name.lower() not in known and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise ValueError(unknown)
+    if bridge or name.lower() not in known:
+        from transformers import AutoConfig
+
+        source = known.get(name.lower(), name)
+        try:
+            return _load_bridge(source, AutoConfig.from_pretrained(source), device, dtype)
+        except OSError as error:  # the hub has no such model, or is out of reach
+            raise ValueError(f"{unknown} ({str(error).splitlines()[0]})") from error
+    from transformer_lens import HookedTransformer
+
     return HookedTransformer.from_pretrained_no_processing(
         name, device=str(device), dtype=dtype, default_prepend_bos=False, default_padding_side="right"
     )
 
 
-def _load_directory(path: Path, device: torch.device, dtype: torch.dtype) -> Any:
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-    from transformer_lens.pretrained import weight_conversions
+def _load_directory(name: str, device: torch.device, dtype: torch.dtype, bridge: bool) -> Any:
     from transformers import AutoConfig
 
-    shapes, converter = _CONFIGS[_model_type(path)]
+    path = Path(name)
+    model_type = _model_type(path)
     _check_weights(path)
     hf_config = AutoConfig.from_pretrained(path, local_files_only=True)
-    _refuse(path, hf_config)
+    if hf_config.get_text_config().num_hidden_layers < 1:
+        raise ValueError(f"name_or_path must be a model with layers, got 0 in {str(path)!r}. Correct its config.json.")
+    if bridge or model_type not in _CONFIGS or _obstacles(hf_config):
+        return _load_bridge(path, hf_config, device, dtype)
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+    from transformer_lens.pretrained import weight_conversions
+
+    shapes, converter = _CONFIGS[model_type]
     hf_model = _load_transformers(path, dtype)
     cfg = HookedTransformerConfig(
         model_name=path.name,
@@ -120,12 +156,38 @@ def _load_directory(path: Path, device: torch.device, dtype: torch.dtype) -> Any
     weights = {key: value.clone() for key, value in getattr(weight_conversions, converter)(hf_model, cfg).items()}
     model.load_and_process_state_dict(weights, fold_ln=False, center_writing_weights=False, center_unembed=False, fold_value_biases=False)
     _set_tokenizer(model, path)
-    _check_logits(path, model.eval(), hf_model)
+    tokens = _probe(model.cfg)
+    _check_logits(path, model.eval(), tokens, _logits(hf_model, tokens))
+    return model
+
+
+def _load_bridge(source: str | Path, hf_config: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """A TransformerBridge around a model of transformers, from a directory or the hub."""
+    wrong = {"scale_attn_weights=False": getattr(hf_config, "scale_attn_weights", True) is False}
+    wrong |= {"add_cross_attention=True": bool(getattr(hf_config, "add_cross_attention", False))}
+    wrong |= {"quantization_config": getattr(hf_config, "quantization_config", None) is not None}
+    if found := [reason for reason, present in wrong.items() if present]:
+        raise ValueError(
+            f"name_or_path must be a model that TransformerLens can hold, got {str(source)!r} with {', '.join(found)}. {ADVICE}"
+        )
+    hf_model = _load_transformers(source, dtype)
+    name, architecture = Path(source).name if isinstance(source, Path) else source, type(hf_model).__name__
+    tokens = _probe(hf_config.get_text_config())
+    expected = _logits(hf_model, tokens)  # before the bridge, which changes the model in place
+    try:
+        model = as_bridge(hf_model.to(device), name)
+    except Exception as error:  # each architecture fails in its own way
+        raise ValueError(
+            f"name_or_path must be a model that TransformerLens adapts, got {str(source)!r} ({architecture}): {error}. {ADVICE}"
+        ) from error
+    _set_tokenizer(model, source)
+    NeuronView(model)  # raises where it has no neurons
+    _check_logits(source, model, tokens, expected)
     return model
 
 
 def _model_type(path: Path) -> str:
-    """The type of a directory's model, which must be one that can be converted."""
+    """The type of a directory's model, which must be a causal language model."""
     if not (path / "config.json").is_file():
         raise ValueError(f"name_or_path must be a directory with a config.json, got {str(path)!r}. Save with save_pretrained.")
     try:
@@ -133,10 +195,12 @@ def _model_type(path: Path) -> str:
     except ValueError as error:
         raise ValueError(f"name_or_path must have a config.json that is JSON, got {str(path)!r} ({error}). Copy it again.") from error
     found = config.get("model_type") if isinstance(config, dict) else None
-    if found not in _CONFIGS:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
+
+    if found not in KNOWN:
         place = str(path / "config.json")
-        raise ValueError(f"name_or_path must be a model of type {', '.join(_CONFIGS)}, got {found!r} in {place!r}. {ADVICE}")
-    return found
+        raise ValueError(f"name_or_path must be a causal language model of transformers, got {found!r} in {place!r}. {ADVICE}")
+    return str(found)
 
 
 def _check_weights(path: Path) -> None:
@@ -158,8 +222,8 @@ def _check_weights(path: Path) -> None:
             ) from error
 
 
-def _load_transformers(path: Path, dtype: torch.dtype) -> Any:
-    """The directory's model as transformers loads it.
+def _load_transformers(path: str | Path, dtype: torch.dtype) -> Any:
+    """The model of a directory, or of the hub where it is not a Path, as transformers loads it.
 
     Transformers fills weights that the file lacks with noise, drops those that the config has no place for, and only logs it. Here both are
     errors.
@@ -172,7 +236,12 @@ def _load_transformers(path: Path, dtype: torch.dtype) -> Any:
     logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, local_files_only=True, attn_implementation="eager", ignore_mismatched_sizes=True, output_loading_info=True
+            path,
+            dtype=dtype,
+            local_files_only=isinstance(path, Path),
+            attn_implementation="eager",
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
     finally:
         logging.set_verbosity(verbosity)
@@ -196,13 +265,17 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} others" if len(names) > 3 else "")
 
 
-def _set_tokenizer(model: Any, path: Path) -> None:
-    """Set the directory's tokenizer as ``HookedTransformer.set_tokenizer`` does, but without its second copy, which puts BOS first."""
+def _set_tokenizer(model: Any, path: str | Path) -> None:
+    """Set the tokenizer of the hub, or of a directory that has one.
+
+    This is what ``HookedTransformer.set_tokenizer`` does, but without its second copy, which puts BOS first.
+    """
     from transformers import AutoTokenizer
 
-    if not any((path / name).is_file() for name in ("tokenizer.json", "vocab.json", "tokenizer.model", "tokenizer_config.json")):
+    names = ("tokenizer.json", "vocab.json", "tokenizer.model", "tokenizer_config.json")
+    if isinstance(path, Path) and not any((path / name).is_file() for name in names):
         return
-    tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=isinstance(path, Path))
     tokenizer.padding_side = "right"
     tokenizer.eos_token = tokenizer.eos_token or "<|endoftext|>"
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
@@ -278,8 +351,8 @@ _CONFIGS: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {  # by model
 }
 
 
-def _refuse(path: Path, c: Any) -> None:
-    """Raise ValueError for settings that HookedTransformer can't hold, before the weights are read."""
+def _obstacles(c: Any) -> list[str]:
+    """Settings that HookedTransformer can't hold."""
     rope_type = (getattr(c, "rope_parameters", None) or {}).get("rope_type", "default")
     sliding = getattr(c, "sliding_window", None) if getattr(c, "use_sliding_window", True) else None
     reasons = {
@@ -291,28 +364,33 @@ def _refuse(path: Path, c: Any) -> None:
         "add_cross_attention=True": bool(getattr(c, "add_cross_attention", False)),
         "quantization_config": getattr(c, "quantization_config", None) is not None,
     }
-    if found := [reason for reason, present in reasons.items() if present]:
-        raise ValueError(
-            f"name_or_path must be a model that HookedTransformer can hold, got {str(path)!r} with {', '.join(found)}. {ADVICE}"
-        )
-    if c.num_hidden_layers < 1:
-        raise ValueError(f"name_or_path must be a model with layers, got {c.num_hidden_layers} in {str(path)!r}. Correct its config.json.")
+    return [reason for reason, present in reasons.items() if present]
+
+
+def _probe(c: Any) -> Int[Tensor, "1 pos"]:
+    """A few tokens for the check of logits; ``c`` is a config of transformers or of TransformerLens."""
+    longest, n_vocab = getattr(c, "max_position_embeddings", None) or getattr(c, "n_ctx", 32), getattr(c, "vocab_size", None) or c.d_vocab
+    return torch.arange(min(32, longest))[None] * 7919 % n_vocab
 
 
 @torch.no_grad()
-def _check_logits(path: Path, model: Any, hf_model: Any) -> None:
-    """Raise ValueError if the logits are not those of transformers, on a few tokens; only float32 is exact enough for this check."""
+def _logits(hf_model: Any, tokens: Int[Tensor, "1 pos"]) -> Float[Tensor, "1 pos vocab"]:
+    return hf_model(tokens, use_cache=False).logits
+
+
+@torch.no_grad()
+def _check_logits(path: str | Path, model: Any, tokens: Int[Tensor, "1 pos"], expected: Float[Tensor, "1 pos vocab"]) -> None:
+    """Raise ValueError if the logits are not those of transformers; only float32 is exact enough for this check."""
     if model.cfg.dtype != torch.float32:
         return
-    tokens = torch.arange(min(32, model.cfg.n_ctx))[None] * 7919 % model.cfg.d_vocab
     difference = float("inf")
     for _ in range(2):  # twice before a model is refused: a process's first numbers may be off
-        expected = hf_model(tokens).logits
         difference = float((model(tokens.to(model.cfg.device)).cpu() - expected).abs().max())
         if difference < LOGITS_TOLERANCE * max(1.0, float(expected.abs().max()) / 10):
             break
     else:
+        name = model.cfg.original_architecture or getattr(model.cfg, "architecture", "")
         raise ValueError(
-            f"name_or_path must be a model whose logits TransformerLens reproduces, got {str(path)!r} ({model.cfg.original_architecture}), "
-            f"off by {difference:.2g}. {ADVICE}"
+            f"name_or_path must be a model whose logits TransformerLens reproduces, got {str(path)!r} ({name}), off by {difference:.2g}. "
+            f"{ADVICE}"
         )

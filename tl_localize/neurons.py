@@ -191,7 +191,7 @@ class NeuronView:
                 f"model must have one MLP per layer, got {name!r} with {cfg.num_experts} experts. Mixtures have no neuron axis."
             )
         if not any(isinstance(weight, Tensor) for weight in weights):
-            raise ValueError(f"model must have MLP layers, got {name!r}, which has attention only. Choose a model with MLPs.")
+            raise ValueError(f"model must have MLP layers, got {name!r}, which has none with a W_out. Choose another.")
         self.n_layers = len(weights)
         shapes = [tuple(getattr(weight, "shape", ())) for weight in weights]
         self.n_neurons: int = shapes[0][0] if shapes[0] else 0

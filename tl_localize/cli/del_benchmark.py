@@ -23,7 +23,7 @@ from tl_localize.evals.del_results import DelResults
 from tl_localize.evals.tuning import read_settings
 from tl_localize.execution import Store
 from tl_localize.files import nearest, save_tensors, write_text
-from tl_localize.neurons import LanguageModel, check_seed
+from tl_localize.neurons import LanguageModel, NeuronView, check_seed
 from tl_localize.reference import N_DEV, held_out_tokens, lacking_texts
 from tl_localize.report.figures import del_figures
 from tl_localize.report.tables import del_tables
@@ -107,8 +107,9 @@ def collected_default(
     model: LanguageModel, load: Callable[[], LanguageModel], store: Store, run: RunOptions, n_dev: int, ratios: Sequence[float]
 ) -> Path:
     """The collection of a reference model's own training texts, in a folder as of tl-localize collect."""
+    view = NeuronView(model)
     for ratio in ratios:  # top_k raises where one selects no neuron
-        NeuronScores(torch.zeros(model.cfg.n_layers, model.cfg.d_mlp)).top_k(ratio, rounding="floor")
+        NeuronScores(torch.zeros(view.n_layers, view.n_neurons)).top_k(ratio, rounding="floor")
     say("The reference model's memorized sequences are collected from its training texts.")
     if lacking := lacking_texts():
         say(lacking)

@@ -210,7 +210,8 @@ class DelBenchmark(Benchmark[DelResults]):
 
     def budgets(self, ratio: Real) -> list[dict[str, Any]]:
         """What is ablated for one target: the ratio of every layer, and multiples of the whole budget in each single layer."""
-        n, n_layers = self.model.cfg.d_mlp, self.model.cfg.n_layers
+        view = NeuronView(self.model)
+        n, n_layers = view.n_neurons, view.n_layers
         budget = math.floor(round(ratio * n * (n_layers - self.first_layer), 6))
         for factor in self.budget_factors:
             if not 1 <= factor * budget <= n:

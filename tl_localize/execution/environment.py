@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import socket
 import sys
@@ -61,7 +62,12 @@ def _architecture(model: LanguageModel) -> dict[str, Any]:
     elsewhere = ("device", "n_devices", "seed", "model_name", "original_architecture", "from_checkpoint", "checkpoint", "init", "tokenizer")
     plain = {name: value for name, value in vars(model.cfg).items() if isinstance(value, str | int | float | bool)}
     functions = [getattr(getattr(block.mlp, "act_fn", None), "__qualname__", "") for block in model.blocks]
-    return {name: value for name, value in plain.items() if not name.startswith(elsewhere)} | {"functions": functions}
+    shown: dict[str, Any] = {name: value for name, value in plain.items() if not name.startswith(elsewhere)} | {"functions": functions}
+    wrapped = getattr(getattr(model, "original_model", None), "config", None)  # of a Bridge: the config of transformers
+    if wrapped is not None:
+        given = json.loads(wrapped.to_json_string(use_diff=False))
+        shown["transformers"] = {k: v for k, v in given.items() if k not in ("_name_or_path", "transformers_version", "dtype")}
+    return shown
 
 
 def check_plain(model: LanguageModel) -> None:
@@ -76,8 +82,11 @@ def check_plain(model: LanguageModel) -> None:
         )
     named: Any = model
     for name, module in named.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
-            what = "a replaced forward" if "forward" in vars(module) else "a hook of torch"
+        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        replaced = [vars(module)["forward"]] if "forward" in vars(module) else []
+        # A Bridge replaces and hooks what it wraps.
+        if any(not str(getattr(one, "__module__", "")).startswith("transformer_lens") for one in (*hooks, *replaced)):
+            what = "a replaced forward" if replaced else "a hook of torch"
             raise ValueError(
                 f"model must be as it was loaded where results are kept, got {what} on {name or 'the model'!r}. Run without a store."
             )

@@ -19,7 +19,7 @@ from torch import Tensor
 from tl_localize.changes import uninterrupted
 
 Stream = Float[Tensor, "batch pos d_model"]
-_OUTPUTS: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()  # of a Bridge: entries of each block's output; 0 for a plain tensor
+_OUTPUTS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # of a Bridge: what each block hands on; None is the residual stream
 
 
 def is_bridge(model: Any) -> bool:
@@ -27,6 +27,16 @@ def is_bridge(model: Any) -> bool:
     from transformer_lens.model_bridge import TransformerBridge
 
     return isinstance(model, TransformerBridge)
+
+
+def as_bridge(hf_model: Any, name: str) -> Any:
+    """A TransformerBridge around a model of transformers, which it changes in place; the global seed stays as it is."""
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
+
+    with torch.random.fork_rng(devices=[]):
+        model: Any = build_bridge_from_module(hf_model, type(hf_model).__name__, hf_config=hf_model.config, model_name=name)
+    model.cfg.default_prepend_bos = False
+    return model.eval()
 
 
 def residual(model: Any, tokens: Int[Tensor, "batch pos"], stop: int | None = None) -> Stream:
@@ -109,13 +119,17 @@ def greedy(model: Any, context: Int[Tensor, "batch pos"], n: int) -> Int[Tensor,
 def attention_hooks(model: Any, layer: int) -> dict[str, str]:
     """Names of the hook points of a layer's attention. A HookedTransformer's queries and keys are those after the rotation.
 
-    A Bridge's are those before it: the query and the key of one position are rotated alike, so their product is the same, and clean keys
-    that are put in before the rotation come out rotated.
+    A Bridge's are those before it, but after a norm where there is one: the query and the key of one position are rotated alike, so their
+    product is the same, and clean keys that are put in before the rotation come out rotated.
     """
     rotated = not is_bridge(model) and model.cfg.positional_embedding_type == "rotary"
     prefix = "rot_" if rotated else ""
     points = {"query": f"{prefix}q", "key": f"{prefix}k", "value": "v", "scores": "attn_scores", "pattern": "pattern", "z": "z"}
-    return {name: f"blocks.{layer}.attn.hook_{point}" for name, point in points.items()}
+    found = {name: f"blocks.{layer}.attn.hook_{point}" for name, point in points.items()}
+    if is_bridge(model):
+        normed = {name: f"blocks.{layer}.attn.{name[0]}_norm.hook_out" for name in ("query", "key")}
+        found |= {name: point for name, point in normed.items() if point in model.hook_dict}
+    return found
 
 
 def attention_scale(model: Any, layer: int) -> float:
@@ -150,7 +164,7 @@ def _leave_before(module: object, inputs: tuple[Any, ...], given: dict[str, Any]
 
 
 def _leave_after(module: object, inputs: object, output: Any) -> None:
-    raise _Reached(output[0] if isinstance(output, tuple) else output)
+    raise _Reached(output[0] if isinstance(output, tuple | list) else output)
 
 
 def _put_in(module: object, inputs: tuple[Any, ...], given: dict[str, Any], *, resid: Tensor) -> Any:
@@ -159,8 +173,7 @@ def _put_in(module: object, inputs: tuple[Any, ...], given: dict[str, Any], *, r
 
 def _run(model: Any, tokens: Tensor, start: int = 0, resid: Tensor | None = None, stop: int | None = None) -> Tensor:
     """A Bridge's forward pass from layer ``start`` on, which ``resid`` enters, to layer ``stop``, by default to the logits."""
-    n_outputs = _outputs(model)
-    with _cut(list(model.blocks), n_outputs, start, resid, stop):
+    with _cut(list(model.blocks), _outputs(model), start, resid, stop):
         try:
             return model(tokens, use_cache=False)
         except _Reached as reached:
@@ -168,11 +181,11 @@ def _run(model: Any, tokens: Tensor, start: int = 0, resid: Tensor | None = None
 
 
 @uninterrupted
-def _cut(blocks: list[Any], n_outputs: list[int], start: int, resid: Tensor | None, stop: int | None) -> Iterator[None]:
+def _cut(blocks: list[Any], forms: list[Any], start: int, resid: Tensor | None, stop: int | None) -> Iterator[None]:
     """Forward passes skip the blocks below ``start``, and end before ``stop``."""
     with ExitStack() as stack:
-        for block, n in zip(blocks[:start], n_outputs, strict=False):
-            handed = (resid, *[None] * (n - 1)) if n else resid
+        for block, form in zip(blocks[:start], forms, strict=False):
+            handed = resid if form is None else type(form)([resid, *form[1:]])
             # What torch calls for block(...): so the block's own hooks don't run either. `setattr` would reach the wrapped module.
             stack.callback(vars(block).pop, "_call_impl", None)
             vars(block)["_call_impl"] = lambda *args, handed=handed, **kwargs: handed
@@ -186,13 +199,13 @@ def _cut(blocks: list[Any], n_outputs: list[int], start: int, resid: Tensor | No
 
 
 @torch.no_grad()
-def _outputs(model: Any) -> list[int]:
-    """Entries of the tuple that each block of a Bridge hands on, 0 for a plain tensor; measured once, on one token."""
+def _outputs(model: Any) -> list[Any]:
+    """What each block of a Bridge hands on: None for the residual stream, or a list or tuple of it and Nones; looked up once."""
     if model not in _OUTPUTS:
-        found: list[int] = []
+        found: list[Any] = []
 
         def look(module: object, inputs: object, output: Any) -> None:
-            found.append(len(output) if isinstance(output, tuple) else 0)
+            found.append(type(output)([None] * len(output)) if isinstance(output, tuple | list) else None)
 
         with ExitStack() as stack:
             for block in model.blocks:

@@ -135,7 +135,8 @@ def check_scores(scores: object, model: LanguageModel, method: Method) -> Neuron
     """Raise TypeError or ValueError unless a method returned scores of the model's shape."""
     if not isinstance(scores, NeuronScores):
         raise TypeError(f"methods must return NeuronScores, got {type(scores).__name__} from {method!r}. Wrap the tensor in one.")
-    shape = (model.cfg.n_layers, model.cfg.d_mlp)
+    view = NeuronView(model)
+    shape = (view.n_layers, view.n_neurons)
     if tuple(scores.values.shape) != shape:
         found = tuple(scores.values.shape)
         raise ValueError(

@@ -36,18 +36,22 @@ Scores = Float[Tensor, "batch head pos pos"]
 N_POINTS = 6  # query, key, value, scores, pattern, z
 
 
+class NotLive(RuntimeError):
+    """A hook of attention was not called, or later than the hook that needs what it keeps."""
+
+
 @dataclass(eq=False, repr=False)  # TransformerLens asks every hook for its repr, and tensors are slow to print
 class PositionParallelAttention:
     """The hooks of one attention layer, and the tensors that they hand to each other."""
 
     scale: float  # scores are q . k / scale, then limited by the cap where there is one; 0 where it is to be measured
     soft_cap: float
+    normed: bool = False  # queries and keys come from a Bridge's norms
     clean: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # key and value, [1 pos kv_head d_head]
     changed: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # query, key, value, weight (the pattern's diagonal) of this run
 
     def record(self, act: Tensor, hook: object = None, *, name: str) -> Tensor:
-        if act.ndim == 4:  # else it is not what its name says
-            self.clean[name] = act
+        self.clean[name] = act
         return act
 
     def measure_scale(self) -> None:
@@ -55,11 +59,12 @@ class PositionParallelAttention:
         if len(self.clean) < N_POINTS:
             self.scale = 0.0
         elif not self.scale:
-            query, own = self.clean["query"].float(), self.clean["scores"].float().diagonal(dim1=-2, dim2=-1)
-            dots = (query * self._per_head(self.clean["key"].float(), query.shape[2])).sum(-1).transpose(1, 2)
+            own = self.clean["scores"].float().diagonal(dim1=-2, dim2=-1)
+            query, key = self._by_head(self.clean["query"].float(), self.clean["key"].float(), own.shape[1])
+            dots = (query * key).sum(-1).transpose(1, 2) if query.shape == key.shape else torch.zeros_like(own)
             if self.soft_cap > 0:
                 own = self.soft_cap * torch.atanh((own / self.soft_cap).clamp(-1 + 1e-6, 1 - 1e-6))
-            self.scale = float((dots * dots).sum() / (dots * own).sum())
+            self.scale = float((dots * dots).sum() / (dots * own).sum()) if dots.any() else 0.0
         self.clean = {name: act for name, act in self.clean.items() if name in ("key", "value")}
 
     def query(self, act: Query, hook: object = None) -> Query:
@@ -73,8 +78,7 @@ class PositionParallelAttention:
 
     def scores(self, act: Scores, hook: object = None) -> Scores:
         """Changed query times changed key on the diagonal. There the bias of ALiBi is 0, and no attention window excludes it."""
-        query = self.changed["query"]
-        key = self._per_head(self.changed["key"], query.shape[2])
+        query, key = self._by_head(self.now("query"), self.now("key"), act.shape[1])
         own = einsum(query, key, "batch pos head d_head, batch pos head d_head -> batch head pos") / self.scale
         if self.soft_cap > 0:
             own = self.soft_cap * torch.tanh(own / self.soft_cap)
@@ -86,8 +90,21 @@ class PositionParallelAttention:
 
     def z(self, act: Query, hook: object = None) -> Query:
         """Replaces each position's own clean value by its changed one."""
-        change = self._per_head(self.changed["value"] - self.clean["value"], act.shape[2])
-        return act + self.changed["weight"].transpose(1, 2)[..., None].to(change) * change
+        change = self._per_head(self.now("value") - self.clean["value"], act.shape[2])
+        return act + self.now("weight").transpose(1, 2)[..., None].to(change) * change
+
+    def now(self, name: str) -> Tensor:
+        """A tensor of this run, which a hook that was called before must have kept."""
+        if name not in self.changed:
+            raise NotLive(name)
+        return self.changed[name]
+
+    def _by_head(self, query: Tensor, key: Tensor, n_heads: int) -> tuple[Query, Query]:
+        """Queries, and the key of each of them; a Bridge's norms have the heads side by side or before the positions."""
+        if self.normed and query.ndim == 4:
+            query, key = query.transpose(1, 2), key.transpose(1, 2)
+        query = query.reshape(*query.shape[:2], n_heads, -1)
+        return query, self._per_head(key.reshape(*key.shape[:2], -1, query.shape[-1]), n_heads)
 
     @staticmethod
     def _per_head(act: Key, n_heads: int) -> Query:
@@ -111,6 +128,7 @@ class PositionParallelModel:
         last: list[tuple[str, Hook]] = []
         for layer, attention in enumerate(layers):
             points = attention_hooks(neurons.model, layer)
+            attention.normed = points["query"].endswith("norm.hook_out")
             last += [(points[name], partial(attention.record, name=name)) for name in points]
         with neurons.hooked(last=last):
             residual(neurons.model, tokens)
@@ -124,8 +142,11 @@ class PositionParallelModel:
         n, last = clean.tokens.shape[1], self.neurons.n_layers
         if last > 1 and any(not attention.scale for attention in self.layers[1:]):
             return "the hooks of attention are not live"
-        with self.from_layer(1), self.neurons.patched(0, torch.zeros_like(clean.acts[0])[None]):
-            together = clean.again(0, 1)[0]
+        try:
+            with self.from_layer(1), self.neurons.patched(0, torch.zeros_like(clean.acts[0])[None]):
+                together = clean.again(0, 1)[0]
+        except NotLive:
+            return "the hooks of attention are not live"
         for position in {n // 2, n - 1}:
             zeros = torch.zeros_like(clean.acts[0][:1])
             with self.neurons.patched_at(0, torch.tensor([position]), zeros):

@@ -1,0 +1,25 @@
+"""docs/architectures.md: what it says of each architecture is what comes out here."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from architectures import CONFIGS, row
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "architectures.md"
+NEWEST = "4.3"  # the TransformerLens of the page; others adapt other architectures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_architecture_is_as_documented(tmp_path: Path, name: str) -> None:
+    made = row(name, tmp_path)
+    if version("transformer-lens").startswith(NEWEST):
+        assert made in PAGE.read_text(encoding="utf-8").splitlines()
+
+
+def test_every_line_of_the_page_is_tested() -> None:
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    assert {line.split("|")[1].strip() for line in lines} - {"Architecture"} == set(CONFIGS)
