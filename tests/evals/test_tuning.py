@@ -171,6 +171,17 @@ def test_read_grids_rejects_broken_json(tmp_path):
         read_grids(tmp_path / "grid.json")
 
 
+@pytest.mark.parametrize(
+    "content", ["", "[" * 100_000, "[1]", '{"settings": []}', '{"settings": {"slimming": 3}}', '{"settings": {"slimming": {"steps": -1}}}']
+)
+def test_read_settings_names_a_file_of_another_form(tmp_path, content):
+    from tl_localize.evals.tuning import read_settings
+
+    (tmp_path / "s.json").write_text(content)
+    with pytest.raises(ValueError, match=r"must .*, got .*s\.json'"):
+        read_settings(tmp_path / "s.json")
+
+
 def test_method_of_reads_a_repr_and_nothing_else(candidates):
     from tl_localize.evals.tuning import method_of
 

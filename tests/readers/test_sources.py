@@ -133,3 +133,28 @@ def test_read_tokens_refuses_what_is_no_batch_of_ids(tmp_path: Path, tokens: tor
     torch.save(tokens, tmp_path / "t.pt")
     with pytest.raises(ValueError, match=r"integers of shape \[sequence pos\], got"):
         read_tokens(tmp_path / "t.pt")
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"text": ' + "9" * 5000 + "}"])
+def test_json_beyond_the_limits_of_python_is_named_with_its_place(tmp_path: Path, line: str) -> None:
+    from tl_localize.readers import read_texts
+
+    (tmp_path / "t.jsonl").write_text(line)
+    with pytest.raises(ValueError, match=r"line must be a JSON object, got .* at .*t\.jsonl, line 1 \("):
+        list(read_texts(tmp_path / "t.jsonl"))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["nested", "sparse", "quantized", "meta"])
+def test_tensor_that_is_not_plain_is_named_with_its_path(tmp_path: Path, kind: str) -> None:
+    from tl_localize.readers import read_tokens
+
+    special = {
+        "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        "sparse": lambda: torch.ones(2, 2, dtype=torch.long).to_sparse(),
+        "quantized": lambda: torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.qint8),
+        "meta": lambda: torch.ones(2, 2, dtype=torch.long, device="meta"),
+    }
+    torch.save(special[kind](), tmp_path / "t.pt")
+    with pytest.raises(ValueError, match=r"path must be a \.pt file of one plain tensor, got .*t\.pt"):
+        read_tokens(tmp_path / "t.pt")

@@ -66,8 +66,8 @@ def _read(path: str | Path, rule: str, part: Callable[[Any], Any]) -> dict[str, 
         found = part(json.loads(Path(path).read_text(encoding="utf-8")))
         if not all(isinstance(values, dict) for values in found.values()):
             raise TypeError(f"{found!r} does not hold objects by name")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{rule}, got {str(path)!r} ({error!r}).") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{rule}, got {str(path)!r} ({error!r}). Correct the file, or make it again.") from error
     return found
 
 
@@ -200,5 +200,8 @@ def read_settings(path: str | Path) -> dict[str, dict[str, Any]]:
     """
     settings = _read(path, "settings must be a file written by tl-localize tune", lambda found: found["settings"])
     for method, values in settings.items():
-        expand(method, {name: [value] for name, value in values.items()})
+        try:
+            expand(method, {name: [value] for name, value in values.items()})
+        except ValueError as error:
+            raise ValueError(f"{error} (in {str(path)!r})") from error
     return settings

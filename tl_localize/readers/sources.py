@@ -280,8 +280,9 @@ def bytes_of(rows: Integer[Tensor, "row pos"]) -> bytes:
 def _object(text: str, place: object) -> dict[str, Any]:
     try:
         row = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"line must be a JSON object, got {text.strip()[:40]!r} at {place} ({error.msg}). Correct the line.") from error
+    except (ValueError, RecursionError) as error:  # also numbers and nesting beyond Python's limits
+        why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise ValueError(f"line must be a JSON object, got {text.strip()[:40]!r} at {place} ({why}). Correct the line.") from error
     if not isinstance(row, dict):
         raise ValueError(f"line must be a JSON object, got a {type(row).__name__} at {place}. Write {{...}} on each line.")
     return row
@@ -290,7 +291,7 @@ def _object(text: str, place: object) -> dict[str, Any]:
 def _is_object(line: str) -> bool:
     try:
         return isinstance(json.loads(line), dict)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return False
 
 
@@ -323,8 +324,9 @@ def _read_npy(path: Path) -> Tensor:
 def _read_pt(path: Path) -> Tensor:
     with _whole(path, ".pt file of one plain tensor", "Nothing else is unpickled: save the tensor alone with torch.save."):
         tokens: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    if not isinstance(tokens, Tensor):
-        raise ValueError(f"path must be a .pt file of one plain tensor, got a {type(tokens).__name__} in {str(path)!r}. Save it alone.")
+    if not isinstance(tokens, Tensor) or tokens.is_nested or tokens.is_sparse or tokens.is_quantized or tokens.is_meta:
+        what = "special Tensor (nested, sparse, quantized or meta)" if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise ValueError(f"path must be a .pt file of one plain tensor, got a {what} in {str(path)!r}. Save it alone.")
     return tokens
 
 
