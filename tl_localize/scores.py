@@ -30,6 +30,7 @@ from tl_localize.neurons import (
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 SHOWN = 8  # neurons that a notebook lists, of all or of each layer
 SHOWN_RATIO = 0.01  # share of all neurons that a notebook counts by layer
@@ -236,7 +237,7 @@ class NeuronScores(Saved):
         layers, neurons = order // self.values.shape[1], order % self.values.shape[1]
         return pd.DataFrame({"layer": layers.numpy(), "neuron": neurons.numpy(), "score": self.values.flatten()[order].numpy()})
 
-    def plot(self, ax: Any = None, *, per: Literal["layer", "model"] = "model") -> Any:
+    def plot(self, ax: Any = None, *, per: Literal["layer", "model"] = "model") -> Figure:
         """A map of the scores over layers and neurons: ``report.figures.score_map``."""
         return import_module("tl_localize.report.figures").score_map(self, ax, per=per)  # by name, as data stands below its figures
 

@@ -339,7 +339,7 @@ def _permille(p: Float[Tensor, " token"]) -> list[int]:
 
 
 def _quantized(values: Float[Tensor, "layer neuron"]) -> str:
-    """Scores as bytes, from 0 for the lowest of their layer to 255 for the highest, in base64."""
-    low, high = values.amin(1, keepdim=True), values.amax(1, keepdim=True)
+    """Scores as bytes, in base64: from 0 for the lowest positive score of their layer, or what is not positive, to 255 for the highest."""
+    low, high = values.amin(1, keepdim=True).clamp(min=0), values.amax(1, keepdim=True)
     shares = (values - low) / (high - low).clamp(min=torch.finfo(values.dtype).tiny)
-    return base64.b64encode((255 * shares).round().to(torch.uint8).numpy().tobytes()).decode()
+    return base64.b64encode((255 * shares.clamp(0, 1)).round().to(torch.uint8).numpy().tobytes()).decode()

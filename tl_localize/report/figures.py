@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -25,12 +25,15 @@ from tl_localize.report.paper import short_title
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.stats import mean_and_error
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 COLUMNS = 192  # of a score map; more neurons than that share a column
 POINTS = "percentage points"
 GONE = -50  # points of Neg: a layer that costs the other sequences so much destroys the model, and is named instead of drawn
 
 
-def target_against_distractors(results: InjResults, ax: Any = None) -> Any:
+def target_against_distractors(results: InjResults, ax: Any = None) -> Figure:
     """INJ with distractors: recall of the target's rows against recall of the distractors' rows, among the top 1x of each layer.
 
     There is one point per method, with standard errors over groups (none for a single group), and three levels: knows nothing, knows what
@@ -71,7 +74,7 @@ def target_against_distractors(results: InjResults, ax: Any = None) -> Any:
     return finished(ax, f"recall of {rows} (%)", "recall of the target's rows (%)", title, named=points)
 
 
-def recall_curve(results: InjResults, ax: Any = None) -> Any:
+def recall_curve(results: InjResults, ax: Any = None) -> Figure:
     """INJ: mean recall of each method against the share of each layer looked at, with standard errors over sentences.
 
     Several injection ratios are panels side by side; into a given axis the largest is drawn.
@@ -100,7 +103,7 @@ def recall_curve(results: InjResults, ax: Any = None) -> Any:
     return ax.figure
 
 
-def del_figures(results: DelResults) -> dict[str, Any]:
+def del_figures(results: DelResults) -> dict[str, Figure]:
     """The DEL figures by file name: the trade-off, the confusion matrices at the largest ratio, each single-layer run.
 
     >>> results = DelBenchmark(model, few, text, ratios=(0.05,), n_dev=0).run([Attribution()])
@@ -111,7 +114,7 @@ def del_figures(results: DelResults) -> dict[str, Any]:
     return {"del_forgetting": forgetting(results), "del_confusion": confusion(results), **layers}
 
 
-def forgetting(results: DelResults, ax: Any = None) -> Any:
+def forgetting(results: DelResults, ax: Any = None) -> Figure:
     """DEL: accuracy that the target loses (Self) against what the other sequences lose (Neg), mean and standard error over targets.
 
     One panel per ratio; into a given axis the largest is drawn. Left and up is better; on the grey line nothing is localized. Neg has a
@@ -138,7 +141,7 @@ def forgetting(results: DelResults, ax: Any = None) -> Any:
     return ax.figure
 
 
-def confusion(results: DelResults, ratio: Real | None = None) -> Any:
+def confusion(results: DelResults, ratio: Real | None = None) -> Figure:
     """DEL: change of accuracy of each sequence (column) when another's neurons are ablated (row), one panel per method.
 
     All panels have one order, grouped by category, and one scale: orange is lost, purple gained. A method that finds neurons of the target
@@ -181,7 +184,7 @@ def confusion(results: DelResults, ratio: Real | None = None) -> Any:
     return figure
 
 
-def single_layer(frame: pd.DataFrame, ax: Any = None, *, first_layer: int = 0) -> Any:
+def single_layer(frame: pd.DataFrame, ax: Any = None, *, first_layer: int = 0) -> Figure:
     """DEL: the whole budget of neurons in one layer against a share in every layer, from ``DelBenchmark.run_single_layer``.
 
     The method's colour is the target (Self), grey the others (Neg); bands are the largest share of every layer. Mean and standard error
@@ -221,7 +224,7 @@ def single_layer(frame: pd.DataFrame, ax: Any = None, *, first_layer: int = 0) -
     return finished(ax, x, f"change of accuracy ({POINTS})", title, legend="best")
 
 
-def score_map(scores: NeuronScores, ax: Any = None, *, per: Literal["layer", "model"] = "model") -> Any:
+def score_map(scores: NeuronScores, ax: Any = None, *, per: Literal["layer", "model"] = "model") -> Figure:
     """Scores over layers and neurons, the darker the more responsible; neighbours share a column, which shows the largest score among them.
 
     Args:  per: what black means: the largest score of the whole model, or of each layer by itself. Scores below zero are white.
@@ -252,7 +255,7 @@ def score_map(scores: NeuronScores, ax: Any = None, *, per: Literal["layer", "mo
     return finished(ax, "neuron", "layer", title)
 
 
-def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = None, ax: Any = None) -> Any:
+def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = None, ax: Any = None) -> Figure:
     """How many neurons of each set lie in each layer; with a truth also how many of them are true.
 
     Args:    truth: the true neurons, for example those of an injection: grey bars.
@@ -291,7 +294,7 @@ def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = N
     return finished(ax, "layer", "neurons", title, named=ends, places=AT_END)
 
 
-def memorization_by_repetition(models: Sequence[str] = REFERENCE_MODELS, ax: Any = None) -> Any:
+def memorization_by_repetition(models: Sequence[str] = REFERENCE_MODELS, ax: Any = None) -> Figure:
     """How well the reference models know the planted sequences, against how often they saw them in training.
 
     Filled: share of the sequences that count as memorized by the paper's criteria. Open: mean teacher-forced accuracy on the 48 suffix
@@ -320,7 +323,7 @@ def memorization_by_repetition(models: Sequence[str] = REFERENCE_MODELS, ax: Any
     return finished(ax, "repetitions in training", y, title, legend="upper left")
 
 
-def save_figure(figure: Any, folder: str | Path, name: str) -> None:
+def save_figure(figure: Figure, folder: str | Path, name: str) -> None:
     """Write NAME.png, for screens of high resolution, and NAME.svg, each whole or not at all.
 
     >>> save_figure(memorization_by_repetition(), folder, "memorization")

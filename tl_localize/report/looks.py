@@ -7,6 +7,7 @@ the others with any colour vision. In grey print the markers tell the methods ap
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -85,12 +86,16 @@ def axis(ax: Any, size: tuple[float, float] = (6.4, 4.6)) -> Any:
 
 
 def panels(values: Sequence[Any], ax: Any, **settings: Any) -> Iterator[tuple[Any, Any]]:
-    """An axis for each value, side by side in one figure; of a given axis, that axis and the last value."""
+    """An axis for each value, two side by side in one figure; of a given axis, that axis and the last value."""
     if ax is not None or len(values) == 1:
         return iter([(axis(ax), values[-1])])
-    figure = axis(None, (5.4 * len(values), 4.8)).figure
+    rows = math.ceil(len(values) / 2)
+    figure = axis(None, (10.8, 4.8 * rows)).figure
     figure.clear()
-    return zip(figure.subplots(1, len(values), **settings), values, strict=True)
+    drawn_on = figure.subplots(rows, 2, squeeze=False, **settings).flat
+    for spare in drawn_on[len(values) :]:
+        spare.remove()
+    return zip(drawn_on[: len(values)], values, strict=True)
 
 
 def style_of(look: Look, *, line: str = "none", fill: str | None = None) -> dict[str, Any]:
