@@ -29,7 +29,7 @@ class InjResults:
             recall_across_layers (top share of the model), the same of the other sentences' rows as foreign_recall, seconds. With
             distractors also delta_own_accuracy and delta_foreign_accuracy, the effect of ablating the top 1x of each layer.
         settings: what it was measured with, one record per run.
-        truth: with distractors, one row per sequence: what ``ground_truth`` measures.
+        truth: with distractors, one row per sequence: whether it stands in its own rows alone (see ``truth_table``).
         assignment: with distractors, one row per group x method x (localized, whose): share of whose rows among the top 1x.
         missing: what a run was asked for and has not got, one row per sentence or group x method: injection_ratio, group, method, reason.
 

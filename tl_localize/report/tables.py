@@ -209,7 +209,11 @@ def to_markdown(table: pd.DataFrame) -> str:
 
 
 def flat(table: pd.DataFrame) -> pd.DataFrame:
-    """A table whose index became columns, with names."""
+    """A table whose index became columns, with names.
+
+    >>> list(flat(pd.DataFrame({"R@1x": [87.2]}, index=["Hard Concrete"])).columns)
+    ['method', 'R@1x']
+    """
     names = zip(table.index.names, ("", *INDEX_NAMES)[-table.index.nlevels :], strict=True)
     return table.reset_index(names=[str(given or name) for given, name in names])
 
