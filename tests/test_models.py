@@ -7,6 +7,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,10 @@ def folder(tmp_path: Path) -> Path:
 # ---- weights ---------------------------------------------------------------------------------------------------------
 
 
+ONLY_HOOKED = pytest.mark.skipif(version("transformer-lens").startswith("4"), reason="TransformerLens 4 has no HookedTransformer")
+
+
+@ONLY_HOOKED  # a Bridge: below
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_load_model_has_the_logits_of_transformers(tmp_path: Path, family: str) -> None:
@@ -324,6 +329,7 @@ def test_load_model_refuses_what_it_can_not_load_right(tmp_path: Path, family: s
         load_model(tmp_path, device="cpu")
 
 
+@ONLY_HOOKED
 def test_load_model_refuses_other_logits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tl_localize import models
 
