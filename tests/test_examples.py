@@ -96,7 +96,7 @@ def sources() -> tuple[dict[str, str], dict[str, str]]:
         prose[path.name], code[path.name] = (
             "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == kind) for kind in ("markdown", "code")
         )
-        code[path.name] = re.sub(r"^( *)%.*", r"\1pass", code[path.name], flags=re.MULTILINE)
+        code[path.name] = re.sub(r"^( *)[%!].*", r"\1pass", code[path.name], flags=re.MULTILINE)
     for name, thing in DOCUMENTED.items():
         members = vars(thing).items() if inspect.isclass(thing) else ()
         docs = [thing.__doc__, *(value.__doc__ for key, value in members if key[0] != "_")]

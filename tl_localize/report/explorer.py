@@ -35,8 +35,8 @@ from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, check_sequences
 
 RATIOS = (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.15, 0.25)
-N_OTHERS = 8  # shipped texts that stand for the others, of a shipped model
-GENERAL_ROWS = 2  # of general text, for the perplexity
+N_OTHERS = 6  # shipped texts that stand for the others, of a shipped model
+GENERAL_ROWS = 1  # of general text, for the perplexity
 CARDS = 16  # neurons of each method whose cards a saved file holds
 PROMOTED = 8  # tokens on a card
 HIGH = 0.01  # share of the model's neurons that "ranks high" means
