@@ -481,3 +481,76 @@ def test_load_model_refuses_a_file(folder: Path) -> None:
 
 def test_load_model_needs_transformer_lens_only_when_it_loads() -> None:
     assert "transformer_lens" not in vars(sys.modules["tl_localize.models"])
+
+
+# ---- GGUF files ------------------------------------------------------------------------------------------------------
+
+
+def write_gguf(path: Path, model: Any) -> None:
+    """A tiny Llama as llama.cpp writes it: float32, rows of queries and keys in the order of its rotation."""
+    gguf = pytest.importorskip("gguf")
+    c, weights = model.config, {name: value.float().numpy() for name, value in model.state_dict().items()}
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(c.max_position_embeddings)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_block_count(c.num_hidden_layers)
+    writer.add_feed_forward_length(c.intermediate_size)
+    writer.add_head_count(c.num_attention_heads)
+    writer.add_head_count_kv(c.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(c.hidden_size // c.num_attention_heads)
+    writer.add_vocab_size(c.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([*(chr(ord("a") + i) for i in range(c.vocab_size - 1)), "ab"])
+    writer.add_token_types([1] * c.vocab_size)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+
+    def rotated(weight: Any, n_heads: int) -> Any:
+        return weight.reshape(n_heads, 2, len(weight) // n_heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+    names = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up"}
+    names |= {"mlp.down_proj": "ffn_down", **{f"self_attn.{one}_proj": f"attn_{one}" for one in "qkv"}, "self_attn.o_proj": "attn_output"}
+    writer.add_tensor("token_embd.weight", weights["model.embed_tokens.weight"])
+    writer.add_tensor("output_norm.weight", weights["model.norm.weight"])
+    writer.add_tensor("output.weight", weights["lm_head.weight"])
+    for layer in range(c.num_hidden_layers):
+        for ours, theirs in names.items():
+            weight = weights[f"model.layers.{layer}.{ours}.weight"]
+            heads = {"attn_q": c.num_attention_heads, "attn_k": c.num_key_value_heads}.get(theirs)
+            writer.add_tensor(f"blk.{layer}.{theirs}.weight", rotated(weight, heads) if heads else weight)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["file", "directory"])
+@pytest.mark.parametrize("bridge", [False, True], ids=["hooked", "bridge"])
+def test_gguf_gives_the_logits_of_transformers(tmp_path: Path, whole: bool, bridge: bool) -> None:
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(0)
+    hf = LlamaForCausalLM(llama()).eval()
+    write_gguf(tmp_path / "tiny.gguf", hf)
+    model = load_model(tmp_path / "tiny.gguf" if whole else tmp_path, "cpu", bridge=bridge)
+    tokens = torch.arange(9)[None]
+    with torch.no_grad():
+        assert torch.allclose(model(tokens), hf(tokens).logits, atol=1e-5)
+    assert model.cfg.model_name == "tiny" and model.tokenizer is not None
+
+
+def test_gguf_that_can_not_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"no model")
+    with pytest.raises(FileNotFoundError, match="must be an existing file"):
+        load_model(tmp_path / "b.gguf")
+    with pytest.raises(ValueError, match=r"must be a GGUF file, got .*a.gguf"):
+        load_model(tmp_path / "a.gguf")
+    (tmp_path / "b.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match=r"must hold one GGUF file, got a\.gguf, b\.gguf"):
+        load_model(tmp_path)
+    monkeypatch.setattr("tl_localize.models.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'tl_localize\[gguf\]'"):
+        load_model(tmp_path / "a.gguf")

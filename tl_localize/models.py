@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Callable
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,13 @@ def load_model(
     Args:
         name_or_path: ``"reference-gpt2"`` (also ``"reference"``) or ``"reference-pythia"``, which are shipped; a local Hugging Face folder
             (config.json and safetensors weights, tokenizer optional) of a causal language model that transformers builds and
-            TransformerLens adapts; a name that TransformerLens knows; or a name of the Hugging Face hub.
+            TransformerLens adapts; a GGUF file of one, or a folder that holds one, whose weights become floating-point numbers again; a
+            name that TransformerLens knows; or a name of the Hugging Face hub.
         device: CUDA when there is one, unless given.
         bridge: a TransformerBridge, also where there is a HookedTransformer.
     Raises:  ValueError: an unknown name, a model that can't be loaded right (a mixture of experts, an MLP without a neuron axis, other
                  logits), or CUDA asked for and absent.
+             ImportError: a GGUF file without the package that reads it.
 
     >>> load_model("reference").cfg.d_mlp
     1536
@@ -55,7 +58,7 @@ def load_model(
         name = str(files("tl_localize") / "data" / (REFERENCE_MODELS[0] if name == "reference" else name))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TransformerLens 3.9 calls every HookedTransformer deprecated
-        load = _load_directory if Path(name).is_dir() else _load_by_name
+        load = _load_local if Path(name).is_dir() or Path(name).suffix == ".gguf" else _load_by_name
         return load(name, device, dtype, bridge or not has_hooked_transformer()).eval()
 
 
@@ -126,24 +129,25 @@ def _load_by_name(name: str, device: torch.device, dtype: torch.dtype, bridge: b
     )
 
 
-def _load_directory(name: str, device: torch.device, dtype: torch.dtype, bridge: bool) -> Any:
+def _load_local(name: str, device: torch.device, dtype: torch.dtype, bridge: bool) -> Any:
     from transformers import AutoConfig
 
-    path = Path(name)
-    model_type = _model_type(path)
-    _check_weights(path)
-    hf_config = AutoConfig.from_pretrained(path, local_files_only=True)
+    path = _gguf_file(Path(name)) or Path(name)
+    if path.suffix != ".gguf":
+        _check_model_type(path)
+        _check_weights(path)
+    hf_config = AutoConfig.from_pretrained(**_source(path))
     if hf_config.get_text_config().num_hidden_layers < 1:
         raise ValueError(f"name_or_path must be a model with layers, got 0 in {str(path)!r}. Correct its config.json.")
-    if bridge or model_type not in _CONFIGS or _obstacles(hf_config):
+    if bridge or hf_config.model_type not in _CONFIGS or _obstacles(hf_config):
         return _load_bridge(path, hf_config, device, dtype)
     from transformer_lens import HookedTransformer, HookedTransformerConfig
     from transformer_lens.pretrained import weight_conversions
 
-    shapes, converter = _CONFIGS[model_type]
+    shapes, converter = _CONFIGS[hf_config.model_type]
     hf_model = _load_transformers(path, dtype)
     cfg = HookedTransformerConfig(
-        model_name=path.name,
+        model_name=_name(path),
         original_architecture=type(hf_model).__name__,
         device=str(device),
         dtype=dtype,
@@ -171,7 +175,7 @@ def _load_bridge(source: str | Path, hf_config: Any, device: torch.device, dtype
             f"name_or_path must be a model that TransformerLens can hold, got {str(source)!r} with {', '.join(found)}. {ADVICE}"
         )
     hf_model = _load_transformers(source, dtype)
-    name, architecture = Path(source).name if isinstance(source, Path) else source, type(hf_model).__name__
+    name, architecture = _name(source) if isinstance(source, Path) else source, type(hf_model).__name__
     tokens = _probe(hf_config.get_text_config())
     expected = _logits(hf_model, tokens)  # before the bridge, which changes the model in place
     try:
@@ -186,8 +190,35 @@ def _load_bridge(source: str | Path, hf_config: Any, device: torch.device, dtype
     return model
 
 
-def _model_type(path: Path) -> str:
-    """The type of a directory's model, which must be a causal language model."""
+def _gguf_file(path: Path) -> Path | None:
+    """The GGUF file that a path means: itself, or the only one of a directory without config.json; None where there is none."""
+    if path.suffix == ".gguf" and not path.is_file():
+        raise FileNotFoundError(f"name_or_path must be an existing file, got {str(path)!r}. Check the spelling.")
+    found = [path] if path.suffix == ".gguf" else [] if (path / "config.json").exists() else sorted(path.glob("*.gguf"))
+    if len(found) > 1:
+        raise ValueError(f"name_or_path must hold one GGUF file, got {', '.join(one.name for one in found)} in {str(path)!r}. Name one.")
+    if found and not find_spec("gguf"):
+        raise ImportError("a GGUF file needs the package gguf: pip install 'tl_localize[gguf]'.")
+    if found:
+        with found[0].open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise ValueError(f"name_or_path must be a GGUF file, got {str(found[0])!r}, which is none. Copy or download it again.")
+    return found[0] if found else None
+
+
+def _name(path: Path) -> str:
+    return path.stem if path.suffix == ".gguf" else path.name
+
+
+def _source(path: str | Path) -> dict[str, Any]:
+    """Where transformers finds a model: a directory, a GGUF file, or a name of the hub."""
+    if isinstance(path, Path) and path.suffix == ".gguf":
+        return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name, "local_files_only": True}
+    return {"pretrained_model_name_or_path": path, "local_files_only": isinstance(path, Path)}
+
+
+def _check_model_type(path: Path) -> None:
+    """Raise ValueError unless a directory holds a causal language model."""
     if not (path / "config.json").is_file():
         raise ValueError(f"name_or_path must be a directory with a config.json, got {str(path)!r}. Save with save_pretrained.")
     try:
@@ -200,7 +231,6 @@ def _model_type(path: Path) -> str:
     if found not in KNOWN:
         place = str(path / "config.json")
         raise ValueError(f"name_or_path must be a causal language model of transformers, got {found!r} in {place!r}. {ADVICE}")
-    return str(found)
 
 
 def _check_weights(path: Path) -> None:
@@ -223,7 +253,7 @@ def _check_weights(path: Path) -> None:
 
 
 def _load_transformers(path: str | Path, dtype: torch.dtype) -> Any:
-    """The model of a directory, or of the hub where it is not a Path, as transformers loads it.
+    """The model of a directory or a GGUF file, or of the hub where it is not a Path, as transformers loads it.
 
     Transformers fills weights that the file lacks with noise, drops those that the config has no place for, and only logs it. Here both are
     errors.
@@ -236,9 +266,8 @@ def _load_transformers(path: str | Path, dtype: torch.dtype) -> Any:
     logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path,
+            **_source(path),
             dtype=dtype,
-            local_files_only=isinstance(path, Path),
             attn_implementation="eager",
             ignore_mismatched_sizes=True,
             output_loading_info=True,
@@ -258,6 +287,10 @@ def _load_transformers(path: str | Path, dtype: torch.dtype) -> Any:
             f"name_or_path must hold only weights that its config has a place for, got {str(path)!r} with {_some(dropped)} beside them. "
             "Correct config.json (is the number of layers right?) or save the model again."
         )
+    if isinstance(path, Path) and path.suffix == ".gguf":  # the weights are dequantized, and the config still says quantized
+        del model.config.quantization_config
+        quantized, model = model, type(model)(model.config).to(dtype)
+        model.load_state_dict(quantized.state_dict())
     return model.eval()
 
 
@@ -273,9 +306,9 @@ def _set_tokenizer(model: Any, path: str | Path) -> None:
     from transformers import AutoTokenizer
 
     names = ("tokenizer.json", "vocab.json", "tokenizer.model", "tokenizer_config.json")
-    if isinstance(path, Path) and not any((path / name).is_file() for name in names):
+    if isinstance(path, Path) and path.is_dir() and not any((path / name).is_file() for name in names):
         return
-    tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=isinstance(path, Path))
+    tokenizer: Any = AutoTokenizer.from_pretrained(**_source(path))
     tokenizer.padding_side = "right"
     tokenizer.eos_token = tokenizer.eos_token or "<|endoftext|>"
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
