@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 # Of the reference models; of others all sequences are targets.
 TARGETS = "25,zero_out=6"  # a forward pass for each neuron takes its time
 N_TARGETS_SINGLE_LAYER = 6
-METHODS = "hard_concrete,slimming,zero_out,integrated_gradients,activations,attribution"
+METHODS = "hard_concrete,slimming,zero_out,integrated_gradients,activations,attribution,gradient_alignment,iterative_attribution"
 SINGLE_LAYER = "integrated_gradients"
 PAPER_METHODS = ["hard_concrete", "slimming", "zero_out", "integrated_gradients", "activations"]
 TOLERANCE = 0.05  # of a mean change of accuracy against the committed one: learned masks differ in the last digits between machines

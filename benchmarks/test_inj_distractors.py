@@ -15,13 +15,13 @@ HERE = Path(__file__).parent
 TOLERANCE = 0.05  # of a mean recall against the committed one
 DISTRACTORS = 3
 N_GROUPS, N_GROUPS_FULL = 4, 8
-CHEAP = "hard_concrete,slimming,integrated_gradients,activations,attribution"
+CHEAP = "hard_concrete,slimming,integrated_gradients,activations,attribution,gradient_alignment,iterative_attribution"
 SETTINGS = HERE / "settings" / "distractors.json"  # of the reference models; tl-localize inj --distractors 3 --settings reads it too
 CAPTIONS = {
     "inj": "INJ with distractors: recall of the target's / the distractors' rows in percent, mean ± standard error over groups",
     "inj_across_layers": "INJ with distractors, top share of the model: recall of the target's / the distractors' rows in percent",
     "inj_ablation": "INJ with distractors: change of accuracy in points when the found rows are ablated",
-    "inj_truth": "INJ with distractors: does the ground truth hold? Accuracy in percent",
+    "inj_truth": "INJ with distractors: does the ground truth hold? Accuracy in percent / loss in nats per token",
     "inj_tests": "INJ with distractors, one-tailed paired t-tests against Integrated Gradients over groups, Bonferroni",
 }
 
@@ -54,8 +54,9 @@ def results(model, model_name, tuned, request, publish):
 
 def test_sentences_are_recited_with_all_rows_and_forgotten_without_their_own(results):
     truth = results.truth[results.truth["converged"]]
-    assert truth["all_on"].mean() >= 0.95
-    assert abs(truth["own_off"] - truth["untouched"]).mean() < 0.1
+    for rows in ("", "_zeroed"):
+        assert truth[[f"{state}{rows}" for state in ("all_on", "own_alone", "others_off", "other_off")]].mean().min() >= 0.95
+        assert abs(truth[f"own_off{rows}"] - truth["untouched"]).mean() < 0.1
 
 
 def test_a_ruler_can_not_tell_whose_rows_they_are(results):
@@ -64,7 +65,7 @@ def test_a_ruler_can_not_tell_whose_rows_they_are(results):
     assert abs(own - foreign) < 0.1
 
 
-@pytest.mark.parametrize("method", ["hard_concrete", "slimming", "integrated_gradients", "attribution"])
+@pytest.mark.parametrize("method", ["hard_concrete", "slimming", "integrated_gradients", "attribution", "gradient_alignment"])
 def test_methods_that_read_the_sentence_find_more_own_rows_than_foreign(results, method):
     rows = results.frame[(results.frame["method"] == method) & (results.frame["multiple"] == 1)]
     assert rows["recall"].mean() > rows["foreign_recall"].mean()

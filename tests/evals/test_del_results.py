@@ -116,3 +116,27 @@ def test_join_of_runs_with_different_targets_says_how_many(gpt2_like: Any, bench
     assert joined.table()["targets"].tolist() == ["4", "4", "2"] * 2
     assert {key[0]: len(matrix) for key, matrix in joined.confusion.items()} == {"noise": 4, "random": 4, "other": 2}
     assert "targets" not in many.table()
+
+
+def test_at_price_interpolates_between_the_ratios(del_results):
+    """Two ratios by hand: Neg 0, -0.4 and -2, Self 0, -10 and -30."""
+    from dataclasses import replace
+
+    changes = {0.001: (-0.1, -0.004), 0.005: (-0.3, -0.02)}
+    frame = del_results.frame[del_results.frame["method"] == "hard_concrete"]
+    own, others = (frame["ratio"].map({ratio: pair[i] for ratio, pair in changes.items()}) for i in (0, 1))
+    results = replace(del_results, frame=frame.assign(delta_self_accuracy=own, delta_neg_accuracy=others))
+    assert results.at_price().loc["hard_concrete"].to_dict() == {
+        "Self at Neg = -0.5": f"{-10 - 20 * 0.1 / 1.6:.1f}",
+        "Self at Neg = -1": f"{-10 - 20 * 0.6 / 1.6:.1f}",
+        "Self at Neg = -3": "",
+    }
+
+
+def test_at_price_keeps_models_apart(del_results):
+    from dataclasses import replace
+
+    two = [del_results.frame, del_results.frame.assign(model="other")]
+    assert set(replace(del_results, frame=pd.concat(two)).at_price().index) == {
+        (m, n) for m in ("m", "other") for n in ("hard_concrete", "integrated_gradients", "random")
+    }

@@ -191,6 +191,16 @@ def test_forgetting_draws_each_method_at_its_means(del_results):
     assert others == pytest.approx(-100 * frame["delta_neg_accuracy"].mean())
 
 
+def test_prices_draws_each_method_from_nothing_through_all_ratios(del_results):
+    from tl_localize.report.figures import prices
+
+    (ax,) = prices(del_results).axes
+    lines = {line.get_label(): line.get_xydata() for line in ax.lines}
+    frame = -100 * del_results.frame.groupby(["method", "ratio"])[["delta_neg_accuracy", "delta_self_accuracy"]].mean()
+    for label, name in (("Hard Concrete", "hard_concrete"), ("Random", "random")):
+        assert lines[label].ravel() == pytest.approx([0, 0, *frame.loc[name].to_numpy().ravel()])
+
+
 def test_confusion_groups_categories_and_has_targets_on_both_axes(del_results):
     from tl_localize.report.figures import confusion
 
@@ -279,7 +289,7 @@ def test_del_figures_are_named_and_have_titles_and_units(del_results, layers):
     from tl_localize.report.figures import del_figures
 
     figures = del_figures(replace(del_results, single_layer={"activations": layers}))
-    assert set(figures) == {"del_forgetting", "del_confusion", "del_single_layer_activations"}
+    assert set(figures) == {"del_forgetting", "del_prices", "del_confusion", "del_single_layer_activations"}
     for figure in figures.values():
         assert any(ax.get_title() and ax.get_ylabel() for ax in figure.axes) and any(ax.get_xlabel() for ax in figure.axes)
         assert any("percentage points" in axis.get_ylabel() for axis in figure.axes)

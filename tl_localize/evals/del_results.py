@@ -25,6 +25,7 @@ METRICS: dict[str, tuple[str, int, int]] = {  # column: title, factor, decimals
     "delta_perplexity": ("Δ Rand-PPL", 1, 2),
     "delta_perplexity_base2": ("Δ Rand-PPL (2 ** nats)", 1, 2),
 }
+PRICES = (0.5, 1, 3)  # points of Neg at which methods are compared
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +111,22 @@ class DelResults:
         keys = ["model", "ablation", "method", "ratio"]
         parts = [summarize(self.frame, keys, metric).assign(metric=metric) for metric in METRICS]
         return pd.concat(parts, ignore_index=True).reindex(columns=[*keys, "metric", "mean", "standard_error", "n"])
+
+    def at_price(self) -> pd.DataFrame:
+        """Change of the target's accuracy (Self, points) where the others lose 0.5, 1 and 3 points (Neg): what each method buys at a price.
+
+        Means over targets, interpolated linearly between the ratios, from nothing ablated on; empty where no ratio costs so much.
+
+        Returns: text, one row per method (per model, ablation and method where there are several).
+        """
+        keys = [key for key in ("model", "ablation") if self.frame[key].nunique() > 1]
+        rows: dict[Any, dict[str, str]] = {}
+        for key, part in self.frame.groupby([*keys, "method"], sort=False):
+            means = 100 * part.groupby("ratio")[["delta_neg_accuracy", "delta_self_accuracy"]].mean()
+            cost, own = np.array(sorted([(0.0, 0.0), *zip(-means.iloc[:, 0], means.iloc[:, 1], strict=True)])).T
+            found = {price: float(np.interp(price, cost, own, right=math.nan)) for price in PRICES}
+            rows[key if keys else key[0]] = {f"Self at Neg = -{p:g}": "" if math.isnan(x) else f"{x:.1f}" for p, x in found.items()}
+        return pd.DataFrame(rows).T
 
     def table(self) -> pd.DataFrame:
         """The paper's DEL table as text: a block for each ratio, a row for each method, mean ± standard error over targets.

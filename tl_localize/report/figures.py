@@ -108,10 +108,10 @@ def del_figures(results: DelResults) -> dict[str, Figure]:
 
     >>> results = DelBenchmark(model, few, text, ratios=(0.05,), n_dev=0).run([Attribution()])
     >>> sorted(del_figures(results))
-    ['del_confusion', 'del_forgetting']
+    ['del_confusion', 'del_forgetting', 'del_prices']
     """
     layers = {f"del_single_layer_{name}": single_layer(frame) for name, frame in results.single_layer.items()}
-    return {"del_forgetting": forgetting(results), "del_confusion": confusion(results), **layers}
+    return {"del_forgetting": forgetting(results), "del_prices": prices(results), "del_confusion": confusion(results), **layers}
 
 
 def forgetting(results: DelResults, ax: Any = None) -> Figure:
@@ -139,6 +139,24 @@ def forgetting(results: DelResults, ax: Any = None) -> Figure:
         y = f"accuracy lost on the target, Self ({POINTS})"
         ax = finished(panel, x, y, f"DEL: top {100 * ratio:g} % of each layer ablated", named=points).axes[0]
     return ax.figure
+
+
+def prices(results: DelResults, ax: Any = None) -> Figure:
+    """DEL: Self against Neg of each method as more is ablated, from nothing through all ratios; at one Neg, higher is better.
+
+    >>> results = DelBenchmark(model, few, text, ratios=(0.05,), n_dev=0).run([Attribution()])
+    >>> prices(results).axes[0].get_title()
+    'DEL: what is forgotten at which price'
+    """
+    ax, ends = axis(ax), Named()
+    for name, look, rows in _methods(results.frame):
+        means = -100 * rows.groupby("ratio")[["delta_neg_accuracy", "delta_self_accuracy"]].mean()
+        others, target = (np.array([0.0, *means[column]]) for column in means)
+        ax.plot(others, target, label=short_title(name), **style_of(look, line="-"))
+        ends[short_title(name)] = others[-1], target[-1], look.colour
+    say_better(ax, 0.02, 0.96, "better: up and left", ha="left")
+    x, y = f"accuracy lost on the other sequences, Neg ({POINTS})", f"accuracy lost on the target, Self ({POINTS})"
+    return finished(ax, x, y, "DEL: what is forgotten at which price", named=ends)
 
 
 def confusion(results: DelResults, ratio: Real | None = None) -> Figure:

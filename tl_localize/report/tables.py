@@ -20,10 +20,11 @@ CAPTIONS = {  # by file name
     "with distractors of the target's / the distractors' rows",
     "inj_across_layers": "INJ: the same among the top rows of the whole model",
     "inj_ablation": "INJ with distractors: change of accuracy (points) when the found rows are ablated",
-    "inj_truth": "INJ with distractors: does the ground truth hold? Accuracy (%)",
+    "inj_truth": "INJ with distractors: does the ground truth hold? Accuracy (%) / loss (nats per token)",
     "inj_tests": "INJ: one-tailed paired t-tests of recall against Integrated Gradients, Bonferroni",
     "del_memorization": "How well the test sequences are memorized; accuracy teacher-forced, perplexity of general text",
     "del": "DEL: change when the located neurons are ablated, mean ± standard error over targets",
+    "del_at_price": "DEL: Δ Self-Acc (points) at the same Δ Neg-Acc (points), interpolated between the ratios; empty: not reached",
     "del_tests": "DEL, Δ Self-Acc: one-tailed paired t-tests against Integrated Gradients, Bonferroni",
     "del_categories": "The test sequences by category",
     "del_related": "DEL: are sequences of the target's category hurt more than others? One-tailed paired t-tests",
@@ -63,11 +64,12 @@ def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
 
     >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
     >>> list(del_tables(results, "reference-gpt2"))
-    ['del_memorization', 'del', 'del_categories', 'del_examples']
+    ['del_memorization', 'del', 'del_at_price', 'del_categories', 'del_examples']
     """
     tables = {"del_memorization": results.before_table(), "del": _with_paper(results.table(), "del", model, _del_layout)}
     if len(theirs := published("memorization", model)):
         tables["del_memorization"] = pd.concat([tables["del_memorization"], _memorization_layout(theirs)]).fillna("")
+    tables["del_at_price"] = results.at_price()
     if results.frame["method"].eq("integrated_gradients").any():
         tables["del_tests"] = _del_tests(results, model)
     if results.before["category"].ne("").any():
