@@ -23,6 +23,7 @@ from tl_localize import (
     NeuronScores,
     NeuronSet,
     check_recited,
+    explore,
     inject,
     inject_many,
     inject_together,
@@ -75,6 +76,8 @@ TRAINED = {"ratio": FRACTION, "learning_rate": POSITIVE, "max_steps": COUNT, "st
 OWN = {  # of each method, beside batch_tokens
     "Activations": {},
     "Attribution": {},
+    "GradientAlignment": {"points": COUNT, "share": FRACTION},
+    "IterativeAttribution": {"rounds": COUNT, "share": FRACTION, "first_layer": FROM_0},
     "HardConcrete": {**MASK, "temperature": POSITIVE, "initial_mask": (*NO_NUMBERS, None, -0.1, 1.1), "seed": SEED},
     "IntegratedGradients": {"steps": COUNT},
     "RandomBaseline": {"seed": SEED},
@@ -97,7 +100,14 @@ CALLS: dict[str, tuple[Call, dict[str, tuple[Any, ...]]]] = {
     "inject_many": (many, {**TRAINED, "seeds": one_of(NUMPY_SEED), "batch_size": COUNT}),
     "inject_together": (
         lambda m, given: inject_together(m, GOOD, **({"ratio": 0.1, "seed": 0, "learning_rate": 0.01} | given)),
-        {**TRAINED, "seed": NUMPY_SEED, "kl_weight": (*NO_NUMBERS, -0.1, math.inf), "stop_kl": POSITIVE, "batch_size": COUNT},
+        {
+            **TRAINED,
+            "seed": NUMPY_SEED,
+            "kl_weight": (*NO_NUMBERS, -0.1, math.inf),
+            "stop_kl": POSITIVE,
+            "stop_single": POSITIVE,
+            "batch_size": COUNT,
+        },
     ),
     "InjBenchmark": (
         inj,
@@ -136,14 +146,19 @@ CALLS: dict[str, tuple[Call, dict[str, tuple[Any, ...]]]] = {
     ),
     "Injection.unlearned": (lambda m, given: INJECTION.unlearned(**given), {"threshold": (*NO_NUMBERS, None, -0.1)}),
     "JointInjection.applied": (
-        lambda m, given: JointInjection((INJECTION,), torch.zeros(1, 1)).applied(m, **given).__enter__(),
+        lambda m, given: JointInjection((INJECTION,), torch.zeros(1, 1), torch.zeros(1, 4)).applied(m, **given).__enter__(),
         {"without": (*NO_NUMBERS, -1, 0.5, 1)},
+    ),
+    "explore": (
+        lambda m, given: explore(m, GOOD[0], SCORES, [], decode=str, **given),
+        {"ratio": FRACTION, "ratios": one_of(FRACTION)},
     ),
     "check_recited": (lambda m, given: check_recited(m, GOOD, **given), {"min_accuracy": UNIT}),
 }
 # Numbers by which something is looked up: what is not there is named with what is.
 LOOKED_UP = {"DelBenchmark.budgets.ratio", "DelBenchmark.chosen.ratio", "DelBenchmark.chosen.layer", "DelBenchmark.chosen.count"}
 LOOKED_UP |= {"DelResults.confusion", "DelResults.confusion_levenshtein", "DelResults.confusion_by_category.ratio"}
+LOOKED_UP |= {"Explorer.chosen.pair", "Explorer.chosen.ratio"}
 CASES = [(f"{name}.{setting}", value) for name, (_, rules) in CALLS.items() for setting, values in rules.items() for value in values]
 
 

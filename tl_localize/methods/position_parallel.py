@@ -32,6 +32,7 @@ from tl_localize.neurons import Hook, NeuronView
 
 Query = Float[Tensor, "batch pos head d_head"]
 Key = Float[Tensor, "batch pos kv_head d_head"]
+Point = Float[Tensor, "batch *rest d"]  # a query, key or value as the model has it; a norm of a Bridge may have the heads side by side
 Scores = Float[Tensor, "batch head pos pos"]
 N_POINTS = 6  # query, key, value, scores, pattern, z
 
@@ -67,11 +68,11 @@ class PositionParallelAttention:
             self.scale = float((dots * dots).sum() / (dots * own).sum()) if dots.any() else 0.0
         self.clean = {name: act for name, act in self.clean.items() if name in ("key", "value")}
 
-    def query(self, act: Query, hook: object = None) -> Query:
+    def query(self, act: Point, hook: object = None) -> Point:
         self.changed["query"] = act
         return act
 
-    def put_clean(self, act: Key, hook: object = None, *, name: str) -> Key:
+    def put_clean(self, act: Point, hook: object = None, *, name: str) -> Point:
         """Clean keys or values; ``scores`` and ``z`` use the changed ones."""
         self.changed[name] = act
         return self.clean[name].expand_as(act)

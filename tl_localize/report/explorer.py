@@ -89,7 +89,8 @@ class Explorer:
             others = pool[:: max(1, len(pool) // N_OTHERS)][:N_OTHERS]
         self.others, self.general = list(others), held_out_tokens()[:16] if general is None and shipped else general
         for one in ratios:
-            check_ratio("ratios", one)
+            check_ratio("ratio", one)
+        check_ratio("ratio", ratio)
         self.ratios = sorted(float(one) for one in ratios if round(self.view.n_neurons * one))
         self.ablations = list(ablations or (ABLATIONS if self.general is not None else ["zero"]))
         if not self.ratios or not set(self.ablations) <= set(ABLATIONS):
