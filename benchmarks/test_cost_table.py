@@ -426,4 +426,4 @@ def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -
 def test_smoke_small_shape_fills_the_whole_table(unchecked: Any) -> None:
     model = random_model("small", torch.device("cpu"), torch.float32, n_layers=2, d_mlp=64, d_vocab=128)
     table = cost_table(model, n_sequences=2, n_neurons=4, steps={"slimming": 3, "hard_concrete": 3, "inject": 3}, repeats=1)
-    assert len(table) == 11 and (table[["seconds", "ratio", "MiB", "MiB of the loop"]] > 0).all(axis=None)
+    assert len(table) == 13 and (table[["seconds", "ratio", "MiB", "MiB of the loop"]] > 0).all(axis=None)
