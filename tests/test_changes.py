@@ -30,19 +30,24 @@ def injection_of(seed: int) -> Injection:
 def interrupted() -> Any:
     """Runs a function until Ctrl-C comes after so many seconds; gives the exception, whose traceback holds every frame, or None."""
 
+    fired: list[int] = []
+
     def run(function: Callable[[], object], after: float) -> BaseException | None:
+        fired.clear()
         try:
-            signal.setitimer(signal.ITIMER_REAL, after)
-            function()
-            while signal.getitimer(signal.ITIMER_REAL)[0]:
-                pass
+            try:
+                signal.setitimer(signal.ITIMER_REAL, after)
+                function()
+                while not fired:  # the handler runs some time after the timer: Ctrl-C must not come when nobody expects it
+                    pass
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
         except KeyboardInterrupt as error:
             return error
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
         return None
 
     def ctrl_c(number: int, frame: Any) -> None:
+        fired.append(number)
         signal.raise_signal(signal.SIGINT)
 
     before = signal.signal(signal.SIGALRM, ctrl_c)
