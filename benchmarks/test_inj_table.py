@@ -83,7 +83,9 @@ def test_slimming_beats_activations(recalls, model_name, request):
     from tl_localize.models import is_reference
 
     if is_reference(model_name):
-        request.applymarker(pytest.mark.xfail(strict=True, reason="a ruler finds the injected rows: see RowNorm, and test_inj_distractors"))
+        request.applymarker(
+            pytest.mark.xfail(strict=True, reason="the row norm finds the injected rows: see RowNorm, and test_inj_distractors")
+        )
     assert recalls.loc["slimming"].iloc[0] > recalls.loc["activations"].iloc[0]
 
 

@@ -298,8 +298,8 @@ def test_inj_finds_mistakes_before_the_model_is_loaded(run, arguments, message, 
     assert message in result.stderr
 
 
-def test_inj_names_the_nearest_model(run, data):
-    result = run("inj", "--model", "reference-gpt", "--data", data)
+def test_inj_names_the_nearest_model(run, data, tmp_path):
+    result = run("inj", "--model", "reference-gpt", "--data", data, "--out", tmp_path / "out")
     assert result.exit_code == 2
     assert "Did you mean" in result.stderr
     assert "reference-gpt2" in result.stderr

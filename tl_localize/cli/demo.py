@@ -10,7 +10,7 @@ import pandas as pd
 import typer
 from rich.text import Text
 
-from tl_localize.evals.presets import FIRST_LAYER, make_methods
+from tl_localize.evals.presets import FIRST_LAYER, make_methods, sparing
 from tl_localize.metrics import accuracy, check_recited
 from tl_localize.models import load_model
 from tl_localize.reference import reference_sequence, reference_sequences
@@ -43,7 +43,7 @@ def demo(
     where = f"top 1 %, layers {FIRST_LAYER} to {model.cfg.n_layers - 1}"
     rows: dict[str, dict[str, str]] = {"none": {where: "", "seconds": "", **recited()}}
     found: dict[str, NeuronSet] = {}
-    methods = make_methods(SHOWN, [f"iterative_attribution.first_layer={FIRST_LAYER}"])
+    methods = make_methods(SHOWN, (), sparing(FIRST_LAYER))
     for method in methods:
         began = time.perf_counter()
         scores, name = method(model, sequence), short_title(method.name)

@@ -10,7 +10,7 @@ import typer
 
 from tl_localize.cli.options import MethodSettings, ModelOptions, say
 from tl_localize.cli.running import progress
-from tl_localize.evals.presets import FIRST_LAYER, make_methods
+from tl_localize.evals.presets import FIRST_LAYER, make_methods, sparing
 from tl_localize.files import prepare_folder, write_text
 from tl_localize.methods import METHODS
 from tl_localize.metrics import accuracy, check_recited
@@ -36,7 +36,7 @@ def localize(
     out: Annotated[Path | None, typer.Option(help="Write the scores to this safetensors file, the token view beside it as .html.")] = None,
 ) -> None:
     """Score every neuron for one text, print the best ones, and ablate the top share of each layer to see what is forgotten."""
-    localizers = make_methods(method, set or [])
+    localizers = make_methods(method, set or [], sparing(first_layer))
     if len(localizers) != 1:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}. Give the command once for each.")
     (localizer,) = localizers
@@ -61,15 +61,12 @@ def localize(
     if out:
         scores.save(out)
     chosen = scores.top_k(ratio, first_layer=first_layer)
-    best = scores.values[first_layer:].flatten().argsort(descending=True, stable=True)[:top]
-    layers, neurons = best // scores.values.shape[1] + first_layer, best % scores.values.shape[1]
-    columns = {"layer": layers, "neuron": neurons, "score": scores.values[layers, neurons].tolist()}
+    best = scores.to_frame().query("layer >= @first_layer").head(top)
     typer.echo(f"{scores.settings}, layers from {first_layer} on:")
-    console().print(plain(pd.DataFrame(columns, index=pd.RangeIndex(1, len(best) + 1, name="rank"))))
+    console().print(plain(best.set_index(pd.RangeIndex(1, len(best) + 1, name="rank"))))
     if before:
         view = token_view(model, sequence, chosen)
-        with chosen.dropped_out(model):
-            after = float(accuracy(model, [sequence])[0])
+        after = float((view.after == sequence.suffix).float().mean())
         typer.echo(f"Without the top {100 * ratio:g} % of each layer it recites {100 * after:.0f} %:\n\n{view}")
         if out:
             write_text(out.with_suffix(".html"), f'<meta charset="utf-8">{view.html()}')

@@ -105,10 +105,15 @@ def make_methods(names: str, settings: Sequence[str] = (), *defaults: Settings) 
     return [METHODS[name](**values[name]) for name in wanted]
 
 
+def sparing(first_layer: int) -> Settings:
+    """Settings of the methods that choose neurons together: they leave the layers below out while they choose, not only afterwards."""
+    return {name: {"first_layer": first_layer} for name, method in METHODS.items() if hasattr(method, "first_layer")}
+
+
 def del_methods(names: str, settings: Sequence[str] = (), model: str = "", tuned: Settings | None = None, seed: int = 0) -> list[Localizer]:
-    """``make_methods`` for DEL: learned masks spare the first layer, and have the paper's settings for its models, then the tuned ones."""
-    masks = {name: {"first_layer": FIRST_LAYER} for name, method in METHODS.items() if hasattr(method, "first_layer")}
-    return make_methods(names, settings, paper_settings(model, "del"), tuned or {}, masks, {RandomBaseline.name: {"seed": seed}})
+    """``make_methods`` for DEL: layer 0 is spared, and learned masks have the paper's settings for its models, then the tuned ones."""
+    seeds = {RandomBaseline.name: {"seed": seed}}
+    return make_methods(names, settings, paper_settings(model, "del"), tuned or {}, sparing(FIRST_LAYER), seeds)
 
 
 def inj_ratios(model: str) -> list[float]:

@@ -11,8 +11,9 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_localize.losses import loss_scale, mean_log_odds
+from tl_localize.losses import mean_log_odds
 from tl_localize.methods.base import BatchValues, Localizer, Report
+from tl_localize.methods.partial_runs import gate_gradients
 from tl_localize.neurons import NeuronView, Real, check_count, check_ratio
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -71,14 +72,11 @@ def effects_and_lengths(
     neurons: NeuronView, batch: SequenceBatch, gates: Float[Tensor, "sequence layer neuron"]
 ) -> tuple[Float[Tensor, "sequence layer neuron"], Float[Tensor, "sequence layer neuron"]]:
     """With gates on the neurons: v_i g_i and |g_i|, where g_i is the gradient of the mean log-odds for the row v_i, without its gate."""
-    scale, layers = loss_scale(neurons.model), range(neurons.n_layers)
-    gates.requires_grad_()
-    with neurons.lean(), neurons.recorded() as acts, neurons.outputs() as outputs, neurons.scaled(dict(enumerate(gates.unbind(1)))):
-        odds = scale * mean_log_odds(neurons.model, batch).sum()
-        effects, *gradients = torch.autograd.grad(odds, [gates, *(outputs[layer] for layer in layers)])
+    with neurons.recorded() as acts, neurons.outputs() as outputs:
+        effects, *gradients = gate_gradients(neurons, batch, mean_log_odds, gates, outputs)
     lengths: list[Tensor] = []
-    for layer, gradient in zip(layers, gradients, strict=True):
-        act, gradient = acts[layer].detach().float(), gradient.float() / scale
+    for layer, gradient in zip(outputs, gradients, strict=True):
+        act = acts[layer].detach().float()
         products = einsum(gradient, gradient, "b pos d_model, b other d_model -> b pos other")
         lengths.append(einsum(act, products @ act, "b pos neuron, b pos neuron -> b neuron").clamp(min=0).sqrt())
-    return effects.float() / scale, torch.stack(lengths, dim=1)
+    return effects, torch.stack(lengths, dim=1)

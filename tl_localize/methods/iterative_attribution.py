@@ -11,7 +11,7 @@ import torch
 from tl_localize.losses import mean_probability
 from tl_localize.methods.base import BatchValues, Localizer, Report
 from tl_localize.methods.masks import tuned_layers
-from tl_localize.methods.partial_runs import gate_gradient
+from tl_localize.methods.partial_runs import gate_gradients
 from tl_localize.neurons import NeuronView, Real, check_count, check_ratio
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -64,7 +64,7 @@ class IterativeAttribution(Localizer):
         ends = [round(count * (n + 1) / self.rounds) for n in range(self.rounds)]
         first = gates
         for n, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-            effects = gate_gradient(neurons, batch, mean_probability, gates)
+            (effects,) = gate_gradients(neurons, batch, mean_probability, gates)
             first = first if n else effects
             leaving = effects.masked_fill(gates == 0, -torch.inf)[:, tuned].topk(end - start).indices
             order = 1 - torch.arange(start, end, device=neurons.device) / count

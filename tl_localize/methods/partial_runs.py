@@ -9,7 +9,7 @@ by layer, because configurations do not tell. Where a check fails, the longer wa
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -87,17 +87,22 @@ def fits(expected: Float[Tensor, "*shape"], measured: Float[Tensor, "*shape"], c
 
 def ablation_estimate(neurons: NeuronView, batch: SequenceBatch) -> Float[Tensor, "sequence layer neuron"]:
     """First-order rise of each sequence's memorization loss when a neuron is ablated: minus the gradient of a gate of one on the neuron."""
-    return -gate_gradient(neurons, batch, memorization_loss).cpu()
+    return -gate_gradients(neurons, batch, memorization_loss)[0].cpu()
 
 
-def gate_gradient(
-    neurons: NeuronView, batch: SequenceBatch, objective: Objective, gates: Float[Tensor, "sequence layer neuron"] | None = None
-) -> Float[Tensor, "sequence layer neuron"]:
-    """Gradient of each sequence's objective for gates on the neurons, which are one unless given."""
+def gate_gradients(
+    neurons: NeuronView,
+    batch: SequenceBatch,
+    objective: Objective,
+    gates: Float[Tensor, "sequence layer neuron"] | None = None,
+    outputs: Mapping[int, Float[Tensor, "sequence pos d_model"]] | None = None,
+) -> list[Float[Tensor, "sequence ..."]]:
+    """Gradient of each sequence's objective for gates on the neurons, which are one unless given, then for ``neurons.outputs()``."""
     shape = (len(batch), neurons.n_layers, neurons.n_neurons)
     gates = torch.ones(shape, device=neurons.device) if gates is None else gates.detach()
     gates.requires_grad_()
     scale = loss_scale(neurons.model)
     with torch.enable_grad(), neurons.lean(), neurons.scaled(dict(enumerate(gates.unbind(1)))):
-        (gradient,) = torch.autograd.grad(scale * objective(neurons.model, batch).sum(), gates)
-    return gradient.float() / scale
+        total = scale * objective(neurons.model, batch).sum()
+        gradients = torch.autograd.grad(total, [gates, *(outputs or {}).values()])
+    return [gradient.float() / scale for gradient in gradients]
