@@ -128,8 +128,8 @@ class Plan:
         """As JSON takes it; a need stands as the number of its task in the list, and keys stand there so that nobody hashes them again."""
         everything = list(closure(self.tasks))
         numbers = {task.key: i for i, task in enumerate(everything)}
-        packed = [{**vars_of(task), "key": task.key, "needs": [numbers[need.key] for need in task.needs]} for task in everything]
-        return {**vars_of(self), "tasks": packed, "results": [numbers[task.key] for task in self.tasks]}
+        packed = [{**vars(task), "needs": [numbers[need.key] for need in task.needs]} for task in everything]
+        return {**vars(self), "tasks": packed, "results": [numbers[task.key] for task in self.tasks]}
 
     @classmethod
     def unpacked(cls, value: dict[str, Any]) -> Plan:
@@ -144,18 +144,14 @@ class Plan:
         return cls(**others, tasks=[tasks[i] for i in value["results"]])
 
 
-def vars_of(one: Task | Plan) -> dict[str, Any]:
-    """The fields of a task or a plan, without what is cached beside them."""
-    return {name: value for name, value in vars(one).items() if name in type(one).__dataclass_fields__}
-
-
 def closure(tasks: Iterable[Task], seen: set[str] | None = None) -> Iterator[Task]:
     """Tasks and everything that they need, needs first, each once."""
     seen = set() if seen is None else seen
     for task in tasks:
         if task.key not in seen:
+            if new := [need for need in task.needs if need.key not in seen]:
+                yield from closure(new, seen)
             seen.add(task.key)
-            yield from closure(task.needs, seen)
             yield task
 
 
