@@ -107,3 +107,41 @@ def test_paired_test_of_differences_below_rounding_gives_no_evidence(alternative
     from tl_localize.stats import paired_test
 
     assert paired_test([0.1 + 0.2] * 3, [0.3] * 3, alternative) == 1.0
+
+
+def test_compare_all_says_both_ways_in_every_setting():
+    from tl_localize.stats import compare_all
+
+    values = {("a", 1): [1, 2, 3], ("b", 1): [0, 2, 1], ("a", 2): [4, 4, 4], ("b", 2): [0, 1, 2]}
+    rows = [{"sequence_id": i, "method": m, "ratio": r, "x": x} for (m, r), some in values.items() for i, x in enumerate(some)]
+    table = compare_all(pd.DataFrame(rows), "x", ["ratio"])
+    assert list(table.index) == [(1, "a"), (1, "b"), (2, "a"), (2, "b")]
+    for ratio, method, other in ((1, "a", "b"), (1, "b", "a"), (2, "b", "a")):
+        x, y = values[method, ratio], values[other, ratio]
+        p = scipy_stats.ttest_rel(x, y, alternative="greater").pvalue
+        assert table.loc[(ratio, method), other] == f"{100 * (np.mean(x) - np.mean(y)):.1f} (p = {p:.1g})"
+        assert table.loc[(ratio, method), method] == ""
+
+
+def test_compare_all_of_one_pair_has_no_p():
+    from tl_localize.stats import compare_all
+
+    frame = pd.DataFrame({"sequence_id": 1, "method": ["a", "b"], "ratio": 0.1, "x": [0.5, 0.2]})
+    assert compare_all(frame, "x", ["ratio"]).to_numpy().tolist() == [["", "30.0"], ["-30.0", ""]]
+
+
+def test_interpolated_at_takes_the_first_place_that_costs_so_much():
+    from tl_localize.stats import interpolated_at
+
+    costs, gains = [2.0, 1.0, 4.0], [10.0, 20.0, 50.0]
+    assert [interpolated_at(price, costs, gains) for price in (1.0, 2.0, 3.0, 4.0)] == [5.0, 10.0, 40.0, 50.0]
+    assert math.isnan(interpolated_at(4.5, costs, gains))
+    assert interpolated_at(1.0, [-1.0, 1.0], [4.0, 8.0]) == 8.0
+
+
+def test_jackknife_of_a_mean_is_its_standard_error():
+    from tl_localize.stats import jackknife, mean_and_error
+
+    values = np.array([1.0, 2.0, 4.0, 9.0])
+    assert jackknife([np.delete(values, i).mean() for i in range(4)]) == pytest.approx(mean_and_error(values)[1])
+    assert math.isnan(jackknife([3.0])) and math.isnan(jackknife([3.0, math.nan]))

@@ -85,6 +85,47 @@ def compare_with_reference(
     return pd.DataFrame(rows)
 
 
+def compare_all(frame: pd.DataFrame, value: str, by: Sequence[str], *, larger_is_better: bool = True) -> pd.DataFrame:
+    """Each method against every other, as text: mean difference in percent, row minus column, and p of the one-tailed paired t-test.
+
+    The p is that of the row being better, without a correction; it is left out where there is one pair only.
+
+    Args:    frame, by: as ``compare_with_reference``; a column of ``by`` that has one value is no level of the index.
+    """
+    methods = list(dict.fromkeys(frame["method"]))
+    names = [name for name in by if frame[name].nunique() > 1]
+    rows: dict[Any, dict[str, str]] = {
+        tuple(row): {} for row in frame.sort_values(names, kind="stable")[[*names, "method"]].drop_duplicates().itertuples(index=False)
+    }
+    for reference in methods:
+        for test in compare_with_reference(frame, reference, value, by, larger_is_better=larger_is_better).to_dict("records"):
+            p = "" if math.isnan(test["p_value"]) else f" (p = {test['p_value']:.1g})"
+            rows[(*(test[name] for name in names), test["method"])][reference] = mean_text(100 * test["difference"], math.nan) + p
+    index = pd.MultiIndex.from_tuples(list(rows), names=[*names, "method"]) if names else pd.Index([key for (key,) in rows], name="method")
+    return pd.DataFrame(list(rows.values()), index=index, columns=pd.Index(methods)).fillna("")
+
+
+def interpolated_at(price: float, costs: Numbers, gains: Numbers) -> float:
+    """The gain where a broken line from (0, 0) through the points first costs this much; nan where it never does.
+
+    >>> interpolated_at(1.0, costs=[0.5, 1.5], gains=[10.0, 20.0]), interpolated_at(2.0, [0.5, 1.5], [10.0, 20.0])
+    (15.0, nan)
+    """
+    cost, gain = np.append(0.0, costs), np.append(0.0, gains)
+    reached = np.flatnonzero(cost >= price)
+    if not len(reached):
+        return math.nan
+    i = int(reached[0])
+    return float(np.interp(price, cost[i - 1 : i + 1], gain[i - 1 : i + 1]))
+
+
+def jackknife(without: Numbers) -> float:
+    """Standard error of a number, from the same number without each of the observations; of a mean it is its standard error."""
+    array = np.asarray(without, dtype=float)
+    n = len(array)
+    return float(array.std() * math.sqrt(n - 1)) if n > 1 else math.nan
+
+
 def styled(table: pd.DataFrame | Mapping[str, Any], caption: str = "", bars: Sequence[str] = ()) -> str:
     """A table as HTML for notebooks: text escaped, floats with five digits, bars in the columns ``bars`` (counts); a plain index hidden."""
     frame = pd.DataFrame(table)

@@ -118,19 +118,65 @@ def test_join_of_runs_with_different_targets_says_how_many(gpt2_like: Any, bench
     assert "targets" not in many.table()
 
 
-def test_at_price_interpolates_between_the_ratios(del_results):
-    """Two ratios by hand: Neg 0, -0.4 and -2, Self 0, -10 and -30."""
-    from dataclasses import replace
+@pytest.fixture
+def priced(del_results: Any) -> Any:
+    """Hard Concrete by hand, three targets at 0.1 and 0.5 %, in points: Neg -0.4 and -2; Self -8, -10, -12 and -20, -30, -40.
 
-    changes = {0.001: (-0.1, -0.004), 0.005: (-0.3, -0.02)}
-    frame = del_results.frame[del_results.frame["method"] == "hard_concrete"]
-    own, others = (frame["ratio"].map({ratio: pair[i] for ratio, pair in changes.items()}) for i in (0, 1))
-    results = replace(del_results, frame=frame.assign(delta_self_accuracy=own, delta_neg_accuracy=others))
-    assert results.at_price().loc["hard_concrete"].to_dict() == {
-        "Self at Neg = -0.5": f"{-10 - 20 * 0.1 / 1.6:.1f}",
-        "Self at Neg = -1": f"{-10 - 20 * 0.6 / 1.6:.1f}",
-        "Self at Neg = -3": "",
+    Integrated Gradients has the fourth target at 0.1 % only, and its Neg is the smaller at the larger ratio.
+    """
+    own = {("a", 0.001): -8, ("b", 0.001): -10, ("c", 0.001): -12, ("a", 0.005): -20, ("b", 0.005): -30, ("c", 0.005): -40}
+    rows = [
+        {"model": "m", "ablation": "zero", "sequence_id": name, "method": method, "ratio": ratio}
+        | {"delta_self_accuracy": value / 100, "delta_neg_accuracy": neg[ratio] / 100}
+        for method, neg in (("hard_concrete", {0.001: -0.4, 0.005: -2.0}), ("integrated_gradients", {0.001: -0.8, 0.005: -0.2}))
+        for (name, ratio), value in own.items()
+    ]
+    rows.append(rows[-1] | {"sequence_id": "d", "ratio": 0.001, "delta_self_accuracy": -1.0})
+    return replace(del_results, frame=pd.DataFrame(rows))
+
+
+def test_curve_holds_means_and_errors_over_the_targets_of_all_ratios(priced: Any) -> None:
+    curve = priced.curve().set_index(["method", "ratio"])
+    assert curve.loc[("hard_concrete", 0.005), ["self", "self_error", "neg", "neg_error", "n"]].tolist() == pytest.approx(
+        [-30, 10 / np.sqrt(3), -2, 0, 3]
+    )
+    assert curve.loc[("integrated_gradients", 0.001), ["self", "neg", "n"]].tolist() == pytest.approx([-10, -0.8, 3])
+
+
+def test_at_price_interpolates_between_the_ratios_and_says_where_the_curve_ends(priced: Any) -> None:
+    """At Neg -0.5 the share s = 0.1 / 1.6 of the way is gone: each target by itself has (1 - s) Self(0.1 %) + s Self(0.5 %)."""
+    cells = {}
+    for price in (0.5, 1):
+        s = (price - 0.4) / 1.6
+        each = np.array([(1 - s) * -8 + s * -20, (1 - s) * -10 + s * -30, (1 - s) * -12 + s * -40])
+        cells[f"Self at Neg = -{price:g}"] = f"{each.mean():.1f} ± {each.std(ddof=1) / np.sqrt(3):.1f}"
+    table = priced.at_price()
+    assert table.loc["hard_concrete"].to_dict() == cells | {
+        "Self at Neg = -3": "-",
+        "the curve ends at": "-30.0 ± 5.8 / -2.0 ± 0.0 (0.5 %)",
     }
+    assert table.loc["integrated_gradients", "Self at Neg = -0.5"] == "-6.2 ± 0.7"  # 5/8 of the way to the first ratio, -10 ± 1.15
+    assert table.loc["integrated_gradients", "Self at Neg = -1"] == "-"
+
+
+def test_at_price_has_no_error_where_the_curve_without_a_target_ends_before(priced: Any) -> None:
+    frame = priced.frame[priced.frame["method"] == "hard_concrete"]
+    one_costs_more = frame["delta_neg_accuracy"].mask((frame["sequence_id"] == "c") & (frame["ratio"] == 0.005), -0.08)
+    found = replace(priced, frame=frame.assign(delta_neg_accuracy=one_costs_more)).at_price()
+    assert found.loc["hard_concrete", "Self at Neg = -3"] == f"{-10 - 20 * 2.6 / 3.6:.1f}"
+
+
+def test_pairs_compare_each_method_with_every_other_at_the_largest_ratio(gpt2_like: Any, benchmark_of: Any) -> None:
+    from scipy.stats import ttest_rel
+
+    results = benchmark_of(gpt2_like).run([Noise(), Noise("other", 5)])
+    pairs = results.pairs()
+    assert list(pairs.index) == list(pairs.columns) == ["noise", "other", "random"]
+    wide = results.frame.query("ratio == 0.5").pivot(index="sequence_id", columns="method", values="delta_self_accuracy")
+    for row, column in (("noise", "other"), ("other", "noise"), ("random", "noise")):
+        p = ttest_rel(wide[row], wide[column], alternative="less").pvalue
+        assert pairs.loc[row, column] == f"{100 * (wide[row] - wide[column]).mean() + 0.0:.1f} (p = {p:.1g})"
+    assert (np.diag(pairs) == "").all()
 
 
 def test_at_price_keeps_models_apart(del_results):

@@ -79,3 +79,25 @@ def test_distractors_table_prints_own_and_foreign_with_levels(together):
     assert table.loc[(block, "level: altered rows of any sentence"), "R@1x"] == "50.0 / 50.0"
     assert table.loc[(block, "level: chance"), "R@1x"] == "10.0 / 10.0"
     assert table.loc[(block, "true_rows"), "R@1x"].startswith("100.0 ± 0.0 / 0.0")
+
+
+def test_pairs_of_methods_compare_groups():
+    """By hand: two sentences in each of three groups, of which one did not converge; a second share is not looked at."""
+    import pandas as pd
+    from scipy.stats import ttest_rel
+
+    from tl_localize.evals import InjResults
+
+    recalls = {"good": [0.9, 0.7, 0.8, 0.8, 0.6, 0.4], "bad": [0.5, 0.5, 0.2, 0.6, 0.1, 0.9]}
+    about = {"injection_ratio": 0.03, "ratio": 0.03, "multiple": 1}
+    rows = [
+        {**about, "sequence_id": f"{i}", "group": f"{i // 2}", "method": method, "recall": x, "foreign_recall": 1 - x, "converged": i < 5}
+        for method, some in recalls.items()
+        for i, x in enumerate(some)
+    ]
+    results = InjResults(pd.DataFrame([*rows, *(row | {"multiple": 2, "ratio": 0.06, "recall": 1.0} for row in rows)]))
+    good, bad = [0.8, 0.8, 0.6], [0.5, 0.4, 0.1]  # of each group
+    p = ttest_rel(good, bad, alternative="greater").pvalue
+    assert results.pairs().loc["good", "bad"] == f"40.0 (p = {p:.1g})"
+    assert results.pairs("foreign_recall").loc["good", "bad"] == f"-40.0 (p = {p:.1g})"
+    assert results.pairs().loc["bad", "good"] == f"-40.0 (p = {1 - p:.1g})"

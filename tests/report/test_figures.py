@@ -191,14 +191,30 @@ def test_forgetting_draws_each_method_at_its_means(del_results):
     assert others == pytest.approx(-100 * frame["delta_neg_accuracy"].mean())
 
 
-def test_prices_draws_each_method_from_nothing_through_all_ratios(del_results):
+def test_prices_draws_each_method_from_nothing_through_all_ratios_with_errors(del_results):
     from tl_localize.report.figures import prices
 
     (ax,) = prices(del_results).axes
-    lines = {line.get_label(): line.get_xydata() for line in ax.lines}
     frame = -100 * del_results.frame.groupby(["method", "ratio"])[["delta_neg_accuracy", "delta_self_accuracy"]].mean()
+    errors = 100 * del_results.frame.groupby(["method", "ratio"])[["delta_neg_accuracy", "delta_self_accuracy"]].sem()
+    drawn = {bars.get_label(): bars for bars in ax.containers}
     for label, name in (("Hard Concrete", "hard_concrete"), ("Random", "random")):
-        assert lines[label].ravel() == pytest.approx([0, 0, *frame.loc[name].to_numpy().ravel()])
+        line, _, (across, up) = drawn[label]
+        assert line.get_xydata().ravel() == pytest.approx([0, 0, *frame.loc[name].to_numpy().ravel()])
+        for bars, axis, column in ((across, 0, "delta_neg_accuracy"), (up, 1, "delta_self_accuracy")):
+            halves = [float(abs(ends[1, axis] - ends[0, axis])) / 2 for ends in bars.get_segments()]
+            assert halves == pytest.approx([0, *errors.loc[name, column]])
+    assert [line.get_xdata()[0] for line in ax.lines if line.get_label().startswith("_") and len(line.get_xdata()) == 2] == [0.5, 1, 3]
+
+
+def test_prices_has_a_panel_for_each_model(del_results):
+    from dataclasses import replace
+
+    from tl_localize.report.figures import prices
+
+    both = pd.concat([del_results.frame, del_results.frame.assign(model="other")])
+    titles = [ax.get_title() for ax in prices(replace(del_results, frame=both)).axes]
+    assert titles == [f"DEL: what is forgotten at which price, {model}, zero" for model in ("m", "other")]
 
 
 def test_confusion_groups_categories_and_has_targets_on_both_axes(del_results):

@@ -114,7 +114,7 @@ def test_del_tables_without_categories_and_integrated_gradients(del_results):
 
     frame = del_results.frame[del_results.frame["method"] != "integrated_gradients"]
     bare = replace(del_results, frame=frame, before=del_results.before.assign(category=""), confusion={})
-    assert set(del_tables(bare, "x")) == {"del_memorization", "del", "del_at_price", "del_examples"}
+    assert set(del_tables(bare, "x")) == {"del_memorization", "del", "del_at_price", "del_pairs", "del_examples"}
 
 
 def test_single_layer_table_by_hand():

@@ -15,7 +15,18 @@ from tl_localize.evals.localize import save_results, settings_of
 from tl_localize.execution.status import reason_of
 from tl_localize.execution.store import Cache
 from tl_localize.execution.tasks import tasks_of
-from tl_localize.stats import compare_with_reference, mean_and_error, paired_test, styled, summarize, with_error
+from tl_localize.stats import (
+    compare_all,
+    compare_with_reference,
+    interpolated_at,
+    jackknife,
+    mean_and_error,
+    mean_text,
+    paired_test,
+    styled,
+    summarize,
+    with_error,
+)
 
 METRICS: dict[str, tuple[str, int, int]] = {  # column: title, factor, decimals
     "delta_self_accuracy": ("Δ Self-Acc (points)", 100, 1),
@@ -25,7 +36,7 @@ METRICS: dict[str, tuple[str, int, int]] = {  # column: title, factor, decimals
     "delta_perplexity": ("Δ Rand-PPL", 1, 2),
     "delta_perplexity_base2": ("Δ Rand-PPL (2 ** nats)", 1, 2),
 }
-PRICES = (0.5, 1, 3)  # points of Neg at which methods are compared
+PRICES = (0.5, 1.0, 3.0)  # points of Neg at which methods are compared
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,21 +123,50 @@ class DelResults:
         parts = [summarize(self.frame, keys, metric).assign(metric=metric) for metric in METRICS]
         return pd.concat(parts, ignore_index=True).reindex(columns=[*keys, "metric", "mean", "standard_error", "n"])
 
-    def at_price(self) -> pd.DataFrame:
-        """Change of the target's accuracy (Self, points) where the others lose 0.5, 1 and 3 points (Neg): what each method buys at a price.
+    def curve(self) -> pd.DataFrame:
+        """Self over Neg as more is ablated: means in points over the targets that a method has at all its ratios.
 
-        Means over targets, interpolated linearly between the ratios, from nothing ablated on; empty where no ratio costs so much.
+        A fixed ratio compares what methods erase at different prices. At one Neg, the lower Self is better.
+
+        Returns: one row per method and ratio (per model and ablation): self, self_error, neg, neg_error (standard errors over targets), n.
+        """
+        rows: list[dict[str, Any]] = []
+        for key, (ratios, own, neg) in self._curves().items():
+            for i, ratio in enumerate(ratios):
+                means = dict(
+                    zip(("self", "self_error", "neg", "neg_error"), (*mean_and_error(own[:, i]), *mean_and_error(neg[:, i])), strict=True)
+                )
+                rows.append(dict(zip(("model", "ablation", "method"), key, strict=True)) | {"ratio": ratio} | means | {"n": len(own)})
+        return pd.DataFrame(rows)
+
+    def at_price(self) -> pd.DataFrame:
+        """Self (points) where the others lose 0.5, 1 and 3 points (Neg), on the curve of each method: what it buys at a price.
+
+        The curve begins with nothing ablated and is linear between the ratios; ``-`` where it ends at a lower price, and the last column
+        says where it ends. Errors are jackknife errors over targets; there is none where the curve needs each target to get so far.
 
         Returns: text, one row per method (per model, ablation and method where there are several).
         """
-        keys = [key for key in ("model", "ablation") if self.frame[key].nunique() > 1]
+        keys = [i for i, key in enumerate(("model", "ablation")) if self.frame[key].nunique() > 1]
         rows: dict[Any, dict[str, str]] = {}
-        for key, part in self.frame.groupby([*keys, "method"], sort=False):
-            means = 100 * part.groupby("ratio")[["delta_neg_accuracy", "delta_self_accuracy"]].mean()
-            cost, own = np.array(sorted([(0.0, 0.0), *zip(-means.iloc[:, 0], means.iloc[:, 1], strict=True)])).T
-            found = {price: float(np.interp(price, cost, own, right=math.nan)) for price in PRICES}
-            rows[key if keys else key[0]] = {f"Self at Neg = -{p:g}": "" if math.isnan(x) else f"{x:.1f}" for p, x in found.items()}
+        curves = self._curves()
+        for key, (ratios, own, neg) in curves.items():
+            row = {f"Self at Neg = -{price:g}": _at(price, own, neg) for price in PRICES}
+            ends = " / ".join(with_error(x[:, -1]) for x in (own, neg))
+            row |= {"the curve ends at": f"{ends} ({100 * ratios[-1]:g} %)"}
+            if len({len(one) for _, one, _ in curves.values()}) > 1:
+                row |= {"targets": f"{len(own)}"}
+            rows[(*(key[i] for i in keys), key[-1]) if keys else key[-1]] = row
         return pd.DataFrame(rows).T
+
+    def _curves(self) -> dict[tuple[str, str, str], tuple[list[float], np.ndarray, np.ndarray]]:
+        """By model, ablation and method: the ratios, and Self and Neg in points, [target ratio]."""
+        columns, found = ["delta_self_accuracy", "delta_neg_accuracy"], dict[Any, Any]()
+        for key, part in self.frame.groupby(["model", "ablation", "method"], sort=False):
+            wide: Any = 100 * part.pivot(index="sequence_id", columns="ratio", values=columns).dropna()
+            if len(wide):
+                found[key] = [float(ratio) for ratio in wide[columns[0]]], *(wide[name].to_numpy(dtype=float) for name in columns)
+        return found
 
     def table(self) -> pd.DataFrame:
         """The paper's DEL table as text: a block for each ratio, a row for each method, mean ± standard error over targets.
@@ -173,6 +213,14 @@ class DelResults:
     def tests(self, reference: str = "integrated_gradients") -> pd.DataFrame:
         """One-tailed paired t-tests: does a method lower Self accuracy more than the reference? Bonferroni over models and ratios."""
         return compare_with_reference(self.frame, reference, "delta_self_accuracy", ["model", "ablation", "ratio"], larger_is_better=False)
+
+    def pairs(self) -> pd.DataFrame:
+        """Each method against every other: difference of Self accuracy in points, row minus column, and p that the row lowers it more.
+
+        At the largest ratio, by one-tailed paired t-tests over the targets that both have, uncorrected. Text, one row per method.
+        """
+        largest = self.frame[self.frame["ratio"] == self.frame["ratio"].max()]
+        return compare_all(largest, "delta_self_accuracy", ["model", "ablation", "ratio"], larger_is_better=False)
 
     def related(self) -> pd.DataFrame:
         """Are sequences of the target's own category hurt more than others?
@@ -239,6 +287,17 @@ class DelResults:
             both = {"accuracy": pd.concat(self.confusion), "levenshtein": pd.concat(self.confusion_levenshtein)}
             frames["confusion"] = pd.concat(both, names=["change of", "method", "ratio", "ablated"]).reset_index()
         save_results(folder, self.settings, frames)
+
+
+def _at(price: float, own: np.ndarray, neg: np.ndarray) -> str:
+    """Self where Neg is first so low, with its error, from Self and Neg in points, [target ratio]."""
+
+    def at(some: np.ndarray) -> float:
+        return interpolated_at(price, -neg[some].mean(0), own[some].mean(0))
+
+    everyone = np.arange(n := len(own))
+    found, without = at(everyone), [at(np.delete(everyone, i)) for i in everyone] if n > 1 else []
+    return "-" if math.isnan(found) else mean_text(found, jackknife(without))
 
 
 def row_of(effect: dict[str, Any], before: pd.DataFrame, method: str, ratio: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tl_localize.evals.localize import save_results, settings_of
 from tl_localize.execution.status import reason_of
 from tl_localize.execution.store import Cache
 from tl_localize.execution.tasks import tasks_of
-from tl_localize.stats import compare_with_reference, paired_test, styled, with_error
+from tl_localize.stats import compare_all, compare_with_reference, paired_test, styled, with_error
 
 TRUE_ROWS = "true_rows"  # the label of the best that a method could do
 FRAMES = ("frame", "truth", "assignment", "missing")
@@ -152,10 +152,16 @@ class InjResults:
 
         Pairs are sentences; with distractors they are groups, whose sentences share a model.
         """
-        used = self.frame[self.frame["converged"] & (self.frame["method"] != TRUE_ROWS)]
-        keys = ["group", "method", "injection_ratio", "ratio"]
-        means = used.groupby(keys, sort=False)["recall"].mean().reset_index().rename(columns={"group": "sequence_id"})
-        return compare_with_reference(means, reference, "recall", ["injection_ratio", "ratio"])
+        return compare_with_reference(means_of(self.frame, "recall"), reference, "recall", ["injection_ratio", "ratio"])
+
+    def pairs(self, column: str = "recall") -> pd.DataFrame:
+        """Each method against every other: difference of the recall in percent, row minus column, and p that the row's is larger.
+
+        Among the smallest share looked at (1x), by one-tailed paired t-tests over sentences, with distractors over groups, uncorrected.
+        Of ``foreign_recall`` the p is that the row's is smaller. Text, one row per method (per injection ratio, where there are several).
+        """
+        smallest = self.frame[self.frame["multiple"] == self.frame["multiple"].min()]
+        return compare_all(means_of(smallest, column), column, ["injection_ratio"], larger_is_better=not column.startswith("foreign"))
 
     def save(self, folder: str | Path) -> None:
         """Write the frames as CSV and ``settings.json``, each whole or not at all."""
@@ -170,6 +176,13 @@ def converged_part(block: pd.DataFrame) -> tuple[str, pd.DataFrame]:
         return f"NONE of {n} injections converged", block
     label = f"{n - failed} sentence{'s' * (n - failed != 1)}" + (f" ({failed} more did NOT converge and are left out)" if failed else "")
     return label, block[block["converged"]]
+
+
+def means_of(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Of each method and share, a column's mean over the sentences of a group that converged; the group is the ``sequence_id``."""
+    used = rows[rows["converged"] & (rows["method"] != TRUE_ROWS)]
+    keys = ["group", "method", "injection_ratio", "ratio"]
+    return used.groupby(keys, sort=False)[column].mean().reset_index().rename(columns={"group": "sequence_id"})
 
 
 def by_group(rows: pd.DataFrame, column: str) -> pd.Series:

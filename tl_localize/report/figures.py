@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
-from tl_localize.evals.del_results import DelResults
+from tl_localize.evals.del_results import PRICES, DelResults
 from tl_localize.evals.inj_results import TRUE_ROWS, InjResults, by_group
 from tl_localize.files import prepare_folder, write_whole
 from tl_localize.models import REFERENCE_MODELS
@@ -144,19 +144,28 @@ def forgetting(results: DelResults, ax: Any = None) -> Figure:
 def prices(results: DelResults, ax: Any = None) -> Figure:
     """DEL: Self against Neg of each method as more is ablated, from nothing through all ratios; at one Neg, higher is better.
 
+    Means over the targets that a method has at all ratios, with standard errors; grey lines are the prices of ``DelResults.at_price``.
+    Several models or ablations are panels side by side; into a given axis the last is drawn.
+
     >>> results = DelBenchmark(model, few, text, ratios=(0.05,), n_dev=0).run([Attribution()])
     >>> prices(results).axes[0].get_title()
     'DEL: what is forgotten at which price'
     """
-    ax, ends = axis(ax), Named()
-    for name, look, rows in _methods(results.frame):
-        means = -100 * rows.groupby("ratio")[["delta_neg_accuracy", "delta_self_accuracy"]].mean()
-        others, target = (np.array([0.0, *means[column]]) for column in means)
-        ax.plot(others, target, label=short_title(name), **style_of(look, line="-"))
-        ends[short_title(name)] = others[-1], target[-1], look.colour
-    say_better(ax, 0.02, 0.96, "better: up and left", ha="left")
-    x, y = f"accuracy lost on the other sequences, Neg ({POINTS})", f"accuracy lost on the target, Self ({POINTS})"
-    return finished(ax, x, y, "DEL: what is forgotten at which price", named=ends)
+    curves = dict(list(results.curve().groupby(["model", "ablation"], sort=False)))
+    for panel, key in panels(list(curves), ax):
+        ends: Named = {}
+        for name, look, rows in _methods(curves[key]):
+            others, target = (np.append(0.0, -rows[column]) for column in ("neg", "self"))
+            errors = {f"{axis}err": np.append(0.0, rows[f"{column}_error"]) for axis, column in (("x", "neg"), ("y", "self"))}
+            panel.errorbar(others, target, **errors, elinewidth=0.6, label=short_title(name), **style_of(look, line="-"))
+            ends[short_title(name)] = others[-1], target[-1], look.colour
+        for price in (price for price in PRICES if price < panel.get_xlim()[1]):
+            panel.axvline(price, color="0.85", linewidth=1, zorder=0)
+        say_better(panel, 0.02, 0.96, "better: up and left", ha="left")
+        x, y = f"accuracy lost on the other sequences, Neg ({POINTS})", f"accuracy lost on the target, Self ({POINTS})"
+        title = "DEL: what is forgotten at which price" + (f", {', '.join(key)}" if len(curves) > 1 else "")
+        ax = finished(panel, x, y, title, named=ends).axes[0]
+    return ax.figure
 
 
 def confusion(results: DelResults, ratio: Real | None = None) -> Figure:

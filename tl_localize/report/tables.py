@@ -22,10 +22,13 @@ CAPTIONS = {  # by file name
     "inj_ablation": "INJ with distractors: change of accuracy (points) when the found rows are ablated",
     "inj_truth": "INJ with distractors: does the ground truth hold? Accuracy (%) / loss (nats per token)",
     "inj_tests": "INJ: one-tailed paired t-tests of recall against Integrated Gradients, Bonferroni",
+    "inj_pairs": "INJ, recall (%) at 1x: row minus column, and p of the one-tailed paired t-test that the row is larger",
+    "inj_pairs_foreign": "INJ with distractors, recall (%) of the distractors' rows at 1x: the same, p that the row is smaller",
     "del_memorization": "How well the test sequences are memorized; accuracy teacher-forced, perplexity of general text",
     "del": "DEL: change when the located neurons are ablated, mean ± standard error over targets",
-    "del_at_price": "DEL: Δ Self-Acc (points) at the same Δ Neg-Acc (points), interpolated between the ratios; empty: not reached",
+    "del_at_price": "DEL: Δ Self-Acc (points) at the same Δ Neg-Acc (points), interpolated between the ratios; -: the curve ends before",
     "del_tests": "DEL, Δ Self-Acc: one-tailed paired t-tests against Integrated Gradients, Bonferroni",
+    "del_pairs": "DEL, Δ Self-Acc (points), largest ratio: row minus column, and p of the one-tailed paired t-test that the row is lower",
     "del_categories": "The test sequences by category",
     "del_related": "DEL: are sequences of the target's category hurt more than others? One-tailed paired t-tests",
     "del_single_layer": "DEL, one layer against all at equal budget: change of accuracy (points), mean ± standard error over targets",
@@ -53,6 +56,10 @@ def inj_tables(results: InjResults, model: str) -> dict[str, pd.DataFrame]:
     used = results.frame[results.frame["converged"]]
     if "integrated_gradients" in set(used["method"]) and used["group"].nunique() > 1:
         tables["inj_tests"] = results.tests().set_index(["injection_ratio", "ratio", "method"])
+    if len(used) and used["group"].nunique() > 1:
+        tables["inj_pairs"] = results.pairs().rename(columns=short_title)
+        if results.distractors:
+            tables["inj_pairs_foreign"] = results.pairs("foreign_recall").rename(columns=short_title)
     return {name: table.rename(index=TITLES) for name, table in tables.items()}
 
 
@@ -64,7 +71,7 @@ def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
 
     >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
     >>> list(del_tables(results, "reference-gpt2"))
-    ['del_memorization', 'del', 'del_at_price', 'del_categories', 'del_examples']
+    ['del_memorization', 'del', 'del_at_price', 'del_pairs', 'del_categories', 'del_examples']
     """
     tables = {"del_memorization": results.before_table(), "del": _with_paper(results.table(), "del", model, _del_layout)}
     if len(theirs := published("memorization", model)):
@@ -72,6 +79,8 @@ def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
     tables["del_at_price"] = results.at_price()
     if results.frame["method"].eq("integrated_gradients").any():
         tables["del_tests"] = _del_tests(results, model)
+    if results.frame["sequence_id"].nunique() > 1:
+        tables["del_pairs"] = results.pairs().rename(columns=short_title)
     if results.before["category"].ne("").any():
         tables["del_categories"] = _with_paper(_categories(results), "categories", model, _categories_layout).fillna("")
         if len(related := results.related()):
