@@ -352,6 +352,39 @@ def test_load_model_refuses_a_damaged_config(folder: Path, content: str) -> None
         load_model(folder)
 
 
+DEEP = "[" * 100_000
+ODD_FILES = {  # what transformers or json answer in their own words, or with a traceback
+    "deep config": ("config.json", DEEP),
+    "model type of another kind": ("config.json", '{"model_type": {}}'),
+    "negative size": ("config.json", {"n_embd": -1}),
+    "size of another kind": ("config.json", {"vocab_size": "x"}),
+    "no heads": ("config.json", {"n_head": 0}),
+    "unknown activation": ("config.json", {"activation_function": "no-such"}),
+    "dropout above 1": ("config.json", {"attn_pdrop": 3}),
+    "null tokenizer": ("tokenizer.json", "null"),
+    "deep tokenizer": ("tokenizer.json", DEEP),
+    "tokenizer without a model": ("tokenizer.json", '{"model": null}'),
+    "list as settings of the tokenizer": ("tokenizer_config.json", "[]"),
+    "settings of generation": ("generation_config.json", DEEP),
+    "index of another form": ("model.safetensors.index.json", '{"weight_map": null}'),
+    "deep index": ("model.safetensors.index.json", DEEP),
+}
+
+
+@pytest.mark.parametrize("case", ODD_FILES)
+def test_a_file_that_transformers_can_not_read_is_named_with_its_place(folder: Path, case: str) -> None:
+    name, content = ODD_FILES[case]
+    if isinstance(content, dict):
+        content = json.dumps(json.loads((folder / name).read_text()) | content)
+    if "index" in name:
+        (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    (folder / name).write_text(content)
+    with pytest.raises(ValueError, match="name_or_path must") as caught:
+        load_model(folder, device="cpu")
+    assert str(folder) in str(caught.value)
+    assert len(str(caught.value)) < 600 + len(str(folder))
+
+
 def test_load_model_refuses_a_folder_without_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="name_or_path must hold safetensors weights, got"):

@@ -6,7 +6,8 @@ import difflib
 import json
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -136,8 +137,10 @@ def _load_local(name: str, device: torch.device, dtype: torch.dtype, bridge: boo
     if path.suffix != ".gguf":
         _check_model_type(path)
         _check_weights(path)
-    hf_config = AutoConfig.from_pretrained(**_source(path))
-    if hf_config.get_text_config().num_hidden_layers < 1:
+    with _reading(path, "config.json"):
+        hf_config = AutoConfig.from_pretrained(**_source(path))
+        n_layers = int(hf_config.get_text_config().num_hidden_layers)
+    if n_layers < 1:
         raise ValueError(f"name_or_path must be a model with layers, got 0 in {str(path)!r}. Correct its config.json.")
     if bridge or hf_config.model_type not in _CONFIGS or _obstacles(hf_config):
         return _load_bridge(path, hf_config, device, dtype)
@@ -146,22 +149,25 @@ def _load_local(name: str, device: torch.device, dtype: torch.dtype, bridge: boo
 
     shapes, converter = _CONFIGS[hf_config.model_type]
     hf_model = _load_transformers(path, dtype)
-    cfg = HookedTransformerConfig(
-        model_name=_name(path),
-        original_architecture=type(hf_model).__name__,
-        device=str(device),
-        dtype=dtype,
-        init_weights=False,
-        default_prepend_bos=False,
-        **_common_shapes(hf_config),
-        **shapes(hf_config),
-    )
-    model = HookedTransformer(cfg)
-    weights = {key: value.clone() for key, value in getattr(weight_conversions, converter)(hf_model, cfg).items()}
-    model.load_and_process_state_dict(weights, fold_ln=False, center_writing_weights=False, center_unembed=False, fold_value_biases=False)
+    with _reading(path, "config.json"):
+        cfg = HookedTransformerConfig(
+            model_name=_name(path),
+            original_architecture=type(hf_model).__name__,
+            device=str(device),
+            dtype=dtype,
+            init_weights=False,
+            default_prepend_bos=False,
+            **_common_shapes(hf_config),
+            **shapes(hf_config),
+        )
+        model = HookedTransformer(cfg)
+        weights = {key: value.clone() for key, value in getattr(weight_conversions, converter)(hf_model, cfg).items()}
+        options = dict.fromkeys(("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases"), False)
+        model.load_and_process_state_dict(weights, **options)
+        tokens = _probe(model.cfg)
+        expected = _logits(hf_model, tokens)
     _set_tokenizer(model, path)
-    tokens = _probe(model.cfg)
-    _check_logits(path, model.eval(), tokens, _logits(hf_model, tokens))
+    _check_logits(path, model.eval(), tokens, expected)
     return model
 
 
@@ -176,8 +182,9 @@ def _load_bridge(source: str | Path, hf_config: Any, device: torch.device, dtype
         )
     hf_model = _load_transformers(source, dtype)
     name, architecture = _name(source) if isinstance(source, Path) else source, type(hf_model).__name__
-    tokens = _probe(hf_config.get_text_config())
-    expected = _logits(hf_model, tokens)  # before the bridge, which changes the model in place
+    with _reading(source, "config.json"):
+        tokens = _probe(hf_config.get_text_config())
+        expected = _logits(hf_model, tokens)  # before the bridge, which changes the model in place
     try:
         model = as_bridge(hf_model.to(device), name)
     except Exception as error:  # each architecture fails in its own way
@@ -217,18 +224,31 @@ def _source(path: str | Path) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": path, "local_files_only": isinstance(path, Path)}
 
 
+@contextmanager
+def _reading(path: str | Path, what: str) -> Iterator[None]:
+    """Whatever transformers raises for a damaged or contradictory file becomes one ValueError with its place; the hub's errors pass."""
+    try:
+        yield
+    except Exception as error:  # each file and each architecture fails in its own way
+        if isinstance(path, str) or isinstance(error, MemoryError):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"name_or_path must hold a {what} that transformers can read, got {str(path)!r} ({type(error).__name__}: {reason}). "
+            "Correct it, or copy the directory again."
+        ) from error
+
+
 def _check_model_type(path: Path) -> None:
     """Raise ValueError unless a directory holds a causal language model."""
     if not (path / "config.json").is_file():
         raise ValueError(f"name_or_path must be a directory with a config.json, got {str(path)!r}. Save with save_pretrained.")
-    try:
+    with _reading(path, "config.json"):
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"name_or_path must have a config.json that is JSON, got {str(path)!r} ({error}). Copy it again.") from error
     found = config.get("model_type") if isinstance(config, dict) else None
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
 
-    if found not in KNOWN:
+    if not isinstance(found, str) or found not in KNOWN:
         place = str(path / "config.json")
         raise ValueError(f"name_or_path must be a causal language model of transformers, got {found!r} in {place!r}. {ADVICE}")
 
@@ -236,8 +256,10 @@ def _check_model_type(path: Path) -> None:
 def _check_weights(path: Path) -> None:
     """Raise ValueError unless there are safetensors files and all of them are whole; transformers prefers one file to an index."""
     whole, index = path / "model.safetensors", path / "model.safetensors.index.json"
-    parts = {whole.name} if whole.is_file() or not index.is_file() else set(json.loads(index.read_text())["weight_map"].values())
-    if missing := sorted(name for name in parts if not (path / name).is_file()):
+    with _reading(path, index.name):
+        parts = {whole.name} if whole.is_file() or not index.is_file() else set(json.loads(index.read_text())["weight_map"].values())
+        missing = sorted(name for name in parts if not (path / name).is_file())
+    if missing:
         raise ValueError(
             f"name_or_path must hold safetensors weights, got {str(path)!r} without {', '.join(missing)}. "
             "Save with save_pretrained(safe_serialization=True)."
@@ -265,13 +287,9 @@ def _load_transformers(path: str | Path, dtype: torch.dtype) -> Any:
     logging.set_verbosity_error()  # the errors below say what is wrong
     logging.disable_progress_bar()
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            **_source(path),
-            dtype=dtype,
-            attn_implementation="eager",
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
+        options = {"attn_implementation": "eager", "ignore_mismatched_sizes": True, "output_loading_info": True}
+        with _reading(path, "config.json with weights"):
+            loaded: Any = AutoModelForCausalLM.from_pretrained(**_source(path), dtype=dtype, **options)
     finally:
         logging.set_verbosity(verbosity)
         if bars:
@@ -308,13 +326,14 @@ def _set_tokenizer(model: Any, path: str | Path) -> None:
     names = ("tokenizer.json", "vocab.json", "tokenizer.model", "tokenizer_config.json")
     if isinstance(path, Path) and path.is_dir() and not any((path / name).is_file() for name in names):
         return
-    tokenizer: Any = AutoTokenizer.from_pretrained(**_source(path))
-    tokenizer.padding_side = "right"
-    tokenizer.eos_token = tokenizer.eos_token or "<|endoftext|>"
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    tokenizer.bos_token = tokenizer.bos_token or tokenizer.eos_token
+    with _reading(path, "tokenizer"):
+        tokenizer: Any = AutoTokenizer.from_pretrained(**_source(path))
+        tokenizer.padding_side = "right"
+        tokenizer.eos_token = tokenizer.eos_token or "<|endoftext|>"
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+        tokenizer.bos_token = tokenizer.bos_token or tokenizer.eos_token
+        model.cfg.tokenizer_prepends_bos = tokenizer.encode("")[:1] == [tokenizer.bos_token_id]
     model.tokenizer = tokenizer
-    model.cfg.tokenizer_prepends_bos = tokenizer.encode("")[:1] == [tokenizer.bos_token_id]
 
 
 def _common_shapes(c: Any) -> dict[str, Any]:
