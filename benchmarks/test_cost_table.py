@@ -54,6 +54,8 @@ def random_model(shape: str, device: torch.device, dtype: torch.dtype, **setting
     """A model of a known shape with random weights, made where it is to run."""
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 
+    from tl_localize.host.seam import lay_out
+
     sizes = SHAPES[shape] | settings
     d_head = sizes["d_model"] // sizes["n_heads"]
     family = NEOX | {"rotary_dim": d_head // 4} if shape.startswith("pythia") else {"act_fn": "gelu_new"}
@@ -69,7 +71,7 @@ def random_model(shape: str, device: torch.device, dtype: torch.dtype, **setting
                     parameter.fill_(1.0 if name.endswith(".w") else 0.0)
                 else:
                     parameter.normal_(0.0, 0.02, generator=generator)
-    return model.eval()
+    return lay_out(model.eval())  # as load_model does
 
 
 def random_sequences(model: Any, n: int, n_tokens: int = N_TOKENS) -> list[Any]:

@@ -8,9 +8,11 @@ import pytest
 import torch
 from architectures import config_of, save, tiny_bridge
 from oracles import plain_integrated_gradients, plain_zero_out
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tl_localize import IntegratedGradients, NeuronSet, ZeroOut, accuracy, inject, load_model
-from tl_localize.host.seam import as_bridge, entering, greedy, is_bridge, residual, resume, unembed
+from tl_localize import GradientAlignment, IntegratedGradients, NeuronSet, RowNorm, ZeroOut, accuracy, inject, load_model
+from tl_localize.execution.environment import fingerprint
+from tl_localize.host.seam import as_bridge, entering, greedy, is_bridge, lay_out, residual, resume, unembed
 from tl_localize.methods.partial_runs import CleanRun
 from tl_localize.neurons import NeuronView
 
@@ -51,6 +53,43 @@ def test_resume_has_the_gradient_of_the_full_run(either: Any) -> None:
     leaf = streams[last].detach().clone().requires_grad_()
     (gradient,) = torch.autograd.grad(resume(either, last, leaf).square().sum(), leaf)
     assert (gradient - wanted).abs().max() < 1e-4 * wanted.abs().max()
+
+
+class Copied(TorchDispatchMode):
+    """Sizes of the tensors that are copied inside the ``with`` block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.clone.default, torch.ops.aten.copy_.default):
+            self.sizes.append(args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+
+def test_lay_out_changes_no_bit_of_a_pass_a_gradient_or_a_training(any_model: Any, sequence: Any) -> None:
+    def everything() -> list[torch.Tensor]:
+        injection = inject(any_model, sequence, ratio=0.05, seed=0, learning_rate=0.05, max_steps=5)
+        with torch.no_grad():
+            found = [any_model(TOKENS), injection.rows, injection.losses]
+        return found + [method(any_model, sequence).values for method in (GradientAlignment(), RowNorm())]
+
+    before, kind = everything(), fingerprint(any_model)
+    assert lay_out(any_model) is any_model and fingerprint(any_model) == kind
+    assert all(torch.equal(*pair) for pair in zip(before, everything(), strict=True))
+
+
+def test_a_pass_after_lay_out_copies_no_weight(any_model: Any) -> None:
+    smallest = min(weight.numel() for name, weight in any_model.named_parameters() if "W_" in name)
+    tokens = TOKENS[:1, :2]  # so few that no activation is as large as a weight
+    with torch.no_grad(), Copied() as before:
+        any_model(tokens)
+    lay_out(any_model)
+    with torch.no_grad(), Copied() as after:
+        any_model(tokens)
+    assert is_bridge(any_model) or max(before.sizes) >= smallest  # what this is about; a Bridge has no such copies
+    assert max(after.sizes, default=0) < smallest
 
 
 @torch.no_grad()

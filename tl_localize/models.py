@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_localize.host.seam import as_bridge
+from tl_localize.host.seam import as_bridge, lay_out
 from tl_localize.neurons import NeuronView, initialize_vector_functions
 
 REFERENCE_MODELS = ("reference-gpt2", "reference-pythia")  # shipped; "reference" is the first
@@ -60,7 +60,7 @@ def load_model(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TransformerLens 3.9 calls every HookedTransformer deprecated
         load = _load_local if Path(name).is_dir() or Path(name).suffix == ".gguf" else _load_by_name
-        return load(name, device, dtype, bridge or not has_hooked_transformer()).eval()
+        return lay_out(load(name, device, dtype, bridge or not has_hooked_transformer()).eval())
 
 
 def has_hooked_transformer() -> bool:

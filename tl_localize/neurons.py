@@ -215,7 +215,7 @@ class NeuronView:
     @torch.no_grad()
     def row_norms(self) -> Float[Tensor, "layer neuron"]:
         """Euclidean norm of each row of W_out, float32 on the CPU."""
-        return torch.stack([self.rows(layer).float().norm(dim=-1).cpu() for layer in range(self.n_layers)])
+        return torch.stack([self.rows(layer).float().contiguous().norm(dim=-1).cpu() for layer in range(self.n_layers)])
 
     @uninterrupted
     def recorded(self) -> Iterator[dict[int, Tensor]]:

@@ -19,6 +19,8 @@ from torch import Tensor
 from tl_localize.changes import uninterrupted
 
 Stream = Float[Tensor, "batch pos d_model"]
+READ_AS = {"W_U": (1, 0), "W_Q": (0, 2, 1), "W_K": (0, 2, 1), "W_V": (0, 2, 1), "W_O": (2, 0, 1)}  # order of axes in memory
+READ_AS_GATED = {"W_in": (1, 0), "W_gate": (1, 0), "W_out": (1, 0)}  # of a gated MLP
 _OUTPUTS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # of a Bridge: what each block hands on; None is the residual stream
 
 
@@ -37,6 +39,29 @@ def as_bridge(hf_model: Any, name: str) -> Any:
         model: Any = build_bridge_from_module(hf_model, type(hf_model).__name__, hf_config=hf_model.config, model_name=name)
     model.cfg.default_prepend_bos = False
     return model.eval()
+
+
+@torch.no_grad()
+def lay_out(model: Any) -> Any:
+    """The model, with the weights of a HookedTransformer in memory as its forward pass reads them; no number and no shape changes.
+
+    TransformerLens 3.9 brings them into this order in each pass, as transformers has them, by a copy: half the time of a short text's pass.
+    A weight that is in this order already is not copied.
+    """
+    if not is_bridge(model):
+        for block in model.blocks:
+            mlp = getattr(block, "mlp", None)
+            for module, orders in ((block.attn, READ_AS), (mlp, READ_AS_GATED if hasattr(mlp, "W_gate") else {})):
+                _reorder(module, orders)
+        _reorder(model.unembed, READ_AS)
+    return model
+
+
+def _reorder(module: Any, orders: dict[str, tuple[int, ...]]) -> None:
+    for name, weight in module.named_parameters(recurse=False) if orders else ():
+        order = orders.get(name.removeprefix("_"), ())  # _W_K: of grouped queries
+        if order and weight.ndim == len(order):  # not so where it is quantized
+            weight.data = weight.data.permute(order).contiguous().permute([order.index(axis) for axis in range(len(order))])
 
 
 def residual(model: Any, tokens: Int[Tensor, "batch pos"], stop: int | None = None) -> Stream:

@@ -23,7 +23,7 @@ from tl_localize.sequences import MemorizedSequence, SequenceBatch
 Mask = Bool[Tensor, "layer neuron"]
 SCREENED_FOR, CONFIDENCE = 0.01, 0.95  # the top share of each layer that ``missed`` is about, and its confidence
 TOKENS_AT_ONCE = {"cpu": 1024}  # more do not fit into a CPU's cache; on other devices as many as fit into memory
-UNEMBEDDED_AT_ONCE = {"cpu": 1024, "cuda": 8192}  # positions; TransformerLens copies W_U for each call
+UNEMBEDDED_AT_ONCE = {"cpu": 1024, "cuda": 8192}  # positions, whose logits are there together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +102,8 @@ class ZeroOut(Localizer):
         """Rise of the loss for each of the chosen neurons of a layer, in chunks, on the CPU; nothing below the layer runs again."""
         neurons, act, rows = clean.neurons, clean.acts[layer], clean.neurons.rows(layer)
         baseline = token_losses(neurons, clean.entering[neurons.n_layers], batch)
-        at_once = self.batch_tokens or min(tokens_that_fit(neurons), TOKENS_AT_ONCE.get(act.device.type, math.inf))
-        size = max(1, int(at_once) // batch.tokens.shape[1])
+        at_once = self.batch_tokens or TOKENS_AT_ONCE.get(act.device.type) or tokens_that_fit(neurons)
+        size = max(1, at_once // batch.tokens.shape[1])
 
         def losses(chunk: list[int]) -> Tensor:
             if layer in clean.additive:
