@@ -29,6 +29,7 @@ def write_whole(path: str | Path, data: bytes, temporary_folder: Path | None = N
              temporary_folder: on the same file system; by default the file's own.
              new: of several processes that write this name at a time, one succeeds.
     Raises:  FileExistsError: with ``new``, there is a file of this name.
+             OSError: there is no room, or the folder can't be written.
              ValueError: something else than a regular file is there.
     """
     path = Path(path).resolve()
@@ -41,14 +42,19 @@ def write_whole(path: str | Path, data: bytes, temporary_folder: Path | None = N
             file.flush()
             os.fsync(file.fileno())
         (_link if new else os.replace)(temporary, path)
+        if os.name == "posix":  # the rename itself reaches the disk, where folders can be synchronized (not on Windows)
+            descriptor = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        rule = f"folder must have room for new files, got {error.strerror!r}. Mend that and give the same command: what is done is kept"
+        raise OSError(error.errno, rule, str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
-    if os.name == "posix":  # the rename itself reaches the disk, where folders can be synchronized (not on Windows)
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _link(temporary: Path, path: Path) -> None:

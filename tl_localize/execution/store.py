@@ -300,17 +300,8 @@ class Store(Cache):
     def _write(self, path: Path, data: bytes, *, new: bool = False) -> None:
         if self.read_only:
             raise ValueError(f"folder must be open for writing, got {str(self.folder)!r} as read-only.")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, data, None if path.parent == self.folder else self.folder / "tmp", new=new)
-        except FileExistsError:
-            raise
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f"folder must have room for new files, got {error.strerror!r}. Mend that and give the same command: what is done is kept",
-                str(self.folder),
-            ) from error
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, data, None if path.parent == self.folder else self.folder / "tmp", new=new)
 
     def set_aside(self, path: Path, why: str) -> None:
         """Move a damaged file out of the way, and say so."""
