@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tl_localize.readers.sources import open_source
+
 TOKENS = torch.arange(12).reshape(3, 4)
 
 
@@ -158,3 +160,15 @@ def test_tensor_that_is_not_plain_is_named_with_its_path(tmp_path: Path, kind: s
     torch.save(special[kind](), tmp_path / "t.pt")
     with pytest.raises(ValueError, match=r"path must be a \.pt file of one plain tensor, got .*t\.pt"):
         read_tokens(tmp_path / "t.pt")
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path: Path) -> None:
+    """Without the check, the next touch of a page that is gone kills the process with SIGBUS."""
+    path = tmp_path / "tokens.npy"
+    np.save(path, np.arange(1 << 20).reshape(-1, 64))
+    rows = open_source(path).rows()
+    next(rows)
+    with path.open("r+b") as file:
+        file.truncate(4096)
+    with pytest.raises(ValueError, match=r"path must stay as it is while it is read, got .*tokens\.npy.* with 4096 bytes of"):
+        list(rows)

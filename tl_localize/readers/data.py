@@ -131,7 +131,7 @@ class Data:
         if len({len(part) for part in parts}) > 1:
             counts = ", ".join(f"{len(part)} in {str(path)!r}" for part, path in zip(parts, files, strict=True))
             raise ValueError(f"prefix and suffix files must have as many rows, got {counts}. They must be of one data set.")
-        return Tokens(*parts, name=" + ".join(map(str, files)))
+        return Tokens(*parts, files=files)
 
     @cached_property
     def kept(self) -> list[int]:

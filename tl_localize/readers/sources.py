@@ -101,21 +101,26 @@ class Lines(Source):
 
 
 class Tokens(Source):
-    """Token ids that are given, or mapped from files (which have the name): [row pos], those of some files side by side."""
+    """Token ids that are given, or mapped from files: [row pos], those of some files side by side."""
 
-    def __init__(self, *parts: Integer[Tensor, "row _"], name: object = None) -> None:
-        self.parts, self.name, self.size = parts, name, len(parts[0])
+    def __init__(self, *parts: Integer[Tensor, "row _"], files: Sequence[str | Path] = ()) -> None:
+        self.parts, self.name, self.size = parts, " + ".join(map(str, files)), len(parts[0])
+        self.files = {path: Path(path).stat().st_size for path in files}
 
     def rows(self, first: int = 0, end: int | None = None) -> Iterator[tuple[object, Row]]:
         for i in range(first, self.size if end is None else min(end, self.size)):
             yield f"row {i} of {self.name or 'the tokens'}", self.block(i, i + 1)[0]
 
     def sample(self, first: int, end: int) -> bytes:
-        shown = end if self.name is None else min(end, first + 1 + SAMPLE // sum(part[0].nbytes for part in self.parts))
+        shown = end if not self.files else min(end, first + 1 + SAMPLE // sum(part[0].nbytes for part in self.parts))
         return bytes_of(self.block(first, shown))
 
     def block(self, first: int, end: int) -> Integer[Tensor, "row pos"]:
-        """Some rows; of a single file without a copy."""
+        """Some rows; of a single file without a copy. ValueError where a file has become shorter: its pages are gone, and a touch kills."""
+        for path, size in self.files.items():
+            if (now := Path(path).stat().st_size) < size:
+                rule = "path must stay as it is while it is read"
+                raise ValueError(f"{rule}, got {str(path)!r} with {now} bytes of {size}. Restore it, and give the same command.")
         blocks = [part[first:end] for part in self.parts]
         return blocks[0] if len(blocks) == 1 else torch.cat([block.long() for block in blocks], 1)
 
@@ -217,7 +222,7 @@ def _open_path(path: Path) -> Source:
         raise ValueError(f"data must be texts or tokens, got the table {str(path)!r}. A CSV of index and score goes to scores (--scores).")
     if kind == ".parquet":
         return Parquet([path])
-    return Tokens(read_tokens(path), name=path) if kind in READERS else Lines(path)
+    return Tokens(read_tokens(path), files=[path]) if kind in READERS else Lines(path)
 
 
 def holds_data(folder: Path) -> bool:
