@@ -9,6 +9,7 @@ import pytest
 
 EXPECTED = sorted((Path(__file__).parent / "expected").glob("*.csv"))
 INDEX = {"inj": ["method"], "del": ["method", "ratio"], "distractors": ["method", "multiple"]}
+INDEX |= {"real": ["injection_ratio", "method"], "together": ["method", "multiple"]}
 
 
 @pytest.mark.smoke
@@ -17,7 +18,7 @@ def test_committed_numbers_are_compared_one_by_one(path, committed, request):
     if request.config.getoption("--update-expected"):
         pytest.skip("numbers are written, not compared")
     measured = pd.read_csv(path, index_col=INDEX[path.stem.split("-")[0]])
-    if path.stem.startswith("inj"):
+    if path.stem.startswith(("inj", "real")):
         measured = measured.rename(columns=float)  # multiples
     committed(measured, path.stem, 0.05)
     committed(measured + 0.04, path.stem, 0.05)

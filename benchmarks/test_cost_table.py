@@ -2,6 +2,7 @@
 
 pytest benchmarks/test_cost_table.py                                          # both reference models
 pytest benchmarks/test_cost_table.py --shape pythia-6.9b --dtype bfloat16     # random weights of that shape, CUDA when there is one
+pytest benchmarks/test_cost_table.py -k sizes --shape gpt2 --shape pythia-410m   # a short text against bare passes; also --model X.gguf
 pytest benchmarks/test_cost_table.py -m smoke                                 # a small shape, under 30 s on a CPU
 
 Seconds are wall time on CUDA and CPU time of the process elsewhere, where other programs may share the cores. What repeats itself runs
@@ -12,28 +13,30 @@ Memory is the peak beyond the weights. The table and the curves go to the result
 
 from __future__ import annotations
 
-import platform
-import time
-import weakref
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from costs import (
+    SHAPES,
+    SHORT,
+    SMALL,
+    even,
+    forward,
+    forward_and_backward,
+    middles,
+    peak_bytes,
+    post,
+    random_model,
+    random_sequences,
+    seconds,
+    setting,
+    suffix_of,
+)
 
-N_TOKENS, N_PREFIX = 80, 32  # the paper's
-SHAPES: dict[str, dict[str, Any]] = {
-    "small": {"n_layers": 3, "d_model": 64, "n_heads": 4, "d_mlp": 256, "d_vocab": 512},
-    "reference": {"n_layers": 6, "d_model": 192, "n_heads": 6, "d_mlp": 1536, "d_vocab": 4096},
-    "gpt2": {"n_layers": 12, "d_model": 768, "n_heads": 12, "d_mlp": 3072, "d_vocab": 50257},
-    "gpt2-xl": {"n_layers": 48, "d_model": 1600, "n_heads": 25, "d_mlp": 6400, "d_vocab": 50257},
-    "pythia-2.8b": {"n_layers": 32, "d_model": 2560, "n_heads": 32, "d_mlp": 10240, "d_vocab": 50304},
-    "pythia-6.9b": {"n_layers": 32, "d_model": 4096, "n_heads": 32, "d_mlp": 16384, "d_vocab": 50432},
-}
-SMALL = ("small", "reference", "gpt2")  # shapes that a CPU can do
-NEOX: dict[str, Any] = {"act_fn": "gelu", "parallel_attn_mlp": True, "positional_embedding_type": "rotary", "rotary_adjacent_pairs": False}
 STEPS = {"slimming": 60, "hard_concrete": 200, "inject": 100}  # no early stop, so that each run does the same; a fifth is run
 GOALS = {  # seconds for one sequence, pythia-6.9b in bfloat16 on an NVIDIA H200; masks at their price in map
     "activations": 0.1,
@@ -46,108 +49,12 @@ GOALS = {  # seconds for one sequence, pythia-6.9b in bfloat16 on an NVIDIA H200
 }
 INJECTED = 0.01  # of all rows
 SCREEN = 0.05  # keeps all of the exact top 1 %, or nearly: benchmarks/test_screen_recall.py
+N_NEGATIVES, DELETED = 20, 0.02  # of the table of sizes: other texts of DEL, and the ablated share of each layer
 N_NEURONS = 32  # neurons per layer that Zero-Out is timed on, and of one layer in three that its loop is timed on
 N_POSITIONS = 3  # positions that the loop of Integrated Gradients is timed on
 
 
-def random_model(shape: str, device: torch.device, dtype: torch.dtype, **settings: Any) -> Any:
-    """A model of a known shape with random weights, made where it is to run."""
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-
-    from tl_localize.host.seam import lay_out
-
-    sizes = SHAPES[shape] | settings
-    d_head = sizes["d_model"] // sizes["n_heads"]
-    family = NEOX | {"rotary_dim": d_head // 4} if shape.startswith("pythia") else {"act_fn": "gelu_new"}
-    config = {"n_ctx": 512, "d_head": d_head, "normalization_type": "LN", "default_prepend_bos": False, "init_weights": False}
-    with torch.device(device):
-        model = HookedTransformer(
-            HookedTransformerConfig(**(config | family | sizes), device=str(device), dtype=dtype), move_to_device=False
-        )
-        generator = torch.Generator(device).manual_seed(0)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name.endswith((".w", ".b")) or ".b_" in name:
-                    parameter.fill_(1.0 if name.endswith(".w") else 0.0)
-                else:
-                    parameter.normal_(0.0, 0.02, generator=generator)
-    return lay_out(model.eval())  # as load_model does
-
-
-def random_sequences(model: Any, n: int, n_tokens: int = N_TOKENS) -> list[Any]:
-    from tl_localize import MemorizedSequence
-
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(model.cfg.d_vocab, (n, n_tokens), generator=generator)
-    return [MemorizedSequence(row, min(N_PREFIX, n_tokens // 2), f"r{i}") for i, row in enumerate(tokens)]
-
-
-# ---- clocks ----------------------------------------------------------------------------------------------------------
-
-
-class LiveBytes(TorchDispatchMode):
-    """Bytes of the tensors made inside the ``with`` block that are alive, and the most there were at a time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alive = self.peak = 0
-        self.seen: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = {tensor.untyped_storage()._cdata for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self.seen | before:
-                    self.seen.add(storage._cdata)
-                    self.alive += storage.nbytes()
-                    self.peak = max(self.peak, self.alive)
-                    weakref.finalize(storage, self._free, storage._cdata, storage.nbytes())
-        return result
-
-    def _free(self, key: int, n_bytes: int) -> None:
-        self.seen.discard(key)
-        self.alive -= n_bytes
-
-
-def seconds(work: Any, device: torch.device) -> float:
-    """Wall time on CUDA, CPU time of this process elsewhere."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        work()
-        torch.cuda.synchronize()
-        return time.perf_counter() - start
-    start = time.process_time()
-    work()
-    return time.process_time() - start
-
-
-def peak_bytes(work: Any, device: torch.device) -> int:
-    """Most memory that tensors took beyond what was there before."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        work()
-        return torch.cuda.max_memory_allocated() - before
-    with LiveBytes() as live:
-        work()
-    return live.peak
-
-
 # ---- the plain loops -------------------------------------------------------------------------------------------------
-
-
-def post(layer: int) -> str:
-    return f"blocks.{layer}.mlp.hook_post"
-
-
-def suffix_of(sequence: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens, the positions that predict a suffix token, and those tokens."""
-    tokens = sequence.tokens.to(device)
-    positions = torch.arange(sequence.n_prefix - 1, len(tokens) - 1, device=device)
-    return tokens, positions, tokens[positions + 1]
 
 
 @torch.no_grad()
@@ -195,25 +102,7 @@ def mask_loop(model: Any, sequence: Any, n_steps: int) -> torch.Tensor:
     return mask.detach()
 
 
-def forward(model: Any, sequence: Any) -> None:
-    with torch.no_grad():
-        model(sequence.tokens.to(model.cfg.device)[None])
-
-
-def forward_and_backward(model: Any, sequence: Any) -> None:
-    """The loss, and its gradient back to the neurons of the first layer."""
-    mask_loop_once = torch.ones(model.cfg.d_mlp, device=model.cfg.device, dtype=model.cfg.dtype, requires_grad=True)
-    tokens, positions, targets = suffix_of(sequence, model.cfg.device)
-    logits = model.run_with_hooks(tokens[None], fwd_hooks=[(post(0), lambda act, hook: act * mask_loop_once)])
-    (-logits.float().log_softmax(-1)[0, positions, targets].mean()).backward()
-
-
 # ---- the table -------------------------------------------------------------------------------------------------------
-
-
-def even(n: int, k: int) -> list[int]:
-    """k of n numbers, evenly spread."""
-    return sorted({i * n // k for i in range(min(n, k))})
 
 
 def busy(work: Any, device: torch.device) -> float:
@@ -335,10 +224,78 @@ def cost_table(model: Any, n_sequences: int = 16, n_neurons: int = N_NEURONS, st
     return pd.DataFrame(found).set_index("method")
 
 
-def setting(model: Any) -> str:
-    device = torch.device(model.cfg.device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    return f"{name}, {str(model.cfg.dtype).removeprefix('torch.')}, torch {torch.__version__}, {N_TOKENS} tokens, prefix {N_PREFIX}"
+def size_table(model: Any, n_tokens: int = SHORT, share: float = 0.05, sampled: tuple[int, int] | None = None) -> pd.DataFrame:
+    """One short text through every method, an injection and the ablations of DEL, against a bare forward and backward pass.
+
+    Args:
+        share: of the steps of masks and injections that are run, and of the points of Integrated Gradients (at least two).
+        sampled: layers, and neurons in each, that Zero-Out is run on; by default a batch of neurons in the middle of each third.
+    """
+    from tl_localize import HardConcrete, IntegratedGradients, NeuronScores, Slimming, ZeroOut, inject
+    from tl_localize.evals.ablation import AblationMeter, Zero
+    from tl_localize.methods import METHODS
+    from tl_localize.neurons import NeuronView
+
+    model.requires_grad_(False)
+    device, view = torch.device(model.cfg.device), NeuronView(model)
+    one, *others = random_sequences(model, N_NEGATIVES + 1, n_tokens)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    acts = view.n_layers * view.n_neurons * n_tokens * model.cfg.dtype.itemsize
+    off = {"stop_sparsity": 1e-12}
+
+    def part(n: int) -> int:
+        return max(2, round(share * n))
+
+    masks = {"hard_concrete": HardConcrete().steps, "slimming": Slimming().steps}
+    points = IntegratedGradients().steps
+    shortened = {name: METHODS[name](steps=part(n), **off) for name, n in masks.items()}
+    shortened["integrated_gradients"] = IntegratedGradients(steps=part(points))
+    shares = {name: part(n) / n for name, n in masks.items()} | {"integrated_gradients": part(points) / points}
+    # Zero-Out: of the screened neurons and the sample some, in a few layers.
+    screened = ZeroOut(screen=SCREEN)
+    each = max(1, round(SCREEN * view.n_neurons)) + screened.screen_sample
+    n_of_layers, n_of_each = sampled or (3, max(1, 1024 // n_tokens))
+    chosen = torch.zeros(view.n_layers, view.n_neurons, dtype=torch.bool)
+    for layer in middles(view.n_layers, n_of_layers):
+        chosen[layer, even(view.n_neurons, min(n_of_each, each))] = True
+    shares["zero_out"] = int(chosen.sum()) / (view.n_layers * each)
+    meter = AblationMeter(model, [one, *others], torch.stack([other.tokens for other in others[:2]]), Zero(), str)
+    top = NeuronScores(torch.rand(view.n_layers, view.n_neurons, generator=torch.Generator().manual_seed(0))).top_k(DELETED, first_layer=1)
+    steps = part(STEPS["inject"])
+    shares["inject"] = steps / STEPS["inject"]
+    works: dict[str, Any] = {
+        "forward and backward": lambda: forward_and_backward(model, one),
+        "forward": lambda: forward(model, one),
+        **{name: partial(shortened.get(name) or method(), model, one) for name, method in METHODS.items()},
+        "zero_out": lambda: screened._exact(view, one, chosen, torch.zeros(chosen.shape), lambda fraction: None),
+        "inject": lambda: inject(model, one, ratio=INJECTED, seed=0, learning_rate=0.01, max_steps=steps, stop_loss=1e-12),
+        f"DEL, {N_NEGATIVES} negatives, a set of neurons": lambda: meter.effect(0, top),
+    }
+
+    def first_layer() -> None:
+        """All points of the path at the layer that has the most layers above it."""
+
+        def stop(fraction: float) -> None:
+            raise StopIteration
+
+        with suppress(StopIteration):
+            IntegratedGradients()._attribute(view, one, stop)
+
+    rows: dict[str, dict[str, float]] = {}
+    for name, work in works.items():
+        work()  # the first run loads kernels
+        taken = seconds(work, device) / shares.get(name, 1.0)
+        peak = peak_bytes(first_layer if name == "integrated_gradients" else work, device)
+        bare = rows["forward and backward"]["seconds"] if rows else taken
+        rows[name] = {
+            "seconds": taken,
+            "bare passes": taken / bare,
+            "measured": shares.get(name, 1.0),
+            "MiB": peak / 2**20,
+            "of the weights": peak / weights,
+            "of all activations": peak / acts,
+        }
+    return pd.DataFrame(rows).T.rename_axis("method")
 
 
 def pytest_generate_tests(metafunc: Any) -> None:
@@ -386,6 +343,16 @@ def test_cost_table(costed: tuple[str, Any], publish: Any, unchecked: Any) -> No
     publish(table.round(4), name, "cost", f"Cost of one sequence ({setting(model)})")
 
 
+def test_sizes(costed: tuple[str, Any], publish: Any, unchecked: Any) -> None:
+    name, model = costed
+    table = size_table(model)
+    about = setting(model, SHORT, SHORT // 2)
+    publish(
+        table.round(3), name, f"cost_sizes_{str(model.cfg.dtype).removeprefix('torch.')}", f"One short text against bare passes ({about})"
+    )
+    assert (table > 0).all(axis=None)
+
+
 def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -> None:
     """Seconds per sequence over length and number of sequences, and over layers of the reference models' shape, beside the loop."""
     from tl_localize import HardConcrete, IntegratedGradients
@@ -428,4 +395,6 @@ def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -
 def test_smoke_small_shape_fills_the_whole_table(unchecked: Any) -> None:
     model = random_model("small", torch.device("cpu"), torch.float32, n_layers=2, d_mlp=64, d_vocab=128)
     table = cost_table(model, n_sequences=2, n_neurons=4, steps={"slimming": 3, "hard_concrete": 3, "inject": 3}, repeats=1)
+    sizes = size_table(model, share=0.01, sampled=(2, 4))
+    assert len(sizes) == 14 and (sizes > 0).all(axis=None)
     assert len(table) == 13 and (table[["seconds", "ratio", "MiB", "MiB of the loop"]] > 0).all(axis=None)

@@ -92,6 +92,8 @@ def test_collect_finds_the_recited_rows_and_says_what_went(run, corpus, tmp_path
     assert {"fingerprint", "torch"} <= set(report["environment"])
     assert "accuracy" in result.stdout
     assert "No text for the perplexity" in result.stderr  # rows of 30 tokens
+    n_test = len(sequences) - 2
+    assert f"DEL would have {n_test} targets and {n_test - 1} others that must not be forgotten" in result.stderr
 
 
 def test_collect_writes_general_text_that_shares_no_run_with_the_collected(run, recited, tmp_path):
@@ -201,7 +203,11 @@ def test_collect_names_a_bad_line_within_a_file(run, tmp_path, name, content, me
         (lambda rows: rows, [*LOOSE[:-1], 50], "n_dev must leave at least one of the"),
         (lambda rows: rows, ["--any-tokens", "--n-prefix", 90], "n_prefix + n_suffix must be at most n_ctx=96, got 138"),
         (lambda rows: rows, [*LOOSE, "--min-distinct", 12], "distinct tokens in the true suffix'. Lower min_distinct."),
-        (lambda rows: (rows * 7 + 3) % 256, [*LOOSE, "--min-accuracy", 1], "Lower min_accuracy"),
+        (
+            lambda rows: (rows * 7 + 3) % 256,
+            [*LOOSE, "--min-accuracy", 1],
+            "DEL has nothing to ablate here. The last ones failed by 'accuracy'.",
+        ),
     ],
 )
 def test_collect_names_what_was_wrong_and_writes_nothing(run, recited, tmp_path, change, arguments, message):

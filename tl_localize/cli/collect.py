@@ -29,6 +29,7 @@ from tl_localize.report.tables import save_table
 from tl_localize.report.terminal import console, plain
 
 PAPER = Criteria()
+FEW = 20  # test sequences below which a mean over targets says little
 
 
 def collect(
@@ -141,3 +142,6 @@ def show_collection(collection: Collection, folder: Path, *, planted: bool) -> N
         save_table(table, folder, name, caption)
         console().print(f"{caption}\n", plain(table.head(10)), sep="\n", markup=False)
     typer.echo(f"{len(collection.sequences)} memorized sequences ({collection.n_dev} of them dev), the report and its examples: {folder}")
+    if (n_test := len(collection.sequences) - collection.n_dev) < FEW:
+        what = f"{n_test} target{'s' * (n_test > 1)} and {n_test - 1} others that must not be forgotten"
+        say(f"DEL would have {what}: enough for examples, too few for a mean. Give more text that the model saw often in training.")

@@ -161,7 +161,7 @@ def assemble(filter: Filter, chunks: Iterable[FilteredChunk], *, n_dev: int = 5,
     if not found:
         last = [criterion for criterion in CRITERIA if report.removed[criterion]][-1]
         failed = f"The last ones failed by {last!r}. {LOOSEN.get(last, '')}"
-        raise ValueError(f"stream must hold a memorized sequence, got none: {report}. {failed}")
+        raise ValueError(f"stream must hold a memorized sequence, got none: {report}. DEL has nothing to ablate here. {failed}")
     groups = near_duplicates(np.stack([one.tokens for one in found]), criteria.max_jaccard, criteria.ngram)
     best = [min(group, key=lambda i: (found[i].distance, -found[i].accuracy, i)) for group in groups]
     for group, chosen in zip(groups, best, strict=True):
