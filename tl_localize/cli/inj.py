@@ -57,7 +57,8 @@ def inj(
         raise ValueError(f"learning_rate must be above 0, got {learning_rate}. Leave it out for the paper's.")
     options.say_settings(on.model, "inj", settings)
     if any(isinstance(method, ZeroOut) and method.screen == SCREEN for method in chosen):
-        say(f"Zero-Out ablates {SCREEN:.0%} of the neurons and estimates the others; --exact ablates all, which takes {1 / SCREEN:.0f} times as long.")
+        longer = f"--exact ablates all, {1 / SCREEN:.0f} times as many"
+        say(f"Zero-Out ablates {SCREEN:.0%} of the neurons and estimates the others; {longer}.")
     given = rows.data(data)
     store = run.store(run.folder(f"inj-{on.short}{f'-distractors-{distractors}' if distractors else ''}"))
     model = on.load()
