@@ -21,7 +21,7 @@ from tl_localize.changes import uninterrupted
 Stream = Float[Tensor, "batch pos d_model"]
 READ_AS = {"W_U": (1, 0), "W_Q": (0, 2, 1), "W_K": (0, 2, 1), "W_V": (0, 2, 1), "W_O": (2, 0, 1)}  # order of axes in memory
 READ_AS_GATED = {"W_in": (1, 0), "W_gate": (1, 0), "W_out": (1, 0)}  # of a gated MLP
-_OUTPUTS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # of a Bridge: what each block hands on; None is the residual stream
+_FORMS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # of a Bridge: in which form each block hands the residual stream on
 
 
 def is_bridge(model: Any) -> bool:
@@ -198,11 +198,15 @@ def _put_in(module: object, inputs: tuple[Any, ...], given: dict[str, Any], *, r
 
 def _run(model: Any, tokens: Tensor, start: int = 0, resid: Tensor | None = None, stop: int | None = None) -> Tensor:
     """A Bridge's forward pass from layer ``start`` on, which ``resid`` enters, to layer ``stop``, by default to the logits."""
-    with _cut(list(model.blocks), _outputs(model), start, resid, stop):
+    with _cut(list(model.blocks), _forms(model) if start else [], start, resid, stop), ExitStack() as stack:
+        found = stack.enter_context(_forms_seen(model)) if not start and model not in _FORMS else []
         try:
             return model(tokens, use_cache=False)
         except _Reached as reached:
             return reached.resid
+        finally:
+            if found and len(found) == len(model.blocks):
+                _FORMS[model] = found
 
 
 @uninterrupted
@@ -223,18 +227,25 @@ def _cut(blocks: list[Any], forms: list[Any], start: int, resid: Tensor | None, 
         yield
 
 
+@uninterrupted
+def _forms_seen(model: Any) -> Iterator[list[Any]]:
+    """What the blocks hand on in the next pass, in order: None for the residual stream, or a list or tuple of it and Nones."""
+    found: list[Any] = []
+
+    def look(module: object, inputs: object, output: Any) -> None:
+        found.append(type(output)([None] * len(output)) if isinstance(output, tuple | list) else None)
+
+    with ExitStack() as stack:
+        for block in model.blocks:
+            stack.enter_context(block.register_forward_hook(look, prepend=True))
+        yield found
+
+
 @torch.no_grad()
-def _outputs(model: Any) -> list[Any]:
-    """What each block of a Bridge hands on: None for the residual stream, or a list or tuple of it and Nones; looked up once."""
-    if model not in _OUTPUTS:
-        found: list[Any] = []
-
-        def look(module: object, inputs: object, output: Any) -> None:
-            found.append(type(output)([None] * len(output)) if isinstance(output, tuple | list) else None)
-
-        with ExitStack() as stack:
-            for block in model.blocks:
-                stack.enter_context(block.register_forward_hook(look))
+def _forms(model: Any) -> list[Any]:
+    """What each block of a Bridge hands on, from its first whole pass; the user's hooks see one of a single token where there was none."""
+    if model not in _FORMS:
+        with _forms_seen(model) as found:
             model(torch.zeros(1, 1, dtype=torch.long, device=next(iter(model.parameters())).device), use_cache=False)
-        _OUTPUTS[model] = found
-    return _OUTPUTS[model]
+        _FORMS[model] = found
+    return _FORMS[model]
