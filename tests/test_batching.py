@@ -113,7 +113,7 @@ def test_tokens_that_fit_are_enough_for_a_sequence_and_not_endless(any_model: An
 def test_tokens_that_fit_shrink_with_the_model(gpt2_like: Any) -> None:
     view = NeuronView(gpt2_like)
     small = tokens_that_fit(view)
-    view.n_neurons, view.model = 500_000, SimpleNamespace(cfg=gpt2_like.cfg, blocks=gpt2_like.blocks)
+    view.shape, view.model = (500_000,), SimpleNamespace(cfg=gpt2_like.cfg, blocks=gpt2_like.blocks, parameters=gpt2_like.parameters)
     assert tokens_that_fit(view) < small
 
 

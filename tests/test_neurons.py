@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tl_localize.neurons import NeuronView, patch_neurons_at, post_hook_name, record_neurons, scale_neurons, zero_neurons
+from tl_localize.neurons import NeuronView, patch_neurons_at, record_neurons, scale_neurons, zero_neurons
+from tl_localize.units import NEURONS
 
 ACT = torch.arange(12.0).reshape(2, 2, 3) + 1
 
@@ -237,7 +238,7 @@ def test_view_refuses_rows_of_another_shape(gpt2_like: Any) -> None:
 
 
 def test_view_refuses_a_missing_hook(gpt2_like: Any) -> None:
-    del gpt2_like.hook_dict[post_hook_name(1)]
+    del gpt2_like.hook_dict[NEURONS.point(1)]
     with pytest.raises(ValueError, match=r"hook blocks\.1\.mlp\.hook_post"):
         NeuronView(gpt2_like)
 

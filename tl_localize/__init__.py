@@ -26,16 +26,18 @@ if TYPE_CHECKING:
     from tl_localize.report.explorer import explore
     from tl_localize.scores import NeuronScores, NeuronSet
     from tl_localize.sequences import MemorizedSequence
+    from tl_localize.units import AttentionHeads, MLPNeurons, Units
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "METHODS", "Activations", "Attribution", "DelBenchmark", "DelResults", "GradientAlignment", "HardConcrete", "InjBenchmark",
-    "InjResults", "Injection", "IntegratedGradients", "IterativeAttribution", "JointInjection", "Localizer", "MemorizedSequence",
-    "NeuronScores", "NeuronSet", "RandomBaseline", "RowNorm", "Slimming", "ZeroOut", "accuracy", "check_recited", "explore", "inject",
-    "inject_many", "inject_together", "levenshtein", "load_model", "memorization_loss", "perplexity", "perplexity_base2",
+    "METHODS", "Activations", "AttentionHeads", "Attribution", "DelBenchmark", "DelResults", "GradientAlignment", "HardConcrete",
+    "InjBenchmark", "InjResults", "Injection", "IntegratedGradients", "IterativeAttribution", "JointInjection", "Localizer", "MLPNeurons",
+    "MemorizedSequence", "NeuronScores", "NeuronSet", "RandomBaseline", "RowNorm", "Slimming", "Units", "ZeroOut", "accuracy",
+    "check_recited", "explore", "inject", "inject_many", "inject_together", "levenshtein", "load_model", "memorization_loss",
+    "perplexity", "perplexity_base2",
 ]  # fmt: skip
-ROOMS = ("sequences", "scores", "metrics", "losses", "models", "methods", "injection", "evals", "report.explorer")  # where they are
+ROOMS = ("units", "sequences", "scores", "metrics", "losses", "models", "methods", "injection", "evals", "report.explorer")
 
 
 def __getattr__(name: str) -> Any:

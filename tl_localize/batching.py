@@ -26,7 +26,8 @@ MAX_TOKENS = {"cpu": 4096, "cuda": 131072}
 def tokens_that_fit(neurons: NeuronView) -> int:
     """Tokens whose forward and backward pass fit into memory, by a rough count of what autograd keeps per token."""
     cfg = neurons.model.cfg
-    floats = neurons.n_layers * (6 * neurons.n_neurons + 16 * cfg.d_model) + 4 * cfg.d_vocab
+    widest = max(neurons.d_mlp, math.prod(neurons.shape))
+    floats = neurons.n_layers * (6 * widest + 16 * cfg.d_model) + 4 * cfg.d_vocab
     device = neurons.device
     if device.type != "cuda":
         return int(min(max(CPU_BYTES / (4 * floats), 256), MAX_TOKENS.get(device.type, 4096)))

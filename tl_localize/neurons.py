@@ -1,7 +1,4 @@
-"""The neurons of a TransformerLens model, and the checks of arguments. No other file spells a hook name.
-
-A neuron is an entry of ``blocks.{layer}.mlp.hook_post``: the coefficient of one row of ``W_out`` in the output of the MLP.
-"""
+"""The neurons of a TransformerLens model, or other units of it (``units.py``), read and changed by hooks; and the checks of arguments."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from einops import einsum
-from jaxtyping import Bool, Float, Int, Num
+from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor
 
 from tl_localize.changes import uninterrupted, used
+from tl_localize.units import NEURONS, Acts, Units, check_units, model_name
 
 Hook = Callable[..., Tensor]
-Acts = Float[Tensor, "batch pos neuron"]
 Context = AbstractContextManager[None]
 Real = float | int  # where a float is meant: the run-time type checker of the tests, unlike PEP 484, does not take an int for it
 
@@ -55,11 +52,6 @@ def check_model(model: object) -> None:
     """Raise TypeError unless it is a model to work with."""
     if not isinstance(model, LanguageModel):
         raise TypeError(f"model must be a TransformerLens model, got {type(model).__name__}. Make one with load_model(name_or_path).")
-
-
-def model_name(model: LanguageModel) -> str:
-    """The model's name, for messages."""
-    return getattr(model.cfg, "model_name", type(model).__name__)
 
 
 def as_tensor(name: str, value: Any) -> Tensor:
@@ -110,25 +102,19 @@ def check_ratio(name: str, ratio: Any) -> None:
         raise ValueError(f"{name} must be a fraction in (0, 1], got {ratio!r}. Write 0.01 for 1 %.")
 
 
-def post_hook_name(layer: int) -> str:
-    """Name of the hook point that holds the neurons of a layer."""
-    return f"blocks.{layer}.mlp.hook_post"
-
-
-# Hooks: pure functions of an activation, bound with `partial`. TransformerLens passes its HookPoint as `hook=`.
+# Hooks: pure functions of the units, bound with `partial`. TransformerLens passes its HookPoint as `hook=`.
 
 
 def scale_neurons(act: Acts, hook: object = None, *, gate: Num[Tensor, "#batch neuron"]) -> Acts:
     """Multiply every neuron by its gate, at every position."""
-    return act * gate.to(act)[:, None]
+    return act * gate.to(act)[(slice(None), None, ..., *(None,) * (act.ndim - 3))]
 
 
 def zero_neurons(act: Acts, hook: object = None, *, mask: Bool[Tensor, " neuron"]) -> Acts:
     """Set the masked neurons to zero, at every position."""
-    if act.shape[-1] != len(mask):
-        n = act.shape[-1]
+    if (n := act.shape[2]) != len(mask):
         raise ValueError(f"mask must have the model's {n} neurons a layer, got {len(mask)}. Localize in the model that is to be ablated.")
-    return act.masked_fill(mask.to(act.device), 0.0)
+    return act.masked_fill(mask.to(act.device)[(..., *(None,) * (act.ndim - 3))], 0.0)
 
 
 def record_neurons(act: Acts, hook: object = None, *, store: dict[int, Tensor], layer: int) -> Acts:
@@ -142,15 +128,17 @@ def patch_neurons(act: Acts, hook: object = None, *, values: Acts) -> Acts:
     return values.to(act)
 
 
-def patch_neurons_at(act: Acts, hook: object = None, *, positions: Int[Tensor, " batch"], values: Float[Tensor, "batch neuron"]) -> Acts:
+def patch_neurons_at(
+    act: Acts, hook: object = None, *, positions: Int[Tensor, " batch"], values: Float[Tensor, "batch neuron *width"]
+) -> Acts:
     """Replace the neurons at one position of each row of the batch."""
     rows = torch.arange(len(act), device=act.device)
     return act.index_put((rows, positions.to(act.device)), values.to(act))
 
 
-def clamp_neurons(act: Acts, hook: object = None, *, index: Int[Tensor, " chosen"], values: Float[Tensor, " chosen"]) -> Acts:
+def clamp_neurons(act: Acts, hook: object = None, *, index: Int[Tensor, " chosen"], values: Float[Tensor, " chosen *width"]) -> Acts:
     """Set the chosen neurons to given values, at every position."""
-    return act.index_copy(-1, index.to(act.device), values.to(act).expand(*act.shape[:2], -1))
+    return act.index_copy(2, index.to(act.device), values.to(act).expand(*act.shape[:2], *values.shape))
 
 
 def _remove(point: Any, handle: Any) -> None:
@@ -164,13 +152,15 @@ def _after_module(hook: Hook, module: object, inputs: object, output: Tensor) ->
 
 
 class NeuronView:
-    """Reads and changes the neurons of a model through hooks, which stay on the model inside ``with`` only.
+    """Reads and changes the neurons of a model, or other units, through hooks, which stay on the model inside ``with`` only.
 
-    ``n_layers`` and ``n_neurons`` (of each layer) are the model's numbers; ``model`` is the model and ``device`` its device.
+    ``n_layers`` and ``n_neurons`` (units of each layer) are the model's numbers, ``shape`` is (n_neurons, *width): a neuron is one number,
+    an attention head a vector. ``model`` is the model and ``device`` its device.
 
+    Args:    units: what "neuron" means.
     Raises:  TypeError: it is not a TransformerLens model.
-             ValueError: the model has no MLP, a mixture of experts, no ``hook_post`` with the neurons as its last axis, or it is spread
-                 over several devices.
+             ValueError: the model does not have these units (for neurons: no MLP, a mixture of experts, no ``hook_post`` with the neurons
+                 as its last axis), or it is spread over several devices.
 
     >>> view = NeuronView(model)
     >>> with view.scaled({1: torch.zeros(1, view.n_neurons)}), view.recorded() as acts:  # layer 1 ablated
@@ -179,47 +169,58 @@ class NeuronView:
     (6, 1536, True, False)
     """
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, units: Units = NEURONS) -> None:
         initialize_vector_functions()
         check_model(model)
-        cfg, name = model.cfg, model_name(model)
-        self.model = model
+        check_units(units)
+        self.model, self.units = model, units
         self.points: Mapping[str, Any] = model.hook_dict  # a Bridge makes it anew each time
-        weights = [getattr(getattr(block, "mlp", None), "W_out", None) for block in getattr(model, "blocks", ())]
-        if getattr(cfg, "num_experts", None):
-            raise ValueError(
-                f"model must have one MLP per layer, got {name!r} with {cfg.num_experts} experts. Mixtures have no neuron axis."
-            )
-        if not any(isinstance(weight, Tensor) for weight in weights):
-            raise ValueError(f"model must have MLP layers, got {name!r}, which has none with a W_out. Choose another.")
-        self.n_layers = len(weights)
-        shapes = [tuple(getattr(weight, "shape", ())) for weight in weights]
-        self.n_neurons: int = shapes[0][0] if shapes[0] else 0
-        for layer, shape in enumerate(shapes):
-            if post_hook_name(layer) not in self.points or shape != (self.n_neurons, cfg.d_model):
-                raise ValueError(
-                    f"model must have a neuron axis (hook {post_hook_name(layer)} and W_out of shape {(self.n_neurons, cfg.d_model)}), "
-                    f"got {name!r} with W_out of shape {shape}. Choose an unquantized model with plain or gated MLPs."
-                )
+        self.shape = units.shape(model)
+        self.n_layers, self.n_neurons = len(model.blocks), self.shape[0]
+        if missing := [point for point in map(units.point, range(self.n_layers)) if point not in self.points]:
+            name = model_name(model)
+            raise ValueError(f"units must be in hook points of the model, got {missing[0]!r} of {units!r}, which {name!r} lacks.")
         if len(devices := {str(parameter.device) for parameter in model.parameters()}) > 1:
-            raise ValueError(f"model must be on one device, got {name!r} on {', '.join(sorted(devices))}. Move it with model.to(device).")
+            found = f"{model_name(model)!r} on {', '.join(sorted(devices))}"
+            raise ValueError(f"model must be on one device, got {found}. Move it with model.to(device).")
 
     @property
     def device(self) -> torch.device:
-        return self.rows(0).device
+        return next(iter(self.model.parameters())).device
 
-    def rows(self, layer: int) -> Float[Tensor, "neuron d_model"]:
-        """W_out of a layer, the model's own parameter; neuron i adds h_i times row i to the MLP's output."""
-        return self.model.blocks[layer].mlp.W_out
+    @property
+    def d_mlp(self) -> int:
+        """Neurons of an MLP, whatever the units are: most of what a forward pass keeps."""
+        weight = getattr(getattr(self.model.blocks[0], "mlp", None), "W_out", None)
+        return weight.shape[0] if isinstance(weight, Tensor) else 4 * self.model.cfg.d_model
+
+    def rows(self, layer: int) -> Float[Tensor, "neuron *width d_model"]:
+        """W_out of a layer, the model's own parameter; neuron i adds h_i times row i to the MLP's output. Of heads: W_O."""
+        return self.units.rows(self.model, layer)
 
     @torch.no_grad()
     def row_norms(self) -> Float[Tensor, "layer neuron"]:
-        """Euclidean norm of each row of W_out, float32 on the CPU."""
-        return torch.stack([self.rows(layer).float().contiguous().norm(dim=-1).cpu() for layer in range(self.n_layers)])
+        """Euclidean norm of each row of W_out, or of all rows of a unit together, float32 on the CPU."""
+        return torch.stack([self.rows(layer).float().flatten(1).contiguous().norm(dim=-1).cpu() for layer in range(self.n_layers)])
+
+    @torch.no_grad()
+    def strengths(self, layer: int, act: Float[Tensor, "*some"]) -> Float[Tensor, "*rest neuron"]:
+        """What times its row norm is the norm of what each unit writes: of a neuron the absolute value of its activation."""
+        if len(self.shape) == 1:
+            return act.abs()
+        rows = self.rows(layer).float().flatten(1, -2)  # [unit row d_model]
+        norms = rows.flatten(1).norm(dim=-1)
+        triangular = torch.linalg.qr(rows.mT).R / norms.clamp_min(torch.finfo(norms.dtype).tiny)[:, None, None]  # R' R = rows rows'
+        flat = act.float().flatten(act.ndim - len(self.shape) + 1)
+        return einsum(flat, triangular, "... neuron row, neuron entry row -> ... neuron entry").norm(dim=-1)
+
+    def by_unit(self, values: Shaped[Tensor, "*some"]) -> Shaped[Tensor, "*rest neuron"]:
+        """The sum over the entries of each unit, of values whose last axes are those of ``shape``; a neuron is one entry."""
+        return values if len(self.shape) == 1 else values.flatten(values.ndim - len(self.shape) + 1).sum(-1)
 
     @uninterrupted
     def recorded(self) -> Iterator[dict[int, Tensor]]:
-        """The neurons of each layer in the last forward pass, [batch pos neuron], as the model used them."""
+        """The neurons of each layer in the last forward pass, [batch pos neuron *width], as the model used them."""
         store: dict[int, Tensor] = {}
         with self._hooks({layer: partial(record_neurons, store=store, layer=layer) for layer in range(self.n_layers)}):
             yield store
@@ -232,7 +233,7 @@ class NeuronView:
                 raise ValueError(f"{rule}, got {tuple(gate.shape)} at layer {layer}. One row serves the whole batch.")
         return self._hooks({layer: partial(scale_neurons, gate=gate) for layer, gate in gates.items()})
 
-    def patched_at(self, layer: int, positions: Int[Tensor, " batch"], values: Float[Tensor, "batch neuron"]) -> Context:
+    def patched_at(self, layer: int, positions: Int[Tensor, " batch"], values: Float[Tensor, "batch neuron *width"]) -> Context:
         """Replace the neurons of one layer at one position of each row of the batch."""
         return self._hooks({layer: partial(patch_neurons_at, positions=positions, values=values)})
 
@@ -240,7 +241,7 @@ class NeuronView:
         """Replace the neurons of one layer at every position."""
         return self._hooks({layer: partial(patch_neurons, values=values)})
 
-    def clamped(self, chosen: Bool[Tensor, "layer neuron"], values: Float[Tensor, "layer neuron"]) -> Context:
+    def clamped(self, chosen: Bool[Tensor, "layer neuron"], values: Float[Tensor, "layer neuron *width"]) -> Context:
         """Set the chosen neurons to values, at every position."""
         hooks: dict[int, Hook] = {}
         for layer in chosen.any(-1).nonzero().flatten().tolist():
@@ -276,7 +277,7 @@ class NeuronView:
         change: Mapping[int, Float[Tensor, "#batch row d_model"]],
         on: Mapping[int, Bool[Tensor, "batch row"]] | None = None,
     ) -> Iterator[None]:
-        """Run as if, for batch row b, ``change[layer][b]`` were added to the rows ``index[layer][b]`` of W_out.
+        """Run as if, for batch row b, ``change[layer][b]`` were added to the rows ``index[layer][b]`` of W_out (of W_O, head by head).
 
         One forward pass serves many changed models, and autograd sees the changed rows only. An index and a change of batch 1 are shared
         by the whole batch; ``on[layer][b]`` says which of the changes apply to batch row b, by default all.
@@ -284,7 +285,7 @@ class NeuronView:
         seen: dict[int, Tensor] = {}
 
         def add_change(output: Tensor, hook: object = None, *, layer: int) -> Tensor:
-            act = seen.pop(layer)
+            act = seen.pop(layer).flatten(2)
             chosen = act.gather(-1, index[layer][:, None, :].expand(*act.shape[:2], -1))
             if on is not None:
                 chosen = chosen * on[layer][:, None, :]
@@ -296,12 +297,12 @@ class NeuronView:
             yield
             if seen:
                 raise RuntimeError(
-                    f"W_out of layer {next(iter(seen))} must be applied in each pass, and it was not. Leave compatibility mode."
+                    f"the rows of layer {next(iter(seen))} must be applied in each pass, and were not. Leave compatibility mode."
                 )
 
     @uninterrupted
     def outputs(self) -> Iterator[dict[int, Tensor]]:
-        """Zeros that are added to what W_out of each layer writes, [batch pos d_model]: their gradient is the gradient of the output."""
+        """Zeros that are added to what the rows of each layer write, [batch pos d_model]: their gradient is the gradient of the output."""
         zeros: dict[int, Tensor] = {}
 
         def add_zeros(output: Tensor, hook: object = None, *, layer: int) -> Tensor:
@@ -313,13 +314,13 @@ class NeuronView:
 
     @uninterrupted
     def _output_hooks(self, hooks: Mapping[int, Hook]) -> Iterator[None]:
-        """Hooks of what W_out of some layers writes, bias included, before the model's own hooks see it."""
+        """Hooks of what the rows of some layers write, bias included, before the model's own hooks see it."""
         with ExitStack() as stack:
             for layer, hook in hooks.items():
-                if (point := f"blocks.{layer}.mlp.out.hook_out") in self.points:
-                    stack.enter_context(self.hooked(first=[(point, hook)]))
+                if isinstance(output := self.units.output(self.model, layer), str):
+                    stack.enter_context(self.hooked(first=[(output, hook)]))
                 else:  # torch calls a hook with the module, what it was given and what it gives
-                    stack.enter_context(self.model.blocks[layer].mlp.register_forward_hook(partial(_after_module, hook)))
+                    stack.enter_context(output.register_forward_hook(partial(_after_module, hook)))
             yield
 
     @uninterrupted
@@ -335,10 +336,10 @@ class NeuronView:
     def one_gelu_kernel(self) -> Iterator[None]:
         """Compute GPT-2's GELU by one kernel of torch instead of eight, in float32 and float64; equal up to rounding."""
         with used(self.model), ExitStack() as stack:
-            for layer, block in enumerate(self.model.blocks):
-                if self.rows(layer).dtype not in (torch.float32, torch.float64):
+            for block in self.model.blocks:
+                mlp: Any = getattr(block, "mlp", None)
+                if getattr(getattr(mlp, "W_out", None), "dtype", None) not in (torch.float32, torch.float64):
                     continue
-                mlp: Any = block.mlp
                 if getattr(getattr(mlp, "act_fn", None), "__name__", "") == "gelu_new":
                     stack.callback(setattr, mlp, "act_fn", mlp.act_fn)
                     mlp.act_fn = partial(torch.nn.functional.gelu, approximate="tanh")
@@ -356,4 +357,4 @@ class NeuronView:
             yield
 
     def _hooks(self, hooks: Mapping[int, Hook]) -> Context:
-        return self.hooked(last=[(post_hook_name(layer), hook) for layer, hook in hooks.items()])
+        return self.hooked(last=[(self.units.point(layer), self.units.hook(hook)) for layer, hook in hooks.items()])

@@ -24,9 +24,9 @@ from tl_localize.neurons import (
     check_between,
     check_count,
     check_ratio,
-    post_hook_name,
     zero_neurons,
 )
+from tl_localize.units import NEURONS, Units, check_units, units_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,6 +41,7 @@ class NeuronSet:
     """A set of neurons.
 
     Args:    mask: [layer neuron], True for the neurons in the set. Kept on the CPU.
+             units: what "neuron" means here: for example attention heads. Sets of different units are not combined.
     Raises:  ValueError: the mask is not boolean, or not of two axes.
 
     It behaves as a set of pairs (layer, neuron): ``&``, ``|``, ``-``, ``==``, ``in``, ``len`` and iteration.
@@ -51,6 +52,7 @@ class NeuronSet:
     """
 
     mask: Bool[Tensor, "layer neuron"]
+    units: Units = NEURONS
 
     def __post_init__(self) -> None:
         if isinstance(self.mask, NeuronScores):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -61,10 +63,11 @@ class NeuronSet:
                 f"mask must be a boolean tensor [layer neuron], got shape {tuple(mask.shape)} of {mask.dtype}. "
                 "Compare scores with a threshold, or use NeuronScores.top_k."
             )
+        check_units(self.units)
         object.__setattr__(self, "mask", mask.detach().to("cpu", copy=True))
 
     @classmethod
-    def from_pairs(cls, pairs: Iterable[tuple[int, int]], shape: tuple[int, int]) -> NeuronSet:
+    def from_pairs(cls, pairs: Iterable[tuple[int, int]], shape: tuple[int, int], units: Units = NEURONS) -> NeuronSet:
         """The set of some (layer, neuron) pairs in a model of ``shape`` (layers, neurons of each layer); ValueError for others."""
         for length in shape:
             check_count(shape=length)
@@ -74,7 +77,7 @@ class NeuronSet:
             if not (0 <= layer < shape[0] and 0 <= neuron < shape[1]):
                 raise ValueError(f"pairs must be (layer, neuron) below {tuple(shape)}, got {(layer, neuron)}. Both count from 0.")
             mask[layer, neuron] = True
-        return cls(mask)
+        return cls(mask, units)
 
     def __len__(self) -> int:
         return int(self.mask.sum())
@@ -83,7 +86,7 @@ class NeuronSet:
         return ((layer, neuron) for layer, neuron in self.mask.nonzero().tolist())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, NeuronSet) and torch.equal(self.mask, other.mask)
+        return isinstance(other, NeuronSet) and torch.equal(self.mask, other.mask) and repr(self.units) == repr(other.units)
 
     def __hash__(self) -> int:
         return hash((*self.mask.shape, *self))
@@ -117,10 +120,12 @@ class NeuronSet:
             raise TypeError(f"{name} must be a NeuronSet, got {type(other).__name__}. Take some scores, as scores.top_k(0.01) does.")
         if (own := tuple(self.mask.shape)) != (given := tuple(other.mask.shape)):
             raise ValueError(f"{name} must have the shape {own}, got {given}. Both sets must belong to one model.")
+        if repr(self.units) != repr(other.units):
+            raise ValueError(f"{name} must be of {self.units!r}, as this set, got {other.units!r}. Compare sets of one kind of unit.")
         return other.mask
 
     def __repr__(self) -> str:
-        return f"NeuronSet({len(self)} of {self.mask.numel()} neurons, per layer {self.mask.sum(1).tolist()})"
+        return f"NeuronSet({len(self)} of {self.mask.numel()} {self.units.name}, per layer {self.mask.sum(1).tolist()})"
 
     def html_by_layer(self) -> str:
         """A table of how many neurons lie in each layer, and the first few of them."""
@@ -128,8 +133,8 @@ class NeuronSet:
 
         indices = [[str(i) for i in layer.nonzero().flatten().tolist()] for layer in self.mask]
         which = [", ".join([*some[:SHOWN], "..."] if len(some) > SHOWN else some) for some in indices]
-        columns = {"layer": range(len(indices)), "neurons": list(map(len, indices)), "which": which}
-        return styled(columns, f"NeuronSet: {len(self)} of {self.mask.numel()} neurons", ["neurons"])
+        columns = {"layer": range(len(indices)), self.units.name: list(map(len, indices)), "which": which}
+        return styled(columns, f"NeuronSet: {len(self)} of {self.mask.numel()} {self.units.name}", [self.units.name])
 
     _repr_html_ = html_by_layer
 
@@ -145,12 +150,13 @@ class NeuronSet:
 
         The hooks do not know the model, so a wrong number of layers goes unnoticed; ``dropped_out(model)`` compares the shapes.
         """
-        return [(post_hook_name(layer), partial(zero_neurons, mask=mask)) for layer, mask in enumerate(self.mask) if mask.any()]
+        hooks = ((self.units.point(layer), partial(zero_neurons, mask=mask)) for layer, mask in enumerate(self.mask) if mask.any())
+        return [(point, self.units.hook(hook)) for point, hook in hooks]
 
     @uninterrupted
     def dropped_out(self, model: LanguageModel) -> Iterator[None]:
         """Set these neurons to zero inside the ``with`` block; ValueError where the set is of another model's shape."""
-        view = NeuronView(model)
+        view = NeuronView(model, self.units)
         if (own := tuple(self.mask.shape)) != (shape := (view.n_layers, view.n_neurons)):
             raise ValueError(f"mask must have the model's shape {shape}, got {own}. Localize in the model that is to be ablated.")
         with view.hooked(last=self.dropout_hooks()):
@@ -167,6 +173,7 @@ class NeuronScores(Saved):
              settings: the method with all its hyperparameters, as its repr.
              exact: mask of the exact scores, where the others are estimates (``ZeroOut(screen=...)``); None: all are exact.
              missed: upper bound on the share of the estimated neurons that belong into the top (see ``ZeroOut``); None: all are exact.
+             units: what "neuron" means here: for example attention heads.
     Raises:  ValueError: a value is not finite, or values or exact are of another shape.
 
     >>> scores = NeuronScores(torch.tensor([[0.1, 0.9, 0.0], [0.3, 0.2, 0.4]]), "mine")
@@ -181,11 +188,13 @@ class NeuronScores(Saved):
     settings: str = ""
     exact: NeuronSet | None = None
     missed: float | None = None
+    units: Units = NEURONS
 
     def __post_init__(self) -> None:
         values = as_tensor("values", self.values).detach().to("cpu", torch.float32, copy=True)  # a view would keep its whole batch alive
         if values.ndim != 2:
             raise ValueError(f"values must have the shape [layer neuron], got {tuple(values.shape)}. Pass the scores of one sequence.")
+        check_units(self.units)
         if self.missed is not None:
             check_between(0, 1, missed=self.missed)
         if not values.isfinite().all():
@@ -200,7 +209,7 @@ class NeuronScores(Saved):
 
     def __repr__(self) -> str:
         n_layers, n_neurons = self.values.shape
-        text = f"{self.method!r}, {self.sequence_id!r}, {n_layers} layers x {n_neurons} neurons"
+        text = f"{self.method!r}, {self.sequence_id!r}, {n_layers} layers x {n_neurons} {self.units.name}"
         if self.exact is not None:
             text += f", {len(self.exact)} exact, the others estimated"
         if self.missed is not None:
@@ -223,11 +232,12 @@ class NeuronScores(Saved):
         scores = list(scores)
         if not scores:
             raise ValueError("scores must hold those of at least one text, got none. Pass list(method.map(model, sequences)).")
-        for what in ({(one.method, one.settings) for one in scores}, {tuple(one.values.shape) for one in scores}):
+        about = {(one.method, one.settings, *([repr(one.units)] if one.units != NEURONS else [])) for one in scores}
+        for what in (about, {tuple(one.values.shape) for one in scores}):
             if len(what) > 1:
                 raise ValueError(f"scores must be of one method in one model, got {sorted(what)}. Take their mean one by one.")
         values = torch.stack([one.values for one in scores]).mean(0)
-        return cls(values, scores[0].method, f"mean of {len(scores)} texts", scores[0].settings)
+        return cls(values, scores[0].method, f"mean of {len(scores)} texts", scores[0].settings, units=scores[0].units)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per neuron, the highest score first: layer, neuron, score. Ties go to the lower index."""
@@ -286,16 +296,18 @@ class NeuronScores(Saved):
         best = pool.argsort(dim=-1, descending=True, stable=True)[:, :count]
         mask = torch.zeros(self.values.numel(), dtype=torch.bool)
         mask[-pool.numel() :] = torch.zeros_like(pool, dtype=torch.bool).scatter(-1, best, True).flatten()
-        return NeuronSet(mask.view_as(self.values))
+        return NeuronSet(mask.view_as(self.values), self.units)
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         texts = {"method": self.method, "sequence_id": self.sequence_id, "settings": self.settings}
         texts |= {} if self.missed is None else {"missed": repr(self.missed)}
+        texts |= {} if self.units == NEURONS else {"units": repr(self.units)}
         return {"values": self.values} | ({} if self.exact is None else {"exact": self.exact.mask}), texts
 
     @classmethod
-    def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str]) -> NeuronScores:
-        exact = NeuronSet(tensors["exact"]) if "exact" in tensors else None
+    def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str], units: Units | None = None) -> NeuronScores:
+        units = units or (units_of(metadata["units"]) if "units" in metadata else NEURONS)
+        exact = NeuronSet(tensors["exact"], units) if "exact" in tensors else None
         missed = float(metadata["missed"]) if "missed" in metadata else None
         method, sequence_id, settings = (metadata.get(key, "") for key in ("method", "sequence_id", "settings"))
-        return cls(tensors["values"], method, sequence_id, settings, exact, missed)
+        return cls(tensors["values"], method, sequence_id, settings, exact, missed, units)

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 import torch
 from einops import einsum
+from torch import Tensor
 
 from tl_localize.losses import residual
 from tl_localize.methods.base import BatchValues, Localizer, Report
@@ -22,7 +23,8 @@ class Activations(Localizer):
         A(l, i) = 1/T sum over t of |h_{i,t}| ||v_i||          absolute="token", the paper's equation
         A(l, i) = |1/T sum over t of h_{i,t}| ||v_i||          absolute="mean", what the authors' code computes
 
-    h_{i,t} is the activation at the position that predicts suffix token t, v_i the row of W_out.
+    h_{i,t} is the activation at the position that predicts suffix token t, v_i the row of W_out. Of a head, whose activation is a vector
+    and whose rows of W_O are a matrix: the norm of what it writes, ||h_{i,t} v_i||, or ||1/T sum over t of h_{i,t} v_i||.
 
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (6).
     Args:    absolute: whether the absolute value is taken of each token or of the mean.
@@ -49,6 +51,11 @@ class Activations(Localizer):
         weights = weights / weights.sum(1, keepdim=True)
         with neurons.recorded() as recorded:
             residual(neurons.model, batch.tokens)
-        acts = (recorded[layer].float() for layer in range(neurons.n_layers))
-        means = [einsum(act.abs() if self.absolute == "token" else act, weights, "b pos neuron, b pos -> b neuron") for act in acts]
-        return torch.stack([mean.abs().cpu() for mean in means], dim=1) * neurons.row_norms()
+        strengths: list[Tensor] = []
+        for layer in range(neurons.n_layers):
+            act = recorded[layer].float()
+            if self.absolute == "token":
+                strengths.append(einsum(neurons.strengths(layer, act), weights, "b pos neuron, b pos -> b neuron").cpu())
+            else:
+                strengths.append(neurons.strengths(layer, einsum(act, weights, "b pos neuron ..., b pos -> b neuron ...")).cpu())
+        return torch.stack(strengths, dim=1) * neurons.row_norms()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from tl_localize.changes import used
 from tl_localize.neurons import LanguageModel, NeuronView, check_count
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence, check_sequences
+from tl_localize.units import NEURONS, Units, check_units
 
 Values = Float[Tensor, "layer neuron"]
 BatchValues = Float[Tensor, "sequence layer neuron"]
@@ -34,7 +35,8 @@ class Localizer(ABC):
     A subclass with settings checks them in ``__post_init__``. ``name`` is the method's name in results, ``title`` its name in tables and
     figures (the name unless given). ``version`` goes up when the method's numbers change.
 
-    Args:    batch_tokens: tokens in one forward pass; by default as many as fit into memory. Changes no score.
+    Args:    units: what is scored: the neurons of the MLPs, or for example ``AttentionHeads()``.
+             batch_tokens: tokens in one forward pass; by default as many as fit into memory. Changes no score.
     Raises:  TypeError: a setting that is not a number.
              ValueError: a setting that is out of its range, such as a learning rate of 0.
 
@@ -52,7 +54,17 @@ class Localizer(ABC):
     version: ClassVar[int] = 1
     by_layer: ClassVar[bool] = True  # the scores of one layer mean something without the other layers
     chunk: ClassVar[int] = 1  # targets that a benchmark gives the method at once
+    units: Units = NEURONS
     batch_tokens: int | None = field(default=None, repr=False, compare=False)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__repr__" not in vars(cls):  # dataclass would write one that always names the units
+            cls.__repr__ = Localizer.__repr__
+
+    def __repr__(self) -> str:
+        shown = [f.name for f in fields(self) if f.repr and (f.name != "units" or self.units != NEURONS)]
+        return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     @property
     def passes(self) -> float:
@@ -60,6 +72,7 @@ class Localizer(ABC):
         return 1.0
 
     def __post_init__(self) -> None:
+        check_units(self.units)
         if self.batch_tokens is not None:
             check_count(batch_tokens=self.batch_tokens)
 
@@ -77,7 +90,7 @@ class Localizer(ABC):
         Raises:  ValueError: at the turn of a sequence whose scores are not finite. The others lose nothing: ``next`` goes on with them.
         """
         sequences = check_sequences(model, sequences)
-        neurons = NeuronView(model)
+        neurons = NeuronView(model, self.units)
         size = rows_that_fit(neurons, max(map(len, sequences)), batch_size, self.batch_tokens)
         return self._map(neurons, sequences, size, progress or (lambda fraction: None))
 
@@ -86,7 +99,7 @@ class Localizer(ABC):
             sequence, value = pair
             if isinstance(value, ValueError):
                 raise value
-            about: dict[str, Any] = {"method": self.name, "sequence_id": sequence.id, "settings": repr(self)}
+            about: dict[str, Any] = {"method": self.name, "sequence_id": sequence.id, "settings": repr(self), "units": self.units}
             scores = replace(value, **about) if isinstance(value, NeuronScores) else NeuronScores(value, **about)
             return check_scores(scores, neurons.model, self)
 
@@ -135,7 +148,7 @@ def check_scores(scores: object, model: LanguageModel, method: Method) -> Neuron
     """Raise TypeError or ValueError unless a method returned scores of the model's shape."""
     if not isinstance(scores, NeuronScores):
         raise TypeError(f"methods must return NeuronScores, got {type(scores).__name__} from {method!r}. Wrap the tensor in one.")
-    view = NeuronView(model)
+    view = NeuronView(model, scores.units)
     shape = (view.n_layers, view.n_neurons)
     if tuple(scores.values.shape) != shape:
         found = tuple(scores.values.shape)

@@ -27,7 +27,8 @@ class GradientAlignment(Localizer):
     O is the mean log-odds of the true suffix tokens, v_i the row of W_out of neuron i. Gradient descent moves a row along its own gradient,
     so the rows that a text has written point there, whatever their length. At point r the neurons with the highest sum so far, a share of
     each layer, stand at 1 - r / points of their activation; at the first point the model is intact. One forward and one backward pass a
-    point. |g_i| comes from the matrix of products of two positions' gradients, so that no [neuron d_model] gradient is ever held.
+    point. |g_i| comes from the matrix of products of two positions' gradients, so that no [neuron d_model] gradient is ever held. Of a head
+    v_i is the matrix of its rows of W_O, g_i its gradient, and the cosine that of all their entries.
 
     Source: ours, not of the paper. The numerator is the gradient of a gate on the neuron, as in ``Attribution``, divided by |v_i| |g_i|.
     Args:    points: of the path.
@@ -76,7 +77,8 @@ def effects_and_lengths(
         effects, *gradients = gate_gradients(neurons, batch, mean_log_odds, gates, outputs)
     lengths: list[Tensor] = []
     for layer, gradient in zip(outputs, gradients, strict=True):
-        act = acts[layer].detach().float()
+        act = acts[layer].detach().float().flatten(2)
         products = einsum(gradient, gradient, "b pos d_model, b other d_model -> b pos other")
-        lengths.append(einsum(act, products @ act, "b pos neuron, b pos neuron -> b neuron").clamp(min=0).sqrt())
+        squares = einsum(act, products @ act, "b pos entry, b pos entry -> b entry")
+        lengths.append(neurons.by_unit(squares.view(len(batch), *neurons.shape)).clamp(min=0).sqrt())
     return effects, torch.stack(lengths, dim=1)

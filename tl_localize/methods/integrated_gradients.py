@@ -23,7 +23,7 @@ from tl_localize.neurons import NeuronView, check_count
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 Steps = Float[Tensor, " step"]
-LayerTotals = tuple[int, Tensor, Tensor]  # layer, its neurons [target neuron], weighted sum of the gradients [target neuron]
+LayerTotals = tuple[int, Tensor, Tensor]  # layer, its neurons [target neuron *width], weighted sum of the gradients, of the same shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,8 @@ class IntegratedGradients(Localizer):
         A(l, i) = 1/T sum over t of IG_t(l, i)
 
     One layer is changed at a time, at the one position that predicts s_t. The sum of IG_t over the neurons of a layer is P(h_t) - P(0),
-    up to the error of the quadrature. All positions of a layer run in one pass (``position_parallel.py``), or one by one, with a warning.
+    up to the error of the quadrature. Of a head: the sum over the entries of its vector. All positions of a layer run in one pass
+    (``position_parallel.py``), or one by one, with a warning.
 
     Source: Chang et al. (2024), arXiv:2311.09060, appendix A.2.
     Args:    steps: points on the path.
@@ -85,7 +86,7 @@ class IntegratedGradients(Localizer):
             else:
                 totals = self._position_parallel(parallel, clean, batch)
             for layer, act, total in totals:
-                scores[layer] = (act.float() * total).mean(0).cpu()
+                scores[layer] = neurons.by_unit((act.float() * total).mean(0)).cpu()
                 report((layer + 1) / neurons.n_layers)
         return scores
 
@@ -115,14 +116,15 @@ class IntegratedGradients(Localizer):
 
 def parallel_gradients(
     parallel: PositionParallelModel, clean: CleanRun, batch: SequenceBatch, layer: int, points: Steps, weights: Steps
-) -> Float[Tensor, "target neuron"]:
+) -> Float[Tensor, "target neuron *width"]:
     """Weighted sum over some points of the path of the probability's gradient with respect to a layer's neurons, at all targets."""
-    neurons, act, rows = clean.neurons, clean.acts[layer], clean.neurons.rows(layer).detach()
-    share = points[:, None, None].to(act.device)
+    neurons, act = clean.neurons, clean.acts[layer]
+    share = points[(..., *(None,) * act.ndim)].to(act.device)
     if layer in clean.additive:
         # A run from the next layer: with a share of the neurons' output, and with d/d(a h) = W_out d/d(residual stream).
         entering = clean.entering[layer + 1]
-        changed = (entering - (1 - share) * (act @ rows).float().to(entering.device)).to(entering.dtype).requires_grad_()
+        written = (act @ neurons.rows(layer).detach()).float()
+        changed = (entering - (1 - share) * written.to(entering.device)).to(entering.dtype).requires_grad_()
         with parallel.from_layer(layer + 1):
             resid = clean.above(layer + 1, changed)[:, batch.positions]
             gradient, scale = probability_gradient(neurons, resid, batch.targets, changed)
@@ -131,21 +133,22 @@ def parallel_gradients(
         with parallel.from_layer(layer + 1), neurons.patched(layer, changed):
             resid = clean.again(layer, len(points))[:, batch.positions]
             gradient, scale = probability_gradient(neurons, resid, batch.targets, changed)
-    of_targets = gradient[:, batch.positions].float() * scale.to(gradient.device)  # a position is changed by its own target alone
+    # A position is changed by its own target alone.
+    of_targets = gradient[:, batch.positions].float().flatten(2) * scale.to(gradient.device)
     total = einsum(weights.to(gradient.device), of_targets, "step, step target entry -> target entry")
-    return total @ rows.float().T if layer in clean.additive else total
+    return total @ neurons.rows(layer).detach().float().T if layer in clean.additive else total.view(-1, *neurons.shape)
 
 
 def position_gradients(
-    neurons: NeuronView, batch: SequenceBatch, layer: int, act: Float[Tensor, " neuron"], target: int, points: Steps, weights: Steps
-) -> Float[Tensor, " neuron"]:
+    neurons: NeuronView, batch: SequenceBatch, layer: int, act: Float[Tensor, " neuron *width"], target: int, points: Steps, weights: Steps
+) -> Float[Tensor, " neuron *width"]:
     """The same at one target, by runs of the sequence up to its position."""
     position = int(batch.positions[target])
-    values = (points[:, None].to(act.device) * act.float()).to(act.dtype).requires_grad_()
+    values = (points[(..., *(None,) * act.ndim)].to(act.device) * act.float()).to(act.dtype).requires_grad_()
     with neurons.patched_at(layer, torch.full((len(points),), position), values):
         resid = residual(neurons.model, batch.tokens[:, : position + 1].expand(len(points), -1))[:, -1:]
         gradient, scale = probability_gradient(neurons, resid, batch.targets[target][None], values)
-    return weights.to(gradient.device) @ (gradient.float() * scale[:, 0].to(gradient.device))
+    return (weights.to(gradient.device) @ (gradient.float().flatten(1) * scale[:, 0].to(gradient.device))).view(act.shape)
 
 
 def probability_gradient(

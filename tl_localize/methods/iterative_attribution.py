@@ -64,6 +64,8 @@ class IterativeAttribution(Localizer):
         ends = [round(count * (n + 1) / self.rounds) for n in range(self.rounds)]
         first = gates
         for n, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            if n and start == end:
+                continue
             (effects,) = gate_gradients(neurons, batch, mean_probability, gates)
             first = first if n else effects
             leaving = effects.masked_fill(gates == 0, -torch.inf)[:, tuned].topk(end - start).indices

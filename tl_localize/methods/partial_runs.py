@@ -32,8 +32,8 @@ class CleanRun:
 
     Args:
         entering: residual stream that enters each layer, before its hooks, [1 pos d_model]; ``n_layers``: the one after the last layer.
-        acts: neurons of each layer, [pos neuron], after the user's hooks.
-        additive: the layers whose MLP output is simply added, and above which a run can start.
+        acts: neurons of each layer, [pos neuron *width], after the user's hooks.
+        additive: the layers whose MLP output is simply added, and above which a run can start. None for units that write elsewhere.
         restarts: whether a run can start at any layer: nothing but the residual stream goes from one layer to the next.
     """
 
@@ -52,7 +52,7 @@ class CleanRun:
         acts = {layer: act[0] for layer, act in acts.items()}
         halves = torch.ones(2, neurons.n_neurons, device=tokens.device)
         halves[1] = 0.5
-        additive: set[int] = set()
+        additive, added = set[int](), neurons.units.additive and neurons.shape == (neurons.n_neurons,)
         for layer, act in acts.items():
             with neurons.scaled({layer: halves}):
                 whole, half = resume(neurons.model, layer, streams[layer].expand(2, -1, -1), layer + 1)
@@ -60,7 +60,7 @@ class CleanRun:
                 reason = f"layer {layer} gets more than the residual stream from the layers below it"
                 warnings.warn(f"Every run starts from the tokens, the slow way, because {reason}.", stacklevel=2)
                 return cls(neurons, tokens, streams, acts, frozenset(), False)
-            if not neurons.output_hooked(layer) and fits(0.5 * (act.float() @ neurons.rows(layer).float()), whole - half, whole):
+            if added and not neurons.output_hooked(layer) and fits(0.5 * (act.float() @ neurons.rows(layer).float()), whole - half, whole):
                 additive.add(layer)
         return cls(neurons, tokens, streams, acts, frozenset(additive), True)
 

@@ -80,7 +80,8 @@ class ZeroOut(Localizer):
         drawn = lots.argsort(dim=-1, descending=True)[:, : min(self.screen_sample, neurons.n_neurons - count)]
         sample = torch.zeros_like(top).scatter(-1, drawn, True)
         values = self._exact(neurons, sequence, top | sample, estimates, report)
-        return NeuronScores(values, exact=NeuronSet(top | sample), missed=missed_share(values, top, sample))
+        exact = NeuronSet(top | sample, neurons.units)
+        return NeuronScores(values, exact=exact, missed=missed_share(values, top, sample), units=neurons.units)
 
     @torch.no_grad()
     def _exact(self, neurons: NeuronView, sequence: MemorizedSequence, chosen: Mask, others: Values, report: Report) -> Values:
@@ -89,7 +90,8 @@ class ZeroOut(Localizer):
         with neurons.one_gelu_kernel():
             clean = CleanRun.of(neurons, batch.tokens)
             for layer in range(neurons.n_layers):
-                writes = clean.acts[layer].any(0).cpu()  # ablating a neuron that is zero at every position changes nothing
+                # Ablating a neuron that is zero at every position changes nothing.
+                writes = neurons.by_unit(clean.acts[layer].any(0)).bool().cpu()
                 scores[layer, chosen[layer] & ~writes] = 0.0
                 done += int((chosen[layer] & ~writes).sum())
                 for chunk, rise in self._rises(clean, batch, layer, (chosen[layer] & writes).nonzero().flatten().tolist()):
@@ -100,14 +102,14 @@ class ZeroOut(Localizer):
 
     def _rises(self, clean: CleanRun, batch: SequenceBatch, layer: int, chosen: Sequence[int]) -> Iterator[tuple[list[int], Tensor]]:
         """Rise of the loss for each of the chosen neurons of a layer, in chunks, on the CPU; nothing below the layer runs again."""
-        neurons, act, rows = clean.neurons, clean.acts[layer], clean.neurons.rows(layer)
+        neurons, act = clean.neurons, clean.acts[layer]
         baseline = token_losses(neurons, clean.entering[neurons.n_layers], batch)
         at_once = self.batch_tokens or TOKENS_AT_ONCE.get(act.device.type) or tokens_that_fit(neurons)
         size = max(1, at_once // batch.tokens.shape[1])
 
         def losses(chunk: list[int]) -> Tensor:
             if layer in clean.additive:
-                written = act.T[chunk][:, :, None] * rows[chunk][:, None, :]  # [neuron pos d_model]
+                written = act.T[chunk][:, :, None] * neurons.rows(layer)[chunk][:, None, :]  # [neuron pos d_model]
                 entering = clean.entering[layer + 1]
                 return token_losses(neurons, clean.above(layer + 1, entering - written.to(entering)), batch)
             gates = 1 - F.one_hot(torch.tensor(chunk, device=act.device), neurons.n_neurons)
@@ -120,10 +122,10 @@ class ZeroOut(Localizer):
 
 @torch.no_grad()
 def output_norms(neurons: NeuronView, sequence: MemorizedSequence) -> Values:
-    """Norm of each neuron's output over all positions: ||h_i|| ||v_i||, float32 on the CPU."""
+    """Norm of each neuron's output over all positions, for a neuron ||h_i|| ||v_i||; float32 on the CPU."""
     with neurons.recorded() as acts:
         residual(neurons.model, sequence.tokens[None].to(neurons.device))
-    norms = [acts[layer][0].float().norm(dim=0).cpu() for layer in range(neurons.n_layers)]
+    norms = [neurons.strengths(layer, acts[layer][0].float()).norm(dim=0).cpu() for layer in range(neurons.n_layers)]
     return torch.stack(norms) * neurons.row_norms()
 
 
