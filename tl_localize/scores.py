@@ -256,7 +256,8 @@ class NeuronScores(Saved):
         pool = self._from_layer(first_layer).reshape(1, -1)
         check_count(n=n)
         if n > pool.numel():
-            raise ValueError(f"n must be at most the {pool.numel()} neurons to choose from, got {n}. Take fewer, or a share with top_k.")
+            of = f"{pool.numel()} {self.units.name}"
+            raise ValueError(f"n must be at most the {of} to choose from, got {n}. Take fewer, or a share with top_k.")
         return self._best(pool, n)
 
     def top_k(
@@ -281,7 +282,8 @@ class NeuronScores(Saved):
         n = pool.shape[-1]
         count = round(n * ratio) if per == "layer" and rounding == "nearest" else int(n * ratio)
         if count == 0:
-            raise ValueError(f"ratio must select at least one of {n} neurons, got {ratio!r}, which selects none. Use at least {1 / n:.2g}.")
+            of = f"{n} {self.units.name}"
+            raise ValueError(f"ratio must select at least one of {of}, got {ratio!r}, which selects none. Use at least {1 / n:.2g}.")
         return self._best(pool, count)
 
     def _from_layer(self, first_layer: int) -> Float[Tensor, "some_layer neuron"]:

@@ -40,7 +40,8 @@ class Units(ABC):
     NeuronScores('attribution', 'contact_info-000', 6 layers x 192 entries of heads)
     """
 
-    name: ClassVar[str]  # in the plural, for messages and tables
+    name: ClassVar[str]  # in the plural, for messages and figures
+    one: ClassVar[str] = "unit"
     additive: ClassVar[bool] = False  # single numbers whose rows are added last in a layer: runs may start above it (where a check agrees)
 
     @abstractmethod
@@ -87,6 +88,7 @@ class MLPNeurons(Units):
     """
 
     name: ClassVar[str] = "neurons"
+    one: ClassVar[str] = "neuron"
     additive: ClassVar[bool] = True
 
     def point(self, layer: int) -> str:
@@ -131,6 +133,7 @@ class AttentionHeads(Units):
     """
 
     name: ClassVar[str] = "heads"
+    one: ClassVar[str] = "head"
 
     def point(self, layer: int) -> str:
         return f"blocks.{layer}.attn.hook_z"

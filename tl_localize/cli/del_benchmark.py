@@ -12,7 +12,7 @@ import typer
 
 from tl_localize.cli import options
 from tl_localize.cli.collect import searched
-from tl_localize.cli.options import General, MethodSettings, ModelOptions, Printed, RunOptions, SequenceOptions, SettingsFile, say
+from tl_localize.cli.options import General, MethodSettings, ModelOptions, Printed, RunOptions, SequenceOptions, SettingsFile, Units, say
 from tl_localize.cli.running import compute, finish
 from tl_localize.collect.collection import check_draw
 from tl_localize.collect.reference_texts import reference_search, with_planted
@@ -28,6 +28,8 @@ from tl_localize.reference import N_DEV, held_out_tokens, lacking_texts
 from tl_localize.report.figures import del_figures
 from tl_localize.report.tables import del_tables
 from tl_localize.scores import NeuronScores
+from tl_localize.units import NEURONS
+from tl_localize.units import Units as Kind
 
 DelData = Annotated[Path | None, typer.Option(help="Folder of collect, tokens, JSON lines, a table. Default: a reference model's own.")]
 
@@ -38,7 +40,10 @@ def del_benchmark(
     data: DelData = None,
     general: General = None,
     methods: Annotated[str, typer.Option(help="Comma-separated names, or 'all'. Random is always among them.")] = "all",
-    ratio: Annotated[list[float] | None, typer.Option(help="Shares to ablate. Default: 0.001, 0.005; reference models 0.02, 0.1.")] = None,
+    units: Units = "neurons",
+    ratio: Annotated[
+        list[float] | None, typer.Option(help="Shares to ablate. Default: 0.001, 0.005; reference models 0.02, 0.1; heads 0.17, 0.34.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Sequences, dev ones included, drawn. Default: 105 without data, else all.")] = None,
     targets: Annotated[str | None, typer.Option(help="How many, such as 25,zero_out=6. Default: 8 without data, else all.")] = None,
     ablation: Annotated[str, typer.Option(help=f"What ablated neurons become: {', '.join(ABLATIONS)}.")] = "zero",
@@ -51,17 +56,17 @@ def del_benchmark(
     run: RunOptions,
     printed: Printed,
 ) -> None:
-    """DEL: ablate the neurons that each method locates for a memorized sequence; is it forgotten, and only it?
+    """DEL: ablate the neurons, or with --units the heads, that each method locates for a memorized sequence; is it forgotten, and only it?
 
     Prints the change of accuracy and distance of the sequence (Self) and the others (Neg) and of the perplexity, and writes a results
     folder with tables and figures. In a folder that is there it computes only what is missing. Without data a reference model's sequences
     are collected first (in all about 14 minutes on one core). Exit status 1: a task failed; 130: interrupted.
     """
     check_seed(seed, bits=32)
-    tuned = read_settings(settings) if settings else {}
-    chosen = presets.del_methods(methods, set or [], on.model, tuned, seed)  # mistakes are found before the model is loaded
+    tuned, kind = read_settings(settings) if settings else {}, presets.parse_units(units)
+    chosen = presets.del_methods(methods, set or [], on.model, tuned, seed, kind)  # mistakes are found before the model is loaded
     of_it = [text for text in set or [] if text.startswith(f"{single_layer}.")]
-    alone = presets.del_methods(single_layer, of_it, on.model, tuned, seed) if single_layer else []
+    alone = presets.del_methods(single_layer, of_it, on.model, tuned, seed, kind) if single_layer else []
     for method in alone:
         check_by_layer(method)
     given = rows.data(data)
@@ -77,18 +82,20 @@ def del_benchmark(
             raise ValueError(f"targets must be at most {limit - n_dev} without data, got {targets}. Raise --limit.")
     if ablation not in ABLATIONS:
         raise ValueError(f"ablation must be one of {', '.join(ABLATIONS)}, got {ablation!r}.{nearest(ablation, ABLATIONS)}")
-    options.say_settings(on.model, "del", settings)
-    folder = run.folder(f"del-{on.short}{'' if ablation == 'zero' else f'-{ablation}'}")
-    model, ratios, default = on.load(), tuple(ratio or presets.del_ratios(on.model)), given is None
+    options.say_settings(on.model, "del", settings, kind)
+    parts = [*([] if units == NEURONS.name else [units]), *([] if ablation == "zero" else [ablation])]
+    folder = run.folder("-".join(["del", on.short, *parts]))
+    model, ratios, default = on.load(), tuple(ratio or presets.del_ratios(on.model, kind)), given is None
     if given is None:
-        data = given = collected_default(model, on.load, run.store(folder / "collection"), run, n_dev, ratios)
+        data = given = collected_default(model, on.load, run.store(folder / "collection"), run, n_dev, ratios, kind)
     sequences, n_dev, text = presets.del_data(model, given, general, n_dev)
     sequences = presets.drawn_first(sequences, n_dev, seed)[:limit]
     n_test = len(sequences) - n_dev
     if default and n_targets is None:
         n_targets = min(presets.DEL_TARGETS, n_test)
         targets = ",".join([str(n_targets), *(f"{name}={n}" for name, n in fewer.items())])
-    benchmark = DelBenchmark(model, sequences, text, ratios=ratios, ablation=ablation, seed=seed, n_dev=n_dev, n_targets=n_targets)
+    how = {"ratios": ratios, "ablation": ablation, "seed": seed, "n_dev": n_dev, "n_targets": n_targets, "units": kind}
+    benchmark = DelBenchmark(model, sequences, text, **how)
     say(f"{n_targets or n_test} of {n_test} sequences are targets ({n_dev} dev sequences are left out), model {on.model}")
     store = run.store(folder, data=data, limit=limit, targets=targets)
     runs = [*presets.del_runs(benchmark, chosen, fewer), *(presets.single_layer_run(benchmark, method) for method in alone)]
@@ -104,10 +111,16 @@ def publish_del(store: Store, folder: Path, printed: Printed) -> None:
 
 
 def collected_default(
-    model: LanguageModel, load: Callable[[], LanguageModel], store: Store, run: RunOptions, n_dev: int, ratios: Sequence[float]
+    model: LanguageModel,
+    load: Callable[[], LanguageModel],
+    store: Store,
+    run: RunOptions,
+    n_dev: int,
+    ratios: Sequence[float],
+    units: Kind = NEURONS,
 ) -> Path:
     """The collection of a reference model's own training texts, in a folder as of tl-localize collect."""
-    view = NeuronView(model)
+    view = NeuronView(model, units)
     for ratio in ratios:  # top_k raises where one selects no neuron
         NeuronScores(torch.zeros(view.n_layers, view.n_neurons)).top_k(ratio, rounding="floor")
     say("The reference model's memorized sequences are collected from its training texts.")

@@ -8,9 +8,9 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from tl_localize.cli.options import MethodSettings, ModelOptions, say
+from tl_localize.cli.options import MethodSettings, ModelOptions, Units, say
 from tl_localize.cli.running import progress
-from tl_localize.evals.presets import FIRST_LAYER, make_methods, sparing
+from tl_localize.evals.presets import FIRST_LAYER, del_ratios, make_methods, parse_units, sparing
 from tl_localize.files import prepare_folder, write_text
 from tl_localize.methods import METHODS
 from tl_localize.metrics import accuracy, check_recited
@@ -19,6 +19,7 @@ from tl_localize.reference import reference_sequence
 from tl_localize.report.terminal import console, plain
 from tl_localize.report.token_view import token_view
 from tl_localize.sequences import MemorizedSequence
+from tl_localize.units import NEURONS
 
 
 def localize(
@@ -28,15 +29,23 @@ def localize(
     example: Annotated[str, typer.Option(help="Instead of both: the id of a shipped text, of those that tl-localize texts lists.")] = "",
     on: ModelOptions,
     method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "hard_concrete",
+    units: Units = "neurons",
     set: MethodSettings = None,
     first_layer: Annotated[int, typer.Option(help="Layers below it are left out: layer 0 serves every text.")] = FIRST_LAYER,
-    ratio: Annotated[float, typer.Option(help="Share of the neurons of each layer that is ablated to see what is forgotten.")] = 0.1,
+    ratio: Annotated[
+        float | None, typer.Option(help="Share of each layer ablated to see what is forgotten. Default: 0.1; heads 0.17.")
+    ] = None,
     top: Annotated[int, typer.Option(help="Number of neurons to print.")] = 20,
     force: Annotated[bool, typer.Option("--force", help="Also rank neurons for a text that the model does not recite.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the scores to this safetensors file, the token view beside it as .html.")] = None,
 ) -> None:
-    """Score every neuron for one text, print the best ones, and ablate the top share of each layer to see what is forgotten."""
-    localizers = make_methods(method, set or [], sparing(first_layer))
+    """Score every neuron for one text, print the best ones, and ablate the top share of each layer to see what is forgotten.
+
+    With --units heads the same for attention heads.
+    """
+    kind = parse_units(units)
+    ratio = ratio if ratio is not None else 0.1 if kind == NEURONS else del_ratios("", kind)[0]
+    localizers = make_methods(method, set or [], sparing(first_layer), units=kind)
     if len(localizers) != 1:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}. Give the command once for each.")
     (localizer,) = localizers

@@ -26,10 +26,13 @@ from tl_localize.readers import Data
 from tl_localize.report.figures import save_figure
 from tl_localize.report.tables import CAPTIONS, flat, save_table, to_markdown
 from tl_localize.report.terminal import console, ranked, reading
+from tl_localize.units import NEURONS, UNITS
+from tl_localize.units import Units as Kind
 
 MethodSettings = Annotated[list[str] | None, typer.Option(help="A method's setting, such as hard_concrete.steps=200. Many times.")]
 SettingsFile = Annotated[Path | None, typer.Option(help="Settings file that tl-localize tune wrote.")]
 Distractors = Annotated[int, typer.Option(help="Other sentences in the same model; 0 is the paper's form.")]
+Units = Annotated[str, typer.Option(help=f"What is scored and ablated: {', '.join(UNITS)}.")]
 General = Annotated[Path | None, typer.Option(help="Tokens [sequence pos] for the perplexity. Default: those of the collection.")]
 PANELS = {"on": "The model", "rows": "The data", "run": "The run", "printed": "What is printed"}  # of the help, by parameter
 
@@ -198,9 +201,10 @@ def say(text: str) -> None:
     tqdm.write(text, file=sys.stderr)
 
 
-def say_settings(model: str, benchmark: Literal["inj", "del"], over: Path | str | None = None) -> None:
+def say_settings(model: str, benchmark: Literal["inj", "del"], over: Path | str | None = None, units: Kind = NEURONS) -> None:
     """Say which settings the learned masks have where neither ``--set`` nor what is put over them has others."""
-    say(f"Settings of learned masks: {settings_source(model, benchmark)}{f', where {over} has no others' if over else ''}.")
+    source = settings_source(model, benchmark) if units == NEURONS else f"the defaults, which were chosen for neurons, not {units.name}"
+    say(f"Settings of learned masks: {source}{f', where {over} has no others' if over else ''}.")
 
 
 def publish(
@@ -212,9 +216,10 @@ def publish(
         return
     results.save(folder)
     plan = store.plans()[0].plan
-    model, made = plan.settings["model"], tables(results, plan.settings["model"])
+    about = ", ".join(plan.settings[name] for name in ("model", "units") if name in plan.settings)
+    made = tables(results, plan.settings["model"])
     for name, table in made.items():
-        save_table(table, folder, name, f"{CAPTIONS[name]} [{model}]")
+        save_table(table, folder, name, f"{CAPTIONS[name]} [{about}]")
     try:
         for name, figure in figures(results).items():
             save_figure(figure, folder, name)

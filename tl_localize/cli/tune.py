@@ -11,7 +11,7 @@ import typer
 
 from tl_localize.cli import options
 from tl_localize.cli.del_benchmark import collected_default
-from tl_localize.cli.options import Distractors, General, MethodSettings, ModelOptions, RunOptions, SequenceOptions, say
+from tl_localize.cli.options import Distractors, General, MethodSettings, ModelOptions, RunOptions, SequenceOptions, Units, say
 from tl_localize.cli.running import compute, finish
 from tl_localize.evals import presets
 from tl_localize.evals.del_benchmark import DelBenchmark
@@ -24,6 +24,7 @@ from tl_localize.files import nearest, prepare_folder, write_text
 from tl_localize.reference import N_DEV, inj_sequences
 from tl_localize.report.tables import save_table
 from tl_localize.report.terminal import console, plain
+from tl_localize.units import NEURONS
 
 
 def tune(
@@ -34,6 +35,7 @@ def tune(
     on: ModelOptions,
     data: Annotated[Path | None, typer.Option(help="As for tl-localize inj or del. Default: our own sentences or sequences.")] = None,
     general: General = None,
+    units: Units = "neurons",
     ratio: Annotated[float | None, typer.Option(help="inj: share of the rows to inject into. del: share of each layer to ablate.")] = None,
     distractors: Distractors = 0,
     n_dev: Annotated[int, typer.Option(help="del, of files: the first sequences, on which settings are chosen.")] = N_DEV,
@@ -52,29 +54,32 @@ def tune(
     grids = read_grids(grid) if grid else presets.PAPER["grids"]
     if method not in grids:
         raise ValueError(f"grid must hold the method {method!r}, got {sorted(grids)}.{nearest(method, grids)}")
+    kind = presets.parse_units(units)
     if ratio is None:
-        ratio = max(presets.inj_ratios(on.model) if benchmark == "inj" else presets.del_ratios(on.model))
+        ratio = max(presets.inj_ratios(on.model) if benchmark == "inj" else presets.del_ratios(on.model, kind))
+    if benchmark == "inj" and kind != NEURONS:
+        raise ValueError(f"units must be neurons for --benchmark inj, got {units!r}. Tune heads on del.")
     if benchmark == "inj":
         (fixed,) = presets.make_methods(method, set or [], presets.paper_settings(on.model, "inj", ratio))
     else:
-        (fixed,) = presets.del_methods(method, set or [], on.model)
+        (fixed,) = presets.del_methods(method, set or [], on.model, units=kind)
         presets.check_data(on.model, given, general)
         if given is None:
             presets.check_dev(n_dev, presets.DEL_SEQUENCES)
-    options.say_settings(on.model, benchmark, "the grid")
+    options.say_settings(on.model, benchmark, "the grid", kind)
     candidates = [replace(fixed, **{axis: getattr(one, axis) for axis in grids[method]}) for one in expand(method, grids[method])]
     options.check_ratios([ratio])
     options.check_at_least(0, distractors=distractors)
-    folder = run.folder(f"tune-{benchmark}-{on.short}")
+    folder = run.folder("-".join(["tune", benchmark, on.short, *([] if kind == NEURONS else [units])]))
     model = on.load()
     if benchmark == "inj":
         setting = InjBenchmark(model=model, sequences=inj_sequences(model, given, dev=True), ratio=ratio, distractors=distractors)
     else:
         if given is None:
-            data = given = collected_default(model, on.load, run.store(folder / "collection"), run, n_dev, [ratio])
+            data = given = collected_default(model, on.load, run.store(folder / "collection"), run, n_dev, [ratio], kind)
         sequences, n_dev, text = presets.del_data(model, given, general, n_dev)
         presets.check_dev(n_dev, len(sequences))
-        setting = DelBenchmark(model, sequences[:n_dev], text, ratios=(ratio,), n_dev=0)
+        setting = DelBenchmark(model, sequences[:n_dev], text, ratios=(ratio,), n_dev=0, units=kind)
     store = run.store(folder, data=data)
     finish(store, compute([(setting, candidates)], store, run, on.load), partial(publish_tune, ratio=ratio))
 

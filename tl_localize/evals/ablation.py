@@ -22,6 +22,7 @@ from tl_localize.metrics import Decode, mean_base2
 from tl_localize.neurons import LanguageModel, NeuronView, model_name
 from tl_localize.scores import NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
+from tl_localize.units import NEURONS, Units
 
 
 @runtime_checkable
@@ -35,8 +36,8 @@ class Ablation(Protocol):
     True
     """
 
-    def __call__(self, neurons: NeuronView, target: int) -> Float[Tensor, "layer neuron"]:
-        """The values of all neurons, at every position, while the neurons of a target are ablated."""
+    def __call__(self, neurons: NeuronView, target: int) -> Float[Tensor, "layer neuron *width"]:
+        """The values of all neurons, at every position, while the neurons of a target are ablated: of shape [n_layers, *neurons.shape]."""
         ...
 
 
@@ -51,8 +52,8 @@ class Zero:
     name: ClassVar[str] = "zero"
     per_target: ClassVar[bool] = False
 
-    def __call__(self, neurons: NeuronView, target: int) -> Float[Tensor, "layer neuron"]:
-        return torch.zeros(neurons.n_layers, neurons.n_neurons)
+    def __call__(self, neurons: NeuronView, target: int) -> Float[Tensor, "layer neuron *width"]:
+        return torch.zeros(neurons.n_layers, *neurons.shape)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -73,7 +74,7 @@ class Mean:
     def __repr__(self) -> str:
         return f"Mean({list(self.text.shape)} tokens, {digest_of(self.text.tolist())})"
 
-    def __call__(self, neurons: NeuronView, target: int) -> Float[Tensor, "layer neuron"]:
+    def __call__(self, neurons: NeuronView, target: int) -> Float[Tensor, "layer neuron *width"]:
         def total(rows: list[int]) -> Tensor:
             acts = activations(neurons, self.text[rows[0] : rows[-1] + 1])
             return torch.stack([acts[layer][:, 1:].double().sum((0, 1)).cpu() for layer in range(neurons.n_layers)])
@@ -104,7 +105,7 @@ class Resample:
     def __repr__(self) -> str:
         return f"Resample({list(self.text.shape)} tokens, {digest_of(self.text.tolist())}, seed={self.seed})"
 
-    def __call__(self, neurons: NeuronView, target: int) -> Float[Tensor, "layer neuron"]:
+    def __call__(self, neurons: NeuronView, target: int) -> Float[Tensor, "layer neuron *width"]:
         n, length = self.text.shape
         row, position = divmod(int(np.random.default_rng([self.seed, target]).integers(n * (length - 1))), length - 1)
         acts = activations(neurons, self.text[row : row + 1])
@@ -120,7 +121,7 @@ ABLATIONS: dict[str, Callable[[Tensor, int], Ablation]] = {  # by name, from gen
 
 @torch.no_grad()
 def activations(neurons: NeuronView, tokens: Integer[Tensor, "batch pos"]) -> dict[int, Tensor]:
-    """The neurons of each layer, [batch pos neuron]."""
+    """The neurons of each layer, [batch pos neuron *width]."""
     with neurons.recorded() as acts:
         residual(neurons.model, tokens.long().to(neurons.device))
     return acts
@@ -137,6 +138,7 @@ class AblationMeter:
         general_tokens: [sequence pos], for the perplexity.
         batch_tokens: tokens in one forward pass; by default as many as fit.
         baseline: of the same model and data; measured now unless given.
+        units: what is ablated.
     """
 
     def __init__(
@@ -148,10 +150,11 @@ class AblationMeter:
         decode: Decode,
         batch_tokens: int | None = None,
         baseline: Record | None = None,
+        units: Units = NEURONS,
     ) -> None:
         self.model, self.sequences, self.general_tokens = model, sequences, general_tokens
         self.ablation, self.decode = ablation, decode
-        self.view = NeuronView(model)
+        self.view = NeuronView(model, units)
         self.tokens = batch_tokens or tokens_that_fit(self.view)
         self.room = bytes_to_keep(self.view)
         self.restarts = CleanRun.of(self.view, sequences[0].tokens[None].to(self.view.device)).restarts
@@ -184,12 +187,12 @@ class AblationMeter:
         p = unembed(self.model, resid[batch.rows, batch.positions]).softmax(-1)
         return p.gather(-1, batch.targets[:, None])[:, 0].cpu(), p.argmax(-1).cpu()
 
-    def _values(self, target: int) -> Float[Tensor, "layer neuron"]:
+    def _values(self, target: int) -> Float[Tensor, "layer neuron *width"]:
         """What ablated neurons are clamped at."""
         if self.values is not None:
             return self.values
         values = self.ablation(self.view, target)
-        if tuple(values.shape) != (shape := (self.view.n_layers, self.view.n_neurons)):
+        if tuple(values.shape) != (shape := (self.view.n_layers, *self.view.shape)):
             raise ValueError(f"ablation must give values of the shape {shape}, got {tuple(values.shape)} from {self.ablation!r}.")
         if not getattr(self.ablation, "per_target", True):
             self.values = values
@@ -197,8 +200,9 @@ class AblationMeter:
 
     def _measured_baseline(self) -> Record:
         """The model as it is: the rows of ``DelResults.before``, and the teacher-forced argmax of each suffix."""
-        untouched = torch.zeros(self.view.n_layers, self.view.n_neurons)
-        predicted, general = self._measured(NeuronSet(untouched.bool()), untouched)
+        untouched = torch.zeros(self.view.n_layers, *self.view.shape)
+        nothing = NeuronSet(torch.zeros(self.view.n_layers, self.view.n_neurons, dtype=torch.bool), self.view.units)
+        predicted, general = self._measured(nothing, untouched)
         rows: list[dict[str, Any]] = []
         for i, (sequence, text) in enumerate(zip(self.sequences, self.texts, strict=True)):
             prefix = self.decode(sequence.prefix.tolist())
@@ -214,7 +218,7 @@ class AblationMeter:
         return {"accuracy": float(np.mean(sequence.suffix.numpy() == predicted)), "levenshtein": float(distance)}
 
     @torch.no_grad()
-    def _measured(self, chosen: NeuronSet, values: Float[Tensor, "layer neuron"]) -> tuple[list[list[int]], dict[str, float]]:
+    def _measured(self, chosen: NeuronSet, values: Float[Tensor, "layer neuron *width"]) -> tuple[list[list[int]], dict[str, float]]:
         """Teacher-forced argmax of each suffix and the perplexities of general text, with a set of neurons clamped at these values."""
 
         def predict(rows: list[int]) -> list[list[int]]:
@@ -238,7 +242,7 @@ class AblationMeter:
         return predicted, {"perplexity": float(np.exp(found.numpy().mean())), "perplexity_base2": mean_base2(found)}
 
     def _ablated(
-        self, what: str, rows: list[int], tokens: Int[Tensor, "batch pos"], chosen: NeuronSet, values: Float[Tensor, "layer neuron"]
+        self, what: str, rows: list[int], tokens: Int[Tensor, "batch pos"], chosen: NeuronSet, values: Float[Tensor, "layer neuron *width"]
     ) -> Float[Tensor, "batch pos d_model"]:
         """The final residual stream of consecutive rows while a set of neurons is clamped at these values."""
         n_layers = self.view.n_layers

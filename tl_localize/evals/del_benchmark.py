@@ -21,11 +21,12 @@ from tl_localize.execution.environment import fingerprint
 from tl_localize.execution.store import Cache, Store
 from tl_localize.execution.tasks import Plan, Record, Task, digest_of
 from tl_localize.methods import METHODS, RandomBaseline
-from tl_localize.methods.base import Method, check_methods, label_methods
+from tl_localize.methods.base import Method, check_methods, check_units_of, label_methods
 from tl_localize.metrics import Decode, decoder
 from tl_localize.neurons import LanguageModel, NeuronView, Real, as_tensor, check_count, check_seed, model_name
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, check_sequences, check_tokens
+from tl_localize.units import NEURONS, Units
 
 BY_LAYER = ", layer by layer"  # in the labels of single layers
 
@@ -52,6 +53,7 @@ class DelBenchmark(Benchmark[DelResults]):
         decode: token ids -> text; the model's tokenizer unless given.
         batch_tokens: tokens in one forward pass; by default as many as fit.
         budget_factors: the budget of all layers, times each of these, is spent in each single layer instead (``run_single_layer``).
+        units: what is scored and ablated; the methods must be of the same. With ``AttentionHeads()`` a ratio is a share of a layer's heads.
     Raises:
         ValueError: a ratio that selects no neuron, a dev set that leaves no test sequence, an id that occurs twice, tokens that the model
             can't read.
@@ -74,9 +76,10 @@ class DelBenchmark(Benchmark[DelResults]):
     decode: Decode | None = None
     batch_tokens: int | None = None
     budget_factors: tuple[int, ...] = ()
+    units: Units = NEURONS
 
     def __post_init__(self) -> None:
-        view = NeuronView(self.model)
+        view = NeuronView(self.model, self.units)
         check_sequences(self.model, self.sequences)
         if self.decode is None:
             decoder(self.model)
@@ -94,7 +97,7 @@ class DelBenchmark(Benchmark[DelResults]):
                 check_count(**{name: getattr(self, name)})
         for factor in self.budget_factors:
             check_count(multiples=factor)
-        blank = NeuronScores(torch.zeros(view.n_layers, view.n_neurons))
+        blank = NeuronScores(torch.zeros(view.n_layers, view.n_neurons), units=self.units)
         for ratio in self.ratios:
             self.chosen(blank, ratio)  # top_k raises where a ratio or the first layer selects no neuron
             self.budgets(ratio)
@@ -120,7 +123,8 @@ class DelBenchmark(Benchmark[DelResults]):
     def __repr__(self) -> str:
         n_test, ratios = len(self.sequences) - self.n_dev, ", ".join(f"{100 * ratio:g} %" for ratio in self.ratios)
         counts = f"{self.n_targets or n_test} targets among {n_test} sequences"
-        return f"DelBenchmark({model_name(self.model)!r}, {counts}, {ratios} of each layer, {self.ablation})"
+        what = "" if self.units == NEURONS else f" of {self.units.name}"
+        return f"DelBenchmark({model_name(self.model)!r}, {counts}, {ratios} of each layer{what}, {self.ablation})"
 
     @cached_property
     def test_sequences(self) -> list[MemorizedSequence]:
@@ -154,12 +158,13 @@ class DelBenchmark(Benchmark[DelResults]):
     def labelled(self, methods: Sequence[Method]) -> Methods:
         """The methods by label. Random is always among them, except for single layers."""
         check_methods(methods)
+        check_units_of(methods, self.units)
         if self.budget_factors:
             for method in methods:
                 check_by_layer(method)
             return {label + BY_LAYER: method for label, method in label_methods(methods).items()}
         there = any(getattr(method, "name", "") == RandomBaseline.name for method in methods)
-        return label_methods([*methods, *([] if there else [RandomBaseline(seed=self.seed)])])
+        return label_methods([*methods, *([] if there else [RandomBaseline(seed=self.seed, units=self.units)])])
 
     def plan(self, methods: Sequence[Method]) -> Plan:
         labelled, test = self.labelled(methods), self.test_sequences
@@ -176,7 +181,8 @@ class DelBenchmark(Benchmark[DelResults]):
         baseline = Task("baseline", data, label="baseline", name="the model as it is", index=-1)
         targets = test[: self.n_targets]
         scores = {label: self._scores(made_of, label, method, targets) for label, method in labelled.items()}
-        how = {"first_layer": self.first_layer, "ablation": repr(self._ablation)}
+        how: dict[str, Any] = {"first_layer": self.first_layer, "ablation": repr(self._ablation)}
+        how |= {} if self.units == NEURONS else {"units": repr(self.units)}
         tasks = [baseline]
         for ratio in self.ratios:
             budgets = self.budgets(ratio)
@@ -210,13 +216,13 @@ class DelBenchmark(Benchmark[DelResults]):
 
     def budgets(self, ratio: Real) -> list[dict[str, Any]]:
         """What is ablated for one target: the ratio of every layer, and multiples of the whole budget in each single layer."""
-        view = NeuronView(self.model)
+        view = NeuronView(self.model, self.units)
         n, n_layers = view.n_neurons, view.n_layers
         budget = math.floor(round(ratio * n * (n_layers - self.first_layer), 6))
         for factor in self.budget_factors:
             if not 1 <= factor * budget <= n:
                 raise ValueError(
-                    f"multiples must keep multiple * {budget} in [1, {n}], the neurons of one layer, got {factor}. "
+                    f"multiples must keep multiple * {budget} in [1, {n}], the {self.units.name} of one layer, got {factor}. "
                     "Use a smaller multiple or ratio."
                 )
         places = [(layer, factor) for layer in range(n_layers) for factor in self.budget_factors]
@@ -229,7 +235,7 @@ class DelBenchmark(Benchmark[DelResults]):
             return scores.top_k(ratio, first_layer=self.first_layer, rounding="floor")
         mask = torch.zeros_like(scores.values, dtype=torch.bool)
         mask[layer, scores.values[layer].argsort(descending=True, stable=True)[:count]] = True
-        return NeuronSet(mask)
+        return NeuronSet(mask, scores.units)
 
     # Its tasks
 
@@ -238,10 +244,10 @@ class DelBenchmark(Benchmark[DelResults]):
             return self._meter().baseline
         if task.kind == "scores":
             chunk = self.test_sequences[task.index : task.index + len(task.inputs["sequences"])]
-            return localized(methods[task.label + self._suffix], self.model, chunk, report)
+            return localized(methods[task.label + self._suffix], self.model, chunk, report, self.units)
         baseline, chunk = needs
         meter, index, budgets = self._meter(baseline), task.inputs["target"], task.inputs["budgets"]
-        scores = scores_of(chunk, task.inputs["place"], self.test_sequences[index].id)
+        scores = scores_of(chunk, task.inputs["place"], self.test_sequences[index].id, self.units)
         effects: list[dict[str, Any]] = []
         for i, budget in enumerate(budgets):
             report(i / len(budgets))
@@ -254,7 +260,8 @@ class DelBenchmark(Benchmark[DelResults]):
         meter: AblationMeter | None = self.__dict__.get("_kept")
         if meter is None or baseline is None or meter.baseline.value is not baseline.value:
             sequences, text = self.test_sequences, self.general_tokens
-            meter = AblationMeter(self.model, sequences, text, self._ablation, self._decode, self.batch_tokens, baseline)
+            how = (self._ablation, self._decode, self.batch_tokens, baseline, self.units)
+            meter = AblationMeter(self.model, sequences, text, *how)
             object.__setattr__(self, "_kept", meter)
         return meter
 

@@ -19,6 +19,7 @@ from tl_localize.methods.base import Method, check_scores
 from tl_localize.neurons import LanguageModel
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence
+from tl_localize.units import NEURONS, Units
 
 
 def check_names(sequences: Sequence[MemorizedSequence], labels: Iterable[str]) -> None:
@@ -40,7 +41,9 @@ def scores_task(fingerprint: str, label: str, method: Method, sequences: list[st
     return Task("scores", inputs, needs, label, weight=getattr(method, "passes", 1.0), **place)
 
 
-def localized(method: Method, model: LanguageModel, sequences: Sequence[MemorizedSequence], report: Report) -> Record:
+def localized(
+    method: Method, model: LanguageModel, sequences: Sequence[MemorizedSequence], report: Report, units: Units = NEURONS
+) -> Record:
     """The record of a ``scores_task``. The seconds are those of one sequence, on average.
 
     A sequence that can't be scored has its reason there; where there are no scores at all, the error is raised.
@@ -53,7 +56,7 @@ def localized(method: Method, model: LanguageModel, sequences: Sequence[Memorize
     failure: ValueError | None = None
     for i in range(len(sequences)):
         try:
-            parts, about = check_scores(next(found), model, method).packed()
+            parts, about = check_scores(next(found), model, method, units).packed()
             tensors |= {f"{i}.{name}": tensor for name, tensor in parts.items()}
         except (ValueError, StopIteration) as error:
             if isinstance(error, StopIteration) or (i == len(sequences) - 1 and not tensors):  # a generator ends with its first error
@@ -63,13 +66,13 @@ def localized(method: Method, model: LanguageModel, sequences: Sequence[Memorize
     return Record({"scores": texts, "seconds": (time.perf_counter() - started) / len(sequences)}, tensors)
 
 
-def scores_of(record: Record, index: int, sequence_id: str) -> NeuronScores:
+def scores_of(record: Record, index: int, sequence_id: str, units: Units = NEURONS) -> NeuronScores:
     """The scores of one sequence of a chunk; ValueError where it has none."""
     if reason := record.value["scores"][index].get("failed"):
         raise ValueError(reason)
     prefix = f"{index}."
     tensors = {name.removeprefix(prefix): tensor for name, tensor in record.tensors.items() if name.startswith(prefix)}
-    return NeuronScores.unpacked(tensors, record.value["scores"][index] | {"sequence_id": sequence_id})
+    return NeuronScores.unpacked(tensors, record.value["scores"][index] | {"sequence_id": sequence_id}, units)
 
 
 def settings_of(plans: Sequence[StoredPlan]) -> dict[str, Any]:

@@ -20,13 +20,14 @@ from tl_localize.collect import Collection
 from tl_localize.evals.del_benchmark import DelBenchmark
 from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.files import nearest
-from tl_localize.methods import METHODS, Localizer, RandomBaseline
+from tl_localize.methods import METHODS, IterativeAttribution, Localizer, RandomBaseline
 from tl_localize.models import is_reference
 from tl_localize.neurons import LanguageModel
 from tl_localize.readers import Data, stacked_tokens
 from tl_localize.readers.sources import holds_data
 from tl_localize.reference import DATA, N_DEV
 from tl_localize.sequences import MemorizedSequence
+from tl_localize.units import NEURONS, UNITS, Units
 
 PAPER = json.loads((DATA / "paper_settings.json").read_text(encoding="utf-8"))  # the authors' settings, and the grids they searched
 Settings = Mapping[str, Mapping[str, Any]]  # by method name
@@ -37,6 +38,7 @@ DEL_TARGETS = 8  # of the default run on a reference model; the committed tables
 DEL_SEQUENCES = 105  # of a reference model, dev ones included: the others are what must not be forgotten
 DEL_GENERAL = 48  # rows of general text of a reference model
 FIRST_LAYER = DelBenchmark.first_layer  # layer 0 is spared, and learned masks leave it open
+HEAD_RATIOS, HEADS_SHARE = (0.17, 0.34), 0.5  # shares of a layer's heads: that DEL ablates, and that Iterative Attribution takes at most
 BUDGET_FACTORS = (1, 5)  # of the budget of all layers, for a single layer
 GENERAL = "general.safetensors"  # in a collection's folder: text for the perplexity
 
@@ -73,7 +75,14 @@ def parse_dtype(name: str) -> torch.dtype:
     return kinds[name]
 
 
-def make_methods(names: str, settings: Sequence[str] = (), *defaults: Settings) -> list[Localizer]:
+def parse_units(name: str) -> Units:
+    """Units by name."""
+    if name not in UNITS:
+        raise ValueError(f"units must be one of {', '.join(UNITS)}, got {name!r}.{nearest(name, UNITS)}")
+    return UNITS[name]
+
+
+def make_methods(names: str, settings: Sequence[str] = (), *defaults: Settings, units: Units = NEURONS) -> list[Localizer]:
     """Methods by name, with settings such as ``hard_concrete.steps=200`` over the given defaults, of which the last ones count most.
 
     Args:
@@ -93,7 +102,7 @@ def make_methods(names: str, settings: Sequence[str] = (), *defaults: Settings) 
             raise ValueError(f"--set must read METHOD.SETTING=VALUE, got {setting!r}. For example hard_concrete.steps=200.")
         if name not in values:
             raise ValueError(f"--set must name a chosen method ({', '.join(wanted)}), got {name!r}.{nearest(name, wanted)}")
-        known = {f.name: f.default for f in dataclasses.fields(METHODS[name])}
+        known = {f.name: f.default for f in dataclasses.fields(METHODS[name]) if f.name != "units"}  # an option of its own
         if field not in known:
             raise ValueError(f"--set must name a setting of {name} ({', '.join(known)}), got {field!r}.{nearest(field, known)}")
         default: Any = known[field]
@@ -102,7 +111,7 @@ def make_methods(names: str, settings: Sequence[str] = (), *defaults: Settings) 
             values[name][field] = kind(text)
         except ValueError as error:
             raise ValueError(f"--set must give {kind.__name__} to {key}, got {text!r}.") from error
-    return [METHODS[name](**values[name]) for name in wanted]
+    return [METHODS[name](**values[name], units=units) for name in wanted]
 
 
 def sparing(first_layer: int) -> Settings:
@@ -110,10 +119,21 @@ def sparing(first_layer: int) -> Settings:
     return {name: {"first_layer": first_layer} for name, method in METHODS.items() if hasattr(method, "first_layer")}
 
 
-def del_methods(names: str, settings: Sequence[str] = (), model: str = "", tuned: Settings | None = None, seed: int = 0) -> list[Localizer]:
-    """``make_methods`` for DEL: layer 0 is spared, and learned masks have the paper's settings for its models, then the tuned ones."""
+def del_methods(
+    names: str,
+    settings: Sequence[str] = (),
+    model: str = "",
+    tuned: Settings | None = None,
+    seed: int = 0,
+    units: Units = NEURONS,
+) -> list[Localizer]:
+    """``make_methods`` for DEL: layer 0 is spared, and learned masks have the paper's settings for its models, then the tuned ones.
+
+    The paper's settings are for neurons; of heads, of which there are few, Iterative Attribution ablates up to half of each layer.
+    """
+    of_units = paper_settings(model, "del") if units == NEURONS else {IterativeAttribution.name: {"share": HEADS_SHARE}}
     seeds = {RandomBaseline.name: {"seed": seed}}
-    return make_methods(names, settings, paper_settings(model, "del"), tuned or {}, sparing(FIRST_LAYER), seeds)
+    return make_methods(names, settings, of_units, tuned or {}, sparing(FIRST_LAYER), seeds, units=units)
 
 
 def inj_ratios(model: str) -> list[float]:
@@ -139,8 +159,13 @@ def inj_runs(
     return runs
 
 
-def del_ratios(model: str) -> tuple[float, ...]:
-    """The paper's two shares of a layer; larger ones for the reference models, of which those are too few neurons to forget anything."""
+def del_ratios(model: str, units: Units = NEURONS) -> tuple[float, ...]:
+    """The paper's two shares of a layer; larger ones for the reference models, of which those are too few neurons to forget anything.
+
+    Of heads about a sixth and a third of each layer: one and two of the six of the reference models, two and four of twelve.
+    """
+    if units != NEURONS:
+        return HEAD_RATIOS
     return (0.02, 0.1) if is_reference(model) else (0.001, 0.005)
 
 

@@ -19,6 +19,7 @@ from tl_localize.execution.store import Store
 from tl_localize.files import nearest, write_json
 from tl_localize.methods import METHODS, Localizer
 from tl_localize.neurons import Real
+from tl_localize.units import units_of
 
 Grid = Mapping[str, Sequence[Any]]
 
@@ -50,7 +51,8 @@ def method_of(text: str) -> Localizer:
     kinds = {kind.__name__: kind for kind in METHODS.values()}
     try:
         call: Any = ast.parse(text, mode="eval").body
-        return kinds[call.func.id](**{keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords})
+        given = {one.arg: units_of(ast.unparse(one.value)) if one.arg == "units" else ast.literal_eval(one.value) for one in call.keywords}
+        return kinds[call.func.id](**given)
     except (SyntaxError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"method must be the repr of one of {', '.join(kinds)}, got {text!r}. Was the plan made by tune?") from error
 

@@ -101,7 +101,7 @@ class Localizer(ABC):
                 raise value
             about: dict[str, Any] = {"method": self.name, "sequence_id": sequence.id, "settings": repr(self), "units": self.units}
             scores = replace(value, **about) if isinstance(value, NeuronScores) else NeuronScores(value, **about)
-            return check_scores(scores, neurons.model, self)
+            return check_scores(scores, neurons.model, self, self.units)
 
         # Not a generator, which would end with the first error.
         return map(scored, zip(sequences, self._attribute_many(neurons, sequences, size, progress), strict=True))
@@ -144,11 +144,13 @@ def check_methods(methods: Any) -> None:
             raise TypeError(f"methods must hold objects that score a (model, sequence), got {method!r}. Pass for example [HardConcrete()].")
 
 
-def check_scores(scores: object, model: LanguageModel, method: Method) -> NeuronScores:
-    """Raise TypeError or ValueError unless a method returned scores of the model's shape."""
+def check_scores(scores: object, model: LanguageModel, method: Method, units: Units) -> NeuronScores:
+    """Raise TypeError or ValueError unless a method returned scores of these units and of the model's shape."""
     if not isinstance(scores, NeuronScores):
         raise TypeError(f"methods must return NeuronScores, got {type(scores).__name__} from {method!r}. Wrap the tensor in one.")
-    view = NeuronView(model, scores.units)
+    if repr(scores.units) != repr(units):
+        raise ValueError(f"scores must be of {units!r}, got {scores.units!r} from {method!r}. Give the benchmark and its methods one unit.")
+    view = NeuronView(model, units)
     shape = (view.n_layers, view.n_neurons)
     if tuple(scores.values.shape) != shape:
         found = tuple(scores.values.shape)
@@ -156,6 +158,13 @@ def check_scores(scores: object, model: LanguageModel, method: Method) -> Neuron
             f"scores must have the model's shape {shape}, got {found} from {method!r}. Localize in this model, [layer neuron]."
         )
     return scores
+
+
+def check_units_of(methods: Sequence[Method], units: Units) -> None:
+    """Raise ValueError where a method says that it scores other units."""
+    for method in methods:
+        if repr(found := getattr(method, "units", units)) != repr(units):
+            raise ValueError(f"methods must score {units!r}, as the benchmark, got {found!r} of {method!r}. Give both the same units.")
 
 
 def label_methods(methods: Sequence[Method]) -> dict[str, Method]:

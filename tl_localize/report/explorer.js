@@ -72,7 +72,7 @@ export function mount(root, data, ask) {
 
   // The frame, which stays
   const box = make("div", { class: "tlx" }, make("style", {}, STYLE));
-  const ratio = make("input", { type: "range", min: 0, max: data.ratios.length - 1, value: state.ratio, "aria-label": "share of the neurons" });
+  const ratio = make("input", { type: "range", min: 0, max: data.ratios.length - 1, value: state.ratio, "aria-label": `share of the ${data.units[1]}` });
   const layers = make("input", { type: "range", min: 0, max: data.layers.length - 1, value: 0, "aria-label": "layers" });
   const ratioText = make("span"), layerText = make("span");
   const chips = Array.from({ length: nLayers }, (_, k) =>
@@ -149,7 +149,7 @@ export function mount(root, data, ask) {
     const suffix = text.tokens.slice(text.prefix);
     const part = (name) => make("div", { class: `tlx-${name}` });
     const [numbers, view, bars, curves, tokens, card] = ["numbers", "text", "bars", "curves", "tokens", "cards"].map(part);
-    const readout = make("small", {}, "A click shows a neuron.");
+    const readout = make("small", {}, `A click shows a ${data.units[0]}.`);
     const best = make("div", {}, ...pair.top.map(([layer, neuron]) =>
       make("button", { class: "tlx-chip best", type: "button", onclick: () => open(layer, neuron), "data-neuron": `${layer}.${neuron}` }, `${layer}.${neuron}`)));
     const node = make("div", { class: "tlx-panel", style: `--c:${pair.colour}` },
@@ -157,8 +157,8 @@ export function mount(root, data, ask) {
       make("div", { class: "tlx-row" }, make("div", {}, make("h4", {}, "Neurons ablated"), bars),
         make("div", {}, make("h4", {}, "Self accuracy without the top of one layer"), curves)),
       make("h4", {}, "Probability that each token loses without the top of one layer"), tokens,
-      make("h4", {}, "Scores by layer and neuron"), heatmap(pair, readout, (layer, neuron) => open(layer, neuron)), readout,
-      make("h4", {}, "The best neurons (layer.neuron)"), best, card);
+      make("h4", {}, `Scores by layer and ${data.units[0]}`), heatmap(pair, readout, (layer, neuron) => open(layer, neuron)), readout,
+      make("h4", {}, `The best ${data.units[1]} (layer.${data.units[0]})`), best, card);
     node.pair = index;
 
     node.draw = (step) => {
@@ -167,7 +167,7 @@ export function mount(root, data, ask) {
         big("Self accuracy", percent(text.self), percent(step.self), "suffix tokens of this text that are predicted right, from the true tokens before them"),
         ...(step.neg == null ? [] : [big("Neg accuracy", percent(text.neg), percent(step.neg), "the same on the other texts:\n" + step.others.map(([id, x]) => `${id} ${percent(x)}`).join("\n"))]),
         ...(step.perplexity == null ? [] : [big("Perplexity of general text", data.perplexity, step.perplexity, "exp of nats per token; lower is better")]),
-        make("span", {}, make("small", {}, "neurons ablated"), make("b", { class: "tlx-n" }, `${step.n}`)));
+        make("span", {}, make("small", {}, `${data.units[1]} ablated`), make("b", { class: "tlx-n" }, `${step.n}`)));
       const wrong = new Map(step.wrong);
       view.replaceChildren(
         make("span", { class: "tlx-prefix" }, text.tokens.slice(0, text.prefix).join("")), make("b", {}, " | "),
@@ -230,14 +230,15 @@ export function mount(root, data, ask) {
     async function open(layer, neuron) {
       const found = await get(["card", index, layer, neuron]);
       best.querySelectorAll("button").forEach((chip) => chip.classList.toggle("on", chip.dataset.neuron === `${layer}.${neuron}`));
-      if (!found) return card.replaceChildren(make("div", { class: "tlx-card" }, "A saved page holds the cards of the best neurons only; explore() in a notebook shows all."));
+      if (!found) return card.replaceChildren(make("div", { class: "tlx-card" }, `A saved page holds the cards of the best ${data.units[1]} only; explore() in a notebook shows all.`));
+      const isNeuron = data.units[0] === "neuron";
       const strongest = Math.max(1e-9, ...found.fires.map(Math.abs));
       const words = (list) => list.map(([token, x]) => make("code", { title: `logit ${x}` }, visible(token)));
       card.replaceChildren(make("div", { class: "tlx-card" },
-        make("b", {}, `Neuron ${neuron} of layer ${layer}`),
+        make("b", {}, `${data.units[0][0].toUpperCase()}${data.units[0].slice(1)} ${neuron} of layer ${layer}`),
         make("h4", {}, `Where it fires in the text (orange: positive, blue: negative; strongest ${+strongest.toPrecision(3)})`),
         make("div", { class: "tlx-fires" }, ...text.tokens.map((token, i) => make("span", { style: `background:${change(found.fires[i] / strongest)}`, title: `activation ${found.fires[i]}` }, visible(token)))),
-        make("h4", {}, "Tokens it promotes when it is positive (W_out row times unembedding)"), ...words(found.promoted),
+        make("h4", {}, isNeuron ? "Tokens it promotes when it is positive (W_out row times unembedding)" : "Tokens that its mean output in this text promotes"), ...words(found.promoted),
         make("h4", {}, "Tokens it suppresses"), ...words(found.suppressed),
         make("h4", {}, "Its rank"), make("table", {}, make("tr", {}, ...["method", "in the model", "in its layer"].map((head) => make("th", {}, head))),
           ...found.ranks.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, `${cell}`))))),
@@ -256,7 +257,7 @@ export function mount(root, data, ask) {
       for (let i = top; i < Math.min(nNeurons, (column + 1) * step); i++) if (bytes[layer * nNeurons + i] > bytes[layer * nNeurons + top]) top = i;
       return top;
     };
-    const canvas = make("canvas", { width: columns, height: nLayers, style: `height:${Math.max(60, nLayers * 11)}px`, "aria-label": "scores by layer and neuron" });
+    const canvas = make("canvas", { width: columns, height: nLayers, style: `height:${Math.max(60, nLayers * 11)}px`, "aria-label": `scores by layer and ${data.units[0]}` });
     const paint = canvas.getContext("2d"), image = paint.createImageData(columns, nLayers);
     const colour = [1, 3, 5].map((i) => parseInt(pair.colour.slice(i, i + 2), 16));
     for (let k = 0; k < nLayers; k++)
@@ -273,7 +274,7 @@ export function mount(root, data, ask) {
     };
     canvas.addEventListener("mousemove", (event) => {
       const [layer, neuron] = at(event);
-      readout.textContent = `layer ${layer} (top row is 0), neuron ${neuron}: ${Math.round((100 * bytes[layer * nNeurons + neuron]) / 255)} % of the way from its layer's lowest to its highest score. A click shows it.`;
+      readout.textContent = `layer ${layer} (top row is 0), ${data.units[0]} ${neuron}: ${Math.round((100 * bytes[layer * nNeurons + neuron]) / 255)} % of the way from its layer's lowest to its highest score. A click shows it.`;
     });
     canvas.addEventListener("click", (event) => open(...at(event)));
     return canvas;

@@ -33,6 +33,7 @@ from tl_localize.report.paper import short_title
 from tl_localize.report.token_view import TokenView
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, check_sequences
+from tl_localize.units import NEURONS
 
 RATIOS = (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.15, 0.25)
 N_OTHERS = 6  # shipped texts that stand for the others, of a shipped model
@@ -52,7 +53,7 @@ class Explorer:
     neurons are added as a control.
 
     Args:    sequence: a text that the model recites, or several to choose from.
-             scores: of one method or of several; of several texts, each with its ``sequence_id``.
+             scores: of one method or of several, all of one kind of unit; of several texts, each with its ``sequence_id``.
              others: the texts that should survive; of a shipped model some of its shipped texts, otherwise none.
              general: general text for perplexity, mean and resample; of a shipped model the shipped text.
              ratios: shares of the neurons that the slider offers; shares that take no neuron of a layer are left out.
@@ -80,7 +81,8 @@ class Explorer:
         ratio: Real = 0.1,
         decode: Decode | None = None,
     ) -> None:
-        self.view, self.decode = NeuronView(model), decode or decoder(model)
+        scores = [scores] if isinstance(scores, NeuronScores) else list(scores)
+        self.view, self.decode = NeuronView(model, scores[0].units if scores else NEURONS), decode or decoder(model)
         self.texts = check_sequences(model, [sequence] if isinstance(sequence, MemorizedSequence) else sequence)
         shipped = is_reference(model_name(model))
         if others is None:
@@ -101,14 +103,16 @@ class Explorer:
         self.start = min(range(len(self.ratios)), key=lambda i: abs(self.ratios[i] - ratio))
         shape, ids = (self.view.n_layers, self.view.n_neurons), [one.id for one in self.texts]
         self.pairs: list[tuple[int, NeuronScores]] = []  # the index of a text, and scores for it
-        for one in [scores] if isinstance(scores, NeuronScores) else scores:
-            if tuple(one.values.shape) != shape or (len(ids) > 1 and one.sequence_id not in ids):
-                raise ValueError(f"scores must be of this model {shape} and of one of the texts {ids}, got {one!r}. Localize them again.")
+        for one in scores:
+            same = tuple(one.values.shape) == shape and repr(one.units) == repr(self.view.units)
+            if not same or (len(ids) > 1 and one.sequence_id not in ids):
+                wanted = f"this model {shape}, of {self.view.units.name} and of one of the texts {ids}"
+                raise ValueError(f"scores must be of {wanted}, got {one!r}. Localize them again.")
             self.pairs.append((ids.index(one.sequence_id) if len(ids) > 1 else 0, one))
         if not self.pairs:
             raise ValueError("scores must hold those of at least one method, got none. Call a method: Attribution()(model, sequence).")
         for text in sorted({text for text, _ in self.pairs} - {text for text, one in self.pairs if one.method == RandomBaseline.name}):
-            self.pairs.append((text, RandomBaseline()(model, self.texts[text])))
+            self.pairs.append((text, RandomBaseline(units=self.view.units)(model, self.texts[text])))
         self._meters: dict[str, AblationMeter] = {}
         self._answers: dict[str, Any] = {}
 
@@ -138,7 +142,7 @@ class Explorer:
         some = [int(layer) for layer in layers.split(",")]
         mask = torch.zeros_like(values, dtype=torch.bool)
         mask[some] = NeuronScores(values[some]).top_k(self.ratios[ratio], per="model" if per == "model" else "layer").mask
-        return NeuronSet(mask)
+        return NeuronSet(mask, self.view.units)
 
     def _meter(self, ablation: str) -> AblationMeter:
         if ablation not in self._meters:
@@ -146,8 +150,8 @@ class Explorer:
             baseline = next(iter(self._meters.values())).baseline if self._meters else None
             sequences = [*self.texts, *self.others]
             how = ABLATIONS[ablation](general, 0)
-            meter = AblationMeter(self.view.model, sequences, general[:GENERAL_ROWS], how, self.decode, baseline=baseline)
-            self._meters[ablation] = meter
+            text, units = general[:GENERAL_ROWS], self.view.units
+            self._meters[ablation] = AblationMeter(self.view.model, sequences, text, how, self.decode, baseline=baseline, units=units)
         return self._meters[ablation]
 
     def _step(self, pair: int, ratio: int, per: str, layers: str, ablation: str) -> dict[str, Any]:
@@ -183,15 +187,14 @@ class Explorer:
 
     def _card(self, pair: int, layer: int, neuron: int) -> dict[str, Any]:
         text, own = self.pairs[pair]
-        row = self.view.rows(layer)[neuron]
+        row, fires = self._written(text, layer, neuron)
         logits = unembed(self.view.model, torch.stack([row, torch.zeros_like(row)]))
         promoted = (logits[0] - logits[1]).cpu()
-        fires = activations(self.view, self.texts[text].tokens[None])[layer][0, :, neuron].float().cpu()
         order = promoted.argsort(descending=True)
         ranks = [[short_title(one.method), *self._rank(one, layer, neuron)] for i, one in self.pairs if i == text]
         elsewhere = sorted((self._rank(one, layer, neuron)[0], one.sequence_id) for one in self._elsewhere)
         return {
-            "fires": [round(x, 3) for x in fires.tolist()],
+            "fires": [round(x, 3) for x in fires.float().cpu().tolist()],
             "promoted": [[self.decode([int(i)]), round(float(promoted[i]), 3)] for i in order[:PROMOTED]],
             "suppressed": [[self.decode([int(i)]), round(float(promoted[i]), 3)] for i in order.flip(0)[:PROMOTED]],
             "ranks": ranks,
@@ -199,6 +202,14 @@ class Explorer:
             "elsewhere": [[name, rank] for rank, name in elsewhere if rank <= HIGH * own.values.numel()],
             "compared": len(self._elsewhere),
         }
+
+    def _written(self, text: int, layer: int, neuron: int) -> tuple[Float[Tensor, " d_model"], Float[Tensor, " pos"]]:
+        """The direction that a unit writes, and how much of it at each position; of a head the mean of what it writes, and its norms."""
+        act, rows = activations(self.view, self.texts[text].tokens[None])[layer][0, :, neuron], self.view.rows(layer)[neuron]
+        if act.ndim == 1:
+            return rows, act
+        written = act.flatten(1) @ rows.flatten(0, -2)
+        return written.mean(0), written.norm(dim=-1)
 
     @staticmethod
     def _rank(scores: NeuronScores, layer: int, neuron: int) -> tuple[int, int]:
@@ -210,7 +221,7 @@ class Explorer:
     def _elsewhere(self) -> list[NeuronScores]:
         """Attribution scores of the other texts: one forward and one backward pass of each."""
         with torch.enable_grad():
-            return list(Attribution().map(self.view.model, self.others)) if self.others else []
+            return list(Attribution(units=self.view.units).map(self.view.model, self.others)) if self.others else []
 
     # What is shown
 
@@ -218,7 +229,7 @@ class Explorer:
     def data(self) -> dict[str, Any]:
         """What the view needs before it asks."""
         meter = self._meter(self.ablations[0])
-        nothing = NeuronSet(torch.zeros(self.view.n_layers, self.view.n_neurons, dtype=torch.bool))
+        nothing = NeuronSet(torch.zeros(self.view.n_layers, self.view.n_neurons, dtype=torch.bool), self.view.units)
         accuracies = [row["accuracy"] for row in meter.before]
         texts = [
             {
@@ -245,6 +256,7 @@ class Explorer:
         return {
             "model": model_name(self.view.model),
             "shape": [self.view.n_layers, self.view.n_neurons],
+            "units": [self.view.units.one, self.view.units.name],
             "texts": texts,
             "pairs": pairs,
             "ratios": self.ratios,
@@ -298,9 +310,9 @@ class Explorer:
         """The token view of the first setting, where no script runs."""
         text, meter = self.pairs[0][0], self._meter(self.ablations[0])
         chosen = self.chosen(0, self.start, "layer", self._layer_choices()[0][1])
-        nothing = NeuronSet(torch.zeros_like(chosen.mask))
+        nothing = NeuronSet(torch.zeros_like(chosen.mask), chosen.units)
         before, after = (meter.probabilities(text, one)[1] for one in (nothing, chosen))
-        return TokenView(self.texts[text], before, after, self.decode, len(chosen)).html()
+        return TokenView(self.texts[text], before, after, self.decode, len(chosen), chosen.units.name).html()
 
     @cached_property
     def widget(self) -> Any:

@@ -279,7 +279,7 @@ def score_map(scores: NeuronScores, ax: Any = None, *, per: Literal["layer", "mo
     bar.formatter.set_powerlimits((-2, 3))
     ax.set_yticks(range(0, n_layers, math.ceil(n_layers / 12)))
     title = ": ".join(filter(None, (short_title(scores.method), scores.sequence_id))) or "Scores"
-    return finished(ax, "neuron", "layer", title)
+    return finished(ax, scores.units.one, "layer", title)
 
 
 def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = None, ax: Any = None) -> Figure:
@@ -297,9 +297,11 @@ def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = N
     for one in found.values():
         if not isinstance(one, NeuronSet):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"found must hold sets of neurons, got {type(one).__name__}. Take some, as scores.top_k(0.01) does.")
-    shapes = {tuple(one.mask.shape) for one in (*found.values(), *([truth] if truth else []))}
-    if len(shapes) > 1:
-        raise ValueError(f"found must hold sets of one model, got the shapes {sorted(shapes)}. Localize in one model.")
+    sets = [*found.values(), *([truth] if truth else [])]
+    shapes, (units, *others) = {tuple(one.mask.shape) for one in sets}, sorted({one.units.name for one in sets})
+    if len(shapes) > 1 or others:
+        what = f"the shapes {sorted(shapes)} of {', '.join([units, *others])}"
+        raise ValueError(f"found must hold sets of one model, got {what}. Localize in one model.")
     ax = axis(ax)
     layers = np.arange(next(iter(shapes))[0])
     if truth:
@@ -317,8 +319,8 @@ def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = N
             ends[said] = float(layers[-1]), float(hits[-1]), look.colour
     ax.set_xticks(layers[:: math.ceil(len(layers) / 12)])
     ax.set_ylim(bottom=0)
-    title = "Where the true and the found neurons lie" if truth else "Where the found neurons lie"
-    return finished(ax, "layer", "neurons", title, named=ends, places=AT_END)
+    title = f"Where the true and the found {units} lie" if truth else f"Where the found {units} lie"
+    return finished(ax, "layer", units, title, named=ends, places=AT_END)
 
 
 def memorization_by_repetition(models: Sequence[str] = REFERENCE_MODELS, ax: Any = None) -> Figure:

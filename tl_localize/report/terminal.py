@@ -124,7 +124,7 @@ def reading(results: InjResults | DelResults) -> str:
         pairs = means.reindex([best, RandomBaseline.name])[["delta_self_accuracy", "delta_neg_accuracy"]].to_numpy()
         own, by_chance = (f"{target:+.1f} points on the target and {others:+.1f} on others" for target, others in pairs)
         top = f"the top {100 * frame['ratio'].iloc[0]:g} % of each layer by {short_title(best)}"
-        return f"Accuracy without {top}: {own}; without as many random neurons: {by_chance}."
+        return f"Accuracy without {top}: {own}; without as many at random: {by_chance}."
     best, control = methods["recall"].idxmax(), means["recall"].get(RowNorm.name, math.nan)
     found = f"{short_title(best)} finds {methods['recall'].max():.0f} % of"
     if results.distractors:

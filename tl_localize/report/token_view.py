@@ -62,6 +62,7 @@ class TokenView:
     after: Int[Tensor, " suffix"]
     decode: Decode
     n_ablated: int
+    units: str = "neurons"
 
     def states(self) -> list[str]:
         """Of each suffix token: right, forgotten (right before, wrong after), learned (the reverse) or wrong (both times)."""
@@ -99,7 +100,7 @@ class TokenView:
     def _summary(self) -> str:
         states, recited = self.states(), int((self.before == self.sequence.suffix).sum())
         forgotten = f"{states.count('forgotten')} of {recited} recited tokens forgotten"
-        return f"{self.n_ablated} neurons ablated: {forgotten}, {len(states)} in the suffix"
+        return f"{self.n_ablated} {self.units} ablated: {forgotten}, {len(states)} in the suffix"
 
     def _tokens(self) -> Iterator[tuple[str, str, str]]:
         """Of each suffix token: its text, what is predicted after, its state."""
@@ -123,7 +124,7 @@ def token_view(model: LanguageModel, sequence: MemorizedSequence, neurons: Neuro
         check_recited(model, [sequence])
     with neurons.dropped_out(model):
         (after,) = predicted_suffixes(model, [sequence])
-    return TokenView(sequence, before, after, decode, len(neurons))
+    return TokenView(sequence, before, after, decode, len(neurons), neurons.units.name)
 
 
 def _html_text(text: str) -> str:

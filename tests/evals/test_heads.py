@@ -1,0 +1,171 @@
+"""DEL of attention heads: plain loops, other ablations, what is refused, and the views that show heads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from architectures import tiny_bridge
+from noise import letters
+
+from tl_localize import AttentionHeads, Attribution, HardConcrete, NeuronScores, RandomBaseline, Slimming, explore
+from tl_localize.evals import DelBenchmark
+from tl_localize.evals.ablation import Mean, Resample
+from tl_localize.evals.presets import HEAD_RATIOS, del_methods, del_ratios, make_methods, parse_units
+from tl_localize.evals.tuning import method_of
+from tl_localize.execution import Store
+from tl_localize.neurons import NeuronView
+from tl_localize.report.figures import neurons_by_layer, score_map
+from tl_localize.report.token_view import token_view
+
+HEADS = AttentionHeads()
+
+
+@pytest.fixture(params=["gpt2_like", "llama_like", "bridge"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return tiny_bridge(1, {}) if request.param == "bridge" else request.getfixturevalue(request.param)
+
+
+def predicted(model: Any, sequence: Any, chosen: Any = (), values: torch.Tensor | None = None) -> torch.Tensor:
+    """Teacher-forced argmax of a suffix while some heads are set to values, by an assignment for each."""
+
+    def put(act: torch.Tensor, hook: Any, *, layer: int) -> torch.Tensor:
+        act = act.clone()
+        for at, head in chosen:
+            if at == layer:
+                act[:, :, head] = 0 if values is None else values[layer, head]
+        return act
+
+    hooks = [(f"blocks.{layer}.attn.hook_z", lambda act, hook, layer=layer: put(act, hook, layer=layer)) for layer in range(2)]
+    with torch.no_grad(), model.hooks(fwd_hooks=hooks):
+        return model(sequence.tokens[None])[0, sequence.n_prefix - 1 : -1].argmax(-1)
+
+
+def share_right(model: Any, sequence: Any, *given: Any) -> float:
+    return float((predicted(model, sequence, *given) == sequence.suffix).float().mean())
+
+
+@pytest.mark.parametrize("ablation", ["zero", "mean", "resample"])
+def test_del_of_heads_ablates_heads(model: Any, benchmark_of: Any, general: torch.Tensor, ablation: str) -> None:
+    benchmark = benchmark_of(model, ratios=(0.4,), units=HEADS, ablation=ablation, seed=3)
+    frame = benchmark.run([Attribution(units=HEADS)]).frame
+    assert set(frame["n_neurons"]) == {1}  # one of three or four heads of layer 1
+    view = NeuronView(model, HEADS)
+    for method in (Attribution(units=HEADS), RandomBaseline(units=HEADS, seed=3)):
+        for i, row in enumerate(frame[frame["method"] == method.name].itertuples()):
+            target, sequences = benchmark.test_sequences[i], benchmark.test_sequences
+            chosen = list(method(model, target).top_k(0.4, first_layer=1, rounding="floor"))
+            values = None if ablation == "zero" else {"mean": Mean(general), "resample": Resample(general, 3)}[ablation](view, i)
+            changes = [share_right(model, one, chosen, values) - share_right(model, one) for one in sequences]
+            assert row.delta_self_accuracy == pytest.approx(changes[i], abs=1e-6)
+            others = changes[:i] + changes[i + 1 :]
+            assert row.delta_neg_accuracy == pytest.approx(sum(others) / len(others), abs=1e-6)
+
+
+@torch.no_grad()
+def test_mean_ablation_of_heads_is_the_mean_of_each_entry(model: Any, general: torch.Tensor) -> None:
+    _, cache = model.run_with_cache(general)
+    wanted = torch.stack([cache[f"blocks.{layer}.attn.hook_z"][:, 1:].mean((0, 1)) for layer in range(2)])
+    found = Mean(general)(NeuronView(model, HEADS), 0)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_run_of_heads_is_resumed_and_not_mixed_with_neurons(gpt2_like: Any, benchmark_of: Any, tmp_path: Path) -> None:
+    heads = benchmark_of(gpt2_like, ratios=(0.4,), units=HEADS)
+    first = heads.run([Attribution(units=HEADS)], Store(tmp_path))
+    again = heads.run([Attribution(units=HEADS)], Store(tmp_path))
+    assert first.frame.equals(again.frame) and first.settings["runs"][0]["units"] == "AttentionHeads()"
+    with pytest.raises(ValueError, match=r"units: AttentionHeads\(\) in the folder, None now"):
+        benchmark_of(gpt2_like, ratios=(0.4,)).run([Attribution()], Store(tmp_path))
+
+
+def test_single_layer_of_heads(gpt2_like: Any, benchmark_of: Any) -> None:
+    frame = benchmark_of(gpt2_like, ratios=(0.4,), units=HEADS).run_single_layer(Attribution(units=HEADS), 0.4, (1, 3))
+    assert sorted(set(frame["n_neurons"])) == [1, 3]
+
+
+def test_del_refuses_methods_of_other_units(gpt2_like: Any, benchmark_of: Any) -> None:
+    with pytest.raises(ValueError, match=r"methods must score AttentionHeads\(\), as the benchmark, got MLPNeurons\(\) of Attribution\(\)"):
+        benchmark_of(gpt2_like, ratios=(0.4,), units=HEADS).run([Attribution()])
+    with pytest.raises(ValueError, match=r"methods must score MLPNeurons\(\), as the benchmark, got AttentionHeads\(\)"):
+        benchmark_of(gpt2_like, ratios=(0.4,)).run([Attribution(units=HEADS)])
+
+
+def test_del_refuses_scores_of_other_units_from_a_function(gpt2_like: Any, benchmark_of: Any) -> None:
+    def mine(model: Any, sequence: Any) -> NeuronScores:
+        return NeuronScores(torch.rand(2, 3), "mine", sequence.id)
+
+    with pytest.raises(ValueError, match=r"scores must be of AttentionHeads\(\), got MLPNeurons\(\)"):
+        benchmark_of(gpt2_like, ratios=(0.4,), units=HEADS).run([mine])
+
+
+def test_del_refuses_a_ratio_without_a_head(gpt2_like: Any, benchmark_of: Any) -> None:
+    with pytest.raises(ValueError, match=r"ratio must select at least one of 3 heads, got 0\.1"):
+        benchmark_of(gpt2_like, ratios=(0.1,), units=HEADS)
+
+
+def test_method_of_heads_is_read_back_from_its_repr() -> None:
+    for method in (HardConcrete(units=HEADS, steps=20), Slimming(units=HEADS), Slimming()):
+        assert method_of(repr(method)) == method
+
+
+def test_default_ratios_take_a_head_of_each_layer_and_iterative_attribution_covers_them() -> None:
+    methods = {method.name: method for method in del_methods("all", units=HEADS)}
+    assert all(method.units == HEADS for method in methods.values())
+    for n_heads in (6, 8, 12, 16, 20, 25, 32, 64):
+        counts = [int(n_heads * ratio) for ratio in del_ratios("", HEADS)]
+        assert 1 <= counts[0] < counts[1] <= round(methods["iterative_attribution"].share * n_heads)
+    assert del_ratios("gpt2") == (0.001, 0.005) and del_ratios("reference-gpt2", HEADS) == HEAD_RATIOS
+
+
+def test_units_by_name() -> None:
+    assert parse_units("heads") == HEADS
+    with pytest.raises(ValueError, match=r"units must be one of neurons, heads, got 'head'\. Did you mean heads"):
+        parse_units("head")
+    with pytest.raises(ValueError, match="--set must name a setting of attribution"):
+        make_methods("attribution", ["attribution.units=heads"])
+
+
+# ---- views -----------------------------------------------------------------------------------------------------------
+
+
+def test_views_say_heads(model: Any, recited: Any) -> None:
+    sequence = recited(model)[0]
+    scores = Attribution(units=HEADS)(model, sequence)
+    chosen = scores.top_k(0.4)
+    assert f"{len(chosen)} heads ablated" in token_view(model, sequence, chosen, letters).text(colour=False)
+    assert score_map(scores).axes[0].get_xlabel() == "head"
+    assert neurons_by_layer({"attribution": chosen}).axes[0].get_ylabel() == "heads"
+    assert "heads" in chosen.html_by_layer() and "heads" in repr(chosen)
+    with pytest.raises(ValueError, match=r"found must hold sets of one model, got the shapes .* of heads, neurons"):
+        neurons_by_layer({"a": chosen, "b": replace(chosen, units=type(Attribution().units)())})
+
+
+def test_explorer_measures_heads(model: Any, recited: Any) -> None:
+    text, *others = recited(model)
+    view = explore(model, text, Attribution(units=HEADS)(model, text), others, ratios=(0.4,), decode=letters)
+    step = view.answer(["step", 0, 0, "layer", "1", "zero"])
+    found = list(view.chosen(0, 0, "layer", "1"))
+    assert step["n"] == len(found) and step["self"] == pytest.approx(share_right(model, text, found), abs=1e-4)
+    head = found[0]
+    card = view.answer(["card", 0, *head])
+    rows, z = model.blocks[head[0]].attn.W_O.detach()[head[1]], {}
+    with torch.no_grad(), model.hooks(fwd_hooks=[(f"blocks.{head[0]}.attn.hook_z", lambda act, hook: z.update(act=act))]):
+        model(text.tokens[None])
+    assert card["fires"] == pytest.approx((z["act"][0, :, head[1]] @ rows).norm(dim=-1).tolist(), abs=1e-3)
+    assert view.data["units"] == ["head", "heads"] and "heads ablated" in view.html()
+
+
+def test_explorer_refuses_scores_of_two_units(gpt2_like: Any, sequence: Any) -> None:
+    both = [Attribution()(gpt2_like, sequence), Attribution(units=HEADS)(gpt2_like, sequence)]
+    with pytest.raises(ValueError, match=r"scores must be of this model \(2, 48\), of neurons"):
+        explore(gpt2_like, sequence, both, [], decode=letters)
+
+
+def test_benchmark_of_heads_says_so(unchecked: None, gpt2_like: Any, benchmark_of: Any) -> None:
+    assert "40 % of each layer of heads" in repr(benchmark_of(gpt2_like, ratios=(0.4,), units=HEADS))
+    with pytest.raises(TypeError, match="units must be Units"):
+        DelBenchmark(gpt2_like, [], torch.zeros(1, 4), units="heads")  # pyright: ignore[reportArgumentType] - a mistake
