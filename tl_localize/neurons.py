@@ -198,6 +198,17 @@ class NeuronView:
         """W_out of a layer, the model's own parameter; neuron i adds h_i times row i to the MLP's output. Of heads: W_O."""
         return self.units.rows(self.model, layer)
 
+    def flat_rows(self, layer: int) -> Float[Tensor, "row d_model"]:
+        """All output rows of a layer, unit by unit, in the memory of the model's own parameter; ValueError where that can't be."""
+        rows, again = self.rows(layer), self.rows(layer)
+        if rows.data_ptr() != again.data_ptr():
+            raise ValueError(f"units must give the model's own parameter as rows, got a copy from {self.units!r}. Return the parameter.")
+        return rows if rows.ndim == 2 else rows.view(-1, rows.shape[-1])
+
+    def row_mask(self, mask: Bool[Tensor, "*some neuron"]) -> Bool[Tensor, "*some row"]:
+        """Which rows belong to some units: of a neuron one, of a head as many as its vector has entries."""
+        return mask.repeat_interleave(math.prod(self.shape[1:]), -1)
+
     @torch.no_grad()
     def row_norms(self) -> Float[Tensor, "layer neuron"]:
         """Euclidean norm of each row of W_out, or of all rows of a unit together, float32 on the CPU."""
@@ -357,4 +368,4 @@ class NeuronView:
             yield
 
     def _hooks(self, hooks: Mapping[int, Hook]) -> Context:
-        return self.hooked(last=[(self.units.point(layer), self.units.hook(hook)) for layer, hook in hooks.items()])
+        return self.hooked(last=[self.units.hook(layer, hook) for layer, hook in hooks.items()])

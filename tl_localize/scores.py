@@ -26,7 +26,7 @@ from tl_localize.neurons import (
     check_ratio,
     zero_neurons,
 )
-from tl_localize.units import NEURONS, Units, check_units, units_of
+from tl_localize.units import NEURONS, Units, check_units, units_in
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,6 +78,10 @@ class NeuronSet:
                 raise ValueError(f"pairs must be (layer, neuron) below {tuple(shape)}, got {(layer, neuron)}. Both count from 0.")
             mask[layer, neuron] = True
         return cls(mask, units)
+
+    def units_text(self) -> dict[str, str]:
+        """What a file says of the units: nothing where they are neurons."""
+        return {} if self.units == NEURONS else {"units": repr(self.units)}
 
     def __len__(self) -> int:
         return int(self.mask.sum())
@@ -150,8 +154,7 @@ class NeuronSet:
 
         The hooks do not know the model, so a wrong number of layers goes unnoticed; ``dropped_out(model)`` compares the shapes.
         """
-        hooks = ((self.units.point(layer), partial(zero_neurons, mask=mask)) for layer, mask in enumerate(self.mask) if mask.any())
-        return [(point, self.units.hook(hook)) for point, hook in hooks]
+        return [self.units.hook(layer, partial(zero_neurons, mask=mask)) for layer, mask in enumerate(self.mask) if mask.any()]
 
     @uninterrupted
     def dropped_out(self, model: LanguageModel) -> Iterator[None]:
@@ -308,7 +311,7 @@ class NeuronScores(Saved):
 
     @classmethod
     def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str], units: Units | None = None) -> NeuronScores:
-        units = units or (units_of(metadata["units"]) if "units" in metadata else NEURONS)
+        units = units or units_in(metadata)
         exact = NeuronSet(tensors["exact"], units) if "exact" in tensors else None
         missed = float(metadata["missed"]) if "missed" in metadata else None
         method, sequence_id, settings = (metadata.get(key, "") for key in ("method", "sequence_id", "settings"))

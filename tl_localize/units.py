@@ -32,9 +32,9 @@ class Units(ABC):
     ...         return f"blocks.{layer}.attn.hook_z"
     ...     def rows(self, model, layer):
     ...         return model.blocks[layer].attn.W_O.flatten(0, 1)
-    ...     def read(self, act):
+    ...     def read(self, act, layer):
     ...         return act.flatten(2)
-    ...     def write(self, act, units):
+    ...     def write(self, act, units, layer):
     ...         return units.view_as(act)
     >>> Attribution(units=Entries())(model, sequence)
     NeuronScores('attribution', 'contact_info-000', 6 layers x 192 entries of heads)
@@ -60,23 +60,23 @@ class Units(ABC):
         """The module whose output the rows are summed into, or the name of its hook point; only Gradient Alignment and INJ need it."""
         raise ValueError(f"units must have an output for this, got {self!r}, which has none. Use another method.")
 
-    def read(self, act: Float[Tensor, "batch pos ..."]) -> Acts:
+    def read(self, act: Float[Tensor, "batch pos ..."], layer: int) -> Acts:
         """The units in the activation of the hook point."""
         return act
 
-    def write(self, act: Float[Tensor, "batch pos ..."], units: Acts) -> Float[Tensor, "batch pos ..."]:
+    def write(self, act: Float[Tensor, "batch pos ..."], units: Acts, layer: int) -> Float[Tensor, "batch pos ..."]:
         """The activation with other units in it."""
         return units
 
-    def hook(self, change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-        """A hook for ``point`` that changes the units, or only looks at them."""
-        return partial(_change, units=self, change=change)
+    def hook(self, layer: int, change: Callable[[Tensor], Tensor]) -> tuple[str, Callable[..., Tensor]]:
+        """The point of a layer and a hook for it that changes the units, or only looks at them."""
+        return self.point(layer), partial(_change, units=self, layer=layer, change=change)
 
 
-def _change(act: Tensor, hook: object = None, *, units: Units, change: Callable[[Tensor], Tensor]) -> Tensor:
-    before = units.read(act)
+def _change(act: Tensor, hook: object = None, *, units: Units, layer: int, change: Callable[[Tensor], Tensor]) -> Tensor:
+    before = units.read(act, layer)
     after = change(before)
-    return act if after is before else units.write(act, after)
+    return act if after is before else units.write(act, after, layer)
 
 
 @dataclass(frozen=True)
@@ -182,6 +182,11 @@ def units_of(text: str) -> Units:
         known = ", ".join(sorted(set(kinds) - {Units.__name__}))
         raise ValueError(f"units must be of a known class ({known}), got {text!r}. Import the module that defines it first.") from error
     return found
+
+
+def units_in(metadata: dict[str, Any]) -> Units:
+    """The units of saved scores or sets: neurons, unless the file says something else."""
+    return units_of(metadata["units"]) if "units" in metadata else NEURONS
 
 
 def model_name(model: Any) -> str:

@@ -1,4 +1,4 @@
-"""--units heads of localize, del and tune."""
+"""--units heads of localize, inj, del and tune."""
 
 from __future__ import annotations
 
@@ -62,9 +62,15 @@ def test_tune_of_heads(given: list[Any], tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "settings.json").read_text())["settings"]["slimming"]["steps"] in (2, 3)
 
 
-def test_tune_of_heads_on_inj_is_refused(model_dir: Path, tmp_path: Path) -> None:
-    result = run("tune", "--model", model_dir, "--out", tmp_path / "out", "--units", "heads")
-    assert result.exit_code == 2 and "units must be neurons for --benchmark inj, got 'heads'" in result.stderr
+def test_inj_of_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tl_localize.cli.inj.inj_figures", lambda *a: {})
+    options = ["--limit", 1, "--max-steps", 2, "--methods", "attribution", "--units", "heads", "--device", "cpu"]
+    result = run("inj", "--out", tmp_path / "out", *options)
+    assert result.exit_code == 1, result.output  # for the injection did not converge
+    (record,) = json.loads((tmp_path / "out" / "settings.json").read_text())["runs"]
+    assert record["units"] == "AttentionHeads()" and record["ratio"] == 0.17
+    frame = pd.read_csv(tmp_path / "out" / "frame.csv")
+    assert set(frame["method"]) == {"attribution", "random", "row_norm"}
 
 
 def test_localize_heads(model_dir: Path, tmp_path: Path) -> None:
@@ -76,7 +82,7 @@ def test_localize_heads(model_dir: Path, tmp_path: Path) -> None:
     assert scores.units == AttentionHeads() and scores.values.shape == (2, 2)
 
 
-@pytest.mark.parametrize("command", ["del", "tune", "localize"])
+@pytest.mark.parametrize("command", ["inj", "del", "tune", "localize"])
 def test_unknown_units_are_refused(command: str, tmp_path: Path) -> None:
     out = tmp_path / ("out.safetensors" if command == "localize" else "out")
     result = run(command, "--units", "heds", "--out", out)

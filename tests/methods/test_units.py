@@ -63,10 +63,10 @@ class HeadEntries(Units):
     def output(self, model: Any, layer: int) -> Any:
         return AttentionHeads().output(model, layer)
 
-    def read(self, act: Tensor) -> Tensor:
+    def read(self, act: Tensor, layer: int) -> Tensor:
         return act.flatten(2)
 
-    def write(self, act: Tensor, units: Tensor) -> Tensor:
+    def write(self, act: Tensor, units: Tensor, layer: int) -> Tensor:
         return units.view_as(act)
 
 

@@ -56,11 +56,10 @@ def tune(
         raise ValueError(f"grid must hold the method {method!r}, got {sorted(grids)}.{nearest(method, grids)}")
     kind = presets.parse_units(units)
     if ratio is None:
-        ratio = max(presets.inj_ratios(on.model) if benchmark == "inj" else presets.del_ratios(on.model, kind))
-    if benchmark == "inj" and kind != NEURONS:
-        raise ValueError(f"units must be neurons for --benchmark inj, got {units!r}. Tune heads on del.")
+        ratio = max(presets.inj_ratios(on.model, kind) if benchmark == "inj" else presets.del_ratios(on.model, kind))
     if benchmark == "inj":
-        (fixed,) = presets.make_methods(method, set or [], presets.paper_settings(on.model, "inj", ratio))
+        of_units = presets.of_units(kind, presets.paper_settings(on.model, "inj", ratio))
+        (fixed,) = presets.make_methods(method, set or [], of_units, units=kind)
     else:
         (fixed,) = presets.del_methods(method, set or [], on.model, units=kind)
         presets.check_data(on.model, given, general)
@@ -73,7 +72,8 @@ def tune(
     folder = run.folder("-".join(["tune", benchmark, on.short, *([] if kind == NEURONS else [units])]))
     model = on.load()
     if benchmark == "inj":
-        setting = InjBenchmark(model=model, sequences=inj_sequences(model, given, dev=True), ratio=ratio, distractors=distractors)
+        how = {"ratio": ratio, "distractors": distractors, "units": kind}
+        setting = InjBenchmark(model=model, sequences=inj_sequences(model, given, dev=True), **how)
     else:
         if given is None:
             data = given = collected_default(model, on.load, run.store(folder / "collection"), run, n_dev, [ratio], kind)

@@ -27,11 +27,12 @@ from tl_localize.execution.tasks import Plan, Record, Task
 from tl_localize.injection import Injection, JointInjection, draw_sets, inject, inject_together
 from tl_localize.losses import memorization_loss
 from tl_localize.methods import RandomBaseline, RowNorm
-from tl_localize.methods.base import Method, check_methods, label_methods
+from tl_localize.methods.base import Method, check_methods, check_units_of, label_methods
 from tl_localize.metrics import accuracy
 from tl_localize.neurons import LanguageModel, NeuronView, Real, check_count, check_positive, model_name
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
+from tl_localize.units import NEURONS, Units
 
 Rows = list[dict[str, Any]]
 
@@ -67,6 +68,8 @@ class InjBenchmark(Benchmark[InjResults]):
              max_steps: of the injection; by default the paper's 200, 400 at ratios above 2 %, 1000 with distractors.
              multiples: recall is measured among the top ``ratio * multiple`` of each layer, and of the model.
              distractors: other sentences in the model, K - 1.
+             units: whose rows are trained and looked for. With ``AttentionHeads()`` the ratio is a share of all heads, and all rows of
+                 W_O that belong to a head are trained, as many as its vector has entries.
     Raises:  ValueError: a ratio that selects no row, multiples that leave (0, 1], a sentence that does not fit the model, or fewer
              sentences than a group takes.
 
@@ -84,10 +87,12 @@ class InjBenchmark(Benchmark[InjResults]):
     seed: int = 0
     multiples: tuple[Real, ...] = (1, 2, 5)
     distractors: int = 0
+    units: Units = NEURONS
 
     def __repr__(self) -> str:
         what = f"{len(self.sequences)} sequences, injection ratio {100 * self.ratio:g} %"
-        return f"InjBenchmark({model_name(self.model)!r}, {what}{', with distractors' if self.distractors else ''})"
+        of = "" if self.units == NEURONS else f" of {self.units.name}"
+        return f"InjBenchmark({model_name(self.model)!r}, {what}{of}{', with distractors' if self.distractors else ''})"
 
     def __post_init__(self) -> None:
         check_sequences(self.model, self.sequences)
@@ -99,14 +104,15 @@ class InjBenchmark(Benchmark[InjResults]):
             check_count(max_steps=self.max_steps)
         for multiple in self.multiples:
             check_positive(multiples=multiple)
-        view = NeuronView(self.model)
+        view = NeuronView(self.model, self.units)
         draw_sets(view, self.ratio, self.seed, self.distractors + 1)  # raises where the sets can't be drawn
         if not self.multiples or not all(0 < self.ratio * multiple <= 1 for multiple in self.multiples):
             raise ValueError(
                 f"multiples must keep ratio * multiple in (0, 1], got {self.multiples} with ratio {self.ratio}. "
                 "Use a smaller ratio (0.01 is 1 %) or smaller multiples."
             )
-        NeuronScores(torch.zeros(view.n_layers, view.n_neurons)).top_k(self.ratio * min(self.multiples))  # raises where it selects none
+        blank = NeuronScores(torch.zeros(view.n_layers, view.n_neurons), units=self.units)
+        blank.top_k(self.ratio * min(self.multiples))  # raises where it selects none
         if not self.groups:
             raise ValueError(
                 f"distractors must leave at least one group of {self.distractors + 1} sentences that begin with different tokens, got "
@@ -122,7 +128,8 @@ class InjBenchmark(Benchmark[InjResults]):
     def labelled(self, methods: Sequence[Method]) -> Methods:
         """The methods by label; Random and RowNorm are always among them."""
         check_methods(methods)
-        controls: tuple[Method, ...] = (RandomBaseline(), RowNorm())
+        check_units_of(methods, self.units)
+        controls: tuple[Method, ...] = (RandomBaseline(units=self.units), RowNorm(units=self.units))
         labelled = label_methods([*methods, *(one for one in controls if not any(isinstance(method, type(one)) for method in methods))])
         if TRUE_ROWS in labelled:
             raise ValueError(f"methods must not be called {TRUE_ROWS!r}, got {labelled[TRUE_ROWS]!r}. That is the best a method could do.")
@@ -138,6 +145,8 @@ class InjBenchmark(Benchmark[InjResults]):
             "max_steps": steps if self.max_steps is None else self.max_steps,
         }
         settings: dict[str, Any] = {"stop_loss": self.stop_loss, "distractors": self.distractors}
+        if self.units != NEURONS:
+            settings["units"] = repr(self.units)
         if self.distractors:
             settings["objective"] = "independent sets"  # an earlier one let the sets lean on one another
         multiples = list(map(float, self.multiples))
@@ -200,12 +209,12 @@ class InjBenchmark(Benchmark[InjResults]):
         injection = (JointInjection if self.distractors else Injection).unpacked(needs[0].tensors, needs[0].value)
         if task.kind == "scores":
             with injection.applied(self.model):
-                return localized(methods[task.label], self.model, group.sequences, report)
+                return localized(methods[task.label], self.model, group.sequences, report, self.units)
         return self._measured(group, injection, task.label, None if task.label == TRUE_ROWS else needs[1])
 
     def inject(self, group: Group, inputs: Mapping[str, Any], report: Report) -> Injection | JointInjection:
         """Train the rows of one group. It is trained alone: side by side with others it would differ in the last digits."""
-        settings = {name: inputs[name] for name in ("ratio", "seed", "learning_rate", "max_steps", "stop_loss")}
+        settings = {name: inputs[name] for name in ("ratio", "seed", "learning_rate", "max_steps", "stop_loss")} | {"units": self.units}
         if self.distractors:
             return inject_together(self.model, group.sequences, **settings, progress=report)
         return inject(self.model, group.sequences[0], **settings)
@@ -222,14 +231,14 @@ class InjBenchmark(Benchmark[InjResults]):
         with injection.applied(self.model):
             before = accuracy(self.model, group.sequences) if joint else torch.empty(0)
             for k, (sequence, alone) in enumerate(zip(group.sequences, injections, strict=True)):
-                scores = scores_of(found, k, sequence.id) if found else None
+                scores = scores_of(found, k, sequence.id, self.units) if found else None
                 top = scores.top_k(self.ratio) if scores else sets[k]
                 about = {"sequence_id": sequence.id, "method": label, **about_group}
                 about |= {"converged": alone.converged, "loss": float(alone.losses[-1])}
                 others, ablated = None, dict[str, float]()
                 if joint:
                     about |= dict(zip(("loss", "alone_loss", "off_kl", "other_kl"), joint.ends[k].tolist(), strict=True))
-                    others = NeuronSet(torch.stack([one.mask for j, one in enumerate(sets) if j != k]).any(0))
+                    others = NeuronSet(torch.stack([one.mask for j, one in enumerate(sets) if j != k]).any(0), self.units)
                     ablated = self._ablated(top, group.sequences, k, before)
                 if joint and found:
                     for other, theirs in zip(group.sequences, sets, strict=True):

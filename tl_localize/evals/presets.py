@@ -119,6 +119,11 @@ def sparing(first_layer: int) -> Settings:
     return {name: {"first_layer": first_layer} for name, method in METHODS.items() if hasattr(method, "first_layer")}
 
 
+def of_units(units: Units, of_neurons: Settings) -> Settings:
+    """The paper's settings, which are of neurons. Of heads, of which there are few, Iterative Attribution ablates up to half of a layer."""
+    return of_neurons if units == NEURONS else {IterativeAttribution.name: {"share": HEADS_SHARE}}
+
+
 def del_methods(
     names: str,
     settings: Sequence[str] = (),
@@ -127,17 +132,18 @@ def del_methods(
     seed: int = 0,
     units: Units = NEURONS,
 ) -> list[Localizer]:
-    """``make_methods`` for DEL: layer 0 is spared, and learned masks have the paper's settings for its models, then the tuned ones.
+    """``make_methods`` for DEL: layer 0 is spared, and learned masks have the paper's settings for its models, then the tuned ones."""
+    defaults = [of_units(units, paper_settings(model, "del")), tuned or {}, sparing(FIRST_LAYER), {RandomBaseline.name: {"seed": seed}}]
+    return make_methods(names, settings, *defaults, units=units)
 
-    The paper's settings are for neurons; of heads, of which there are few, Iterative Attribution ablates up to half of each layer.
+
+def inj_ratios(model: str, units: Units = NEURONS) -> list[float]:
+    """The paper's two shares of the rows of W_out; 3 % for the reference models, into which sentences can be injected at that ratio.
+
+    Of heads about a sixth of all of them, with all their rows of W_O: on average one of the six heads of a layer of the reference models.
     """
-    of_units = paper_settings(model, "del") if units == NEURONS else {IterativeAttribution.name: {"share": HEADS_SHARE}}
-    seeds = {RandomBaseline.name: {"seed": seed}}
-    return make_methods(names, settings, of_units, tuned or {}, sparing(FIRST_LAYER), seeds, units=units)
-
-
-def inj_ratios(model: str) -> list[float]:
-    """The paper's two shares of the rows of W_out; 3 % for the reference models, into which sentences can be injected at that ratio."""
+    if units != NEURONS:
+        return [HEAD_RATIOS[0]]
     return [0.03] if is_reference(model) else [0.01, 0.001]
 
 
@@ -149,13 +155,14 @@ def inj_runs(
     settings: Sequence[str] = (),
     tuned: Settings | None = None,
     ratios: Sequence[float] | None = None,
+    units: Units = NEURONS,
     **options: Any,
 ) -> list[tuple[InjBenchmark, list[Localizer]]]:
     """INJ at each ratio, with its methods, whose settings may depend on the ratio: the paper's, then ``tuned``, then ``settings``."""
     runs: list[tuple[InjBenchmark, list[Localizer]]] = []
-    for ratio in ratios or inj_ratios(name):
-        chosen = make_methods(methods, settings, paper_settings(name, "inj", ratio), tuned or {})
-        runs.append((InjBenchmark(model=model, sequences=sequences, ratio=ratio, **options), chosen))
+    for ratio in ratios or inj_ratios(name, units):
+        chosen = make_methods(methods, settings, of_units(units, paper_settings(name, "inj", ratio)), tuned or {}, units=units)
+        runs.append((InjBenchmark(model=model, sequences=sequences, ratio=ratio, units=units, **options), chosen))
     return runs
 
 

@@ -19,6 +19,7 @@ from tl_localize.changes import uninterrupted, used
 from tl_localize.files import Saved
 from tl_localize.neurons import LanguageModel, NeuronView, check_between, check_ratio, check_seed
 from tl_localize.scores import NeuronSet
+from tl_localize.units import units_in
 
 UNLEARNED_NATS = 0.5  # a token whose loss stays above this (a probability below 61 %) is unlearned
 ENDS = ("loss with all on", "loss alone", "KL of all others", "KL of one other")  # what the stops of a joint injection ask for
@@ -29,7 +30,7 @@ class Injection(Saved):
     """Rows of W_out trained until the model recites one sequence.
 
     Args:    neurons: the neurons whose rows were trained, the ground truth of INJ.
-             rows: [n d_model] the trained rows, in the order of ``neurons.mask.nonzero()``, float32 on the CPU.
+             rows: [n d_model] the trained rows, in the order of ``neurons.mask.nonzero()``, float32 on the CPU. Of a head: all its rows.
              losses: [step] loss of the whole sequence before each update, nats per token; the last one belongs to ``rows``.
              token_losses: [pos-1] loss of each token but the first at the end.
              converged: whether the last loss is below the stop loss (in a joint injection: and all its other stops hold).
@@ -52,7 +53,7 @@ class Injection(Saved):
 
     def __repr__(self) -> str:
         state = "converged" if self.converged else "NOT converged"
-        text = f"{self.sequence_id!r}, {len(self.neurons)} rows, {state}: loss {self.losses[-1]:.3f} after {len(self.losses)} steps"
+        text = f"{self.sequence_id!r}, {len(self.rows)} rows, {state}: loss {self.losses[-1]:.3f} after {len(self.losses)} steps"
         if not self.converged and (unlearned := self.unlearned()):
             text += "; unlearned: " + ", ".join(f"token {position} ({nats:.2f} nats)" for position, nats in unlearned[:3])
             text += f" and {len(unlearned) - 3} more" if len(unlearned) > 3 else ""
@@ -61,7 +62,7 @@ class Injection(Saved):
     def _repr_html_(self) -> str:
         from tl_localize.stats import styled
 
-        facts: dict[str, float] = {"rows trained": len(self.neurons), "steps": len(self.losses)}
+        facts: dict[str, float] = {"rows trained": len(self.rows), "steps": len(self.losses)}
         facts |= {"loss before, nats per token": float(self.losses[0]), "loss after": float(self.losses[-1])}
         facts |= {f"unlearned: token {position}, nats": nats for position, nats in self.unlearned()[:3]}
         about = {"": list(facts), "value": np.array(list(facts.values()), dtype=object)}
@@ -85,11 +86,12 @@ class Injection(Saved):
 
         Raises:  ValueError: the rows belong to a model of another shape.
         """
-        view, mask, rows = NeuronView(model), self.neurons.mask, self.rows
-        if mask.shape != (view.n_layers, view.n_neurons) or rows.shape[-1] != view.rows(0).shape[-1]:
+        view, mask, rows = NeuronView(model, self.neurons.units), self.neurons.mask, self.rows
+        shape = (int(view.row_mask(mask).sum()), view.flat_rows(0).shape[-1])
+        if mask.shape != (view.n_layers, view.n_neurons) or rows.shape != shape:
             raise ValueError(
-                f"model must have {mask.shape[0]} layers of {mask.shape[1]} neurons and rows of {rows.shape[-1]} entries, got "
-                f"{view.n_layers} layers of {view.n_neurons} and {view.rows(0).shape[-1]}. Apply an injection to the model it was made in."
+                f"model must have {mask.shape[0]} layers of {mask.shape[1]} {view.units.name} and rows of {rows.shape[-1]} entries, got "
+                f"{view.n_layers} layers of {view.n_neurons} and {shape[-1]}. Apply an injection to the model it was made in."
             )
         with used(model):
             written = _WRITTEN.setdefault(model, [])
@@ -109,13 +111,14 @@ class Injection(Saved):
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         parts = (self.neurons.mask, self.rows, self.losses, self.token_losses)
-        about = {"converged": json.dumps(self.converged), "sequence_id": self.sequence_id}
+        about = {"converged": json.dumps(self.converged), "sequence_id": self.sequence_id, **self.neurons.units_text()}
         return dict(zip(self.required, parts, strict=True)), about
 
     @classmethod
     def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str]) -> Injection:
         mask, rows, losses, token_losses = (tensors[name] for name in cls.required)
-        return cls(NeuronSet(mask), rows, losses, token_losses, json.loads(metadata["converged"]), metadata.get("sequence_id", ""))
+        neurons, id = NeuronSet(mask, units_in(metadata)), metadata.get("sequence_id", "")
+        return cls(neurons, rows, losses, token_losses, json.loads(metadata["converged"]), id)
 
 
 class _Written:
@@ -123,17 +126,17 @@ class _Written:
 
     def __init__(self, view: NeuronView, injection: Injection) -> None:
         self.view = view
-        self.index = [of_layer.nonzero().flatten().to(view.device) for of_layer in injection.neurons.mask]
+        self.index = [of_layer.nonzero().flatten().to(view.device) for of_layer in view.row_mask(injection.neurons.mask)]
         self.rows = injection.rows.split([len(index) for index in self.index])
         self.before = self.there()
 
     def there(self) -> list[Tensor]:
-        return [self.view.rows(layer).detach()[index] for layer, index in enumerate(self.index)]
+        return [self.view.flat_rows(layer).detach()[index] for layer, index in enumerate(self.index)]
 
     @torch.no_grad()
     def put(self, parts: Sequence[Tensor]) -> None:
         for layer, (index, part) in enumerate(zip(self.index, parts, strict=True)):
-            weight = self.view.rows(layer)
+            weight = self.view.flat_rows(layer)
             weight[index] = part.to(weight)
 
 
@@ -174,9 +177,7 @@ class JointInjection(Saved):
         n, n_steps = len(self.injections), len(self.kls)
         high = [f"{i.sequence_id!r}: {_named(end)}" for i, end in zip(self.injections, self.ends, strict=True) if not i.converged]
         state = f"NOT converged ({'; '.join(high)})" if high else "all converged"
-        return (
-            f"JointInjection({n} x {len(self.injections[0].neurons)} rows, {n_steps} steps, at most {_named(self.ends.amax(0))}; {state})"
-        )
+        return f"JointInjection({n} x {len(self.injections[0].rows)} rows, {n_steps} steps, at most {_named(self.ends.amax(0))}; {state})"
 
     def _repr_html_(self) -> str:
         from tl_localize.stats import styled
@@ -185,7 +186,7 @@ class JointInjection(Saved):
         state = f"{failed} of them NOT converged" if failed else "all converged"
         columns = {
             "sequence": [injection.sequence_id for injection in self.injections],
-            "rows trained": [len(injection.neurons) for injection in self.injections],
+            "rows trained": [len(injection.rows) for injection in self.injections],
             **{f"{name}, nats": values for name, values in zip(ENDS, self.ends.T.tolist(), strict=True)},
             "converged": self.converged.tolist(),
         }
@@ -212,6 +213,7 @@ class JointInjection(Saved):
         return {"kls": self.kls, "ends": self.ends, **tensors}, {
             "converged": json.dumps(self.converged.tolist()),
             "sequence_ids": json.dumps(ids),
+            **self.injections[0].neurons.units_text(),
         }
 
     @classmethod
@@ -219,7 +221,7 @@ class JointInjection(Saved):
         injections: list[Injection] = []
         for k, (state, id) in enumerate(zip(json.loads(metadata["converged"]), json.loads(metadata["sequence_ids"]), strict=True)):
             part = {name: tensors[f"{k}.{name}"] for name in Injection.required}
-            injections.append(Injection.unpacked(part, {"converged": json.dumps(state), "sequence_id": id}))
+            injections.append(Injection.unpacked(part, metadata | {"converged": json.dumps(state), "sequence_id": id}))
         return cls(tuple(injections), tensors["kls"], tensors["ends"])
 
 
@@ -228,7 +230,7 @@ def _named(ends: Float[Tensor, " 4"]) -> str:
 
 
 def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[NeuronSet]:
-    """Disjoint sets of ``int(n * ratio)`` of all n neurons: one permutation by numpy's RandomState(seed), cut into pieces.
+    """Disjoint sets of ``int(n * ratio)`` of all n neurons, or heads: one permutation by numpy's RandomState(seed), cut into pieces.
 
     The first set is what the authors draw: their ``RandomState(seed).choice(n, size, replace=False)`` is the permutation's beginning.
 
@@ -243,7 +245,8 @@ def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[Ne
     n = view.n_layers * view.n_neurons
     size = int(n * ratio)
     if size == 0:
-        raise ValueError(f"ratio must select at least one of {n} neurons, got {ratio!r}, which selects none. Use at least {1 / n:.2g}.")
+        of = f"{n} {view.units.name}"
+        raise ValueError(f"ratio must select at least one of {of}, got {ratio!r}, which selects none. Use at least {1 / n:.2g}.")
     if n_sets * size > n:
         raise ValueError(
             f"ratio must leave room for {n_sets} disjoint sets, got {ratio!r}: {n_sets} x {size} rows of the {n} there are. "
@@ -252,4 +255,4 @@ def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[Ne
     order = torch.from_numpy(np.random.RandomState(seed).permutation(n))
     owner = torch.full((n,), -1)
     owner[order[: n_sets * size]] = torch.arange(n_sets).repeat_interleave(size)
-    return [NeuronSet((owner == k).reshape(view.n_layers, view.n_neurons)) for k in range(n_sets)]
+    return [NeuronSet((owner == k).reshape(view.n_layers, view.n_neurons), view.units) for k in range(n_sets)]

@@ -18,6 +18,7 @@ from tl_localize.injection.injected import Injection, JointInjection, draw_sets
 from tl_localize.losses import target_logits
 from tl_localize.neurons import LanguageModel, NeuronView, check_count, check_number, check_positive
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
+from tl_localize.units import NEURONS, Units
 
 Trained = Injection | ValueError  # or why there is none
 
@@ -31,6 +32,7 @@ def inject(
     learning_rate: float,
     max_steps: int = 200,
     stop_loss: float = 0.05,
+    units: Units = NEURONS,
 ) -> Injection:
     """Train a random share of the rows of W_out, and nothing else, until the model recites the whole sequence.
 
@@ -41,15 +43,14 @@ def inject(
     Args:    ratio: share of the rows of all layers together.
              seed: of the drawn rows (numpy RandomState).
              learning_rate: of Adam; the paper uses 0.01 at 1 % and 0.05 at 0.1 %.
+             units: whose rows are trained: of ``AttentionHeads()`` a share of all heads, with all rows of W_O that belong to them.
     Raises:  ValueError: ratio selects no neuron, the sequence does not fit the model, or the loss is not finite.
 
     >>> inject(model, sequence, ratio=0.01, seed=0, learning_rate=0.01).converged
     True
     """
-    injections = inject_many(
-        model, [sequence], ratio=ratio, seeds=[seed], learning_rate=learning_rate, max_steps=max_steps, stop_loss=stop_loss
-    )
-    return next(injections)
+    how = {"learning_rate": learning_rate, "max_steps": max_steps, "stop_loss": stop_loss}
+    return next(inject_many(model, [sequence], ratio=ratio, seeds=[seed], **how, units=units))
 
 
 def inject_many(
@@ -62,6 +63,7 @@ def inject_many(
     max_steps: int = 200,
     stop_loss: float = 0.05,
     batch_size: int | None = None,
+    units: Units = NEURONS,
 ) -> Iterator[Injection]:
     """``inject`` each sequence into its own rows, several in one batch; yields the same injections, in order.
 
@@ -75,14 +77,14 @@ def inject_many(
     [92, 92]
     """
     sequences = [replace(sequence, n_prefix=1) for sequence in check_sequences(model, sequences)]
-    view = NeuronView(model)
+    view = NeuronView(model, units)
     if len(seeds) != len(sequences):
         raise ValueError(f"seeds must hold one seed for each of {len(sequences)} sequences, got {len(seeds)}. Pass one each.")
     check_positive(learning_rate=learning_rate, stop_loss=stop_loss)
     check_count(max_steps=max_steps)
     size = rows_that_fit(view, max(map(len, sequences)), batch_size)
     sets = [draw_sets(view, ratio, seed, 1)[0] for seed in seeds]
-    chosen = torch.stack([neurons.mask for neurons in sets])  # [set layer neuron]
+    chosen = torch.stack([view.row_mask(neurons.mask) for neurons in sets])  # [set layer row]
     longest = enumerate(chosen.sum(-1).amax(0).tolist())  # in each layer the rows of a set come first, then others up to the longest set
     index = {layer: chosen[:, layer].int().argsort(dim=-1, descending=True, stable=True)[:, :n] for layer, n in longest if n}
     real = {layer: chosen[:, layer].gather(-1, rows) for layer, rows in index.items()}  # which entries are the set's own
@@ -112,7 +114,7 @@ def inject_many(
                 losses[number].append(value)
                 if value < stop_loss or step == max_steps - 1:
                     changed = [
-                        (view.rows(layer).detach()[places[layer][i]].float() + change[i].detach())[filled[layer][i]]
+                        (view.flat_rows(layer).detach()[places[layer][i]].float() + change[i].detach())[filled[layer][i]]
                         for layer, change in changes.items()
                     ]
                     rows, own_losses, ends = torch.cat(changed).cpu(), torch.tensor(losses[number]), token_losses.detach()[some.rows == i]
@@ -122,7 +124,7 @@ def inject_many(
             gradients = torch.autograd.grad(loss.sum(), parameters)
             return [gradient * filled[layer][..., None] for layer, gradient in zip(index, gradients, strict=True)], finished
 
-        return [torch.zeros(len(batch), part.shape[1], view.rows(0).shape[-1], device=view.device) for part in index.values()], advance
+        return [torch.zeros(len(batch), part.shape[1], view.flat_rows(0).shape[-1], device=view.device) for part in index.values()], advance
 
     return map(_given, minimize(view, len(sequences), size, begin, learning_rate=learning_rate, max_steps=max_steps))
 
@@ -153,6 +155,7 @@ def inject_together(
     stop_single: float = 0.08,
     batch_size: int | None = None,
     progress: Callable[[float], None] | None = None,
+    units: Units = NEURONS,
 ) -> JointInjection:
     """Write K sentences into K disjoint sets of rows of W_out: each set suffices alone for its sentence, and is silent in every company.
 
@@ -171,6 +174,7 @@ def inject_together(
              seed: of the permutation of all rows (numpy RandomState) that is cut into the sets, and of the random subsets.
              kl_weight: of the KL, which is a mean over the positions that predict a token, as the loss is.
              batch_size: sequences in one forward pass; by default as many as fit into memory. Changes no result.
+             units: whose rows are trained, as in ``inject``.
              progress: called after each step with the fraction of the work done, from 0 to 1.
     Raises:  ValueError: the sets don't fit into the model, two sequences begin with the same token (one state can't have two next
              tokens), a sequence does not fit the model, or a loss is not finite.
@@ -184,14 +188,14 @@ def inject_together(
     check_count(max_steps=max_steps)
     if not 0 <= check_number("kl_weight", kl_weight) < math.inf:
         raise ValueError(f"kl_weight must be at least 0 and finite, got {kl_weight!r}. 1 is the default.")
-    view = NeuronView(model)
+    view = NeuronView(model, units)
     sets = draw_sets(view, ratio, seed, n := len(sequences))
     size = rows_that_fit(view, max(map(len, sequences)), batch_size)
     device = view.device
-    chosen = torch.stack([neurons.mask for neurons in sets])  # [sentence layer neuron]
+    chosen = torch.stack([view.row_mask(neurons.mask) for neurons in sets])  # [sentence layer row]
     index = {layer: union.nonzero().T.to(device) for layer, union in enumerate(chosen.any(0)) if union.any()}
     owner = {layer: chosen[:, layer].long().argmax(0).to(device)[row[0]] for layer, row in index.items()}
-    before = {layer: view.rows(layer).detach().float()[row[0]] for layer, row in index.items()}
+    before = {layer: view.flat_rows(layer).detach().float()[row[0]] for layer, row in index.items()}
     changes = [torch.zeros_like(rows)[None].requires_grad_() for rows in before.values()]  # [1 row d_model], shared by the batch
     shared = dict(zip(index, changes, strict=True))
     adam = torch.optim.Adam(changes, lr=float(learning_rate))
