@@ -34,7 +34,7 @@ def expand(method: str, grid: Grid) -> list[Localizer]:
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}.{nearest(method, METHODS)}")
-    known = [f.name for f in dataclasses.fields(METHODS[method])]
+    known = [f.name for f in dataclasses.fields(METHODS[method]) if f.name != "units"]  # no setting of a method, but what it scores
     for name, values in grid.items():
         if name not in known:
             raise ValueError(f"grid must name settings of {method} ({', '.join(known)}), got {name!r}.{nearest(name, known)}")
@@ -125,7 +125,7 @@ def _ranked(measured: pd.DataFrame, candidates: Sequence[Localizer]) -> pd.DataF
     for method in candidates:
         name = repr(method) if repr(method) in measured.index else method.name
         if name in measured.index:
-            settings = {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.compare}
+            settings = {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.compare and f.name != "units"}
             rows.append({"method": method.name, "settings": settings, **measured.loc[name]})
     return pd.DataFrame(rows).sort_values("score", ascending=False, kind="stable", ignore_index=True)
 

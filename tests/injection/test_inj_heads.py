@@ -24,7 +24,7 @@ from tl_localize import (
     inject_together,
 )
 from tl_localize.execution import Store
-from tl_localize.host.seam import lay_out
+from tl_localize.host.seam import is_bridge, lay_out
 
 HEADS = AttentionHeads()
 HOW: dict[str, Any] = {"ratio": 0.5, "learning_rate": 0.05, "max_steps": 25, "units": HEADS}
@@ -65,6 +65,8 @@ def test_injection_trains_all_rows_of_the_drawn_heads(model: Any, sequence: Any,
 
 def test_injection_of_heads_is_adam_on_their_rows(gpt2_like: Any, sequence: Any) -> None:
     """The losses of a plain training of W_O in which other rows get no gradient."""
+    if is_bridge(gpt2_like):
+        pytest.skip("W_O of a Bridge is a view of a parameter, which Adam does not take")
     injection = inject(gpt2_like, sequence, seed=4, **(HOW | {"max_steps": 6}))
     weights = [block.attn.W_O for block in gpt2_like.blocks]
     adam, losses = torch.optim.Adam(weights, lr=0.05), []
