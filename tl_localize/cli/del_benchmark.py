@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -94,7 +94,7 @@ def del_benchmark(
     if default and n_targets is None:
         n_targets = min(presets.DEL_TARGETS, n_test)
         targets = ",".join([str(n_targets), *(f"{name}={n}" for name, n in fewer.items())])
-    how = {"ratios": ratios, "ablation": ablation, "seed": seed, "n_dev": n_dev, "n_targets": n_targets, "units": kind}
+    how: dict[str, Any] = {"ratios": ratios, "ablation": ablation, "seed": seed, "n_dev": n_dev, "n_targets": n_targets, "units": kind}
     benchmark = DelBenchmark(model, sequences, text, **how)
     say(f"{n_targets or n_test} of {n_test} sequences are targets ({n_dev} dev sequences are left out), model {on.model}")
     store = run.store(folder, data=data, limit=limit, targets=targets)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -72,7 +72,7 @@ def tune(
     folder = run.folder("-".join(["tune", benchmark, on.short, *([] if kind == NEURONS else [units])]))
     model = on.load()
     if benchmark == "inj":
-        how = {"ratio": ratio, "distractors": distractors, "units": kind}
+        how: dict[str, Any] = {"ratio": ratio, "distractors": distractors, "units": kind}
         setting = InjBenchmark(model=model, sequences=inj_sequences(model, given, dev=True), **how)
     else:
         if given is None:

@@ -214,7 +214,8 @@ class InjBenchmark(Benchmark[InjResults]):
 
     def inject(self, group: Group, inputs: Mapping[str, Any], report: Report) -> Injection | JointInjection:
         """Train the rows of one group. It is trained alone: side by side with others it would differ in the last digits."""
-        settings = {name: inputs[name] for name in ("ratio", "seed", "learning_rate", "max_steps", "stop_loss")} | {"units": self.units}
+        settings: dict[str, Any] = {name: inputs[name] for name in ("ratio", "seed", "learning_rate", "max_steps", "stop_loss")}
+        settings["units"] = self.units
         if self.distractors:
             return inject_together(self.model, group.sequences, **settings, progress=report)
         return inject(self.model, group.sequences[0], **settings)

@@ -51,7 +51,8 @@ def method_of(text: str) -> Localizer:
     kinds = {kind.__name__: kind for kind in METHODS.values()}
     try:
         call: Any = ast.parse(text, mode="eval").body
-        given = {one.arg: units_of(ast.unparse(one.value)) if one.arg == "units" else ast.literal_eval(one.value) for one in call.keywords}
+        read: dict[str, Any] = {"units": lambda value: units_of(ast.unparse(value))}
+        given: dict[str, Any] = {one.arg: read.get(one.arg, ast.literal_eval)(one.value) for one in call.keywords}
         return kinds[call.func.id](**given)
     except (SyntaxError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"method must be the repr of one of {', '.join(kinds)}, got {text!r}. Was the plan made by tune?") from error

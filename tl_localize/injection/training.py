@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +50,7 @@ def inject(
     >>> inject(model, sequence, ratio=0.01, seed=0, learning_rate=0.01).converged
     True
     """
-    how = {"learning_rate": learning_rate, "max_steps": max_steps, "stop_loss": stop_loss}
+    how: dict[str, Any] = {"learning_rate": learning_rate, "max_steps": max_steps, "stop_loss": stop_loss}
     return next(inject_many(model, [sequence], ratio=ratio, seeds=[seed], **how, units=units))
 
 
