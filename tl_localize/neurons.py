@@ -15,7 +15,6 @@ from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor
 
 from tl_localize.changes import uninterrupted, used
-from tl_localize.host.seam import prepare
 from tl_localize.units import NEURONS, Acts, Units, check_units, model_name
 
 Hook = Callable[..., Tensor]
@@ -184,7 +183,6 @@ class NeuronView:
         if len(devices := {str(parameter.device) for parameter in model.parameters()}) > 1:
             found = f"{model_name(model)!r} on {', '.join(sorted(devices))}"
             raise ValueError(f"model must be on one device, got {found}. Move it with model.to(device).")
-        prepare(model)
 
     @property
     def device(self) -> torch.device:

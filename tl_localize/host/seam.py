@@ -64,12 +64,6 @@ def _reorder(module: Any, orders: dict[str, tuple[int, ...]]) -> None:
             weight.data = weight.data.permute(order).contiguous().permute([order.index(axis) for axis in range(len(order))])
 
 
-def prepare(model: Any) -> None:
-    """Look up now what runs of a part of a Bridge need: the look is a pass of one token, and would meet hooks that are made for a batch."""
-    if is_bridge(model):
-        _outputs(model)
-
-
 def residual(model: Any, tokens: Int[Tensor, "batch pos"], stop: int | None = None) -> Stream:
     """The residual stream that enters layer ``stop``, by default the one after the last layer."""
     stop = len(model.blocks) if stop is None else stop
