@@ -48,16 +48,11 @@ def run(model, model_name, sentences, tuned, request):
 @pytest.fixture(scope="session")
 def results(run, model_name, publish, request):
     from tl_localize.evals.presets import INJ_SENTENCES
-    from tl_localize.report.tables import inj_tables
+    from tl_localize.report.tables import CAPTIONS, inj_tables
 
     measured = run("all", N_SENTENCES_FULL if request.config.getoption("--full") else INJ_SENTENCES)
-    captions = {
-        "inj": "INJ, top share of each layer: recall in percent, mean ± standard error",
-        "inj_across_layers": "INJ, top share of the model: recall in percent, mean ± standard error",
-        "inj_tests": "INJ, one-tailed paired t-tests against Integrated Gradients, Bonferroni",
-    }
     for name, table in inj_tables(measured, model_name).items():
-        publish(table, model_name, name, captions[name])
+        publish(table, model_name, name, CAPTIONS[name])
     return measured
 
 
