@@ -159,7 +159,11 @@ CALLS: dict[str, tuple[Call, dict[str, tuple[Any, ...]]]] = {
 LOOKED_UP = {"DelBenchmark.budgets.ratio", "DelBenchmark.chosen.ratio", "DelBenchmark.chosen.layer", "DelBenchmark.chosen.count"}
 LOOKED_UP |= {"DelResults.confusion", "DelResults.confusion_levenshtein", "DelResults.confusion_by_category.ratio"}
 LOOKED_UP |= {"Explorer.chosen.pair", "Explorer.chosen.ratio"}
-LOOKED_UP |= {f"{units}.{what}.layer" for units in ("Units", "MLPNeurons", "AttentionHeads") for what in ("point", "rows", "output")}
+LOOKED_UP |= {
+    f"{units}.{what}.layer"
+    for units in ("Units", "MLPNeurons", "AttentionHeads")
+    for what in ("point", "rows", "output", "read", "write", "hook")
+}
 CASES = [(f"{name}.{setting}", value) for name, (_, rules) in CALLS.items() for setting, values in rules.items() for value in values]
 
 
