@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 EXPECTED = sorted((Path(__file__).parent / "expected").glob("*.csv"))
-INDEX = {"inj": ["method"], "del": ["method", "ratio"], "distractors": ["method", "multiple"]}
+INDEX = {"inj": ["method"], "del": ["method", "ratio"], "distractors": ["method", "multiple"], "heads": ["units", "method", "ratio"]}
 INDEX |= {"real": ["injection_ratio", "method"], "together": ["method", "multiple"]}
 
 

@@ -3,11 +3,13 @@
 pytest benchmarks/test_del_table.py                                             # both reference models, their own training texts
 tl-localize del --methods METHODS --targets 25,zero_out=6                       # the same table of one model, in a results folder
 tl-localize del --methods M --single-layer M --targets 6                        # one layer against all, M = integrated_gradients
+pytest benchmarks/test_del_table.py -k heads                                    # heads against neurons, at as many output rows
 pytest benchmarks/test_del_table.py --model gpt2-xl --device cuda --del-data memorized_data-gpt2-xl.jsonl --general pile_random_batch.pt
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,9 @@ N_TARGETS_SINGLE_LAYER = 6
 METHODS = "hard_concrete,slimming,zero_out,integrated_gradients,activations,attribution,gradient_alignment,iterative_attribution"
 SINGLE_LAYER = "integrated_gradients"
 PAPER_METHODS = ["hard_concrete", "slimming", "zero_out", "integrated_gradients", "activations"]
+HEADS = "attribution,iterative_attribution,zero_out,activations"
+AS_MANY_ROWS = (0.0209, 0.0417, 0.0834)  # of the neurons of a layer: 32, 64 and 128 rows of W_out; a head has 32 rows of W_O
+NEURONS = "attribution,iterative_attribution"
 TOLERANCE = 0.05  # of a mean change of accuracy against the committed one: learned masks differ in the last digits between machines
 
 
@@ -122,6 +127,25 @@ def test_losses_are_the_committed_ones(results, model_name, committed):
     """To 5 points of accuracy: the sequences and seeds are the same, the last digits of learned masks are not."""
     measured = results.frame.groupby(["method", "ratio"])[["delta_self_accuracy", "delta_neg_accuracy"]].mean()
     committed(measured, f"del-{model_name}", TOLERANCE, "--limit", "--del-data", "--general", "--settings")
+
+
+def test_heads_and_neurons_of_as_many_rows_lose_what_is_committed(benchmark, model_name, tuned, committed, publish):
+    """Which holds more of a memory? One and two heads of each layer, against neurons with as many output rows, and twice as many."""
+    import pandas as pd
+
+    from tl_localize import AttentionHeads, MLPNeurons
+    from tl_localize.evals.presets import del_methods, del_ratios
+    from tl_localize.report.tables import CAPTIONS, del_tables
+
+    heads, n_targets = AttentionHeads(), 25
+    parts = {}
+    for units, methods, ratios in ((heads, HEADS, del_ratios(model_name, heads)), (MLPNeurons(), NEURONS, AS_MANY_ROWS)):
+        one = replace(benchmark(n_targets), units=units, ratios=ratios)
+        results = one.run(del_methods(methods, [], model_name, tuned, units=units))
+        publish(del_tables(results, model_name)["del"], model_name, f"del_{units.name}", f"{CAPTIONS['del']}: {units.name}")
+        parts[units.name] = results.frame.groupby(["method", "ratio"])[["delta_self_accuracy", "delta_neg_accuracy"]].mean()
+    measured = pd.concat(parts, names=["units"])
+    committed(measured, f"heads-{model_name}", TOLERANCE, "--limit", "--del-data", "--general", "--settings")
 
 
 @pytest.fixture(scope="session")
