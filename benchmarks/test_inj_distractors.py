@@ -59,7 +59,7 @@ def test_sentences_are_recited_with_all_rows_and_forgotten_without_their_own(res
         assert abs(truth[f"own_off{rows}"] - truth["untouched"]).mean() < 0.1
 
 
-def test_a_ruler_can_not_tell_whose_rows_they_are(results):
+def test_row_norms_can_not_tell_whose_rows_they_are(results):
     rows = results.frame[(results.frame["method"] == "row_norm") & (results.frame["multiple"] == 1)]
     own, foreign = rows["recall"].mean(), rows["foreign_recall"].mean()
     assert abs(own - foreign) < 0.1
