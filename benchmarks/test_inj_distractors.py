@@ -17,13 +17,6 @@ DISTRACTORS = 3
 N_GROUPS, N_GROUPS_FULL = 4, 8
 CHEAP = "hard_concrete,slimming,integrated_gradients,activations,attribution,gradient_alignment,iterative_attribution"
 SETTINGS = HERE / "settings" / "distractors.json"  # of the reference models; tl-localize inj --distractors 3 --settings reads it too
-CAPTIONS = {
-    "inj": "INJ with distractors: recall of the target's / the distractors' rows in percent, mean ± standard error over groups",
-    "inj_across_layers": "INJ with distractors, top share of the model: recall of the target's / the distractors' rows in percent",
-    "inj_ablation": "INJ with distractors: change of accuracy in points when the found rows are ablated",
-    "inj_truth": "INJ with distractors: does the ground truth hold? Accuracy in percent / loss in nats per token",
-    "inj_tests": "INJ with distractors, one-tailed paired t-tests against Integrated Gradients over groups, Bonferroni",
-}
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +26,7 @@ def results(model, model_name, tuned, request, publish):
     from tl_localize.evals.tuning import read_settings
     from tl_localize.reference import inj_sequences
     from tl_localize.report.figures import save_figure, target_against_distractors
-    from tl_localize.report.tables import inj_tables
+    from tl_localize.report.tables import CAPTIONS, inj_tables
 
     full = request.config.getoption("--full")
     data = request.config.getoption("--data")
