@@ -9,7 +9,7 @@ import pytest
 
 EXPECTED = sorted((Path(__file__).parent / "expected").glob("*.csv"))
 INDEX = {"inj": ["method"], "del": ["method", "ratio"], "distractors": ["method", "multiple"], "heads": ["units", "method", "ratio"]}
-INDEX |= {"real": ["injection_ratio", "method"], "together": ["method", "multiple"]}
+INDEX |= {"real": ["method", "injection_ratio", "sequence_id"], "together": ["method", "multiple"]}
 
 
 @pytest.mark.smoke
