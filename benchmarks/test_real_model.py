@@ -25,13 +25,6 @@ RATIO_TOGETHER = 0.01
 TOLERANCE = 0.05  # of a recall against the committed one
 LIKE = "gpt2"  # the paper's model of the same size
 OWN_DATA = ("--limit", "--data", "--settings", "--model")
-CAPTIONS = {
-    "inj": "INJ, top share of each layer: recall in percent, mean ± standard error",
-    "inj_across_layers": "INJ, top share of the model: recall in percent, mean ± standard error",
-    "inj_tests": "INJ, one-tailed paired t-tests against Integrated Gradients, Bonferroni",
-    "inj_ablation": "INJ: change of accuracy in points when the found rows are ablated",
-    "inj_truth": "INJ: does the ground truth hold? Accuracy in percent / loss in nats per token",
-}
 
 
 def pytest_generate_tests(metafunc: Any) -> None:
@@ -82,6 +75,7 @@ def measure(real: tuple[str, Any], request: pytest.FixtureRequest, tuned: Any, p
     """INJ in one form: measured, kept, and its tables published."""
     from tl_localize.execution import Store
     from tl_localize.reference import inj_sequences
+    from tl_localize.report.tables import CAPTIONS
 
     name, model = real
     data = request.config.getoption("--data")

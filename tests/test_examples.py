@@ -24,7 +24,7 @@ import torch
 import tl_localize
 
 ROOT = Path(__file__).resolve().parents[1]
-API = ROOT / "docs" / "api.md"
+API = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "api").glob("*.md")))
 MODULES = [importlib.import_module(found.name) for found in pkgutil.walk_packages(tl_localize.__path__, "tl_localize.")]
 
 
@@ -35,9 +35,9 @@ def defined(module: Any) -> dict[str, Any]:
 
 
 def documented() -> dict[str, Any]:
-    """Every name on the API page; of a module, its public functions and classes, of a package those of its ``__all__``."""
+    """Every name on the pages of the API; of a module, its public functions and classes, of a package those of its ``__all__``."""
     found: dict[str, Any] = {}
-    for name in re.findall(r"^::: (\S+)", API.read_text(encoding="utf-8"), re.MULTILINE):
+    for name in re.findall(r"^::: (\S+)", API, re.MULTILINE):
         thing = pkgutil.resolve_name(name)
         names = getattr(thing, "__all__", None) or [key for key in defined(thing) if key[0] != "_"] if inspect.ismodule(thing) else []
         found |= {f"{name}.{key}": getattr(thing, key) for key in names} if names else {name: thing}
@@ -74,7 +74,7 @@ def test_example_runs(name: str, ready: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
-def test_name_on_the_api_page_has_an_example(name: str) -> None:
+def test_name_on_the_api_pages_has_an_example(name: str) -> None:
     assert full_name(DOCUMENTED[name]) in EXAMPLES, f"{name} has no example"
 
 
@@ -89,7 +89,8 @@ def imported(source: str) -> set[str]:
 
 def sources() -> tuple[dict[str, str], dict[str, str]]:
     """By place: prose that users read, and code."""
-    prose = {path.name: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "api").glob("*.md")]
+    prose = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in pages}
     code = {name: "\n".join(re.findall(r"^```python$(.*?)^```$", text, re.DOTALL | re.MULTILINE)) for name, text in prose.items()}
     for path in (ROOT / "notebooks").glob("*.ipynb"):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
@@ -107,20 +108,20 @@ def sources() -> tuple[dict[str, str], dict[str, str]]:
 PROSE, CODE = sources()
 
 
-def test_every_public_name_is_on_the_api_page() -> None:
+def test_every_public_name_is_on_the_api_pages() -> None:
     rooms = [tl_localize, *(module for module in MODULES if hasattr(module, "__all__"))]
     things = [getattr(room, name) for room in rooms for name in room.__all__ if callable(getattr(room, name))]
     assert {full_name(thing) for thing in things} - {full_name(thing) for thing in DOCUMENTED.values()} == set()
 
 
 @pytest.mark.parametrize("place", CODE)
-def test_what_users_are_told_to_import_is_on_the_api_page(place: str) -> None:
+def test_what_users_are_told_to_import_is_on_the_api_pages(place: str) -> None:
     things = [pkgutil.resolve_name(name) for name in sorted(imported(CODE[place])) if name != "tl_localize.METHODS"]
     assert {full_name(thing) for thing in things} - {full_name(thing) for thing in DOCUMENTED.values()} == set()
 
 
 @pytest.mark.parametrize("place", PROSE)
-def test_what_users_are_sent_to_is_on_the_api_page(place: str) -> None:
+def test_what_users_are_sent_to_is_on_the_api_pages(place: str) -> None:
     """A class or function in backticks, unless it is a plain word, which may mean something else."""
     known = {name.rpartition(".")[2] for name in DOCUMENTED}
     own = {name.rpartition(".")[2] for name in WRITTEN if not name.startswith("tl_localize.cli")}

@@ -51,8 +51,8 @@ def write_whole(path: str | Path, data: bytes, temporary_folder: Path | None = N
     except FileExistsError:
         raise
     except OSError as error:
-        rule = f"folder must have room for new files, got {error.strerror!r}. Mend that and give the same command: what is done is kept"
-        raise OSError(error.errno, rule, str(path)) from error
+        rule = f"folder must have room for new files, got {error.strerror or str(error)!r}"
+        raise OSError(error.errno, f"{rule}. Mend that and give the same command: what is done is kept", str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -287,7 +287,7 @@ def _load_transformers(path: str | Path, dtype: torch.dtype) -> Any:
     logging.set_verbosity_error()  # the errors below say what is wrong
     logging.disable_progress_bar()
     try:
-        options = {"attn_implementation": "eager", "ignore_mismatched_sizes": True, "output_loading_info": True}
+        options: dict[str, Any] = {"attn_implementation": "eager", "ignore_mismatched_sizes": True, "output_loading_info": True}
         with _reading(path, "config.json with weights"):
             loaded: Any = AutoModelForCausalLM.from_pretrained(**_source(path), dtype=dtype, **options)
     finally:
