@@ -105,7 +105,7 @@ class Tokens(Source):
 
     def __init__(self, *parts: Integer[Tensor, "row _"], files: Sequence[str | Path] = ()) -> None:
         self.parts, self.name, self.size = parts, " + ".join(map(str, files)), len(parts[0])
-        self.files = {path: Path(path).stat().st_size for path in files}
+        self.files = {path: path.stat().st_size for path in (Path(path).absolute() for path in files)}
 
     def rows(self, first: int = 0, end: int | None = None) -> Iterator[tuple[object, Row]]:
         for i in range(first, self.size if end is None else min(end, self.size)):
@@ -118,7 +118,7 @@ class Tokens(Source):
     def block(self, first: int, end: int) -> Integer[Tensor, "row pos"]:
         """Some rows; of a single file without a copy. ValueError where a file has become shorter: its pages are gone, and a touch kills."""
         for path, size in self.files.items():
-            if (now := Path(path).stat().st_size) < size:
+            if (now := path.stat().st_size) < size:
                 rule = "path must stay as it is while it is read"
                 raise ValueError(f"{rule}, got {str(path)!r} with {now} bytes of {size}. Restore it, and give the same command.")
         blocks = [part[first:end] for part in self.parts]
