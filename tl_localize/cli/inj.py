@@ -31,7 +31,7 @@ def inj(
     rows: RowOptions,
     methods: Annotated[str, typer.Option(help="Comma-separated names, or 'all'.")] = "all",
     units: Units = "neurons",
-    ratio: Annotated[list[float] | None, typer.Option(help="Share of the rows of W_out (or heads) to inject into. Many times.")] = None,
+    ratio: Annotated[list[float] | None, typer.Option(help="Share of the rows of W_out, or of heads, to write into. Repeatable.")] = None,
     limit: Annotated[int | None, typer.Option(help="Number of sentences. Default: 5 on a reference model, else all.")] = None,
     seed: Annotated[int, typer.Option(help="Sentence i is written into rows drawn with seed + i.")] = 0,
     learning_rate: Annotated[float | None, typer.Option(help="Of the injection. Default: the paper's, by ratio.")] = None,
