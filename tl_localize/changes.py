@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
-from inspect import currentframe
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar, no_type_check
 from weakref import WeakKeyDictionary
@@ -57,8 +56,8 @@ class Uninterrupted(AbstractContextManager[Value]):
         try:
             value = self.context.__enter__()
             entered = True
-            if holding and (own := currentframe()):
-                holding.deliver(own.f_back)
+            if holding:
+                holding.deliver(sys._getframe(1))  # no variable holds it: a frame that holds itself would keep this block
         except BaseException:
             if entered:
                 self.context.__exit__(*sys.exc_info())
@@ -72,8 +71,8 @@ class Uninterrupted(AbstractContextManager[Value]):
             return self.context.__exit__(*error)
         finally:
             self._let_go()
-            if holding and (own := currentframe()):
-                holding.deliver(own.f_back)
+            if holding:
+                holding.deliver(sys._getframe(1))
 
     def _hold(self) -> _Holding | None:
         """The handler that holds Ctrl-C back, put in place unless it is; None in other threads, in which no handler runs."""
