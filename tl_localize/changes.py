@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
+from inspect import currentframe
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar, no_type_check
 from weakref import WeakKeyDictionary
@@ -57,7 +58,7 @@ class Uninterrupted(AbstractContextManager[Value]):
             value = self.context.__enter__()
             entered = True
             if holding:
-                holding.deliver(sys._getframe(1))  # no variable holds it: a frame that holds itself would keep this block
+                holding.deliver(getattr(currentframe(), "f_back", None))  # in no variable: a frame that holds itself keeps this block
         except BaseException:
             if entered:
                 self.context.__exit__(*sys.exc_info())
@@ -72,7 +73,7 @@ class Uninterrupted(AbstractContextManager[Value]):
         finally:
             self._let_go()
             if holding:
-                holding.deliver(sys._getframe(1))
+                holding.deliver(getattr(currentframe(), "f_back", None))
 
     def _hold(self) -> _Holding | None:
         """The handler that holds Ctrl-C back, put in place unless it is; None in other threads, in which no handler runs."""

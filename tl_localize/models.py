@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors
 import torch
@@ -21,6 +21,10 @@ from torch import Tensor
 from tl_localize.host.seam import as_bridge, lay_out
 from tl_localize.neurons import NeuronView, initialize_vector_functions
 
+if TYPE_CHECKING:  # imported when a model is loaded
+    from transformer_lens import HookedTransformer
+    from transformer_lens.model_bridge import TransformerBridge
+
 REFERENCE_MODELS = ("reference-gpt2", "reference-pythia")  # shipped; "reference" is the first
 LOGITS_TOLERANCE = 1e-4  # of a converted model against transformers, float32
 BUFFERS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|inv_freq$")  # in old files: causal masks and rotary frequencies
@@ -29,7 +33,7 @@ ADVICE = "Convert it to a TransformerLens model yourself: every method takes one
 
 def load_model(
     name_or_path: str | Path, device: str | torch.device | None = None, dtype: torch.dtype = torch.float32, bridge: bool = False
-) -> Any:
+) -> HookedTransformer | TransformerBridge:
     """A TransformerLens model with unprocessed weights, in eval mode, that never adds BOS by itself.
 
     It is a HookedTransformer where the installed TransformerLens (3.x) has that class and it holds the model, and a TransformerBridge
@@ -93,9 +97,7 @@ def check_device(device: str | torch.device | None) -> torch.device:
     if asked.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device must be there, got {str(device)!r} on a machine where torch sees no CUDA. Use device='cpu'.")
     if asked.type == "cuda" and (asked.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"device must be there, got {str(device)!r} on a machine with {torch.cuda.device_count()} CUDA devices. They count from 0."
-        )
+        raise ValueError(f"device must be there, got {str(device)!r} of {torch.cuda.device_count()} CUDA devices. They count from 0.")
     try:
         if asked.type == "meta":
             raise RuntimeError("it holds no numbers")

@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from einops import einsum
@@ -37,15 +37,13 @@ def initialize_vector_functions() -> None:
 
 @runtime_checkable
 class LanguageModel(Protocol):
-    """The parts of a TransformerLens model that this package uses: its config, blocks, hooks and call."""
+    """What tells a TransformerLens model, of either class: its config, hooks and call. (Type checkers do not see a Bridge's blocks.)"""
 
     cfg: Any
     hook_dict: Any
     hooks: Callable[..., Any]
     parameters: Callable[..., Any]
     __call__: Callable[..., Any]
-    if TYPE_CHECKING:  # a submodule, which isinstance does not see from Python 3.12 on
-        blocks: Any
 
 
 def check_model(model: object) -> None:
@@ -173,10 +171,11 @@ class NeuronView:
         initialize_vector_functions()
         check_model(model)
         check_units(units)
-        self.model, self.units = model, units
+        self.model: Any = model
+        self.units = units
         self.points: Mapping[str, Any] = model.hook_dict  # a Bridge makes it anew each time
         self.shape = units.shape(model)
-        self.n_layers, self.n_neurons = len(model.blocks), self.shape[0]
+        self.n_layers, self.n_neurons = len(self.model.blocks), self.shape[0]
         if missing := [point for point in map(units.point, range(self.n_layers)) if point not in self.points]:
             name = model_name(model)
             raise ValueError(f"units must be in hook points of the model, got {missing[0]!r} of {units!r}, which {name!r} lacks.")

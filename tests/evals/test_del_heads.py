@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from architectures import tiny_bridge
 from noise import letters
 
-from tl_localize import AttentionHeads, Attribution, HardConcrete, NeuronScores, RandomBaseline, Slimming, explore
+from tl_localize import AttentionHeads, Attribution, HardConcrete, NeuronScores, RandomBaseline, Slimming, Units, explore
 from tl_localize.evals import DelBenchmark
 from tl_localize.evals.ablation import Mean, Resample
 from tl_localize.evals.presets import HEAD_RATIOS, del_methods, del_ratios, make_methods, parse_units
@@ -80,6 +81,61 @@ def test_run_of_heads_is_resumed_and_not_mixed_with_neurons(gpt2_like: Any, benc
     assert first.frame.equals(again.frame) and first.settings["runs"][0]["units"] == "AttentionHeads()"
     with pytest.raises(ValueError, match=r"units: AttentionHeads\(\) in the folder, None now"):
         benchmark_of(gpt2_like, ratios=(0.4,)).run([Attribution()], Store(tmp_path))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Directions(Units):
+    """A user's unit that holds tensors: how far a layer reaches along some directions. Its repr names none of them."""
+
+    rows_of: list[torch.Tensor]  # of each layer, [direction d_model]
+    name: ClassVar[str] = "directions"
+    additive: ClassVar[bool] = True
+
+    def __repr__(self) -> str:
+        return "Directions('random')"
+
+    def point(self, layer: int) -> str:
+        return f"blocks.{layer}.hook_resid_post"
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return (len(self.rows_of[0]),)
+
+    def rows(self, model: Any, layer: int) -> torch.Tensor:
+        return self.rows_of[layer]
+
+    def read(self, act: torch.Tensor, layer: int) -> torch.Tensor:
+        return (act @ self.rows_of[layer].T).relu()
+
+    def write(self, act: torch.Tensor, units: torch.Tensor, layer: int) -> torch.Tensor:
+        return act + (units - self.read(act, layer)) @ self.rows_of[layer]
+
+
+@pytest.mark.parametrize("name", ["gpt2_like", "llama_like"])
+def test_del_of_a_unit_with_tensors_is_a_plain_loop_and_is_resumed(
+    request: pytest.FixtureRequest, benchmark_of: Any, tmp_path: Path, name: str
+) -> None:
+    """Files of the store hold the unit's repr alone; what resumes has the tensors from the benchmark."""
+    model = request.getfixturevalue(name)
+    if "blocks.1.hook_resid_post" not in model.hook_dict:
+        pytest.skip("this class has another name for the point")
+    units = Directions(list(0.3 * torch.randn(2, 40, model.cfg.d_model, generator=torch.Generator().manual_seed(0))))
+    method, benchmark = Attribution(units=units), benchmark_of(model, ratios=(0.25,), units=units)
+    frame = benchmark.run([method]).frame
+    for _ in range(2):
+        assert frame.equals(benchmark.run([method], Store(tmp_path)).frame)
+    assert set(frame["n_neurons"]) == {10} and frame["delta_self_accuracy"].abs().max() > 0
+
+    def together(act: torch.Tensor, hook: Any, chosen: torch.Tensor) -> torch.Tensor:
+        return act - sum((act @ row).clamp(min=0)[..., None] * row for row in units.rows_of[1][chosen])
+
+    for i, row in enumerate(frame[frame["method"] == "attribution"].itertuples()):
+        target, right = benchmark.test_sequences[i], []
+        chosen = method(model, target).top_k(0.25, first_layer=1).mask[1]
+        for hooks in ([], [("blocks.1.hook_resid_post", partial(together, chosen=chosen))]):
+            with torch.no_grad(), model.hooks(fwd_hooks=hooks):
+                argmax = model(target.tokens[None])[0, target.n_prefix - 1 : -1].argmax(-1)
+            right.append(float((argmax == target.suffix).float().mean()))
+        assert row.delta_self_accuracy == pytest.approx(right[1] - right[0], abs=1e-6)
 
 
 def test_single_layer_of_heads(gpt2_like: Any, benchmark_of: Any) -> None:

@@ -57,7 +57,7 @@ def fingerprint(model: LanguageModel) -> str:
     return digest.hexdigest()[:16]
 
 
-def _architecture(model: LanguageModel) -> dict[str, Any]:
+def _architecture(model: Any) -> dict[str, Any]:
     """The plain entries of the config that change what the model computes, and the functions between its weights."""
     elsewhere = ("device", "n_devices", "seed", "model_name", "original_architecture", "from_checkpoint", "checkpoint", "init", "tokenizer")
     plain = {name: value for name, value in vars(model.cfg).items() if isinstance(value, str | int | float | bool)}
