@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -24,6 +24,14 @@ def injection_of(seed: int) -> Injection:
     generator = torch.Generator().manual_seed(seed)
     neurons = NeuronSet(torch.rand(2, 48, generator=generator) < 0.3)
     return Injection(neurons, torch.randn(len(neurons), 24, generator=generator), torch.ones(1), torch.ones(1), True)
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_interrupts() -> Iterator[None]:
+    """Also where the suite is a background job of a shell, which ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -497,7 +497,7 @@ def test_load_model_refuses_a_device_before_it_reads_weights(tmp_path: Path) -> 
 def test_load_model_refuses_a_cuda_device_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ValueError, match="device must be there, got 'cuda:7' on a machine with 2"):
+    with pytest.raises(ValueError, match="device must be there, got 'cuda:7' of 2 CUDA devices"):
         check_device("cuda:7")
 
 
