@@ -8,7 +8,8 @@ import os
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -20,6 +21,18 @@ Loaded = TypeVar("Loaded", bound="Saved")
 
 ABANDONED = 3600  # seconds after which a temporary file has no living writer: a write takes seconds
 TEMPORARY = re.compile(r"\..*[0-9a-f]{16}\.tmp")
+
+
+@contextmanager
+def reading(rule: str, path: Path, advice: str = "Make it again.") -> Iterator[None]:
+    """Whatever a library raises for a damaged file becomes one ValueError: the rule, the path, what was said, the advice."""
+    try:
+        yield
+    except (ImportError, MemoryError):
+        raise
+    except Exception as error:  # each library and each architecture fails in its own way
+        said = " ".join(str(error).split())[:200]
+        raise ValueError(f"{rule}, got {str(path)!r} ({type(error).__name__}: {said}). {advice}") from error
 
 
 def write_whole(path: str | Path, data: bytes, temporary_folder: Path | None = None, *, new: bool = False) -> None:
@@ -92,13 +105,10 @@ def load_tensors(path: str | Path, *required: str) -> tuple[dict[str, Tensor], d
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"path must be an existing safetensors file, got {str(path)!r}. Check the spelling.")
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            opened: Any = file
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}
-            metadata = dict(opened.metadata() or {})
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"path must be a whole safetensors file, got {str(path)!r} ({error}). Make it again.") from error
+    with reading("path must be a whole safetensors file", Path(path)), safetensors.safe_open(path, framework="pt") as file:
+        opened: Any = file
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}
+        metadata = dict(opened.metadata() or {})
     if missing := [name for name in required if name not in tensors]:
         raise ValueError(f"path must hold the tensors {list(required)}, got {str(path)!r} without {missing}. Is it another kind of file?")
     return tensors, metadata

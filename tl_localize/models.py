@@ -6,8 +6,8 @@ import difflib
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_localize.files import reading
 from tl_localize.host.seam import as_bridge, lay_out
 from tl_localize.neurons import NeuronView, initialize_vector_functions
 
@@ -226,19 +227,10 @@ def _source(path: str | Path) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": path, "local_files_only": isinstance(path, Path)}
 
 
-@contextmanager
-def _reading(path: str | Path, what: str) -> Iterator[None]:
-    """Whatever transformers raises for a damaged or contradictory file becomes one ValueError with its place; the hub's errors pass."""
-    try:
-        yield
-    except Exception as error:  # each file and each architecture fails in its own way
-        if isinstance(path, str) or isinstance(error, MemoryError):
-            raise
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"name_or_path must hold a {what} that transformers can read, got {str(path)!r} ({type(error).__name__}: {reason}). "
-            "Correct it, or copy the directory again."
-        ) from error
+def _reading(path: str | Path, what: str) -> AbstractContextManager[None]:
+    """A damaged or contradictory file is one ValueError with its place; the errors of the hub, which a name is looked up in, pass."""
+    rule, advice = f"name_or_path must hold a {what} that transformers can read", "Correct it, or copy the directory again."
+    return reading(rule, path, advice) if isinstance(path, Path) else nullcontext()
 
 
 def _check_model_type(path: Path) -> None:

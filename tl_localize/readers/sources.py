@@ -12,7 +12,6 @@ import zipfile
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, islice, takewhile
 from pathlib import Path
@@ -23,7 +22,7 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor
 
-from tl_localize.files import load_tensors
+from tl_localize.files import load_tensors, reading
 
 Row = str | Tensor | Mapping[str, Any]
 
@@ -132,7 +131,7 @@ class Parquet(Source):
         self.groups: list[tuple[Path, int, bytes]] = []
         self.starts = [0]  # of the row groups, and the end
         for path in paths:
-            with _whole(path, "parquet file"):
+            with reading("path must be a whole parquet file", path):
                 about: Any = _imported("pyarrow.parquet").read_metadata(path)
             for i in range(about.num_row_groups):
                 self.groups.append((path, i, repr(about.row_group(i).to_dict()).encode()))
@@ -164,7 +163,7 @@ class Parquet(Source):
 
 
 def _batches(path: Path, group: int) -> Iterator[Any]:
-    with _whole(path, "parquet file"), _imported("pyarrow.parquet").ParquetFile(path) as file:
+    with reading("path must be a whole parquet file", path), _imported("pyarrow.parquet").ParquetFile(path) as file:
         yield from file.iter_batches(ROWS_AT_ONCE, row_groups=[group])
 
 
@@ -210,7 +209,7 @@ def open_source(data: Any) -> Source:
 def _open_path(path: Path) -> Source:
     if path.is_dir():
         if (path / "state.json").is_file():
-            with _whole(path, "saved data set"):
+            with reading("path must be a whole saved data set", path):
                 return Table(_imported("datasets").load_from_disk(str(path)))
         if files := sorted(path.glob("*.parquet")):
             return Parquet(files)
@@ -308,26 +307,14 @@ def _imported(name: str) -> Any:
         raise ImportError(f"{name.partition('.')[0]} must be installed to read this file, got: {error}. {INSTALL}") from error
 
 
-@contextmanager
-def _whole(path: Path, kind: str, advice: str = "Make it again.") -> Iterator[None]:
-    """What a library says of a damaged file as a ValueError that names the file."""
-    try:
-        yield
-    except ImportError:
-        raise
-    except Exception as error:  # pyarrow and datasets have many of them
-        said = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise ValueError(f"path must be a whole {kind}, got {str(path)!r} ({said}). {advice}") from error
-
-
 def _read_npy(path: Path) -> Tensor:
-    with _whole(path, ".npy file of integers"):
+    with reading("path must be a whole .npy file of integers", path):
         # "c": pages are read when touched, and a write would go to memory, not to the file. Torch asks for arrays that can be written.
         return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
 
 
 def _read_pt(path: Path) -> Tensor:
-    with _whole(path, ".pt file of one plain tensor", "Nothing else is unpickled: save the tensor alone with torch.save."):
+    with reading("path must be a whole .pt file of one plain tensor", path, "Nothing else is unpickled: save the tensor alone."):
         tokens: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     if not isinstance(tokens, Tensor) or tokens.is_nested or tokens.is_sparse or tokens.is_quantized or tokens.is_meta:
         what = "special Tensor (nested, sparse, quantized or meta)" if isinstance(tokens, Tensor) else type(tokens).__name__
