@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -237,6 +238,21 @@ def test_confusion_of_some_targets_is_square(del_results):
 
     some = {key: matrix.iloc[:2] for key, matrix in del_results.confusion.items()}
     assert confusion(replace(del_results, confusion=some)).axes[2].images[0].get_array().shape == (2, 2)
+
+
+def test_confusion_leaves_empty_what_a_method_of_fewer_targets_did_not_measure(del_results):
+    """As Zero-Out's in the committed tables: the panels keep one order."""
+    from dataclasses import replace
+
+    from tl_localize.report.figures import confusion
+
+    fewer = {key: matrix.iloc[:2, :2] if key[0] == "integrated_gradients" else matrix for key, matrix in del_results.confusion.items()}
+    panels = confusion(replace(del_results, confusion=fewer), 0.005).axes
+    whole = confusion(del_results, 0.005).axes
+    drawn, wanted = (ax[1].images[0].get_array().filled(np.nan) for ax in (panels, whole))
+    measured = ~np.isnan(drawn)
+    assert measured.sum() == 4 and drawn[measured].tolist() == wanted[measured].tolist()
+    assert panels[0].images[0].get_array().tolist() == whole[0].images[0].get_array().tolist()
 
 
 def test_confusion_matrices_share_a_scale_around_zero(del_results):

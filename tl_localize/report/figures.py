@@ -172,7 +172,7 @@ def confusion(results: DelResults, ratio: Real | None = None) -> Figure:
     """DEL: change of accuracy of each sequence (column) when another's neurons are ablated (row), one panel per method.
 
     All panels have one order, grouped by category, and one scale: orange is lost, purple gained. A method that finds neurons of the target
-    alone colours the diagonal alone.
+    alone colours the diagonal alone. What was not measured, because a method had fewer targets, stays empty.
 
     Args:    ratio: by default the largest.
     Raises:  ValueError: the results do not hold this ratio.
@@ -187,7 +187,7 @@ def confusion(results: DelResults, ratio: Real | None = None) -> Figure:
     if not matrices:
         raise ValueError(f"ratio must be one of {ratios}, got {ratio!r}. Ablate that share too.")
     reach = max(1.0, *(float(np.abs(matrix.to_numpy(dtype=float)).max()) for matrix in matrices.values()))
-    order = next(iter(matrices.values())).index
+    order = max((matrix.index for matrix in matrices.values()), key=len)
     groups = order.get_level_values("category")
     starts = [k for k in range(len(groups)) if k == 0 or groups[k] != groups[k - 1]]
     centres = [(start + end - 1) / 2 for start, end in zip(starts, [*starts[1:], len(groups)], strict=True)]
@@ -198,7 +198,7 @@ def confusion(results: DelResults, ratio: Real | None = None) -> Figure:
     figure.clear()
     panels = [figure.add_subplot(rows, columns, i + 1) for i in range(len(matrices))]
     for i, (panel, (name, matrix)) in enumerate(zip(panels, matrices.items(), strict=True)):
-        panel.imshow(matrix.loc[order, order].to_numpy(), cmap="PuOr", vmin=-reach, vmax=reach, interpolation="nearest")
+        panel.imshow(matrix.reindex(index=order, columns=order).to_numpy(), cmap="PuOr", vmin=-reach, vmax=reach, interpolation="nearest")
         for start in starts[1:]:
             panel.axhline(start - 0.5, color="0.8", linewidth=0.5)
             panel.axvline(start - 0.5, color="0.8", linewidth=0.5)
