@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tl_localize.files import prepare_folder, remove_abandoned, write_text, write_whole
+from tl_localize.files import prepare_folder, reading, remove_abandoned, write_text, write_whole
 
 
 def test_prepare_folder_makes_missing_parents(tmp_path: Path) -> None:
@@ -67,3 +67,11 @@ def test_only_regular_files_are_replaced_and_links_are_followed(tmp_path: Path) 
     (tmp_path / "link").symlink_to(tmp_path / "there")
     write_whole(tmp_path / "link", b"1")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "there").read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("error", [ImportError("no module named flash_attn"), OSError("cut off"), RecursionError("too deep")])
+def test_reading_names_the_file_whatever_a_library_raises(tmp_path: Path, error: Exception) -> None:
+    """Also ImportError: a config may ask for a package that nobody has."""
+    said = rf"path must be whole, got '.*a.json' \({type(error).__name__}: {error}\)\. Copy it again\."
+    with pytest.raises(ValueError, match=said), reading("path must be whole", tmp_path / "a.json", "Copy it again."):
+        raise error

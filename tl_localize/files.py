@@ -28,7 +28,7 @@ def reading(rule: str, path: Path, advice: str = "Make it again.") -> Iterator[N
     """Whatever a library raises for a damaged file becomes one ValueError: the rule, the path, what was said, the advice."""
     try:
         yield
-    except (ImportError, MemoryError):
+    except MemoryError:
         raise
     except Exception as error:  # each library and each architecture fails in its own way
         said = " ".join(str(error).split())[:200]

@@ -130,9 +130,10 @@ class Parquet(Source):
     def __init__(self, paths: Sequence[Path]) -> None:
         self.groups: list[tuple[Path, int, bytes]] = []
         self.starts = [0]  # of the row groups, and the end
+        parquet = _imported("pyarrow.parquet")
         for path in paths:
             with reading("path must be a whole parquet file", path):
-                about: Any = _imported("pyarrow.parquet").read_metadata(path)
+                about: Any = parquet.read_metadata(path)
             for i in range(about.num_row_groups):
                 self.groups.append((path, i, repr(about.row_group(i).to_dict()).encode()))
                 self.starts.append(self.starts[-1] + about.row_group(i).num_rows)
@@ -163,7 +164,8 @@ class Parquet(Source):
 
 
 def _batches(path: Path, group: int) -> Iterator[Any]:
-    with reading("path must be a whole parquet file", path), _imported("pyarrow.parquet").ParquetFile(path) as file:
+    parquet = _imported("pyarrow.parquet")
+    with reading("path must be a whole parquet file", path), parquet.ParquetFile(path) as file:
         yield from file.iter_batches(ROWS_AT_ONCE, row_groups=[group])
 
 
@@ -209,8 +211,9 @@ def open_source(data: Any) -> Source:
 def _open_path(path: Path) -> Source:
     if path.is_dir():
         if (path / "state.json").is_file():
+            datasets = _imported("datasets")
             with reading("path must be a whole saved data set", path):
-                return Table(_imported("datasets").load_from_disk(str(path)))
+                return Table(datasets.load_from_disk(str(path)))
         if files := sorted(path.glob("*.parquet")):
             return Parquet(files)
         splits = [file.parent.name for file in sorted(path.glob("*/state.json"))]
@@ -314,7 +317,8 @@ def _read_npy(path: Path) -> Tensor:
 
 
 def _read_pt(path: Path) -> Tensor:
-    with reading("path must be a whole .pt file of one plain tensor", path, "Nothing else is unpickled: save the tensor alone."):
+    advice = "Nothing else is unpickled: save the tensor alone with torch.save."
+    with reading("path must be a whole .pt file of one plain tensor", path, advice):
         tokens: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     if not isinstance(tokens, Tensor) or tokens.is_nested or tokens.is_sparse or tokens.is_quantized or tokens.is_meta:
         what = "special Tensor (nested, sparse, quantized or meta)" if isinstance(tokens, Tensor) else type(tokens).__name__
