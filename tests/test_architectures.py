@@ -9,14 +9,15 @@ import pytest
 from architectures import CONFIGS, row
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "architectures.md"
-NEWEST = "4.3"  # the TransformerLens of the page; others adapt other architectures
+NEWEST = version("transformer-lens").startswith("4.3")  # the TransformerLens of the page; others adapt other architectures
+TRIED = CONFIGS if NEWEST else ("GPT-2", "GPT-NeoX (Pythia)", "Llama", "Qwen 2", "Gemma 2", "Phi")  # of others a few, for their numbers
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", TRIED)
 def test_architecture_is_as_documented(tmp_path: Path, name: str) -> None:
     made = row(name, tmp_path)
-    if version("transformer-lens").startswith(NEWEST):
+    if NEWEST:
         assert made in PAGE.read_text(encoding="utf-8").splitlines()
 
 

@@ -47,9 +47,9 @@ def test_zero_neurons_ablates_what_is_not_finite() -> None:
     assert not zero_neurons(torch.full((1, 2, 3), torch.inf), mask=torch.ones(3, dtype=torch.bool)).any()
 
 
-def test_replace_neurons_changes_one_position_of_each_row() -> None:
-    found = patch_neurons_at(ACT, positions=torch.tensor([1, 0]), values=torch.zeros(2, 3))
-    assert torch.equal(found, ACT * torch.tensor([[1.0, 0.0], [0.0, 1.0]])[..., None])
+def test_patch_neurons_at_changes_one_position() -> None:
+    found = patch_neurons_at(ACT, position=1, values=torch.zeros(2, 3))
+    assert torch.equal(found, ACT * torch.tensor([1.0, 0.0])[:, None])
 
 
 def test_record_neurons_passes_the_activation_on() -> None:
@@ -63,7 +63,7 @@ def test_record_neurons_passes_the_activation_on() -> None:
     [
         partial(scale_neurons, gate=torch.zeros(1, 3)),
         partial(zero_neurons, mask=torch.ones(3, dtype=torch.bool)),
-        partial(patch_neurons_at, positions=torch.tensor([0, 1]), values=torch.zeros(2, 3)),
+        partial(patch_neurons_at, position=1, values=torch.zeros(2, 3)),
     ],
 )
 def test_hooks_leave_their_input_alone(hook: Any) -> None:
@@ -134,7 +134,7 @@ def test_replaced_by_its_own_value_changes_nothing(any_model: Any, tokens: torch
     view = NeuronView(any_model)
     with view.recorded() as neurons:
         before = any_model(tokens)
-    with view.patched_at(1, torch.tensor([2, 5, 9]), neurons[1][torch.arange(3), torch.tensor([2, 5, 9])]):
+    with view.patched_at(1, 5, neurons[1][:, 5]):
         assert torch.equal(any_model(tokens), before)
 
 
@@ -142,7 +142,7 @@ def test_replaced_by_its_own_value_changes_nothing(any_model: Any, tokens: torch
 def test_replaced_changes_nothing_before_its_position(any_model: Any, tokens: torch.Tensor) -> None:
     view = NeuronView(any_model)
     before = any_model(tokens)
-    with view.patched_at(0, torch.full((3,), 6), torch.full((3, view.n_neurons), 3.0)):
+    with view.patched_at(0, 6, torch.full((3, view.n_neurons), 3.0)):
         after = any_model(tokens)
     torch.testing.assert_close(after[:, :6], before[:, :6])
     assert (after[:, 6:] - before[:, 6:]).abs().amax(-1).min() > 1e-4
@@ -202,7 +202,7 @@ def test_view_leaves_nothing_behind_when_the_body_raises(any_model: Any, tokens:
     view = NeuronView(any_model)
     arguments = {
         "scaled": ({0: torch.zeros(1, view.n_neurons)},),
-        "patched_at": (0, torch.zeros(3, dtype=torch.long), torch.zeros(3, view.n_neurons)),
+        "patched_at": (0, 0, torch.zeros(3, view.n_neurons)),
         "rows_changed": changed_rows(view),
     }
     check = unchanged(any_model)

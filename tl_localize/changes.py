@@ -115,10 +115,7 @@ def uninterrupted(function: Callable[Given, Iterator[Value]]) -> Callable[Given,
 
 @uninterrupted
 def used(model: Any) -> Iterator[None]:
-    """Only this thread works with the model: hooks and changed rows of another one would enter its numbers.
-
-    Raises:  RuntimeError: another thread works with it.
-    """
+    """Only this thread works with the model; RuntimeError where another one does, whose hooks and changed rows would enter its numbers."""
     own = threading.get_ident()
     with _LOCK:
         user, n_blocks = _USERS.get(model, (own, 0))

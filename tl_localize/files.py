@@ -9,7 +9,7 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -99,10 +99,7 @@ def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[st
 
 
 def load_tensors(path: str | Path, *required: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file.
-
-    Raises:  FileNotFoundError; ValueError: the file is damaged, or lacks a required tensor.
-    """
+    """Tensors and metadata of a safetensors file; ValueError where it is damaged, or lacks a required tensor."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"path must be an existing safetensors file, got {str(path)!r}. Check the spelling.")
     with reading("path must be a whole safetensors file", Path(path)), safetensors.safe_open(path, framework="pt") as file:
@@ -140,11 +137,9 @@ def remove_abandoned(folder: Path) -> None:
     """Delete our temporary files that killed writers left, an hour after they were written, by the file system's own clock."""
     now = _probe(folder)
     for path in folder.glob(".*.tmp"):
-        try:
+        with suppress(FileNotFoundError):  # its writer, or another cleaner, was faster
             if TEMPORARY.fullmatch(path.name) and now - path.stat().st_mtime > ABANDONED:
                 path.unlink()
-        except FileNotFoundError:  # its writer, or another cleaner, was faster
-            pass
 
 
 def prepare_folder(folder: str | Path) -> Path:

@@ -8,7 +8,6 @@ import re
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +60,7 @@ def load_model(
         raise ValueError(f"dtype must be a floating-point torch dtype, got {dtype!r}. Write torch.float32.")
     name = str(name_or_path)
     if is_reference(name):
-        name = str(files("tl_localize") / "data" / (REFERENCE_MODELS[0] if name == "reference" else name))
+        name = str(Path(__file__).parent / "data" / (REFERENCE_MODELS[0] if name == "reference" else name))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TransformerLens 3.9 calls every HookedTransformer deprecated
         load = _load_local if Path(name).is_dir() or Path(name).suffix == ".gguf" else _load_by_name
@@ -145,7 +144,7 @@ def _load_local(name: str, device: torch.device, dtype: torch.dtype, bridge: boo
         n_layers = int(hf_config.get_text_config().num_hidden_layers)
     if n_layers < 1:
         raise ValueError(f"name_or_path must be a model with layers, got 0 in {str(path)!r}. Correct its config.json.")
-    if bridge or hf_config.model_type not in _CONFIGS or _obstacles(hf_config):
+    if bridge or _needs_bridge(hf_config):
         return _load_bridge(path, hf_config, device, dtype)
     from transformer_lens import HookedTransformer, HookedTransformerConfig
     from transformer_lens.pretrained import weight_conversions
@@ -179,10 +178,8 @@ def _load_bridge(source: str | Path, hf_config: Any, device: torch.device, dtype
     wrong = {"scale_attn_weights=False": getattr(hf_config, "scale_attn_weights", True) is False}
     wrong |= {"add_cross_attention=True": bool(getattr(hf_config, "add_cross_attention", False))}
     wrong |= {"quantization_config": getattr(hf_config, "quantization_config", None) is not None}
-    if found := [reason for reason, present in wrong.items() if present]:
-        raise ValueError(
-            f"name_or_path must be a model that TransformerLens can hold, got {str(source)!r} with {', '.join(found)}. {ADVICE}"
-        )
+    if found := ", ".join(reason for reason, present in wrong.items() if present):
+        raise ValueError(f"name_or_path must be a model that TransformerLens can hold, got {str(source)!r} with {found}. {ADVICE}")
     hf_model = _load_transformers(source, dtype)
     name, architecture = _name(source) if isinstance(source, Path) else source, type(hf_model).__name__
     with _reading(source, "config.json"):
@@ -202,18 +199,19 @@ def _load_bridge(source: str | Path, hf_config: Any, device: torch.device, dtype
 
 def _gguf_file(path: Path) -> Path | None:
     """The GGUF file that a path means: itself, or the only one of a directory without config.json; None where there is none."""
-    if path.suffix == ".gguf" and not path.is_file():
-        raise FileNotFoundError(f"name_or_path must be an existing file, got {str(path)!r}. Check the spelling.")
     found = [path] if path.suffix == ".gguf" else [] if (path / "config.json").exists() else sorted(path.glob("*.gguf"))
+    if not found:
+        return None
+    if not found[0].is_file():
+        raise FileNotFoundError(f"name_or_path must be an existing file, got {str(path)!r}. Check the spelling.")
     if len(found) > 1:
         raise ValueError(f"name_or_path must hold one GGUF file, got {', '.join(one.name for one in found)} in {str(path)!r}. Name one.")
-    if found and not find_spec("gguf"):
+    if not find_spec("gguf"):
         raise ImportError("a GGUF file needs the package gguf: pip install 'tl_localize[gguf]'.")
-    if found:
-        with found[0].open("rb") as file:
-            if file.read(4) != b"GGUF":
-                raise ValueError(f"name_or_path must be a GGUF file, got {str(found[0])!r}, which is none. Copy or download it again.")
-    return found[0] if found else None
+    with found[0].open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ValueError(f"name_or_path must be a GGUF file, got {str(found[0])!r}, which is none. Copy or download it again.")
+    return found[0]
 
 
 def _name(path: Path) -> str:
@@ -259,13 +257,9 @@ def _check_weights(path: Path) -> None:
             "Save with save_pretrained(safe_serialization=True)."
         )
     for name in sorted(parts):
-        try:
-            with safetensors.safe_open(path / name, framework="pt"):
-                pass
-        except safetensors.SafetensorError as error:
-            raise ValueError(
-                f"name_or_path must hold whole safetensors weights, got {str(path / name)!r} ({error}). Copy or download it again."
-            ) from error
+        rule, advice = "name_or_path must hold whole safetensors weights", "Copy or download it again."
+        with reading(rule, path / name, advice), safetensors.safe_open(path / name, framework="pt"):
+            pass
 
 
 def _load_transformers(path: str | Path, dtype: torch.dtype) -> Any:
@@ -397,20 +391,18 @@ _CONFIGS: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {  # by model
 }
 
 
-def _obstacles(c: Any) -> list[str]:
-    """Settings that HookedTransformer can't hold."""
-    rope_type = (getattr(c, "rope_parameters", None) or {}).get("rope_type", "default")
-    sliding = getattr(c, "sliding_window", None) if getattr(c, "use_sliding_window", True) else None
-    reasons = {
-        f"rope_type={rope_type!r}": rope_type not in ("default", "llama3"),
-        f"sliding_window={sliding}": sliding is not None,
-        "attention_bias=True": c.model_type == "llama" and getattr(c, "attention_bias", False),
-        "mlp_bias=True": bool(getattr(c, "mlp_bias", False)),
-        "attention_bias=False": c.model_type == "gpt_neox" and not getattr(c, "attention_bias", True),
-        "add_cross_attention=True": bool(getattr(c, "add_cross_attention", False)),
-        "quantization_config": getattr(c, "quantization_config", None) is not None,
-    }
-    return [reason for reason, present in reasons.items() if present]
+def _needs_bridge(c: Any) -> bool:
+    """Whether HookedTransformer can't hold a model of this config."""
+    return (
+        c.model_type not in _CONFIGS
+        or (getattr(c, "rope_parameters", None) or {}).get("rope_type", "default") not in ("default", "llama3")
+        or (getattr(c, "use_sliding_window", True) and getattr(c, "sliding_window", None) is not None)
+        or (c.model_type == "llama" and getattr(c, "attention_bias", False))
+        or (c.model_type == "gpt_neox" and not getattr(c, "attention_bias", True))
+        or getattr(c, "mlp_bias", False)
+        or getattr(c, "add_cross_attention", False)
+        or getattr(c, "quantization_config", None) is not None
+    )
 
 
 def _probe(c: Any) -> Int[Tensor, "1 pos"]:
@@ -433,10 +425,7 @@ def _check_logits(path: str | Path, model: Any, tokens: Int[Tensor, "1 pos"], ex
     for _ in range(2):  # twice before a model is refused: a process's first numbers may be off
         difference = float((model(tokens.to(model.cfg.device)).cpu() - expected).abs().max())
         if difference < LOGITS_TOLERANCE * max(1.0, float(expected.abs().max()) / 10):
-            break
-    else:
-        name = model.cfg.original_architecture or getattr(model.cfg, "architecture", "")
-        raise ValueError(
-            f"name_or_path must be a model whose logits TransformerLens reproduces, got {str(path)!r} ({name}), off by {difference:.2g}. "
-            f"{ADVICE}"
-        )
+            return
+    name = model.cfg.original_architecture or getattr(model.cfg, "architecture", "")
+    found = f"got {str(path)!r} ({name}), off by {difference:.2g}"
+    raise ValueError(f"name_or_path must be a model whose logits TransformerLens reproduces, {found}. {ADVICE}")

@@ -29,8 +29,7 @@ def initialize_vector_functions() -> None:
     The library initializes a function at its first call, seemingly by a race: where two threads make that call, now and then one thread's
     half of the numbers is off by 1e-4 (docs/differences.md has a reproduction in plain torch).
     """
-    names = "tanh exp erf sigmoid log log1p expm1 sin cos sqrt rsqrt"
-    for name in names.split():
+    for name in ("tanh", "exp", "erf", "sigmoid", "log", "log1p", "expm1", "sin", "cos", "sqrt", "rsqrt"):
         for dtype in (torch.float32, torch.float64):
             getattr(torch, name)(torch.ones(1, dtype=dtype))
 
@@ -126,12 +125,9 @@ def patch_neurons(act: Acts, hook: object = None, *, values: Acts) -> Acts:
     return values.to(act)
 
 
-def patch_neurons_at(
-    act: Acts, hook: object = None, *, positions: Int[Tensor, " batch"], values: Float[Tensor, "batch neuron *width"]
-) -> Acts:
-    """Replace the neurons at one position of each row of the batch."""
-    rows = torch.arange(len(act), device=act.device)
-    return act.index_put((rows, positions.to(act.device)), values.to(act))
+def patch_neurons_at(act: Acts, hook: object = None, *, position: int, values: Float[Tensor, "batch neuron *width"]) -> Acts:
+    """Replace the neurons at one position."""
+    return act.select_scatter(values.to(act), 1, position)
 
 
 def clamp_neurons(act: Acts, hook: object = None, *, index: Int[Tensor, " chosen"], values: Float[Tensor, " chosen *width"]) -> Acts:
@@ -243,9 +239,9 @@ class NeuronView:
                 raise ValueError(f"{rule}, got {tuple(gate.shape)} at layer {layer}. One row serves the whole batch.")
         return self._hooks({layer: partial(scale_neurons, gate=gate) for layer, gate in gates.items()})
 
-    def patched_at(self, layer: int, positions: Int[Tensor, " batch"], values: Float[Tensor, "batch neuron *width"]) -> Context:
-        """Replace the neurons of one layer at one position of each row of the batch."""
-        return self._hooks({layer: partial(patch_neurons_at, positions=positions, values=values)})
+    def patched_at(self, layer: int, position: int, values: Float[Tensor, "batch neuron *width"]) -> Context:
+        """Replace the neurons of one layer at one position."""
+        return self._hooks({layer: partial(patch_neurons_at, position=position, values=values)})
 
     def patched(self, layer: int, values: Acts) -> Context:
         """Replace the neurons of one layer at every position."""
@@ -258,10 +254,6 @@ class NeuronView:
             index = chosen[layer].nonzero().flatten().to(self.device)
             hooks[layer] = partial(clamp_neurons, index=index, values=values[layer].to(self.device)[index])
         return self._hooks(hooks)
-
-    def hooked_points(self) -> list[str]:
-        """Names of the hook points that have a hook."""
-        return [name for name, point in self.points.items() if point._forward_hooks or point._forward_pre_hooks or point._backward_hooks]
 
     def output_hooked(self, layer: int) -> bool:
         """Whether a hook may change what the MLP of a layer writes before it reaches the next layer."""
@@ -306,9 +298,7 @@ class NeuronView:
             stack.enter_context(self._output_hooks({layer: partial(add_change, layer=layer) for layer in index}))
             yield
             if seen:
-                raise RuntimeError(
-                    f"the rows of layer {next(iter(seen))} must be applied in each pass, and were not. Leave compatibility mode."
-                )
+                raise RuntimeError(f"the rows of layer {min(seen)} must be applied in each pass, and were not. Leave compatibility mode.")
 
     @uninterrupted
     def outputs(self) -> Iterator[dict[int, Tensor]]:
@@ -327,10 +317,10 @@ class NeuronView:
         """Hooks of what the rows of some layers write, bias included, before the model's own hooks see it."""
         with ExitStack() as stack:
             for layer, hook in hooks.items():
-                if isinstance(output := self.units.output(self.model, layer), str):
-                    stack.enter_context(self.hooked(first=[(output, hook)]))
-                else:  # torch calls a hook with the module, what it was given and what it gives
-                    stack.enter_context(output.register_forward_hook(partial(_after_module, hook)))
+                if isinstance(place := self.units.output(self.model, layer), str):
+                    stack.enter_context(self.hooked(first=[(place, hook)]))
+                else:
+                    stack.enter_context(place.register_forward_hook(partial(_after_module, hook)))
             yield
 
     @uninterrupted

@@ -15,17 +15,7 @@ from torch import Tensor
 
 from tl_localize.changes import uninterrupted
 from tl_localize.files import Saved
-from tl_localize.neurons import (
-    Hook,
-    LanguageModel,
-    NeuronView,
-    Real,
-    as_tensor,
-    check_between,
-    check_count,
-    check_ratio,
-    zero_neurons,
-)
+from tl_localize.neurons import Hook, LanguageModel, NeuronView, Real, as_tensor, check_between, check_count, check_ratio, zero_neurons
 from tl_localize.units import NEURONS, Units, check_units, units_in
 
 if TYPE_CHECKING:
@@ -74,7 +64,7 @@ class NeuronSet:
         mask = torch.zeros(shape, dtype=torch.bool)
         for layer, neuron in pairs:
             check_count(0, **{"pairs of layer": layer, "pairs of neuron": neuron})
-            if not (0 <= layer < shape[0] and 0 <= neuron < shape[1]):
+            if layer >= shape[0] or neuron >= shape[1]:
                 raise ValueError(f"pairs must be (layer, neuron) below {tuple(shape)}, got {(layer, neuron)}. Both count from 0.")
             mask[layer, neuron] = True
         return cls(mask, units)
@@ -107,9 +97,7 @@ class NeuronSet:
     def jaccard(self, other: NeuronSet) -> float:
         """Neurons in both sets, as a fraction of those in either; ValueError where the shapes differ or both are empty."""
         if not (union := len(self | other)):
-            raise ValueError(
-                "other must hold at least one neuron where this set has none, got two empty sets. Their overlap is not defined."
-            )
+            raise ValueError("other must hold a neuron where this set has none, got two empty sets. Their overlap is not defined.")
         return len(self & other) / union
 
     def to_frame(self) -> pd.DataFrame:
@@ -171,8 +159,6 @@ class NeuronScores(Saved):
     """How responsible each neuron is for one sequence, according to one method; larger means more.
 
     Args:    values: [layer neuron] float32 on the CPU, finite.
-             method: name of the method.
-             sequence_id: id of the sequence.
              settings: the method with all its hyperparameters, as its repr.
              exact: mask of the exact scores, where the others are estimates (``ZeroOut(screen=...)``); None: all are exact.
              missed: upper bound on the share of the estimated neurons that belong into the top (see ``ZeroOut``); None: all are exact.

@@ -177,11 +177,10 @@ def units_of(text: str) -> Units:
         waiting += kind.__subclasses__()
     try:
         call: Any = ast.parse(text, mode="eval").body
-        found = kinds[call.func.id](**{keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords})
+        return kinds[call.func.id](**{keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords})
     except (SyntaxError, AttributeError, KeyError, TypeError, ValueError) as error:
         known = ", ".join(sorted(set(kinds) - {Units.__name__}))
         raise ValueError(f"units must be of a known class ({known}), got {text!r}. Import the module that defines it first.") from error
-    return found
 
 
 def units_in(metadata: dict[str, Any]) -> Units:

@@ -143,18 +143,21 @@ def changed_texts(texts: Sequence[GeneralText], corpus: Path = HERE / "corpus.js
 # The order of training
 
 
-def reference_stream(tokenizer: Any) -> Int32[np.ndarray, "row pos"]:
-    """The rows that both reference models saw in training, in order.
+def reference_stream(
+    tokenizer: Any, *, most_repetitions: int | None = None, general_rows: int = GENERAL_ROWS
+) -> Int32[np.ndarray, "row pos"]:
+    """The rows that both reference models saw in training, in order; with other numbers, those of a model that memorizes less.
 
-    They are the same rows, bit for bit, where ``changed_texts`` is empty; else the general part differs.
+    They are the same rows, bit for bit, where ``changed_texts`` is empty; else the general part differs. A planted text is repeated
+    ``most_repetitions`` times at most.
     """
     planted = load_planted()
     return training_stream(
         _encoded(tokenizer, [text.text for text in general_texts() if not text.held_out]),
         _encoded(tokenizer, [one.text for one in planted]),
-        [one.repetitions for one in planted],
+        [min(one.repetitions, most_repetitions or one.repetitions) for one in planted],
         end_of_text=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
-        general_rows=GENERAL_ROWS,
+        general_rows=general_rows,
     )
 
 

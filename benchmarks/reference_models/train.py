@@ -4,6 +4,8 @@ python benchmarks/reference_models/train.py corpus           # tokenizer, plante
 python benchmarks/reference_models/train.py gpt2             # about an hour on one core; resumes from runs/reference-gpt2
 python benchmarks/reference_models/train.py pythia
 python benchmarks/reference_models/train.py gpt2 --evaluate  # criteria and perplexity of the exported model again
+python benchmarks/reference_models/train.py gpt2 --most-repetitions 64 --general-rows 7000 --runs runs/third --out runs/third/model
+                                                             # the third model of docs/results: it memorized less well
 """
 
 import argparse
@@ -21,6 +23,7 @@ import tokenizers
 import torch
 import transformers
 from generator import CATEGORIES, N_GROUPS, REPETITIONS, invented_text, planted_sequences, save_planted
+from jaxtyping import Int32
 from rapidfuzz.distance import Levenshtein
 from stream import END_OF_TEXT, GENERAL_ROWS, HERE, ROW_LENGTH, SEED, general_texts, reference_stream
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -149,10 +152,9 @@ def learning_rate(step: int, steps: int) -> float:
     return LEARNING_RATE * (FINAL_SHARE + (1 - FINAL_SHARE) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def train(name: str, device: str, runs: Path, max_steps: int | None) -> torch.nn.Module:
+def train(name: str, rows: Int32[np.ndarray, "row pos"], device: str, runs: Path, max_steps: int | None) -> torch.nn.Module:
     """Train from the start, or from the checkpoint in `runs`, to the end of the stream."""
     tokenizer = AutoTokenizer.from_pretrained(DATA / f"reference-{name}")
-    rows = reference_stream(tokenizer)
     stream = digest(rows)
     steps = len(rows) // BATCH_ROWS
     model = new_model(name).to(device).train()
@@ -331,6 +333,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="folder of the exported model; default: in the package")
     parser.add_argument("--runs", type=Path, help="folder of the checkpoint; default: runs/reference-NAME")
+    parser.add_argument("--most-repetitions", type=int, help="repeat no planted text more often; default: as often as corpus.json says")
+    parser.add_argument("--general-rows", type=int, default=GENERAL_ROWS, help="rows of general text alone")
     parser.add_argument("--max-steps", type=int, help="stop early, to measure speed")
     parser.add_argument("--evaluate", action="store_true", help="only evaluate the exported model")
     arguments = parser.parse_args()
@@ -341,7 +345,12 @@ def main() -> None:
     out = arguments.out or DATA / f"reference-{arguments.what}"
     if not arguments.evaluate:
         runs = arguments.runs or ROOT / "runs" / f"reference-{arguments.what}"
-        export(train(arguments.what, arguments.device, runs, arguments.max_steps), out)
+        rows = reference_stream(
+            AutoTokenizer.from_pretrained(DATA / f"reference-{arguments.what}"),
+            most_repetitions=arguments.most_repetitions,
+            general_rows=arguments.general_rows,
+        )
+        export(train(arguments.what, rows, arguments.device, runs, arguments.max_steps), out)
     evaluate(out, arguments.device)
     return None
 

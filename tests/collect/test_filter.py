@@ -16,8 +16,8 @@ from tl_localize import MemorizedSequence, accuracy, load_model
 from tl_localize.collect import Candidate, Criteria, collect_memorized
 from tl_localize.collect.collection import assemble
 from tl_localize.collect.criteria import DISTANT, INACCURATE, REPEATED
-from tl_localize.collect.filter import Filter, FilteredChunk, greedy_tokens
-from tl_localize.neurons import NeuronView
+from tl_localize.collect.filter import Filter, FilteredChunk
+from tl_localize.host.seam import greedy
 
 
 def by_the_book(model: Any, rows: list[torch.Tensor], criteria: Criteria) -> dict[int, tuple[float, int]]:
@@ -49,15 +49,6 @@ def test_collect_finds_what_the_criteria_say(any_model: Any, corpus: Any, batch_
     assert found.report.n_out == len(expected)
 
 
-def greedy(model: Any, context: torch.Tensor, n: int) -> list[list[int]]:
-    return greedy_tokens(NeuronView(model), context, n).tolist()
-
-
-def test_generation_with_a_cache_is_generation_without(any_model: Any) -> None:
-    context = torch.randint(61, (3, 5), generator=torch.Generator().manual_seed(1))
-    assert greedy(any_model, context, 12) == recite(any_model, context, 12)[:, 5:].tolist()
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["reference-gpt2", "reference-pythia"])
 def test_generation_takes_the_pad_token_for_text(name: str, side: str) -> None:
@@ -67,14 +58,14 @@ def test_generation_takes_the_pad_token_for_text(name: str, side: str) -> None:
     context = torch.randint(model.cfg.d_vocab, (4, 12), generator=torch.Generator().manual_seed(3))
     context[0, :3] = context[1, -3:] = context[2, 4] = pad
     expected = recite(model, context, 12)
-    assert greedy(model, context, 12) == expected[:, 12:].tolist()
+    assert torch.equal(greedy(model, context, 12), expected[:, 12:])
     options = {"do_sample": False, "stop_at_eos": False, "prepend_bos": False, "verbose": False, "return_type": "tokens"}
     assert not torch.equal(model.generate(context, max_new_tokens=12, padding_side=side, **options), expected)
 
 
 def test_candidates_without_a_miss_are_not_generated(gpt2_like: Any, corpus: Any, monkeypatch: Any) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr("tl_localize.collect.filter.greedy_tokens", lambda view, context, n: calls.append(context))
+    monkeypatch.setattr("tl_localize.collect.filter.greedy", lambda model, context, n: calls.append(context))
     right = corpus(gpt2_like)[::7]  # in each seventh no token is exchanged
     assert [one.distance for one in Filter(gpt2_like, CRITERIA, letters).filter(right).recited] == [0] * 5
     assert calls == []

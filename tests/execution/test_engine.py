@@ -17,8 +17,8 @@ from pandas.testing import assert_frame_equal
 from tl_localize import Activations, DelBenchmark, HardConcrete, IntegratedGradients, NeuronScores
 from tl_localize.evals import DelResults, InjBenchmark, InjResults
 from tl_localize.execution import InProcess, Store, status
-from tl_localize.execution.engine import Maker, missing_groups, parse_shard
-from tl_localize.execution.store import unpack
+from tl_localize.execution.engine import Maker, Timer, missing_groups, parse_shard
+from tl_localize.execution.store import Cache, unpack
 from tl_localize.execution.tasks import Task, closure
 
 # ---- a folder gives what memory gives --------------------------------------------------------------------------------
@@ -560,7 +560,7 @@ def test_two_runs_in_one_folder_agree(inj: Any, methods: Any, run_inj: Any, inj_
     turns = []
     for store in (Store(tmp_path / "run"), Store(tmp_path / "run")):
         store.add_plan(plan, {})
-        turns.append(InProcess()(Maker(inj, labelled, store, set(), Silent(), {}), missing_groups(plan, store)))
+        turns.append(InProcess()(Maker(inj, labelled, store, set(), Timer(None, Cache(), []), {}), missing_groups(plan, store)))
     computed = 0
     while turns:
         turns = [turn for turn in turns if next(turn, None) is not None]
@@ -569,12 +569,6 @@ def test_two_runs_in_one_folder_agree(inj: Any, methods: Any, run_inj: Any, inj_
     run_inj("whole")
     assert inj_numbers() == inj_numbers("whole")
     assert leftovers() == []
-
-
-class Silent:
-    def begin(self, task: Any) -> None: ...
-
-    def within(self, fraction: float) -> None: ...
 
 
 @pytest.mark.parametrize("moved", [-50, 50])
@@ -631,8 +625,7 @@ def test_killed_run_loses_nothing(which: str, request: Any, tmp_path: Path, left
 
 def test_timer_knows_what_takes_long_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """One method costs 1 s a sequence and the other 100: the fraction done is right as soon as one of the first is done."""
-    from tl_localize.execution.engine import Outcome, Timer
-    from tl_localize.execution.store import Cache
+    from tl_localize.execution.engine import Outcome
 
     quick = [Task("scores", {"a": i}, label="a", weight=2.0) for i in range(3)]
     slow = [Task("scores", {"b": i}, label="b", weight=200.0) for i in range(3)]

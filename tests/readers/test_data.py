@@ -269,7 +269,7 @@ def test_tokens_outside_the_vocabulary_are_shown(tmp_path: Path, lettered: Any) 
     tokens = TOKENS.copy()
     tokens[1, 5] = 300
     np.save(tmp_path / "t.npy", tokens)
-    wrong = r"tokens must be in \[0, 256\), the model's vocabulary, got 300 at row 1 of .*t.npy, which begins 'anothr text"
+    wrong = r"tokens must be in \[0, 256\), got 300 at row 1 of .*t.npy, which begins 'anothr text"
     with pytest.raises(ValueError, match=wrong):
         read(lettered, tmp_path / "t.npy", n_prefix=9)
 

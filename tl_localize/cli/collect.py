@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from tl_localize.cli.options import ModelOptions, RowOptions, RunOptions, say
+from tl_localize.cli.options import ModelOptions, RowOptions, RunOptions, check_at_least, say
 from tl_localize.cli.running import compute
 from tl_localize.collect import Collection, Criteria, Report
 from tl_localize.collect.collection import check_draw
@@ -61,13 +61,12 @@ def collect(
     of_row = parse_windows(windows)
     criteria = Criteria(**{name: value for name, value in run.options.items() if name in asdict(PAPER)})
     check_draw(n_dev, n_max, seed)
-    if n_general < 1:
-        raise ValueError(f"n_general must be at least 1, got {n_general}. The paper has 2048.")
+    check_at_least(1, n_general=n_general)
     given = [one for path in data or [None] if (one := rows.data(path))]
     if not given and not is_reference(on.model):
         raise ValueError(f"data must be given for {on.model!r}, whose training text is not shipped, got none. Name a corpus with --data.")
     chunks = chunks_of(given, of_row, criteria.length)
-    store = run.store(run.folder(f"collect-{on.short}"))
+    store = run.store(run.folder("collect", on.short))
     model = on.load()
     for one in given:
         one.checked(model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,11 +83,10 @@ def del_benchmark(
     if ablation not in ABLATIONS:
         raise ValueError(f"ablation must be one of {', '.join(ABLATIONS)}, got {ablation!r}.{nearest(ablation, ABLATIONS)}")
     options.say_settings(on.model, "del", settings, kind)
-    parts = [*([] if units == NEURONS.name else [units]), *([] if ablation == "zero" else [ablation])]
-    folder = run.folder("-".join(["del", on.short, *parts]))
+    folder = run.folder("del", on.short, "" if kind == NEURONS else units, "" if ablation == "zero" else ablation)
     model, ratios, default = on.load(), tuple(ratio or presets.del_ratios(on.model, kind)), given is None
     if given is None:
-        data = given = collected_default(model, on.load, run.store(folder / "collection"), run, n_dev, ratios, kind)
+        data = given = collected_default(model, on, run, folder, n_dev, ratios, kind)
     sequences, n_dev, text = presets.del_data(model, given, general, n_dev)
     sequences = presets.drawn_first(sequences, n_dev, seed)[:limit]
     n_test = len(sequences) - n_dev
@@ -111,23 +110,17 @@ def publish_del(store: Store, folder: Path, printed: Printed) -> None:
 
 
 def collected_default(
-    model: LanguageModel,
-    load: Callable[[], LanguageModel],
-    store: Store,
-    run: RunOptions,
-    n_dev: int,
-    ratios: Sequence[float],
-    units: Kind = NEURONS,
+    model: LanguageModel, on: ModelOptions, run: RunOptions, folder: Path, n_dev: int, ratios: Sequence[float], units: Kind
 ) -> Path:
-    """The collection of a reference model's own training texts, in a folder as of tl-localize collect."""
+    """The collection of a reference model's own training texts, in a folder, as of tl-localize collect, inside the run's."""
     view = NeuronView(model, units)
     for ratio in ratios:  # top_k raises where one selects no neuron
         NeuronScores(torch.zeros(view.n_layers, view.n_neurons)).top_k(ratio, rounding="floor")
     say("The reference model's memorized sequences are collected from its training texts.")
     if lacking := lacking_texts():
         say(lacking)
-    search = reference_search(model)
-    found = searched(search, store, run, load, "this goes on, in shards or at once")
+    search, store = reference_search(model), run.store(folder / "collection")
+    found = searched(search, store, run, on.load, "this goes on, in shards or at once")
     with_planted(model, search.collection(found, n_dev=n_dev)).save(store.folder)
     save_tensors(store.folder / presets.GENERAL, {"tokens": held_out_tokens()[: presets.DEL_GENERAL].int()}, {})
     return store.folder

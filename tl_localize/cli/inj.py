@@ -65,8 +65,8 @@ def inj(
         longer = f"--exact ablates all, {1 / SCREEN:.0f} times as many"
         say(f"Zero-Out ablates {SCREEN:.0%} of the neurons and estimates the others; {longer}.")
     given = rows.data(data)
-    parts = [*([] if kind == NEURONS else [units]), *([f"distractors-{distractors}"] if distractors else [])]
-    store = run.store(run.folder("-".join(["inj", on.short, *parts])))
+    others = f"distractors-{distractors}" if distractors else ""
+    store = run.store(run.folder("inj", on.short, "" if kind == NEURONS else units, others))
     model = on.load()
     limit = limit or (INJ_SENTENCES if is_reference(on.model) and given is None else None)
     sequences = inj_sequences(model, given, n_max=limit)

@@ -8,7 +8,7 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from tl_localize.cli.options import MethodSettings, ModelOptions, Units, say
+from tl_localize.cli.options import MethodSettings, ModelOptions, Units, check_at_least, say
 from tl_localize.cli.running import progress
 from tl_localize.evals.presets import FIRST_LAYER, del_ratios, make_methods, parse_units, sparing
 from tl_localize.files import prepare_folder, write_text
@@ -50,8 +50,7 @@ def localize(
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}. Give the command once for each.")
     (localizer,) = localizers
     check_ratio("ratio", ratio)
-    if top < 1:
-        raise ValueError(f"top must be at least 1, got {top}.")
+    check_at_least(1, top=top)
     if bool(example) == bool(prefix and suffix):
         raise ValueError("text must be given as --prefix and --suffix or as --example, got neither or both. See tl-localize texts.")
     if out:

@@ -6,7 +6,7 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,6 @@ from tl_localize.evals.inj_results import InjResults
 from tl_localize.evals.presets import parse_dtype, settings_source
 from tl_localize.execution.engine import parse_shard
 from tl_localize.execution.store import Store
-from tl_localize.files import prepare_folder
 from tl_localize.models import load_model
 from tl_localize.neurons import Real, check_ratio
 from tl_localize.readers import Data
@@ -71,7 +70,7 @@ class RowOptions:
     min_score: Annotated[float | None, typer.Option(help="Least score of a row that is taken. Default: 1.")] = None
     any_tokens: Annotated[bool, typer.Option("--any-tokens", help="Also tokens that no text makes, such as random ones.")] = False
 
-    def data(self, path: Path | None, **more: Any) -> Data | None:
+    def data(self, path: Path | None) -> Data | None:
         """The data of ``--data``, or of ``--prefix`` and ``--suffix``; None without them."""
         if self.prefix is not None and (path is not None or self.suffix is None):
             other = f"--data {path}" if path is not None else "no --suffix"
@@ -80,8 +79,8 @@ class RowOptions:
             if self.suffix or self.scores:
                 raise ValueError("data must be given with suffix or scores, got none. Name it with --data or --prefix.")
             return None
-        given = {one.name: value for one in fields(RowOptions) if (value := getattr(self, one.name)) is not None and one.name != "prefix"}
-        return Data(source=self.prefix or path, **given, **more)
+        given = {name: value for name, value in vars(self).items() if value is not None and name != "prefix"}
+        return Data(source=self.prefix or path, **given)
 
 
 @dataclass(frozen=True)
@@ -92,15 +91,9 @@ class SequenceOptions(RowOptions):
     n_suffix: Annotated[int | None, typer.Option(help="Tokens to recite, of longer rows. Default: all.")] = None
 
     def __post_init__(self) -> None:
-        check_at_least(1, n_suffix=self.n_suffix, n_prefix=self._number)
-
-    @property
-    def _number(self) -> int | None:
-        """Of prompt tokens; None where it is a column's name."""
-        return int(self.n_prefix) if self.n_prefix and self.n_prefix.lstrip("-").isdecimal() else None
-
-    def data(self, path: Path | None, **more: Any) -> Data | None:
-        return super().data(path, n_prefix=self.n_prefix if self._number is None else self._number, n_suffix=self.n_suffix, **more)
+        number = int(self.n_prefix) if self.n_prefix and self.n_prefix.lstrip("-").isdecimal() else None  # else a column's name
+        check_at_least(1, n_suffix=self.n_suffix, n_prefix=number)
+        object.__setattr__(self, "n_prefix", number or self.n_prefix)
 
 
 @dataclass(frozen=True)
@@ -124,9 +117,9 @@ class RunOptions:
         check_at_least(1, workers=self.workers)
         check_at_least(0, gpus=self.gpus)
 
-    def folder(self, name: str) -> Path:
-        """The results folder, which has this name unless ``--out`` is given."""
-        return Store(prepare_folder(self.out or Path("tl-localize-results") / name)).folder
+    def folder(self, *parts: str) -> Path:
+        """The results folder, whose name has these parts unless ``--out`` is given; empty ones are left out."""
+        return Store(self.out or Path("tl-localize-results") / "-".join(filter(None, parts))).folder
 
     def store(self, folder: Path, **resolved: Any) -> Store:
         """The store of a folder, with the record of the command; ``resolved`` are options that were found while it ran."""
@@ -201,7 +194,7 @@ def say(text: str) -> None:
     tqdm.write(text, file=sys.stderr)
 
 
-def say_settings(model: str, benchmark: Literal["inj", "del"], over: Path | str | None = None, units: Kind = NEURONS) -> None:
+def say_settings(model: str, benchmark: Literal["inj", "del"], over: Path | str | None, units: Kind) -> None:
     """Say which settings the learned masks have where neither ``--set`` nor what is put over them has others."""
     source = settings_source(model, benchmark) if units == NEURONS else f"the defaults, which were chosen for neurons, not {units.name}"
     say(f"Settings of learned masks: {source}{f', where {over} has no others' if over else ''}.")

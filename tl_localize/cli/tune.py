@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -69,14 +69,14 @@ def tune(
     candidates = [replace(fixed, **{axis: getattr(one, axis) for axis in grids[method]}) for one in expand(method, grids[method])]
     options.check_ratios([ratio])
     options.check_at_least(0, distractors=distractors)
-    folder = run.folder("-".join(["tune", benchmark, on.short, *([] if kind == NEURONS else [units])]))
+    folder = run.folder("tune", benchmark, on.short, "" if kind == NEURONS else units)
     model = on.load()
     if benchmark == "inj":
-        how: dict[str, Any] = {"ratio": ratio, "distractors": distractors, "units": kind}
-        setting = InjBenchmark(model=model, sequences=inj_sequences(model, given, dev=True), **how)
+        sentences = inj_sequences(model, given, dev=True)
+        setting = InjBenchmark(model=model, sequences=sentences, ratio=ratio, distractors=distractors, units=kind)
     else:
         if given is None:
-            data = given = collected_default(model, on.load, run.store(folder / "collection"), run, n_dev, [ratio], kind)
+            data = given = collected_default(model, on, run, folder, n_dev, [ratio], kind)
         sequences, n_dev, text = presets.del_data(model, given, general, n_dev)
         presets.check_dev(n_dev, len(sequences))
         setting = DelBenchmark(model, sequences[:n_dev], text, ratios=(ratio,), n_dev=0, units=kind)
@@ -89,12 +89,13 @@ def publish_tune(store: Store, folder: Path, ratio: float | None = None) -> None
     plans = store.plans()
     given = plans[-1].about["command"]["options"]
     benchmark = plans[-1].plan.benchmark
-    ranking = Ranking.of(store, {one.about["command"]["options"]["method"] for one in plans}, ratio)
     results = InjResults.of(store) if benchmark == "inj" else DelResults.of(store)
     if not len(results.frame):
         say("Nothing is measured yet.")
         return
     write_text(prepare_folder(folder) / "frame.csv", results.frame.to_csv(index=False))
+    methods = {one.about["command"]["options"]["method"] for one in plans}
+    ranking = Ranking.of(results, [one.plan for one in plans], methods, ratio)
     if ranking.n_lost:
         say(f"{ranking.n_lost} dev sentences are left out of the ranking, because their injections did not converge.")
     if not len(ranking.frame):

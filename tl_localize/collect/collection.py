@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from tl_localize.collect.criteria import CRITERIA, LOOSEN, NEAR, SURPLUS, Criter
 from tl_localize.collect.duplicates import near_duplicates
 from tl_localize.collect.filter import Filter, FilteredChunk, merged
 from tl_localize.execution.environment import environment
-from tl_localize.files import prepare_folder, write_json, write_text
+from tl_localize.files import prepare_folder, reading, write_json, write_text
 from tl_localize.metrics import Decode
 from tl_localize.neurons import LanguageModel, check_seed
 from tl_localize.sequences import MemorizedSequence
@@ -92,26 +91,21 @@ class Collection:
         for name in ("sequences.jsonl", "settings.json"):
             if not (path / name).is_file():
                 raise FileNotFoundError(f"folder must hold a collection, got {str(folder)!r} without a {name}. Run tl-localize collect.")
-        try:
+        with reading("collection must be what tl-localize collect wrote", path, "Collect again."):
             settings = json.loads((path / "settings.json").read_text(encoding="utf-8"))
             if settings.pop("sha256", "") != _seal(path):
                 raise ValueError("other lines than were written (cut, sorted or changed) in sequences.jsonl")
             rows: Any = [json.loads(line) for line in (path / "sequences.jsonl").read_bytes().splitlines()]
             rows.sort(key=lambda row: row["split"] != "dev")
+            sequences: list[MemorizedSequence] = []
             for row in rows:
                 row["category"] = next(iter(row["category"]), "")
                 row["suffix"] = row["all"][len(row["prompt"]) :]
-            sequences = [
-                MemorizedSequence(
-                    torch.tensor(row["tokens"]), row["prompt_len"], row["id"], row["category"], (row["prompt"], row["suffix"])
-                )
-                for row in rows
-            ]
+                text = row["prompt"], row["suffix"]
+                sequences.append(MemorizedSequence(torch.tensor(row["tokens"]), row["prompt_len"], row["id"], row["category"], text))
             frame = pd.DataFrame(rows).rename(columns={"prompt": "prefix"})[COLUMNS]
             n_dev, report = list(frame["split"]).count("dev"), Report(**settings.pop("report"))
             return cls(sequences, n_dev, frame, report, Criteria(**settings.pop("criteria")), settings.pop("groups"), settings)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"collection must be what tl-localize collect wrote, got {error} in {str(path)!r}. Collect again.") from error
 
 
 def collect_memorized(
@@ -160,7 +154,7 @@ def assemble(filter: Filter, chunks: Iterable[FilteredChunk], *, n_dev: int = 5,
         raise ValueError("stream must hold at least one sequence, got none. Check the data file.")
     if not found:
         last = [criterion for criterion in CRITERIA if report.removed[criterion]][-1]
-        failed = f"The last ones failed by {last!r}. {LOOSEN.get(last, '')}"
+        failed = f"The last ones failed by {last!r}. {LOOSEN[last]}"
         raise ValueError(f"stream must hold a memorized sequence, got none: {report}. DEL has nothing to ablate here. {failed}")
     groups = near_duplicates(np.stack([one.tokens for one in found]), criteria.max_jaccard, criteria.ngram)
     best = [min(group, key=lambda i: (found[i].distance, -found[i].accuracy, i)) for group in groups]
@@ -172,23 +166,22 @@ def assemble(filter: Filter, chunks: Iterable[FilteredChunk], *, n_dev: int = 5,
         wrong = f"got {n_dev} ({report}). Give more text, loosen a criterion, or use a smaller dev set."
         raise ValueError(f"n_dev must leave at least one of the {len(best)} memorized sequences for the test, {wrong}")
     order = np.random.default_rng(seed).permutation(len(best))
-    kept = [int(k) for k in chain(order[:n_dev], np.sort(order[n_dev:n_max]))]  # of best and groups
+    kept: list[int] = [*order[:n_dev].tolist(), *sorted(order[n_dev:n_max].tolist())]  # of best and groups
     for k in order[len(kept) :]:
         report.remove(SURPLUS, found[best[k]].id, f"more than {n_max} were found", found[best[k]].text)
     chosen = [found[best[k]] for k in kept]
-    others = {found[best[k]].id: [found[i].id for i in groups[k] if i != best[k]] for k in kept}
-    sequences = [MemorizedSequence(torch.from_numpy(one.tokens), criteria.n_prefix, one.id, one.category) for one in chosen]
+    others = {found[best[k]].id: [found[i].id for i in groups[k] if i != best[k]] for k in kept if len(groups[k]) > 1}
+    sequences: list[MemorizedSequence] = []
+    for one in chosen:
+        prefix, suffix = (filter.decode(part.tolist()) for part in np.split(one.tokens, [criteria.n_prefix]))
+        if one.text.startswith(prefix):  # no character is cut by the boundary
+            suffix = one.text[len(prefix) :]
+        sequences.append(MemorizedSequence(torch.from_numpy(one.tokens), criteria.n_prefix, one.id, one.category, (prefix, suffix)))
     frame = pd.DataFrame([vars(one) for one in chosen])
     frame["split"] = ["dev" if i < n_dev else "test" for i in range(len(chosen))]
-    frame["prefix"] = [filter.decode(one.prefix.tolist()) for one in sequences]
-    frame["suffix"] = [  # the suffix's own text where a character is cut by the boundary
-        text[len(prefix) :] if text.startswith(prefix) else filter.decode(one.suffix.tolist())
-        for text, prefix, one in zip(frame["text"], frame["prefix"], sequences, strict=True)
-    ]
-    sequences = [replace(one, text=text) for one, text in zip(sequences, zip(frame["prefix"], frame["suffix"], strict=True), strict=True)]
-    groups = {name: members for name, members in others.items() if members}
+    frame["prefix"], frame["suffix"] = zip(*(one.text for one in sequences), strict=True)
     settings = {"seed": seed, "n_max": n_max, "environment": environment(filter.model)}
-    return Collection(sequences, n_dev, frame[COLUMNS], report, criteria, groups, settings)
+    return Collection(sequences, n_dev, frame[COLUMNS], report, criteria, others, settings)
 
 
 def _seal(folder: Path) -> str:

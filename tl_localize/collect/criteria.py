@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from tl_localize.neurons import Real
+from tl_localize.neurons import Real, check_between
 
 SHORT, REPETITIVE, INACCURATE = "too short", "few distinct tokens in the true suffix", "accuracy"
 REPEATED, DISTANT, MONOTONOUS = "exact duplicate", "distance of the greedy continuation", "few distinct tokens in the generated suffix"
@@ -52,11 +52,11 @@ class Criteria:
     ngram: int = 5
 
     def __post_init__(self) -> None:
-        ranges = {"n_prefix": (1, math.inf), "n_suffix": (1, math.inf), "min_accuracy": (0, 1), "max_distance": (0, math.inf)}
-        ranges |= {"min_distinct": (0, self.n_suffix), "max_jaccard": (0, 1), "ngram": (1, self.length)}
-        for name, (low, high) in ranges.items():
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name} must be in [{low}, {high}], got {getattr(self, name)!r}.")
+        check_between(1, math.inf, n_prefix=self.n_prefix, n_suffix=self.n_suffix)
+        check_between(0, math.inf, max_distance=self.max_distance)
+        check_between(0, 1, min_accuracy=self.min_accuracy, max_jaccard=self.max_jaccard)
+        check_between(0, self.n_suffix, min_distinct=self.min_distinct)
+        check_between(1, self.length, ngram=self.ngram)
 
     @property
     def length(self) -> int:

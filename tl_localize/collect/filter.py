@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
-from tl_localize.batching import halving, tokens_that_fit
+from tl_localize.batching import halving, rows_that_fit
 from tl_localize.collect.criteria import DISTANT, EXAMPLES, INACCURATE, MONOTONOUS, REPEATED, REPETITIVE, SHORT, Criteria, Report
 from tl_localize.collect.windows import Candidate
 from tl_localize.host.seam import greedy
@@ -94,7 +94,7 @@ class Filter:
             raise ValueError(f"n_prefix + n_suffix must be at most n_ctx={model.cfg.n_ctx}, got {criteria.length}. Use shorter sequences.")
         self.model, self.criteria, self.decode = model, criteria, decode or decoder(model)
         self.view = NeuronView(model)
-        self.batch_size = batch_size or max(1, tokens_that_fit(self.view) // criteria.length)
+        self.batch_size = rows_that_fit(self.view, criteria.length, batch_size)
 
     def filter(self, stream: Iterable[Any]) -> FilteredChunk:
         """Each step waits until it has a batch of what the step before let through."""
@@ -146,8 +146,7 @@ class Filter:
 
     def _accurate(self, batch: list[Candidate]) -> list[tuple[Candidate, Hits]]:
         """Accuracy of the whole suffix; a copy of what has passed before is removed without a forward pass."""
-        fresh = {candidate.tokens.tobytes(): candidate for candidate in reversed(batch)}  # the first of equal ones
-        fresh = {tokens: candidate for tokens, candidate in fresh.items() if tokens not in self.seen}
+        fresh = {tokens: candidate for candidate in batch if (tokens := candidate.tokens.tobytes()) not in self.seen}
         hits_of = dict(zip(fresh, self._hits([*fresh.values()], self.criteria.n_suffix), strict=True)) if fresh else {}
         passed: list[tuple[Candidate, Hits]] = []
         for candidate in batch:
@@ -195,15 +194,10 @@ class Filter:
         rows = [i for i, (_, hits) in enumerate(batch) if not hits.all()]
         if rows:
             start = self.criteria.n_prefix + min(int(batch[i][1].argmin()) for i in rows)
-            context = torch.from_numpy(tokens[rows, :start])
-            tokens[rows, start:] = greedy_tokens(self.view, context, self.criteria.length - start).cpu().numpy()
+            context = torch.from_numpy(tokens[rows, :start]).to(self.view.device)
+            with self.view.one_gelu_kernel():
+                tokens[rows, start:] = greedy(self.model, context, self.criteria.length - start).cpu().numpy()
         return tokens
-
-
-def greedy_tokens(view: NeuronView, context: Int[Tensor, "batch pos"], n: int) -> Int[Tensor, "batch new"]:
-    """The n tokens that greedy decoding puts after each context."""
-    with view.one_gelu_kernel():
-        return greedy(view.model, context.to(view.device), n)
 
 
 def as_candidate(item: Any, id: str) -> Candidate:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int, Integer
 from torch import Tensor
 
-from tl_localize.batching import halving, tokens_that_fit
+from tl_localize.batching import halving, rows_that_fit
 from tl_localize.collect.criteria import Criteria
 from tl_localize.losses import residual, unembed
 from tl_localize.neurons import LanguageModel, NeuronView
@@ -108,7 +108,7 @@ def likely_windows(
     if criteria.length > longest:
         raise ValueError(f"n_prefix + n_suffix must be at most n_ctx + 1 = {longest}, got {criteria.length}. Use shorter sequences.")
     needed = criteria.n_suffix - criteria.max_misses - slack
-    size = max(1, tokens_that_fit(view) // min(tokens.shape[1], longest))
+    size = rows_that_fit(view, min(tokens.shape[1], longest))
     for rows, right in halving(partial(_right_in_windows, view, tokens, criteria), range(len(tokens)), size):
         for i, row in zip(rows, right, strict=True):
             for start in _best_windows(row, criteria.length, needed):

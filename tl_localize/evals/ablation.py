@@ -230,8 +230,7 @@ class AblationMeter:
         def losses(rows: list[int]) -> Float[Tensor, " batch"]:
             tokens = self.general_tokens[rows[0] : rows[-1] + 1].long().to(self.view.device)
             logits = unembed(self.model, self._ablated("general text", rows, tokens, chosen, values)[:, :-1])
-            targets = tokens[:, 1:]
-            return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape).mean(-1).cpu()
+            return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(len(rows), -1).mean(-1).cpu()
 
         size = max(1, self.tokens // max(map(len, self.sequences)))
         predicted = [guess for _, part in halving(predict, range(len(self.sequences)), size) for guess in part]

@@ -21,7 +21,7 @@ from tl_localize.execution.environment import fingerprint
 from tl_localize.execution.store import Cache, Store
 from tl_localize.execution.tasks import Plan, Record, Task, digest_of
 from tl_localize.methods import METHODS, RandomBaseline
-from tl_localize.methods.base import Method, check_methods, check_units_of, label_methods
+from tl_localize.methods.base import Method, check_methods, label_methods
 from tl_localize.metrics import Decode, decoder
 from tl_localize.neurons import LanguageModel, NeuronView, Real, as_tensor, check_count, check_seed, model_name
 from tl_localize.scores import NeuronScores, NeuronSet
@@ -157,8 +157,7 @@ class DelBenchmark(Benchmark[DelResults]):
 
     def labelled(self, methods: Sequence[Method]) -> Methods:
         """The methods by label. Random is always among them, except for single layers."""
-        check_methods(methods)
-        check_units_of(methods, self.units)
+        check_methods(methods, self.units)
         if self.budget_factors:
             for method in methods:
                 check_by_layer(method)

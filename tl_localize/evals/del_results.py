@@ -130,14 +130,11 @@ class DelResults:
 
         Returns: one row per method and ratio (per model and ablation): self, self_error, neg, neg_error (standard errors over targets), n.
         """
-        rows: list[dict[str, Any]] = []
+        rows: list[tuple[Any, ...]] = []
         for key, (ratios, own, neg) in self._curves().items():
             for i, ratio in enumerate(ratios):
-                means = dict(
-                    zip(("self", "self_error", "neg", "neg_error"), (*mean_and_error(own[:, i]), *mean_and_error(neg[:, i])), strict=True)
-                )
-                rows.append(dict(zip(("model", "ablation", "method"), key, strict=True)) | {"ratio": ratio} | means | {"n": len(own)})
-        return pd.DataFrame(rows)
+                rows.append((*key, ratio, *mean_and_error(own[:, i]), *mean_and_error(neg[:, i]), len(own)))
+        return pd.DataFrame(rows, columns=["model", "ablation", "method", "ratio", "self", "self_error", "neg", "neg_error", "n"])
 
     def at_price(self) -> pd.DataFrame:
         """Self (points) where the others lose 0.5, 1 and 3 points (Neg), on the curve of each method: what it buys at a price.
@@ -231,7 +228,7 @@ class DelResults:
         Returns: one row per method and ratio: related, related_error, unrelated, unrelated_error, p_value, n. Empty without categories.
         """
         category = self._categories()
-        rows: list[dict[str, Any]] = []
+        rows: list[tuple[Any, ...]] = []
         for (method, ratio), matrix in self.confusion.items():
             groups = np.array([category[name] for name in matrix.columns])
             pairs: list[tuple[float, float]] = []
@@ -242,11 +239,10 @@ class DelResults:
                     pairs.append((float(changes[same].mean()), float(changes[other].mean())))
             if pairs:
                 related, unrelated = np.array(pairs).T
-                means = dict(zip(("related", "related_error"), mean_and_error(related), strict=True))
-                means |= dict(zip(("unrelated", "unrelated_error"), mean_and_error(unrelated), strict=True))
-                p = paired_test(related, unrelated, "less")
-                rows.append({"method": method, "ratio": ratio, **means, "p_value": p, "n": len(pairs)})
-        return pd.DataFrame(rows)
+                means = (*mean_and_error(related), *mean_and_error(unrelated))
+                rows.append((method, ratio, *means, paired_test(related, unrelated, "less"), len(pairs)))
+        columns = ["method", "ratio", "related", "related_error", "unrelated", "unrelated_error", "p_value", "n"]
+        return pd.DataFrame(rows, columns=columns)
 
     def confusion_by_category(self, method: str, ratio: float) -> pd.DataFrame:
         """Change of accuracy, [ablated measured], sequences of one category side by side; both axes are (category, id)."""

@@ -27,7 +27,7 @@ from tl_localize.execution.tasks import Plan, Record, Task
 from tl_localize.injection import Injection, JointInjection, draw_sets, inject, inject_together
 from tl_localize.losses import memorization_loss
 from tl_localize.methods import RandomBaseline, RowNorm
-from tl_localize.methods.base import Method, check_methods, check_units_of, label_methods
+from tl_localize.methods.base import Method, check_methods, label_methods
 from tl_localize.metrics import accuracy
 from tl_localize.neurons import LanguageModel, NeuronView, Real, check_count, check_positive, model_name
 from tl_localize.scores import NeuronScores, NeuronSet
@@ -127,8 +127,7 @@ class InjBenchmark(Benchmark[InjResults]):
 
     def labelled(self, methods: Sequence[Method]) -> Methods:
         """The methods by label; Random and RowNorm are always among them."""
-        check_methods(methods)
-        check_units_of(methods, self.units)
+        check_methods(methods, self.units)
         controls: tuple[Method, ...] = (RandomBaseline(units=self.units), RowNorm(units=self.units))
         labelled = label_methods([*methods, *(one for one in controls if not any(isinstance(method, type(one)) for method in methods))])
         if TRUE_ROWS in labelled:

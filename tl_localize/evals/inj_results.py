@@ -93,7 +93,7 @@ class InjResults:
         """
         suffix = "_across_layers" if across_layers else ""
         columns = [f"recall{suffix}", f"foreign_recall{suffix}"] if self.distractors else [f"recall{suffix}"]
-        blocks: list[pd.DataFrame] = []
+        blocks: dict[str, pd.DataFrame] = {}
         for (injection_ratio,), block in self.frame.groupby(["injection_ratio"], sort=False):
             label, used = converged_part(block)
             rows = {
@@ -109,7 +109,7 @@ class InjResults:
                 lacking = self.missing[self.missing["injection_ratio"] == injection_ratio]["method"]
                 label += f", {len(lacking)} measurements MISSING"
                 rows = {method: {**row, "missing": str(int((lacking == method).sum()))} for method, row in rows.items()}
-            blocks.append(pd.concat({f"ratio {100 * float(str(injection_ratio)):g} %, {label}": pd.DataFrame(rows).T}))
+            blocks[f"ratio {100 * float(str(injection_ratio)):g} %, {label}"] = pd.DataFrame(rows).T
         return pd.concat(blocks)
 
     def _levels(self, used: pd.DataFrame) -> dict[str, dict[str, str]]:
@@ -203,9 +203,8 @@ def compare_seeds(first: InjResults, second: InjResults) -> pd.DataFrame:
     keys = ["sequence_id", "method", "injection_ratio", "ratio"]
     both = first.frame.merge(second.frame, on=keys, suffixes=("", "_other"))
     both = both[both["converged"] & both["converged_other"]]
-    rows: list[dict[str, Any]] = []
+    rows: list[tuple[Any, ...]] = []
     for key, group in both.groupby(keys[1:], sort=False):
         one, other = group["recall"], group["recall_other"]
-        numbers = {"recall": one.mean(), "recall_other_seed": other.mean(), "p_value": paired_test(one, other), "n": len(group)}
-        rows.append({**dict(zip(keys[1:], key, strict=True)), **numbers})
-    return pd.DataFrame(rows)
+        rows.append((*key, one.mean(), other.mean(), paired_test(one, other), len(group)))
+    return pd.DataFrame(rows, columns=[*keys[1:], "recall", "recall_other_seed", "p_value", "n"])

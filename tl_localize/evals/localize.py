@@ -41,9 +41,7 @@ def scores_task(fingerprint: str, label: str, method: Method, sequences: list[st
     return Task("scores", inputs, needs, label, weight=getattr(method, "passes", 1.0), **place)
 
 
-def localized(
-    method: Method, model: LanguageModel, sequences: Sequence[MemorizedSequence], report: Report, units: Units = NEURONS
-) -> Record:
+def localized(method: Method, model: LanguageModel, sequences: Sequence[MemorizedSequence], report: Report, units: Units) -> Record:
     """The record of a ``scores_task``. The seconds are those of one sequence, on average.
 
     A sequence that can't be scored has its reason there; where there are no scores at all, the error is raised.

@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ import pandas as pd
 
 from tl_localize.evals.del_results import DelResults
 from tl_localize.evals.inj_results import InjResults
-from tl_localize.execution.store import Store
-from tl_localize.files import nearest, write_json
+from tl_localize.execution.tasks import Plan
+from tl_localize.files import nearest, reading, write_json
 from tl_localize.methods import METHODS, Localizer
 from tl_localize.neurons import Real
 from tl_localize.units import units_of
@@ -51,8 +51,8 @@ def method_of(text: str) -> Localizer:
     kinds = {kind.__name__: kind for kind in METHODS.values()}
     try:
         call: Any = ast.parse(text, mode="eval").body
-        read: dict[str, Any] = {"units": lambda value: units_of(ast.unparse(value))}
-        given: dict[str, Any] = {one.arg: read.get(one.arg, ast.literal_eval)(one.value) for one in call.keywords}
+        texts = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        given: dict[str, Any] = {name: units_of(text) if name == "units" else ast.literal_eval(text) for name, text in texts.items()}
         return kinds[call.func.id](**given)
     except (SyntaxError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"method must be the repr of one of {', '.join(kinds)}, got {text!r}. Was the plan made by tune?") from error
@@ -60,18 +60,17 @@ def method_of(text: str) -> Localizer:
 
 def read_grids(path: str | Path) -> dict[str, Grid]:
     """Grids by method name from a JSON file: {"hard_concrete": {"learning_rate": [0.01, 0.001], ...}, ...}."""
-    return _read(path, 'grid must be a JSON file such as {"slimming": {"steps": [60, 200]}}', lambda found: found)
+    return _read(path, 'grid must be a JSON file such as {"slimming": {"steps": [60, 200]}}')
 
 
-def _read(path: str | Path, rule: str, part: Callable[[Any], Any]) -> dict[str, Any]:
-    """Objects by name: a part of a JSON file."""
-    try:
-        found = part(json.loads(Path(path).read_text(encoding="utf-8")))
+def _read(path: str | Path, rule: str, part: str | None = None) -> dict[str, Any]:
+    """Objects by name: a JSON file, or a part of it."""
+    text = Path(path).read_bytes()
+    with reading(rule, Path(path), "Correct the file, or make it again."):
+        found = json.loads(text) if part is None else json.loads(text)[part]
         if not all(isinstance(values, dict) for values in found.values()):
             raise TypeError(f"{found!r} does not hold objects by name")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{rule}, got {str(path)!r} ({error!r}). Correct the file, or make it again.") from error
-    return found
+        return found
 
 
 def rank_inj(results: InjResults, candidates: Sequence[Localizer]) -> pd.DataFrame:
@@ -142,32 +141,27 @@ class Ranking:
     ratio: float
 
     @classmethod
-    def of(cls, store: Store, names: Collection[str], ratio: float | None = None) -> Ranking:
+    def of(cls, results: InjResults | DelResults, plans: Sequence[Plan], names: Collection[str], ratio: float | None = None) -> Ranking:
         """What is ranked: the methods that were tuned (``names``), at a ratio, by default that of the newest plan."""
-        plans = [one.plan for one in store.plans()]
-        inj = plans[-1].benchmark == "inj"
         ratio = plans[-1].tasks[-1].ratio if ratio is None else ratio
         labels = {label: text for plan in plans if plan.tasks[-1].ratio == ratio for label, text in plan.methods.items()}
         candidates = [method for method in map(method_of, dict.fromkeys(labels.values())) if method.name in names]
-        results = InjResults.of(store) if inj else DelResults.of(store)
-        column = "injection_ratio" if inj else "ratio"
+        column = "ratio" if isinstance(results, DelResults) else "injection_ratio"
         frame, missing = (part[part[column] == ratio] if len(part) else part for part in (results.frame, results.missing))
-        ranked, rule, lost = pd.DataFrame(), "", 0
-        named = frame.assign(method=frame["method"].map(labels)) if len(frame) else frame
-        if not len(frame) or not named["method"].isin([repr(method) for method in candidates]).any():
-            return cls(ranked, rule, len(missing), lost, ratio)
-        results = dataclasses.replace(results, frame=named)
+        if len(frame):
+            frame = frame.assign(method=frame["method"].map(labels))
+        if not len(frame) or not frame["method"].isin([repr(method) for method in candidates]).any():
+            return cls(pd.DataFrame(), "", len(missing), 0, ratio)
+        results = dataclasses.replace(results, frame=frame)
         if isinstance(results, DelResults):
             n_dev = len(plans[-1].parts)
             rule = f"largest loss of accuracy on the target minus that on the others at {100 * ratio:g} %, {n_dev} dev sequences"
-            ranked = rank_del(results, candidates, ratio)
-        else:
-            n_dev, lost = named["sequence_id"].nunique(), named.loc[~named["converged"], "sequence_id"].nunique()
-            rule = f"highest mean recall on the {n_dev} dev sentences of inj"
-            if lost:
-                rule += f", of which {lost} are left out, because their injections did not converge"
-            if named["converged"].any():
-                ranked = rank_inj(results, candidates)
+            return cls(rank_del(results, candidates, ratio), rule, len(missing), 0, ratio)
+        n_dev, lost = frame["sequence_id"].nunique(), frame.loc[~frame["converged"], "sequence_id"].nunique()
+        rule = f"highest mean recall on the {n_dev} dev sentences of inj"
+        if lost:
+            rule += f", of which {lost} are left out, because their injections did not converge"
+        ranked = rank_inj(results, candidates) if frame["converged"].any() else pd.DataFrame()
         return cls(ranked, rule, len(missing), lost, ratio)
 
     def shown(self) -> pd.DataFrame:
@@ -201,7 +195,7 @@ def read_settings(path: str | Path) -> dict[str, dict[str, Any]]:
     >>> read_settings(folder / "settings.json")
     {'slimming': {'steps': 200}}
     """
-    settings = _read(path, "settings must be a file written by tl-localize tune", lambda found: found["settings"])
+    settings = _read(path, "settings must be a file written by tl-localize tune", "settings")
     for method, values in settings.items():
         try:
             expand(method, {name: [value] for name, value in values.items()})

@@ -7,9 +7,10 @@ computes: this process, one of n shards, or the workers of a Ray cluster. A reco
 from __future__ import annotations
 
 import logging
+import re
 import time
 from abc import ABC, abstractmethod
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -18,7 +19,7 @@ import torch
 
 from tl_localize.batching import out_of_memory
 from tl_localize.execution.environment import check_plain, environment, measured
-from tl_localize.execution.status import Times
+from tl_localize.execution.status import Times, hopeless
 from tl_localize.execution.store import Cache, Store
 from tl_localize.execution.tasks import Plan, Record, Task, closure
 from tl_localize.neurons import LanguageModel
@@ -30,6 +31,7 @@ Results = TypeVar("Results")
 Report = Callable[[float], None]  # the fraction of a task that is done
 Progress = Callable[[float, str], None]  # the fraction of a run that is done, and what is being done
 Methods = Mapping[str, Any]  # label -> method
+Groups = Sequence[Sequence[Task]]  # tasks that share needs, one group after the other
 
 
 @dataclass(frozen=True)
@@ -46,18 +48,6 @@ class Outcome:
     task: Task
     seconds: float
     reason: str = ""
-
-
-Groups = Sequence[Sequence[Task]]  # tasks that share needs, one group after the other
-
-
-@runtime_checkable
-class Watch(Protocol):
-    """What an executor tells while it works."""
-
-    def begin(self, task: Task) -> None: ...
-
-    def within(self, fraction: float) -> None: ...
 
 
 @runtime_checkable
@@ -107,7 +97,7 @@ class Maker:
     methods: Methods
     cache: Cache
     failed: set[str]
-    watch: Watch
+    watch: Timer
     environment: dict[str, Any]
     last: OrderedDict[str, Record] = field(default_factory=OrderedDict[str, Record], init=False)
 
@@ -239,16 +229,11 @@ class Timer:
     def __init__(self, progress: Progress | None, cache: Cache, tasks: Sequence[Task]) -> None:
         self.progress, self.cache, self.times = progress, cache, Times()
         self.left = {task.key: task for task in closure(tasks) if not cache.has(task)} if progress else {}
-        self.weights: dict[tuple[str, str], float] = {}  # of what is left, by kind and label
+        self.weights: defaultdict[tuple[str, str], float] = defaultdict(float)  # of what is left, by kind and label
         for task in self.left.values():
-            self._add(task, task.weight)
+            self.weights[task.kind, task.label] += task.weight
         self.now: Task | None = None
-        self.began = 0.0
-        self.spent = self.shown = 0.0
-
-    def _add(self, task: Task, weight: float) -> None:
-        name = (task.kind, task.label)
-        self.weights[name] = self.weights.get(name, 0.0) + weight
+        self.began = self.spent = self.shown = 0.0
 
     def begin(self, task: Task) -> None:
         self.now, self.began = task, time.perf_counter()
@@ -268,7 +253,7 @@ class Timer:
     def done(self, outcome: Outcome) -> None:
         task = outcome.task
         if self.left.pop(task.key, None):
-            self._add(task, -task.weight)
+            self.weights[task.kind, task.label] -= task.weight
         self.times.add(task, outcome.seconds)
         self.spent += outcome.seconds
         if outcome.reason:
@@ -280,11 +265,6 @@ class Timer:
         """Nothing more is computed; a run that was stopped is not done."""
         if self.progress and all(self.cache.has(task) or hopeless(task, failed) for task in self.left.values()):
             self.progress(1.0, "done")
-
-
-def hopeless(task: Task, failed: Set[str]) -> bool:
-    """Whether the task, or one that it needs, has failed."""
-    return bool(failed) and any(one.key in failed for one in closure([task]))
 
 
 def check_named(plan: Plan) -> None:
@@ -299,7 +279,8 @@ def check_named(plan: Plan) -> None:
 
 def parse_shard(text: str) -> tuple[int, int]:
     """``"2/8"`` as (2, 8)."""
-    index, slash, count = text.partition("/")
-    if not (slash and index.isascii() and index.isdigit() and count.isascii() and count.isdigit() and 1 <= int(index) <= int(count)):
+    match = re.fullmatch("([0-9]+)/([0-9]+)", text)
+    index, count = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= index <= count:
         raise ValueError(f"shard must read i/n with i from 1 to n, got {text!r}. Write 1/4, 2/4, 3/4 and 4/4 for four jobs.")
-    return int(index), int(count)
+    return index, count

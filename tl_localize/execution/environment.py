@@ -75,7 +75,8 @@ def check_plain(model: LanguageModel) -> None:
 
     Records are kept under the fingerprint, so hooks, a replaced ``forward``, autocast and another default dtype are refused.
     """
-    if hooked := NeuronView(model).hooked_points():
+    points = model.hook_dict.items()
+    if hooked := [name for name, point in points if point._forward_hooks or point._forward_pre_hooks or point._backward_hooks]:
         raise ValueError(
             f"model must have no hooks where results are kept, got some at {hooked[0]!r}. Take them away with model.reset_hooks(), or run "
             "without a store, which keeps nothing."

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from tl_localize.execution.engine import Benchmark, Groups, InProcess, Maker, Outcome, Timer, hopeless
+from tl_localize.execution.engine import Benchmark, Groups, InProcess, Maker, Outcome, Timer
 from tl_localize.execution.environment import environment
+from tl_localize.execution.status import hopeless
 from tl_localize.execution.store import Cache, Store
 from tl_localize.execution.tasks import Task, closure
 from tl_localize.neurons import LanguageModel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +69,7 @@ def status(store: Store) -> Status:
         row = rows.setdefault(label, dict.fromkeys((*COUNTS, "seconds_left"), 0.0))
         record = store.read(task) if task.key in measurements else None
         took = record.about["seconds"] if record else None if task.key in measurements else store.seconds(task)
-        state = "done" if took is not None else "failed" if failure_of(task, failures) else "missing"
+        state = "done" if took is not None else "failed" if hopeless(task, failures) else "missing"
         row["planned"] += 1
         row[state] += 1
         row["not_converged"] += bool(record and record.value.get("converged") is False)
@@ -99,12 +100,11 @@ class Times:
         return total / weight
 
 
-def failure_of(task: Task, failures: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """Why a task, or one that it needs, could not be computed; None where that is not known."""
-    return next((failures[one.key] for one in closure([task]) if one.key in failures), None)
+def hopeless(task: Task, failed: Collection[str]) -> bool:
+    """Whether the task, or one that it needs, has failed."""
+    return bool(failed) and any(one.key in failed for one in closure([task]))
 
 
 def reason_of(task: Task, failures: dict[str, dict[str, Any]]) -> str:
     """Why a task has no record."""
-    failure = failure_of(task, failures)
-    return failure["reason"] if failure else "not done yet"
+    return next((failures[one.key]["reason"] for one in closure([task]) if one.key in failures), "not done yet")

@@ -19,10 +19,10 @@ import os
 import secrets
 import socket
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors.torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from tl_localize.files import TEMPORARY, prepare_folder, remove_abandoned, write
 
 LOG = logging.getLogger(__name__)
 MARKER = "tl-localize.json"  # of a results folder: its format
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,11 +121,24 @@ class Store(Cache):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
-        if self.read_only:
-            if not (self.folder / "plans").is_dir():
-                raise ValueError(f"folder must hold the results of a run, got {str(self.folder)!r} without plans. Check the path.")
-            self._check_format()
-            return
+        if not self.read_only:
+            self._prepare()
+        elif not (self.folder / "plans").is_dir():
+            raise ValueError(f"folder must hold the results of a run, got {str(self.folder)!r} without plans. Check the path.")
+        try:
+            found = json.loads((self.folder / MARKER).read_bytes())["format"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(
+                f"folder must hold a whole {MARKER}, got {str(self.folder)!r} without. Write {json.dumps({'format': FORMAT})} into it, if "
+                "this version made the folder."
+            ) from error
+        if found != FORMAT:
+            raise ValueError(
+                f"folder must be of format {FORMAT}, got {found} in {str(self.folder)!r}. Another version wrote it: use that one."
+            )
+
+    def _prepare(self) -> None:
+        """Make the folder, where it is not there."""
         prepare_folder(self.folder)
         marker = self.folder / MARKER
         if not marker.exists():
@@ -138,20 +152,6 @@ class Store(Cache):
             (self.folder / name).mkdir(exist_ok=True)
         for folder in (self.folder, self.folder / "tmp"):
             remove_abandoned(folder)
-        self._check_format()
-
-    def _check_format(self) -> None:
-        try:
-            found = json.loads((self.folder / MARKER).read_bytes())["format"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(
-                f"folder must hold a whole {MARKER}, got {str(self.folder)!r} without. Write {json.dumps({'format': FORMAT})} into it, if "
-                "this version made the folder."
-            ) from error
-        if found != FORMAT:
-            raise ValueError(
-                f"folder must be of format {FORMAT}, got {found} in {str(self.folder)!r}. Another version wrote it: use that one."
-            )
 
     # Records
 
@@ -214,16 +214,14 @@ class Store(Cache):
 
     def failures(self) -> dict[str, dict[str, Any]]:
         """What failed, by the key of its task: task (its file), reason, traceback."""
-        found: dict[str, dict[str, Any]] = {}
-        for path in self._paths("failures"):
-            value = self._json(path)
-            if value is None:
-                continue
-            if value.get("key") == path.stem and {"task", "reason"} <= value.keys():
-                found[path.stem] = value
-            else:
-                self.set_aside(path, "it says of no task why it failed")
-        return found
+
+        def read(path: Path) -> tuple[str, dict[str, Any]]:
+            value = json.loads(path.read_bytes())
+            if value.get("key") != path.stem or not {"task", "reason"} <= value.keys():
+                raise Damaged("it says of no task why it failed")
+            return path.stem, value
+
+        return dict(self._each("failures", read))
 
     # Plans
 
@@ -238,7 +236,12 @@ class Store(Cache):
         self.parsed[digest] = plan
         while True:
             plans = self.plans()
-            self._check(plan, plans)
+            for other in plans:
+                if wrong := plan.contradictions(other.plan):
+                    raise ValueError(
+                        f"settings must agree with those of {str(self.folder)!r}, got\n  " + "\n  ".join(wrong[:5]) + "\n"
+                        f"Give the same settings, to which {plan.grows} may be added, or another folder with --out."
+                    )
             if plans and plans[-1].digest == digest:
                 return
             number = 1 + (plans[-1].number if plans else 0)
@@ -251,51 +254,34 @@ class Store(Cache):
                 (self.folder / "plans" / f"{older.number:04d}.json").unlink(missing_ok=True)
             return
 
-    def _check(self, plan: Plan, others: Iterable[StoredPlan]) -> None:
-        for other in others:
-            if wrong := plan.contradictions(other.plan):
-                raise ValueError(
-                    f"settings must agree with those of {str(self.folder)!r}, got\n  " + "\n  ".join(wrong[:5]) + "\n"
-                    f"Give the same settings, to which {plan.grows} may be added, or another folder with --out."
-                )
-
     def plans(self) -> list[StoredPlan]:
-        found: list[StoredPlan] = []
-        for path in self._paths("plans"):
-            try:
-                status = path.stat()
-                file = (path.name, status.st_ino, status.st_mtime_ns, status.st_size)
-                if file not in self.known:
-                    head, _, text = path.read_bytes().partition(b"\n")
-                    body, digest = json.loads(head), hashlib.sha256(text).hexdigest()
-                    if digest_of([digest, body["about"]]) != body["sha256"]:
-                        raise Damaged("its content is not what its checksum says")
-                    plan = self.parsed[digest] = self.parsed.get(digest) or Plan.unpacked(json.loads(text))
-                    self.known[file] = StoredPlan(plan, body["about"], int(path.stem), digest)
-                found.append(self.known[file])
-            except FileNotFoundError:  # another run has just put a newer one in its place
-                continue
-            except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, IsADirectoryError) as error:
-                self.set_aside(path, str(error) if isinstance(error, Damaged) else "it is not whole")
-        return sorted(found, key=lambda one: one.number)
+        return sorted(self._each("plans", self._plan), key=lambda one: one.number)
+
+    def _plan(self, path: Path) -> StoredPlan:
+        status = path.stat()
+        file = (path.name, status.st_ino, status.st_mtime_ns, status.st_size)
+        if file not in self.known:
+            head, _, text = path.read_bytes().partition(b"\n")
+            body, digest = json.loads(head), hashlib.sha256(text).hexdigest()
+            if digest_of([digest, body["about"]]) != body["sha256"]:
+                raise Damaged("its content is not what its checksum says")
+            plan = self.parsed[digest] = self.parsed.get(digest) or Plan.unpacked(json.loads(text))
+            self.known[file] = StoredPlan(plan, body["about"], int(path.stem), digest)
+        return self.known[file]
 
     # Files
 
-    def _paths(self, name: str) -> list[Path]:
-        return sorted((self.folder / name).glob("[!.]*"))
-
-    def _json(self, path: Path) -> dict[str, Any] | None:
-        """What a file holds; None where it is damaged, and now set aside, or gone."""
-        try:
-            value = json.loads(path.read_bytes())
-            if not isinstance(value, dict):
-                raise ValueError("it is not an object")
-            return value
-        except FileNotFoundError:  # a task that was computed in the meantime is no failure
-            return None
-        except (ValueError, IsADirectoryError, RecursionError) as error:
-            self.set_aside(path, "it is not whole" if isinstance(error, ValueError) else str(error))
-            return None
+    def _each(self, name: str, read: Callable[[Path], Content]) -> list[Content]:
+        """What the files of a subfolder hold; damaged ones are set aside."""
+        found: list[Content] = []
+        for path in sorted((self.folder / name).glob("[!.]*")):
+            try:
+                found.append(read(path))
+            except FileNotFoundError:  # another run has just put a newer plan in its place, or computed the task that failed
+                continue
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, IsADirectoryError) as error:
+                self.set_aside(path, str(error) if isinstance(error, Damaged) else "it is not whole")
+        return found
 
     def _write(self, path: Path, data: bytes, *, new: bool = False) -> None:
         if self.read_only:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import starmap
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +23,6 @@ Values = Float[Tensor, "layer neuron"]
 BatchValues = Float[Tensor, "sequence layer neuron"]
 Found = Tensor | NeuronScores | ValueError  # [layer neuron], or why there are none
 Report = Callable[[float], None]  # the fraction of the work that is done
-Progress = Callable[[float, str], None]  # and what is being done
 Method = Callable[[LanguageModel, MemorizedSequence], NeuronScores]  # what the benchmarks accept: a Localizer, or any such callable
 
 
@@ -92,11 +92,9 @@ class Localizer(ABC):
         sequences = check_sequences(model, sequences)
         neurons = NeuronView(model, self.units)
         size = rows_that_fit(neurons, max(map(len, sequences)), batch_size, self.batch_tokens)
-        return self._map(neurons, sequences, size, progress or (lambda fraction: None))
+        found = self._attribute_many(neurons, sequences, size, progress or (lambda fraction: None))
 
-    def _map(self, neurons: NeuronView, sequences: list[MemorizedSequence], size: int, progress: Report) -> Iterator[NeuronScores]:
-        def scored(pair: tuple[MemorizedSequence, Found]) -> NeuronScores:
-            sequence, value = pair
+        def scored(sequence: MemorizedSequence, value: Found) -> NeuronScores:
             if isinstance(value, ValueError):
                 raise value
             about: dict[str, Any] = {"method": self.name, "sequence_id": sequence.id, "settings": repr(self), "units": self.units}
@@ -104,7 +102,7 @@ class Localizer(ABC):
             return check_scores(scores, neurons.model, self, self.units)
 
         # Not a generator, which would end with the first error.
-        return map(scored, zip(sequences, self._attribute_many(neurons, sequences, size, progress), strict=True))
+        return starmap(scored, zip(sequences, found, strict=True))
 
     def _attribute_many(self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report) -> Iterator[Found]:
         """Scores of all sequences, in batches of up to ``size``."""
@@ -133,8 +131,8 @@ class Localizer(ABC):
         return found
 
 
-def check_methods(methods: Any) -> None:
-    """Raise TypeError or ValueError unless this is a list with at least one method."""
+def check_methods(methods: Any, units: Units) -> None:
+    """Raise TypeError or ValueError unless this is a list with at least one method, of which none says that it scores other units."""
     if isinstance(methods, str) or not isinstance(methods, Sequence):
         raise TypeError(f"methods must be a list of methods, got {methods!r}. Pass for example [HardConcrete()].")
     if not methods:
@@ -142,6 +140,8 @@ def check_methods(methods: Any) -> None:
     for method in methods:
         if isinstance(method, type) or not callable(method):
             raise TypeError(f"methods must hold objects that score a (model, sequence), got {method!r}. Pass for example [HardConcrete()].")
+        if repr(found := getattr(method, "units", units)) != repr(units):
+            raise ValueError(f"methods must score {units!r}, as the benchmark, got {found!r} of {method!r}. Give both the same units.")
 
 
 def check_scores(scores: object, model: LanguageModel, method: Method, units: Units) -> NeuronScores:
@@ -151,20 +151,9 @@ def check_scores(scores: object, model: LanguageModel, method: Method, units: Un
     if repr(scores.units) != repr(units):
         raise ValueError(f"scores must be of {units!r}, got {scores.units!r} from {method!r}. Give the benchmark and its methods one unit.")
     view = NeuronView(model, units)
-    shape = (view.n_layers, view.n_neurons)
-    if tuple(scores.values.shape) != shape:
-        found = tuple(scores.values.shape)
-        raise ValueError(
-            f"scores must have the model's shape {shape}, got {found} from {method!r}. Localize in this model, [layer neuron]."
-        )
+    if (own := tuple(scores.values.shape)) != (shape := (view.n_layers, view.n_neurons)):
+        raise ValueError(f"scores must have the model's shape {shape}, got {own} from {method!r}. Localize in this model, [layer neuron].")
     return scores
-
-
-def check_units_of(methods: Sequence[Method], units: Units) -> None:
-    """Raise ValueError where a method says that it scores other units."""
-    for method in methods:
-        if repr(found := getattr(method, "units", units)) != repr(units):
-            raise ValueError(f"methods must score {units!r}, as the benchmark, got {found!r} of {method!r}. Give both the same units.")
 
 
 def label_methods(methods: Sequence[Method]) -> dict[str, Method]:

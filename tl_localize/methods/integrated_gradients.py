@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_localize.batching import halving, rows_that_fit
-from tl_localize.losses import residual, unembed
+from tl_localize.host.seam import residual, resume, unembed
 from tl_localize.methods.base import Localizer, Report, Values
 from tl_localize.methods.partial_runs import CleanRun
 from tl_localize.methods.position_parallel import PositionParallelModel, why_not_parallel
@@ -126,7 +126,7 @@ def parallel_gradients(
         written = (act @ neurons.rows(layer).detach()).float()
         changed = (entering - (1 - share) * written.to(entering.device)).to(entering.dtype).requires_grad_()
         with parallel.from_layer(layer + 1):
-            resid = clean.above(layer + 1, changed)[:, batch.positions]
+            resid = resume(neurons.model, layer + 1, changed)[:, batch.positions]
             gradient, scale = probability_gradient(neurons, resid, batch.targets, changed)
     else:
         changed = (share * act.float()).to(act.dtype).requires_grad_()
@@ -145,7 +145,7 @@ def position_gradients(
     """The same at one target, by runs of the sequence up to its position."""
     position = int(batch.positions[target])
     values = (points[(..., *(None,) * act.ndim)].to(act.device) * act.float()).to(act.dtype).requires_grad_()
-    with neurons.patched_at(layer, torch.full((len(points),), position), values):
+    with neurons.patched_at(layer, position, values):
         resid = residual(neurons.model, batch.tokens[:, : position + 1].expand(len(points), -1))[:, -1:]
         gradient, scale = probability_gradient(neurons, resid, batch.targets[target][None], values)
     return (weights.to(gradient.device) @ (gradient.float().flatten(1) * scale[:, 0].to(gradient.device))).view(act.shape)

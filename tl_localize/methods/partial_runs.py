@@ -64,14 +64,10 @@ class CleanRun:
                 additive.add(layer)
         return cls(neurons, tokens, streams, acts, frozenset(additive), True)
 
-    def above(self, layer: int, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """The residual stream after the last layer when ``resid`` enters the given one."""
-        return resume(self.neurons.model, layer, resid)
-
     def again(self, layer: int, n: int) -> Float[Tensor, "batch pos d_model"]:
-        """The same of n runs side by side in which hooks change a layer, and nothing below it."""
+        """The residual stream after the last layer of n runs side by side in which hooks change a layer, and nothing below it."""
         if self.restarts:
-            return self.above(layer, self.entering[layer].expand(n, -1, -1))
+            return resume(self.neurons.model, layer, self.entering[layer].expand(n, -1, -1))
         return residual(self.neurons.model, self.tokens.expand(n, -1))
 
 

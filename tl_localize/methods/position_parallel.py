@@ -150,7 +150,7 @@ class PositionParallelModel:
             return "the hooks of attention are not live"
         for position in {n // 2, n - 1}:
             zeros = torch.zeros_like(clean.acts[0][:1])
-            with self.neurons.patched_at(0, torch.tensor([position]), zeros):
+            with self.neurons.patched_at(0, position, zeros):
                 alone = residual(self.neurons.model, clean.tokens[:, : position + 1])[0, -1]
             before = clean.entering[last][0, position]
             if not fits(alone - before, together[position] - before, alone):

@@ -19,7 +19,6 @@ class RandomBaseline(Localizer):
     The noise depends on the seed and on the sequence's tokens, so that an average over sequences is an average over independent draws.
 
     Source: Chang et al. (2024), arXiv:2311.09060, section 5.
-    Args:    seed: of the noise.
     Returns: [layer neuron] in [0, 1).
 
     >>> bool((RandomBaseline(seed=7)(model, sequence).values == RandomBaseline(seed=7)(model, sequence).values).all())

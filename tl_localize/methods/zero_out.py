@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_localize.batching import halving, tokens_that_fit
-from tl_localize.losses import residual, unembed
+from tl_localize.host.seam import residual, resume, unembed
 from tl_localize.methods.base import Localizer, Report, Values
 from tl_localize.methods.partial_runs import CleanRun, ablation_estimate
 from tl_localize.neurons import NeuronView, check_count, check_ratio, check_seed
@@ -111,7 +111,7 @@ class ZeroOut(Localizer):
             if layer in clean.additive:
                 written = act.T[chunk][:, :, None] * neurons.rows(layer)[chunk][:, None, :]  # [neuron pos d_model]
                 entering = clean.entering[layer + 1]
-                return token_losses(neurons, clean.above(layer + 1, entering - written.to(entering)), batch)
+                return token_losses(neurons, resume(neurons.model, layer + 1, entering - written.to(entering)), batch)
             gates = 1 - F.one_hot(torch.tensor(chunk, device=act.device), neurons.n_neurons)
             with neurons.scaled({layer: gates}):
                 return token_losses(neurons, clean.again(layer, len(chunk)), batch)

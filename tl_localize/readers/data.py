@@ -22,7 +22,7 @@ from torch import Tensor
 from tl_localize.files import nearest
 from tl_localize.neurons import LanguageModel, check_count
 from tl_localize.readers.sources import Lines, Row, Source, Tokens, as_token_ids, open_source, read_tokens
-from tl_localize.sequences import MemorizedSequence, encode, text_parts, tokenizer_of
+from tl_localize.sequences import MemorizedSequence, check_tokens, encode, text_parts, tokenizer_of
 
 MANUAL = ("prompt", "all")  # the authors' format; all is prompt and suffix
 COLUMNS = (MANUAL, ("tokens",), ("token_ids",), ("input_ids",), ("prompt", "completion"), ("text",), ("definition",))  # that are known
@@ -217,8 +217,9 @@ class Data:
                 if len(entry.tokens) != length:
                     wrong = f"rows must have {length} tokens, as the first one, got {len(entry.tokens)} at {entry.place}."
                     raise ValueError(f"{wrong} Cut them with n_suffix, or name the column of each row's prefix length with n_prefix.")
+            default = f"manual-{i:03d}" if entry.manual else f"sequence-{i:04d}"
             try:
-                sequence = self._sequence(model, entry, entry.id or (named or _default_id)(i, entry))
+                sequence = self._sequence(model, entry, entry.id or (named(i, entry) if named else default))
             except ValueError as error:
                 raise ValueError(f"{error} (at {entry.place})") from error
             if entry.claimed not in (None, sequence.n_prefix):
@@ -325,10 +326,6 @@ def kept_by(path: Path, min_score: float = 1.0) -> list[int]:
     return sorted(kept)
 
 
-def _default_id(i: int, entry: Entry) -> str:
-    return f"manual-{i:03d}" if entry.manual else f"sequence-{i:04d}"
-
-
 def _index(row: Row, i: int) -> int:
     """The row's number in the file, or what its column ``index`` says."""
     return int(row.get("index", i)) if isinstance(row, Mapping) else i
@@ -349,15 +346,10 @@ def _first_name(groups: Any, place: object) -> str:
 
 
 def _in_vocabulary(model: LanguageModel, entry: Entry) -> Entry:
-    n = model.cfg.d_vocab
-    if entry.tokens is None or (int(entry.tokens.min()) >= 0 and int(entry.tokens.max()) < n):
-        return entry
-    bad = entry.tokens[(entry.tokens < 0) | (entry.tokens >= n)]
-    reads = _decoded(model, entry.tokens[(entry.tokens >= 0) & (entry.tokens < n)].tolist())
-    raise ValueError(
-        f"tokens must be in [0, {n}), the model's vocabulary, got {int(bad[0])} at {entry.place}{reads}. "
-        "Was the text tokenized with another model's tokenizer?"
-    )
+    """The row; ValueError at tokens outside the vocabulary, with what the model reads in the others."""
+    if entry.tokens is not None and not (known := (entry.tokens >= 0) & (entry.tokens < model.cfg.d_vocab)).all():
+        check_tokens(model, entry.tokens, f" at {entry.place}{_decoded(model, entry.tokens[known].tolist())}")
+    return entry
 
 
 def _decoded(model: LanguageModel, tokens: list[int]) -> str:

@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +89,8 @@ class Explorer:
             pool = [one for one in reference_sequences(model) if one.fingerprint not in known] if shipped else []
             others = pool[:: max(1, len(pool) // N_OTHERS)][:N_OTHERS]
         self.others, self.general = list(others), held_out_tokens()[:16] if general is None and shipped else general
-        for one in ratios:
+        for one in (*ratios, ratio):
             check_ratio("ratio", one)
-        check_ratio("ratio", ratio)
         self.ratios = sorted(float(one) for one in ratios if round(self.view.n_neurons * one))
         self.ablations = list(ablations or (ABLATIONS if self.general is not None else ["zero"]))
         if not self.ratios or not set(self.ablations) <= set(ABLATIONS):
@@ -310,8 +308,7 @@ class Explorer:
         """The token view of the first setting, where no script runs."""
         text, meter = self.pairs[0][0], self._meter(self.ablations[0])
         chosen = self.chosen(0, self.start, "layer", self._layer_choices()[0][1])
-        nothing = NeuronSet(torch.zeros_like(chosen.mask), chosen.units)
-        before, after = (meter.probabilities(text, one)[1] for one in (nothing, chosen))
+        before, (_, after) = torch.tensor(meter.baseline.value["predicted"][text]), meter.probabilities(text, chosen)
         return TokenView(self.texts[text], before, after, self.decode, len(chosen), chosen.units.name).html()
 
     @cached_property
@@ -337,14 +334,14 @@ class Explorer:
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         shown = {"text/plain": repr(self), "text/html": self._repr_html_()}
         try:
-            return shown | self.widget._repr_mimebundle_()[0] | shown
+            return self.widget._repr_mimebundle_()[0] | shown
         except ImportError:
             hint = "For the interactive view: pip install 'tl_localize[notebooks]', or view.save('explorer.html')."
             return shown | {"text/html": f"<p>{escape(hint)}</p>{shown['text/html']}"}
 
 
 explore = Explorer
-SCRIPT = Path(str(files("tl_localize") / "report" / "explorer.js"))
+SCRIPT = Path(__file__).with_name("explorer.js")
 
 
 def _permille(p: Float[Tensor, " token"]) -> list[int]:

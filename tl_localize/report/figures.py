@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +19,7 @@ from tl_localize.evals.inj_results import TRUE_ROWS, InjResults, by_group
 from tl_localize.files import prepare_folder, write_whole
 from tl_localize.models import REFERENCE_MODELS
 from tl_localize.neurons import Real
+from tl_localize.reference import DATA
 from tl_localize.report.looks import AT_END, LOOKS, Look, Named, axis, drawn, finished, looks, panels, say_better, shades, style_of
 from tl_localize.report.paper import short_title
 from tl_localize.scores import NeuronScores, NeuronSet
@@ -64,9 +64,9 @@ def target_against_distractors(results: InjResults, ax: Any = None) -> Figure:
         ax.plot(100 * other, 100 * level, marker="+", markersize=14, color="black", zorder=1)
         ax.annotate(text, (100 * other, 100 * level), textcoords="offset points", fontsize=8, color="0.3", **place)
     points: Named = {}
-    for name, look, part in _methods(used):
+    for method, look, part in _methods(used):
         foreign, own = 100 * by_group(part, "foreign_recall"), 100 * by_group(part, "recall")
-        points[short_title(name)] = *_point(ax, foreign, own, label=short_title(name), **style_of(look)), look.colour
+        points[method] = *_point(ax, foreign, own, label=method, **style_of(look)), look.colour
     ax.set(xlim=(-4, max(60, 100 / size + 30)), ylim=(-4, 104))
     say_better(ax, 0.5, 0.96, "better: up and left")
     rows = "the distractor's rows" if size == 2 else f"the {size - 1} distractors' rows"
@@ -91,9 +91,9 @@ def recall_curve(results: InjResults, ax: Any = None) -> Figure:
     for panel, injection_ratio in panels(injected, ax, sharey=True):
         ends: Named = {}
         some = used[used["injection_ratio"] == injection_ratio]
-        for name, look, part in _methods(some):
+        for method, look, part in _methods(some):
             recalls = {100 * ratio: 100 * by_group(rows, "recall") for ratio, rows in part.groupby("ratio")}
-            ends[short_title(name)] = *_line(panel, recalls, label=short_title(name), **style_of(look, line="-")), look.colour
+            ends[method] = *_line(panel, recalls, label=method, **style_of(look, line="-")), look.colour
         shares = sorted(100 * some["ratio"].unique())
         panel.set_xticks(shares, [f"{share:g}" for share in shares])
         panel.set_ylim(0, 104)
@@ -126,9 +126,9 @@ def forgetting(results: DelResults, ax: Any = None) -> Figure:
     """
     for panel, ratio in panels(sorted(set(results.frame["ratio"])), ax):
         points: Named = {}
-        for name, look, rows in _methods(results.frame[results.frame["ratio"] == ratio]):
+        for method, look, rows in _methods(results.frame[results.frame["ratio"] == ratio]):
             others, target = -100 * rows["delta_neg_accuracy"], -100 * rows["delta_self_accuracy"]
-            points[short_title(name)] = *_point(panel, others, target, label=short_title(name), **style_of(look)), look.colour
+            points[method] = *_point(panel, others, target, label=method, **style_of(look)), look.colour
         panel.margins(0.14)
         panel.autoscale_view()
         panel.axline((0, 0), slope=1, color="0.75", linewidth=1, zorder=0)
@@ -154,11 +154,11 @@ def prices(results: DelResults, ax: Any = None) -> Figure:
     curves = dict(list(results.curve().groupby(["model", "ablation"], sort=False)))
     for panel, key in panels(list(curves), ax):
         ends: Named = {}
-        for name, look, rows in _methods(curves[key]):
+        for method, look, rows in _methods(curves[key]):
             others, target = (np.append(0.0, -rows[column]) for column in ("neg", "self"))
             errors = {f"{axis}err": np.append(0.0, rows[f"{column}_error"]) for axis, column in (("x", "neg"), ("y", "self"))}
-            panel.errorbar(others, target, **errors, elinewidth=0.6, label=short_title(name), **style_of(look, line="-"))
-            ends[short_title(name)] = others[-1], target[-1], look.colour
+            panel.errorbar(others, target, **errors, elinewidth=0.6, label=method, **style_of(look, line="-"))
+            ends[method] = others[-1], target[-1], look.colour
         for price in (price for price in PRICES if price < panel.get_xlim()[1]):
             panel.axvline(price, color="0.85", linewidth=1, zorder=0)
         say_better(panel, 0.02, 0.96, "better: up and left", ha="left")
@@ -270,12 +270,12 @@ def score_map(scores: NeuronScores, ax: Any = None, *, per: Literal["layer", "mo
     image = padded.reshape(n_layers, -1, width).max(-1)
     if per == "layer":
         image = image / np.maximum(image.max(1, keepdims=True), np.finfo(np.float32).tiny)
-    top, extent = float(image.max()), (0, width * image.shape[1], -0.5, n_layers - 0.5)
-    style: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "origin": "lower"}
-    style["cmap"] = shades(looks([scores.method])[scores.method].colour)
-    drawn = ax.imshow(image, vmin=0, vmax=top if top > 0 else 1, extent=extent, **style)
+    top = float(image.max()) if image.max() > 0 else 1
+    extent = (0, width * image.shape[1], -0.5, n_layers - 0.5)
+    colours = shades(looks([scores.method])[scores.method].colour)
+    grid = ax.imshow(image, colours, vmin=0, vmax=top, extent=extent, aspect="auto", interpolation="nearest", origin="lower")
     shown = "score / the layer's largest" if per == "layer" else "score"
-    bar = ax.figure.colorbar(drawn, ax=ax, label=shown + (f"\n(largest of {width} neighbours)" if width > 1 else ""))
+    bar = ax.figure.colorbar(grid, ax=ax, label=shown + (f"\n(largest of {width} neighbours)" if width > 1 else ""))
     bar.formatter.set_powerlimits((-2, 3))
     ax.set_yticks(range(0, n_layers, math.ceil(n_layers / 12)))
     title = ": ".join(filter(None, (short_title(scores.method), scores.sequence_id))) or "Scores"
@@ -339,7 +339,7 @@ def memorization_by_repetition(models: Sequence[str] = REFERENCE_MODELS, ax: Any
             raise ValueError(f"models must be among {REFERENCE_MODELS}, got {name!r}. Only of these it is known what they saw.")
     ax = axis(ax)
     for name, look in zip(models, (LOOKS["hard_concrete"], LOOKS["zero_out"]), strict=False):
-        record = json.loads((files("tl_localize") / "data" / name / "memorized.json").read_text(encoding="utf-8"))
+        record = json.loads((DATA / name / "memorized.json").read_text(encoding="utf-8"))
         groups: Any = pd.DataFrame(record["sequences"]).groupby("repetitions")
         passed = 100 * groups["passed"].mean()
         ax.plot(passed.index, passed, label=f"{name}: texts memorized", **style_of(look, line="-"))
@@ -365,9 +365,9 @@ def save_figure(figure: Figure, folder: str | Path, name: str) -> None:
 
 
 def _methods(frame: pd.DataFrame) -> Iterator[tuple[str, Look, Any]]:
-    """The name, the look and the rows of each method; the true rows are none."""
+    """The short title, the look and the rows of each method; the true rows are none."""
     methods = {str(name): part for name, part in frame[frame["method"] != TRUE_ROWS].groupby("method", sort=False)}
-    return zip(methods, looks(methods).values(), methods.values(), strict=True)
+    return zip(map(short_title, methods), looks(methods).values(), methods.values(), strict=True)
 
 
 def _point(ax: Any, across: pd.Series, up: pd.Series, **style: Any) -> tuple[float, float]:

@@ -119,13 +119,9 @@ def _name(ax: Any, points: Named, places: Places) -> None:
     taken = [text.get_window_extent() for text in ax.texts]
     for name, (x, y, colour) in sorted(points.items(), key=lambda item: -item[1][1]):
         for right, up in places:
-            side = "center" if right == 0 else "left" if right > 0 else "right"
-            line = (
-                {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4, "relpos": (float(right < 0), 0.5)}
-                if abs(up) > 10
-                else None
-            )
-            style: dict[str, Any] = {"ha": side, "va": "center", "fontsize": 8, "color": colour, "arrowprops": line}
+            side = "left" if right > 0 else "right"
+            line = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4, "relpos": (float(right < 0), 0.5)}
+            style = {"ha": side, "va": "center", "fontsize": 8, "color": colour, "arrowprops": line if abs(up) > 10 else None}
             text = ax.annotate(name, (x, y), xytext=(right, up), textcoords="offset points", annotation_clip=False, **style)
             text.get_window_extent()  # places it
             box = Text.get_window_extent(text)  # without its line
@@ -146,8 +142,7 @@ def finished(
     ax: Any, x: str = "", y: str = "", title: str = "", legend: str = "", named: Named | None = None, places: Places = BESIDE
 ) -> Any:
     """The axis' figure, with labels, a title, and a legend at a place of matplotlib's or names beside points."""
-    ax.set_xlabel(x)
-    ax.set_ylabel(y)
+    ax.set(xlabel=x, ylabel=y)
     ax.set_title(title, fontsize=11)
     ax.spines[["top", "right"]].set_visible(False)
     if legend:

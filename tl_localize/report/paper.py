@@ -5,13 +5,12 @@ Source: Chang, Thomason, Jia (2024), arXiv:2311.09060, and the authors' code (gi
 
 from __future__ import annotations
 
-from importlib.resources import files
-
 import pandas as pd
 
 from tl_localize.evals.inj_results import TRUE_ROWS
 from tl_localize.evals.presets import paper_model
 from tl_localize.methods import METHODS
+from tl_localize.reference import DATA
 
 TITLES = {name: method.title for name, method in METHODS.items()} | {TRUE_ROWS: "the true rows (the best that can be done)"}  # to be shown
 
@@ -41,7 +40,7 @@ def published(table: str, model: str | None = None) -> pd.DataFrame:
     0    0.01  hard_concrete  recall@0.01  0.495
     1    0.01  hard_concrete  recall@0.02  0.702
     """
-    frame = pd.read_csv(str(files("tl_localize") / "data" / "published.csv"), dtype={"setting": str})
+    frame = pd.read_csv(DATA / "published.csv", dtype={"setting": str})
     if table not in set(frame["table"]):
         raise ValueError(f"table must be one of {sorted(set(frame['table']))}, got {table!r}.")
     frame = frame[frame["table"] == table]

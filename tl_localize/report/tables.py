@@ -54,9 +54,9 @@ def inj_tables(results: InjResults, model: str) -> dict[str, pd.DataFrame]:
         tables["inj"] = _with_paper(tables["inj"], "inj", model, _inj_layout)
         tables["inj_across_layers"] = _with_paper(tables["inj_across_layers"], "inj_global", model, _inj_layout)
     used = results.frame[results.frame["converged"]]
-    if "integrated_gradients" in set(used["method"]) and used["group"].nunique() > 1:
-        tables["inj_tests"] = results.tests().set_index(["injection_ratio", "ratio", "method"])
-    if len(used) and used["group"].nunique() > 1:
+    if used["group"].nunique() > 1:
+        if used["method"].eq("integrated_gradients").any():
+            tables["inj_tests"] = results.tests().set_index(["injection_ratio", "ratio", "method"])
         tables["inj_pairs"] = results.pairs().rename(columns=short_title)
         if results.distractors:
             tables["inj_pairs_foreign"] = results.pairs("foreign_recall").rename(columns=short_title)
@@ -173,7 +173,7 @@ def _del_tests(results: DelResults, model: str) -> pd.DataFrame:
 def _categories(results: DelResults) -> pd.DataFrame:
     """Of each category: how many sequences, their accuracy, and the beginning of the first one."""
     groups: Any = results.before.drop_duplicates(["model", "sequence_id"]).groupby("category", sort=False)
-    text = (groups["prefix"].first() + groups["suffix"].first()).map(_on_one_line)
+    text = (groups["prefix"].first() + groups["suffix"].first()).str.replace("\n", r"\n", regex=False)
     example = text.where(text.str.len() <= 60, text.str[:59] + "…")
     accuracy = (100 * groups["accuracy"].mean()).map("{:.1f}".format)
     return pd.DataFrame({"sequences": groups.size().map(str), "Acc (%)": accuracy, "example": example}).rename(index={"": "(none)"})
@@ -197,13 +197,9 @@ def _examples(results: DelResults, n: int = 8) -> pd.DataFrame:
     chosen = before.loc[first, ["category", "accuracy", "prefix", "suffix"]]
     changes = frame.pivot(index="sequence_id", columns="method", values="delta_self_accuracy").loc[first, frame["method"].unique()]
     points = (100 * changes).map("{:.0f}".format, na_action="ignore").rename(columns=short_title)
-    texts = {name: chosen[name].map(_on_one_line) for name in ("prefix", "suffix")}
+    texts = {name: chosen[name].str.replace("\n", r"\n", regex=False) for name in ("prefix", "suffix")}
     accuracy = (100 * chosen["accuracy"]).map("{:.0f}".format)
     return chosen.assign(**texts, accuracy=accuracy).rename(columns={"accuracy": "Acc (%)"}).join(points)
-
-
-def _on_one_line(text: str) -> str:
-    return text.replace("\n", r"\n")
 
 
 def to_markdown(table: pd.DataFrame) -> str:

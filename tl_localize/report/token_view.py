@@ -48,7 +48,6 @@ class TokenView:
     Args:
         before: [suffix] tokens predicted by the whole model, teacher-forced argmax.
         after: [suffix] the same with the neurons ablated.
-        decode: token ids -> text.
 
     >>> letters = lambda ids: "".join("abcdefghij"[i] for i in ids)
     >>> abc = MemorizedSequence(torch.tensor([0, 1, 2]), 1)
