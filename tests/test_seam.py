@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tl_localize import GradientAlignment, IntegratedGradients, NeuronSet, RowNorm, ZeroOut, accuracy, inject, load_model
 from tl_localize.execution.environment import fingerprint
-from tl_localize.host.seam import as_bridge, entering, greedy, is_bridge, lay_out, residual, resume, unembed
+from tl_localize.host.seam import as_bridge, entering, generate, is_bridge, lay_out, residual, resume, unembed
 from tl_localize.methods.partial_runs import CleanRun
 from tl_localize.neurons import NeuronView
 
@@ -121,7 +121,7 @@ def test_greedy_tokens_with_a_cache_are_those_without(either: Any) -> None:
     wanted = TOKENS[:, :5]
     for _ in range(6):
         wanted = torch.cat([wanted, either(wanted)[:, -1:].argmax(-1)], 1)
-    assert torch.equal(greedy(either, TOKENS[:, :5], 6), wanted[:, 5:])
+    assert torch.equal(generate(either, TOKENS[:, :5], 6), wanted[:, 5:])
 
 
 @torch.no_grad()

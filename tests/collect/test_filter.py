@@ -17,7 +17,7 @@ from tl_localize.collect import Candidate, Criteria, collect_memorized
 from tl_localize.collect.collection import assemble
 from tl_localize.collect.criteria import DISTANT, INACCURATE, REPEATED
 from tl_localize.collect.filter import Filter, FilteredChunk
-from tl_localize.host.seam import greedy
+from tl_localize.host.seam import generate
 
 
 def by_the_book(model: Any, rows: list[torch.Tensor], criteria: Criteria) -> dict[int, tuple[float, int]]:
@@ -58,14 +58,14 @@ def test_generation_takes_the_pad_token_for_text(name: str, side: str) -> None:
     context = torch.randint(model.cfg.d_vocab, (4, 12), generator=torch.Generator().manual_seed(3))
     context[0, :3] = context[1, -3:] = context[2, 4] = pad
     expected = recite(model, context, 12)
-    assert torch.equal(greedy(model, context, 12), expected[:, 12:])
+    assert torch.equal(generate(model, context, 12), expected[:, 12:])
     options = {"do_sample": False, "stop_at_eos": False, "prepend_bos": False, "verbose": False, "return_type": "tokens"}
     assert not torch.equal(model.generate(context, max_new_tokens=12, padding_side=side, **options), expected)
 
 
 def test_candidates_without_a_miss_are_not_generated(gpt2_like: Any, corpus: Any, monkeypatch: Any) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr("tl_localize.collect.filter.greedy", lambda model, context, n: calls.append(context))
+    monkeypatch.setattr("tl_localize.collect.filter.generate", lambda model, context, n: calls.append(context))
     right = corpus(gpt2_like)[::7]  # in each seventh no token is exchanged
     assert [one.distance for one in Filter(gpt2_like, CRITERIA, letters).filter(right).recited] == [0] * 5
     assert calls == []

@@ -17,8 +17,35 @@ def mean_probability(model: Any, sequence: MemorizedSequence) -> torch.Tensor:
     return p[positions, sequence.tokens[positions + 1]].mean()
 
 
+def plain_texts(model: Any, seed: int) -> torch.Tensor:
+    """Sampled without a cache: the first token whose cumulative probability reaches a draw."""
+    generator = torch.Generator().manual_seed(seed)
+    draws = torch.rand(16, 31, generator=generator)  # the tiny models have 32 positions
+    texts = torch.randint(61, (16, 1), generator=generator)
+    if model.tokenizer is not None:
+        texts = torch.full_like(texts, model.tokenizer.bos_token_id)
+    for draw in draws.T.contiguous():
+        with torch.no_grad():
+            p = model(texts, return_type="logits", padding_side="right")[:, -1].softmax(-1)
+        texts = torch.cat([texts, torch.searchsorted(p.cumsum(-1), draw[:, None])], 1)
+    return texts
+
+
+def plain_general_effects(model: Any, texts: torch.Tensor) -> torch.Tensor:
+    """Mean over texts of the absolute slope of the loss in each neuron's gate, one text after the other."""
+    total = torch.zeros(model.cfg.n_layers, model.cfg.d_mlp)
+    for text in texts:
+        gates = [torch.ones(model.cfg.d_mlp, requires_grad=True) for _ in range(model.cfg.n_layers)]
+        hooks = [(f"blocks.{i}.mlp.hook_post", lambda act, hook, gate=gate: act * gate.to(act)) for i, gate in enumerate(gates)]
+        with model.hooks(fwd_hooks=hooks):
+            logits = model(text[None], return_type="logits", padding_side="right")[0, :-1]
+            loss = torch.nn.functional.cross_entropy(logits, text[1:])
+            total += torch.stack(torch.autograd.grad(loss, gates)).abs()
+    return total / len(texts)
+
+
 def plain_iterative_attribution(
-    model: Any, sequence: MemorizedSequence, rounds: int, share: float, first_layer: int
+    model: Any, sequence: MemorizedSequence, rounds: int, share: float, first_layer: int, weight: float | torch.Tensor = 1.0
 ) -> tuple[list[list[int]], torch.Tensor]:
     """For each layer the neurons in the order in which they leave, and the first round's effects: - the slope of shrinking a neuron."""
     n_layers, n = model.cfg.n_layers, model.cfg.d_mlp
@@ -32,7 +59,7 @@ def plain_iterative_attribution(
             for layer, (gate, kept) in enumerate(zip(gates, keep, strict=True))
         ]
         with model.hooks(fwd_hooks=hooks):
-            effects = torch.stack(torch.autograd.grad(mean_probability(model, sequence), gates))
+            effects = torch.stack(torch.autograd.grad(mean_probability(model, sequence), gates)) * weight
         first = effects if step == 0 else first
         for layer in range(first_layer, n_layers):
             left = sorted((i for i in range(n) if i not in gone[layer]), key=lambda i: -float(effects[layer, i]))
@@ -50,6 +77,41 @@ def test_iterative_attribution_is_the_order_of_leaving(any_model: Any, sequence:
         assert values[layer].argsort(descending=True)[: len(order)].tolist() == order
         stayed = [i for i in range(any_model.cfg.d_mlp) if i not in order]
         torch.testing.assert_close(values[layer, stayed], first[layer, stayed].float(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_contrast_lets_neurons_that_the_models_own_texts_need_leave_later(any_model: Any, sequence: Any) -> None:
+    needed = plain_general_effects(any_model, plain_texts(any_model, seed=3))
+    weight = 1 / (1 + 2 * needed / needed.mean())
+    gone, first = plain_iterative_attribution(any_model, sequence, 4, 0.25, 1, weight)
+    values = IterativeAttribution(rounds=4, share=0.25, first_layer=1, contrast=2, seed=3)(any_model, sequence).values
+    for layer, order in enumerate(gone):
+        assert values[layer].argsort(descending=True)[: len(order)].tolist() == order
+        stayed = [i for i in range(any_model.cfg.d_mlp) if i not in order]
+        torch.testing.assert_close(values[layer, stayed], first[layer, stayed].float(), rtol=1e-4, atol=1e-6)
+    without = plain_iterative_attribution(any_model, sequence, 4, 0.25, 1)[0]
+    assert gone != without
+
+
+def test_with_a_contrast_the_model_stays_as_it_was_and_map_equals_single_calls(any_model: Any, sequences: Any, unchanged: Any) -> None:
+    method = IterativeAttribution(rounds=2, contrast=1)
+    check, state = unchanged(any_model), torch.get_rng_state()
+    together = list(method.map(any_model, sequences))
+    for found, sequence in zip(together, sequences, strict=True):
+        torch.testing.assert_close(found.values, method(any_model, sequence).values, atol=2e-6, rtol=1e-4)
+    check()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_texts_of_a_model_begin_with_its_beginning_of_text_token(model_dir: Any) -> None:
+    from tl_localize import load_model
+    from tl_localize.methods.iterative_attribution import written_texts
+    from tl_localize.neurons import NeuronView
+
+    model = load_model(model_dir, device="cpu")
+    model.tokenizer.bos_token = "B"
+    texts = written_texts(NeuronView(model), seed=0)
+    assert texts.shape == (16, 64) and set(texts[:, 0].tolist()) == {model.tokenizer.bos_token_id}
+    assert len(set(map(tuple, texts.tolist()))) == 16
 
 
 def test_those_that_leave_score_above_all_that_stay_in_any_layer(gpt2_like: Any, sequences: Any) -> None:
@@ -96,6 +158,8 @@ def test_rounds_lower_the_probability_more_than_one_pass(make_model: Any, make_s
         ({"rounds": 0}, "rounds must be a whole number from 1 on"),
         ({"share": 10}, "share must be a fraction"),
         ({"first_layer": -1}, "first_layer must be a whole number from 0 on"),
+        ({"contrast": -1}, "contrast must be in"),
+        ({"seed": -1}, "seed must be"),
     ],
 )
 def test_iterative_attribution_rejects(settings: dict[str, Any], message: str) -> None:

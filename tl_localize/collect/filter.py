@@ -20,7 +20,7 @@ from torch import Tensor
 from tl_localize.batching import halving, rows_that_fit
 from tl_localize.collect.criteria import DISTANT, EXAMPLES, INACCURATE, MONOTONOUS, REPEATED, REPETITIVE, SHORT, Criteria, Report
 from tl_localize.collect.windows import Candidate
-from tl_localize.host.seam import greedy
+from tl_localize.host.seam import generate
 from tl_localize.losses import residual, unembed
 from tl_localize.metrics import Decode, decoder
 from tl_localize.neurons import LanguageModel, NeuronView
@@ -196,7 +196,7 @@ class Filter:
             start = self.criteria.n_prefix + min(int(batch[i][1].argmin()) for i in rows)
             context = torch.from_numpy(tokens[rows, :start]).to(self.view.device)
             with self.view.one_gelu_kernel():
-                tokens[rows, start:] = greedy(self.model, context, self.criteria.length - start).cpu().numpy()
+                tokens[rows, start:] = generate(self.model, context, self.criteria.length - start).cpu().numpy()
         return tokens
 
 

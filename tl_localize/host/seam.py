@@ -114,8 +114,10 @@ def entering(model: Any) -> Iterator[dict[int, Tensor]]:
 
 
 @torch.no_grad()
-def greedy(model: Any, context: Int[Tensor, "batch pos"], n: int) -> Int[Tensor, "batch new"]:
-    """The n tokens that greedy decoding with a cache of keys and values puts after each context.
+def generate(
+    model: Any, context: Int[Tensor, "batch pos"], n: int, uniform: Float[Tensor, "batch new"] | None = None
+) -> Int[Tensor, "batch new"]:
+    """The n tokens that greedy decoding with a cache of keys and values puts after each context; with draws from [0, 1), sampled ones.
 
     ``HookedTransformer.generate`` can't be used: with a tokenizer it masks tokens at the ends of the context that equal the pad token, and
     without one, or from embeddings, it adds learned positions wrongly (TransformerLens 3.9). The mask that is given here masks nothing.
@@ -131,12 +133,16 @@ def greedy(model: Any, context: Int[Tensor, "batch pos"], n: int) -> Int[Tensor,
 
         states = TransformerLensKeyValueCache.init_cache(model.cfg, context.device, len(context))
         options = {"stop_at_layer": len(model.blocks), "past_kv_cache": states, "padding_side": "right"}
-    for _ in range(n):
+    for i in range(n):
         if is_bridge(model):
             logits = model(new, **options)[:, -1:].float()
         else:
             logits = unembed(model, model(new, attention_mask=torch.ones_like(new), **options)[:, -1:])
-        new = logits.argmax(-1)
+        if uniform is None:
+            new = logits.argmax(-1)
+        else:
+            below = logits.float().softmax(-1).cumsum(-1) < uniform[:, i, None, None]
+            new = below.sum(-1).clamp(max=logits.shape[-1] - 1)
         found.append(new)
     return torch.cat(found, 1)
 
