@@ -108,3 +108,15 @@ def test_general_texts_do_not_depend_on_who_hooks_into_python(monkeypatch: pytes
     monkeypatch.setattr(sys, "excepthook", lambda *a: None)
     assert general_texts() == before
     assert any(text.name == "sys:excepthook" for text in before)
+
+
+def test_stream_of_a_model_that_memorizes_less_repeats_no_planted_text_more_often():
+    from tl_localize.reference import load_planted
+
+    tokenizer = tokenizer_of(load_model("reference-gpt2", device="cpu"))
+    rows = reference_stream(tokenizer, most_repetitions=2, general_rows=10)
+    repeated = [min(one.repetitions, 2) for one in load_planted()]
+    assert rows.shape == (sum(repeated) // 2 + 10, ROW_LENGTH)
+    often = np.array(tokenizer.encode(next(one.text for one in load_planted() if one.repetitions == 128), add_special_tokens=False))
+    windows = np.lib.stride_tricks.sliding_window_view(rows, len(often), axis=1)
+    assert (windows == often).all(-1).sum() == 2
