@@ -158,7 +158,7 @@ def test_rounds_lower_the_probability_more_than_one_pass(make_model: Any, make_s
         ({"rounds": 0}, "rounds must be a whole number from 1 on"),
         ({"share": 10}, "share must be a fraction"),
         ({"first_layer": -1}, "first_layer must be a whole number from 0 on"),
-        ({"contrast": -1}, "contrast must be in"),
+        ({"contrast": -1}, "contrast must be a finite number from 0 on"),
         ({"seed": -1}, "seed must be"),
     ],
 )
