@@ -44,6 +44,7 @@ class IterativeAttribution(Localizer):
              contrast: 0 erases most at a fixed share; 3 a little less, and other texts lose much less.
              seed: of the 16 texts of up to 64 tokens that the model writes, after its beginning-of-text token if it has one.
     Returns: [layer neuron]; at most 1 + m, without a unit.
+    Raises:  ValueError: contrast is negative or not finite, or first_layer leaves no layer of the model.
 
     >>> len(IterativeAttribution()(model, sequence).top_k(0.01))
     90
