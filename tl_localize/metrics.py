@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 
 import torch
@@ -25,15 +26,15 @@ def predicted_suffixes(model: LanguageModel, sequences: Sequence[MemorizedSequen
     """Teacher-forced argmax of each suffix token, sequence by sequence (eq. 1 of the paper)."""
     sequences = check_sequences(model, sequences)
     view = NeuronView(model)
-
-    def predict(part: list[MemorizedSequence]) -> list[Tensor]:
-        batch = SequenceBatch.of(part, view.device)
-        with used(model), torch.no_grad():
-            predicted = target_logits(model, batch).argmax(-1).cpu()
-        return list(predicted.split([len(sequence) - sequence.n_prefix for sequence in part]))
-
-    batches = halving(predict, sequences, rows_that_fit(view, max(map(len, sequences))))
+    batches = halving(partial(_predicted, view), sequences, rows_that_fit(view, max(map(len, sequences))))
     return chain.from_iterable(predicted for _, predicted in batches)
+
+
+def _predicted(view: NeuronView, sequences: list[MemorizedSequence]) -> Sequence[Int[Tensor, " suffix"]]:
+    batch = SequenceBatch.of(sequences, view.device)
+    with used(view.model), torch.no_grad():
+        predicted = target_logits(view.model, batch).argmax(-1).cpu()
+    return predicted.split([len(sequence) - sequence.n_prefix for sequence in sequences])
 
 
 def accuracy(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> Float[Tensor, " sequence"]:

@@ -140,6 +140,29 @@ def _remove(point: Any, handle: Any) -> None:
     point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
 
 
+def _add_change(
+    output: Tensor,
+    hook: object = None,
+    *,
+    seen: dict[int, Tensor],
+    layer: int,
+    index: Int[Tensor, "#batch row"],
+    change: Float[Tensor, "#batch row d_model"],
+    on: Bool[Tensor, "batch row"] | None,
+) -> Tensor:
+    """Add what changes of some rows write, given the activations that were seen."""
+    act = seen.pop(layer).flatten(2)
+    chosen = act.gather(-1, index[:, None, :].expand(*act.shape[:2], -1))
+    if on is not None:
+        chosen = chosen * on[:, None, :]
+    return output + einsum(chosen, change.to(chosen), "batch pos row, batch row d_model -> batch pos d_model")
+
+
+def _add_zeros(output: Tensor, hook: object = None, *, zeros: dict[int, Tensor], layer: int) -> Tensor:
+    zeros[layer] = torch.zeros_like(output, requires_grad=True)
+    return output + zeros[layer]
+
+
 def _after_module(hook: Hook, module: object, inputs: object, output: Tensor) -> Tensor:
     """Call a hook as torch calls a forward hook."""
     return hook(output)
@@ -285,17 +308,13 @@ class NeuronView:
         by the whole batch; ``on[layer][b]`` says which of the changes apply to batch row b, by default all.
         """
         seen: dict[int, Tensor] = {}
-
-        def add_change(output: Tensor, hook: object = None, *, layer: int) -> Tensor:
-            act = seen.pop(layer).flatten(2)
-            chosen = act.gather(-1, index[layer][:, None, :].expand(*act.shape[:2], -1))
-            if on is not None:
-                chosen = chosen * on[layer][:, None, :]
-            return output + einsum(chosen, change[layer].to(chosen), "batch pos row, batch row d_model -> batch pos d_model")
-
+        hooks = {
+            layer: partial(_add_change, seen=seen, layer=layer, index=index[layer], change=change[layer], on=on[layer] if on else None)
+            for layer in index
+        }
         with ExitStack() as stack:
             stack.enter_context(self._hooks({layer: partial(record_neurons, store=seen, layer=layer) for layer in index}))
-            stack.enter_context(self._output_hooks({layer: partial(add_change, layer=layer) for layer in index}))
+            stack.enter_context(self._output_hooks(hooks))
             yield
             if seen:
                 raise RuntimeError(f"the rows of layer {min(seen)} must be applied in each pass, and were not. Leave compatibility mode.")
@@ -304,12 +323,7 @@ class NeuronView:
     def outputs(self) -> Iterator[dict[int, Tensor]]:
         """Zeros that are added to what the rows of each layer write, [batch pos d_model]: their gradient is the gradient of the output."""
         zeros: dict[int, Tensor] = {}
-
-        def add_zeros(output: Tensor, hook: object = None, *, layer: int) -> Tensor:
-            zeros[layer] = torch.zeros_like(output, requires_grad=True)
-            return output + zeros[layer]
-
-        with self._output_hooks({layer: partial(add_zeros, layer=layer) for layer in range(self.n_layers)}):
+        with self._output_hooks({layer: partial(_add_zeros, zeros=zeros, layer=layer) for layer in range(self.n_layers)}):
             yield zeros
 
     @uninterrupted

@@ -25,16 +25,16 @@ from tl_localize.execution.tasks import Task, closure
 
 
 @pytest.mark.parametrize("distractors", [0, 1])
-def test_inj_in_a_folder_gives_what_it_gives_in_memory(run_inj: Any, inj: Any, methods: Any, tmp_path: Path, distractors: int) -> None:
-    run_inj(distractors=distractors)
+def test_inj_in_a_folder_gives_what_it_gives_in_memory(finished: Any, inj: Any, methods: Any, tmp_path: Path, distractors: int) -> None:
+    finished("inj", distractors=distractors)
     alone, stored = replace(inj, distractors=distractors).run(methods), InjResults.of(Store(tmp_path / "run"))
     assert_frame_equal(stored.frame.drop(columns="seconds"), alone.frame.drop(columns="seconds"))
     assert_frame_equal(stored.truth, alone.truth)
     assert_frame_equal(stored.assignment, alone.assignment)
 
 
-def test_del_in_a_folder_gives_what_it_gives_in_memory(run_del: Any, deletion: Any, methods: Any, tmp_path: Path) -> None:
-    run_del()
+def test_del_in_a_folder_gives_what_it_gives_in_memory(finished: Any, deletion: Any, methods: Any, tmp_path: Path) -> None:
+    finished("del")
     alone, stored = deletion.run(methods), DelResults.of(Store(tmp_path / "run"))
     assert_frame_equal(stored.before, alone.before)
     assert_frame_equal(stored.frame, alone.frame)
@@ -54,15 +54,15 @@ def test_run_in_memory_raises_the_error_of_a_method(inj: Any, deletion: Any) -> 
 
 
 @pytest.mark.parametrize("distractors", [0, 1])
-def test_inj_in_pieces_equals_inj_in_one(run_inj: Any, inj_numbers: Any, distractors: int) -> None:
-    n_tasks = len(run_inj("whole", distractors=distractors))
+def test_inj_in_pieces_equals_inj_in_one(run_inj: Any, finished: Any, inj_numbers: Any, distractors: int) -> None:
+    n_tasks = finished("inj", "whole", distractors=distractors)
     assert n_tasks == (2 * (1 + 4 * 2 + 1) if distractors else 4 * (1 + 4 * 2))
     assert sum(len(run_inj("pieces", stop_after=5, distractors=distractors)) for _ in range(n_tasks // 5 + 1)) == n_tasks
     assert inj_numbers("pieces") == inj_numbers("whole")
 
 
-def test_del_in_pieces_and_shards_equals_del_in_one(run_del: Any, del_numbers: Any) -> None:
-    n_tasks = len(run_del("whole"))
+def test_del_in_pieces_and_shards_equals_del_in_one(run_del: Any, finished: Any, del_numbers: Any) -> None:
+    n_tasks = finished("del", "whole")
     assert n_tasks == 1 + (3 + 1 + 3) + 3 * (2 * 3 + 1)  # Hard Concrete takes all targets at once
     assert sum(len(run_del("pieces", stop_after=7)) for _ in range(n_tasks // 7 + 1)) == n_tasks
     for i in (2, 1):
@@ -70,8 +70,8 @@ def test_del_in_pieces_and_shards_equals_del_in_one(run_del: Any, del_numbers: A
     assert del_numbers("pieces") == del_numbers("shards") == del_numbers("whole")
 
 
-def test_inj_shards_together_are_the_whole(run_inj: Any, inj_numbers: Any) -> None:
-    run_inj("whole")
+def test_inj_shards_together_are_the_whole(run_inj: Any, finished: Any, inj_numbers: Any) -> None:
+    finished("inj", "whole")
     assert [len(run_inj("shards", shard=(i, 3))) for i in (3, 1, 2)] == [9, 18, 9]
     assert inj_numbers("shards") == inj_numbers("whole")
 
@@ -133,8 +133,8 @@ def test_inj_adds_sentences_methods_and_ratios_and_reuses_what_is_there(run_inj:
     assert run_inj() == []
 
 
-def test_inj_at_other_multiples_reuses_the_scores(run_inj: Any, tmp_path: Path) -> None:
-    run_inj()
+def test_inj_at_other_multiples_reuses_the_scores(run_inj: Any, finished: Any, tmp_path: Path) -> None:
+    finished("inj")
     for path in (tmp_path / "run" / "plans").iterdir():
         path.unlink()
     assert {outcome.task.kind for outcome in run_inj(multiples=(1, 3))} == {"inj"}
@@ -380,7 +380,9 @@ def test_failure_is_recorded_and_the_rest_goes_on(run_inj: Any, tmp_path: Path, 
     assert Store(tmp_path / "run").failures() == {}
 
 
-def test_failure_that_is_mended_leaves_no_trace(run_inj: Any, inj_numbers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_that_is_mended_leaves_no_trace(
+    run_inj: Any, finished: Any, inj_numbers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def wrong(*_: Any) -> Any:
         raise ValueError("loss must be finite, got nan")
 
@@ -389,7 +391,7 @@ def test_failure_that_is_mended_leaves_no_trace(run_inj: Any, inj_numbers: Any, 
         assert sum(bool(outcome.reason) for outcome in run_inj()) == 4
     run_inj(retry_failed=True)
     assert Store(tmp_path / "run").failures() == {}
-    run_inj("undisturbed")
+    finished("inj", "undisturbed")
     assert inj_numbers() == inj_numbers("undisturbed")
 
 
@@ -425,7 +427,7 @@ def test_run_ends_when_the_device_is_gone(run_inj: Any, tmp_path: Path, monkeypa
 
 
 def test_interrupted_run_goes_on_where_it_was(
-    run_inj: Any, inj_numbers: Any, gpt2_like: Any, unchanged: Any, leftovers: Any, monkeypatch: Any
+    run_inj: Any, finished: Any, inj_numbers: Any, gpt2_like: Any, unchanged: Any, leftovers: Any, monkeypatch: Any
 ) -> None:
     def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
@@ -438,7 +440,7 @@ def test_interrupted_run_goes_on_where_it_was(
     check()
     assert leftovers() == []
     run_inj()
-    run_inj("whole")
+    finished("inj", "whole")
     assert inj_numbers() == inj_numbers("whole")
 
 
@@ -448,10 +450,10 @@ def test_interrupted_run_goes_on_where_it_was(
 @pytest.mark.parametrize("how", ["truncated", "empty", "flipped", "foreign", "nested"])
 @pytest.mark.parametrize("kind", ["inj", "scores", "injections"])
 def test_damaged_record_of_inj_is_set_aside_and_made_again(
-    run_inj: Any, inj_numbers: Any, tmp_path: Path, how: str, kind: str, caplog: Any
+    run_inj: Any, finished: Any, inj_numbers: Any, tmp_path: Path, how: str, kind: str, caplog: Any
 ) -> None:
     methods = [Activations()]
-    run_inj(methods=methods)
+    finished("inj", methods=methods)
     before = inj_numbers()
     damage(tmp_path / "run", kind, how, "inj")
     run_inj(methods=methods)
@@ -462,11 +464,11 @@ def test_damaged_record_of_inj_is_set_aside_and_made_again(
 @pytest.mark.parametrize("how", ["truncated", "flipped", "deleted"])
 @pytest.mark.parametrize("kind", ["baseline", "del", "scores"])
 def test_damaged_or_deleted_record_of_del_is_made_again(
-    run_del: Any, del_numbers: Any, tmp_path: Path, how: str, kind: str, caplog: Any
+    run_del: Any, finished: Any, del_numbers: Any, tmp_path: Path, how: str, kind: str, caplog: Any
 ) -> None:
     """Also the baseline of a finished folder, without which there is no table."""
     methods = [Activations()]
-    run_del(methods=methods)
+    finished("del", methods=methods)
     before = del_numbers()
     damage(tmp_path / "run", kind, how, "del")
     run_del(methods=methods)
@@ -478,10 +480,10 @@ def test_damaged_or_deleted_record_of_del_is_made_again(
 @pytest.mark.parametrize("how", ["truncated", "flipped"])
 @pytest.mark.parametrize("kind", ["scores", "injections"])
 def test_damaged_record_that_tables_were_made_of_is_named_and_made_again(
-    run_inj: Any, inj_numbers: Any, tmp_path: Path, how: str, kind: str, caplog: Any
+    run_inj: Any, finished: Any, inj_numbers: Any, tmp_path: Path, how: str, kind: str, caplog: Any
 ) -> None:
     """In a finished folder too, in which nothing needs it; and as an error, so that a quiet run names it."""
-    run_inj()
+    finished("inj")
     before, spoiled = inj_numbers(), records(tmp_path / "run", kind)[0]
     whole = unpack(spoiled.read_bytes())[1]
     spoil(spoiled, how)
@@ -509,8 +511,8 @@ def assert_set_aside(folder: Path, kind: str, caplog: Any) -> None:
     assert f"records/{kind}/{kept.name.rsplit('.', 1)[0]} was set aside as set_aside/{kept.name}" in caplog.text
 
 
-def test_record_under_another_name_is_not_trusted(run_inj: Any, inj_numbers: Any, tmp_path: Path) -> None:
-    run_inj()
+def test_record_under_another_name_is_not_trusted(run_inj: Any, finished: Any, inj_numbers: Any, tmp_path: Path) -> None:
+    finished("inj")
     before = inj_numbers()
     first, second, *_ = records(tmp_path / "run", "inj")
     first.write_bytes(second.read_bytes())
@@ -519,8 +521,10 @@ def test_record_under_another_name_is_not_trusted(run_inj: Any, inj_numbers: Any
 
 
 @pytest.mark.parametrize("how", ["truncated", "empty", "flipped", "foreign", "nested"])
-def test_damaged_plan_is_set_aside_and_made_again(run_inj: Any, inj_numbers: Any, tmp_path: Path, how: str, caplog: Any) -> None:
-    run_inj()
+def test_damaged_plan_is_set_aside_and_made_again(
+    run_inj: Any, finished: Any, inj_numbers: Any, tmp_path: Path, how: str, caplog: Any
+) -> None:
+    finished("inj")
     before = inj_numbers()
     (plan,) = (tmp_path / "run" / "plans").iterdir()
     spoil(plan, how)
@@ -530,16 +534,18 @@ def test_damaged_plan_is_set_aside_and_made_again(run_inj: Any, inj_numbers: Any
 
 
 @pytest.mark.parametrize("how", ["truncated", "empty", "foreign", "nested"])
-def test_damaged_failure_is_set_aside_and_its_task_computed_again(run_inj: Any, tmp_path: Path, how: str, caplog: Any) -> None:
-    run_inj(methods=[Fails("s1")])
+def test_damaged_failure_is_set_aside_and_its_task_computed_again(
+    run_inj: Any, finished: Any, tmp_path: Path, how: str, caplog: Any
+) -> None:
+    finished("inj", methods=[Fails("s1")])
     (failure,) = (tmp_path / "run" / "failures").iterdir()
     spoil(failure, how)
     assert [bool(outcome.reason) for outcome in run_inj(methods=[Fails("s1")])] == [True]
     assert f"failures/{failure.name} was set aside" in caplog.text
 
 
-def test_foreign_files_are_kept(run_inj: Any, inj_numbers: Any, tmp_path: Path) -> None:
-    run_inj()
+def test_foreign_files_are_kept(run_inj: Any, finished: Any, inj_numbers: Any, tmp_path: Path) -> None:
+    finished("inj")
     before = inj_numbers()
     (tmp_path / "run" / "records" / "inj" / "notes.txt").write_text("mine")
     (tmp_path / "run" / "failures" / "x.json").write_text("{}")
@@ -554,7 +560,7 @@ def test_foreign_files_are_kept(run_inj: Any, inj_numbers: Any, tmp_path: Path) 
 # ---- two at once, clocks, kills --------------------------------------------------------------------------------------
 
 
-def test_two_runs_in_one_folder_agree(inj: Any, methods: Any, run_inj: Any, inj_numbers: Any, leftovers: Any, tmp_path: Path) -> None:
+def test_two_runs_in_one_folder_agree(inj: Any, methods: Any, finished: Any, inj_numbers: Any, leftovers: Any, tmp_path: Path) -> None:
     """Turn by turn, each with its own idea of what is there."""
     labelled, plan = inj.labelled(methods), inj.plan(methods)
     turns = []
@@ -566,17 +572,17 @@ def test_two_runs_in_one_folder_agree(inj: Any, methods: Any, run_inj: Any, inj_
         turns = [turn for turn in turns if next(turn, None) is not None]
         computed += len(turns)
     assert 36 < computed <= 72
-    run_inj("whole")
+    finished("inj", "whole")
     assert inj_numbers() == inj_numbers("whole")
     assert leftovers() == []
 
 
 @pytest.mark.parametrize("moved", [-50, 50])
 def test_clocks_that_go_backwards_change_nothing(
-    run_inj: Any, inj: Any, inj_numbers: Any, leftovers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int
+    run_inj: Any, finished: Any, inj: Any, inj_numbers: Any, leftovers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int
 ) -> None:
     """Files of years ago and years ahead, and a clock that steps back while a run is under way."""
-    n_tasks = len(run_inj("whole"))
+    n_tasks = finished("inj", "whole")
     then = time.time() + moved * 365 * 24 * 3600
 
     def shift() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -220,25 +221,26 @@ class AblationMeter:
     @torch.no_grad()
     def _measured(self, chosen: NeuronSet, values: Float[Tensor, "layer neuron *width"]) -> tuple[list[list[int]], dict[str, float]]:
         """Teacher-forced argmax of each suffix and the perplexities of general text, with a set of neurons clamped at these values."""
-
-        def predict(rows: list[int]) -> list[list[int]]:
-            batch = SequenceBatch.of([self.sequences[row] for row in rows], self.view.device)
-            resid = self._ablated("sequences", rows, batch.tokens, chosen, values)
-            predicted = unembed(self.model, resid[batch.rows, batch.positions]).argmax(-1).cpu()
-            return [guess.tolist() for guess in predicted.split([len(self.sequences[row].suffix) for row in rows])]
-
-        def losses(rows: list[int]) -> Float[Tensor, " batch"]:
-            tokens = self.general_tokens[rows[0] : rows[-1] + 1].long().to(self.view.device)
-            logits = unembed(self.model, self._ablated("general text", rows, tokens, chosen, values)[:, :-1])
-            return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(len(rows), -1).mean(-1).cpu()
-
         size = max(1, self.tokens // max(map(len, self.sequences)))
-        predicted = [guess for _, part in halving(predict, range(len(self.sequences)), size) for guess in part]
+        batches = halving(partial(self._predicted, chosen, values), range(len(self.sequences)), size)
+        predicted = [guess.tolist() for _, part in batches for guess in part]
         size = max(1, self.tokens // self.general_tokens.shape[1])
-        found = torch.cat([loss for _, loss in halving(losses, range(len(self.general_tokens)), size)]).double()
+        batches = halving(partial(self._losses, chosen, values), range(len(self.general_tokens)), size)
+        found = torch.cat([losses for _, losses in batches]).double()
         if not found.isfinite().all():
             raise ValueError("loss on general_tokens must be finite, got one that is not. Use float32, or ablate fewer neurons.")
         return predicted, {"perplexity": float(np.exp(found.numpy().mean())), "perplexity_base2": mean_base2(found)}
+
+    def _predicted(self, chosen: NeuronSet, values: Float[Tensor, "layer neuron *width"], rows: list[int]) -> Sequence[Tensor]:
+        batch = SequenceBatch.of([self.sequences[row] for row in rows], self.view.device)
+        resid = self._ablated("sequences", rows, batch.tokens, chosen, values)
+        predicted = unembed(self.model, resid[batch.rows, batch.positions]).argmax(-1).cpu()
+        return predicted.split([len(self.sequences[row].suffix) for row in rows])
+
+    def _losses(self, chosen: NeuronSet, values: Float[Tensor, "layer neuron *width"], rows: list[int]) -> Float[Tensor, " batch"]:
+        tokens = self.general_tokens[rows[0] : rows[-1] + 1].long().to(self.view.device)
+        logits = unembed(self.model, self._ablated("general text", rows, tokens, chosen, values)[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(len(rows), -1).mean(-1).cpu()
 
     def _ablated(
         self, what: str, rows: list[int], tokens: Int[Tensor, "batch pos"], chosen: NeuronSet, values: Float[Tensor, "layer neuron *width"]

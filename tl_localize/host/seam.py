@@ -103,14 +103,15 @@ def unembed(model: Any, resid: Float[Tensor, "*shape d_model"]) -> Float[Tensor,
 def entering(model: Any) -> Iterator[dict[int, Tensor]]:
     """The residual stream that enters each layer in the last forward pass, before the layer's hooks."""
     store: dict[int, Tensor] = {}
-
-    def record(module: object, inputs: tuple[Any, ...], given: dict[str, Any], *, layer: int) -> None:
-        store[layer] = inputs[0] if inputs else given["hidden_states"]
-
     with ExitStack() as stack:
         for layer, block in enumerate(model.blocks):
-            stack.enter_context(block.register_forward_pre_hook(partial(record, layer=layer), prepend=True, with_kwargs=True))
+            hook = partial(_record_input, store=store, layer=layer)
+            stack.enter_context(block.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
         yield store
+
+
+def _record_input(module: object, inputs: tuple[Any, ...], given: dict[str, Any], *, store: dict[int, Tensor], layer: int) -> None:
+    store[layer] = inputs[0] if inputs else given["hidden_states"]
 
 
 @torch.no_grad()

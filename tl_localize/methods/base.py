@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import starmap
 from typing import Any, ClassVar
 
@@ -93,30 +94,29 @@ class Localizer(ABC):
         neurons = NeuronView(model, self.units)
         size = rows_that_fit(neurons, max(map(len, sequences)), batch_size, self.batch_tokens)
         found = self._attribute_many(neurons, sequences, size, progress or (lambda fraction: None))
-
-        def scored(sequence: MemorizedSequence, value: Found) -> NeuronScores:
-            if isinstance(value, ValueError):
-                raise value
-            about: dict[str, Any] = {"method": self.name, "sequence_id": sequence.id, "settings": repr(self), "units": self.units}
-            scores = replace(value, **about) if isinstance(value, NeuronScores) else NeuronScores(value, **about)
-            return check_scores(scores, neurons.model, self, self.units)
-
         # Not a generator, which would end with the first error.
-        return starmap(scored, zip(sequences, found, strict=True))
+        return starmap(partial(self._scored, neurons), zip(sequences, found, strict=True))
+
+    def _scored(self, neurons: NeuronView, sequence: MemorizedSequence, value: Found) -> NeuronScores:
+        if isinstance(value, ValueError):
+            raise value
+        about: dict[str, Any] = {"method": self.name, "sequence_id": sequence.id, "settings": repr(self), "units": self.units}
+        scores = replace(value, **about) if isinstance(value, NeuronScores) else NeuronScores(value, **about)
+        return check_scores(scores, neurons.model, self, self.units)
 
     def _attribute_many(self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report) -> Iterator[Found]:
         """Scores of all sequences, in batches of up to ``size``."""
-        done = 0
-
-        def attribute(batch: list[MemorizedSequence]) -> BatchValues | list[Found]:
-            share = len(batch) / len(sequences)
-            with used(neurons.model), torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller is in
-                return self._attribute_batch(neurons, batch, lambda fraction: report(done / len(sequences) + share * fraction))
-
-        for batch, values in halving(attribute, sequences, size):
-            done += len(batch)
-            report(done / len(sequences))
+        n = len(sequences)
+        for batch, values in halving(partial(self._attribute_some, neurons, sequences, report), range(n), size):
+            report((batch[-1] + 1) / n)
             yield from values
+
+    def _attribute_some(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report, batch: list[int]
+    ) -> BatchValues | list[Found]:
+        start, share = batch[0] / len(sequences), len(batch) / len(sequences)
+        with used(neurons.model), torch.inference_mode(False), torch.enable_grad():  # whatever mode the caller is in
+            return self._attribute_batch(neurons, [sequences[i] for i in batch], lambda fraction: report(start + share * fraction))
 
     def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Values | NeuronScores:
         raise TypeError(f"{type(self).__name__} must define _attribute or _attribute_batch.")
