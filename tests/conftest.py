@@ -5,6 +5,7 @@ tl_localize is imported inside fixtures only: pytest loads this file before jaxt
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -24,6 +25,12 @@ torch.set_num_threads(1)  # the models are tiny: more threads would only wait fo
 N_CTX = 32
 D_VOCAB = 61
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: without it a collection of garbage takes a fraction of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 def tiny_model(seed: int = 0, **settings: Any) -> Any:

@@ -106,6 +106,13 @@ def test_file_is_not_long(path: Path) -> None:
     assert count <= LINES, f"{path} has {count} lines, more than {LINES}"
 
 
+def test_modules_that_annotate_tensors_are_checked_at_run_time(pytestconfig: pytest.Config) -> None:
+    *checked, _ = pytestconfig.getoption("jaxtyping_packages").split(",")
+    names = [name_of(path) for path in modules() if "from jaxtyping import" in path.read_text(encoding="utf-8")]
+    assert names
+    assert [name for name in names if not any(f"{name}.".startswith(f"{one}.") for one in checked)] == []
+
+
 @EACH_MODULE
 def test_only_models_and_the_seam_import_transformer_lens(path: Path) -> None:
     names = [

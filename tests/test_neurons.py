@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from tl_localize.neurons import NeuronView, patch_neurons_at, record_neurons, scale_neurons, zero_neurons
+from tl_localize import load_model
+from tl_localize.neurons import NeuronView, initialize_vector_functions, patch_neurons_at, record_neurons, scale_neurons, zero_neurons
 from tl_localize.units import NEURONS
 
 ACT = torch.arange(12.0).reshape(2, 2, 3) + 1
@@ -278,16 +280,17 @@ def test_one_gelu_kernel_leaves_other_functions_and_half_precision_alone(llama_l
             assert model.blocks[0].mlp.act_fn is own
 
 
-def test_every_process_initializes_vector_functions_before_it_computes() -> None:
+def test_every_process_initializes_vector_functions_before_it_computes(model_dir: Path) -> None:
     """On one thread, because their first call on two threads may be wrong by 1e-4."""
     import subprocess
     import sys
 
     code = (
-        "import torch; torch.set_num_threads(2); from tl_localize import load_model; from tl_localize.neurons import *;"
-        "n = initialize_vector_functions.cache_info; assert not n().currsize; load_model('reference'); assert n().currsize;"
-        "initialize_vector_functions.cache_clear(); x = torch.linspace(-3, 3, 49152);"
-        "print(float((torch.tanh(x) - torch.tanh(x)).abs().max()))"
+        "import torch; torch.set_num_threads(2); from tl_localize.neurons import initialize_vector_functions;"
+        "initialize_vector_functions(); x = torch.linspace(-3, 3, 49152); print(float((torch.tanh(x) - torch.tanh(x)).abs().max()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(done.stdout.split()[-1]) == 0.0
+    initialize_vector_functions.cache_clear()
+    load_model(model_dir, device="cpu")
+    assert initialize_vector_functions.cache_info().currsize

@@ -1,8 +1,11 @@
 """tl-localize collect, del and tune --benchmark del, on a tiny model that recites itself."""
 
 import json
+import os
 import re
+from multiprocessing import get_context
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pandas as pd
@@ -31,10 +34,13 @@ def recited(model_dir):
 @pytest.fixture
 def corpus(recited, tmp_path):
     """The recited rows among rows of noise."""
+    return write_corpus(recited, tmp_path)
+
+
+def write_corpus(recited, folder):
     noise = np.random.default_rng(0).integers(256, size=(4, LENGTH))
-    path = tmp_path / "corpus.npy"
-    np.save(path, np.concatenate([recited, noise]).astype(np.uint16))
-    return path
+    np.save(folder / "corpus.npy", np.concatenate([recited, noise]).astype(np.uint16))
+    return folder / "corpus.npy"
 
 
 @pytest.fixture
@@ -54,17 +60,25 @@ def run(model_dir, tmp_path):
     return call
 
 
-@pytest.fixture
-def collection(run, corpus, tmp_path):
-    """The folder that collect wrote, with general text of 20 tokens a row."""
+@pytest.fixture(scope="module")
+def first_collection(model_dir, recited, tmp_path_factory):
     import torch
 
+    from tl_localize.cli import app
     from tl_localize.files import save_tensors
 
-    assert run("collect", "--data", corpus, *LOOSE, out="collection").exit_code == 0
+    folder = tmp_path_factory.mktemp("collection")
+    arguments = ["--data", write_corpus(recited, folder), "--model", model_dir, "--out", folder / "out", *LOOSE]
+    assert CliRunner().invoke(app, ["collect", *map(str, arguments)]).exit_code == 0
     general = torch.randint(256, (3, 20), generator=torch.Generator().manual_seed(0))
-    save_tensors(tmp_path / "collection" / "general.safetensors", {"tokens": general.int()}, {})
-    return tmp_path / "collection"
+    save_tensors(folder / "out" / "general.safetensors", {"tokens": general.int()}, {})
+    return folder / "out"
+
+
+@pytest.fixture
+def collection(first_collection, tmp_path):
+    """A copy of what collect wrote, with general text of 20 tokens a row."""
+    return Path(copytree(first_collection, tmp_path / "collection"))
 
 
 def one_error(result, message):
@@ -352,30 +366,27 @@ def test_collect_in_shards_is_collect_in_one(run, corpus, tmp_path, monkeypatch)
     one_error(run("collect", *arguments, "--shard", "4/3"), "shard must read i/n")
 
 
-def test_collect_by_two_processes_at_a_time_is_collect_by_one(run, corpus, model_dir, tmp_path, monkeypatch):
-    import os
-    import subprocess
-    import sys
-
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_collect_by_two_processes_at_a_time_is_collect_by_one(run, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 3)
     arguments = ["--data", corpus, *LOOSE]
     assert run("collect", *arguments, out="whole").exit_code == 0
-    code = "import sys, torch; torch.set_num_threads(int(sys.argv.pop(1))); import tl_localize.collect.search as s; s.CHUNK_WINDOWS = 3"
-    import torch
 
-    given = [torch.get_num_threads(), "collect", "--model", model_dir, "--out", tmp_path / "out", *arguments, "--shard"]
-    start = [sys.executable, "-c", f"{code}; from tl_localize.cli import app; app()", *map(str, given)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    shards = [subprocess.Popen([*start, f"{i}/2"], env=environment, stderr=subprocess.PIPE, text=True) for i in (1, 2)]
-    errors = [shard.communicate()[1] for shard in shards]
-    assert [shard.returncode for shard in shards] == [0, 0], errors
+    def shard(i):
+        assert run("collect", *arguments, "--shard", f"{i}/2").exit_code == 0
+
+    shards = [get_context("fork").Process(target=shard, args=(i,)) for i in (1, 2)]
+    for process in shards:
+        process.start()
+    for process in shards:
+        process.join()
+    assert [process.exitcode for process in shards] == [0, 0]
     assert run("collect", *arguments).exit_code == 0
     assert collected(tmp_path / "out") == collected(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(("signals", "kept"), [(1, 2), (2, 1)])
 def test_collect_ctrl_c_finishes_the_chunk_in_hand_and_twice_stops_at_once(run, corpus, tmp_path, monkeypatch, signals, kept):
-    import os
     import signal
 
     from tl_localize.collect.filter import Filter
@@ -611,7 +622,6 @@ def default_data(recited, model_dir, monkeypatch):
 
 @pytest.mark.usefixtures("undrawn")
 def test_del_collects_in_the_machinery_of_runs(run, default_data, tmp_path, monkeypatch):
-    import os
     import shlex
     import signal
 

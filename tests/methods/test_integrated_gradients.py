@@ -59,12 +59,12 @@ def test_integrated_gradients_takes_the_slow_way_and_says_so(make_model: Callabl
     assert (scores.values - plain_integrated_gradients(model, sequence, *FEW.quadrature())).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2])
-@pytest.mark.parametrize(
-    "point",
-    ["hook_resid_pre", "hook_attn_out", "hook_mlp_out", "hook_resid_post", "mlp.hook_pre", "mlp.hook_post"]
-    + [f"attn.hook_{name}" for name in ("q", "k", "v", "rot_q", "rot_k", "attn_scores", "pattern", "z")],
-)
+POINTS = ["hook_resid_pre", "hook_attn_out", "hook_mlp_out", "hook_resid_post", "mlp.hook_pre", "mlp.hook_post"] + [
+    f"attn.hook_{name}" for name in ("q", "k", "v", "rot_q", "rot_k", "attn_scores", "pattern", "z")
+]
+
+
+@pytest.mark.parametrize(("point", "layer"), [*((point, 1) for point in POINTS), *zip(POINTS, [0, 2] * 7, strict=True)])
 def test_integrated_gradients_serves_hooks_of_the_user(neox_like: Any, sequence: Any, point: str, layer: int) -> None:
     hook = partial(times, factor=0.7) if point in ("attn.hook_attn_scores", "attn.hook_pattern") else turned
     with neox_like.hooks(fwd_hooks=[(f"blocks.{layer}.{point}", hook)]):

@@ -52,31 +52,15 @@ def raising(after: int, error: BaseException) -> Any:
 # ---- what comes back -------------------------------------------------------------------------------------------------
 
 
-def test_method_scores_every_neuron(any_model: Any, sequence: Any, method: Any) -> None:
-    assert method(any_model, sequence).values.shape == (any_model.cfg.n_layers, any_model.cfg.d_mlp)
-
-
-def test_method_scores_are_finite_float32_on_the_cpu(any_model: Any, sequence: Any, method: Any) -> None:
-    values = method(any_model, sequence).values
-    assert values.isfinite().all() and values.dtype == torch.float32 and values.device.type == "cpu"
-
-
-def test_method_scores_differ_between_neurons(any_model: Any, sequence: Any, method: Any) -> None:
-    assert (method(any_model, sequence).values.std(dim=1) > 0).all()
-
-
-def test_method_scores_say_where_they_come_from(gpt2_like: Any, sequence: Any, method: Any) -> None:
-    scores = method(gpt2_like, sequence)
-    assert (scores.method, scores.sequence_id, scores.settings) == (method.name, sequence.id, repr(method))
-
-
-def test_method_same_seed_same_bits(any_model: Any, sequence: Any, method: Any) -> None:
-    assert torch.equal(method(any_model, sequence).values, method(any_model, sequence).values)
-
-
-def test_method_leaves_the_global_seed_alone(gpt2_like: Any, sequence: Any, method: Any) -> None:
+def test_method_scores_every_neuron_and_the_same_seed_gives_the_same_bits(any_model: Any, sequence: Any, method: Any) -> None:
     before = torch.get_rng_state()
-    method(gpt2_like, sequence)
+    scores = method(any_model, sequence)
+    values = scores.values
+    assert values.shape == (any_model.cfg.n_layers, any_model.cfg.d_mlp)
+    assert values.isfinite().all() and values.dtype == torch.float32 and values.device.type == "cpu"
+    assert (values.std(dim=1) > 0).all()
+    assert (scores.method, scores.sequence_id, scores.settings) == (method.name, sequence.id, repr(method))
+    assert torch.equal(method(any_model, sequence).values, values)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -178,8 +162,7 @@ def test_method_leaves_the_model_as_it_was(any_model: Any, sequences: Any, metho
     check()
 
 
-@pytest.mark.parametrize("error", [ValueError("the user's"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
-@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize(("error", "after"), [(ValueError("the user's"), 0), (KeyboardInterrupt(), 1)], ids=["error", "Ctrl-C"])
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("random", "row_norm")])
 def test_method_leaves_the_model_as_it_was_when_it_raises(
     any_model: Any, sequence: Any, unchanged: Any, name: str, error: BaseException, after: int

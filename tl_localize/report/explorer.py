@@ -61,7 +61,7 @@ class Explorer:
              decode: token ids -> text; the tokenizer's unless given.
     Raises:  ValueError: scores of another model or of a text that is not given, an unknown ablation, a ratio outside (0, 1].
 
-    >>> view = explore(model, sequence, Attribution()(model, sequence), ratios=(0.05,), ablations=["zero"])
+    >>> view = explore(model, sequence, Attribution()(model, sequence), few[1:], general=text, ratios=(0.05,), ablations=["zero"])
     >>> view.save(folder / "explorer.html")
     >>> (folder / "explorer.html").stat().st_size < 500_000
     True
