@@ -25,7 +25,10 @@ from tl_localize.report.token_view import token_view
 HEADS = AttentionHeads()
 
 
-@pytest.fixture(params=["gpt2_like", "llama_like", "bridge"])
+MODELS = ("gpt2_like", "llama_like", "bridge")
+
+
+@pytest.fixture(params=MODELS)
 def model(request: pytest.FixtureRequest) -> Any:
     return tiny_bridge(1, {}) if request.param == "bridge" else request.getfixturevalue(request.param)
 
@@ -49,7 +52,7 @@ def share_right(model: Any, sequence: Any, *given: Any) -> float:
     return float((predicted(model, sequence, *given) == sequence.suffix).float().mean())
 
 
-@pytest.mark.parametrize("ablation", ["zero", "mean", "resample"])
+@pytest.mark.parametrize(("model", "ablation"), zip(MODELS, ["resample", "mean", "zero"], strict=True), indirect=["model"])
 def test_del_of_heads_ablates_heads(model: Any, benchmark_of: Any, general: torch.Tensor, ablation: str) -> None:
     benchmark = benchmark_of(model, ratios=(0.4,), units=HEADS, ablation=ablation, seed=3)
     frame = benchmark.run([Attribution(units=HEADS)]).frame
