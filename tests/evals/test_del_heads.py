@@ -23,8 +23,6 @@ from tl_localize.report.figures import neurons_by_layer, score_map
 from tl_localize.report.token_view import token_view
 
 HEADS = AttentionHeads()
-
-
 MODELS = ("gpt2_like", "llama_like", "bridge")
 
 
@@ -52,7 +50,7 @@ def share_right(model: Any, sequence: Any, *given: Any) -> float:
     return float((predicted(model, sequence, *given) == sequence.suffix).float().mean())
 
 
-@pytest.mark.parametrize(("model", "ablation"), zip(MODELS, ["resample", "mean", "zero"], strict=True), indirect=["model"])
+@pytest.mark.parametrize(("model", "ablation"), list(zip(MODELS, ["resample", "mean", "zero"], strict=True)), indirect=["model"])
 def test_del_of_heads_ablates_heads(model: Any, benchmark_of: Any, general: torch.Tensor, ablation: str) -> None:
     benchmark = benchmark_of(model, ratios=(0.4,), units=HEADS, ablation=ablation, seed=3)
     frame = benchmark.run([Attribution(units=HEADS)]).frame
