@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from tl_localize.sequences import SequenceBatch
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 RATIOS = (0.05, 0.5)
+WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def letters(ids: list[int]) -> str:
@@ -113,8 +116,15 @@ def test_widget_answers_messages(explorer: Any, monkeypatch: pytest.MonkeyPatch)
     explorer.widget._handle_custom_msg({"id": 7, "request": request}, [])
     explorer.widget._handle_custom_msg({"id": 8, "request": ["step", 0, 9, "layer", "1", "zero"]}, [])
     assert sent[0] == {"id": 7, "answer": explorer.answer(request)} and sent[1]["id"] == 8 and "error" in sent[1]
-    assert "application/vnd.jupyter.widget-view+json" in explorer._repr_mimebundle_()
+    assert WIDGET in explorer._repr_mimebundle_()[0]
     json.dumps(explorer.data), json.dumps(sent)
+
+
+def test_colab_is_told_where_the_script_of_the_widget_is(explorer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("anywidget")
+    colab = SimpleNamespace(enable_custom_widget_manager=lambda: None, _widgets=SimpleNamespace(_installed_url="https://manager"))
+    monkeypatch.setitem(sys.modules, "google.colab.output", colab)
+    assert explorer._repr_mimebundle_()[1] == {WIDGET: {"colab": {"custom_widget_manager": {"url": "https://manager"}}}}
 
 
 # ---- in a browser ----------------------------------------------------------------------------------------------------

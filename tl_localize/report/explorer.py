@@ -331,13 +331,14 @@ class Explorer:
         view.on_msg(reply)
         return view
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         shown = {"text/plain": repr(self), "text/html": self._repr_html_()}
         try:
-            return self.widget._repr_mimebundle_()[0] | shown
+            live, about = self.widget._repr_mimebundle_()  # Colab finds the widget's script by what is about it
+            return live | shown, about
         except ImportError:
             hint = "For the interactive view: pip install 'tl_localize[notebooks]', or view.save('explorer.html')."
-            return shown | {"text/html": f"<p>{escape(hint)}</p>{shown['text/html']}"}
+            return shown | {"text/html": f"<p>{escape(hint)}</p>{shown['text/html']}"}, {}
 
 
 explore = Explorer
