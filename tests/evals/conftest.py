@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 
 @pytest.fixture
@@ -48,14 +49,14 @@ def recited(make_sequences: Callable[..., list[Any]]) -> Callable[[Any], list[An
     """Seven sequences of different lengths whose suffixes a model recites in part."""
 
     def of(model: Any) -> list[Any]:
-        found: list[Any] = []
-        for i, sequence in enumerate(make_sequences((9, 3), (14, 1), (6, 4), (11, 6), (16, 8), (12, 5), (16, 2), seed=3)):
-            tokens = sequence.tokens.clone()
-            for position in range(sequence.n_prefix, len(tokens)):
-                if position % 4:
-                    tokens[position] = model(tokens[None, :position])[0, -1].argmax()
-            found.append(replace(sequence, tokens=tokens, category=("b", "b", "b", "b", "a", "b", "a")[i]))
-        return found
+        sequences = make_sequences((9, 3), (14, 1), (6, 4), (11, 6), (16, 8), (12, 5), (16, 2), seed=3)
+        tokens = pad_sequence([one.tokens for one in sequences], batch_first=True)
+        for position in range(1, tokens.shape[1]):
+            guess = model(tokens[:, :position])[:, -1].argmax(-1)
+            for i, one in enumerate(sequences):
+                if position % 4 and one.n_prefix <= position < len(one):
+                    tokens[i, position] = guess[i]
+        return [replace(one, tokens=tokens[i, : len(one)], category="bbbbaba"[i]) for i, one in enumerate(sequences)]
 
     return of
 

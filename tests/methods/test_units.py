@@ -267,6 +267,7 @@ def test_hard_concrete_of_heads_trains_a_random_mask_of_heads(either: Any, seque
 # ---- laws ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("either", ["gpt2_like", "llama_like", "bridge neox"], indirect=True)
 def test_method_scores_every_head(either: Any, sequence: Any, method: Any) -> None:
     scores = method(either, sequence)
     assert scores.values.shape == (len(either.blocks), n_heads(either))
@@ -333,6 +334,7 @@ def test_zero_out_of_a_users_unit_is_the_loss_without_it(either: Any, sequence: 
         assert float(loss(either, sequence) - before) == pytest.approx(float(found[layer, entry]), abs=1e-5)
 
 
+@pytest.mark.parametrize("either", ["gpt2_like", "bridge llama"], indirect=True)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_takes_a_users_unit(either: Any, sequence: Any, name: str, tmp_path: Path) -> None:
     scores = METHODS[name](**SHORT.get(name, {}), units=HeadEntries())(either, sequence)
