@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, move
 from typing import Any
 
 import pytest
@@ -66,26 +66,23 @@ def run_del(deletion: Any, methods: list[Any], tmp_path: Path) -> Run:
 
 
 @pytest.fixture(scope="session")
-def finished_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
-    """Folders with undisturbed runs that ``finished`` has made: number of tasks by what was run."""
-    return tmp_path_factory.mktemp("finished"), {}
+def finished_runs() -> dict[str, tuple[Path, int]]:
+    """The folders with undisturbed runs that ``finished`` has made, and their numbers of tasks, by what was run."""
+    return {}
 
 
 @pytest.fixture
-def finished(finished_runs: tuple[Path, dict[str, int]], run_inj: Run, run_del: Run, tmp_path: Path) -> Callable[..., int]:
+def finished(finished_runs: Any, tmp_path_factory: Any, run_inj: Run, run_del: Run, tmp_path: Path) -> Callable[..., int]:
     """Put an undisturbed run of "inj" or "del" into a folder, made once a session and then copied; gives the number of its tasks."""
-    runs: dict[str, Run] = {"inj": run_inj, "del": run_del}
-    place, made = finished_runs
 
     def copy(which: str, name: str = "run", **changes: Any) -> int:
         key = f"{which} {changes!r}"
-        if key not in made:
-            n_tasks = len(runs[which](name, **changes))
-            copytree(tmp_path / name, place / str(len(made)))
-            made[key] = n_tasks
-        else:
-            copytree(place / str(list(made).index(key)), tmp_path / name)
-        return made[key]
+        if key not in finished_runs:
+            n_tasks = len({"inj": run_inj, "del": run_del}[which]("undisturbed", **changes))
+            finished_runs[key] = move(tmp_path / "undisturbed", tmp_path_factory.mktemp("finished") / "run"), n_tasks
+        folder, n_tasks = finished_runs[key]
+        copytree(folder, tmp_path / name)
+        return n_tasks
 
     return copy
 

@@ -41,7 +41,7 @@ def agree(scores: NeuronScores, expected: Tensor, tolerance: float = 1e-6) -> No
 
 
 def test_integrated_gradients_equals_definition(model: Any, text: MemorizedSequence) -> None:
-    method = IntegratedGradients(steps=3)
+    method = IntegratedGradients(steps=5)
     agree(method(model, text), plain_integrated_gradients(model, text, *method.quadrature()))
 
 
