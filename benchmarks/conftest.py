@@ -18,20 +18,52 @@ TABLES, PAGES = pytest.StashKey[dict](), pytest.StashKey[dict]()
 
 def pytest_addoption(parser):
     group = parser.getgroup("tl_localize benchmarks")
-    group.addoption("--model", action="append", help="model to measure, may be given many times (default: both reference models)")
-    group.addoption("--shape", action="append", help="cost table: random weights of a known shape, such as gpt2 or pythia-6.9b")
+    group.addoption(
+        "--model",
+        action="append",
+        help="model to measure, may be given many times (default: both reference models)",
+    )
+    group.addoption(
+        "--shape",
+        action="append",
+        help="cost table: random weights of a known shape, such as gpt2 or pythia-6.9b",
+    )
     group.addoption("--device", default=None, help="such as cuda (default: CUDA when there is one)")
     group.addoption("--dtype", default="float32", help="float32, bfloat16 or float16")
-    group.addoption("--data", default=None, help="INJ sentences, ECBD-style JSONL (default: our own)")
-    group.addoption("--del-data", default=None, help="DEL sequences, as --data of tl-localize del (default: collected)")
+    group.addoption(
+        "--data", default=None, help="INJ sentences, ECBD-style JSONL (default: our own)"
+    )
+    group.addoption(
+        "--del-data",
+        default=None,
+        help="DEL sequences, as --data of tl-localize del (default: collected)",
+    )
     group.addoption("--general", default=None, help="DEL: tokens [sequence pos] for the perplexity")
-    group.addoption("--settings", default=None, help="settings file of tl-localize tune, over the paper's settings and the defaults")
+    group.addoption(
+        "--settings",
+        default=None,
+        help="settings file of tl-localize tune, over the paper's settings and the defaults",
+    )
     group.addoption("--limit", type=int, default=None, help="number of sentences or sequences")
-    group.addoption("--full", action="store_true", help="all sentences and methods of the committed tables, however long it takes")
+    group.addoption(
+        "--full",
+        action="store_true",
+        help="all sentences and methods of the committed tables, however long it takes",
+    )
     group.addoption("--processes", type=int, default=200, help="fresh processes that load a model")
-    group.addoption("--results", default=str(HERE / "results"), help="folder that the tables are written to")
-    group.addoption("--compare", action="store_true", help="print each number that differs from the committed one beyond its tolerance")
-    group.addoption("--update-expected", action="store_true", help="commit what this run measured as the expected numbers")
+    group.addoption(
+        "--results", default=str(HERE / "results"), help="folder that the tables are written to"
+    )
+    group.addoption(
+        "--compare",
+        action="store_true",
+        help="print each number that differs from the committed one beyond its tolerance",
+    )
+    group.addoption(
+        "--update-expected",
+        action="store_true",
+        help="commit what this run measured as the expected numbers",
+    )
 
 
 def pytest_configure(config):
@@ -40,7 +72,9 @@ def pytest_configure(config):
 
 def pytest_generate_tests(metafunc):
     if "model_name" in metafunc.fixturenames:
-        metafunc.parametrize("model_name", metafunc.config.getoption("--model") or REFERENCE_MODELS, scope="session")
+        metafunc.parametrize(
+            "model_name", metafunc.config.getoption("--model") or REFERENCE_MODELS, scope="session"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -48,22 +82,45 @@ def model(model_name, request):
     from tl_localize import load_model
     from tl_localize.evals.presets import parse_dtype
 
-    return load_model(model_name, request.config.getoption("--device"), parse_dtype(request.config.getoption("--dtype")))
+    return load_model(
+        model_name,
+        request.config.getoption("--device"),
+        parse_dtype(request.config.getoption("--dtype")),
+    )
 
 
 @pytest.fixture(scope="session")
 def alone():
-    """How a bash command is run where Ray can listen on loopback addresses only: a network namespace that has nothing else."""
+    """How a bash command is run where Ray can listen on loopback addresses only: a network
+    namespace that has nothing else.
+    """
     if find_spec("ray") is None:
         pytest.skip("Ray is not installed: pip install 'tl_localize[ray]'")
-    command = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c"]
+    command = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--net",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "bash",
+        "-c",
+    ]
     up = "ip link set lo up"
     try:
-        allowed = sys.platform == "linux" and not subprocess.run([*command, up], capture_output=True, check=False).returncode
+        allowed = (
+            sys.platform == "linux"
+            and not subprocess.run([*command, up], capture_output=True, check=False).returncode
+        )
     except FileNotFoundError:
         allowed = False
     if not allowed:
-        pytest.skip("network namespaces are not allowed here, and without one Ray would listen on the machine's own address")
+        pytest.skip(
+            "network namespaces are not allowed here, and without one Ray would listen on the "
+            "machine's own address"
+        )
     return lambda line: [*command, f"{up} && exec {line}"]
 
 
@@ -85,7 +142,9 @@ def publish(request):
         short = Path(model_name).name
         save_table(table, Path(request.config.getoption("--results")) / short, name, caption)
         request.config.stash[TABLES][f"{caption} [{model_name}]"] = to_markdown(table)
-        request.config.stash[PAGES].setdefault(short, []).append(f"## {caption}\n\n{to_markdown(table)}\n")
+        request.config.stash[PAGES].setdefault(short, []).append(
+            f"## {caption}\n\n{to_markdown(table)}\n"
+        )
 
     return show
 
@@ -105,7 +164,9 @@ def publish_figure(request):
 
 @pytest.fixture(scope="session")
 def committed(request):
-    """Compare a table with the committed one of a name, entry by entry; skipped where one of some options was given."""
+    """Compare a table with the committed one of a name, entry by entry; skipped where one of some
+    options was given.
+    """
 
     def check(measured, name, tolerance, *options):
         path = HERE / "expected" / f"{name}.csv"
@@ -116,10 +177,17 @@ def committed(request):
             pytest.skip(f"nothing is committed of {name} with these options")
         expected = pd.read_csv(path, index_col=measured.index.names)
         expected.columns = expected.columns.astype(measured.columns.dtype)
-        found = pd.DataFrame({"measured": measured.loc[expected.index].stack(), "committed": expected.stack()})
-        wrong = found.assign(difference=found["measured"] - found["committed"]).query("not abs(difference) < @tolerance")
+        found = pd.DataFrame(
+            {"measured": measured.loc[expected.index].stack(), "committed": expected.stack()}
+        )
+        wrong = found.assign(difference=found["measured"] - found["committed"]).query(
+            "not abs(difference) < @tolerance"
+        )
         if request.config.getoption("--compare"):
-            caption = f"{name}: {len(wrong)} of {len(found)} numbers differ from the committed ones by {tolerance} or more"
+            caption = (
+                f"{name}: {len(wrong)} of {len(found)} numbers differ from the committed ones by "
+                f"{tolerance} or more"
+            )
             request.config.stash[TABLES][caption] = wrong.to_string() if len(wrong) else ""
         assert wrong.empty, f"\n{wrong}"
 
@@ -130,9 +198,14 @@ def pytest_terminal_summary(terminalreporter):
     import torch
 
     config = terminalreporter.config
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
+    device = (
+        torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
+    )
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    made = f"By `pytest {' '.join(config.args)}`: {device}, {torch.get_num_threads()} threads, {versions}.\n"
+    made = (
+        f"By `pytest {' '.join(config.args)}`: {device}, {torch.get_num_threads()} threads, "
+        f"{versions}.\n"
+    )
     for name, parts in config.stash[PAGES].items():
         page = Path(config.getoption("--results")) / f"{name}.md"
         page.write_text("\n".join([f"# {name}\n", made, *parts]), encoding="utf-8")

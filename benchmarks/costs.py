@@ -17,13 +17,36 @@ SHAPES: dict[str, dict[str, Any]] = {
     "small": {"n_layers": 3, "d_model": 64, "n_heads": 4, "d_mlp": 256, "d_vocab": 512},
     "reference": {"n_layers": 6, "d_model": 192, "n_heads": 6, "d_mlp": 1536, "d_vocab": 4096},
     "gpt2": {"n_layers": 12, "d_model": 768, "n_heads": 12, "d_mlp": 3072, "d_vocab": 50257},
-    "pythia-410m": {"n_layers": 24, "d_model": 1024, "n_heads": 16, "d_mlp": 4096, "d_vocab": 50304},
+    "pythia-410m": {
+        "n_layers": 24,
+        "d_model": 1024,
+        "n_heads": 16,
+        "d_mlp": 4096,
+        "d_vocab": 50304,
+    },
     "gpt2-xl": {"n_layers": 48, "d_model": 1600, "n_heads": 25, "d_mlp": 6400, "d_vocab": 50257},
-    "pythia-2.8b": {"n_layers": 32, "d_model": 2560, "n_heads": 32, "d_mlp": 10240, "d_vocab": 50304},
-    "pythia-6.9b": {"n_layers": 32, "d_model": 4096, "n_heads": 32, "d_mlp": 16384, "d_vocab": 50432},
+    "pythia-2.8b": {
+        "n_layers": 32,
+        "d_model": 2560,
+        "n_heads": 32,
+        "d_mlp": 10240,
+        "d_vocab": 50304,
+    },
+    "pythia-6.9b": {
+        "n_layers": 32,
+        "d_model": 4096,
+        "n_heads": 32,
+        "d_mlp": 16384,
+        "d_vocab": 50432,
+    },
 }
 SMALL = ("small", "reference", "gpt2", "pythia-410m")  # shapes that a CPU can do
-NEOX: dict[str, Any] = {"act_fn": "gelu", "parallel_attn_mlp": True, "positional_embedding_type": "rotary", "rotary_adjacent_pairs": False}
+NEOX: dict[str, Any] = {
+    "act_fn": "gelu",
+    "parallel_attn_mlp": True,
+    "positional_embedding_type": "rotary",
+    "rotary_adjacent_pairs": False,
+}
 
 
 def random_model(shape: str, device: torch.device, dtype: torch.dtype, **settings: Any) -> Any:
@@ -34,11 +57,20 @@ def random_model(shape: str, device: torch.device, dtype: torch.dtype, **setting
 
     sizes = SHAPES[shape] | settings
     d_head = sizes["d_model"] // sizes["n_heads"]
-    family = NEOX | {"rotary_dim": d_head // 4} if shape.startswith("pythia") else {"act_fn": "gelu_new"}
-    config = {"n_ctx": 512, "d_head": d_head, "normalization_type": "LN", "default_prepend_bos": False, "init_weights": False}
+    family = (
+        NEOX | {"rotary_dim": d_head // 4} if shape.startswith("pythia") else {"act_fn": "gelu_new"}
+    )
+    config = {
+        "n_ctx": 512,
+        "d_head": d_head,
+        "normalization_type": "LN",
+        "default_prepend_bos": False,
+        "init_weights": False,
+    }
     with torch.device(device):
         model = HookedTransformer(
-            HookedTransformerConfig(**(config | family | sizes), device=str(device), dtype=dtype), move_to_device=False
+            HookedTransformerConfig(**(config | family | sizes), device=str(device), dtype=dtype),
+            move_to_device=False,
         )
         generator = torch.Generator(device).manual_seed(0)
         with torch.no_grad():
@@ -55,14 +87,20 @@ def random_sequences(model: Any, n: int, n_tokens: int = N_TOKENS) -> list[Any]:
 
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.cfg.d_vocab, (n, n_tokens), generator=generator)
-    return [MemorizedSequence(row, min(N_PREFIX, n_tokens // 2), f"r{i}") for i, row in enumerate(tokens)]
+    return [
+        MemorizedSequence(row, min(N_PREFIX, n_tokens // 2), f"r{i}")
+        for i, row in enumerate(tokens)
+    ]
 
 
-# ---- clocks ----------------------------------------------------------------------------------------------------------
+# ---- clocks
+# ----------------------------------------------------------------------------------------------------------
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of the tensors made inside the ``with`` block that are alive, and the most there were at a time."""
+    """Bytes of the tensors made inside the ``with`` block that are alive, and the most there were
+    at a time.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +108,11 @@ class LiveBytes(TorchDispatchMode):
         self.seen: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = {tensor.untyped_storage()._cdata for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
+        before = {
+            tensor.untyped_storage()._cdata
+            for tensor in tree_leaves((args, kwargs))
+            if isinstance(tensor, torch.Tensor)
+        }
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
@@ -112,14 +154,17 @@ def peak_bytes(work: Any, device: torch.device) -> int:
     return live.peak
 
 
-# ---- bare passes -----------------------------------------------------------------------------------------------------
+# ---- bare passes
+# -----------------------------------------------------------------------------------------------------
 
 
 def post(layer: int) -> str:
     return f"blocks.{layer}.mlp.hook_post"
 
 
-def suffix_of(sequence: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def suffix_of(
+    sequence: Any, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tokens, the positions that predict a suffix token, and those tokens."""
     tokens = sequence.tokens.to(device)
     positions = torch.arange(sequence.n_prefix - 1, len(tokens) - 1, device=device)
@@ -133,9 +178,13 @@ def forward(model: Any, sequence: Any) -> None:
 
 def forward_and_backward(model: Any, sequence: Any) -> None:
     """The loss, and its gradient back to the neurons of the first layer."""
-    mask_loop_once = torch.ones(model.cfg.d_mlp, device=model.cfg.device, dtype=model.cfg.dtype, requires_grad=True)
+    mask_loop_once = torch.ones(
+        model.cfg.d_mlp, device=model.cfg.device, dtype=model.cfg.dtype, requires_grad=True
+    )
     tokens, positions, targets = suffix_of(sequence, model.cfg.device)
-    logits = model.run_with_hooks(tokens[None], fwd_hooks=[(post(0), lambda act, hook: act * mask_loop_once)])
+    logits = model.run_with_hooks(
+        tokens[None], fwd_hooks=[(post(0), lambda act, hook: act * mask_loop_once)]
+    )
     (-logits.float().log_softmax(-1)[0, positions, targets].mean()).backward()
 
 
@@ -151,5 +200,9 @@ def middles(n: int, k: int) -> list[int]:
 
 def setting(model: Any, n_tokens: int = N_TOKENS, n_prefix: int = N_PREFIX) -> str:
     device = torch.device(model.cfg.device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    )
     return f"{name}, {str(model.cfg.dtype).removeprefix('torch.')}, torch {torch.__version__}, {n_tokens} tokens, prefix {n_prefix}"

@@ -1,4 +1,5 @@
-"""How long collection takes and how much memory: the filter on windows of a reference model's training texts, and de-duplication.
+"""How long collection takes and how much memory: the filter on windows of a reference model's
+training texts, and de-duplication.
 
 python benchmarks/measure_collection.py                     # 100,000 sequences of 80 tokens each
 python benchmarks/measure_collection.py 10000               # fewer
@@ -36,22 +37,32 @@ def measure_filter(n: int) -> None:
     rows = tokens[: len(tokens) // 256 * 256].view(-1, 256)
     filter = Filter(model, Criteria())
     started, processor = time.perf_counter(), time.process_time()
-    print(f"filter: {MODEL}, {torch.get_num_threads()} threads, {peak():.0f} MiB before", flush=True)
+    print(
+        f"filter: {MODEL}, {torch.get_num_threads()} threads, {peak():.0f} MiB before", flush=True
+    )
 
     def watched() -> Iterator[Candidate]:
         for i, window in enumerate(islice(token_windows(rows, stride=STRIDE), n), 1):
             yield window
             if i % 10_000 == 0:
-                print(f"  {i} read, {time.perf_counter() - started:.0f} s, {peak():.0f} MiB", flush=True)
+                print(
+                    f"  {i} read, {time.perf_counter() - started:.0f} s, {peak():.0f} MiB",
+                    flush=True,
+                )
 
     found = filter.filter(watched())
     seconds, on_processor = time.perf_counter() - started, time.process_time() - processor
     print(f"  {found.report}, {len(found.recited)} asked to recite")
-    print(f"  {seconds:.0f} s in all, {on_processor:.0f} s on processors, peak {peak():.0f} MiB", flush=True)
+    print(
+        f"  {seconds:.0f} s in all, {on_processor:.0f} s on processors, peak {peak():.0f} MiB",
+        flush=True,
+    )
 
 
 def measure_duplicates(n: int) -> None:
-    """Half of the sequences have four near-duplicates, with a third of their tokens exchanged; tokens are as rare as words are."""
+    """Half of the sequences have four near-duplicates, with a third of their tokens exchanged;
+    tokens are as rare as words are.
+    """
     rng = np.random.default_rng(0)
     tokens = np.minimum(rng.zipf(1.3, size=(n, 80)), 4095)
     family = np.arange(n) // 5 * 5
@@ -61,7 +72,10 @@ def measure_duplicates(n: int) -> None:
     tokens = np.where(related[:, None] & copied, tokens[family], tokens)
     started = time.perf_counter()
     groups = near_duplicates(tokens)
-    print(f"de-duplication: {n} sequences, {len(groups)} groups, {time.perf_counter() - started:.0f} s, peak {peak():.0f} MiB")
+    print(
+        f"de-duplication: {n} sequences, {len(groups)} groups, {time.perf_counter() - started:.0f} "
+        f"s, peak {peak():.0f} MiB"
+    )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,12 @@ import pandas as pd
 import pytest
 
 EXPECTED = sorted((Path(__file__).parent / "expected").glob("*.csv"))
-INDEX = {"inj": ["method"], "del": ["method", "ratio"], "distractors": ["method", "multiple"], "heads": ["units", "method", "ratio"]}
+INDEX = {
+    "inj": ["method"],
+    "del": ["method", "ratio"],
+    "distractors": ["method", "multiple"],
+    "heads": ["units", "method", "ratio"],
+}
 INDEX |= {"real": ["method", "injection_ratio", "sequence_id"], "together": ["method", "multiple"]}
 
 
@@ -23,7 +28,12 @@ def test_committed_numbers_are_compared_one_by_one(path, committed, request):
     committed(measured, path.stem, 0.05)
     committed(measured + 0.04, path.stem, 0.05)
     measured.iloc[1, 0] += 0.06
-    with pytest.raises(AssertionError, match=rf"\b{measured.index[1] if len(measured.index.names) == 1 else measured.index[1][0]}\b"):
+    with pytest.raises(
+        AssertionError,
+        match=(
+            rf"\b{measured.index[1] if len(measured.index.names) == 1 else measured.index[1][0]}\b"
+        ),
+    ):
         committed(measured, path.stem, 0.05)
     measured.iloc[1, 0] = float("nan")
     with pytest.raises(AssertionError):

@@ -1,14 +1,19 @@
-"""What each method costs for one sequence, beside the plain loop of the paper's algorithm on the same model in the same process.
+"""What each method costs for one sequence, beside the plain loop of the paper's algorithm on the
+same model in the same process.
 
-pytest benchmarks/test_cost_table.py                                          # both reference models
-pytest benchmarks/test_cost_table.py --shape pythia-6.9b --dtype bfloat16     # random weights of that shape, CUDA when there is one
-pytest benchmarks/test_cost_table.py -k sizes --shape gpt2 --shape pythia-410m   # a short text against bare passes; also --model X.gguf
-pytest benchmarks/test_cost_table.py -m smoke                                 # a small shape, under 30 s on a CPU
+pytest benchmarks/test_cost_table.py                                          # both reference
+models pytest benchmarks/test_cost_table.py --shape pythia-6.9b --dtype bfloat16     # random
+weights of that shape, CUDA when there is one pytest benchmarks/test_cost_table.py -k sizes --shape
+gpt2 --shape pythia-410m   # a short text against bare passes; also --model X.gguf pytest
+benchmarks/test_cost_table.py -m smoke                                 # a small shape, under 30 s
+on a CPU
 
-Seconds are wall time on CUDA and CPU time of the process elsewhere, where other programs may share the cores. What repeats itself runs
-in part and is scaled up, because the whole would take hours: Zero-Out, and the loops of Zero-Out and Integrated Gradients, on an even
-sample of their passes, mask learners and injections for a fifth of their steps; the column ``measured`` says which share has been run.
-Memory is the peak beyond the weights. The table and the curves go to the results folder with device and versions.
+Seconds are wall time on CUDA and CPU time of the process elsewhere, where other programs may share
+the cores. What repeats itself runs in part and is scaled up, because the whole would take hours:
+Zero-Out, and the loops of Zero-Out and Integrated Gradients, on an even sample of their passes,
+mask learners and injections for a fifth of their steps; the column ``measured`` says which share
+has been run. Memory is the peak beyond the weights. The table and the curves go to the results
+folder with device and versions.
 """
 
 from __future__ import annotations
@@ -37,8 +42,10 @@ from costs import (
     suffix_of,
 )
 
-STEPS = {"slimming": 60, "hard_concrete": 200, "inject": 100}  # no early stop, so that each run does the same; a fifth is run
-GOALS = {  # seconds for one sequence, pythia-6.9b in bfloat16 on an NVIDIA H200; masks at their price in map
+# no early stop, so that each run does the same; a fifth is run
+STEPS = {"slimming": 60, "hard_concrete": 200, "inject": 100}
+# seconds for one sequence, pythia-6.9b in bfloat16 on an NVIDIA H200; masks at their price in map
+GOALS = {
     "activations": 0.1,
     "attribution": 0.3,
     "slimming, 16 in map": 2,
@@ -49,17 +56,22 @@ GOALS = {  # seconds for one sequence, pythia-6.9b in bfloat16 on an NVIDIA H200
 }
 INJECTED = 0.01  # of all rows
 SCREEN = 0.05  # keeps all of the exact top 1 %, or nearly: benchmarks/test_screen_recall.py
-N_NEGATIVES, DELETED = 20, 0.02  # of the table of sizes: other texts of DEL, and the ablated share of each layer
-N_NEURONS = 32  # neurons per layer that Zero-Out is timed on, and of one layer in three that its loop is timed on
+# of the table of sizes: other texts of DEL, and the ablated share of each layer
+N_NEGATIVES, DELETED = 20, 0.02
+# neurons per layer that Zero-Out is timed on, and of one layer in three that its loop is timed on
+N_NEURONS = 32
 N_POSITIONS = 3  # positions that the loop of Integrated Gradients is timed on
 
 
-# ---- the plain loops -------------------------------------------------------------------------------------------------
+# ---- the plain loops
+# -------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def zero_out_loop(model: Any, sequence: Any, layer: int, chunk: list[int]) -> torch.Tensor:
-    """Losses with the neurons of the chunk ablated, one in each row of a batch: whole forward passes, all logits."""
+    """Losses with the neurons of the chunk ablated, one in each row of a batch: whole forward
+    passes, all logits.
+    """
     tokens, positions, targets = suffix_of(sequence, model.cfg.device)
 
     def silence(act: torch.Tensor, hook: Any) -> torch.Tensor:
@@ -67,17 +79,29 @@ def zero_out_loop(model: Any, sequence: Any, layer: int, chunk: list[int]) -> to
         act[torch.arange(len(chunk)), :, chunk] = 0
         return act
 
-    logits = model.run_with_hooks(tokens.expand(len(chunk), -1), return_type="logits", fwd_hooks=[(post(layer), silence)])
+    logits = model.run_with_hooks(
+        tokens.expand(len(chunk), -1), return_type="logits", fwd_hooks=[(post(layer), silence)]
+    )
     return -logits.float().log_softmax(-1)[:, positions, targets].mean(1)
 
 
-def integrated_gradients_loop(model: Any, sequence: Any, layer: int, position: int, n_steps: int) -> torch.Tensor:
-    """Gradients at all points of the path of one layer at one position, side by side, in the sequence up to there."""
+def integrated_gradients_loop(
+    model: Any, sequence: Any, layer: int, position: int, n_steps: int
+) -> torch.Tensor:
+    """Gradients at all points of the path of one layer at one position, side by side, in the
+    sequence up to there.
+    """
     tokens = sequence.tokens.to(model.cfg.device)[: position + 1]
     clean: list[torch.Tensor] = []
     with torch.no_grad():
-        model.run_with_hooks(tokens[None], fwd_hooks=[(post(layer), lambda act, hook: clean.append(act[0, -1]))])
-    values = (torch.linspace(0, 1, n_steps, device=tokens.device)[:, None] * clean[0].float()).to(clean[0].dtype).requires_grad_()
+        model.run_with_hooks(
+            tokens[None], fwd_hooks=[(post(layer), lambda act, hook: clean.append(act[0, -1]))]
+        )
+    values = (
+        (torch.linspace(0, 1, n_steps, device=tokens.device)[:, None] * clean[0].float())
+        .to(clean[0].dtype)
+        .requires_grad_()
+    )
 
     def put(act: torch.Tensor, hook: Any) -> torch.Tensor:
         return torch.cat([act[:, :-1], values[:, None]], dim=1)
@@ -92,7 +116,10 @@ def mask_loop(model: Any, sequence: Any, n_steps: int) -> torch.Tensor:
     tokens, positions, targets = suffix_of(sequence, model.cfg.device)
     mask = torch.ones(model.cfg.n_layers, model.cfg.d_mlp, device=tokens.device, requires_grad=True)
     adam = torch.optim.Adam([mask], lr=1e-3)
-    hooks = [(post(layer), lambda act, hook, layer=layer: act * mask[layer].clamp(0, 1).to(act)) for layer in range(model.cfg.n_layers)]
+    hooks = [
+        (post(layer), lambda act, hook, layer=layer: act * mask[layer].clamp(0, 1).to(act))
+        for layer in range(model.cfg.n_layers)
+    ]
     for _ in range(n_steps):
         logits = model.run_with_hooks(tokens[None], fwd_hooks=hooks)
         loss = -logits.float().log_softmax(-1)[0, positions, targets].mean() + mask.abs().mean()
@@ -102,7 +129,8 @@ def mask_loop(model: Any, sequence: Any, n_steps: int) -> torch.Tensor:
     return mask.detach()
 
 
-# ---- the table -------------------------------------------------------------------------------------------------------
+# ---- the table
+# -------------------------------------------------------------------------------------------------------
 
 
 def busy(work: Any, device: torch.device) -> float:
@@ -114,7 +142,13 @@ def busy(work: Any, device: torch.device) -> float:
     return sum(event.self_device_time_total for event in profile.key_averages()) / 1e6 / wall
 
 
-def cost_table(model: Any, n_sequences: int = 16, n_neurons: int = N_NEURONS, steps: dict[str, int] = STEPS, repeats: int = 2) -> Any:
+def cost_table(
+    model: Any,
+    n_sequences: int = 16,
+    n_neurons: int = N_NEURONS,
+    steps: dict[str, int] = STEPS,
+    repeats: int = 2,
+) -> Any:
     """One row per method: seconds and bytes for one sequence, and of its plain loop."""
     from tl_localize import (
         Activations,
@@ -147,22 +181,38 @@ def cost_table(model: Any, n_sequences: int = 16, n_neurons: int = N_NEURONS, st
     points = IntegratedGradients().steps
     run = {name: max(1, n // 5) for name, n in steps.items()}
     off = {"stop_sparsity": 1e-12}
-    masks = {"slimming": Slimming(steps=run["slimming"], **off), "hard_concrete": HardConcrete(steps=run["hard_concrete"], **off)}
+    masks = {
+        "slimming": Slimming(steps=run["slimming"], **off),
+        "hard_concrete": HardConcrete(steps=run["hard_concrete"], **off),
+    }
 
     def zero_out() -> Any:
         """The exact part, on an even sample of the neurons."""
         method = ZeroOut()
-        return lambda: method._exact(view, one, chosen, torch.zeros(n_layers, d_mlp), lambda fraction: None)
+        return lambda: method._exact(
+            view, one, chosen, torch.zeros(n_layers, d_mlp), lambda fraction: None
+        )
 
     def zero_out_loops(size: int) -> Any:
         chunks = torch.tensor(some_neurons).split(size)
-        return lambda: [zero_out_loop(model, one, layer, chunk.tolist()) for layer in some_layers for chunk in chunks]
+        return lambda: [
+            zero_out_loop(model, one, layer, chunk.tolist())
+            for layer in some_layers
+            for chunk in chunks
+        ]
 
     passes = n_layers * d_mlp / int(chosen.sum())
     in_loop = n_layers * n_targets / (len(some_layers) * len(positions))
-    rows: list[tuple[str, Any, float, Any, float]] = [  # name, work, what its seconds count times, the loop, its
+    # name, work, what its seconds count times, the loop, its
+    rows: list[tuple[str, Any, float, Any, float]] = [
         ("activations", lambda: Activations()(model, one), 1, lambda: forward(model, one), 1),
-        ("attribution", lambda: Attribution()(model, one), 1, lambda: forward_and_backward(model, one), 1),
+        (
+            "attribution",
+            lambda: Attribution()(model, one),
+            1,
+            lambda: forward_and_backward(model, one),
+            1,
+        ),
         (
             "gradient_alignment",
             lambda: GradientAlignment()(model, one),
@@ -181,31 +231,60 @@ def cost_table(model: Any, n_sequences: int = 16, n_neurons: int = N_NEURONS, st
             "integrated_gradients",
             lambda: IntegratedGradients()(model, one),
             1,
-            lambda: [integrated_gradients_loop(model, one, layer, t, points) for layer in some_layers for t in positions],
+            lambda: [
+                integrated_gradients_loop(model, one, layer, t, points)
+                for layer in some_layers
+                for t in positions
+            ],
             in_loop,
         ),
         ("zero_out", zero_out(), passes, zero_out_loops(1), loops_of_zero_out),
         ("zero_out, loop batched", zero_out(), passes, zero_out_loops(side), loops_of_zero_out),
-        (f"zero_out, screen={SCREEN}", lambda: ZeroOut(screen=SCREEN)(model, one), 1, zero_out_loops(1), loops_of_zero_out),
+        (
+            f"zero_out, screen={SCREEN}",
+            lambda: ZeroOut(screen=SCREEN)(model, one),
+            1,
+            zero_out_loops(1),
+            loops_of_zero_out,
+        ),
     ]
     for name, method in masks.items():
         scale = steps[name] / run[name]
-        loop, single = (lambda name=name: mask_loop(model, one, run[name])), (lambda method=method: method(model, one))
-        together = lambda method=method: list(method.map(model, sequences))  # noqa: E731
+        loop, single = (
+            (lambda name=name: mask_loop(model, one, run[name])),
+            (lambda method=method: method(model, one)),
+        )
+        together = lambda method=method: list(method.map(model, sequences))
         rows.append((name, single, scale, loop, scale))
         rows.append((f"{name}, {n_sequences} in map", together, scale, single, scale))
 
     def injected(some: list[Any]) -> Any:
-        settings = {"ratio": INJECTED, "learning_rate": 0.01, "max_steps": run["inject"], "stop_loss": 1e-12}
+        settings = {
+            "ratio": INJECTED,
+            "learning_rate": 0.01,
+            "max_steps": run["inject"],
+            "stop_loss": 1e-12,
+        }
         return lambda: list(inject_many(model, some, seeds=range(len(some)), **settings))
 
     scale = steps["inject"] / run["inject"]
-    rows.append((f"inject, {n_sequences} in inject_many", injected(sequences), scale, injected([one]), scale))
+    rows.append(
+        (
+            f"inject, {n_sequences} in inject_many",
+            injected(sequences),
+            scale,
+            injected([one]),
+            scale,
+        )
+    )
     found: list[dict[str, Any]] = []
     for name, fast, scale, loop, loop_scale in rows:
         fast(), loop()  # the first run loads kernels
         n = n_sequences if f", {n_sequences} in" in name else 1
-        taken = [(seconds(fast, device) * scale / n, seconds(loop, device) * loop_scale) for _ in range(repeats)]
+        taken = [
+            (seconds(fast, device) * scale / n, seconds(loop, device) * loop_scale)
+            for _ in range(repeats)
+        ]
         mine, loops = (min(values) for values in zip(*taken, strict=True))
         found.append(
             {
@@ -224,14 +303,26 @@ def cost_table(model: Any, n_sequences: int = 16, n_neurons: int = N_NEURONS, st
     return pd.DataFrame(found).set_index("method")
 
 
-def size_table(model: Any, n_tokens: int = SHORT, share: float = 0.05, sampled: tuple[int, int] | None = None) -> pd.DataFrame:
-    """One short text through every method, an injection and the ablations of DEL, against a bare forward and backward pass.
+def size_table(
+    model: Any, n_tokens: int = SHORT, share: float = 0.05, sampled: tuple[int, int] | None = None
+) -> pd.DataFrame:
+    """One short text through every method, an injection and the ablations of DEL, against a bare
+    forward and backward pass.
 
     Args:
-        share: of the steps of masks and injections that are run, and of the points of Integrated Gradients (at least two).
-        sampled: layers, and neurons in each, that Zero-Out is run on; by default a batch of neurons in the middle of each third.
+        share: of the steps of masks and injections that are run, and of the points of Integrated
+            Gradients (at least two).
+        sampled: layers, and neurons in each, that Zero-Out is run on; by default a batch of neurons
+            in the middle of each third.
     """
-    from tl_localize import HardConcrete, IntegratedGradients, NeuronScores, Slimming, ZeroOut, inject
+    from tl_localize import (
+        HardConcrete,
+        IntegratedGradients,
+        NeuronScores,
+        Slimming,
+        ZeroOut,
+        inject,
+    )
     from tl_localize.evals.ablation import AblationMeter, Zero
     from tl_localize.methods import METHODS
     from tl_localize.neurons import NeuronView
@@ -250,7 +341,9 @@ def size_table(model: Any, n_tokens: int = SHORT, share: float = 0.05, sampled: 
     points = IntegratedGradients().steps
     shortened = {name: METHODS[name](steps=part(n), **off) for name, n in masks.items()}
     shortened["integrated_gradients"] = IntegratedGradients(steps=part(points))
-    shares = {name: part(n) / n for name, n in masks.items()} | {"integrated_gradients": part(points) / points}
+    shares = {name: part(n) / n for name, n in masks.items()} | {
+        "integrated_gradients": part(points) / points
+    }
     # Zero-Out: of the screened neurons and the sample some, in a few layers.
     screened = ZeroOut(screen=SCREEN)
     each = max(1, round(SCREEN * view.n_neurons)) + screened.screen_sample
@@ -259,16 +352,27 @@ def size_table(model: Any, n_tokens: int = SHORT, share: float = 0.05, sampled: 
     for layer in middles(view.n_layers, n_of_layers):
         chosen[layer, even(view.n_neurons, min(n_of_each, each))] = True
     shares["zero_out"] = int(chosen.sum()) / (view.n_layers * each)
-    meter = AblationMeter(model, [one, *others], torch.stack([other.tokens for other in others[:2]]), Zero(), str)
-    top = NeuronScores(torch.rand(view.n_layers, view.n_neurons, generator=torch.Generator().manual_seed(0))).top_k(DELETED, first_layer=1)
+    meter = AblationMeter(
+        model, [one, *others], torch.stack([other.tokens for other in others[:2]]), Zero(), str
+    )
+    top = NeuronScores(
+        torch.rand(view.n_layers, view.n_neurons, generator=torch.Generator().manual_seed(0))
+    ).top_k(DELETED, first_layer=1)
     steps = part(STEPS["inject"])
     shares["inject"] = steps / STEPS["inject"]
     works: dict[str, Any] = {
         "forward and backward": lambda: forward_and_backward(model, one),
         "forward": lambda: forward(model, one),
-        **{name: partial(shortened.get(name) or method(), model, one) for name, method in METHODS.items()},
-        "zero_out": lambda: screened._exact(view, one, chosen, torch.zeros(chosen.shape), lambda fraction: None),
-        "inject": lambda: inject(model, one, ratio=INJECTED, seed=0, learning_rate=0.01, max_steps=steps, stop_loss=1e-12),
+        **{
+            name: partial(shortened.get(name) or method(), model, one)
+            for name, method in METHODS.items()
+        },
+        "zero_out": lambda: screened._exact(
+            view, one, chosen, torch.zeros(chosen.shape), lambda fraction: None
+        ),
+        "inject": lambda: inject(
+            model, one, ratio=INJECTED, seed=0, learning_rate=0.01, max_steps=steps, stop_loss=1e-12
+        ),
         f"DEL, {N_NEGATIVES} negatives, a set of neurons": lambda: meter.effect(0, top),
     }
 
@@ -301,7 +405,10 @@ def size_table(model: Any, n_tokens: int = SHORT, share: float = 0.05, sampled: 
 def pytest_generate_tests(metafunc: Any) -> None:
     if "costed" in metafunc.fixturenames:
         options = metafunc.config.getoption
-        names = [*(options("--shape") or []), *(options("--model") or [])] or ["reference-gpt2", "reference-pythia"]
+        names = [*(options("--shape") or []), *(options("--model") or [])] or [
+            "reference-gpt2",
+            "reference-pythia",
+        ]
         metafunc.parametrize("costed", names, scope="session", indirect=True)
 
 
@@ -317,8 +424,10 @@ def costed(request: pytest.FixtureRequest) -> tuple[str, Any]:
     if name in SHAPES:
         if name not in SMALL and options("--device") is None and not torch.cuda.is_available():
             pytest.skip(
-                f"{name} needs a CUDA device, and would measure there seconds, peak memory and GPU busy of one sequence of {N_TOKENS} "
-                f"tokens by every method and its plain loop (goals for pythia-6.9b in seconds: {GOALS}). "
+                f"{name} needs a CUDA device, and would measure there seconds, peak memory and GPU "
+                f"busy of one sequence of {N_TOKENS} "
+                "tokens by every method and its plain loop (goals for pythia-6.9b in seconds: "
+                f"{GOALS}). "
                 "--device cpu does it here, in hours."
             )
         return name, random_model(name, check_device(options("--device")), dtype)
@@ -348,13 +457,18 @@ def test_sizes(costed: tuple[str, Any], publish: Any, unchecked: Any) -> None:
     table = size_table(model)
     about = setting(model, SHORT, SHORT // 2)
     publish(
-        table.round(3), name, f"cost_sizes_{str(model.cfg.dtype).removeprefix('torch.')}", f"One short text against bare passes ({about})"
+        table.round(3),
+        name,
+        f"cost_sizes_{str(model.cfg.dtype).removeprefix('torch.')}",
+        f"One short text against bare passes ({about})",
     )
     assert (table > 0).all(axis=None)
 
 
 def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -> None:
-    """Seconds per sequence over length and number of sequences, and over layers of the reference models' shape, beside the loop."""
+    """Seconds per sequence over length and number of sequences, and over layers of the reference
+    models' shape, beside the loop.
+    """
     from tl_localize import HardConcrete, IntegratedGradients
 
     name, model = costed
@@ -364,27 +478,62 @@ def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -
 
     def add(curve: str, x: int, method: str, work: Any, n: float = 1) -> None:
         work()
-        rows.append({"curve": curve, "x": x, "method": method, "seconds per sequence": min(seconds(work, device) for _ in range(2)) / n})
+        rows.append(
+            {
+                "curve": curve,
+                "x": x,
+                "method": method,
+                "seconds per sequence": min(seconds(work, device) for _ in range(2)) / n,
+            }
+        )
 
     def add_loop(curve: str, x: int, model: Any, one: Any) -> None:
         """Integrated Gradients by the plain loop, on an even sample of layers and positions."""
         targets, points = range(one.n_prefix - 1, len(one) - 1), IntegratedGradients().steps
-        sample = [(layer, targets[i]) for layer in even(model.cfg.n_layers, 3) for i in even(len(targets), N_POSITIONS)]
-        work = lambda: [integrated_gradients_loop(model, one, layer, t, points) for layer, t in sample]  # noqa: E731
-        add(curve, x, "integrated_gradients, plain loop", work, len(sample) / (model.cfg.n_layers * len(targets)))
+        sample = [
+            (layer, targets[i])
+            for layer in even(model.cfg.n_layers, 3)
+            for i in even(len(targets), N_POSITIONS)
+        ]
+        work = lambda: [
+            integrated_gradients_loop(model, one, layer, t, points) for layer, t in sample
+        ]
+        add(
+            curve,
+            x,
+            "integrated_gradients, plain loop",
+            work,
+            len(sample) / (model.cfg.n_layers * len(targets)),
+        )
 
     for length in (20, 40, 80, 160):
         one = random_sequences(model, 1, length)[0]
-        add("tokens", length, "integrated_gradients", lambda one=one: IntegratedGradients()(model, one))
+        add(
+            "tokens",
+            length,
+            "integrated_gradients",
+            lambda one=one: IntegratedGradients()(model, one),
+        )
         add_loop("tokens", length, model, one)
         add("tokens", length, "hard_concrete, 10 steps", lambda one=one: learner(model, one))
     for n in (1, 4, 16):
         some = random_sequences(model, n)
-        add("sequences", n, "hard_concrete, 10 steps", lambda some=some: list(learner.map(model, some)), n)
+        add(
+            "sequences",
+            n,
+            "hard_concrete, 10 steps",
+            lambda some=some: list(learner.map(model, some)),
+            n,
+        )
     for n_layers in (3, 6, 12):
         deep = random_model("reference", device, torch.float32, n_layers=n_layers)
         one, curve = random_sequences(deep, 1)[0], "layers of the reference shape"
-        add(curve, n_layers, "integrated_gradients", lambda deep=deep, one=one: IntegratedGradients()(deep, one))
+        add(
+            curve,
+            n_layers,
+            "integrated_gradients",
+            lambda deep=deep, one=one: IntegratedGradients()(deep, one),
+        )
         add_loop(curve, n_layers, deep, one)
     table = pd.DataFrame(rows).set_index(["curve", "x", "method"])
     publish(table.round(5), name, "cost_curves", f"Seconds per sequence ({setting(model)})")
@@ -393,8 +542,18 @@ def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -
 
 @pytest.mark.smoke
 def test_smoke_small_shape_fills_the_whole_table(unchecked: Any) -> None:
-    model = random_model("small", torch.device("cpu"), torch.float32, n_layers=2, d_mlp=64, d_vocab=128)
-    table = cost_table(model, n_sequences=2, n_neurons=4, steps={"slimming": 3, "hard_concrete": 3, "inject": 3}, repeats=1)
+    model = random_model(
+        "small", torch.device("cpu"), torch.float32, n_layers=2, d_mlp=64, d_vocab=128
+    )
+    table = cost_table(
+        model,
+        n_sequences=2,
+        n_neurons=4,
+        steps={"slimming": 3, "hard_concrete": 3, "inject": 3},
+        repeats=1,
+    )
     sizes = size_table(model, share=0.01, sampled=(2, 4))
     assert len(sizes) == 14 and (sizes > 0).all(axis=None)
-    assert len(table) == 13 and (table[["seconds", "ratio", "MiB", "MiB of the loop"]] > 0).all(axis=None)
+    assert len(table) == 13 and (table[["seconds", "ratio", "MiB", "MiB of the loop"]] > 0).all(
+        axis=None
+    )

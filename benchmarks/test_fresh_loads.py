@@ -1,9 +1,11 @@
-"""The first numbers of a fresh process: 200 processes load a GPT-2 directory on two threads, none is refused, none is off.
+"""The first numbers of a fresh process: 200 processes load a GPT-2 directory on two threads, none
+is refused, none is off.
 
     pytest benchmarks/test_fresh_loads.py -s                # about 20 minutes on two cores
     pytest benchmarks/test_fresh_loads.py -s --processes 20
 
-Without ``initialize_vector_functions`` about one process in forty gets logits that are off by 1e-4 (docs/differences.md).
+Without ``initialize_vector_functions`` about one process in forty gets logits that are off by 1e-4
+(docs/differences.md).
 """
 
 from __future__ import annotations

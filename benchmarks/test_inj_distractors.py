@@ -1,8 +1,10 @@
-"""INJ with distractors: four sentences in disjoint rows of one model; whose rows does a method find? Not in the paper.
+"""INJ with distractors: four sentences in disjoint rows of one model; whose rows does a method
+find? Not in the paper.
 
-pytest benchmarks/test_inj_distractors.py             # both reference models, 4 groups of 4 sentences, without Zero-Out
-pytest benchmarks/test_inj_distractors.py --full      # 8 groups and all methods: the committed table
-tl-localize inj --distractors 3 --limit 32 --settings benchmarks/settings/distractors.json    # the same of one model, in a results folder
+pytest benchmarks/test_inj_distractors.py             # both reference models, 4 groups of 4
+sentences, without Zero-Out pytest benchmarks/test_inj_distractors.py --full      # 8 groups and all
+methods: the committed table tl-localize inj --distractors 3 --limit 32 --settings
+benchmarks/settings/distractors.json    # the same of one model, in a results folder
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ TOLERANCE = 0.05  # of a mean recall against the committed one
 DISTRACTORS = 3
 N_GROUPS, N_GROUPS_FULL = 4, 8
 CHEAP = "hard_concrete,slimming,integrated_gradients,activations,attribution,gradient_alignment,iterative_attribution"
-SETTINGS = HERE / "settings" / "distractors.json"  # of the reference models; tl-localize inj --distractors 3 --settings reads it too
+# of the reference models; tl-localize inj --distractors 3 --settings reads it too
+SETTINGS = HERE / "settings" / "distractors.json"
 
 
 @pytest.fixture(scope="session")
@@ -30,12 +33,16 @@ def results(model, model_name, tuned, request, publish):
 
     full = request.config.getoption("--full")
     data = request.config.getoption("--data")
-    limit = request.config.getoption("--limit") or (DISTRACTORS + 1) * (N_GROUPS_FULL if full else N_GROUPS)
+    limit = request.config.getoption("--limit") or (DISTRACTORS + 1) * (
+        N_GROUPS_FULL if full else N_GROUPS
+    )
     sentences = inj_sequences(model, Path(data) if data else None)[:limit]
     if not tuned and model_name.startswith("reference"):
         tuned = read_settings(SETTINGS)
     ratios, methods = inj_ratios(model_name)[:1], "all" if full else CHEAP
-    runs = inj_runs(model, model_name, sentences, methods, [], tuned, ratios, distractors=DISTRACTORS)
+    runs = inj_runs(
+        model, model_name, sentences, methods, [], tuned, ratios, distractors=DISTRACTORS
+    )
     measured = InjResults.join([one.run(some) for one, some in runs])
     for name, table in inj_tables(measured, model_name).items():
         publish(table, model_name, f"distractors_{name}", CAPTIONS[name])
@@ -48,7 +55,14 @@ def results(model, model_name, tuned, request, publish):
 def test_sentences_are_recited_with_all_rows_and_forgotten_without_their_own(results):
     truth = results.truth[results.truth["converged"]]
     for rows in ("", "_zeroed"):
-        assert truth[[f"{state}{rows}" for state in ("all_on", "own_alone", "others_off", "other_off")]].mean().min() >= 0.95
+        assert (
+            truth[
+                [f"{state}{rows}" for state in ("all_on", "own_alone", "others_off", "other_off")]
+            ]
+            .mean()
+            .min()
+            >= 0.95
+        )
         assert abs(truth[f"own_off{rows}"] - truth["untouched"]).mean() < 0.1
 
 
@@ -58,7 +72,10 @@ def test_row_norms_can_not_tell_whose_rows_they_are(results):
     assert abs(own - foreign) < 0.1
 
 
-@pytest.mark.parametrize("method", ["hard_concrete", "slimming", "integrated_gradients", "attribution", "gradient_alignment"])
+@pytest.mark.parametrize(
+    "method",
+    ["hard_concrete", "slimming", "integrated_gradients", "attribution", "gradient_alignment"],
+)
 def test_methods_that_read_the_sentence_find_more_own_rows_than_foreign(results, method):
     rows = results.frame[(results.frame["method"] == method) & (results.frame["multiple"] == 1)]
     assert rows["recall"].mean() > rows["foreign_recall"].mean()
@@ -68,5 +85,9 @@ def test_recalls_are_the_committed_ones(results, model_name, request, committed)
     """To 5 points: the sentences and seeds are the same, the last digits of training are not."""
     if not request.config.getoption("--full"):
         pytest.skip("the committed numbers are those of --full")
-    measured = results.frame[results.frame["converged"]].groupby(["method", "multiple"])[["recall", "foreign_recall"]].mean()
+    measured = (
+        results.frame[results.frame["converged"]]
+        .groupby(["method", "multiple"])[["recall", "foreign_recall"]]
+        .mean()
+    )
     committed(measured, f"distractors-{model_name}", TOLERANCE, "--limit", "--data", "--settings")

@@ -1,11 +1,13 @@
-"""The INJ tables: recall of injected rows by every method (the paper's tables 2, 6, 7, 8 and 9), on each model.
+"""The INJ tables: recall of injected rows by every method (the paper's tables 2, 6, 7, 8 and 9), on
+each model.
 
-pytest benchmarks/test_inj_table.py                                             # both reference models, our sentences
-tl-localize inj                                                                 # the same table of one model, in a results folder
-pytest benchmarks/test_inj_table.py --full                                      # 32 sentences, however long it takes
-tl-localize inj --limit 32                                                      # the same of one model
-pytest benchmarks/test_inj_table.py --model gpt2 --device cuda --data ecbd_2021_definition_dedup.jsonl   # the paper's
-pytest benchmarks/test_inj_table.py --settings settings.json                    # with what tl-localize tune has found
+pytest benchmarks/test_inj_table.py                                             # both reference
+models, our sentences tl-localize inj
+# the same table of one model, in a results folder pytest benchmarks/test_inj_table.py --full
+# 32 sentences, however long it takes tl-localize inj --limit 32
+# the same of one model pytest benchmarks/test_inj_table.py --model gpt2 --device cuda --data
+ecbd_2021_definition_dedup.jsonl   # the paper's pytest benchmarks/test_inj_table.py --settings
+settings.json                    # with what tl-localize tune has found
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ import pytest
 
 HERE = Path(__file__).parent
 N_SENTENCES_FULL = 32  # of the reference models, all methods, with --full
-N_SENTENCES_CHEAP = 8  # of the tables with more data and with other seeds, as in the paper without Zero-Out
+# of the tables with more data and with other seeds, as in the paper without Zero-Out
+N_SENTENCES_CHEAP = 8
 CHEAP = "hard_concrete,slimming,integrated_gradients,activations"
 OTHER_SEED = 1000
-TOLERANCE = 0.05  # of a mean recall against the committed one: training and noise differ in the last digits between machines
+# of a mean recall against the committed one: training and noise differ in the last digits between
+# machines
+TOLERANCE = 0.05
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +69,9 @@ def recalls(results):
     return frame.groupby(["method", "multiple"])["recall"].mean().unstack()
 
 
-@pytest.mark.parametrize("method", ["hard_concrete", "slimming", "zero_out", "integrated_gradients", "activations"])
+@pytest.mark.parametrize(
+    "method", ["hard_concrete", "slimming", "zero_out", "integrated_gradients", "activations"]
+)
 def test_every_method_beats_random(recalls, method):
     assert (recalls.loc[method] > recalls.loc["random"]).all()
 
@@ -74,12 +81,19 @@ def test_hard_concrete_beats_activations(recalls):
 
 
 def test_slimming_beats_activations(recalls, model_name, request):
-    """The paper's order, which does not hold on the reference models: ``Activations`` contains the length of the row, which betrays it."""
+    """The paper's order, which does not hold on the reference models: ``Activations`` contains the
+    length of the row, which betrays it.
+    """
     from tl_localize.models import is_reference
 
     if is_reference(model_name):
         request.applymarker(
-            pytest.mark.xfail(strict=True, reason="the row norm finds the injected rows: see RowNorm, and test_inj_distractors")
+            pytest.mark.xfail(
+                strict=True,
+                reason=(
+                    "the row norm finds the injected rows: see RowNorm, and test_inj_distractors"
+                ),
+            )
         )
     assert recalls.loc["slimming"].iloc[0] > recalls.loc["activations"].iloc[0]
 
@@ -93,7 +107,9 @@ def test_most_injections_converge(results):
 
 
 def test_recalls_are_the_committed_ones(recalls, model_name, committed):
-    """To 5 points of recall: the sentences and seeds are the same, the last digits of training are not."""
+    """To 5 points of recall: the sentences and seeds are the same, the last digits of training are
+    not.
+    """
     committed(recalls, f"inj-{model_name}", TOLERANCE, "--limit", "--data", "--settings", "--full")
 
 
@@ -102,7 +118,12 @@ def more_data(run, publish, model_name):
     from tl_localize.report.paper import TITLES
 
     measured = run(CHEAP, N_SENTENCES_CHEAP)
-    publish(measured.table().rename(index=TITLES), model_name, "inj_expanded", "INJ with more sentences, without Zero-Out")
+    publish(
+        measured.table().rename(index=TITLES),
+        model_name,
+        "inj_expanded",
+        "INJ with more sentences, without Zero-Out",
+    )
     return measured
 
 
@@ -134,7 +155,9 @@ def test_smoke_on_the_beginning_of_two_sentences(model, sentences):
     from tl_localize.evals.inj_benchmark import InjBenchmark
     from tl_localize.evals.presets import make_methods
 
-    methods = make_methods("hard_concrete,integrated_gradients,activations", ["hard_concrete.steps=100"])
+    methods = make_methods(
+        "hard_concrete,integrated_gradients,activations", ["hard_concrete.steps=100"]
+    )
     short = [replace(sentence, tokens=sentence.tokens[:20]) for sentence in sentences[:2]]
     frame = InjBenchmark(model=model, sequences=short, ratio=0.03).run(methods).frame
     means = frame[frame["multiple"] == 1].groupby("method")["recall"].mean()

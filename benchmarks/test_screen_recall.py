@@ -1,13 +1,16 @@
-"""How much of the exact top 1 % of each layer ``ZeroOut(screen=...)`` keeps, by share, on planted sequences and injected sentences.
+"""How much of the exact top 1 % of each layer ``ZeroOut(screen=...)`` keeps, by share, on planted
+sequences and injected sentences.
 
 pytest benchmarks/test_screen_recall.py --limit 4        # of each kind, on both reference models
 
-One exact Zero-Out of each sequence says it for every share: a neuron of the exact top is kept if the screen takes it. Beside it stands
-``Attribution`` alone, which ranks neurons that fire everywhere too low where a text is recited almost surely. The sequences are the first
-planted ones with the most repetitions, and the first INJ sentences, each injected at 3 % of the rows.
+One exact Zero-Out of each sequence says it for every share: a neuron of the exact top is kept if
+the screen takes it. Beside it stands ``Attribution`` alone, which ranks neurons that fire
+everywhere too low where a text is recited almost surely. The sequences are the first planted ones
+with the most repetitions, and the first INJ sentences, each injected at 3 % of the rows.
 
-On eleven other choices (eight planted texts of 32 to 128 repetitions and three injections, both models) the screen kept, on average and
-at worst, 0.974 and 0.944 at 2 %, 0.997 and 0.989 at 3 %, and all at 5 %; Attribution alone 0.964 and 0.900 at 5 %.
+On eleven other choices (eight planted texts of 32 to 128 repetitions and three injections, both
+models) the screen kept, on average and at worst, 0.974 and 0.944 at 2 %, 0.997 and 0.989 at 3 %,
+and all at 5 %; Attribution alone 0.964 and 0.900 at 5 %.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ import torch
 
 SHARES = (0.01, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1)
 TOP = 0.01
-SHARE = 0.05  # with the sample of 32 a layer 7 % of the exact passes, so 12 times the plain loop's speed where exact Zero-Out has 0.9 times
+# with the sample of 32 a layer 7 % of the exact passes, so 12 times the plain loop's speed where
+# exact Zero-Out has 0.9 times
+SHARE = 0.05
 N_SEQUENCES = 4
 RATIO, LEARNING_RATE = 0.03, 0.003
 
@@ -30,12 +35,17 @@ def recalls(model, sequence):
     from tl_localize.neurons import NeuronView
 
     truth = ZeroOut()(model, sequence).top_k(TOP)
-    estimates, lengths = Attribution()(model, sequence).values, output_norms(NeuronView(model), sequence)
+    estimates, lengths = (
+        Attribution()(model, sequence).values,
+        output_norms(NeuronView(model), sequence),
+    )
     kept = {}
     for share in SHARES:
         count = round(share * estimates.shape[1])
         kept["screen", share] = NeuronSet(screened(estimates, lengths, count)).recall_of(truth)
-        kept["attribution alone", share] = NeuronSet(screened(estimates, estimates, count)).recall_of(truth)
+        kept["attribution alone", share] = NeuronSet(
+            screened(estimates, estimates, count)
+        ).recall_of(truth)
     return kept
 
 
@@ -45,7 +55,10 @@ def planted(model, limit):
     from tl_localize.sequences import encode
 
     most = sorted(load_planted(), key=lambda sequence: -sequence.repetitions)[:limit]
-    return [MemorizedSequence(torch.tensor(encode(model.tokenizer, sequence.text)), 32, sequence.id) for sequence in most]
+    return [
+        MemorizedSequence(torch.tensor(encode(model.tokenizer, sequence.text)), 32, sequence.id)
+        for sequence in most
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -61,8 +74,17 @@ def table(model, model_name, request, publish):
             rows.append({"kind": "injected"} | recalls(model, sentence))
     frame = pd.DataFrame(rows).set_index("kind")
     frame.columns = pd.MultiIndex.from_tuples(frame.columns, names=["ranking", "share"])
-    shown = frame.groupby("kind").agg(["mean", "min"]).stack(level=["ranking", "share"], future_stack=True)
-    publish(shown, model_name, "screen_recall", f"Zero-Out screened: part of the exact top {TOP:.0%} of each layer that is kept")
+    shown = (
+        frame.groupby("kind")
+        .agg(["mean", "min"])
+        .stack(level=["ranking", "share"], future_stack=True)
+    )
+    publish(
+        shown,
+        model_name,
+        "screen_recall",
+        f"Zero-Out screened: part of the exact top {TOP:.0%} of each layer that is kept",
+    )
     return frame
 
 

@@ -1,7 +1,8 @@
-"""What the store costs: its share of an INJ run, and the time to open a folder of 100,000 finished tasks, all of them checked.
+"""What the store costs: its share of an INJ run, and the time to open a folder of 100,000 finished
+tasks, all of them checked.
 
-pytest benchmarks/test_store_cost.py -s
-pytest benchmarks/test_store_cost.py -s -k workers        # on a machine with nothing else to do: two Ray workers against one
+pytest benchmarks/test_store_cost.py -s pytest benchmarks/test_store_cost.py -s -k workers        #
+on a machine with nothing else to do: two Ray workers against one
 """
 
 from __future__ import annotations
@@ -40,17 +41,26 @@ def test_store_takes_under_two_percent_of_an_inj_run(tmp_path, monkeypatch):
     model = load_model("reference-gpt2", "cpu")
     sequences = inj_sequences(model, None)[:2]
     began, process = time.perf_counter(), time.process_time()
-    ((benchmark, methods),) = inj_runs(model, "reference-gpt2", sequences, "hard_concrete,slimming,integrated_gradients,activations")
+    ((benchmark, methods),) = inj_runs(
+        model,
+        "reference-gpt2",
+        sequences,
+        "hard_concrete,slimming,integrated_gradients,activations",
+    )
     benchmark.run(methods, Store(tmp_path / "run"))
     n_tasks = sum(1 for _ in (tmp_path / "run" / "records").rglob("*.safetensors"))
     total = time.perf_counter() - began
-    print(f"\nstore: {spent:.3f} s of {total:.1f} s = {100 * spent / total:.2f} % ({n_tasks} tasks)")
+    print(
+        f"\nstore: {spent:.3f} s of {total:.1f} s = {100 * spent / total:.2f} % ({n_tasks} tasks)"
+    )
     print(f"{time.process_time() - process:.1f} s of it on a processor")
     assert spent < 0.02 * total
 
 
 def test_a_folder_of_many_finished_tasks_opens_in_seconds(tmp_path):
-    """What resume does before its first task, and status; each in a process of its own, as users have it."""
+    """What resume does before its first task, and status; each in a process of its own, as users
+    have it.
+    """
     script = """
 import hashlib, json, sys, time
 from pathlib import Path
@@ -133,6 +143,11 @@ print(times[-1] - times[0])
     seconds = {}
     for workers in (1, 2):
         command = alone(f"{sys.executable} -c '{script}' {tmp_path / str(workers)} {workers}")
-        seconds[workers] = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
-    print(f"\n1 worker {seconds[1]:.1f} s, 2 workers {seconds[2]:.1f} s: {seconds[1] / seconds[2]:.2f} times as fast")
+        seconds[workers] = float(
+            subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
+        )
+    print(
+        f"\n1 worker {seconds[1]:.1f} s, 2 workers {seconds[2]:.1f} s: "
+        f"{seconds[1] / seconds[2]:.2f} times as fast"
+    )
     assert seconds[1] / seconds[2] > 1.6

@@ -1,4 +1,5 @@
-"""By how much the number of threads moves a published number: recall of INJ on one sentence, with one thread and with two.
+"""By how much the number of threads moves a published number: recall of INJ on one sentence, with
+one thread and with two.
 
 pytest benchmarks/test_threads.py -s      # about two minutes
 """
@@ -23,14 +24,23 @@ def moved(model, model_name, publish):
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            ((benchmark, methods),) = inj_runs(model, model_name, inj_sequences(model)[:1], METHODS, ratios=[0.03])
+            ((benchmark, methods),) = inj_runs(
+                model, model_name, inj_sequences(model)[:1], METHODS, ratios=[0.03]
+            )
             frame = benchmark.run(methods).frame
-            found[f"{threads} thread{'s' * (threads > 1)}"] = frame[frame["multiple"] == 1].set_index("method")["recall"]
+            found[f"{threads} thread{'s' * (threads > 1)}"] = frame[
+                frame["multiple"] == 1
+            ].set_index("method")["recall"]
     finally:
         torch.set_num_threads(before)
     table = pd.DataFrame(found)
     table["moved by"] = (table.iloc[:, 1] - table.iloc[:, 0]).abs()
-    publish(table.round(4).map("{:.4f}".format), model_name, "threads", "INJ, recall of one sentence with one thread and with two")
+    publish(
+        table.round(4).map("{:.4f}".format),
+        model_name,
+        "threads",
+        "INJ, recall of one sentence with one thread and with two",
+    )
     return table
 
 

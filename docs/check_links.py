@@ -21,7 +21,12 @@ class Page(HTMLParser):
         for name, value in attrs:
             if name in ("id", "name") and value:
                 self.anchors.add(value)
-            elif name in ("href", "src") and value and not urlsplit(value).scheme and not value.startswith("//"):
+            elif (
+                name in ("href", "src")
+                and value
+                and not urlsplit(value).scheme
+                and not value.startswith("//")
+            ):
                 self.links.append(value)
 
 
@@ -35,7 +40,9 @@ def dead_links(site: Path) -> list[str]:
             target = (base / unquote(parts.path).lstrip("/")).resolve() if parts.path else path
             target = target / "index.html" if target.is_dir() else target
             anchor = unquote(parts.fragment)
-            if not target.exists() or (target in pages and anchor and anchor not in pages[target].anchors):
+            if not target.exists() or (
+                target in pages and anchor and anchor not in pages[target].anchors
+            ):
                 dead.append(f"{path.relative_to(site)}: {link}")
     return dead
 

@@ -1,8 +1,11 @@
 """Docstrings as this project writes them, put into the form that mkdocstrings reads.
 
-Args:    ratio: share of the rows.          Args:
-         seed: draws the rows.         ->       ratio: share of the rows.
-Raises:  ValueError: ratio is 0.                seed: draws the rows.
+Args:
+    ratio: share of the rows.          Args:
+    seed: draws the rows.         ->       ratio: share of the rows.
+
+Raises:
+    ValueError: ratio is 0.                seed: draws the rows.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ class HouseStyle(griffe.Extension):
 
 
 def google(text: str) -> str:
-    """Sections as Google's style has them; a source is a paragraph; examples get a section of their own."""
+    """Sections as Google's style has them; a source is a paragraph; examples get a section of their
+    own.
+    """
     lines: list[str] = []
     section: list[str] | None = None  # lines of the section at hand, without their indent
     name = ""

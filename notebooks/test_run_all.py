@@ -13,24 +13,39 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-pytestmark = pytest.mark.filterwarnings("default")  # of Jupyter's own; a notebook's warnings would be in its outputs
+pytestmark = pytest.mark.filterwarnings(
+    "default"
+)  # of Jupyter's own; a notebook's warnings would be in its outputs
 HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("path", sorted(HERE.glob("*.ipynb")), ids=lambda path: path.stem)
-def test_notebook_runs(path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_notebook_runs(
+    path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     notebook = nbformat.read(path, as_version=4)
     started, before = time.perf_counter(), kernels_time()
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(
+        notebook,
+        timeout=600,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
+    ).execute()
     seconds = time.perf_counter() - started
     with capsys.disabled():  # also where the test passes
-        print(f"\n{path.name}: {seconds:.0f} s wall time, {kernels_time() - before:.0f} s processor time")
+        print(
+            f"\n{path.name}: {seconds:.0f} s wall time, {kernels_time() - before:.0f} s processor time"
+        )
     if request.config.getoption("--write"):
         for cell in notebook.cells:
             cell.metadata.pop("execution", None)  # times
             for output in cell.get("outputs", []):
-                output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)  # of a kernel that is gone; its HTML stays
-        notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+                output.get("data", {}).pop(
+                    "application/vnd.jupyter.widget-view+json", None
+                )  # of a kernel that is gone; its HTML stays
+        notebook.metadata = {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}
+        }
         nbformat.write(notebook, path)
 
 

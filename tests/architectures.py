@@ -1,4 +1,6 @@
-"""One tiny random model of transformers for each architecture that is tried, by its name in docs/architectures.md."""
+"""One tiny random model of transformers for each architecture that is tried, by its name in
+docs/architectures.md.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,34 @@ from typing import Any
 import torch
 
 N_VOCAB = 61
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 64}
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+}
 GROUPED = SIZES | {"num_key_value_heads": 2}
 OLD = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "n_positions": 64}
-GEMMA = GROUPED | {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
-MOE = GROUPED | {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+GEMMA = GROUPED | {
+    "head_dim": 8,
+    "query_pre_attn_scalar": 8,
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+MOE = GROUPED | {
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "GPT-2": ("GPT2", OLD),
@@ -22,7 +46,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "OpenAI GPT": ("OpenAIGPT", {**OLD, "n_inner": None}),
     "GPT-NeoX (Pythia)": ("GPTNeoX", SIZES),
     "Llama": ("Llama", GROUPED),
-    "Llama 3.x": ("Llama", GROUPED | {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 16}}),
+    "Llama 3.x": (
+        "Llama",
+        GROUPED | {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 16}},
+    ),
     "Mistral": ("Mistral", GROUPED | {"sliding_window": 5}),
     "Ministral 3": ("Ministral3", GROUPED | {"head_dim": 8}),
     "Qwen 2": ("Qwen2", GROUPED),
@@ -38,7 +65,16 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "OLMo 3": ("Olmo3", GROUPED),
     "SmolLM 3": ("SmolLM3", GROUPED | {"pad_token_id": 0}),
     "StableLM": ("StableLm", GROUPED),
-    "Falcon": ("Falcon", {**SIZES, "ffn_hidden_size": 48, "new_decoder_architecture": False, "alibi": False, "multi_query": True}),
+    "Falcon": (
+        "Falcon",
+        {
+            **SIZES,
+            "ffn_hidden_size": 48,
+            "new_decoder_architecture": False,
+            "alibi": False,
+            "multi_query": True,
+        },
+    ),
     "Cohere": ("Cohere", GROUPED),
     "Cohere 2": ("Cohere2", GROUPED | {"sliding_window": 5}),
     "Granite": ("Granite", GROUPED | {"residual_multiplier": 0.22, "attention_multiplier": 0.3}),
@@ -47,29 +83,64 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "StarCoder2": ("Starcoder2", GROUPED),
     "Nemotron": ("Nemotron", GROUPED),
     "Seed-OSS": ("SeedOss", GROUPED | {"head_dim": 8}),
-    "EXAONE 4": ("Exaone4", GROUPED | {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}),
+    "EXAONE 4": (
+        "Exaone4",
+        GROUPED | {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     "CodeGen": ("CodeGen", {**OLD, "rotary_dim": 4}),
     "Apertus": ("Apertus", GROUPED),
     "Arcee": ("Arcee", GROUPED),
     "Ernie 4.5": ("Ernie4_5", GROUPED),
     "Jais 2": ("Jais2", GROUPED | {"head_dim": 8}),
-    "LFM2": ("Lfm2", GROUPED | {"layer_types": ["full_attention", "full_attention"], "block_auto_adjust_ff_dim": False}),
+    "LFM2": (
+        "Lfm2",
+        GROUPED
+        | {"layer_types": ["full_attention", "full_attention"], "block_auto_adjust_ff_dim": False},
+    ),
     "OPT": (
         "OPT",
-        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48, "word_embed_proj_dim": 32}
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "ffn_dim": 48,
+            "word_embed_proj_dim": 32,
+        }
         | {"max_position_embeddings": 64, "pad_token_id": 0},
     ),
     "GPT-J": ("GPTJ", {**OLD, "rotary_dim": 4}),
     "GPT-Neo": (
         "GPTNeo",
-        {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 48, "max_position_embeddings": 64, "window_size": 5}
+        {
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_heads": 4,
+            "intermediate_size": 48,
+            "max_position_embeddings": 64,
+            "window_size": 5,
+        }
         | {"attention_types": [[["global", "local"], 1]]},
     ),
     "Bloom": ("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
-    "MPT": ("Mpt", {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, "expansion_ratio": 2}),
-    "XGLM": ("XGLM", {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48, "max_position_embeddings": 64}),
+    "MPT": (
+        "Mpt",
+        {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, "expansion_ratio": 2},
+    ),
+    "XGLM": (
+        "XGLM",
+        {
+            "d_model": 32,
+            "num_layers": 2,
+            "attention_heads": 4,
+            "ffn_dim": 48,
+            "max_position_embeddings": 64,
+        },
+    ),
     "BitNet": ("BitNet", GROUPED),
-    "Falcon with ALiBi": ("Falcon", {**SIZES, "ffn_hidden_size": 48, "alibi": True, "multi_query": False}),
+    "Falcon with ALiBi": (
+        "Falcon",
+        {**SIZES, "ffn_hidden_size": 48, "alibi": True, "multi_query": False},
+    ),
     "Helium": ("Helium", GROUPED | {"head_dim": 8}),
     "HunYuan": ("HunYuanDenseV1", GROUPED | {"head_dim": 8, "pad_token_id": 0}),
     "DeepSeek-like (Llama)": ("Llama", GROUPED | {"attention_bias": True, "mlp_bias": True}),
@@ -83,7 +154,9 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def save(config: Any, path: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """A random model of a config, saved as users save theirs; weights large enough that a wrong formula shows."""
+    """A random model of a config, saved as users save theirs; weights large enough that a wrong
+    formula shows.
+    """
     from transformers import AutoModelForCausalLM
 
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
@@ -105,21 +178,51 @@ def config_of(name: str) -> Any:
     kind, settings = CONFIGS[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return getattr(transformers, f"{kind}Config")(vocab_size=N_VOCAB, bos_token_id=0, eos_token_id=0, **settings)
+        return getattr(transformers, f"{kind}Config")(
+            vocab_size=N_VOCAB, bos_token_id=0, eos_token_id=0, **settings
+        )
 
 
 def tiny_bridge(seed: int, settings: dict[str, Any]) -> Any:
-    """A TransformerBridge of the shapes that conftest's ``tiny_model`` gives a HookedTransformer; skips where there is none."""
+    """A TransformerBridge of the shapes that conftest's ``tiny_model`` gives a HookedTransformer;
+    skips where there is none.
+    """
     import pytest
 
     from tl_localize.host.seam import as_bridge
 
-    known = {"n_layers", "n_heads", "d_head", "d_mlp", "model_name", "act_fn", "d_model", "n_ctx", "d_vocab", "n_key_value_heads", "dtype"}
+    known = {
+        "n_layers",
+        "n_heads",
+        "d_head",
+        "d_mlp",
+        "model_name",
+        "act_fn",
+        "d_model",
+        "n_ctx",
+        "d_vocab",
+        "n_key_value_heads",
+        "dtype",
+    }
     kinds = {
         frozenset(): "gpt2",
-        frozenset({"parallel_attn_mlp", "positional_embedding_type", "rotary_adjacent_pairs", "rotary_dim"}): "neox",
         frozenset(
-            {"normalization_type", "final_rms", "gated_mlp", "positional_embedding_type", "rotary_adjacent_pairs", "rotary_dim"}
+            {
+                "parallel_attn_mlp",
+                "positional_embedding_type",
+                "rotary_adjacent_pairs",
+                "rotary_dim",
+            }
+        ): "neox",
+        frozenset(
+            {
+                "normalization_type",
+                "final_rms",
+                "gated_mlp",
+                "positional_embedding_type",
+                "rotary_adjacent_pairs",
+                "rotary_dim",
+            }
         ): "llama",
     }
     kind = kinds.get(frozenset(settings) - known)
@@ -138,15 +241,39 @@ def tiny_bridge(seed: int, settings: dict[str, Any]) -> Any:
     }
     import transformers
 
-    common = {"vocab_size": of["d_vocab"], "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0}
+    common = {
+        "vocab_size": of["d_vocab"],
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
     if kind == "gpt2":
-        sizes = {"n_layer": of["n_layers"], "n_embd": of["d_model"], "n_head": of["n_heads"], "n_inner": of["d_mlp"]}
-        config: Any = transformers.GPT2Config(n_positions=of["n_ctx"], activation_function=of["act_fn"], **sizes, **common)
+        sizes = {
+            "n_layer": of["n_layers"],
+            "n_embd": of["d_model"],
+            "n_head": of["n_heads"],
+            "n_inner": of["d_mlp"],
+        }
+        config: Any = transformers.GPT2Config(
+            n_positions=of["n_ctx"], activation_function=of["act_fn"], **sizes, **common
+        )
     else:
-        sizes = {"num_hidden_layers": of["n_layers"], "hidden_size": of["d_model"], "num_attention_heads": of["n_heads"]}
-        sizes |= {"intermediate_size": of["d_mlp"], "max_position_embeddings": of["n_ctx"], "hidden_act": of["act_fn"]}
+        sizes = {
+            "num_hidden_layers": of["n_layers"],
+            "hidden_size": of["d_model"],
+            "num_attention_heads": of["n_heads"],
+        }
+        sizes |= {
+            "intermediate_size": of["d_mlp"],
+            "max_position_embeddings": of["n_ctx"],
+            "hidden_act": of["act_fn"],
+        }
         if kind == "neox":
-            rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": of["rotary_dim"] / of["d_head"]}
+            rope = {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": of["rotary_dim"] / of["d_head"],
+            }
             config = transformers.GPTNeoXConfig(**sizes, **common, rope_parameters=rope)
         else:
             heads = {"num_key_value_heads": of["n_key_value_heads"], "head_dim": of["d_head"]}
@@ -154,22 +281,35 @@ def tiny_bridge(seed: int, settings: dict[str, Any]) -> Any:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
-        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager"
+        ).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 is_norm = name.endswith("weight") and ("norm" in name or "ln_" in name)
                 parameter.normal_(1.0 if is_norm else 0.0, 0.2)
             model.get_output_embeddings().weight.mul_(2)
         made = as_bridge(model.to(of.get("dtype", torch.float32)), of.get("model_name", "tiny"))
-        made(torch.zeros(1, 1, dtype=torch.long))  # at its first pass a Bridge puts hooks of its own on its modules
+        # at its first pass a Bridge puts hooks of its own on its modules
+        made(torch.zeros(1, 1, dtype=torch.long))
         return made
 
 
 def row(name: str, folder: Path) -> str:
-    """The line of docs/architectures.md of an architecture; raises unless every number is that of the definition."""
+    """The line of docs/architectures.md of an architecture; raises unless every number is that of
+    the definition.
+    """
     from oracles import plain_integrated_gradients, plain_zero_out
 
-    from tl_localize import HardConcrete, IntegratedGradients, MemorizedSequence, ZeroOut, accuracy, inject, load_model
+    from tl_localize import (
+        HardConcrete,
+        IntegratedGradients,
+        MemorizedSequence,
+        ZeroOut,
+        accuracy,
+        inject,
+        load_model,
+    )
     from tl_localize.methods.partial_runs import CleanRun
     from tl_localize.neurons import NeuronView
 
@@ -179,7 +319,9 @@ def row(name: str, folder: Path) -> str:
     except ValueError as error:
         reason = next(short for sign, short in REFUSALS.items() if sign in str(error))
         return f"| {name} | refused: {reason} | |"
-    sequence = MemorizedSequence(torch.randint(N_VOCAB, (9,), generator=torch.Generator().manual_seed(3)), 5, "s")
+    sequence = MemorizedSequence(
+        torch.randint(N_VOCAB, (9,), generator=torch.Generator().manual_seed(3)), 5, "s"
+    )
     view = NeuronView(model)
     additive = CleanRun.of(view, sequence.tokens[None]).additive
     ablated = ZeroOut()(model, sequence)
@@ -197,11 +339,17 @@ def row(name: str, folder: Path) -> str:
     with injection.applied(model), torch.no_grad():
         logits = model(sequence.tokens[None])[0, :-1]
         loss = torch.nn.functional.cross_entropy(logits, sequence.tokens[1:])
-        assert abs(float(loss) - float(injection.losses[-1])) < 1e-3, "the rows that were trained are not those that are applied"
+        assert abs(float(loss) - float(injection.losses[-1])) < 1e-3, (
+            "the rows that were trained are not those that are applied"
+        )
     assert all(torch.equal(view.rows(layer), rows) for layer, rows in enumerate(before))
     with ablated.top_k(0.1).dropped_out(model):
         assert accuracy(model, [sequence]).shape == (1,)
-    way = "one position at a time" if any("slow way" in str(one.message) for one in warned) else "one pass"
+    way = (
+        "one position at a time"
+        if any("slow way" in str(one.message) for one in warned)
+        else "one pass"
+    )
     return f"| {name} | {'added' if len(additive) == view.n_layers else 'changed after W_out, or hooked'} | {way} |"
 
 

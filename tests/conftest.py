@@ -1,6 +1,7 @@
 """Tiny random models and sequences that every test may use.
 
-tl_localize is imported inside fixtures only: pytest loads this file before jaxtyping's import hook is in place.
+tl_localize is imported inside fixtures only: pytest loads this file before jaxtyping's import hook
+is in place.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: without it a collection of garbage takes a fraction of the time."""
+    """What is imported by now stays: without it a collection of garbage takes a fraction of the
+    time.
+    """
     gc.collect()
     gc.freeze()
 
@@ -36,7 +39,8 @@ def pytest_collection_finish() -> None:
 def tiny_model(seed: int = 0, **settings: Any) -> Any:
     """A model with every parameter random, biases and norms too; the global seed stays as it is.
 
-    It is a HookedTransformer; with TransformerLens 4, which has none, a TransformerBridge of the same shapes, where there is one.
+    It is a HookedTransformer; with TransformerLens 4, which has none, a TransformerBridge of the
+    same shapes, where there is one.
     """
     if version("transformer-lens").startswith("4"):
         from architectures import tiny_bridge
@@ -102,7 +106,9 @@ def neox_like() -> Any:
 
 @pytest.fixture
 def llama_like() -> Any:
-    """Two layers of 52 neurons, gated MLPs, RMS norms, rotary positions, four query heads on two key heads."""
+    """Two layers of 52 neurons, gated MLPs, RMS norms, rotary positions, four query heads on two
+    key heads.
+    """
     return tiny_model(
         3,
         model_name="llama-like",
@@ -133,11 +139,22 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     path = tmp_path_factory.mktemp("cli") / "tiny"
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(path)
-    config = GPT2Config(vocab_size=256, n_positions=96, n_embd=16, n_layer=2, n_head=2, n_inner=40, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(
+        vocab_size=256,
+        n_positions=96,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_inner=40,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         GPT2LMHeadModel(config).save_pretrained(path)
@@ -169,7 +186,9 @@ def sequences() -> list[Any]:
 
 @pytest.fixture
 def del_results() -> Any:
-    """DEL results made by hand: four targets in two categories; Hard Concrete erases 40 points of the target at 0.5 %, others less."""
+    """DEL results made by hand: four targets in two categories; Hard Concrete erases 40 points of
+    the target at 0.5 %, others less.
+    """
     import numpy as np
     import pandas as pd
 
@@ -185,15 +204,45 @@ def del_results() -> Any:
             same = np.equal.outer(categories, categories)
             matrix = np.where(np.eye(4, dtype=bool), scale, np.where(same, scale / 4, scale / 40))
             matrix[1] /= 2
-            confusion[method, ratio] = pd.DataFrame(matrix, index=pd.Index(ids, name="ablated"), columns=pd.Index(ids, name="measured"))
+            confusion[method, ratio] = pd.DataFrame(
+                matrix, index=pd.Index(ids, name="ablated"), columns=pd.Index(ids, name="measured")
+            )
             for i, name in enumerate(ids):
-                common = {"model": "m", "sequence_id": name, "category": categories[i], "method": method, "ratio": ratio}
+                common = {
+                    "model": "m",
+                    "sequence_id": name,
+                    "category": categories[i],
+                    "method": method,
+                    "ratio": ratio,
+                }
                 others = float(np.delete(matrix[i], i).mean())
-                changes = {"delta_self_accuracy": matrix[i, i], "delta_neg_accuracy": others, "delta_self_levenshtein": -100 * matrix[i, i]}
-                changes |= {"delta_neg_levenshtein": -100 * others, "delta_perplexity": 0.5, "delta_perplexity_base2": 0.25}
+                changes = {
+                    "delta_self_accuracy": matrix[i, i],
+                    "delta_neg_accuracy": others,
+                    "delta_self_levenshtein": -100 * matrix[i, i],
+                }
+                changes |= {
+                    "delta_neg_levenshtein": -100 * others,
+                    "delta_perplexity": 0.5,
+                    "delta_perplexity_base2": 0.25,
+                }
                 rows.append(common | {"ablation": "zero", "n_neurons": 7} | changes)
-    before = pd.DataFrame({"model": "m", "sequence_id": ids, "category": categories, "prefix": "a|b\n", "suffix": ["A", "B", "C", "D"]})
-    before = before.assign(accuracy=[1.0, 0.9, 1.0, 0.9], levenshtein=0.0, length=1, perplexity=20.0, perplexity_base2=8.0)
+    before = pd.DataFrame(
+        {
+            "model": "m",
+            "sequence_id": ids,
+            "category": categories,
+            "prefix": "a|b\n",
+            "suffix": ["A", "B", "C", "D"],
+        }
+    )
+    before = before.assign(
+        accuracy=[1.0, 0.9, 1.0, 0.9],
+        levenshtein=0.0,
+        length=1,
+        perplexity=20.0,
+        perplexity_base2=8.0,
+    )
     return DelResults(pd.DataFrame(rows), before, confusion)
 
 
@@ -216,16 +265,29 @@ def golden_settings(golden: Path) -> dict[str, Any]:
     return json.loads((golden / "golden.json").read_text())
 
 
-def hooks_and_weights(model: Any) -> tuple[dict[str, int], dict[str, torch.Tensor], dict[str, bool]]:
-    """What must be the same before and after: the hooks, the weights bit by bit, and which of them want a gradient."""
-    hooks = {name: len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for name, m in model.named_modules()}
+def hooks_and_weights(
+    model: Any,
+) -> tuple[dict[str, int], dict[str, torch.Tensor], dict[str, bool]]:
+    """What must be the same before and after: the hooks, the weights bit by bit, and which of them
+    want a gradient.
+    """
+    hooks = {
+        name: len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks)
+        for name, m in model.named_modules()
+    }
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    return hooks, weights, {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    return (
+        hooks,
+        weights,
+        {name: parameter.requires_grad for name, parameter in model.named_parameters()},
+    )
 
 
 @pytest.fixture
 def unchanged() -> Callable[[Any], Callable[[], None]]:
-    """``check = unchanged(model)`` remembers a model; ``check()`` fails unless hooks, weights, gradients and mode are the same."""
+    """``check = unchanged(model)`` remembers a model; ``check()`` fails unless hooks, weights,
+    gradients and mode are the same.
+    """
 
     def remember(model: Any) -> Callable[[], None]:
         hooks, weights, trainable = hooks_and_weights(model)
@@ -234,9 +296,13 @@ def unchanged() -> Callable[[Any], Callable[[], None]]:
         def check() -> None:
             hooks_now, weights_now, trainable_now = hooks_and_weights(model)
             assert hooks_now == hooks, "hooks were left behind or taken away"
-            assert [name for name in weights if not torch.equal(weights[name], weights_now[name])] == [], "weights changed"
+            assert [
+                name for name in weights if not torch.equal(weights[name], weights_now[name])
+            ] == [], "weights changed"
             assert trainable_now == trainable, "requires_grad changed"
-            assert [name for name, p in model.named_parameters() if p.grad is not None] == [], "a gradient was left behind"
+            assert [name for name, p in model.named_parameters() if p.grad is not None] == [], (
+                "a gradient was left behind"
+            )
             assert model.training == training
             assert not any(point.ctx for point in model.hook_dict.values())
 

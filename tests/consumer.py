@@ -1,4 +1,6 @@
-"""What a user's type checker sees of the installed package: .ci/run gives this file to pyright, nobody runs it."""
+"""What a user's type checker sees of the installed package: .ci/run gives this file to pyright,
+nobody runs it.
+"""
 
 from collections.abc import Iterator
 
@@ -7,7 +9,17 @@ from transformer_lens import HookedTransformer
 from transformer_lens.model_bridge import TransformerBridge
 from typing_extensions import assert_type
 
-from tl_localize import DelResults, HardConcrete, Injection, InjResults, MemorizedSequence, NeuronScores, NeuronSet, inject, load_model
+from tl_localize import (
+    DelResults,
+    HardConcrete,
+    Injection,
+    InjResults,
+    MemorizedSequence,
+    NeuronScores,
+    NeuronSet,
+    inject,
+    load_model,
+)
 
 model = load_model("reference")
 assert_type(model, HookedTransformer | TransformerBridge)

@@ -23,7 +23,14 @@ class Watched:
             yield outcome
 
 
-def run_into(benchmark: Any, methods: list[Any], folder: Path, stop_after: int | None = None, shard: Any = (1, 1), **options: Any) -> Any:
+def run_into(
+    benchmark: Any,
+    methods: list[Any],
+    folder: Path,
+    stop_after: int | None = None,
+    shard: Any = (1, 1),
+    **options: Any,
+) -> Any:
     """What was computed, in its order."""
     from tl_localize.execution import Store
 
@@ -42,5 +49,11 @@ def spoil(path: Path, how: str) -> None:
     if how == "flipped":
         data[len(data) // 2] ^= 4
     nested = b'{"plan": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-    spoilt = {"truncated": data[: len(data) // 2], "empty": b"", "flipped": data, "foreign": b'{"a": 1}\n', "nested": nested}
+    spoilt = {
+        "truncated": data[: len(data) // 2],
+        "empty": b"",
+        "flipped": data,
+        "foreign": b'{"a": 1}\n',
+        "nested": nested,
+    }
     path.write_bytes(spoilt[how])

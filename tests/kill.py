@@ -1,6 +1,8 @@
-"""A run that is killed at random moments and resumed until it is done, and what must be true afterwards. For tests and benchmarks.
+"""A run that is killed at random moments and resumed until it is done, and what must be true
+afterwards. For tests and benchmarks.
 
-The run is forked from this process, in which everything is imported, so that a round costs what the work costs.
+The run is forked from this process, in which everything is imported, so that a round costs what the
+work costs.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class Killed:
     Args:
         rounds: runs that were killed.
         inside_writes: of these, while a file was being written (its temporary file was left).
-        computed: how often each task was begun, and how often it was begun again without having been in hand.
+        computed: how often each task was begun, and how often it was begun again without having
+            been in hand.
     """
 
     rounds: int = 0
@@ -47,12 +50,16 @@ def forked(work: Callable[[], object]) -> int:
         os._exit(1)
 
 
-def kill_until(run: Callable[[], object], folder: Path, log: Path, rounds: int, seed: int, mean: float) -> Killed:
+def kill_until(
+    run: Callable[[], object], folder: Path, log: Path, rounds: int, seed: int, mean: float
+) -> Killed:
     """Kill a run at random moments, at least so many times as it takes, and then let it finish.
 
     Args:
-        run: makes what is missing in ``folder``, and tells ``log`` when it begins a task ("begin X") and when it is kept ("kept X").
-        mean: seconds to the kill, on average (exponentially distributed, so that all moments are as likely).
+        run: makes what is missing in ``folder``, and tells ``log`` when it begins a task ("begin
+            X") and when it is kept ("kept X").
+        mean: seconds to the kill, on average (exponentially distributed, so that all moments are as
+            likely).
     """
     lots, seen = random.Random(seed), Killed()
     started = time.monotonic()
@@ -63,7 +70,9 @@ def kill_until(run: Callable[[], object], folder: Path, log: Path, rounds: int, 
         if seen.rounds < rounds:
             deadline = time.monotonic() + lots.expovariate(1 / mean)
             # Every second kill waits for a file that is being written.
-            while status is None and (time.monotonic() < deadline or (seen.rounds % 2 and temporary(folder) <= left)):
+            while status is None and (
+                time.monotonic() < deadline or (seen.rounds % 2 and temporary(folder) <= left)
+            ):
                 time.sleep(0.0005)
                 done, code = os.waitpid(child, os.WNOHANG)
                 status = code if done else None
@@ -99,7 +108,11 @@ def kill_until(run: Callable[[], object], folder: Path, log: Path, rounds: int, 
 
 def temporary(folder: Path) -> set[str]:
     """Files that are being written, or were when a run was killed."""
-    return {name for name in os.listdir(folder / "tmp") if name.endswith(".tmp")} if (folder / "tmp").is_dir() else set()
+    return (
+        {name for name in os.listdir(folder / "tmp") if name.endswith(".tmp")}
+        if (folder / "tmp").is_dir()
+        else set()
+    )
 
 
 def logged(log: Path) -> None:

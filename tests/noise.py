@@ -23,4 +23,8 @@ class Noise:
 
     def __call__(self, model: Any, sequence: MemorizedSequence) -> NeuronScores:
         generator = torch.Generator().manual_seed(self.seed + int(sequence.tokens.sum()))
-        return NeuronScores(torch.rand(model.cfg.n_layers, model.cfg.d_mlp, generator=generator), self.name, sequence.id)
+        return NeuronScores(
+            torch.rand(model.cfg.n_layers, model.cfg.d_mlp, generator=generator),
+            self.name,
+            sequence.id,
+        )

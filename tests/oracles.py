@@ -1,4 +1,6 @@
-"""The slow, obvious forms of the methods that have a fast one: definitions, one forward pass at a time, nothing shared with the package."""
+"""The slow, obvious forms of the methods that have a fast one: definitions, one forward pass at a
+time, nothing shared with the package.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,12 @@ def in_double(model: Any) -> Any:
 
 
 def loss_of(model: Any, tokens: Tensor, n_prefix: int) -> Tensor:
-    """Memorization loss from the logits of every position: nats per suffix token, in float64, so that differences keep their digits."""
-    log_p = model(tokens[None], return_type="logits", padding_side="right")[0].double().log_softmax(-1)
+    """Memorization loss from the logits of every position: nats per suffix token, in float64, so
+    that differences keep their digits.
+    """
+    log_p = (
+        model(tokens[None], return_type="logits", padding_side="right")[0].double().log_softmax(-1)
+    )
     positions = torch.arange(n_prefix - 1, len(tokens) - 1)
     return -log_p[positions, tokens[positions + 1]].mean()
 
@@ -34,8 +40,11 @@ def put_last(act: Tensor, hook: Any, *, values: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def plain_zero_out(model: Any, sequence: Any, every: int = 1, among: Tensor | None = None) -> Tensor:
-    """[layer neuron]: rise of the loss when the neuron is zero everywhere, one forward pass per neuron.
+def plain_zero_out(
+    model: Any, sequence: Any, every: int = 1, among: Tensor | None = None
+) -> Tensor:
+    """[layer neuron]: rise of the loss when the neuron is zero everywhere, one forward pass per
+    neuron.
 
     Of every so many neurons, or of those in the mask ``among`` alone, and nan elsewhere.
     """
@@ -46,13 +55,19 @@ def plain_zero_out(model: Any, sequence: Any, every: int = 1, among: Tensor | No
     for layer in range(model.cfg.n_layers):
         for i, neuron in enumerate(some):
             if among is None or among[layer, neuron]:
-                with model.hooks(fwd_hooks=[(f"blocks.{layer}.mlp.hook_post", partial(zero_at, neuron=neuron))]):
+                with model.hooks(
+                    fwd_hooks=[(f"blocks.{layer}.mlp.hook_post", partial(zero_at, neuron=neuron))]
+                ):
                     scores[layer, i] = loss_of(model, tokens, n_prefix) - baseline
     return scores
 
 
-def plain_integrated_gradients(model: Any, sequence: Any, points: Tensor, weights: Tensor) -> Tensor:
-    """[layer neuron]: the paper's A.2, one forward and one backward pass per layer and position, the points of the path side by side."""
+def plain_integrated_gradients(
+    model: Any, sequence: Any, points: Tensor, weights: Tensor
+) -> Tensor:
+    """[layer neuron]: the paper's A.2, one forward and one backward pass per layer and position,
+    the points of the path side by side.
+    """
     tokens, n_prefix = sequence.tokens, sequence.n_prefix
     clean: dict[int, Tensor] = {}
 
@@ -60,7 +75,12 @@ def plain_integrated_gradients(model: Any, sequence: Any, points: Tensor, weight
         clean[layer] = act[0].detach().clone()
 
     names = [f"blocks.{layer}.mlp.hook_post" for layer in range(model.cfg.n_layers)]
-    with torch.no_grad(), model.hooks(fwd_hooks=[(name, partial(record, layer=layer)) for layer, name in enumerate(names)]):
+    with (
+        torch.no_grad(),
+        model.hooks(
+            fwd_hooks=[(name, partial(record, layer=layer)) for layer, name in enumerate(names)]
+        ),
+    ):
         model(tokens[None], padding_side="right")
     scores = torch.zeros(model.cfg.n_layers, len(model.blocks[0].mlp.W_out))
     positions = range(n_prefix - 1, len(tokens) - 1)
@@ -82,22 +102,45 @@ ATTENTION = {
     "alibi": {"positional_embedding_type": "alibi"},
     "shortformer": {"positional_embedding_type": "shortformer"},
     "soft cap": {"attn_scores_soft_cap": 0.5},
-    "local window": {"use_local_attn": True, "attn_types": ["local", "global", "local"], "window_size": 3, "n_layers": 3},
+    "local window": {
+        "use_local_attn": True,
+        "attn_types": ["local", "global", "local"],
+        "window_size": 3,
+        "n_layers": 3,
+    },
     "sinks": {"use_attention_sinks": True},
     "no scale": {"use_attn_scale": False},
     "inverse layer scale": {"scale_attn_by_inverse_layer_idx": True},
     "split inputs": {"use_split_qkv_input": True},
     "results per head": {"use_attn_result": True},
-    "ungrouped": {"n_heads": 4, "d_head": 6, "n_key_value_heads": 2, "ungroup_grouped_query_attention": True},
+    "ungrouped": {
+        "n_heads": 4,
+        "d_head": 6,
+        "n_key_value_heads": 2,
+        "ungroup_grouped_query_attention": True,
+    },
     "grouped": {"n_heads": 4, "d_head": 6, "n_key_value_heads": 1},
-    "query and key norm": {"use_qk_norm": True, "positional_embedding_type": "rotary", "rotary_dim": 8, "normalization_type": "RMS"},
-    "norm before and after": {"use_normalization_before_and_after": True, "normalization_type": "RMS"},
-    "norm after": {"original_architecture": "Olmo2ForCausalLM", "normalization_type": "RMS", "positional_embedding_type": "rotary"},
+    "query and key norm": {
+        "use_qk_norm": True,
+        "positional_embedding_type": "rotary",
+        "rotary_dim": 8,
+        "normalization_type": "RMS",
+    },
+    "norm before and after": {
+        "use_normalization_before_and_after": True,
+        "normalization_type": "RMS",
+    },
+    "norm after": {
+        "original_architecture": "Olmo2ForCausalLM",
+        "normalization_type": "RMS",
+        "positional_embedding_type": "rotary",
+    },
     "no norm": {"normalization_type": None, "act_fn": "relu"},
     "solu": {"act_fn": "solu_ln"},
 }
 
-# ... and of those in which Integrated Gradients cannot take all positions in one pass, by the reason that its warning gives.
+# ... and of those in which Integrated Gradients cannot take all positions in one pass, by the
+# reason that its warning gives.
 ONE_BY_ONE = {
     "clipped": {"clip_qkv": 0.1},
     "keys are normalized": {"use_qk_norm": True, "normalization_type": "RMS"},

@@ -9,7 +9,8 @@ import pytest
 from architectures import CONFIGS, row
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "architectures.md"
-NEWEST = version("transformer-lens").startswith("4.3")  # the TransformerLens of the page; others adapt other architectures
+# the TransformerLens of the page; others adapt other architectures
+NEWEST = version("transformer-lens").startswith("4.3")
 TRIED = CONFIGS if NEWEST else ("GPT-NeoX (Pythia)", "Gemma 2")  # of others two, for their numbers
 
 
@@ -22,5 +23,7 @@ def test_architecture_is_as_documented(tmp_path: Path, name: str) -> None:
 
 
 def test_every_line_of_the_page_is_tested() -> None:
-    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    lines = [
+        line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")
+    ]
     assert {line.split("|")[1].strip() for line in lines} - {"Architecture"} == set(CONFIGS)

@@ -40,7 +40,9 @@ def test_halving_gives_batches_of_the_size_asked_for() -> None:
 
 
 def test_halving_warns_once() -> None:
-    with pytest.warns(RuntimeWarning, match="Out of memory with a batch of 16: going on with 8.") as caught:
+    with pytest.warns(
+        RuntimeWarning, match="Out of memory with a batch of 16: going on with 8."
+    ) as caught:
         list(halving(limited(2), range(40), 16))
     assert len(caught) == 1
 
@@ -55,7 +57,10 @@ def test_halving_goes_on_with_the_smaller_size() -> None:
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         MemoryError(),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate "
+            "memory: you tried to allocate"
+        ),
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
@@ -65,7 +70,9 @@ def test_out_of_memory_is_recognized(error: BaseException) -> None:
     assert out_of_memory(error)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), ValueError("out of range"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shape mismatch"), ValueError("out of range"), KeyboardInterrupt()]
+)
 def test_other_errors_are_not_taken_for_it(error: BaseException) -> None:
     assert not out_of_memory(error)
 
@@ -113,24 +120,36 @@ def test_tokens_that_fit_are_enough_for_a_sequence_and_not_endless(any_model: An
 def test_tokens_that_fit_shrink_with_the_model(gpt2_like: Any) -> None:
     view = NeuronView(gpt2_like)
     small = tokens_that_fit(view)
-    view.shape, view.model = (500_000,), SimpleNamespace(cfg=gpt2_like.cfg, blocks=gpt2_like.blocks, parameters=gpt2_like.parameters)
+    view.shape, view.model = (
+        (500_000,),
+        SimpleNamespace(
+            cfg=gpt2_like.cfg, blocks=gpt2_like.blocks, parameters=gpt2_like.parameters
+        ),
+    )
     assert tokens_that_fit(view) < small
 
 
 def test_rows_that_fit_are_at_least_one_and_as_given(gpt2_like: Any) -> None:
     view = NeuronView(gpt2_like)
-    assert (rows_that_fit(view, 10, 3), rows_that_fit(view, 10, batch_tokens=25), rows_that_fit(view, 10, batch_tokens=1)) == (3, 2, 1)
+    assert (
+        rows_that_fit(view, 10, 3),
+        rows_that_fit(view, 10, batch_tokens=25),
+        rows_that_fit(view, 10, batch_tokens=1),
+    ) == (3, 2, 1)
     with pytest.raises(ValueError, match="batch_size must be a whole number from 1 on, got 0"):
         rows_that_fit(view, 10, 0)
 
 
-# ---- minimization ----------------------------------------------------------------------------------------------------
+# ---- minimization
+# ----------------------------------------------------------------------------------------------------
 
 TARGETS = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
 
 
 class Problems:
-    """Go to TARGETS[number] in ``lengths[number]`` steps of Adam; remembers the problems of each step."""
+    """Go to TARGETS[number] in ``lengths[number]`` steps of Adam; remembers the problems of each
+    step.
+    """
 
     def __init__(self, lengths: list[int]) -> None:
         self.lengths, self.batches = lengths, list[tuple[int, ...]]()
@@ -141,15 +160,31 @@ class Problems:
     def advance(self, numbers: tuple[int, ...], parameters: list[torch.Tensor], step: int) -> Any:
         self.batches.append(numbers)
         one, two = parameters
-        ends = {number: one[i].detach() + two[i].detach().sum(0) for i, number in enumerate(numbers) if step == self.lengths[number]}
+        ends = {
+            number: one[i].detach() + two[i].detach().sum(0)
+            for i, number in enumerate(numbers)
+            if step == self.lengths[number]
+        }
         if len(ends) == len(numbers):
             return [], ends
         loss = ((one + two.sum(1) - TARGETS[list(numbers)]) ** 2).sum()
         return torch.autograd.grad(loss, parameters), ends
 
-    def solve(self, model: Any, size: int, report: Any = lambda fraction: None) -> list[torch.Tensor]:
+    def solve(
+        self, model: Any, size: int, report: Any = lambda fraction: None
+    ) -> list[torch.Tensor]:
         n = len(self.lengths)
-        return list(minimize(NeuronView(model), n, size, self.begin, learning_rate=0.1, max_steps=max(self.lengths), report=report))
+        return list(
+            minimize(
+                NeuronView(model),
+                n,
+                size,
+                self.begin,
+                learning_rate=0.1,
+                max_steps=max(self.lengths),
+                report=report,
+            )
+        )
 
 
 def alone(number: int, n_steps: int) -> torch.Tensor:
@@ -163,9 +198,13 @@ def alone(number: int, n_steps: int) -> torch.Tensor:
     return (one + two.sum(0)).detach()
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=9), size=st.integers(1, 12))
-def test_minimize_solves_each_problem_as_if_alone_and_in_order(gpt2_like: Any, lengths: list[int], size: int) -> None:
+def test_minimize_solves_each_problem_as_if_alone_and_in_order(
+    gpt2_like: Any, lengths: list[int], size: int
+) -> None:
     problems = Problems(lengths)
     found = problems.solve(gpt2_like, size)
     assert len(found) == len(lengths) and max(map(len, problems.batches)) == min(size, len(lengths))
@@ -198,7 +237,9 @@ def test_minimize_begins_a_batch_anew_when_memory_runs_out(gpt2_like: Any, at: i
         return result
 
     problems.advance = failing  # type: ignore[method-assign]
-    with pytest.warns(RuntimeWarning, match="Out of memory with a batch of 4: going on with 2") as caught:
+    with pytest.warns(
+        RuntimeWarning, match="Out of memory with a batch of 4: going on with 2"
+    ) as caught:
         found = problems.solve(gpt2_like, 4)
     assert len(caught) == 1 and max(map(len, problems.batches[at:])) == 2
     for number, values in enumerate(found):

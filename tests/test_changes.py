@@ -1,4 +1,6 @@
-"""Whatever moment Ctrl-C comes at, whichever order blocks end in, the model is given back; and one thread works with it at a time."""
+"""Whatever moment Ctrl-C comes at, whichever order blocks end in, the model is given back; and one
+thread works with it at a time.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,26 @@ from tl_localize.changes import uninterrupted
 from tl_localize.neurons import NeuronView
 from tl_localize.sequences import SequenceBatch
 
-SHORT = {"hard_concrete": {"steps": 3}, "slimming": {"steps": 3}, "integrated_gradients": {"steps": 2}}
-NEEDS_TIMERS = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers on this system")
+SHORT = {
+    "hard_concrete": {"steps": 3},
+    "slimming": {"steps": 3},
+    "integrated_gradients": {"steps": 2},
+}
+NEEDS_TIMERS = pytest.mark.skipif(
+    not hasattr(signal, "setitimer"), reason="no timers on this system"
+)
 
 
 def injection_of(seed: int) -> Injection:
     generator = torch.Generator().manual_seed(seed)
     neurons = NeuronSet(torch.rand(2, 48, generator=generator) < 0.3)
-    return Injection(neurons, torch.randn(len(neurons), 24, generator=generator), torch.ones(1), torch.ones(1), True)
+    return Injection(
+        neurons,
+        torch.randn(len(neurons), 24, generator=generator),
+        torch.ones(1),
+        torch.ones(1),
+        True,
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -37,14 +51,17 @@ def ctrl_c_interrupts() -> Iterator[None]:
 
 @pytest.fixture
 def interrupted() -> Any:
-    """Runs a function until Ctrl-C comes after so many seconds; gives the exception, whose traceback holds every frame, or None."""
+    """Runs a function until Ctrl-C comes after so many seconds; gives the exception, whose
+    traceback holds every frame, or None.
+    """
 
     fired: list[int] = []
 
     def wait() -> None:
         """The handler runs some time after the timer: Ctrl-C must not come when nobody expects it.
 
-        Not within the ``try`` below: on Python 3.12 and 3.13 the jump back of a loop there is not covered by its ``except``.
+        Not within the ``try`` below: on Python 3.12 and 3.13 the jump back of a loop there is not
+        covered by its ``except``.
         """
         while not fired:
             time.sleep(1e-4)
@@ -73,7 +90,9 @@ def interrupted() -> Any:
 
 @NEEDS_TIMERS
 @pytest.mark.parametrize("what", ["applied", "dropped_out", "scaled", "lean"])
-def test_block_gives_the_model_back_whenever_it_is_interrupted(gpt2_like: Any, unchanged: Any, interrupted: Any, what: str) -> None:
+def test_block_gives_the_model_back_whenever_it_is_interrupted(
+    gpt2_like: Any, unchanged: Any, interrupted: Any, what: str
+) -> None:
     view, injection = NeuronView(gpt2_like), injection_of(0)
     blocks: dict[str, Callable[[], Any]] = {
         "applied": lambda: injection.applied(gpt2_like),
@@ -95,10 +114,18 @@ def test_block_gives_the_model_back_whenever_it_is_interrupted(gpt2_like: Any, u
 
 
 @pytest.mark.parametrize("what", ["applied", "dropped_out"])
-def test_block_that_is_dropped_without_its_end_gives_the_model_back(gpt2_like: Any, unchanged: Any, what: str) -> None:
-    """What is left of a ``with`` when Ctrl-C comes at an instruction that Python 3.12 and 3.13 do not cover by it."""
+def test_block_that_is_dropped_without_its_end_gives_the_model_back(
+    gpt2_like: Any, unchanged: Any, what: str
+) -> None:
+    """What is left of a ``with`` when Ctrl-C comes at an instruction that Python 3.12 and 3.13 do
+    not cover by it.
+    """
     check, injection = unchanged(gpt2_like), injection_of(0)
-    block = injection.applied(gpt2_like) if what == "applied" else injection.neurons.dropped_out(gpt2_like)
+    block = (
+        injection.applied(gpt2_like)
+        if what == "applied"
+        else injection.neurons.dropped_out(gpt2_like)
+    )
     block.__enter__()
     with pytest.raises(AssertionError):
         check()
@@ -107,7 +134,8 @@ def test_block_that_is_dropped_without_its_end_gives_the_model_back(gpt2_like: A
 
 
 @NEEDS_TIMERS
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised in a callback of the garbage collector: swallowed
+# raised in a callback of the garbage collector: swallowed
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", METHODS)
 def test_method_gives_the_model_back_whenever_it_is_interrupted(
     gpt2_like: Any, sequence: Any, unchanged: Any, interrupted: Any, name: str
@@ -180,11 +208,14 @@ def test_interrupt_goes_to_the_users_own_handler_which_is_given_back() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-# ---- blocks that overlap ---------------------------------------------------------------------------------------------
+# ---- blocks that overlap
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 0, 1), (2, 1, 0)])
-def test_applied_blocks_end_in_any_order(gpt2_like: Any, unchanged: Any, order: tuple[int, ...]) -> None:
+def test_applied_blocks_end_in_any_order(
+    gpt2_like: Any, unchanged: Any, order: tuple[int, ...]
+) -> None:
     check, weights = unchanged(gpt2_like), gpt2_like.W_out.detach().clone()
     blocks = [injection_of(seed).applied(gpt2_like) for seed in range(3)]
     for block in blocks:
@@ -201,7 +232,8 @@ def test_applied_blocks_end_in_any_order(gpt2_like: Any, unchanged: Any, order: 
     check()
 
 
-# ---- threads ---------------------------------------------------------------------------------------------------------
+# ---- threads
+# ---------------------------------------------------------------------------------------------------------
 
 
 def in_thread(function: Callable[[], object]) -> list[BaseException]:
@@ -224,20 +256,37 @@ MEASURES: dict[str, Callable[[Any, Any], object]] = {
     "accuracy": lambda model, sequence: accuracy(model, [sequence]),
     "perplexity": lambda model, sequence: perplexity(model, sequence.tokens[None]),
     "loss": lambda model, sequence: memorization_loss(model, SequenceBatch.of([sequence])),
-    **{name: lambda model, sequence, name=name: METHODS[name](**SHORT.get(name, {}))(model, sequence) for name in METHODS},
+    **{
+        name: lambda model, sequence, name=name: METHODS[name](**SHORT.get(name, {}))(
+            model, sequence
+        )
+        for name in METHODS
+    },
 }
 
 
 @pytest.mark.parametrize("name", MEASURES)
-def test_second_thread_is_refused_while_the_first_has_changed_the_model(gpt2_like: Any, sequence: Any, unchecked: None, name: str) -> None:
+def test_second_thread_is_refused_while_the_first_has_changed_the_model(
+    gpt2_like: Any, sequence: Any, unchecked: None, name: str
+) -> None:
     with injection_of(0).applied(gpt2_like):
         (error,) = in_thread(lambda: MEASURES[name](gpt2_like, sequence))
-    assert isinstance(error, RuntimeError) and str(error).startswith("model must be used by one thread at a time, got ")
+    assert isinstance(error, RuntimeError) and str(error).startswith(
+        "model must be used by one thread at a time, got "
+    )
     assert not in_thread(lambda: MEASURES[name](gpt2_like, sequence))
 
 
-def test_two_threads_never_give_a_wrong_score(gpt2_like: Any, sequence: Any, unchanged: Any) -> None:
-    check, methods = unchanged(gpt2_like), [METHODS[name](**SHORT.get(name, {})) for name in ("slimming", "activations", "attribution")]
+def test_two_threads_never_give_a_wrong_score(
+    gpt2_like: Any, sequence: Any, unchanged: Any
+) -> None:
+    check, methods = (
+        unchanged(gpt2_like),
+        [
+            METHODS[name](**SHORT.get(name, {}))
+            for name in ("slimming", "activations", "attribution")
+        ],
+    )
     wanted = [method(gpt2_like, sequence).values for method in methods]
     wrong: list[str] = []
     refused: list[str] = []
@@ -256,5 +305,7 @@ def test_two_threads_never_give_a_wrong_score(gpt2_like: Any, sequence: Any, unc
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong and len(refused) < 48 and all("one thread at a time" in text for text in refused)
+    assert (
+        not wrong and len(refused) < 48 and all("one thread at a time" in text for text in refused)
+    )
     check()

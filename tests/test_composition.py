@@ -28,7 +28,9 @@ def raise_by_one(act: torch.Tensor, hook: Any) -> torch.Tensor:
 @pytest.fixture
 def neurons(any_model: Any) -> NeuronSet:
     generator = torch.Generator().manual_seed(11)
-    return NeuronSet(torch.rand(any_model.cfg.n_layers, any_model.cfg.d_mlp, generator=generator) < 0.3)
+    return NeuronSet(
+        torch.rand(any_model.cfg.n_layers, any_model.cfg.d_mlp, generator=generator) < 0.3
+    )
 
 
 @pytest.fixture
@@ -37,8 +39,16 @@ def injection(any_model: Any, sequence: Any) -> Injection:
 
 
 @torch.no_grad()
-def by_hand(model: Any, tokens: torch.Tensor, neurons: NeuronSet | None, injection: Injection | None, user: Any = None) -> torch.Tensor:
-    """Logits with rows written and ablated neurons' rows zeroed by hand: the user's hook comes before the ablation."""
+def by_hand(
+    model: Any,
+    tokens: torch.Tensor,
+    neurons: NeuronSet | None,
+    injection: Injection | None,
+    user: Any = None,
+) -> torch.Tensor:
+    """Logits with rows written and ablated neurons' rows zeroed by hand: the user's hook comes
+    before the ablation.
+    """
     saved = {name: value.clone() for name, value in model.state_dict().items()}
     try:
         rows = iter(injection.rows) if injection else iter(())
@@ -60,7 +70,12 @@ ORDERS = list(permutations(["dropout", "injection", "user"]))
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 @torch.no_grad()
 def test_contexts_nest_in_any_order(
-    any_model: Any, sequence: Any, neurons: NeuronSet, injection: Injection, unchanged: Any, order: tuple[str, ...]
+    any_model: Any,
+    sequence: Any,
+    neurons: NeuronSet,
+    injection: Injection,
+    unchanged: Any,
+    order: tuple[str, ...],
 ) -> None:
     check = unchanged(any_model)
     contexts: dict[str, AbstractContextManager[Any]] = {
@@ -79,7 +94,12 @@ def test_contexts_nest_in_any_order(
 @pytest.mark.parametrize("outer", ["dropout", "injection"])
 @torch.no_grad()
 def test_run_with_hooks_inside_the_contexts(
-    any_model: Any, sequence: Any, neurons: NeuronSet, injection: Injection, unchanged: Any, outer: str
+    any_model: Any,
+    sequence: Any,
+    neurons: NeuronSet,
+    injection: Injection,
+    unchanged: Any,
+    outer: str,
 ) -> None:
     check = unchanged(any_model)
     wanted = by_hand(any_model, sequence.tokens, neurons, injection, halve)
@@ -87,36 +107,56 @@ def test_run_with_hooks_inside_the_contexts(
     with ExitStack() as stack:
         for context in contexts if outer == "dropout" else contexts[::-1]:
             stack.enter_context(context)
-        torch.testing.assert_close(any_model.run_with_hooks(sequence.tokens, fwd_hooks=[(POST, halve)]), wanted)
-        torch.testing.assert_close(any_model(sequence.tokens), by_hand(any_model, sequence.tokens, neurons, None))
+        torch.testing.assert_close(
+            any_model.run_with_hooks(sequence.tokens, fwd_hooks=[(POST, halve)]), wanted
+        )
+        torch.testing.assert_close(
+            any_model(sequence.tokens), by_hand(any_model, sequence.tokens, neurons, None)
+        )
     check()
 
 
 @torch.no_grad()
-def test_dropout_hooks_beside_the_users_in_one_list(any_model: Any, sequence: Any, neurons: NeuronSet, injection: Injection) -> None:
+def test_dropout_hooks_beside_the_users_in_one_list(
+    any_model: Any, sequence: Any, neurons: NeuronSet, injection: Injection
+) -> None:
     wanted = by_hand(any_model, sequence.tokens, neurons, injection, raise_by_one)
     with injection.applied(any_model):
-        found = any_model.run_with_hooks(sequence.tokens, fwd_hooks=[(POST, raise_by_one), *neurons.dropout_hooks()])
+        found = any_model.run_with_hooks(
+            sequence.tokens, fwd_hooks=[(POST, raise_by_one), *neurons.dropout_hooks()]
+        )
     torch.testing.assert_close(found, wanted)
 
 
 @torch.no_grad()
-def test_hooks_act_in_the_order_they_were_given(any_model: Any, sequence: Any, neurons: NeuronSet) -> None:
-    first = any_model.run_with_hooks(sequence.tokens, fwd_hooks=[(POST, raise_by_one), *neurons.dropout_hooks()])
-    last = any_model.run_with_hooks(sequence.tokens, fwd_hooks=[*neurons.dropout_hooks(), (POST, raise_by_one)])
+def test_hooks_act_in_the_order_they_were_given(
+    any_model: Any, sequence: Any, neurons: NeuronSet
+) -> None:
+    first = any_model.run_with_hooks(
+        sequence.tokens, fwd_hooks=[(POST, raise_by_one), *neurons.dropout_hooks()]
+    )
+    last = any_model.run_with_hooks(
+        sequence.tokens, fwd_hooks=[*neurons.dropout_hooks(), (POST, raise_by_one)]
+    )
     assert (first - last).abs().max() > 1e-3
 
 
 @torch.no_grad()
-def test_a_permanent_hook_of_the_user_survives(any_model: Any, sequence: Any, neurons: NeuronSet, injection: Injection) -> None:
+def test_a_permanent_hook_of_the_user_survives(
+    any_model: Any, sequence: Any, neurons: NeuronSet, injection: Injection
+) -> None:
     any_model.add_hook(POST, halve, is_permanent=True)
     with injection.applied(any_model), neurons.dropped_out(any_model):
         any_model.run_with_hooks(sequence.tokens, fwd_hooks=[(POST, halve)])
-    torch.testing.assert_close(any_model(sequence.tokens), by_hand(any_model, sequence.tokens, None, None))
+    torch.testing.assert_close(
+        any_model(sequence.tokens), by_hand(any_model, sequence.tokens, None, None)
+    )
     assert len(any_model.hook_dict[POST].fwd_hooks) == 1
 
 
-def test_reset_hooks_inside_is_the_users_right(any_model: Any, neurons: NeuronSet, unchanged: Any) -> None:
+def test_reset_hooks_inside_is_the_users_right(
+    any_model: Any, neurons: NeuronSet, unchanged: Any
+) -> None:
     check = unchanged(any_model)
     with neurons.dropped_out(any_model):
         any_model.reset_hooks()
@@ -124,7 +164,9 @@ def test_reset_hooks_inside_is_the_users_right(any_model: Any, neurons: NeuronSe
 
 
 @torch.no_grad()
-def test_ablated_twice_is_ablated_once(any_model: Any, sequence: Any, neurons: NeuronSet, unchanged: Any) -> None:
+def test_ablated_twice_is_ablated_once(
+    any_model: Any, sequence: Any, neurons: NeuronSet, unchanged: Any
+) -> None:
     check = unchanged(any_model)
     wanted = by_hand(any_model, sequence.tokens, neurons, None)
     with neurons.dropped_out(any_model), neurons.dropped_out(any_model):
@@ -137,57 +179,90 @@ def test_two_sets_silence_their_union(any_model: Any, sequence: Any, neurons: Ne
     other = NeuronSet(neurons.mask.roll(5, 1))
     with neurons.dropped_out(any_model), other.dropped_out(any_model):
         found = any_model(sequence.tokens)
-    torch.testing.assert_close(found, by_hand(any_model, sequence.tokens, NeuronSet(neurons.mask | other.mask), None))
+    torch.testing.assert_close(
+        found, by_hand(any_model, sequence.tokens, NeuronSet(neurons.mask | other.mask), None)
+    )
 
 
 @torch.no_grad()
-def test_the_inner_of_two_injections_wins_and_both_are_taken_back(any_model: Any, sequences: Any, unchanged: Any) -> None:
+def test_the_inner_of_two_injections_wins_and_both_are_taken_back(
+    any_model: Any, sequences: Any, unchanged: Any
+) -> None:
     check = unchanged(any_model)
-    first, second = (inject(any_model, s, ratio=0.2, seed=3, learning_rate=0.05, max_steps=2) for s in sequences[:2])
+    first, second = (
+        inject(any_model, s, ratio=0.2, seed=3, learning_rate=0.05, max_steps=2)
+        for s in sequences[:2]
+    )
     with first.applied(any_model):
         with second.applied(any_model):
-            torch.testing.assert_close(any_model(sequences[0].tokens), by_hand(any_model, sequences[0].tokens, None, second))
-        torch.testing.assert_close(any_model(sequences[0].tokens), by_hand(any_model, sequences[0].tokens, None, first))
+            torch.testing.assert_close(
+                any_model(sequences[0].tokens),
+                by_hand(any_model, sequences[0].tokens, None, second),
+            )
+        torch.testing.assert_close(
+            any_model(sequences[0].tokens), by_hand(any_model, sequences[0].tokens, None, first)
+        )
     check()
 
 
 @pytest.mark.parametrize("method", [Activations(), ZeroOut(), HardConcrete(steps=3)])
 def test_methods_localize_inside_all_of_it(
-    any_model: Any, sequence: Any, neurons: NeuronSet, injection: Injection, unchanged: Any, method: Any
+    any_model: Any,
+    sequence: Any,
+    neurons: NeuronSet,
+    injection: Injection,
+    unchanged: Any,
+    method: Any,
 ) -> None:
     check = unchanged(any_model)
-    with injection.applied(any_model), neurons.dropped_out(any_model), any_model.hooks(fwd_hooks=[(POST, halve)]):
+    with (
+        injection.applied(any_model),
+        neurons.dropped_out(any_model),
+        any_model.hooks(fwd_hooks=[(POST, halve)]),
+    ):
         values = method(any_model, sequence).values
     check()
     if not isinstance(method, HardConcrete):
         assert values[neurons.mask].abs().max() < 1e-6
 
 
-def test_a_ablated_neuron_scores_zero_by_zero_out(any_model: Any, sequence: Any, neurons: NeuronSet) -> None:
+def test_a_ablated_neuron_scores_zero_by_zero_out(
+    any_model: Any, sequence: Any, neurons: NeuronSet
+) -> None:
     with neurons.dropped_out(any_model):
         values = ZeroOut()(any_model, sequence).values
     assert values[neurons.mask].abs().max() < 1e-6 and values[~neurons.mask].abs().max() > 1e-6
 
 
-def test_inject_inside_a_users_hook_trains_the_hooked_model(any_model: Any, sequence: Any, unchanged: Any) -> None:
+def test_inject_inside_a_users_hook_trains_the_hooked_model(
+    any_model: Any, sequence: Any, unchanged: Any
+) -> None:
     check = unchanged(any_model)
     with any_model.hooks(fwd_hooks=[(POST, halve)]):
         injection = inject(any_model, sequence, ratio=0.2, seed=3, learning_rate=0.05, max_steps=6)
         wanted = float(injection.losses[-1])
         with torch.no_grad(), injection.applied(any_model):
             log_p = any_model(sequence.tokens[None])[0].log_softmax(-1)
-            assert -float(log_p[:-1].gather(1, sequence.tokens[1:, None]).mean()) == pytest.approx(wanted, abs=1e-4)
+            assert -float(log_p[:-1].gather(1, sequence.tokens[1:, None]).mean()) == pytest.approx(
+                wanted, abs=1e-4
+            )
     check()
 
 
-def test_inject_inside_a_ablated_model_does_not_use_ablated_rows(any_model: Any, sequence: Any) -> None:
+def test_inject_inside_a_ablated_model_does_not_use_ablated_rows(
+    any_model: Any, sequence: Any
+) -> None:
     chosen = inject(any_model, sequence, ratio=0.2, seed=3, learning_rate=0.05, max_steps=1).neurons
     with chosen.dropped_out(any_model):
-        losses = inject(any_model, sequence, ratio=0.2, seed=3, learning_rate=0.05, max_steps=5).losses
+        losses = inject(
+            any_model, sequence, ratio=0.2, seed=3, learning_rate=0.05, max_steps=5
+        ).losses
     assert losses.std() < 1e-5
 
 
-def test_gradients_flow_through_dropout_hooks(any_model: Any, sequence: Any, neurons: NeuronSet) -> None:
+def test_gradients_flow_through_dropout_hooks(
+    any_model: Any, sequence: Any, neurons: NeuronSet
+) -> None:
     with neurons.dropped_out(any_model):
         any_model(sequence.tokens[None]).sum().backward()
     for layer, mask in enumerate(neurons.mask):

@@ -1,4 +1,6 @@
-"""The same numbers on a GPU: every method, injection and the masks side by side. Skipped where there is none."""
+"""The same numbers on a GPU: every method, injection and the masks side by side. Skipped where
+there is none.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,17 @@ import torch
 
 from tl_localize import METHODS, inject
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 SHORT: dict[str, dict[str, Any]] = {
     "hard_concrete": {"steps": 11, "learning_rate": 0.05, "sparsity_weight": 5.0},
     "slimming": {"steps": 11, "learning_rate": 0.05, "sparsity_weight": 5.0},
 }
-TOLERANCE = {"hard_concrete": 1e-2, "slimming": 1e-2}  # Adam turns the last digits into steps, where a gradient is nearly zero
+# Adam turns the last digits into steps, where a gradient is nearly zero
+TOLERANCE = {"hard_concrete": 1e-2, "slimming": 1e-2}
 
 
 @pytest.fixture
@@ -34,7 +40,9 @@ def on_cuda(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_method_on_cuda_equals_cpu(any_model: Any, sequences: Any, exact_products: None, name: str) -> None:
+def test_method_on_cuda_equals_cpu(
+    any_model: Any, sequences: Any, exact_products: None, name: str
+) -> None:
     method = METHODS[name](**SHORT.get(name, {}))
     wanted = [scores.values for scores in method.map(any_model, sequences)]
     for found, values in zip(method.map(on_cuda(any_model), sequences), wanted, strict=True):
@@ -55,7 +63,9 @@ def test_injection_on_cuda_equals_cpu(gpt2_like: Any, sequence: Any, exact_produ
     torch.testing.assert_close(found.losses, wanted.losses, atol=1e-3, rtol=1e-3)
 
 
-def test_memory_that_runs_out_on_cuda_halves_the_batch(gpt2_like: Any, make_sequences: Any, unchanged: Any) -> None:
+def test_memory_that_runs_out_on_cuda_halves_the_batch(
+    gpt2_like: Any, make_sequences: Any, unchanged: Any
+) -> None:
     """A real shortage: the process may take only a sliver of the card."""
     model = on_cuda(gpt2_like)
     sequences = make_sequences(*[(30, 1)] * 512)
@@ -65,10 +75,15 @@ def test_memory_that_runs_out_on_cuda_halves_the_batch(gpt2_like: Any, make_sequ
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     try:
-        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 64 * 2**20) / total)
+        torch.cuda.set_per_process_memory_fraction(
+            (torch.cuda.memory_reserved() + 64 * 2**20) / total
+        )
         with pytest.warns(RuntimeWarning, match="Out of memory with a batch of 512"):
             found = [scores.values for scores in method.map(model, sequences, batch_size=512)]
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     check()
-    assert max(float((one - other).abs().max()) for one, other in zip(found, wanted, strict=True)) < 1e-2
+    assert (
+        max(float((one - other).abs().max()) for one, other in zip(found, wanted, strict=True))
+        < 1e-2
+    )

@@ -1,7 +1,9 @@
-"""Every name on the API page has an example in its docstring, and every example runs, but for the call that starts a Ray cluster.
+"""Every name on the API page has an example in its docstring, and every example runs, but for the
+call that starts a Ray cluster.
 
-An example has these names ready: those of the package and of its own module, ``torch``, ``np``, ``pd``, ``Path``, a ``model``, one
-``sequence`` that it recites, a ``few`` of them, general ``text`` [1 pos], and an empty ``folder``.
+An example has these names ready: those of the package and of its own module, ``torch``, ``np``,
+``pd``, ``Path``, a ``model``, one ``sequence`` that it recites, a ``few`` of them, general ``text``
+[1 pos], and an empty ``folder``.
 """
 
 from __future__ import annotations
@@ -24,22 +26,37 @@ import torch
 import tl_localize
 
 ROOT = Path(__file__).resolve().parents[1]
-API = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "api").glob("*.md")))
-MODULES = [importlib.import_module(found.name) for found in pkgutil.walk_packages(tl_localize.__path__, "tl_localize.")]
+API = "".join(
+    path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "api").glob("*.md"))
+)
+MODULES = [
+    importlib.import_module(found.name)
+    for found in pkgutil.walk_packages(tl_localize.__path__, "tl_localize.")
+]
 
 
 def defined(module: Any) -> dict[str, Any]:
     """Functions and classes that are written in a module, by name."""
-    things = {name: thing for name, thing in vars(module).items() if inspect.isfunction(thing) or inspect.isclass(thing)}
+    things = {
+        name: thing
+        for name, thing in vars(module).items()
+        if inspect.isfunction(thing) or inspect.isclass(thing)
+    }
     return {name: thing for name, thing in things.items() if thing.__module__ == module.__name__}
 
 
 def documented() -> dict[str, Any]:
-    """Every name on the pages of the API; of a module, its public functions and classes, of a package those of its ``__all__``."""
+    """Every name on the pages of the API; of a module, its public functions and classes, of a
+    package those of its ``__all__``.
+    """
     found: dict[str, Any] = {}
     for name in re.findall(r"^::: (\S+)", API, re.MULTILINE):
         thing = pkgutil.resolve_name(name)
-        names = getattr(thing, "__all__", None) or [key for key in defined(thing) if key[0] != "_"] if inspect.ismodule(thing) else []
+        names = (
+            getattr(thing, "__all__", None) or [key for key in defined(thing) if key[0] != "_"]
+            if inspect.ismodule(thing)
+            else []
+        )
         found |= {f"{name}.{key}": getattr(thing, key) for key in names} if names else {name: thing}
     return {name: thing for name, thing in found.items() if callable(thing)}
 
@@ -48,7 +65,9 @@ def full_name(thing: Any) -> str:
     return f"{thing.__module__}.{thing.__qualname__}"
 
 
-WRITTEN = {full_name(thing): (module, thing) for module in MODULES for thing in defined(module).values()}
+WRITTEN = {
+    full_name(thing): (module, thing) for module in MODULES for thing in defined(module).values()
+}
 EXAMPLES = [name for name, (_, thing) in WRITTEN.items() if ">>>" in (thing.__doc__ or "")]
 DOCUMENTED = documented()
 
@@ -59,14 +78,21 @@ def ready() -> dict[str, Any]:
 
     model = tl_localize.load_model("reference")
     few = reference_sequences(model)[:3]
-    names = {name: getattr(tl_localize, name) for name in tl_localize.__all__} | {"torch": torch, "np": np, "pd": pd, "Path": Path}
+    names = {name: getattr(tl_localize, name) for name in tl_localize.__all__} | {
+        "torch": torch,
+        "np": np,
+        "pd": pd,
+        "Path": Path,
+    }
     return names | {"model": model, "sequence": few[0], "few": few, "text": held_out_tokens()[:1]}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_runs(name: str, ready: dict[str, Any], tmp_path: Path) -> None:
     module, thing = WRITTEN[name]
-    test = doctest.DocTestParser().get_doctest(thing.__doc__, vars(module) | ready | {"folder": tmp_path}, name, None, 0)
+    test = doctest.DocTestParser().get_doctest(
+        thing.__doc__, vars(module) | ready | {"folder": tmp_path}, name, None, 0
+    )
     report: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     runner.run(test, out=report.append)
@@ -84,18 +110,31 @@ def test_name_on_the_api_pages_has_an_example(name: str) -> None:
 def imported(source: str) -> set[str]:
     """Full names that Python source imports from the package."""
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
-    return {f"{node.module}.{alias.name}" for node in nodes if (node.module or "").startswith("tl_localize") for alias in node.names}
+    return {
+        f"{node.module}.{alias.name}"
+        for node in nodes
+        if (node.module or "").startswith("tl_localize")
+        for alias in node.names
+    }
 
 
 def sources() -> tuple[dict[str, str], dict[str, str]]:
     """By place: prose that users read, and code."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "api").glob("*.md")]
+    pages = [
+        ROOT / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs" / "api").glob("*.md"),
+    ]
     prose = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in pages}
-    code = {name: "\n".join(re.findall(r"^```python$(.*?)^```$", text, re.DOTALL | re.MULTILINE)) for name, text in prose.items()}
+    code = {
+        name: "\n".join(re.findall(r"^```python$(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+        for name, text in prose.items()
+    }
     for path in (ROOT / "notebooks").glob("*.ipynb"):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         prose[path.name], code[path.name] = (
-            "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == kind) for kind in ("markdown", "code")
+            "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == kind)
+            for kind in ("markdown", "code")
         )
         code[path.name] = re.sub(r"^( *)[%!].*", r"\1pass", code[path.name], flags=re.MULTILINE)
     for name, thing in DOCUMENTED.items():
@@ -110,14 +149,27 @@ PROSE, CODE = sources()
 
 def test_every_public_name_is_on_the_api_pages() -> None:
     rooms = [tl_localize, *(module for module in MODULES if hasattr(module, "__all__"))]
-    things = [getattr(room, name) for room in rooms for name in room.__all__ if callable(getattr(room, name))]
-    assert {full_name(thing) for thing in things} - {full_name(thing) for thing in DOCUMENTED.values()} == set()
+    things = [
+        getattr(room, name)
+        for room in rooms
+        for name in room.__all__
+        if callable(getattr(room, name))
+    ]
+    assert {full_name(thing) for thing in things} - {
+        full_name(thing) for thing in DOCUMENTED.values()
+    } == set()
 
 
 @pytest.mark.parametrize("place", CODE)
 def test_what_users_are_told_to_import_is_on_the_api_pages(place: str) -> None:
-    things = [pkgutil.resolve_name(name) for name in sorted(imported(CODE[place])) if name != "tl_localize.METHODS"]
-    assert {full_name(thing) for thing in things} - {full_name(thing) for thing in DOCUMENTED.values()} == set()
+    things = [
+        pkgutil.resolve_name(name)
+        for name in sorted(imported(CODE[place]))
+        if name != "tl_localize.METHODS"
+    ]
+    assert {full_name(thing) for thing in things} - {
+        full_name(thing) for thing in DOCUMENTED.values()
+    } == set()
 
 
 @pytest.mark.parametrize("place", PROSE)

@@ -37,13 +37,23 @@ SETTINGS = {"full": (1, 0), "suffix": (16, 1)}  # prompt length, first tuned lay
 RATIOS = ("r0.01", "r0.03")
 SLIMMING = Slimming(learning_rate=0.01, sparsity_weight=5.0, steps=200, stop_sparsity=0.1)
 HARD_CONCRETE = HardConcrete(
-    learning_rate=0.01, sparsity_weight=10.0, steps=300, stop_sparsity=0.1, temperature=2 / 3, initial_mask=0.5, seed=0
+    learning_rate=0.01,
+    sparsity_weight=10.0,
+    steps=300,
+    stop_sparsity=0.1,
+    temperature=2 / 3,
+    initial_mask=0.5,
+    seed=0,
 )
 EARLY = {
     "slim": replace(SLIMMING, sparsity_weight=30.0, stop_sparsity=0.3),
     "hc": replace(HARD_CONCRETE, sparsity_weight=30.0, stop_sparsity=0.5),
 }
-EXACT = {"act": Activations(absolute="mean"), "ig": IntegratedGradients(steps=20), "zero": ZeroOut()}
+EXACT = {
+    "act": Activations(absolute="mean"),
+    "ig": IntegratedGradients(steps=20),
+    "zero": ZeroOut(),
+}
 DEL_METHODS = ("act", "ig", "zero", "slim", *(f"hc_s{seed}" for seed in range(5)), "random")
 DEL_RATIOS = ("0.01", "0.05", "0.2")
 
@@ -60,7 +70,10 @@ def reference(golden: Path) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def expected(golden: Path) -> dict[str, dict[str, np.ndarray]]:
-    return {name: dict(np.load(golden / f"{name}.npz")) for name in ("full", "suffix", "inject", "del_eval")}
+    return {
+        name: dict(np.load(golden / f"{name}.npz"))
+        for name in ("full", "suffix", "inject", "del_eval")
+    }
 
 
 @pytest.fixture(params=SETTINGS)
@@ -71,7 +84,12 @@ def setting(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def targets(reference: dict[str, np.ndarray]) -> Any:
     def of(setting: str, *which: int) -> list[MemorizedSequence]:
-        return [MemorizedSequence(torch.tensor(reference["memorized"][i]), SETTINGS[setting][0], f"t{i}") for i in (which or TARGETS)]
+        return [
+            MemorizedSequence(
+                torch.tensor(reference["memorized"][i]), SETTINGS[setting][0], f"t{i}"
+            )
+            for i in (which or TARGETS)
+        ]
 
     return of
 
@@ -89,7 +107,9 @@ def scored(model: Any, targets: Any) -> Any:
 
 @dataclass
 class Training:
-    """Scores [target layer neuron], and losses and sparsity terms [step target] of every forward pass."""
+    """Scores [target layer neuron], and losses and sparsity terms [step target] of every forward
+    pass.
+    """
 
     scores: np.ndarray
     losses: np.ndarray
@@ -110,7 +130,9 @@ def trained(model: Any, targets: Any) -> Any:
             losses.append(value.detach().numpy())
             return value
 
-        def train(neurons: Any, batch: Any, start: Any, gate: Any, sparsity: Any, **settings: Any) -> torch.Tensor:
+        def train(
+            neurons: Any, batch: Any, start: Any, gate: Any, sparsity: Any, **settings: Any
+        ) -> torch.Tensor:
             def term(parameters: torch.Tensor) -> torch.Tensor:
                 value = sparsity(parameters)
                 terms.append(value.detach().numpy())
@@ -123,21 +145,28 @@ def trained(model: Any, targets: Any) -> Any:
             patch.setattr(slimming, "train_masks", train)
             patch.setattr(hard_concrete, "train_masks", train)
             tuned = replace(method, first_layer=SETTINGS[setting][1])
-            values = np.stack([scores.values.numpy() for scores in tuned.map(model, targets(setting, *which))])
+            values = np.stack(
+                [scores.values.numpy() for scores in tuned.map(model, targets(setting, *which))]
+            )
         return Training(values, np.stack(losses), np.stack(terms))
 
     return run
 
 
-# ---- the model -------------------------------------------------------------------------------------------------------
+# ---- the model
+# -------------------------------------------------------------------------------------------------------
 
 
-def test_golden_model_gives_the_recorded_logits(model: Any, reference: dict[str, np.ndarray]) -> None:
+def test_golden_model_gives_the_recorded_logits(
+    model: Any, reference: dict[str, np.ndarray]
+) -> None:
     logits = model(torch.tensor(reference["memorized"][:1]).long())[0].detach().numpy()
     assert np.abs(logits - reference["logits_memorized0"]).max() < 1e-4
 
 
-def test_golden_model_gives_the_recorded_neurons(model: Any, reference: dict[str, np.ndarray]) -> None:
+def test_golden_model_gives_the_recorded_neurons(
+    model: Any, reference: dict[str, np.ndarray]
+) -> None:
     from tl_localize.neurons import NeuronView
 
     with torch.no_grad(), NeuronView(model).recorded() as neurons:
@@ -146,52 +175,94 @@ def test_golden_model_gives_the_recorded_neurons(model: Any, reference: dict[str
     assert np.abs(found - reference["mlp_act_memorized0"]).max() < 1e-5
 
 
-@pytest.mark.parametrize(("tokens", "losses"), [("memorized", "loss_memorized"), ("new", "loss_new")])
-def test_golden_memorization_loss(model: Any, reference: dict[str, np.ndarray], tokens: str, losses: str) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "losses"), [("memorized", "loss_memorized"), ("new", "loss_new")]
+)
+def test_golden_memorization_loss(
+    model: Any, reference: dict[str, np.ndarray], tokens: str, losses: str
+) -> None:
     batch = SequenceBatch.of([MemorizedSequence(torch.tensor(row), 1) for row in reference[tokens]])
     with torch.no_grad():
         found = memorization_loss(model, batch).numpy()
     np.testing.assert_allclose(found, reference[losses], atol=1e-5)
 
 
-# ---- methods ---------------------------------------------------------------------------------------------------------
+# ---- methods
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", EXACT)
-def test_golden_scores_without_training(scored: Any, expected: Any, setting: str, name: str, target: int) -> None:
-    assert np.abs(scored(EXACT[name], setting)[target] - expected[setting][f"{name}_t{target}"]).max() < 1e-6
+def test_golden_scores_without_training(
+    scored: Any, expected: Any, setting: str, name: str, target: int
+) -> None:
+    assert (
+        np.abs(scored(EXACT[name], setting)[target] - expected[setting][f"{name}_t{target}"]).max()
+        < 1e-6
+    )
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_golden_slimming_values(trained: Any, expected: Any, setting: str, target: int) -> None:
-    assert np.abs(trained(SLIMMING, setting).scores[target] - expected[setting][f"slim_t{target}"]).max() < 2e-2
+    assert (
+        np.abs(
+            trained(SLIMMING, setting).scores[target] - expected[setting][f"slim_t{target}"]
+        ).max()
+        < 2e-2
+    )
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_golden_slimming_correlation(trained: Any, expected: Any, setting: str, target: int) -> None:
+def test_golden_slimming_correlation(
+    trained: Any, expected: Any, setting: str, target: int
+) -> None:
     found, wanted = trained(SLIMMING, setting).scores[target], expected[setting][f"slim_t{target}"]
     assert np.corrcoef(found.flatten(), wanted.flatten())[0, 1] > 0.999
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_golden_slimming_losses(trained: Any, expected: Any, setting: str, target: int) -> None:
-    np.testing.assert_allclose(trained(SLIMMING, setting).losses[:, target], expected[setting][f"slim_losses_t{target}"], atol=1e-3)
+    np.testing.assert_allclose(
+        trained(SLIMMING, setting).losses[:, target],
+        expected[setting][f"slim_losses_t{target}"],
+        atol=1e-3,
+    )
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_golden_hard_concrete_values(trained: Any, expected: Any, setting: str, target: int) -> None:
-    assert np.abs(trained(HARD_CONCRETE, setting).scores[target] - expected[setting][f"hc_t{target}"][0]).max() < 1e-4
+def test_golden_hard_concrete_values(
+    trained: Any, expected: Any, setting: str, target: int
+) -> None:
+    assert (
+        np.abs(
+            trained(HARD_CONCRETE, setting).scores[target] - expected[setting][f"hc_t{target}"][0]
+        ).max()
+        < 1e-4
+    )
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_golden_hard_concrete_losses(trained: Any, expected: Any, setting: str, target: int) -> None:
-    np.testing.assert_allclose(trained(HARD_CONCRETE, setting).losses[:, target], expected[setting][f"hc_losses_t{target}_s0"], atol=1e-4)
+def test_golden_hard_concrete_losses(
+    trained: Any, expected: Any, setting: str, target: int
+) -> None:
+    np.testing.assert_allclose(
+        trained(HARD_CONCRETE, setting).losses[:, target],
+        expected[setting][f"hc_losses_t{target}_s0"],
+        atol=1e-4,
+    )
 
 
-@pytest.mark.parametrize(("name", "method", "tolerance"), [("slim", SLIMMING, 1e-3), ("hc", HARD_CONCRETE, 1e-5)])
-def test_golden_sparsity_terms(trained: Any, expected: Any, setting: str, name: str, method: Any, tolerance: float) -> None:
-    np.testing.assert_allclose(trained(method, setting).terms[9::10, 0], expected[setting][f"{name}_reg_every10_t0"], atol=tolerance)
+@pytest.mark.parametrize(
+    ("name", "method", "tolerance"), [("slim", SLIMMING, 1e-3), ("hc", HARD_CONCRETE, 1e-5)]
+)
+def test_golden_sparsity_terms(
+    trained: Any, expected: Any, setting: str, name: str, method: Any, tolerance: float
+) -> None:
+    np.testing.assert_allclose(
+        trained(method, setting).terms[9::10, 0],
+        expected[setting][f"{name}_reg_every10_t0"],
+        atol=tolerance,
+    )
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -207,31 +278,51 @@ def test_golden_hard_concrete_noise(expected: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "tolerance"), [("slim", 2e-2), ("hc", 1e-4)])
-def test_golden_early_stop_values(trained: Any, expected: Any, setting: str, name: str, tolerance: float) -> None:
-    assert np.abs(trained(EARLY[name], setting, 0).scores[0] - expected[setting][f"{name}_earlystop_t0"]).max() < tolerance
+def test_golden_early_stop_values(
+    trained: Any, expected: Any, setting: str, name: str, tolerance: float
+) -> None:
+    assert (
+        np.abs(
+            trained(EARLY[name], setting, 0).scores[0] - expected[setting][f"{name}_earlystop_t0"]
+        ).max()
+        < tolerance
+    )
 
 
 @pytest.mark.parametrize("name", EARLY)
-def test_golden_early_stop_at_the_same_step(trained: Any, expected: Any, setting: str, name: str) -> None:
-    assert len(trained(EARLY[name], setting, 0).losses) == len(expected[setting][f"{name}_earlystop_losses_t0"])
+def test_golden_early_stop_at_the_same_step(
+    trained: Any, expected: Any, setting: str, name: str
+) -> None:
+    assert len(trained(EARLY[name], setting, 0).losses) == len(
+        expected[setting][f"{name}_earlystop_losses_t0"]
+    )
 
 
 @pytest.mark.parametrize(("name", "tolerance"), [("slim", 1e-3), ("hc", 1e-4)])
-def test_golden_early_stop_losses(trained: Any, expected: Any, setting: str, name: str, tolerance: float) -> None:
+def test_golden_early_stop_losses(
+    trained: Any, expected: Any, setting: str, name: str, tolerance: float
+) -> None:
     wanted = expected[setting][f"{name}_earlystop_losses_t0"]
-    np.testing.assert_allclose(trained(EARLY[name], setting, 0).losses[:, 0], wanted, atol=tolerance)
+    np.testing.assert_allclose(
+        trained(EARLY[name], setting, 0).losses[:, 0], wanted, atol=tolerance
+    )
 
 
-@pytest.mark.parametrize(("name", "method", "tolerance"), [("slim", SLIMMING, 2e-2), ("hc", HARD_CONCRETE, 1e-4)])
+@pytest.mark.parametrize(
+    ("name", "method", "tolerance"), [("slim", SLIMMING, 2e-2), ("hc", HARD_CONCRETE, 1e-4)]
+)
 @pytest.mark.parametrize("point", [1, 2])
-def test_golden_trajectory(trained: Any, expected: Any, name: str, method: Any, tolerance: float, point: int) -> None:
+def test_golden_trajectory(
+    trained: Any, expected: Any, name: str, method: Any, tolerance: float, point: int
+) -> None:
     wanted = expected["full"]
     updates = int(wanted[f"{name}_traj_steps_t0"][point]) - 1
     found = trained(replace(method, steps=updates, stop_sparsity=1e-9), "full", 0).scores[0]
     assert np.abs(found - wanted[f"{name}_traj_t0"][point]).max() < tolerance
 
 
-# ---- injection -------------------------------------------------------------------------------------------------------
+# ---- injection
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -258,26 +349,38 @@ def test_golden_injection_takes_as_many_steps(injected: Any, expected: Any, rati
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_golden_injection_follows_the_losses(injected: Any, expected: Any, ratio: str) -> None:
     n = min(len(injected(ratio)[1].losses), len(expected["inject"][f"{ratio}_losses"]))
-    np.testing.assert_allclose(injected(ratio)[1].losses.numpy()[:n], expected["inject"][f"{ratio}_losses"][:n], atol=1e-2)
+    np.testing.assert_allclose(
+        injected(ratio)[1].losses.numpy()[:n], expected["inject"][f"{ratio}_losses"][:n], atol=1e-2
+    )
 
 
 @pytest.mark.parametrize("ratio", RATIOS)
-def test_golden_injection_trains_the_rows_to_the_same_values(injected: Any, expected: Any, ratio: str) -> None:
+def test_golden_injection_trains_the_rows_to_the_same_values(
+    injected: Any, expected: Any, ratio: str
+) -> None:
     found, wanted = injected(ratio)[1].rows.numpy(), expected["inject"][f"{ratio}_rows_after"]
     assert np.corrcoef(found.flatten(), wanted.flatten())[0, 1] > 0.9999
     assert np.abs(found - wanted).max() < 0.05  # one step of Adam
 
 
 @pytest.mark.parametrize(("ratio", "converged"), [("r0.01", False), ("r0.03", True)])
-def test_golden_injection_says_whether_it_converged(injected: Any, ratio: str, converged: bool) -> None:
+def test_golden_injection_says_whether_it_converged(
+    injected: Any, ratio: str, converged: bool
+) -> None:
     assert injected(ratio)[1].converged is converged
 
 
 @pytest.mark.parametrize("name", ["act", "ig", "zero", "slim", "hc"])
 @pytest.mark.parametrize("ratio", RATIOS)
-def test_golden_injection_recalls(model: Any, injected: Any, golden_settings: Any, ratio: str, name: str) -> None:
+def test_golden_injection_recalls(
+    model: Any, injected: Any, golden_settings: Any, ratio: str, name: str
+) -> None:
     new, injection = injected(ratio)
-    methods = {**EXACT, "slim": replace(SLIMMING, sparsity_weight=100.0), "hc": replace(HARD_CONCRETE, sparsity_weight=100.0)}
+    methods = {
+        **EXACT,
+        "slim": replace(SLIMMING, sparsity_weight=100.0),
+        "hc": replace(HARD_CONCRETE, sparsity_weight=100.0),
+    }
     with injection.applied(model):
         scores = methods[name](model, new)
     recorded = golden_settings["inject"][ratio]["recall"][name]
@@ -290,7 +393,8 @@ def test_golden_injection_recalls(model: Any, injected: Any, golden_settings: An
         assert abs(hits - recall * len(injection.neurons)) < 1.01, key
 
 
-# ---- ablation (DEL) -------------------------------------------------------------------------------------------------
+# ---- ablation (DEL)
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -312,7 +416,11 @@ def measured(model: Any, reference: dict[str, np.ndarray], expected: Any, decode
             for layer, ids in enumerate(expected["del_eval"][f"{method}_r{ratio}_ids"], start=1):
                 mask[layer, torch.tensor(ids).long()] = True
         with NeuronSet(mask).dropped_out(model):
-            return accuracy(model, everything).numpy(), levenshtein(model, everything, decode).numpy(), perplexity_base2(model, general)
+            return (
+                accuracy(model, everything).numpy(),
+                levenshtein(model, everything, decode).numpy(),
+                perplexity_base2(model, general),
+            )
 
     return run
 
@@ -326,36 +434,57 @@ def test_golden_distance_before(measured: Any, expected: Any) -> None:
 
 
 def test_golden_perplexity_before(measured: Any, golden_settings: Any) -> None:
-    assert measured(None, "")[2] == pytest.approx(golden_settings["del_eval"]["ppl_before"], abs=1e-4)
+    assert measured(None, "")[2] == pytest.approx(
+        golden_settings["del_eval"]["ppl_before"], abs=1e-4
+    )
 
 
-def test_golden_perplexity_is_below_its_base_2_namesake(model: Any, reference: dict[str, np.ndarray]) -> None:
+def test_golden_perplexity_is_below_its_base_2_namesake(
+    model: Any, reference: dict[str, np.ndarray]
+) -> None:
     general = torch.tensor(reference["ppl_batch"])
-    assert perplexity(model, general) == pytest.approx(perplexity_base2(model, general) ** (1 / np.log(2)), rel=0.05)
+    assert perplexity(model, general) == pytest.approx(
+        perplexity_base2(model, general) ** (1 / np.log(2)), rel=0.05
+    )
 
 
 @pytest.mark.parametrize("ratio", DEL_RATIOS)
 @pytest.mark.parametrize("method", DEL_METHODS)
 def test_golden_accuracy_after(measured: Any, expected: Any, method: str, ratio: str) -> None:
-    np.testing.assert_allclose(measured(method, ratio)[0], expected["del_eval"][f"{method}_r{ratio}_acc_after"], atol=1e-6)
+    np.testing.assert_allclose(
+        measured(method, ratio)[0], expected["del_eval"][f"{method}_r{ratio}_acc_after"], atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("ratio", DEL_RATIOS)
 @pytest.mark.parametrize("method", DEL_METHODS)
 def test_golden_distance_after(measured: Any, expected: Any, method: str, ratio: str) -> None:
-    assert measured(method, ratio)[1].tolist() == expected["del_eval"][f"{method}_r{ratio}_dist_after"].tolist()
+    assert (
+        measured(method, ratio)[1].tolist()
+        == expected["del_eval"][f"{method}_r{ratio}_dist_after"].tolist()
+    )
 
 
 @pytest.mark.parametrize("ratio", DEL_RATIOS)
 @pytest.mark.parametrize("method", DEL_METHODS)
-def test_golden_perplexity_after(measured: Any, golden_settings: Any, method: str, ratio: str) -> None:
-    assert measured(method, ratio)[2] == pytest.approx(golden_settings["del_eval"][method][ratio]["ppl_after"], abs=1e-4)
+def test_golden_perplexity_after(
+    measured: Any, golden_settings: Any, method: str, ratio: str
+) -> None:
+    assert measured(method, ratio)[2] == pytest.approx(
+        golden_settings["del_eval"][method][ratio]["ppl_after"], abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("ratio", DEL_RATIOS)
 @pytest.mark.parametrize("method", ["act", "ig", "zero", "random"])
-def test_golden_floor_of_the_ratio_chooses_the_neurons_that_were_silenced(expected: Any, method: str, ratio: str) -> None:
-    values = expected["del_eval"]["random_attribution"] if method == "random" else expected["suffix"][f"{method}_t0"]
+def test_golden_floor_of_the_ratio_chooses_the_neurons_that_were_silenced(
+    expected: Any, method: str, ratio: str
+) -> None:
+    values = (
+        expected["del_eval"]["random_attribution"]
+        if method == "random"
+        else expected["suffix"][f"{method}_t0"]
+    )
     chosen = NeuronScores(torch.tensor(values)).top_k(float(ratio), first_layer=1, rounding="floor")
     wanted = np.zeros((4, 256), dtype=bool)
     for layer, ids in enumerate(expected["del_eval"][f"{method}_r{ratio}_ids"], start=1):

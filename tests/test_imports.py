@@ -1,4 +1,6 @@
-"""Imports only go down, rooms have no circles, files stay small, and importing the package stays light."""
+"""Imports only go down, rooms have no circles, files stay small, and importing the package stays
+light.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,26 @@ def imported(path: Path) -> list[tuple[int, str]]:
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.level:
             found.append((node.lineno, "relative import"))
-        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "tl_localize":
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.split(".")[0] == "tl_localize"
+        ):
             for alias in node.names:
                 inside = PACKAGE.parent / node.module.replace(".", "/") / f"{alias.name}.py"
                 if alias.name != "__version__":
-                    found.append((node.lineno, f"{node.module}.{alias.name}" if inside.is_file() else node.module))
+                    found.append(
+                        (
+                            node.lineno,
+                            f"{node.module}.{alias.name}" if inside.is_file() else node.module,
+                        )
+                    )
         elif isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names if alias.name.split(".")[0] == "tl_localize"]
+            found += [
+                (node.lineno, alias.name)
+                for alias in node.names
+                if alias.name.split(".")[0] == "tl_localize"
+            ]
     return found
 
 
@@ -58,7 +73,9 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-EACH_MODULE = pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+EACH_MODULE = pytest.mark.parametrize(
+    "path", modules(), ids=lambda path: str(path.relative_to(PACKAGE))
+)
 
 
 @EACH_MODULE
@@ -74,19 +91,26 @@ def test_imports_only_go_down(path: Path) -> None:
             shared = own[0] != "methods" or len(own) == 1 or target[-1] in SHARED_IN_METHODS
             allowed = len(target) == 2 and shared
         else:
-            allowed = RANKS[target[0]] > RANKS[own[0]] or (len(own) == len(target) == 1 and RANKS[target[0]] == RANKS[own[0]])
+            allowed = RANKS[target[0]] > RANKS[own[0]] or (
+                len(own) == len(target) == 1 and RANKS[target[0]] == RANKS[own[0]]
+            )
         if not allowed:
             wrong.append(f"{path}:{line} imports {name}")
     assert not wrong, "\n".join(wrong)
 
 
 def test_there_is_no_circle() -> None:
-    graph = {name_of(path): [(path, line, name) for line, name in imported(path)] for path in modules()}
+    graph = {
+        name_of(path): [(path, line, name) for line, name in imported(path)] for path in modules()
+    }
     done: set[str] = set()
 
     def visit(module: str, above: list[str]) -> None:
         for path, line, name in graph.get(module, []):
-            assert name not in [*above, module], f"{path}:{line} imports {name}, which imports it: {' -> '.join([*above, module, name])}"
+            assert name not in [*above, module], (
+                f"{path}:{line} imports {name}, which imports it: "
+                f"{' -> '.join([*above, module, name])}"
+            )
             if name not in done:
                 visit(name, [*above, module])
         done.add(module)
@@ -96,7 +120,11 @@ def test_there_is_no_circle() -> None:
 
 
 def test_root_has_few_modules() -> None:
-    found = sorted(path.name for path in PACKAGE.glob("*.py") if path.name not in ("__init__.py", "__main__.py"))
+    found = sorted(
+        path.name
+        for path in PACKAGE.glob("*.py")
+        if path.name not in ("__init__.py", "__main__.py")
+    )
     assert len(found) <= MODULES, found
 
 
@@ -108,9 +136,15 @@ def test_file_is_not_long(path: Path) -> None:
 
 def test_modules_that_annotate_tensors_are_checked_at_run_time(pytestconfig: pytest.Config) -> None:
     *checked, _ = pytestconfig.getoption("jaxtyping_packages").split(",")
-    names = [name_of(path) for path in modules() if "from jaxtyping import" in path.read_text(encoding="utf-8")]
+    names = [
+        name_of(path)
+        for path in modules()
+        if "from jaxtyping import" in path.read_text(encoding="utf-8")
+    ]
     assert names
-    assert [name for name in names if not any(f"{name}.".startswith(f"{one}.") for one in checked)] == []
+    assert [
+        name for name in names if not any(f"{name}.".startswith(f"{one}.") for one in checked)
+    ] == []
 
 
 @EACH_MODULE
@@ -127,7 +161,9 @@ def test_only_models_and_the_seam_import_transformer_lens(path: Path) -> None:
 @EACH_MODULE
 def test_only_units_neurons_and_the_seam_spell_a_hook_name(path: Path) -> None:
     spelled = [
-        f"{path}:{node.lineno}" for node in ast.walk(parsed(path)) if isinstance(node, ast.JoinedStr) and "blocks." in ast.unparse(node)
+        f"{path}:{node.lineno}"
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.JoinedStr) and "blocks." in ast.unparse(node)
     ]
     assert not spelled or path.name in ("units.py", "neurons.py", "seam.py"), spelled
 
@@ -136,11 +172,30 @@ def test_only_units_neurons_and_the_seam_spell_a_hook_name(path: Path) -> None:
 def loaded() -> set[str]:
     """Modules of a fresh process after ``import tl_localize``."""
     code = "import sys, tl_localize; print(' '.join(sys.modules))"
-    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent).stdout.split())
+    return set(
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=PACKAGE.parent,
+        ).stdout.split()
+    )
 
 
 @pytest.mark.parametrize(
-    "name", ["ray", "matplotlib", "datasets", "transformer_lens", "transformers", "typer", "IPython", "torch", "pandas"]
+    "name",
+    [
+        "ray",
+        "matplotlib",
+        "datasets",
+        "transformer_lens",
+        "transformers",
+        "typer",
+        "IPython",
+        "torch",
+        "pandas",
+    ],
 )
 def test_import_pulls_in_no(loaded: set[str], name: str) -> None:
     assert name not in loaded
@@ -170,5 +225,7 @@ for commands in COMMANDS.values():
     for module, function, sentence in commands.values():
         getattr(import_module(f"tl_localize.cli.{module}"), function)
 """
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent).stdout
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
+    ).stdout
     assert "demo" in shown and "collect" in shown

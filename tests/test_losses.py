@@ -15,7 +15,9 @@ from tl_localize.sequences import SequenceBatch
 def by_hand(model: Any, sequence: MemorizedSequence) -> torch.Tensor:
     """The definition, token by token, without padding."""
     log_p = model(sequence.tokens[None])[0].log_softmax(-1)
-    return -torch.stack([log_p[t - 1, sequence.tokens[t]] for t in range(sequence.n_prefix, len(sequence))]).mean()
+    return -torch.stack(
+        [log_p[t - 1, sequence.tokens[t]] for t in range(sequence.n_prefix, len(sequence))]
+    ).mean()
 
 
 @torch.no_grad()
@@ -25,7 +27,9 @@ def test_memorization_loss_is_the_mean_over_suffix_tokens(any_model: Any, sequen
 
 
 @torch.no_grad()
-def test_memorization_loss_of_a_model_that_knows_nothing_is_log_vocab(gpt2_like: Any, sequences: Any) -> None:
+def test_memorization_loss_of_a_model_that_knows_nothing_is_log_vocab(
+    gpt2_like: Any, sequences: Any
+) -> None:
     gpt2_like.unembed.W_U.zero_()
     gpt2_like.unembed.b_U.zero_()
     losses = memorization_loss(gpt2_like, SequenceBatch.of(sequences))
@@ -54,27 +58,37 @@ def test_unembed_of_the_residual_is_the_models_logits(any_model: Any, sequence: 
 @torch.no_grad()
 def test_unembed_keeps_leading_axes(any_model: Any) -> None:
     resid = torch.randn(2, 3, 4, any_model.cfg.d_model)
-    torch.testing.assert_close(unembed(any_model, resid)[1, 2, 3], unembed(any_model, resid[1, 2, 3]))
+    torch.testing.assert_close(
+        unembed(any_model, resid)[1, 2, 3], unembed(any_model, resid[1, 2, 3])
+    )
 
 
 @torch.no_grad()
 def test_memorization_loss_sees_the_users_hooks(any_model: Any, sequence: Any) -> None:
     batch = SequenceBatch.of([sequence])
     before = memorization_loss(any_model, batch)
-    with any_model.hooks(fwd_hooks=[("blocks.1.hook_resid_post", lambda act, hook: torch.zeros_like(act))]):
+    with any_model.hooks(
+        fwd_hooks=[("blocks.1.hook_resid_post", lambda act, hook: torch.zeros_like(act))]
+    ):
         assert (memorization_loss(any_model, batch) - before).abs() > 1e-3
 
 
 @torch.no_grad()
 def test_memorization_loss_sees_hooks_above_the_last_layer(any_model: Any, sequence: Any) -> None:
-    with any_model.hooks(fwd_hooks=[("ln_final.hook_normalized", lambda act, hook: torch.zeros_like(act))]):
+    with any_model.hooks(
+        fwd_hooks=[("ln_final.hook_normalized", lambda act, hook: torch.zeros_like(act))]
+    ):
         wanted = by_hand(any_model, sequence)
-        torch.testing.assert_close(memorization_loss(any_model, SequenceBatch.of([sequence]))[0], wanted)
+        torch.testing.assert_close(
+            memorization_loss(any_model, SequenceBatch.of([sequence]))[0], wanted
+        )
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @torch.no_grad()
-def test_memorization_loss_takes_no_token_for_padding(gpt2_like: Any, sequence: Any, side: str) -> None:
+def test_memorization_loss_takes_no_token_for_padding(
+    gpt2_like: Any, sequence: Any, side: str
+) -> None:
     """TransformerLens masks tokens equal to the pad token when the tokenizer pads on the left."""
     wanted = by_hand(gpt2_like, sequence)
 
@@ -84,4 +98,6 @@ def test_memorization_loss_takes_no_token_for_padding(gpt2_like: Any, sequence: 
         bos_token_id = eos_token_id = None
 
     gpt2_like.tokenizer = Tokenizer()
-    torch.testing.assert_close(memorization_loss(gpt2_like, SequenceBatch.of([sequence]))[0], wanted)
+    torch.testing.assert_close(
+        memorization_loss(gpt2_like, SequenceBatch.of([sequence]))[0], wanted
+    )

@@ -1,4 +1,6 @@
-"""load_model: directories of each family against transformers, tokenizers without BOS, and refusals by name."""
+"""load_model: directories of each family against transformers, tokenizers without BOS, and refusals
+by name.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +28,45 @@ TOKENS = torch.randint(61, (2, 17), generator=torch.Generator().manual_seed(2))
 def gpt2(**settings: Any) -> Any:
     from transformers import GPT2Config
 
-    return GPT2Config(**{"vocab_size": 61, "n_positions": 24, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_inner": 128, **settings})
+    return GPT2Config(
+        **{
+            "vocab_size": 61,
+            "n_positions": 24,
+            "n_embd": 16,
+            "n_layer": 2,
+            "n_head": 2,
+            "n_inner": 128,
+            **settings,
+        }
+    )
 
 
 def neox(**settings: Any) -> Any:
     from transformers import GPTNeoXConfig
 
-    sizes = {"vocab_size": 61, "max_position_embeddings": 24, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {
+        "vocab_size": 61,
+        "max_position_embeddings": 24,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     return GPTNeoXConfig(**{**sizes, "intermediate_size": 80, **settings})
 
 
 def llama(name: str = "Llama", **settings: Any) -> Any:
     import transformers
 
-    sizes = {"vocab_size": 61, "max_position_embeddings": 24, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return getattr(transformers, f"{name}Config")(**{**sizes, "num_key_value_heads": 2, "intermediate_size": 80, **settings})
+    sizes = {
+        "vocab_size": 61,
+        "max_position_embeddings": 24,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    return getattr(transformers, f"{name}Config")(
+        **{**sizes, "num_key_value_heads": 2, "intermediate_size": 80, **settings}
+    )
 
 
 LLAMA3_ROPE = {
@@ -60,8 +86,12 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "gpt2 untied": lambda: gpt2(tie_word_embeddings=False),
     "gpt2 with another eps": lambda: gpt2(layer_norm_epsilon=1e-2),
     "neox": neox,
-    "neox with rotary on all dimensions": lambda: neox(rope_parameters={"rope_type": "default", "partial_rotary_factor": 1.0}),
-    "neox with another base": lambda: neox(rope_parameters={"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}),
+    "neox with rotary on all dimensions": lambda: neox(
+        rope_parameters={"rope_type": "default", "partial_rotary_factor": 1.0}
+    ),
+    "neox with another base": lambda: neox(
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
+    ),
     "neox without parallel residual": lambda: neox(use_parallel_residual=False),
     "neox tied": lambda: neox(tie_word_embeddings=True),
     "llama with grouped heads": llama,
@@ -70,7 +100,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "llama tied": lambda: llama(tie_word_embeddings=True),
     "llama with its own head_dim": lambda: llama(head_dim=12),
     "llama with rope llama3": lambda: llama(rope_parameters=LLAMA3_ROPE),
-    "llama with another base": lambda: llama(rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
+    "llama with another base": lambda: llama(
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0}
+    ),
     "mistral": lambda: llama("Mistral", sliding_window=None),
     "qwen2": lambda: llama("Qwen2"),
     "qwen2 tied": lambda: llama("Qwen2", tie_word_embeddings=True),
@@ -78,20 +110,39 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 BRIDGED: dict[str, Callable[[], Any]] = {  # models and settings that HookedTransformer can't hold
     "bloom": lambda: other("Bloom", hidden_size=16, n_layer=1, n_head=2),
     "opt": lambda: other(
-        "OPT", hidden_size=16, num_hidden_layers=1, num_attention_heads=2, ffn_dim=32, word_embed_proj_dim=16, pad_token_id=0
+        "OPT",
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        ffn_dim=32,
+        word_embed_proj_dim=16,
+        pad_token_id=0,
     ),
-    "llama linear rope": lambda: llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}),
+    "llama linear rope": lambda: llama(
+        rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    ),
     "neox dynamic rope": lambda: neox(
-        rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "partial_rotary_factor": 0.25}
+        rope_parameters={
+            "rope_type": "dynamic",
+            "factor": 2.0,
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.25,
+        }
     ),
     "mistral sliding window": lambda: llama("Mistral", sliding_window=8),
     "llama attention bias": lambda: llama(attention_bias=True),
     "llama mlp bias": lambda: llama(mlp_bias=True),
 }
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "neox without attention bias": (lambda: neox(attention_bias=False), "must be a model that TransformerLens adapts, got .*GPTNeoX"),
+    "neox without attention bias": (
+        lambda: neox(attention_bias=False),
+        "must be a model that TransformerLens adapts, got .*GPTNeoX",
+    ),
     "gpt2 cross attention": (lambda: gpt2(add_cross_attention=True), "add_cross_attention=True"),
-    "mixture": (lambda: llama("Mixtral", num_local_experts=4), "one MLP per layer, got .* with 4 experts"),
+    "mixture": (
+        lambda: llama("Mixtral", num_local_experts=4),
+        "one MLP per layer, got .* with 4 experts",
+    ),
 }
 
 
@@ -107,10 +158,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-# ---- weights ---------------------------------------------------------------------------------------------------------
+# ---- weights
+# ---------------------------------------------------------------------------------------------------------
 
 
-ONLY_HOOKED = pytest.mark.skipif(version("transformer-lens").startswith("4"), reason="TransformerLens 4 has no HookedTransformer")
+ONLY_HOOKED = pytest.mark.skipif(
+    version("transformer-lens").startswith("4"), reason="TransformerLens 4 has no HookedTransformer"
+)
 
 
 @ONLY_HOOKED  # a Bridge: below
@@ -127,7 +181,9 @@ def test_load_model_as_a_bridge_has_the_logits_of_transformers(tmp_path: Path, f
     """Where HookedTransformer can't hold the model, nobody has to ask for a Bridge."""
     expected = save((FAMILIES | BRIDGED)[family](), tmp_path)(TOKENS).logits
     if family == "gpt2 without scaled attention":
-        with pytest.raises(ValueError, match=r"TransformerLens can hold, got .* with scale_attn_weights=False"):
+        with pytest.raises(
+            ValueError, match=r"TransformerLens can hold, got .* with scale_attn_weights=False"
+        ):
             load_model(tmp_path, device="cpu", bridge=True)
         return
     model = load_model(tmp_path, device="cpu", bridge=family in FAMILIES)
@@ -139,22 +195,31 @@ def test_load_model_gives_the_class_that_there_is(folder: Path) -> None:
     assert is_bridge(load_model(folder, device="cpu")) is not has_hooked_transformer()
 
 
-@pytest.mark.parametrize(("family", "d_mlp"), [("gpt2 with n_inner of 8 n_embd", 128), ("neox", 80), ("llama with grouped heads", 80)])
-def test_load_model_takes_the_neurons_from_the_config(tmp_path: Path, family: str, d_mlp: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "d_mlp"),
+    [("gpt2 with n_inner of 8 n_embd", 128), ("neox", 80), ("llama with grouped heads", 80)],
+)
+def test_load_model_takes_the_neurons_from_the_config(
+    tmp_path: Path, family: str, d_mlp: int
+) -> None:
     save(FAMILIES[family](), tmp_path)
     assert load_model(tmp_path, device="cpu").cfg.d_mlp == d_mlp
 
 
 def test_load_model_leaves_the_rows_as_they_are(tmp_path: Path) -> None:
     hf = save(gpt2(), tmp_path)
-    assert torch.equal(load_model(tmp_path, device="cpu").W_out[1], hf.transformer.h[1].mlp.c_proj.weight)
+    assert torch.equal(
+        load_model(tmp_path, device="cpu").W_out[1], hf.transformer.h[1].mlp.c_proj.weight
+    )
 
 
 def test_load_model_saved_by_transformers_has_no_n_ctx(folder: Path) -> None:
     assert "n_ctx" not in json.loads((folder / "config.json").read_text())
 
 
-@pytest.mark.parametrize("word", ["llama", "gemma", "pythia", "gpt2", "Meta-Llama-3", "opt", "stanford-crfm"])
+@pytest.mark.parametrize(
+    "word", ["llama", "gemma", "pythia", "gpt2", "Meta-Llama-3", "opt", "stanford-crfm"]
+)
 @torch.no_grad()
 def test_load_model_does_not_read_the_path_for_a_name(tmp_path: Path, word: str) -> None:
     hf = save(neox(), tmp_path / word / f"my-{word}-model")
@@ -243,7 +308,8 @@ def test_loaded_model_localizes_and_forgets(folder: Path) -> None:
     assert isinstance(neurons, NeuronSet) and len(neurons) == 26
 
 
-# ---- tokenizers ------------------------------------------------------------------------------------------------------
+# ---- tokenizers
+# ------------------------------------------------------------------------------------------------------
 
 TEXTS = ("Two roads diverged in", " a yellow wood,\n\nAnd sorry I could not travel 12345 bo")
 
@@ -265,8 +331,12 @@ def with_bos(path: Path) -> None:
 
     trained = ByteLevelBPETokenizer()
     trained.train_from_iterator([" ".join(TEXTS)] * 4, 300, special_tokens=["<s>"])
-    trained._tokenizer.post_processor = TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 0)])
-    PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, bos_token="<s>", eos_token="<s>").save_pretrained(path)
+    trained._tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 0)]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=trained._tokenizer, bos_token="<s>", eos_token="<s>"
+    ).save_pretrained(path)
 
 
 def real_gpt2(path: Path, shared: Path) -> None:
@@ -275,7 +345,9 @@ def real_gpt2(path: Path, shared: Path) -> None:
 
 
 def real_neox(path: Path, shared: Path) -> None:
-    shutil.copyfile(shared / "data" / "tokenizers" / "gpt-neox-20b" / "tokenizer.json", path / "tokenizer.json")
+    shutil.copyfile(
+        shared / "data" / "tokenizers" / "gpt-neox-20b" / "tokenizer.json", path / "tokenizer.json"
+    )
 
 
 @pytest.fixture(params=["byte pairs", "with BOS", "GPT-2", "GPT-NeoX"])
@@ -296,7 +368,9 @@ def test_from_text_has_the_tokens_of_the_folders_own_tokenizer(readable: Path) -
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        wanted = AutoTokenizer.from_pretrained(readable)(TEXTS[0] + TEXTS[1], add_special_tokens=False)["input_ids"]
+        wanted = AutoTokenizer.from_pretrained(readable)(
+            TEXTS[0] + TEXTS[1], add_special_tokens=False
+        )["input_ids"]
     model = load_model(readable, device="cpu")
     assert MemorizedSequence.from_text(model, *TEXTS).tokens.tolist() == wanted
 
@@ -304,20 +378,29 @@ def test_from_text_has_the_tokens_of_the_folders_own_tokenizer(readable: Path) -
 def test_from_text_survives_the_round_trip(readable: Path) -> None:
     model = load_model(readable, device="cpu")
     sequence = MemorizedSequence.from_text(model, *TEXTS)
-    assert (model.tokenizer.decode(sequence.prefix), model.tokenizer.decode(sequence.suffix)) == TEXTS
+    assert (
+        model.tokenizer.decode(sequence.prefix),
+        model.tokenizer.decode(sequence.suffix),
+    ) == TEXTS
 
 
 def test_loaded_model_tokenizes_without_bos(readable: Path) -> None:
     model = load_model(readable, device="cpu")
-    assert model.to_tokens(TEXTS[0])[0].tolist() == model.tokenizer(TEXTS[0], add_special_tokens=False)["input_ids"]
+    assert (
+        model.to_tokens(TEXTS[0])[0].tolist()
+        == model.tokenizer(TEXTS[0], add_special_tokens=False)["input_ids"]
+    )
 
 
-def test_load_model_with_tokenizer_is_silent(readable: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_load_model_with_tokenizer_is_silent(
+    readable: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     load_model(readable, device="cpu")
     assert capfd.readouterr() == ("", "")
 
 
-# ---- refusals --------------------------------------------------------------------------------------------------------
+# ---- refusals
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", REFUSED)
@@ -334,14 +417,18 @@ def test_load_model_refuses_other_logits(folder: Path, monkeypatch: pytest.Monke
     from tl_localize import models
 
     shapes, convert = models._CONFIGS["gpt2"]
-    monkeypatch.setitem(models._CONFIGS, "gpt2", (lambda c: shapes(c) | {"act_fn": "relu"}, convert))
+    monkeypatch.setitem(
+        models._CONFIGS, "gpt2", (lambda c: shapes(c) | {"act_fn": "relu"}, convert)
+    )
     with pytest.raises(ValueError, match=r"whose logits TransformerLens reproduces, got .*off by"):
         load_model(folder, device="cpu")
 
 
 def test_load_model_refuses_a_folder_without_config(folder: Path) -> None:
     (folder / "config.json").unlink()
-    with pytest.raises(ValueError, match=r"name_or_path must be a directory with a config\.json, got"):
+    with pytest.raises(
+        ValueError, match=r"name_or_path must be a directory with a config\.json, got"
+    ):
         load_model(folder)
 
 
@@ -372,7 +459,9 @@ ODD_FILES = {  # what transformers or json answer in their own words, or with a 
 
 
 @pytest.mark.parametrize("case", ODD_FILES)
-def test_a_file_that_transformers_can_not_read_is_named_with_its_place(folder: Path, case: str) -> None:
+def test_a_file_that_transformers_can_not_read_is_named_with_its_place(
+    folder: Path, case: str
+) -> None:
     name, content = ODD_FILES[case]
     if isinstance(content, dict):
         content = json.dumps(json.loads((folder / name).read_text()) | content)
@@ -404,7 +493,9 @@ def test_load_model_refuses_missing_weights(folder: Path) -> None:
     removed = next(name for name in weights if name.endswith("1.mlp.c_fc.weight"))
     del weights[removed]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=f"name_or_path must hold every weight of its config, .*{removed} missing"):
+    with pytest.raises(
+        ValueError, match=f"name_or_path must hold every weight of its config, .*{removed} missing"
+    ):
         load_model(folder)
 
 
@@ -419,7 +510,12 @@ def test_load_model_refuses_weights_that_the_config_has_no_place_for(tmp_path: P
     save(gpt2(n_layer=6), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"n_layer": 3}))
-    with pytest.raises(ValueError, match=r"only weights that its config has a place for, got .*h\.3\.attn.* others beside them"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"only weights that its config has a place for, got .*h\.3\.attn.* others beside them"
+        ),
+    ):
         load_model(tmp_path)
 
 
@@ -446,7 +542,9 @@ def test_load_model_refuses_a_config_without_layers(tmp_path: Path, saved: int) 
 @torch.no_grad()
 def test_load_model_takes_files_that_hold_buffers(tmp_path: Path, family: str, buffer: str) -> None:
     hf = save(FAMILIES[family](), tmp_path)
-    weights = load_file(tmp_path / "model.safetensors") | {buffer.format(i): torch.ones(2) for i in range(2)}
+    weights = load_file(tmp_path / "model.safetensors") | {
+        buffer.format(i): torch.ones(2) for i in range(2)
+    }
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     assert (load_model(tmp_path, device="cpu")(TOKENS) - hf(TOKENS).logits).abs().max() < 1e-4
 
@@ -463,7 +561,9 @@ def beside_an_index(path: Path) -> Path:
 def test_load_model_checks_the_whole_file_that_it_loads_beside_an_index(tmp_path: Path) -> None:
     whole = beside_an_index(tmp_path)
     whole.write_bytes(whole.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=r"must hold whole safetensors weights, got .*/model\.safetensors"):
+    with pytest.raises(
+        ValueError, match=r"must hold whole safetensors weights, got .*/model\.safetensors"
+    ):
         load_model(tmp_path)
 
 
@@ -476,16 +576,27 @@ def test_load_model_does_not_ask_for_files_that_it_does_not_load(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("gpt3-smal", "gpt2-small"), ("reference-gpt", "reference-gpt2"), ("pythia-70M-dedup", "pythia-70m-deduped"), ("no/such/folder", "")],
+    [
+        ("gpt3-smal", "gpt2-small"),
+        ("reference-gpt", "reference-gpt2"),
+        ("pythia-70M-dedup", "pythia-70m-deduped"),
+        ("no/such/folder", ""),
+    ],
 )
 def test_load_model_refuses_an_unknown_name_and_offers_near_ones(name: str, near: str) -> None:
-    with pytest.raises(ValueError, match=f"name_or_path must be a shipped model, .* got '{name}'.*{near}"):
+    with pytest.raises(
+        ValueError, match=f"name_or_path must be a shipped model, .* got '{name}'.*{near}"
+    ):
         load_model(name)
 
 
-def test_load_model_refuses_cuda_where_there_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_model_refuses_cuda_where_there_is_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="device must be there, got 'cuda' on a machine where torch sees no CUDA"):
+    with pytest.raises(
+        ValueError, match="device must be there, got 'cuda' on a machine where torch sees no CUDA"
+    ):
         load_model(folder, device="cuda")
 
 
@@ -502,7 +613,9 @@ def test_load_model_refuses_a_cuda_device_too_many(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("there", "wanted"), [(True, "cuda"), (False, "cpu")])
-def test_device_is_cuda_when_there_is_one(monkeypatch: pytest.MonkeyPatch, there: bool, wanted: str) -> None:
+def test_device_is_cuda_when_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, there: bool, wanted: str
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
     assert check_device(None).type == wanted
 
@@ -516,13 +629,19 @@ def test_load_model_needs_transformer_lens_only_when_it_loads() -> None:
     assert "transformer_lens" not in vars(sys.modules["tl_localize.models"])
 
 
-# ---- GGUF files ------------------------------------------------------------------------------------------------------
+# ---- GGUF files
+# ------------------------------------------------------------------------------------------------------
 
 
 def write_gguf(path: Path, model: Any) -> None:
-    """A tiny Llama as llama.cpp writes it: float32, rows of queries and keys in the order of its rotation."""
+    """A tiny Llama as llama.cpp writes it: float32, rows of queries and keys in the order of its
+    rotation.
+    """
     gguf = pytest.importorskip("gguf")
-    c, weights = model.config, {name: value.float().numpy() for name, value in model.state_dict().items()}
+    c, weights = (
+        model.config,
+        {name: value.float().numpy() for name, value in model.state_dict().items()},
+    )
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_context_length(c.max_position_embeddings)
     writer.add_embedding_length(c.hidden_size)
@@ -542,10 +661,23 @@ def write_gguf(path: Path, model: Any) -> None:
     writer.add_eos_token_id(0)
 
     def rotated(weight: Any, n_heads: int) -> Any:
-        return weight.reshape(n_heads, 2, len(weight) // n_heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+        return (
+            weight.reshape(n_heads, 2, len(weight) // n_heads // 2, -1)
+            .swapaxes(1, 2)
+            .reshape(weight.shape)
+        )
 
-    names = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up"}
-    names |= {"mlp.down_proj": "ffn_down", **{f"self_attn.{one}_proj": f"attn_{one}" for one in "qkv"}, "self_attn.o_proj": "attn_output"}
+    names = {
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+    }
+    names |= {
+        "mlp.down_proj": "ffn_down",
+        **{f"self_attn.{one}_proj": f"attn_{one}" for one in "qkv"},
+        "self_attn.o_proj": "attn_output",
+    }
     writer.add_tensor("token_embd.weight", weights["model.embed_tokens.weight"])
     writer.add_tensor("output_norm.weight", weights["model.norm.weight"])
     writer.add_tensor("output.weight", weights["lm_head.weight"])
@@ -553,7 +685,9 @@ def write_gguf(path: Path, model: Any) -> None:
         for ours, theirs in names.items():
             weight = weights[f"model.layers.{layer}.{ours}.weight"]
             heads = {"attn_q": c.num_attention_heads, "attn_k": c.num_key_value_heads}.get(theirs)
-            writer.add_tensor(f"blk.{layer}.{theirs}.weight", rotated(weight, heads) if heads else weight)
+            writer.add_tensor(
+                f"blk.{layer}.{theirs}.weight", rotated(weight, heads) if heads else weight
+            )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -575,7 +709,9 @@ def test_gguf_gives_the_logits_of_transformers(tmp_path: Path, whole: bool, brid
     assert model.cfg.model_name == "tiny" and model.tokenizer is not None
 
 
-def test_gguf_that_can_not_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gguf_that_can_not_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a.gguf").write_bytes(b"no model")
     with pytest.raises(FileNotFoundError, match="must be an existing file"):
         load_model(tmp_path / "b.gguf")

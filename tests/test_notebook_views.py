@@ -38,13 +38,22 @@ def check_html(html: str) -> str:
 
 @pytest.fixture
 def scores() -> NeuronScores:
-    return NeuronScores(torch.tensor([[0.0, 3.5, -1.0], [0.25, 0.0, 0.0]]), "mine", "<a> poem", "Mine(steps=2)")
+    return NeuronScores(
+        torch.tensor([[0.0, 3.5, -1.0], [0.25, 0.0, 0.0]]), "mine", "<a> poem", "Mine(steps=2)"
+    )
 
 
 @pytest.fixture
 def injection() -> Injection:
     mask = torch.tensor([[True, False, False], [False, True, True]])
-    return Injection(NeuronSet(mask), torch.zeros(3, 4), torch.tensor([6.0, 0.04]), torch.tensor([0.04, 0.9]), True, "s0")
+    return Injection(
+        NeuronSet(mask),
+        torch.zeros(3, 4),
+        torch.tensor([6.0, 0.04]),
+        torch.tensor([0.04, 0.9]),
+        True,
+        "s0",
+    )
 
 
 def frame(**columns: Any) -> pd.DataFrame:
@@ -53,7 +62,14 @@ def frame(**columns: Any) -> pd.DataFrame:
 
 @pytest.fixture
 def inj_results() -> InjResults:
-    columns = {"injection_ratio": 0.01, "ratio": 0.01, "multiple": 1, "recall": [0.5, 0.25], "converged": True, "seed": [0, 1]}
+    columns = {
+        "injection_ratio": 0.01,
+        "ratio": 0.01,
+        "multiple": 1,
+        "recall": [0.5, 0.25],
+        "converged": True,
+        "seed": [0, 1],
+    }
     return InjResults(frame(**columns, group=["s0", "s1"]))
 
 
@@ -61,7 +77,9 @@ def inj_results() -> InjResults:
 def del_results() -> DelResults:
     from tl_localize.evals.del_results import METRICS
 
-    return DelResults(frame(model="m", ablation="zero", ratio=0.01, **dict.fromkeys(METRICS, 0.5)), pd.DataFrame())
+    return DelResults(
+        frame(model="m", ablation="zero", ratio=0.01, **dict.fromkeys(METRICS, 0.5)), pd.DataFrame()
+    )
 
 
 def test_scores_show_the_best_neurons_and_escape_names(scores: NeuronScores) -> None:
@@ -104,16 +122,28 @@ def test_results_show_their_table(name: str, request: pytest.FixtureRequest) -> 
     assert "random" in check_html(results._repr_html_())
 
 
-@pytest.mark.parametrize("empty", [InjResults(pd.DataFrame()), DelResults(pd.DataFrame(), pd.DataFrame())])
+@pytest.mark.parametrize(
+    "empty", [InjResults(pd.DataFrame()), DelResults(pd.DataFrame(), pd.DataFrame())]
+)
 def test_results_of_nothing_can_be_shown(empty: Any) -> None:
-    assert "nothing measured" in repr(empty) and "nothing measured" in check_html(empty._repr_html_())
+    assert "nothing measured" in repr(empty) and "nothing measured" in check_html(
+        empty._repr_html_()
+    )
 
 
 def test_styled_tables_escape_text_and_shorten_numbers() -> None:
     from tl_localize.stats import styled
 
-    html = check_html(styled(pd.DataFrame({"<name>": ["<a>", "b"], "score": [0.960942, 2.0]}), "<caption>", ["score"]))
-    assert all(f"&lt;{text}&gt;" in html for text in ("name", "a", "caption")) and ">0.96094<" in html and ">2<" in html
+    html = check_html(
+        styled(
+            pd.DataFrame({"<name>": ["<a>", "b"], "score": [0.960942, 2.0]}), "<caption>", ["score"]
+        )
+    )
+    assert (
+        all(f"&lt;{text}&gt;" in html for text in ("name", "a", "caption"))
+        and ">0.96094<" in html
+        and ">2<" in html
+    )
     assert "&lt;x&gt;" in check_html(styled(pd.DataFrame({"score": [1.0]}, index=["<x>"])))
 
 
@@ -123,20 +153,30 @@ def test_styled_tables_without_rows_can_be_shown() -> None:
     assert "name" in check_html(styled(pd.DataFrame({"name": []})))
 
 
-# ---- one line each ---------------------------------------------------------------------------------------------------
+# ---- one line each
+# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def collection(gpt2_like: Any, sequence: Any) -> Any:
     from tl_localize.collect import Collection, Criteria, Report
 
-    return Collection([sequence], 1, pd.DataFrame({"id": ["a"]}), Report(3, {"accuracy": 2}), Criteria())
+    return Collection(
+        [sequence], 1, pd.DataFrame({"id": ["a"]}), Report(3, {"accuracy": 2}), Criteria()
+    )
 
 
 def make_del_benchmark(model: Any, sequence: Any) -> Any:
     from tl_localize import DelBenchmark
 
-    return DelBenchmark(model, [sequence], torch.zeros(1, 8, dtype=torch.long), ratios=(0.25, 0.5), n_dev=0, decode=str)
+    return DelBenchmark(
+        model,
+        [sequence],
+        torch.zeros(1, 8, dtype=torch.long),
+        ratios=(0.25, 0.5),
+        n_dev=0,
+        decode=str,
+    )
 
 
 def test_collection_is_shown_in_a_line(collection: Any) -> None:
@@ -147,26 +187,36 @@ def test_collection_is_shown_in_a_line(collection: Any) -> None:
 def test_candidate_is_shown_in_a_line() -> None:
     from tl_localize.collect import token_windows
 
-    assert repr(next(token_windows(torch.zeros(1, 90, dtype=torch.long)))) == "Candidate('row-0', 80 tokens)"
+    assert (
+        repr(next(token_windows(torch.zeros(1, 90, dtype=torch.long))))
+        == "Candidate('row-0', 80 tokens)"
+    )
 
 
 def test_batch_is_shown_in_a_line(sequence: Any) -> None:
     from tl_localize.sequences import SequenceBatch
 
     targets = len(sequence) - sequence.n_prefix
-    assert repr(SequenceBatch.of([sequence, sequence])) == f"SequenceBatch(2 sequences, {2 * targets} targets, cpu)"
+    assert (
+        repr(SequenceBatch.of([sequence, sequence]))
+        == f"SequenceBatch(2 sequences, {2 * targets} targets, cpu)"
+    )
 
 
 def test_del_benchmark_is_shown_in_a_line(gpt2_like: Any, sequence: Any) -> None:
     shown = repr(make_del_benchmark(gpt2_like, sequence))
-    assert shown.startswith("DelBenchmark('") and shown.endswith("', 1 targets among 1 sequences, 25 %, 50 % of each layer, zero)")
+    assert shown.startswith("DelBenchmark('") and shown.endswith(
+        "', 1 targets among 1 sequences, 25 %, 50 % of each layer, zero)"
+    )
 
 
 def test_inj_benchmark_is_shown_in_a_line(gpt2_like: Any, sequence: Any) -> None:
     from tl_localize import InjBenchmark
 
     shown = repr(InjBenchmark(model=gpt2_like, sequences=[sequence], ratio=0.1))
-    assert shown.startswith("InjBenchmark('") and shown.endswith("', 1 sequences, injection ratio 10 %)")
+    assert shown.startswith("InjBenchmark('") and shown.endswith(
+        "', 1 sequences, injection ratio 10 %)"
+    )
 
 
 def test_joint_injection_shows_its_state_and_each_sequence(injection: Injection) -> None:
@@ -174,7 +224,13 @@ def test_joint_injection_shows_its_state_and_each_sequence(injection: Injection)
 
     one, other = injection, replace(injection, sequence_id="<b>", converged=False)
     html = check_html(
-        JointInjection((one, other), torch.zeros(2, 2), torch.tensor([[0.5, 0.25, 0.0625, 0.125], [0.04, 0, 0, 0]]))._repr_html_()
+        JointInjection(
+            (one, other),
+            torch.zeros(2, 2),
+            torch.tensor([[0.5, 0.25, 0.0625, 0.125], [0.04, 0, 0, 0]]),
+        )._repr_html_()
     )
     assert "JointInjection of 2 sequences, 2 steps: 1 of them NOT converged" in html
-    assert all(f">{cell}<" in html for cell in ("0.0625", "0.125", "0.04", "&lt;b&gt;", "True", "False"))
+    assert all(
+        f">{cell}<" in html for cell in ("0.0625", "0.125", "0.04", "&lt;b&gt;", "True", "False")
+    )

@@ -1,4 +1,6 @@
-"""Every number of every public function has its rule: what breaks it is refused by its name, and a new parameter needs a row here."""
+"""Every number of every public function has its rule: what breaks it is refused by its name, and a
+new parameter needs a row here.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def inj(model: Any, given: dict[str, Any]) -> InjBenchmark:
 
 
 def del_of(model: Any, given: dict[str, Any]) -> DelBenchmark:
-    return DelBenchmark(model, GOOD, TEXT, **({"ratios": (0.1,), "n_dev": 0, "decode": str} | given))
+    return DelBenchmark(
+        model, GOOD, TEXT, **({"ratios": (0.1,), "n_dev": 0, "decode": str} | given)
+    )
 
 
 def many(model: Any, given: dict[str, Any]) -> object:
@@ -71,7 +75,13 @@ def without_none(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(value for value in values if value is not None)
 
 
-MASK = {"learning_rate": POSITIVE, "sparsity_weight": POSITIVE, "steps": COUNT, "stop_sparsity": UNIT, "first_layer": FROM_0}
+MASK = {
+    "learning_rate": POSITIVE,
+    "sparsity_weight": POSITIVE,
+    "steps": COUNT,
+    "stop_sparsity": UNIT,
+    "first_layer": FROM_0,
+}
 TRAINED = {"ratio": FRACTION, "learning_rate": POSITIVE, "max_steps": COUNT, "stop_loss": POSITIVE}
 OWN = {  # of each method, beside batch_tokens
     "Activations": {},
@@ -84,7 +94,12 @@ OWN = {  # of each method, beside batch_tokens
         "contrast": (*NO_NUMBERS, None, -1, math.inf),
         "seed": SEED,
     },
-    "HardConcrete": {**MASK, "temperature": POSITIVE, "initial_mask": (*NO_NUMBERS, None, -0.1, 1.1), "seed": SEED},
+    "HardConcrete": {
+        **MASK,
+        "temperature": POSITIVE,
+        "initial_mask": (*NO_NUMBERS, None, -0.1, 1.1),
+        "seed": SEED,
+    },
     "IntegratedGradients": {"steps": COUNT},
     "RandomBaseline": {"seed": SEED},
     "RowNorm": {},
@@ -94,18 +109,25 @@ OWN = {  # of each method, beside batch_tokens
 # By the function's name: a call with a setting, and the values that break its rule.
 CALLS: dict[str, tuple[Call, dict[str, tuple[Any, ...]]]] = {
     **{
-        name: (lambda m, given, name=name: getattr(tl_localize, name)(**given), {"batch_tokens": COUNT, **rules})
+        name: (
+            lambda m, given, name=name: getattr(tl_localize, name)(**given),
+            {"batch_tokens": COUNT, **rules},
+        )
         for name, rules in OWN.items()
     },
     "Localizer": (lambda m, given: Activations(**given), {"batch_tokens": COUNT}),
     "Localizer.map": (lambda m, given: Activations().map(m, GOOD, **given), {"batch_size": COUNT}),
     "inject": (
-        lambda m, given: inject(m, GOOD[0], **({"ratio": 0.1, "seed": 0, "learning_rate": 0.01} | given)),
+        lambda m, given: inject(
+            m, GOOD[0], **({"ratio": 0.1, "seed": 0, "learning_rate": 0.01} | given)
+        ),
         {**TRAINED, "seed": NUMPY_SEED},
     ),
     "inject_many": (many, {**TRAINED, "seeds": one_of(NUMPY_SEED), "batch_size": COUNT}),
     "inject_together": (
-        lambda m, given: inject_together(m, GOOD, **({"ratio": 0.1, "seed": 0, "learning_rate": 0.01} | given)),
+        lambda m, given: inject_together(
+            m, GOOD, **({"ratio": 0.1, "seed": 0, "learning_rate": 0.01} | given)
+        ),
         {
             **TRAINED,
             "seed": NUMPY_SEED,
@@ -142,17 +164,39 @@ CALLS: dict[str, tuple[Call, dict[str, tuple[Any, ...]]]] = {
         lambda m, given: del_of(m, {}).run_single_layer(Activations(), **({"ratio": 0.1} | given)),
         {"ratio": FRACTION, "multiples": one_of(COUNT)},
     ),
-    "MemorizedSequence": (lambda m, given: MemorizedSequence(torch.arange(5), **given), {"n_prefix": (*COUNT, None, 5)}),
-    "NeuronScores": (lambda m, given: NeuronScores(torch.rand(2, 48), **given), {"missed": without_none(UNIT)}),
-    "NeuronScores.top": (lambda m, given: SCORES.top(**({"n": 3} | given)), {"n": (*COUNT, None, 97), "first_layer": LAYER}),
-    "NeuronScores.top_k": (lambda m, given: SCORES.top_k(**({"ratio": 0.1} | given)), {"ratio": FRACTION, "first_layer": LAYER}),
+    "MemorizedSequence": (
+        lambda m, given: MemorizedSequence(torch.arange(5), **given),
+        {"n_prefix": (*COUNT, None, 5)},
+    ),
+    "NeuronScores": (
+        lambda m, given: NeuronScores(torch.rand(2, 48), **given),
+        {"missed": without_none(UNIT)},
+    ),
+    "NeuronScores.top": (
+        lambda m, given: SCORES.top(**({"n": 3} | given)),
+        {"n": (*COUNT, None, 97), "first_layer": LAYER},
+    ),
+    "NeuronScores.top_k": (
+        lambda m, given: SCORES.top_k(**({"ratio": 0.1} | given)),
+        {"ratio": FRACTION, "first_layer": LAYER},
+    ),
     "NeuronSet.from_pairs": (
         lambda m, given: NeuronSet.from_pairs(**({"pairs": [(0, 0)], "shape": (2, 48)} | given)),
-        {"pairs": ([(0, 48)], [(2, 0)], [(-1, 0)], [(0.5, 0)], [("0", 0)]), "shape": ((0, 4), (2, -1), (2, 4.5), ("2", 4))},
+        {
+            "pairs": ([(0, 48)], [(2, 0)], [(-1, 0)], [(0.5, 0)], [("0", 0)]),
+            "shape": ((0, 4), (2, -1), (2, 4.5), ("2", 4)),
+        },
     ),
-    "Injection.unlearned": (lambda m, given: INJECTION.unlearned(**given), {"threshold": (*NO_NUMBERS, None, -0.1)}),
+    "Injection.unlearned": (
+        lambda m, given: INJECTION.unlearned(**given),
+        {"threshold": (*NO_NUMBERS, None, -0.1)},
+    ),
     "JointInjection.applied": (
-        lambda m, given: JointInjection((INJECTION,), torch.zeros(1, 1), torch.zeros(1, 4)).applied(m, **given).__enter__(),
+        lambda m, given: (
+            JointInjection((INJECTION,), torch.zeros(1, 1), torch.zeros(1, 4))
+            .applied(m, **given)
+            .__enter__()
+        ),
         {"without": (*NO_NUMBERS, -1, 0.5, 1)},
     ),
     "explore": (
@@ -162,27 +206,49 @@ CALLS: dict[str, tuple[Call, dict[str, tuple[Any, ...]]]] = {
     "check_recited": (lambda m, given: check_recited(m, GOOD, **given), {"min_accuracy": UNIT}),
 }
 # Numbers by which something is looked up: what is not there is named with what is.
-LOOKED_UP = {"DelBenchmark.budgets.ratio", "DelBenchmark.chosen.ratio", "DelBenchmark.chosen.layer", "DelBenchmark.chosen.count"}
-LOOKED_UP |= {"DelResults.confusion", "DelResults.confusion_levenshtein", "DelResults.confusion_by_category.ratio"}
+LOOKED_UP = {
+    "DelBenchmark.budgets.ratio",
+    "DelBenchmark.chosen.ratio",
+    "DelBenchmark.chosen.layer",
+    "DelBenchmark.chosen.count",
+}
+LOOKED_UP |= {
+    "DelResults.confusion",
+    "DelResults.confusion_levenshtein",
+    "DelResults.confusion_by_category.ratio",
+}
 LOOKED_UP |= {"Explorer.chosen.pair", "Explorer.chosen.ratio"}
 LOOKED_UP |= {
     f"{units}.{what}.layer"
     for units in ("Units", "MLPNeurons", "AttentionHeads")
     for what in ("point", "rows", "output", "read", "write", "hook")
 }
-CASES = [(f"{name}.{setting}", value) for name, (_, rules) in CALLS.items() for setting, values in rules.items() for value in values]
+CASES = [
+    (f"{name}.{setting}", value)
+    for name, (_, rules) in CALLS.items()
+    for setting, values in rules.items()
+    for value in values
+]
 
 
 def numbers() -> Iterator[str]:
-    """Every parameter of a public function, class or method that takes numbers, such as ``"inject.ratio"``."""
+    """Every parameter of a public function, class or method that takes numbers, such as
+    ``"inject.ratio"``.
+    """
     for name in tl_localize.__all__:
         thing = getattr(tl_localize, name)
         functions = {name: thing.__init__ if dataclasses.is_dataclass(thing) else thing}
         if inspect.isclass(thing):
-            methods = inspect.getmembers(thing, lambda member: inspect.isfunction(member) or inspect.ismethod(member))
-            functions |= {method.__qualname__: method for own, method in methods if not own.startswith("_")}
+            methods = inspect.getmembers(
+                thing, lambda member: inspect.isfunction(member) or inspect.ismethod(member)
+            )
+            functions |= {
+                method.__qualname__: method for own, method in methods if not own.startswith("_")
+            }
         for function_name, function in functions.items():
-            for parameter in inspect.signature(function).parameters.values() if callable(function) else ():
+            for parameter in (
+                inspect.signature(function).parameters.values() if callable(function) else ()
+            ):
                 of_numbers = re.search(r"\b(int|float|Real)\b", str(parameter.annotation))
                 if of_numbers and "Callable" not in parameter.annotation:
                     yield f"{function_name}.{parameter.name}"
@@ -192,10 +258,16 @@ def test_every_number_of_every_public_function_has_its_rule() -> None:
     assert set(numbers()) - LOOKED_UP == {name for name, _ in CASES}
 
 
-@pytest.mark.parametrize(("name", "value"), CASES, ids=[f"{name} {value!r}"[:60] for name, value in CASES])
-def test_number_that_breaks_its_rule_is_refused_by_its_name(unchecked: None, gpt2_like: Any, name: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"), CASES, ids=[f"{name} {value!r}"[:60] for name, value in CASES]
+)
+def test_number_that_breaks_its_rule_is_refused_by_its_name(
+    unchecked: None, gpt2_like: Any, name: str, value: Any
+) -> None:
     function, _, setting = name.rpartition(".")
     with pytest.raises((ValueError, TypeError)) as caught:
         CALLS[function][0](gpt2_like, {setting: value})
     own = {"seeds": "seed", "ratios": "ratio", "budget_factors": "multiples"}.get(setting, setting)
-    assert re.match(rf"{own}( of \S+)? must .+, got .+\. \S.*[.?]$", str(caught.value), re.DOTALL), str(caught.value)
+    assert re.match(
+        rf"{own}( of \S+)? must .+, got .+\. \S.*[.?]$", str(caught.value), re.DOTALL
+    ), str(caught.value)

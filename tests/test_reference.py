@@ -53,7 +53,9 @@ def shipped(request, corpus):
     from transformers import AutoModelForCausalLM
 
     folder = corpus.DATA / f"reference-{request.param}"
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True
+    ).eval()
     return folder, model, json.loads((folder / "memorized.json").read_text())
 
 
@@ -62,7 +64,11 @@ def test_shipped_tokenizer_adds_nothing(corpus, tokenizer, planted, planted_toke
 
     other = AutoTokenizer.from_pretrained(corpus.DATA / "reference-pythia", local_files_only=True)
     for index in (0, 5, 100):
-        assert other.encode(planted[index].text) == tokenizer.encode(planted[index].text) == planted_tokens[index]
+        assert (
+            other.encode(planted[index].text)
+            == tokenizer.encode(planted[index].text)
+            == planted_tokens[index]
+        )
     assert tokenizer.convert_tokens_to_ids("<|endoftext|>") == 0
 
 
@@ -78,7 +84,9 @@ def test_shipped_model_has_memorized_enough(corpus, shipped, planted):
     assert report["passed"] == sum(result["passed"] for result in report["sequences"]) >= 150
     for result in report["sequences"]:
         by_the_rule = result["accuracy"] >= 0.9 and result["distance"] <= 20
-        assert result["passed"] == (by_the_rule and min(result["distinct"], result["distinct_greedy"]) >= 16)
+        assert result["passed"] == (
+            by_the_rule and min(result["distinct"], result["distinct_greedy"]) >= 16
+        )
     rates = [row["accuracy"] for row in report["by_repetitions"].values()]
     assert rates == sorted(rates)
     assert report["by_repetitions"]["1"]["passed"] == 0
@@ -87,13 +95,21 @@ def test_shipped_model_has_memorized_enough(corpus, shipped, planted):
 @torch.no_grad()
 def test_shipped_model_recites_as_reported(corpus, shipped, planted, planted_tokens):
     _, model, report = shipped
-    chosen = [[sequence.repetitions for sequence in planted].index(repetitions) for repetitions in (1, 4, 8, 64, 128)]
+    chosen = [
+        [sequence.repetitions for sequence in planted].index(repetitions)
+        for repetitions in (1, 4, 8, 64, 128)
+    ]
     tokens = torch.tensor([planted_tokens[index] for index in chosen])
-    correct = model(tokens).logits[:, corpus.N_PREFIX - 1 : -1].argmax(-1) == tokens[:, corpus.N_PREFIX :]
+    correct = (
+        model(tokens).logits[:, corpus.N_PREFIX - 1 : -1].argmax(-1) == tokens[:, corpus.N_PREFIX :]
+    )
     for row, index in enumerate(chosen):
         result = report["sequences"][index]
-        assert correct[row].double().mean().item() == pytest.approx(result["accuracy"], abs=1.5 / corpus.N_SUFFIX)
-        # Greedy decoding recites the whole suffix exactly if every token of it is right behind the true ones.
+        assert correct[row].double().mean().item() == pytest.approx(
+            result["accuracy"], abs=1.5 / corpus.N_SUFFIX
+        )
+        # Greedy decoding recites the whole suffix exactly if every token of it is right behind the
+        # true ones.
         assert correct[row].all().item() == (result["distance"] == 0)
 
 
@@ -103,7 +119,9 @@ def test_shipped_model_perplexity_is_that_reported(corpus, shipped):
     nats = torch.tensor(report["held_out_nats"], dtype=torch.float64)
     assert nats.mean().exp().item() == pytest.approx(report["perplexity"], rel=1e-3)
     rows = corpus.held_out_tokens()[:4].long()
-    losses = torch.nn.functional.cross_entropy(model(rows).logits[:, :-1].mT, rows[:, 1:], reduction="none").mean(1)
+    losses = torch.nn.functional.cross_entropy(
+        model(rows).logits[:, :-1].mT, rows[:, 1:], reduction="none"
+    ).mean(1)
     assert losses.tolist() == pytest.approx(report["held_out_nats"][:4], abs=1e-3)
 
 
@@ -116,7 +134,10 @@ def inj_sequences(corpus, tmp_path):
 
     def read(n, **options):
         path = tmp_path / "own.jsonl"
-        path.write_text("".join(json.dumps({"definition": f"Sentence {i} is short."}) + "\n" for i in range(n)), encoding="utf-8")
+        path.write_text(
+            "".join(json.dumps({"definition": f"Sentence {i} is short."}) + "\n" for i in range(n)),
+            encoding="utf-8",
+        )
         return corpus.inj_sequences(model, path, **options)
 
     return read

@@ -16,7 +16,9 @@ SCORES = NeuronScores(torch.tensor([[0.1, 0.9, 0.5, 0.3], [4.0, 1.0, 3.0, 2.0]])
 TABLES = st.integers(1, 5).flatmap(
     lambda n: st.lists(st.lists(st.integers(-3, 3), min_size=n, max_size=n), min_size=1, max_size=4)
 )  # few values, so that there are ties
-MASKS = st.integers(1, 6).flatmap(lambda n: st.lists(st.tuples(*[st.tuples(*[st.booleans()] * n)] * 2), min_size=1, max_size=4))
+MASKS = st.integers(1, 6).flatmap(
+    lambda n: st.lists(st.tuples(*[st.tuples(*[st.booleans()] * n)] * 2), min_size=1, max_size=4)
+)
 
 
 def chosen(neurons: NeuronSet) -> list[list[int]]:
@@ -27,7 +29,8 @@ def scores_of(table: list[list[int]]) -> NeuronScores:
     return NeuronScores(torch.tensor(table, dtype=torch.float32))
 
 
-# ---- top_k -----------------------------------------------------------------------------------------------------------
+# ---- top_k
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_top_k_per_layer() -> None:
@@ -85,20 +88,31 @@ def test_top_k_chosen_are_not_below_the_others(table: list[list[int]], ratio: fl
             assert values[row].min() >= values[~row].max()
 
 
-@given(TABLES, st.floats(0.01, 1), st.sampled_from(["layer", "model"]), st.sampled_from(["nearest", "floor"]))
-def test_top_k_selects_the_count_or_says_why_not(table: list[list[int]], ratio: float, per: Any, rounding: Any) -> None:
+@given(
+    TABLES,
+    st.floats(0.01, 1),
+    st.sampled_from(["layer", "model"]),
+    st.sampled_from(["nearest", "floor"]),
+)
+def test_top_k_selects_the_count_or_says_why_not(
+    table: list[list[int]], ratio: float, per: Any, rounding: Any
+) -> None:
     scores = scores_of(table)
     n = len(table[0]) if per == "layer" else len(table) * len(table[0])
     count = round(n * ratio) if (per, rounding) == ("layer", "nearest") else int(n * ratio)
     if count:
-        assert len(scores.top_k(ratio, per=per, rounding=rounding)) == count * (len(table) if per == "layer" else 1)
+        assert len(scores.top_k(ratio, per=per, rounding=rounding)) == count * (
+            len(table) if per == "layer" else 1
+        )
     else:
         with pytest.raises(ValueError, match="ratio must select at least one of"):
             scores.top_k(ratio, per=per, rounding=rounding)
 
 
 @given(TABLES, st.floats(0.2, 1), st.floats(0.2, 1))
-def test_top_k_of_a_smaller_ratio_is_a_subset(table: list[list[int]], one: float, other: float) -> None:
+def test_top_k_of_a_smaller_ratio_is_a_subset(
+    table: list[list[int]], one: float, other: float
+) -> None:
     scores, n = scores_of(table), len(table[0])
     small, large = sorted((one, other))
     if round(n * small):
@@ -106,13 +120,18 @@ def test_top_k_of_a_smaller_ratio_is_a_subset(table: list[list[int]], one: float
 
 
 @given(TABLES, st.floats(0.2, 1))
-def test_top_k_does_not_change_under_a_rising_function(table: list[list[int]], ratio: float) -> None:
+def test_top_k_does_not_change_under_a_rising_function(
+    table: list[list[int]], ratio: float
+) -> None:
     if round(len(table[0]) * ratio):
         scores = scores_of(table)
-        assert torch.equal(scores.top_k(ratio).mask, NeuronScores(scores.values.exp() * 2 + 1).top_k(ratio).mask)
+        assert torch.equal(
+            scores.top_k(ratio).mask, NeuronScores(scores.values.exp() * 2 + 1).top_k(ratio).mask
+        )
 
 
-# ---- recall ----------------------------------------------------------------------------------------------------------
+# ---- recall
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_recall_by_hand() -> None:
@@ -124,7 +143,9 @@ def test_recall_by_hand() -> None:
 def test_recall_counts_the_true_neurons_found(masks: list[Any]) -> None:
     found, truth = (NeuronSet(torch.tensor([row[i] for row in masks])) for i in (0, 1))
     if len(truth):
-        wanted = sum(f and t for row in masks for f, t in zip(*row, strict=True)) / sum(t for row in masks for t in row[1])
+        wanted = sum(f and t for row in masks for f, t in zip(*row, strict=True)) / sum(
+            t for row in masks for t in row[1]
+        )
         assert found.recall_of(truth) == pytest.approx(wanted)
 
 
@@ -142,7 +163,8 @@ def test_recall_of_all_neurons_is_one(masks: list[Any]) -> None:
         assert NeuronSet(torch.ones_like(truth.mask)).recall_of(truth) == 1
 
 
-# ---- plain data ------------------------------------------------------------------------------------------------------
+# ---- plain data
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_scores_do_not_change_with_the_callers_tensor() -> None:
@@ -185,7 +207,11 @@ def test_scores_come_back_from_disk(tmp_path: Path) -> None:
     scores.save(tmp_path / "s.safetensors")
     loaded = NeuronScores.load(tmp_path / "s.safetensors")
     assert torch.equal(loaded.values, scores.values)
-    assert (loaded.method, loaded.sequence_id, loaded.settings) == (scores.method, scores.sequence_id, scores.settings)
+    assert (loaded.method, loaded.sequence_id, loaded.settings) == (
+        scores.method,
+        scores.sequence_id,
+        scores.settings,
+    )
 
 
 def test_saving_leaves_one_file(tmp_path: Path) -> None:
@@ -207,17 +233,22 @@ def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(list(tmp_path.iterdir())) == 1
 
 
-# ---- ablation -------------------------------------------------------------------------------------------------------
+# ---- ablation
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def neurons(any_model: Any) -> NeuronSet:
     generator = torch.Generator().manual_seed(11)
-    return NeuronSet(torch.rand(any_model.cfg.n_layers, any_model.cfg.d_mlp, generator=generator) < 0.3)
+    return NeuronSet(
+        torch.rand(any_model.cfg.n_layers, any_model.cfg.d_mlp, generator=generator) < 0.3
+    )
 
 
 @torch.no_grad()
-def test_dropped_out_equals_removing_the_rows(any_model: Any, neurons: NeuronSet, sequence: Any) -> None:
+def test_dropped_out_equals_removing_the_rows(
+    any_model: Any, neurons: NeuronSet, sequence: Any
+) -> None:
     with neurons.dropped_out(any_model):
         ablated = any_model(sequence.tokens)
     for layer, mask in enumerate(neurons.mask):
@@ -229,21 +260,27 @@ def test_dropped_out_equals_removing_the_rows(any_model: Any, neurons: NeuronSet
 def test_dropout_hooks_equal_dropped_out(any_model: Any, neurons: NeuronSet, sequence: Any) -> None:
     with neurons.dropped_out(any_model):
         wanted = any_model(sequence.tokens)
-    assert torch.equal(any_model.run_with_hooks(sequence.tokens, fwd_hooks=neurons.dropout_hooks()), wanted)
+    assert torch.equal(
+        any_model.run_with_hooks(sequence.tokens, fwd_hooks=neurons.dropout_hooks()), wanted
+    )
 
 
 def test_dropout_hooks_spare_layers_without_neurons() -> None:
     assert len(NeuronSet(torch.tensor([[False, False], [True, False]])).dropout_hooks()) == 1
 
 
-def test_dropped_out_leaves_nothing_behind(any_model: Any, neurons: NeuronSet, sequence: Any, unchanged: Any) -> None:
+def test_dropped_out_leaves_nothing_behind(
+    any_model: Any, neurons: NeuronSet, sequence: Any, unchanged: Any
+) -> None:
     check = unchanged(any_model)
     with torch.no_grad(), neurons.dropped_out(any_model):
         any_model(sequence.tokens)
     check()
 
 
-def test_dropped_out_leaves_nothing_behind_when_the_body_raises(any_model: Any, neurons: NeuronSet, unchanged: Any) -> None:
+def test_dropped_out_leaves_nothing_behind_when_the_body_raises(
+    any_model: Any, neurons: NeuronSet, unchanged: Any
+) -> None:
     check = unchanged(any_model)
     with pytest.raises(ZeroDivisionError), neurons.dropped_out(any_model):
         _ = 1 / 0
@@ -255,8 +292,13 @@ def test_scores_of_which_some_are_estimates_survive_the_disk(tmp_path: Path) -> 
     scores = NeuronScores(torch.rand(2, 2), "zero_out", exact=NeuronSet(mask), missed=0.0123)
     scores.save(tmp_path / "some.safetensors")
     found = NeuronScores.load(tmp_path / "some.safetensors")
-    assert found.exact is not None and torch.equal(found.exact.mask, mask) and found.missed == 0.0123
-    assert repr(found) == "NeuronScores('zero_out', '', 2 layers x 2 neurons, 2 exact, the others estimated, missed <= 1.23% of them)"
+    assert (
+        found.exact is not None and torch.equal(found.exact.mask, mask) and found.missed == 0.0123
+    )
+    assert (
+        repr(found)
+        == "NeuronScores('zero_out', '', 2 layers x 2 neurons, 2 exact, the others estimated, missed <= 1.23% of them)"
+    )
     assert "2 exact, the others estimated, missed &lt;= 1.23% of them" in found._repr_html_()
     NeuronScores(torch.rand(2, 2)).save(tmp_path / "all.safetensors")
     found = NeuronScores.load(tmp_path / "all.safetensors")
@@ -268,13 +310,16 @@ def test_scores_reject_a_mask_of_another_shape() -> None:
         NeuronScores(torch.rand(2, 2), exact=NeuronSet(torch.ones(2, 3, dtype=torch.bool)))
 
 
-# ---- sets as sets, scores as data ------------------------------------------------------------------------------------
+# ---- sets as sets, scores as data
+# ------------------------------------------------------------------------------------
 
 PAIRS = st.sets(st.tuples(st.integers(0, 1), st.integers(0, 3)))
 
 
 @given(PAIRS, PAIRS)
-def test_sets_behave_as_pythons_sets_of_pairs(one: set[tuple[int, int]], other: set[tuple[int, int]]) -> None:
+def test_sets_behave_as_pythons_sets_of_pairs(
+    one: set[tuple[int, int]], other: set[tuple[int, int]]
+) -> None:
     a, b = NeuronSet.from_pairs(one, (2, 4)), NeuronSet.from_pairs(other, (2, 4))
     assert (set(a & b), set(a | b), set(a - b)) == (one & other, one | other, one - other)
     assert (a == b, hash(a) == hash(b)) == (one == other, one == other)
@@ -293,14 +338,23 @@ def test_sets_of_other_models_are_not_mixed(unchecked: None) -> None:
         small & {(0, 0)}  # pyright: ignore[reportOperatorIssue]
     with pytest.raises(ValueError, match="two empty sets"):
         NeuronSet.from_pairs([], (1, 2)).jaccard(NeuronSet.from_pairs([], (1, 2)))
-    with pytest.raises(ValueError, match=r"pairs must be \(layer, neuron\) below \(1, 2\), got \(0, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"pairs must be \(layer, neuron\) below \(1, 2\), got \(0, 2\)"
+    ):
         NeuronSet.from_pairs([(0, 2)], (1, 2))
 
 
 def test_scores_as_a_frame_are_in_order() -> None:
     scores = NeuronScores(torch.tensor([[0.0, 3.0, 1.0], [3.0, -1.0, 2.0]]))
     frame = scores.to_frame()
-    assert list(zip(frame["layer"], frame["neuron"], strict=True)) == [(0, 1), (1, 0), (1, 2), (0, 2), (0, 0), (1, 1)]
+    assert list(zip(frame["layer"], frame["neuron"], strict=True)) == [
+        (0, 1),
+        (1, 0),
+        (1, 2),
+        (0, 2),
+        (0, 0),
+        (1, 1),
+    ]
     assert [set(scores.top(n)) for n in (1, 2, 6)] == [
         set(zip(*frame.head(n)[["layer", "neuron"]].T.values, strict=True)) for n in (1, 2, 6)
     ]
@@ -310,9 +364,16 @@ def test_scores_as_a_frame_are_in_order() -> None:
 
 
 def test_mean_of_scores_is_over_texts_of_one_method() -> None:
-    one, other = (NeuronScores(torch.tensor([values]), "mine", name, "Mine()") for values, name in (([1.0, 2.0], "a"), ([3.0, -2.0], "b")))
+    one, other = (
+        NeuronScores(torch.tensor([values]), "mine", name, "Mine()")
+        for values, name in (([1.0, 2.0], "a"), ([3.0, -2.0], "b"))
+    )
     mean = NeuronScores.mean([one, other])
-    assert mean.values.tolist() == [[2.0, 0.0]] and (mean.method, mean.settings, mean.sequence_id) == ("mine", "Mine()", "mean of 2 texts")
+    assert mean.values.tolist() == [[2.0, 0.0]] and (
+        mean.method,
+        mean.settings,
+        mean.sequence_id,
+    ) == ("mine", "Mine()", "mean of 2 texts")
     with pytest.raises(ValueError, match="scores must be of one method"):
         NeuronScores.mean([one, NeuronScores(torch.zeros(1, 2), "theirs")])
     with pytest.raises(ValueError, match="at least one text"):
@@ -320,4 +381,7 @@ def test_mean_of_scores_is_over_texts_of_one_method() -> None:
 
 
 def test_scores_plot_themselves() -> None:
-    assert NeuronScores(torch.tensor([[0.0, 1.0]]), "mine").plot(per="layer").axes[0].get_title() == "mine"
+    assert (
+        NeuronScores(torch.tensor([[0.0, 1.0]]), "mine").plot(per="layer").axes[0].get_title()
+        == "mine"
+    )

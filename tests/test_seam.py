@@ -1,4 +1,6 @@
-"""Partial runs of both classes equal full ones; where a shortcut does not hold, it is noticed and the numbers stay right."""
+"""Partial runs of both classes equal full ones; where a shortcut does not hold, it is noticed and
+the numbers stay right.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,51 @@ from architectures import config_of, save, tiny_bridge
 from oracles import plain_integrated_gradients, plain_zero_out
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tl_localize import GradientAlignment, IntegratedGradients, NeuronSet, RowNorm, ZeroOut, accuracy, inject, load_model
+from tl_localize import (
+    GradientAlignment,
+    IntegratedGradients,
+    NeuronSet,
+    RowNorm,
+    ZeroOut,
+    accuracy,
+    inject,
+    load_model,
+)
 from tl_localize.execution.environment import fingerprint
-from tl_localize.host.seam import as_bridge, entering, generate, is_bridge, lay_out, residual, resume, unembed
+from tl_localize.host.seam import (
+    as_bridge,
+    entering,
+    generate,
+    is_bridge,
+    lay_out,
+    residual,
+    resume,
+    unembed,
+)
 from tl_localize.methods.partial_runs import CleanRun
 from tl_localize.neurons import NeuronView
 
 TOKENS = torch.randint(61, (2, 11), generator=torch.Generator().manual_seed(4))
-NEOX = {"parallel_attn_mlp": True, "positional_embedding_type": "rotary", "rotary_adjacent_pairs": False, "rotary_dim": 4}
-LLAMA = {"normalization_type": "RMS", "final_rms": True, "gated_mlp": True, "positional_embedding_type": "rotary", "rotary_dim": 6}
-LLAMA |= {"rotary_adjacent_pairs": False, "n_heads": 4, "d_head": 6, "n_key_value_heads": 2, "act_fn": "silu"}
+NEOX = {
+    "parallel_attn_mlp": True,
+    "positional_embedding_type": "rotary",
+    "rotary_adjacent_pairs": False,
+    "rotary_dim": 4,
+}
+LLAMA = {
+    "normalization_type": "RMS",
+    "final_rms": True,
+    "gated_mlp": True,
+    "positional_embedding_type": "rotary",
+    "rotary_dim": 6,
+}
+LLAMA |= {
+    "rotary_adjacent_pairs": False,
+    "n_heads": 4,
+    "d_head": 6,
+    "n_key_value_heads": 2,
+    "act_fn": "silu",
+}
 KINDS = {"gpt2": {}, "neox": NEOX | {"n_layers": 3, "act_fn": "gelu"}, "llama": LLAMA}
 
 
@@ -29,10 +66,14 @@ def bridge(request: pytest.FixtureRequest) -> Any:
     return tiny_bridge(1, KINDS[request.param])
 
 
-@pytest.fixture(params=["gpt2_like", "neox_like", "llama_like", "bridge gpt2", "bridge neox", "bridge llama"])
+@pytest.fixture(
+    params=["gpt2_like", "neox_like", "llama_like", "bridge gpt2", "bridge neox", "bridge llama"]
+)
 def either(request: pytest.FixtureRequest) -> Any:
     kind = request.param.split()
-    return tiny_bridge(1, KINDS[kind[1]]) if kind[0] == "bridge" else request.getfixturevalue(kind[0])
+    return (
+        tiny_bridge(1, KINDS[kind[1]]) if kind[0] == "bridge" else request.getfixturevalue(kind[0])
+    )
 
 
 def test_resume_from_every_layer_with_a_larger_batch_equals_the_full_run(either: Any) -> None:
@@ -68,12 +109,16 @@ class Copied(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_lay_out_changes_no_bit_of_a_pass_a_gradient_or_a_training(any_model: Any, sequence: Any) -> None:
+def test_lay_out_changes_no_bit_of_a_pass_a_gradient_or_a_training(
+    any_model: Any, sequence: Any
+) -> None:
     def everything() -> list[torch.Tensor]:
         injection = inject(any_model, sequence, ratio=0.05, seed=0, learning_rate=0.05, max_steps=5)
         with torch.no_grad():
             found = [any_model(TOKENS), injection.rows, injection.losses]
-        return found + [method(any_model, sequence).values for method in (GradientAlignment(), RowNorm())]
+        return found + [
+            method(any_model, sequence).values for method in (GradientAlignment(), RowNorm())
+        ]
 
     before, kind = everything(), fingerprint(any_model)
     assert lay_out(any_model) is any_model and fingerprint(any_model) == kind
@@ -127,14 +172,19 @@ def test_greedy_tokens_with_a_cache_are_those_without(either: Any) -> None:
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore")  # TransformerLens warns of what a hook on a norm does
 def test_users_hooks_at_every_hook_point_compose(either: Any) -> None:
-    """On each hook point that a forward pass calls: the parts of a run put together are the run, and the hook is called as often."""
+    """On each hook point that a forward pass calls: the parts of a run put together are the run,
+    and the hook is called as often.
+    """
     called: list[str] = []
 
     def shift(act: torch.Tensor, hook: Any) -> torch.Tensor:
         called.append(hook.name)
         return act * 1.01
 
-    either.run_with_hooks(TOKENS, fwd_hooks=[(lambda name: "hook_" in name, lambda act, hook: called.append(hook.name))])
+    either.run_with_hooks(
+        TOKENS,
+        fwd_hooks=[(lambda name: "hook_" in name, lambda act, hook: called.append(hook.name))],
+    )
     names = sorted({name for name in called if name.startswith(("blocks", "ln_final", "unembed"))})
     assert len(names) > 20
     for name in names:
@@ -156,7 +206,10 @@ def test_partial_runs_leave_nothing_behind(either: Any, unchanged: Any) -> None:
         raise RuntimeError("the user's own")
 
     resid = residual(either, TOKENS, 1)
-    with either.hooks(fwd_hooks=[("blocks.1.mlp.hook_post", failing)]), pytest.raises(RuntimeError, match="the user's own"):
+    with (
+        either.hooks(fwd_hooks=[("blocks.1.mlp.hook_post", failing)]),
+        pytest.raises(RuntimeError, match="the user's own"),
+    ):
         resume(either, 1, resid)
     unembed(either, resid)
     check()
@@ -164,36 +217,55 @@ def test_partial_runs_leave_nothing_behind(either: Any, unchanged: Any) -> None:
 
 
 def test_bridge_is_a_bridge(bridge: Any, gpt2_like: Any) -> None:
-    assert is_bridge(bridge) and is_bridge(gpt2_like) == (type(gpt2_like).__name__ == "TransformerBridge")
+    assert is_bridge(bridge) and is_bridge(gpt2_like) == (
+        type(gpt2_like).__name__ == "TransformerBridge"
+    )
 
 
 def test_bridge_scores_equal_their_definitions(bridge: Any, sequence: Any, unchanged: Any) -> None:
     check = unchanged(bridge)
-    assert (ZeroOut()(bridge, sequence).values - plain_zero_out(bridge, sequence)).abs().max() < 1e-5
+    assert (
+        ZeroOut()(bridge, sequence).values - plain_zero_out(bridge, sequence)
+    ).abs().max() < 1e-5
     method = IntegratedGradients(steps=3)
     wanted = plain_integrated_gradients(bridge, sequence, *method.quadrature())
     assert (method(bridge, sequence).values - wanted).abs().max() < 1e-6
     check()
 
 
-def test_injection_into_a_bridge_writes_the_rows_that_were_trained(bridge: Any, sequence: Any, unchanged: Any) -> None:
+def test_injection_into_a_bridge_writes_the_rows_that_were_trained(
+    bridge: Any, sequence: Any, unchanged: Any
+) -> None:
     check = unchanged(bridge)
     injection = inject(bridge, sequence, ratio=0.3, seed=0, learning_rate=0.05, max_steps=80)
     with injection.applied(bridge), torch.no_grad():
         logits = bridge(sequence.tokens[None])[0, :-1]
-        assert abs(float(torch.nn.functional.cross_entropy(logits, sequence.tokens[1:]) - injection.losses[-1])) < 1e-4
+        assert (
+            abs(
+                float(
+                    torch.nn.functional.cross_entropy(logits, sequence.tokens[1:])
+                    - injection.losses[-1]
+                )
+            )
+            < 1e-4
+        )
     check()
 
 
 def test_dropout_hooks_of_a_bridge_are_its_own(bridge: Any, sequence: Any) -> None:
-    chosen = NeuronSet(torch.rand(len(bridge.blocks), 48, generator=torch.Generator().manual_seed(0)) < 0.5)
+    chosen = NeuronSet(
+        torch.rand(len(bridge.blocks), 48, generator=torch.Generator().manual_seed(0)) < 0.5
+    )
     with chosen.dropped_out(bridge):
         inside = bridge(sequence.tokens[None])
         assert accuracy(bridge, [sequence]).shape == (1,)
-    assert torch.equal(bridge.run_with_hooks(sequence.tokens[None], fwd_hooks=chosen.dropout_hooks()), inside)
+    assert torch.equal(
+        bridge.run_with_hooks(sequence.tokens[None], fwd_hooks=chosen.dropout_hooks()), inside
+    )
 
 
-# ---- shortcuts that do not hold ----------------------------------------------------------------------------------------
+# ---- shortcuts that do not hold
+# ----------------------------------------------------------------------------------------
 
 
 def exact(model: Any, sequence: Any) -> None:
@@ -202,17 +274,23 @@ def exact(model: Any, sequence: Any) -> None:
     assert (ZeroOut()(model, sequence).values - wanted).abs().max() < 1e-5
     method = IntegratedGradients(steps=2)
     wanted = plain_integrated_gradients(model, sequence, *method.quadrature())
-    assert (method(model, sequence).values - wanted).abs().max() < 1e-6 * max(1.0, float(wanted.abs().max()))
+    assert (method(model, sequence).values - wanted).abs().max() < 1e-6 * max(
+        1.0, float(wanted.abs().max())
+    )
 
 
 @pytest.mark.parametrize("name", ["Gemma 2", "OLMo 2", "Granite"])
-def test_output_that_is_normalized_or_scaled_is_not_taken_for_added(tmp_path: Any, name: str, sequence: Any) -> None:
+def test_output_that_is_normalized_or_scaled_is_not_taken_for_added(
+    tmp_path: Any, name: str, sequence: Any
+) -> None:
     save(config_of(name), tmp_path)
     model = load_model(tmp_path, device="cpu", bridge=True)
     assert CleanRun.of(NeuronView(model), sequence.tokens[None]).additive == frozenset()
 
 
-def test_block_that_needs_more_than_the_residual_stream_is_noticed(bridge: Any, sequence: Any) -> None:
+def test_block_that_needs_more_than_the_residual_stream_is_noticed(
+    bridge: Any, sequence: Any
+) -> None:
     """Layer 1 also gets the embeddings, which no partial run has."""
     kept: list[torch.Tensor] = []
 
@@ -222,7 +300,10 @@ def test_block_that_needs_more_than_the_residual_stream_is_noticed(bridge: Any, 
     def add(act: torch.Tensor, hook: Any) -> torch.Tensor:
         return act + kept[0]
 
-    slow = pytest.warns(UserWarning, match="Every run starts from the tokens, the slow way, because layer 1 gets more")
+    slow = pytest.warns(
+        UserWarning,
+        match="Every run starts from the tokens, the slow way, because layer 1 gets more",
+    )
     with bridge.hooks(fwd_hooks=[("embed.hook_out", keep), ("blocks.1.hook_in", add)]), slow:
         exact(bridge, sequence)
 
@@ -232,13 +313,17 @@ def test_position_that_sees_others_changes_is_noticed(bridge: Any, sequence: Any
     def leak(act: torch.Tensor, hook: Any) -> torch.Tensor:
         return act + 0.3 * act.cumsum(1)
 
-    slow = pytest.warns(UserWarning, match="the slow way, because one pass gives other numbers at position")
+    slow = pytest.warns(
+        UserWarning, match="the slow way, because one pass gives other numbers at position"
+    )
     with bridge.hooks(fwd_hooks=[("blocks.1.hook_in", leak)]), slow:
         exact(bridge, sequence)
 
 
 @pytest.mark.parametrize("name", ["OPT", "GPT-J"])
-def test_attention_whose_hooks_are_not_live_is_noticed(tmp_path: Any, name: str, sequence: Any) -> None:
+def test_attention_whose_hooks_are_not_live_is_noticed(
+    tmp_path: Any, name: str, sequence: Any
+) -> None:
     save(config_of(name), tmp_path)
     model = load_model(tmp_path, device="cpu", bridge=True)
     with pytest.warns(UserWarning, match="because the hooks of attention are not live"):
@@ -247,7 +332,9 @@ def test_attention_whose_hooks_are_not_live_is_noticed(tmp_path: Any, name: str,
 
 def test_model_on_two_devices_is_refused(bridge: Any) -> None:
     bridge.embed.to("meta")
-    with pytest.raises(ValueError, match=r"model must be on one device, got .* on cpu, meta\. Move it"):
+    with pytest.raises(
+        ValueError, match=r"model must be on one device, got .* on cpu, meta\. Move it"
+    ):
         NeuronView(bridge)
 
 

@@ -15,20 +15,32 @@ from tl_localize import MemorizedSequence
 from tl_localize.sequences import SequenceBatch, check_sequences, encode
 
 Shapes = list[tuple[int, int]]
-SHAPES = st.lists(st.integers(2, 20).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))), min_size=1, max_size=6)
+SHAPES = st.lists(
+    st.integers(2, 20).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))),
+    min_size=1,
+    max_size=6,
+)
 
 
 def counting(shapes: Shapes) -> list[MemorizedSequence]:
     """Sequences 100, 101, 102, ...; 200, 201, ...; and so on."""
-    return [MemorizedSequence(torch.arange(n) + 100 * (i + 1), n_prefix, f"s{i}") for i, (n, n_prefix) in enumerate(shapes)]
+    return [
+        MemorizedSequence(torch.arange(n) + 100 * (i + 1), n_prefix, f"s{i}")
+        for i, (n, n_prefix) in enumerate(shapes)
+    ]
 
 
-# ---- one sequence ----------------------------------------------------------------------------------------------------
+# ---- one sequence
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_sequence_splits_at_n_prefix() -> None:
     sequence = MemorizedSequence(torch.tensor([5, 6, 7, 8]), 3)
-    assert (sequence.prefix.tolist(), sequence.suffix.tolist(), len(sequence)) == ([5, 6, 7], [8], 4)
+    assert (sequence.prefix.tolist(), sequence.suffix.tolist(), len(sequence)) == (
+        [5, 6, 7],
+        [8],
+        4,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
@@ -49,18 +61,36 @@ def test_sequence_takes_plain_numbers(unchecked: None, convert: Callable[[list[i
 
 
 def test_sequence_repr_is_short() -> None:
-    assert repr(MemorizedSequence(torch.arange(9), 4, "poem")) == "MemorizedSequence('poem', 4 prefix + 5 suffix tokens)"
+    assert (
+        repr(MemorizedSequence(torch.arange(9), 4, "poem"))
+        == "MemorizedSequence('poem', 4 prefix + 5 suffix tokens)"
+    )
 
 
 def test_sequence_shows_its_text() -> None:
-    sequence = MemorizedSequence(torch.arange(9), 4, "poem", text=("Two <roads> diverged in", " a yellow wood, And sorry I could not"))
-    shown = "MemorizedSequence('poem', 4 prefix + 5 suffix tokens: 'Two <roads> diverged in' | ' a yellow wood, And sorry I co...')"
+    sequence = MemorizedSequence(
+        torch.arange(9),
+        4,
+        "poem",
+        text=("Two <roads> diverged in", " a yellow wood, And sorry I could not"),
+    )
+    shown = (
+        "MemorizedSequence('poem', 4 prefix + 5 suffix tokens: 'Two <roads> diverged in' | ' a "
+        "yellow wood, And sorry I co...')"
+    )
     assert repr(sequence) == shown
-    assert "&lt;roads&gt; diverged in</span><b> | </b> a yellow wood, And sorry I could not" in sequence._repr_html_()
-    assert MemorizedSequence(torch.arange(9), 4)._repr_html_() == "<div>MemorizedSequence(&#x27;&#x27;, 4 prefix + 5 suffix tokens)</div>"
+    assert (
+        "&lt;roads&gt; diverged in</span><b> | </b> a yellow wood, And sorry I could not"
+        in sequence._repr_html_()
+    )
+    assert (
+        MemorizedSequence(torch.arange(9), 4)._repr_html_()
+        == "<div>MemorizedSequence(&#x27;&#x27;, 4 prefix + 5 suffix tokens)</div>"
+    )
 
 
-# ---- text ------------------------------------------------------------------------------------------------------------
+# ---- text
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -71,9 +101,15 @@ def bpe(tmp_path: Path) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     trained = ByteLevelBPETokenizer()
-    trained.train_from_iterator(["two roads diverged in a yellow wood, and sorry I could not travel both"] * 4, 300, special_tokens=["<s>"])
+    trained.train_from_iterator(
+        ["two roads diverged in a yellow wood, and sorry I could not travel both"] * 4,
+        300,
+        special_tokens=["<s>"],
+    )
     tokenizer = trained._tokenizer
-    tokenizer.post_processor = TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 0)])
+    tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 0)]
+    )
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>").save_pretrained(tmp_path)
     return AutoTokenizer.from_pretrained(tmp_path)
 
@@ -93,17 +129,26 @@ def test_encode_leaves_special_tokens_out(bpe: Any) -> None:
 
 
 def test_from_text_has_the_tokens_of_the_whole_text(reader: Any, bpe: Any) -> None:
-    sequence = MemorizedSequence.from_text(reader, "two roads", " diverged in", id="frost", category="poems")
-    assert sequence.tokens.tolist() == bpe("two roads diverged in", add_special_tokens=False)["input_ids"]
+    sequence = MemorizedSequence.from_text(
+        reader, "two roads", " diverged in", id="frost", category="poems"
+    )
+    assert (
+        sequence.tokens.tolist()
+        == bpe("two roads diverged in", add_special_tokens=False)["input_ids"]
+    )
 
 
 def test_from_text_counts_the_prefix_without_bos(reader: Any, bpe: Any) -> None:
     sequence = MemorizedSequence.from_text(reader, "two roads", " diverged in")
-    assert bpe.decode(sequence.prefix) == "two roads" and bpe.decode(sequence.suffix) == " diverged in"
+    assert (
+        bpe.decode(sequence.prefix) == "two roads" and bpe.decode(sequence.suffix) == " diverged in"
+    )
 
 
 def test_from_text_keeps_id_and_category(reader: Any) -> None:
-    sequence = MemorizedSequence.from_text(reader, "two roads", " diverged", id="frost", category="poems")
+    sequence = MemorizedSequence.from_text(
+        reader, "two roads", " diverged", id="frost", category="poems"
+    )
     assert (sequence.id, sequence.category) == ("frost", "poems")
 
 
@@ -115,10 +160,13 @@ def test_from_text_ignores_the_bos_that_transformer_lens_adds(reader: Any, bpe: 
 
 def test_from_text_survives_long_text_without_a_warning(reader: Any, bpe: Any) -> None:
     bpe.model_max_length = 4
-    assert len(MemorizedSequence.from_text(reader, "two roads", " diverged in a yellow wood" * 3)) > 4
+    assert (
+        len(MemorizedSequence.from_text(reader, "two roads", " diverged in a yellow wood" * 3)) > 4
+    )
 
 
-# ---- batches ---------------------------------------------------------------------------------------------------------
+# ---- batches
+# ---------------------------------------------------------------------------------------------------------
 
 
 @given(SHAPES)
@@ -146,7 +194,10 @@ def test_batch_pads_on_the_right(shapes: Shapes) -> None:
 def test_batch_take_is_the_batch_of_those_rows(shapes: Shapes, data: Any) -> None:
     sequences = counting(shapes)
     keep = data.draw(st.lists(st.integers(0, len(shapes) - 1), min_size=1, unique=True))
-    taken, wanted = SequenceBatch.of(sequences).take(torch.tensor(keep)), SequenceBatch.of([sequences[i] for i in keep])
+    taken, wanted = (
+        SequenceBatch.of(sequences).take(torch.tensor(keep)),
+        SequenceBatch.of([sequences[i] for i in keep]),
+    )
     assert len(taken) == len(keep)
     for row in range(len(keep)):
         assert torch.equal(taken.targets[taken.rows == row], wanted.targets[wanted.rows == row])
@@ -160,13 +211,19 @@ def test_batch_mean_by_hand() -> None:
 
 
 def test_batch_mean_is_float32_in_half_precision() -> None:
-    assert SequenceBatch.of(counting([(4, 1)])).mean(torch.ones(3, dtype=torch.bfloat16)).dtype == torch.float32
+    assert (
+        SequenceBatch.of(counting([(4, 1)])).mean(torch.ones(3, dtype=torch.bfloat16)).dtype
+        == torch.float32
+    )
 
 
-# ---- what fits a model -----------------------------------------------------------------------------------------------
+# ---- what fits a model
+# -----------------------------------------------------------------------------------------------
 
 
-def test_check_sequences_takes_a_sequence_as_long_as_the_context(gpt2_like: Any, make_sequences: Any) -> None:
+def test_check_sequences_takes_a_sequence_as_long_as_the_context(
+    gpt2_like: Any, make_sequences: Any
+) -> None:
     check_sequences(gpt2_like, make_sequences((32, 1)))
 
 
@@ -174,7 +231,8 @@ def test_check_sequences_takes_the_last_token_of_the_vocabulary(gpt2_like: Any) 
     check_sequences(gpt2_like, [MemorizedSequence(torch.tensor([0, 60]), 1)])
 
 
-# ---- text that can't be split ----------------------------------------------------------------------------------------
+# ---- text that can't be split
+# ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -184,11 +242,17 @@ def test_check_sequences_takes_the_last_token_of_the_vocabulary(gpt2_like: Any) 
         ("two roads", "", "suffix must be text, got ''"),
         (None, " diverged", "prefix must be text, got None"),
         ("two roads", 7, "suffix must be text, got 7"),
-        ("two ro", "ads diverged", "suffix must begin at a token boundary, got 'ads diverged' after 'two ro'"),
+        (
+            "two ro",
+            "ads diverged",
+            "suffix must begin at a token boundary, got 'ads diverged' after 'two ro'",
+        ),
         ("two ro", "ads diverged", r"The last boundary before it is 'two' \| ' roads diverged'\."),
         ("tw", "o roads", "where the tokenizer merges across. Use a longer prefix."),
     ],
 )
-def test_from_text_refuses(unchecked: None, reader: Any, prefix: Any, suffix: Any, message: str) -> None:
+def test_from_text_refuses(
+    unchecked: None, reader: Any, prefix: Any, suffix: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         MemorizedSequence.from_text(reader, prefix, suffix)

@@ -64,7 +64,11 @@ def test_inj_sentences_have_the_length_of_a_definition(sentences: list[str]) -> 
 
 
 def test_inj_sentences_are_plain_single_line_text(sentences: list[str]) -> None:
-    assert [s for s in sentences if not (s.isascii() and s.isprintable() and s == s.strip() and s.endswith("."))] == []
+    assert [
+        s
+        for s in sentences
+        if not (s.isascii() and s.isprintable() and s == s.strip() and s.endswith("."))
+    ] == []
 
 
 def test_published_has_every_cell_of_each_table(published: list[dict[str, str]]) -> None:
@@ -101,7 +105,9 @@ def test_published_recall_grows_with_k(published: list[dict[str, str]]) -> None:
     for row in published:
         if row["metric"].startswith("recall@"):
             key = (row["table"], row["model"], row["setting"], row["method"])
-            curves.setdefault(key, []).append((float(row["metric"].removeprefix("recall@")), float(row["value"])))
+            curves.setdefault(key, []).append(
+                (float(row["metric"].removeprefix("recall@")), float(row["value"]))
+            )
     for key, curve in curves.items():
         recalls = [recall for _, recall in sorted(curve)]
         assert len(recalls) == 3 and recalls[0] < recalls[1] < recalls[2], key
@@ -115,24 +121,43 @@ def test_published_dropout_only_forgets(published: list[dict[str, str]]) -> None
             assert float(row["value"]) >= 0, row
 
 
-def test_published_standard_errors_belong_to_the_main_inj_table(published: list[dict[str, str]]) -> None:
-    assert [row for row in published if (row["standard_error"] != "") != (row["table"] == "inj")] == []
+def test_published_standard_errors_belong_to_the_main_inj_table(
+    published: list[dict[str, str]],
+) -> None:
+    assert [
+        row for row in published if (row["standard_error"] != "") != (row["table"] == "inj")
+    ] == []
     errors = [float(row["standard_error"]) for row in published if row["table"] == "inj"]
     assert min(errors) == 0.0001 and max(errors) == 0.0127
 
 
 def test_published_marks_the_two_tests_that_failed(published: list[dict[str, str]]) -> None:
-    red = {(row["table"], row["model"], row["method"]) for row in published if row["note"] == "not significant"}
-    assert red == {("inj_pvalues", "gpt2", "hard_concrete"), ("del_pvalues", "pythia-2.8b-deduped", "slimming")}
+    red = {
+        (row["table"], row["model"], row["method"])
+        for row in published
+        if row["note"] == "not significant"
+    }
+    assert red == {
+        ("inj_pvalues", "gpt2", "hard_concrete"),
+        ("del_pvalues", "pythia-2.8b-deduped", "slimming"),
+    }
 
 
-def test_published_significance_follows_the_bonferroni_level(published: list[dict[str, str]]) -> None:
+def test_published_significance_follows_the_bonferroni_level(
+    published: list[dict[str, str]],
+) -> None:
     level = {"inj_pvalues": 0.05 / 24, "del_pvalues": 0.05 / 6}
     rows = [row for row in published if row["table"] in level]
-    assert [r for r in rows if (float(r["value"]) > level[r["table"]]) != (r["note"] == "not significant")] == []
+    assert [
+        r
+        for r in rows
+        if (float(r["value"]) > level[r["table"]]) != (r["note"] == "not significant")
+    ] == []
 
 
-def test_published_categories_sum_to_the_105_collected_sequences(published: list[dict[str, str]]) -> None:
+def test_published_categories_sum_to_the_105_collected_sequences(
+    published: list[dict[str, str]],
+) -> None:
     assert sum(int(row["value"]) for row in published if row["table"] == "categories") == 105
 
 
@@ -166,7 +191,9 @@ def test_published_categories_sum_to_the_105_collected_sequences(published: list
         ("architecture pythia-6.9b-deduped - - neurons", 16384, None),
     ],
 )
-def test_published_agrees_with_the_paper(published: list[dict[str, str]], key: str, value: float, standard_error: float | None) -> None:
+def test_published_agrees_with_the_paper(
+    published: list[dict[str, str]], key: str, value: float, standard_error: float | None
+) -> None:
     wanted = ["" if part == "-" else part for part in key.split()]
     (row,) = [row for row in published if [row[column] for column in COLUMNS[:5]] == wanted]
     assert float(row["value"]) == value

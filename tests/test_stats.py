@@ -97,7 +97,11 @@ def test_settings_without_the_reference_are_left_out():
 
     from tl_localize.stats import compare_with_reference
 
-    rows = [{"sequence_id": i, "method": m, "ratio": r, "x": i + len(m)} for i in range(3) for m, r in (("a", 1), ("ref", 1), ("a", 2))]
+    rows = [
+        {"sequence_id": i, "method": m, "ratio": r, "x": i + len(m)}
+        for i in range(3)
+        for m, r in (("a", 1), ("ref", 1), ("a", 2))
+    ]
     tests = compare_with_reference(pd.DataFrame(rows), "ref", "x", ["ratio"])
     assert tests[["method", "ratio", "n"]].to_numpy().tolist() == [["a", 1, 3]]
 
@@ -113,13 +117,20 @@ def test_compare_all_says_both_ways_in_every_setting():
     from tl_localize.stats import compare_all
 
     values = {("a", 1): [1, 2, 3], ("b", 1): [0, 2, 1], ("a", 2): [4, 4, 4], ("b", 2): [0, 1, 2]}
-    rows = [{"sequence_id": i, "method": m, "ratio": r, "x": x} for (m, r), some in values.items() for i, x in enumerate(some)]
+    rows = [
+        {"sequence_id": i, "method": m, "ratio": r, "x": x}
+        for (m, r), some in values.items()
+        for i, x in enumerate(some)
+    ]
     table = compare_all(pd.DataFrame(rows), "x", ["ratio"])
     assert list(table.index) == [(1, "a"), (1, "b"), (2, "a"), (2, "b")]
     for ratio, method, other in ((1, "a", "b"), (1, "b", "a"), (2, "b", "a")):
         x, y = values[method, ratio], values[other, ratio]
         p = scipy_stats.ttest_rel(x, y, alternative="greater").pvalue
-        assert table.loc[(ratio, method), other] == f"{100 * (np.mean(x) - np.mean(y)):.1f} (p = {p:.1g})"
+        assert (
+            table.loc[(ratio, method), other]
+            == f"{100 * (np.mean(x) - np.mean(y)):.1f} (p = {p:.1g})"
+        )
         assert table.loc[(ratio, method), method] == ""
 
 
@@ -134,7 +145,12 @@ def test_interpolated_at_takes_the_first_place_that_costs_so_much():
     from tl_localize.stats import interpolated_at
 
     costs, gains = [2.0, 1.0, 4.0], [10.0, 20.0, 50.0]
-    assert [interpolated_at(price, costs, gains) for price in (1.0, 2.0, 3.0, 4.0)] == [5.0, 10.0, 40.0, 50.0]
+    assert [interpolated_at(price, costs, gains) for price in (1.0, 2.0, 3.0, 4.0)] == [
+        5.0,
+        10.0,
+        40.0,
+        50.0,
+    ]
     assert math.isnan(interpolated_at(4.5, costs, gains))
     assert interpolated_at(1.0, [-1.0, 1.0], [4.0, 8.0]) == 8.0
 
@@ -143,5 +159,7 @@ def test_jackknife_of_a_mean_is_its_standard_error():
     from tl_localize.stats import jackknife, mean_and_error
 
     values = np.array([1.0, 2.0, 4.0, 9.0])
-    assert jackknife([np.delete(values, i).mean() for i in range(4)]) == pytest.approx(mean_and_error(values)[1])
+    assert jackknife([np.delete(values, i).mean() for i in range(4)]) == pytest.approx(
+        mean_and_error(values)[1]
+    )
     assert math.isnan(jackknife([3.0])) and math.isnan(jackknife([3.0, math.nan]))

@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tl_localize.evals import DelBenchmark, DelResults, InjBenchmark, InjResults
-    from tl_localize.injection import Injection, JointInjection, inject, inject_many, inject_together
+    from tl_localize.injection import (
+        Injection,
+        JointInjection,
+        inject,
+        inject_many,
+        inject_together,
+    )
     from tl_localize.losses import memorization_loss
     from tl_localize.methods import (
         METHODS,
@@ -21,7 +27,13 @@ if TYPE_CHECKING:
         Slimming,
         ZeroOut,
     )
-    from tl_localize.metrics import accuracy, check_recited, levenshtein, perplexity, perplexity_base2
+    from tl_localize.metrics import (
+        accuracy,
+        check_recited,
+        levenshtein,
+        perplexity,
+        perplexity_base2,
+    )
     from tl_localize.models import load_model
     from tl_localize.report.explorer import explore
     from tl_localize.scores import NeuronScores, NeuronSet
@@ -37,11 +49,24 @@ __all__ = [
     "check_recited", "explore", "inject", "inject_many", "inject_together", "levenshtein", "load_model", "memorization_loss",
     "perplexity", "perplexity_base2",
 ]  # fmt: skip
-ROOMS = ("units", "sequences", "scores", "metrics", "losses", "models", "methods", "injection", "evals", "report.explorer")
+ROOMS = (
+    "units",
+    "sequences",
+    "scores",
+    "metrics",
+    "losses",
+    "models",
+    "methods",
+    "injection",
+    "evals",
+    "report.explorer",
+)
 
 
 def __getattr__(name: str) -> Any:
-    """A public name is imported when it is asked for, so that ``tl-localize --help`` need not wait for torch."""
+    """A public name is imported when it is asked for, so that ``tl-localize --help`` need not wait
+    for torch.
+    """
     if name in __all__:
         for room in ROOMS:
             found = getattr(import_module(f"tl_localize.{room}"), name, None)

@@ -15,7 +15,9 @@ from tl_localize.neurons import NeuronView, Real, check_count
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Advance = Callable[[tuple[int, ...], list[Tensor], int], tuple[Sequence[Tensor], Mapping[int, Result]]]
+Advance = Callable[
+    [tuple[int, ...], list[Tensor], int], tuple[Sequence[Tensor], Mapping[int, Result]]
+]
 
 CPU_BYTES = 2**30  # working memory of one batch; more is not faster on a CPU
 CUDA_SHARE = 0.5  # share of the free memory that one batch may take
@@ -24,7 +26,9 @@ MAX_TOKENS = {"cpu": 4096, "cuda": 131072}
 
 
 def tokens_that_fit(neurons: NeuronView) -> int:
-    """Tokens whose forward and backward pass fit into memory, by a rough count of what autograd keeps per token."""
+    """Tokens whose forward and backward pass fit into memory, by a rough count of what autograd
+    keeps per token.
+    """
     cfg = neurons.model.cfg
     widest = max(neurons.d_mlp, math.prod(neurons.shape))
     floats = neurons.n_layers * (6 * widest + 16 * cfg.d_model) + 4 * cfg.d_vocab
@@ -32,11 +36,16 @@ def tokens_that_fit(neurons: NeuronView) -> int:
     if device.type != "cuda":
         return int(min(max(CPU_BYTES / (4 * floats), 256), MAX_TOKENS.get(device.type, 4096)))
     tokens = min(max(CUDA_SHARE * free_on_cuda(device) / (4 * floats), 256), MAX_TOKENS["cuda"])
-    return 2 ** int(math.log2(tokens))  # a power of two is mostly the same in every run; the batch size changes the last digits
+    # a power of two is mostly the same in every run; the batch size changes the last digits
+    return 2 ** int(math.log2(tokens))
 
 
-def rows_that_fit(neurons: NeuronView, length: int, batch_size: int | None = None, batch_tokens: int | None = None) -> int:
-    """Sequences of a length in one forward pass: ``batch_size``, or as many as ``batch_tokens`` or the memory allow."""
+def rows_that_fit(
+    neurons: NeuronView, length: int, batch_size: int | None = None, batch_tokens: int | None = None
+) -> int:
+    """Sequences of a length in one forward pass: ``batch_size``, or as many as ``batch_tokens`` or
+    the memory allow.
+    """
     if batch_size is not None:
         check_count(batch_size=batch_size)
         return batch_size
@@ -45,12 +54,20 @@ def rows_that_fit(neurons: NeuronView, length: int, batch_size: int | None = Non
 
 def bytes_to_keep(neurons: NeuronView) -> int:
     """Bytes that may be kept from one forward pass to the next instead of computing them again."""
-    return int(CUDA_SHARE_KEPT * free_on_cuda(neurons.device)) if neurons.device.type == "cuda" else CPU_BYTES
+    return (
+        int(CUDA_SHARE_KEPT * free_on_cuda(neurons.device))
+        if neurons.device.type == "cuda"
+        else CPU_BYTES
+    )
 
 
 def free_on_cuda(device: torch.device) -> int:
     """Free bytes of a GPU: what the driver calls free, and what torch keeps in reserve."""
-    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return (
+        torch.cuda.mem_get_info(device)[0]
+        + torch.cuda.memory_reserved(device)
+        - torch.cuda.memory_allocated(device)
+    )
 
 
 def minimize(
@@ -63,25 +80,33 @@ def minimize(
     max_steps: int,
     report: Callable[[float], None] = lambda fraction: None,
 ) -> Iterator[Result]:
-    """Minimize problems 0 to n - 1 by Adam (torch.optim.Adam), up to ``size`` in one batch; yields their results in order.
+    """Minimize problems 0 to n - 1 by Adam (torch.optim.Adam), up to ``size`` in one batch; yields
+    their results in order.
 
-    Adam works entry by entry, so a problem's result does not depend on the others of its batch, up to rounding. A problem leaves the batch
-    at its own stop; the next batch starts when all have stopped. When memory runs out, the batch begins anew with half of its problems.
+    Adam works entry by entry, so a problem's result does not depend on the others of its batch, up
+    to rounding. A problem leaves the batch at its own stop; the next batch starts when all have
+    stopped. When memory runs out, the batch begins anew with half of its problems.
 
     Args:
-        begin: numbers of the problems of a batch -> the first values of their parameters, new tensors [batch ...], and ``advance``.
-            ``advance(numbers, parameters, step)`` gets the numbers of the unfinished problems, their parameters and the updates so far. It
-            returns the results of those that are now finished, and the gradients of the parameters (none if all are finished).
-        max_steps: updates of each problem at most; ``report`` needs it, and gets the fraction of the work that is done.
+        begin: numbers of the problems of a batch -> the first values of their parameters, new
+            tensors [batch ...], and ``advance``. ``advance(numbers, parameters, step)`` gets the
+            numbers of the unfinished problems, their parameters and the updates so far. It returns
+            the results of those that are now finished, and the gradients of the parameters (none if
+            all are finished).
+        max_steps: updates of each problem at most; ``report`` needs it, and gets the fraction of
+            the work that is done.
     """
     share = 0.0
 
     def solve(batch: list[int]) -> list[Result]:
         nonlocal share
         results: dict[int, Result] = {}
-        with torch.inference_mode(False), torch.enable_grad(), neurons.lean():  # whatever mode the caller is in
+        # whatever mode the caller is in
+        with torch.inference_mode(False), torch.enable_grad(), neurons.lean():
             parameters, advance = begin(batch)
-            adam = torch.optim.Adam([values.requires_grad_() for values in parameters], lr=float(learning_rate))
+            adam = torch.optim.Adam(
+                [values.requires_grad_() for values in parameters], lr=float(learning_rate)
+            )
             left, step = tuple(batch), 0
             while left:
                 parameters: list[Tensor] = adam.param_groups[0]["params"]
@@ -96,9 +121,13 @@ def minimize(
                     keep = [i for i, number in enumerate(left) if number not in finished]
                     index = torch.tensor(keep, dtype=torch.long, device=neurons.device)
                     kept = [parameter.detach()[index].requires_grad_() for parameter in parameters]
-                    for old, new in zip(parameters, kept, strict=True):  # Adam's state goes on with the unfinished problems only
+                    # Adam's state goes on with the unfinished problems only
+                    for old, new in zip(parameters, kept, strict=True):
                         state = adam.state.pop(old, {})
-                        adam.state[new] = {name: value[index] if value.ndim else value for name, value in state.items()}
+                        adam.state[new] = {
+                            name: value[index] if value.ndim else value
+                            for name, value in state.items()
+                        }
                     adam.param_groups[0]["params"] = kept
                     left = tuple(left[i] for i in keep)
                 share = max(share, (batch[0] + len(results) + len(left) * step / max_steps) / n)
@@ -109,8 +138,12 @@ def minimize(
         yield from results
 
 
-def halving(work: Callable[[list[Item]], Result], items: Sequence[Item], size: int) -> Iterator[tuple[list[Item], Result]]:
-    """Work through items in batches of a size that is halved, with one warning, while memory runs out; a batch of one then raises."""
+def halving(
+    work: Callable[[list[Item]], Result], items: Sequence[Item], size: int
+) -> Iterator[tuple[list[Item], Result]]:
+    """Work through items in batches of a size that is halved, with one warning, while memory runs
+    out; a batch of one then raises.
+    """
     start, warned = 0, False
     while start < len(items):
         batch = list(items[start : start + size])
@@ -129,11 +162,18 @@ def halving(work: Callable[[list[Item]], Result], items: Sequence[Item], size: i
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         if not warned:
-            warnings.warn(f"Out of memory with a batch of {len(batch)}: going on with {size}.", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"Out of memory with a batch of {len(batch)}: going on with {size}.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
             warned = True
 
 
 def out_of_memory(error: BaseException) -> bool:
     """True for the errors by which CUDA and the CPU allocator report that memory ran out."""
-    signs = ("out of memory", "can't allocate memory", "alloc_failed")  # the last is CUBLAS's and CUDNN's
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(sign in str(error).lower() for sign in signs)
+    # the last is CUBLAS's and CUDNN's
+    signs = ("out of memory", "can't allocate memory", "alloc_failed")
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
+        sign in str(error).lower() for sign in signs
+    )

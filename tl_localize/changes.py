@@ -1,7 +1,9 @@
-"""Changes of a model that end with their ``with`` block, at whatever moment Ctrl-C comes, and by one thread at a time.
+"""Changes of a model that end with their ``with`` block, at whatever moment Ctrl-C comes, and by
+one thread at a time.
 
-Python raises KeyboardInterrupt between any two instructions, also within ``__exit__`` before it has done anything. So what begins or ends a
-change of a model is never interrupted: Ctrl-C that comes meanwhile is raised right afterwards.
+Python raises KeyboardInterrupt between any two instructions, also within ``__exit__`` before it has
+done anything. So what begins or ends a change of a model is never interrupted: Ctrl-C that comes
+meanwhile is raised right afterwards.
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ from weakref import WeakKeyDictionary
 Value = TypeVar("Value")
 Given = ParamSpec("Given")
 
-_USERS: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()  # model -> the thread that uses it, and how many blocks it is in
+# model -> the thread that uses it, and how many blocks it is in
+_USERS: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
 _LOCK = threading.Lock()
 
 
 class _Holding:
-    """The handler of Ctrl-C inside a block: as before in the block, and held back while the block begins or ends."""
+    """The handler of Ctrl-C inside a block: as before in the block, and held back while the block
+    begins or ends.
+    """
 
     def __init__(self, before: Callable[[int, FrameType | None], Any]) -> None:
         self.before, self.came = before, False
@@ -58,7 +63,8 @@ class Uninterrupted(AbstractContextManager[Value]):
             value = self.context.__enter__()
             entered = True
             if holding:
-                holding.deliver(getattr(currentframe(), "f_back", None))  # in no variable: a frame that holds itself keeps this block
+                # in no variable: a frame that holds itself keeps this block
+                holding.deliver(getattr(currentframe(), "f_back", None))
         except BaseException:
             if entered:
                 self.context.__exit__(*sys.exc_info())
@@ -76,7 +82,9 @@ class Uninterrupted(AbstractContextManager[Value]):
                 holding.deliver(getattr(currentframe(), "f_back", None))
 
     def _hold(self) -> _Holding | None:
-        """The handler that holds Ctrl-C back, put in place unless it is; None in other threads, in which no handler runs."""
+        """The handler that holds Ctrl-C back, put in place unless it is; None in other threads, in
+        which no handler runs.
+        """
         if threading.current_thread() is not threading.main_thread():
             return None
         now: Any = signal.getsignal(signal.SIGINT)
@@ -86,7 +94,11 @@ class Uninterrupted(AbstractContextManager[Value]):
         return now if isinstance(now, _Holding) else None
 
     def _let_go(self) -> None:
-        if self.held and signal.getsignal(signal.SIGINT) is self.held and threading.current_thread() is threading.main_thread():
+        if (
+            self.held
+            and signal.getsignal(signal.SIGINT) is self.held
+            and threading.current_thread() is threading.main_thread()
+        ):
             signal.signal(signal.SIGINT, self.held.before)
 
 
@@ -102,8 +114,12 @@ def _between(frame: FrameType | None) -> bool:
     return False
 
 
-def uninterrupted(function: Callable[Given, Iterator[Value]]) -> Callable[Given, AbstractContextManager[Value]]:
-    """As ``contextlib.contextmanager``, for what changes a model: Ctrl-C interrupts neither the part before the yield nor that after it."""
+def uninterrupted(
+    function: Callable[Given, Iterator[Value]],
+) -> Callable[Given, AbstractContextManager[Value]]:
+    """As ``contextlib.contextmanager``, for what changes a model: Ctrl-C interrupts neither the
+    part before the yield nor that after it.
+    """
     make = contextmanager(function)
 
     @wraps(function)
@@ -115,13 +131,16 @@ def uninterrupted(function: Callable[Given, Iterator[Value]]) -> Callable[Given,
 
 @uninterrupted
 def used(model: Any) -> Iterator[None]:
-    """Only this thread works with the model; RuntimeError where another one does, whose hooks and changed rows would enter its numbers."""
+    """Only this thread works with the model; RuntimeError where another one does, whose hooks and
+    changed rows would enter its numbers.
+    """
     own = threading.get_ident()
     with _LOCK:
         user, n_blocks = _USERS.get(model, (own, 0))
         if n_blocks and user != own:
             raise RuntimeError(
-                "model must be used by one thread at a time, got a call while another thread has hooks or changed rows on it, or computes. "
+                "model must be used by one thread at a time, got a call while another thread has "
+                "hooks or changed rows on it, or computes. "
                 "Take turns, or give each thread a model of its own."
             )
         _USERS[model] = (own, n_blocks + 1)

@@ -16,45 +16,73 @@ from tl_localize.batching import halving, rows_that_fit
 from tl_localize.changes import used
 from tl_localize.losses import residual, target_logits, unembed
 from tl_localize.neurons import LanguageModel, NeuronView, Real, check_between
-from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences, check_tokens, tokenizer_of
+from tl_localize.sequences import (
+    MemorizedSequence,
+    SequenceBatch,
+    check_sequences,
+    check_tokens,
+    tokenizer_of,
+)
 
 Decode = Callable[[list[int]], str]
 PUBLISHED_CHUNKS = 128  # of the sequences of general text, whose losses the authors average first
 
 
-def predicted_suffixes(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> Iterator[Int[Tensor, " suffix"]]:
+def predicted_suffixes(
+    model: LanguageModel, sequences: Sequence[MemorizedSequence]
+) -> Iterator[Int[Tensor, " suffix"]]:
     """Teacher-forced argmax of each suffix token, sequence by sequence (eq. 1 of the paper)."""
     sequences = check_sequences(model, sequences)
     view = NeuronView(model)
-    batches = halving(partial(_predicted, view), sequences, rows_that_fit(view, max(map(len, sequences))))
+    batches = halving(
+        partial(_predicted, view), sequences, rows_that_fit(view, max(map(len, sequences)))
+    )
     return chain.from_iterable(predicted for _, predicted in batches)
 
 
-def _predicted(view: NeuronView, sequences: list[MemorizedSequence]) -> Sequence[Int[Tensor, " suffix"]]:
+def _predicted(
+    view: NeuronView, sequences: list[MemorizedSequence]
+) -> Sequence[Int[Tensor, " suffix"]]:
     batch = SequenceBatch.of(sequences, view.device)
     with used(view.model), torch.no_grad():
         predicted = target_logits(view.model, batch).argmax(-1).cpu()
     return predicted.split([len(sequence) - sequence.n_prefix for sequence in sequences])
 
 
-def accuracy(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> Float[Tensor, " sequence"]:
-    """Share of the suffix tokens that the model predicts right, each from the true tokens before it.
+def accuracy(
+    model: LanguageModel, sequences: Sequence[MemorizedSequence]
+) -> Float[Tensor, " sequence"]:
+    """Share of the suffix tokens that the model predicts right, each from the true tokens before
+    it.
 
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (2).
-    Returns: [sequence] fraction, float32 on the CPU.
-    Raises:  ValueError: a sequence does not fit the model.
+
+    Returns:
+        [sequence] fraction, float32 on the CPU.
+
+    Raises:
+        ValueError: a sequence does not fit the model.
 
     >>> bool(accuracy(model, [sequence]) > 0.9)
     True
     """
     predicted = predicted_suffixes(model, sequences)
-    return torch.stack([(p == sequence.suffix).float().mean() for p, sequence in zip(predicted, sequences, strict=True)])
+    return torch.stack(
+        [
+            (p == sequence.suffix).float().mean()
+            for p, sequence in zip(predicted, sequences, strict=True)
+        ]
+    )
 
 
-def check_recited(model: LanguageModel, sequences: Sequence[MemorizedSequence], min_accuracy: Real = 0.9) -> None:
-    """Raise ValueError unless the model recites every sequence. No method checks this itself, as a sequence may be injected later.
+def check_recited(
+    model: LanguageModel, sequences: Sequence[MemorizedSequence], min_accuracy: Real = 0.9
+) -> None:
+    """Raise ValueError unless the model recites every sequence. No method checks this itself, as a
+    sequence may be injected later.
 
-    Args:    min_accuracy: teacher-forced, a fraction; 0.9 is the paper's (section 4.2).
+    Args:
+        min_accuracy: teacher-forced, a fraction; 0.9 is the paper's (section 4.2).
 
     >>> check_recited(model, [MemorizedSequence.from_text(model, "Two roads diverged", " in a yellow wood", id="Frost")])
     Traceback (most recent call last):
@@ -63,23 +91,38 @@ def check_recited(model: LanguageModel, sequences: Sequence[MemorizedSequence], 
     """
     check_between(0, 1, min_accuracy=min_accuracy)
     measured = accuracy(model, sequences).tolist()
-    if low := [(value, sequence) for value, sequence in zip(measured, sequences, strict=True) if value < min_accuracy]:
+    if low := [
+        (value, sequence)
+        for value, sequence in zip(measured, sequences, strict=True)
+        if value < min_accuracy
+    ]:
         value, worst = min(low, key=lambda pair: pair[0])
         others = f" and less than enough in {len(low) - 1} others" if len(low) > 1 else ""
         raise ValueError(
-            f"sequence must be recited by the model with an accuracy of at least {min_accuracy:g}, got {value:.2f} in {worst!r}{others}. "
-            "Choose a text that the model saw often in training, give a longer prefix, or check spelling and spaces."
+            f"sequence must be recited by the model with an accuracy of at least {min_accuracy:g}, "
+            f"got {value:.2f} in {worst!r}{others}. "
+            "Choose a text that the model saw often in training, give a longer prefix, or check "
+            "spelling and spaces."
         )
 
 
-def levenshtein(model: LanguageModel, sequences: Sequence[MemorizedSequence], decode: Decode | None = None) -> Float[Tensor, " sequence"]:
-    """Edit distance between the text of the predicted suffix (teacher-forced argmax) and of the true one.
+def levenshtein(
+    model: LanguageModel, sequences: Sequence[MemorizedSequence], decode: Decode | None = None
+) -> Float[Tensor, " sequence"]:
+    """Edit distance between the text of the predicted suffix (teacher-forced argmax) and of the
+    true one.
 
-    Both are decoded after the prefix, so that a character cut by the boundary counts the same in both.
+    Both are decoded after the prefix, so that a character cut by the boundary counts the same in
+    both.
 
-    Args:    decode: token ids -> text; the model's tokenizer unless given.
-    Returns: [sequence] characters, float32 on the CPU.
-    Raises:  ValueError: neither the model nor the caller brings a tokenizer.
+    Args:
+        decode: token ids -> text; the model's tokenizer unless given.
+
+    Returns:
+        [sequence] characters, float32 on the CPU.
+
+    Raises:
+        ValueError: neither the model nor the caller brings a tokenizer.
 
     >>> bool(levenshtein(model, [sequence]) < 20)
     True
@@ -87,22 +130,34 @@ def levenshtein(model: LanguageModel, sequences: Sequence[MemorizedSequence], de
     decode = decode or decoder(model)
     distances: list[int] = []
     for one, predicted in zip(sequences, predicted_suffixes(model, sequences), strict=True):
-        distances.append(Levenshtein.distance(decode([*one.prefix.tolist(), *predicted.tolist()]), decode(one.tokens.tolist())))
+        distances.append(
+            Levenshtein.distance(
+                decode([*one.prefix.tolist(), *predicted.tolist()]), decode(one.tokens.tolist())
+            )
+        )
     return torch.tensor(distances, dtype=torch.float32)
 
 
 def decoder(model: LanguageModel) -> Decode:
     """The decoding function of the model's tokenizer."""
-    tokenizer = tokenizer_of(model, "decode must be given for a model without a tokenizer, got None. Pass decode=, from token ids to text.")
+    tokenizer = tokenizer_of(
+        model,
+        "decode must be given for a model without a tokenizer, got None. Pass decode=, from token "
+        "ids to text.",
+    )
     return lambda ids: tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
 @torch.no_grad()
 def perplexity(model: LanguageModel, tokens: Integer[Tensor, "batch pos"]) -> float:
-    """exp of the mean loss in nats per token over sequences of general text (every token but the first is predicted).
+    """exp of the mean loss in nats per token over sequences of general text (every token but the
+    first is predicted).
 
-    Args:    tokens: [batch pos] token ids, on any device, 2 to n_ctx positions.
-    Raises:  ValueError: other tokens.
+    Args:
+        tokens: [batch pos] token ids, on any device, 2 to n_ctx positions.
+
+    Raises:
+        ValueError: other tokens.
 
     >>> 20 < perplexity(model, text) < 150
     True
@@ -114,7 +169,8 @@ def perplexity(model: LanguageModel, tokens: Integer[Tensor, "batch pos"]) -> fl
 def perplexity_base2(model: LanguageModel, tokens: Integer[Tensor, "batch pos"]) -> float:
     """The published tables' number: mean of 2 ** (nats per token), base 2 with a natural-log loss.
 
-    The authors average the losses within at most 128 chunks of consecutive sequences first, so 2,048 sequences are 128 means of 16.
+    The authors average the losses within at most 128 chunks of consecutive sequences first, so
+    2,048 sequences are 128 means of 16.
 
     Source: the authors' code (github.com/terarachang/MemPi); the paper says perplexity.
 
@@ -125,27 +181,53 @@ def perplexity_base2(model: LanguageModel, tokens: Integer[Tensor, "batch pos"])
 
 
 def mean_base2(losses: Float[Tensor, " sequence"]) -> float:
-    """The published perplexity of some losses in nats: mean of 2 ** (mean of a chunk), of at most 128 chunks."""
-    return float(torch.stack([2 ** chunk.mean() for chunk in losses.chunk(PUBLISHED_CHUNKS)]).mean())
+    """The published perplexity of some losses in nats: mean of 2 ** (mean of a chunk), of at most
+    128 chunks.
+    """
+    return float(
+        torch.stack([2 ** chunk.mean() for chunk in losses.chunk(PUBLISHED_CHUNKS)]).mean()
+    )
 
 
-def sequence_losses(model: LanguageModel, tokens: Integer[Tensor, "batch pos"]) -> Float[Tensor, " batch"]:
+def sequence_losses(
+    model: LanguageModel, tokens: Integer[Tensor, "batch pos"]
+) -> Float[Tensor, " batch"]:
     """Loss of each sequence, nats per token."""
     view, cfg = NeuronView(model), model.cfg
     if not isinstance(tokens, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"tokens must be a tensor of token ids [batch pos], got {type(tokens).__name__}. model.to_tokens(text) makes one.")
-    if tokens.is_floating_point() or tokens.ndim != 2 or not 2 <= tokens.shape[1] <= cfg.n_ctx or not len(tokens):
+        raise TypeError(
+            f"tokens must be a tensor of token ids [batch pos], got {type(tokens).__name__}. "
+            "model.to_tokens(text) makes one."
+        )
+    if (
+        tokens.is_floating_point()
+        or tokens.ndim != 2
+        or not 2 <= tokens.shape[1] <= cfg.n_ctx
+        or not len(tokens)
+    ):
         raise ValueError(
-            f"tokens must be token ids [batch pos] of 2 to n_ctx={cfg.n_ctx} positions, got shape {tuple(tokens.shape)} of {tokens.dtype}. "
+            f"tokens must be token ids [batch pos] of 2 to n_ctx={cfg.n_ctx} positions, got shape "
+            f"{tuple(tokens.shape)} of {tokens.dtype}. "
             "Cut general text into pieces of that length."
         )
-    tokens = tokens.long()  # torch has no minimum of the unsigned types that files of tokens come in
+    # torch has no minimum of the unsigned types that files of tokens come in
+    tokens = tokens.long()
     check_tokens(model, tokens)
 
     def losses(rows: list[int]) -> Tensor:
         part = tokens[rows].to(view.device)
         with used(model):
             logits = unembed(model, residual(model, part)[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="none").view(len(rows), -1).mean(1).cpu()
+        return (
+            F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="none")
+            .view(len(rows), -1)
+            .mean(1)
+            .cpu()
+        )
 
-    return torch.cat([loss for _, loss in halving(losses, range(len(tokens)), rows_that_fit(view, tokens.shape[1]))])
+    return torch.cat(
+        [
+            loss
+            for _, loss in halving(losses, range(len(tokens)), rows_that_fit(view, tokens.shape[1]))
+        ]
+    )

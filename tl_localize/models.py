@@ -1,4 +1,6 @@
-"""Models: from a name or a directory to a HookedTransformer or a TransformerBridge with raw weights."""
+"""Models: from a name or a directory to a HookedTransformer or a TransformerBridge with raw
+weights.
+"""
 
 from __future__ import annotations
 
@@ -27,29 +29,39 @@ if TYPE_CHECKING:  # imported when a model is loaded
 
 REFERENCE_MODELS = ("reference-gpt2", "reference-pythia")  # shipped; "reference" is the first
 LOGITS_TOLERANCE = 1e-4  # of a converted model against transformers, float32
-BUFFERS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|inv_freq$")  # in old files: causal masks and rotary frequencies
+# in old files: causal masks and rotary frequencies
+BUFFERS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|inv_freq$")
 ADVICE = "Convert it to a TransformerLens model yourself: every method takes one."
 
 
 def load_model(
-    name_or_path: str | Path, device: str | torch.device | None = None, dtype: torch.dtype = torch.float32, bridge: bool = False
+    name_or_path: str | Path,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    bridge: bool = False,
 ) -> HookedTransformer | TransformerBridge:
-    """A TransformerLens model with unprocessed weights, in eval mode, that never adds BOS by itself.
+    """A TransformerLens model with unprocessed weights, in eval mode, that never adds BOS by
+    itself.
 
-    It is a HookedTransformer where the installed TransformerLens (3.x) has that class and it holds the model, and a TransformerBridge
-    otherwise. Folding and centring would change the rows of W_out, which INJ trains and Activations weighs, so nothing is processed.
-    The logits of a directory's model and of a Bridge are compared with those of transformers.
+    It is a HookedTransformer where the installed TransformerLens (3.x) has that class and it holds
+    the model, and a TransformerBridge otherwise. Folding and centring would change the rows of
+    W_out, which INJ trains and Activations weighs, so nothing is processed. The logits of a
+    directory's model and of a Bridge are compared with those of transformers.
 
     Args:
-        name_or_path: ``"reference-gpt2"`` (also ``"reference"``) or ``"reference-pythia"``, which are shipped; a local Hugging Face folder
-            (config.json and safetensors weights, tokenizer optional) of a causal language model that transformers builds and
-            TransformerLens adapts; a GGUF file of one, or a folder that holds one, whose weights become floating-point numbers again; a
-            name that TransformerLens knows; or a name of the Hugging Face hub.
+        name_or_path: ``"reference-gpt2"`` (also ``"reference"``) or ``"reference-pythia"``, which
+            are shipped; a local Hugging Face folder (config.json and safetensors weights, tokenizer
+            optional) of a causal language model that transformers builds and TransformerLens
+            adapts; a GGUF file of one, or a folder that holds one, whose weights become
+            floating-point numbers again; a name that TransformerLens knows; or a name of the
+            Hugging Face hub.
         device: CUDA when there is one, unless given.
         bridge: a TransformerBridge, also where there is a HookedTransformer.
-    Raises:  ValueError: an unknown name, a model that can't be loaded right (a mixture of experts, an MLP without a neuron axis, other
-                 logits), or CUDA asked for and absent.
-             ImportError: a GGUF file without the package that reads it.
+
+    Raises:
+        ValueError: an unknown name, a model that can't be loaded right (a mixture of experts, an
+            MLP without a neuron axis, other logits), or CUDA asked for and absent.
+        ImportError: a GGUF file without the package that reads it.
 
     >>> load_model("reference").cfg.d_mlp
     1536
@@ -57,12 +69,17 @@ def load_model(
     initialize_vector_functions()
     device = check_device(device)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"dtype must be a floating-point torch dtype, got {dtype!r}. Write torch.float32.")
+        raise ValueError(
+            f"dtype must be a floating-point torch dtype, got {dtype!r}. Write torch.float32."
+        )
     name = str(name_or_path)
     if is_reference(name):
-        name = str(Path(__file__).parent / "data" / (REFERENCE_MODELS[0] if name == "reference" else name))
+        name = str(
+            Path(__file__).parent / "data" / (REFERENCE_MODELS[0] if name == "reference" else name)
+        )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # TransformerLens 3.9 calls every HookedTransformer deprecated
+        # TransformerLens 3.9 calls every HookedTransformer deprecated
+        warnings.simplefilter("ignore")
         load = _load_local if Path(name).is_dir() or Path(name).suffix == ".gguf" else _load_by_name
         return lay_out(load(name, device, dtype, bridge or not has_hooked_transformer()).eval())
 
@@ -78,7 +95,8 @@ def has_hooked_transformer() -> bool:
 
 
 def is_reference(name: str | Path) -> bool:
-    """Whether a name is that of a shipped model, whose texts are shipped too (``tl_localize.reference``).
+    """Whether a name is that of a shipped model, whose texts are shipped too
+    (``tl_localize.reference``).
 
     >>> is_reference("reference"), is_reference("gpt2")
     (True, False)
@@ -93,28 +111,48 @@ def check_device(device: str | torch.device | None) -> torch.device:
     try:
         asked = torch.device(device)
     except RuntimeError as error:
-        raise ValueError(f"device must be a torch device, got {str(device)!r}. Write 'cpu' or 'cuda'.") from error
+        raise ValueError(
+            f"device must be a torch device, got {str(device)!r}. Write 'cpu' or 'cuda'."
+        ) from error
     if asked.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device must be there, got {str(device)!r} on a machine where torch sees no CUDA. Use device='cpu'.")
+        raise ValueError(
+            f"device must be there, got {str(device)!r} on a machine where torch sees no CUDA. Use "
+            "device='cpu'."
+        )
     if asked.type == "cuda" and (asked.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device must be there, got {str(device)!r} of {torch.cuda.device_count()} CUDA devices. They count from 0.")
+        raise ValueError(
+            f"device must be there, got {str(device)!r} of {torch.cuda.device_count()} CUDA "
+            "devices. They count from 0."
+        )
     try:
         if asked.type == "meta":
             raise RuntimeError("it holds no numbers")
         torch.empty(0, device=asked)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].split(". ")[0]  # the whole message is a page long
-        raise ValueError(f"device must be there, got {str(device)!r}, which torch can't use here ({reason}). Use device='cpu'.") from error
+        raise ValueError(
+            f"device must be there, got {str(device)!r}, which torch can't use here ({reason}). "
+            "Use device='cpu'."
+        ) from error
     return asked
 
 
 def _load_by_name(name: str, device: torch.device, dtype: torch.dtype, bridge: bool) -> Any:
     from transformer_lens.supported_models import MODEL_ALIASES, OFFICIAL_MODEL_NAMES
 
-    known = {alias.lower(): official for official in OFFICIAL_MODEL_NAMES for alias in (official, *MODEL_ALIASES.get(official, ()))}
+    known = {
+        alias.lower(): official
+        for official in OFFICIAL_MODEL_NAMES
+        for alias in (official, *MODEL_ALIASES.get(official, ()))
+    }
     near = difflib.get_close_matches(name.lower(), [*known, *REFERENCE_MODELS], n=3)
-    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else "A local directory must exist."
-    unknown = f"name_or_path must be a shipped model, a local directory or a name TransformerLens or the hub knows, got {name!r}. {hint}"
+    hint = (
+        f"Did you mean {' or '.join(map(repr, near))}?" if near else "A local directory must exist."
+    )
+    unknown = (
+        "name_or_path must be a shipped model, a local directory or a name TransformerLens or the "
+        f"hub knows, got {name!r}. {hint}"
+    )
     if name.lower() not in known and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise ValueError(unknown)
     if bridge or name.lower() not in known:
@@ -128,7 +166,11 @@ def _load_by_name(name: str, device: torch.device, dtype: torch.dtype, bridge: b
     from transformer_lens import HookedTransformer
 
     return HookedTransformer.from_pretrained_no_processing(
-        name, device=str(device), dtype=dtype, default_prepend_bos=False, default_padding_side="right"
+        name,
+        device=str(device),
+        dtype=dtype,
+        default_prepend_bos=False,
+        default_padding_side="right",
     )
 
 
@@ -143,7 +185,10 @@ def _load_local(name: str, device: torch.device, dtype: torch.dtype, bridge: boo
         hf_config = AutoConfig.from_pretrained(**_source(path))
         n_layers = int(hf_config.get_text_config().num_hidden_layers)
     if n_layers < 1:
-        raise ValueError(f"name_or_path must be a model with layers, got 0 in {str(path)!r}. Correct its config.json.")
+        raise ValueError(
+            f"name_or_path must be a model with layers, got 0 in {str(path)!r}. Correct its "
+            "config.json."
+        )
     if bridge or _needs_bridge(hf_config):
         return _load_bridge(path, hf_config, device, dtype)
     from transformer_lens import HookedTransformer, HookedTransformerConfig
@@ -163,8 +208,13 @@ def _load_local(name: str, device: torch.device, dtype: torch.dtype, bridge: boo
             **shapes(hf_config),
         )
         model = HookedTransformer(cfg)
-        weights = {key: value.clone() for key, value in getattr(weight_conversions, converter)(hf_model, cfg).items()}
-        options = dict.fromkeys(("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases"), False)
+        weights = {
+            key: value.clone()
+            for key, value in getattr(weight_conversions, converter)(hf_model, cfg).items()
+        }
+        options = dict.fromkeys(
+            ("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases"), False
+        )
         model.load_and_process_state_dict(weights, **options)
         tokens = _probe(model.cfg)
         expected = _logits(hf_model, tokens)
@@ -173,15 +223,23 @@ def _load_local(name: str, device: torch.device, dtype: torch.dtype, bridge: boo
     return model
 
 
-def _load_bridge(source: str | Path, hf_config: Any, device: torch.device, dtype: torch.dtype) -> Any:
+def _load_bridge(
+    source: str | Path, hf_config: Any, device: torch.device, dtype: torch.dtype
+) -> Any:
     """A TransformerBridge around a model of transformers, from a directory or the hub."""
     wrong = {"scale_attn_weights=False": getattr(hf_config, "scale_attn_weights", True) is False}
     wrong |= {"add_cross_attention=True": bool(getattr(hf_config, "add_cross_attention", False))}
     wrong |= {"quantization_config": getattr(hf_config, "quantization_config", None) is not None}
     if found := ", ".join(reason for reason, present in wrong.items() if present):
-        raise ValueError(f"name_or_path must be a model that TransformerLens can hold, got {str(source)!r} with {found}. {ADVICE}")
+        raise ValueError(
+            f"name_or_path must be a model that TransformerLens can hold, got {str(source)!r} with "
+            f"{found}. {ADVICE}"
+        )
     hf_model = _load_transformers(source, dtype)
-    name, architecture = _name(source) if isinstance(source, Path) else source, type(hf_model).__name__
+    name, architecture = (
+        _name(source) if isinstance(source, Path) else source,
+        type(hf_model).__name__,
+    )
     with _reading(source, "config.json"):
         tokens = _probe(hf_config.get_text_config())
         expected = _logits(hf_model, tokens)  # before the bridge, which changes the model in place
@@ -189,7 +247,8 @@ def _load_bridge(source: str | Path, hf_config: Any, device: torch.device, dtype
         model = as_bridge(hf_model.to(device), name)
     except Exception as error:  # each architecture fails in its own way
         raise ValueError(
-            f"name_or_path must be a model that TransformerLens adapts, got {str(source)!r} ({architecture}): {error}. {ADVICE}"
+            f"name_or_path must be a model that TransformerLens adapts, got {str(source)!r} "
+            f"({architecture}): {error}. {ADVICE}"
         ) from error
     _set_tokenizer(model, source)
     NeuronView(model)  # raises where it has no neurons
@@ -198,19 +257,35 @@ def _load_bridge(source: str | Path, hf_config: Any, device: torch.device, dtype
 
 
 def _gguf_file(path: Path) -> Path | None:
-    """The GGUF file that a path means: itself, or the only one of a directory without config.json; None where there is none."""
-    found = [path] if path.suffix == ".gguf" else [] if (path / "config.json").exists() else sorted(path.glob("*.gguf"))
+    """The GGUF file that a path means: itself, or the only one of a directory without config.json;
+    None where there is none.
+    """
+    found = (
+        [path]
+        if path.suffix == ".gguf"
+        else []
+        if (path / "config.json").exists()
+        else sorted(path.glob("*.gguf"))
+    )
     if not found:
         return None
     if not found[0].is_file():
-        raise FileNotFoundError(f"name_or_path must be an existing file, got {str(path)!r}. Check the spelling.")
+        raise FileNotFoundError(
+            f"name_or_path must be an existing file, got {str(path)!r}. Check the spelling."
+        )
     if len(found) > 1:
-        raise ValueError(f"name_or_path must hold one GGUF file, got {', '.join(one.name for one in found)} in {str(path)!r}. Name one.")
+        raise ValueError(
+            f"name_or_path must hold one GGUF file, got {', '.join(one.name for one in found)} in "
+            f"{str(path)!r}. Name one."
+        )
     if not find_spec("gguf"):
         raise ImportError("a GGUF file needs the package gguf: pip install 'tl_localize[gguf]'.")
     with found[0].open("rb") as file:
         if file.read(4) != b"GGUF":
-            raise ValueError(f"name_or_path must be a GGUF file, got {str(found[0])!r}, which is none. Copy or download it again.")
+            raise ValueError(
+                f"name_or_path must be a GGUF file, got {str(found[0])!r}, which is none. Copy or "
+                "download it again."
+            )
     return found[0]
 
 
@@ -221,20 +296,32 @@ def _name(path: Path) -> str:
 def _source(path: str | Path) -> dict[str, Any]:
     """Where transformers finds a model: a directory, a GGUF file, or a name of the hub."""
     if isinstance(path, Path) and path.suffix == ".gguf":
-        return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name, "local_files_only": True}
+        return {
+            "pretrained_model_name_or_path": path.parent,
+            "gguf_file": path.name,
+            "local_files_only": True,
+        }
     return {"pretrained_model_name_or_path": path, "local_files_only": isinstance(path, Path)}
 
 
 def _reading(path: str | Path, what: str) -> AbstractContextManager[None]:
-    """A damaged or contradictory file is one ValueError with its place; the errors of the hub, which a name is looked up in, pass."""
-    rule, advice = f"name_or_path must hold a {what} that transformers can read", "Correct it, or copy the directory again."
+    """A damaged or contradictory file is one ValueError with its place; the errors of the hub,
+    which a name is looked up in, pass.
+    """
+    rule, advice = (
+        f"name_or_path must hold a {what} that transformers can read",
+        "Correct it, or copy the directory again.",
+    )
     return reading(rule, path, advice) if isinstance(path, Path) else nullcontext()
 
 
 def _check_model_type(path: Path) -> None:
     """Raise ValueError unless a directory holds a causal language model."""
     if not (path / "config.json").is_file():
-        raise ValueError(f"name_or_path must be a directory with a config.json, got {str(path)!r}. Save with save_pretrained.")
+        raise ValueError(
+            f"name_or_path must be a directory with a config.json, got {str(path)!r}. Save with "
+            "save_pretrained."
+        )
     with _reading(path, "config.json"):
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     found = config.get("model_type") if isinstance(config, dict) else None
@@ -242,31 +329,45 @@ def _check_model_type(path: Path) -> None:
 
     if not isinstance(found, str) or found not in KNOWN:
         place = str(path / "config.json")
-        raise ValueError(f"name_or_path must be a causal language model of transformers, got {found!r} in {place!r}. {ADVICE}")
+        raise ValueError(
+            f"name_or_path must be a causal language model of transformers, got {found!r} in "
+            f"{place!r}. {ADVICE}"
+        )
 
 
 def _check_weights(path: Path) -> None:
-    """Raise ValueError unless there are safetensors files and all of them are whole; transformers prefers one file to an index."""
+    """Raise ValueError unless there are safetensors files and all of them are whole; transformers
+    prefers one file to an index.
+    """
     whole, index = path / "model.safetensors", path / "model.safetensors.index.json"
     with _reading(path, index.name):
-        parts = {whole.name} if whole.is_file() or not index.is_file() else set(json.loads(index.read_text())["weight_map"].values())
+        parts = (
+            {whole.name}
+            if whole.is_file() or not index.is_file()
+            else set(json.loads(index.read_text())["weight_map"].values())
+        )
         missing = sorted(name for name in parts if not (path / name).is_file())
     if missing:
         raise ValueError(
-            f"name_or_path must hold safetensors weights, got {str(path)!r} without {', '.join(missing)}. "
+            f"name_or_path must hold safetensors weights, got {str(path)!r} without "
+            f"{', '.join(missing)}. "
             "Save with save_pretrained(safe_serialization=True)."
         )
     for name in sorted(parts):
-        rule, advice = "name_or_path must hold whole safetensors weights", "Copy or download it again."
+        rule, advice = (
+            "name_or_path must hold whole safetensors weights",
+            "Copy or download it again.",
+        )
         with reading(rule, path / name, advice), safetensors.safe_open(path / name, framework="pt"):
             pass
 
 
 def _load_transformers(path: str | Path, dtype: torch.dtype) -> Any:
-    """The model of a directory or a GGUF file, or of the hub where it is not a Path, as transformers loads it.
+    """The model of a directory or a GGUF file, or of the hub where it is not a Path, as
+    transformers loads it.
 
-    Transformers fills weights that the file lacks with noise, drops those that the config has no place for, and only logs it. Here both are
-    errors.
+    Transformers fills weights that the file lacks with noise, drops those that the config has no
+    place for, and only logs it. Here both are errors.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -275,25 +376,36 @@ def _load_transformers(path: str | Path, dtype: torch.dtype) -> Any:
     logging.set_verbosity_error()  # the errors below say what is wrong
     logging.disable_progress_bar()
     try:
-        options: dict[str, Any] = {"attn_implementation": "eager", "ignore_mismatched_sizes": True, "output_loading_info": True}
+        options: dict[str, Any] = {
+            "attn_implementation": "eager",
+            "ignore_mismatched_sizes": True,
+            "output_loading_info": True,
+        }
         with _reading(path, "config.json with weights"):
-            loaded: Any = AutoModelForCausalLM.from_pretrained(**_source(path), dtype=dtype, **options)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                **_source(path), dtype=dtype, **options
+            )
     finally:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
     model, found = loaded
-    if wrong := sorted(found["missing_keys"]) + sorted(str(key[0]) for key in found["mismatched_keys"]):
+    if wrong := sorted(found["missing_keys"]) + sorted(
+        str(key[0]) for key in found["mismatched_keys"]
+    ):
         raise ValueError(
-            f"name_or_path must hold every weight of its config, in the config's shapes, got {str(path)!r} with {_some(wrong)} missing "
+            "name_or_path must hold every weight of its config, in the config's shapes, got "
+            f"{str(path)!r} with {_some(wrong)} missing "
             "or of another shape. Save it again."
         )
     if dropped := sorted(key for key in found["unexpected_keys"] if not BUFFERS.search(key)):
         raise ValueError(
-            f"name_or_path must hold only weights that its config has a place for, got {str(path)!r} with {_some(dropped)} beside them. "
+            "name_or_path must hold only weights that its config has a place for, got "
+            f"{str(path)!r} with {_some(dropped)} beside them. "
             "Correct config.json (is the number of layers right?) or save the model again."
         )
-    if isinstance(path, Path) and path.suffix == ".gguf":  # the weights are dequantized, and the config still says quantized
+    # the weights are dequantized, and the config still says quantized
+    if isinstance(path, Path) and path.suffix == ".gguf":
         del model.config.quantization_config
         quantized, model = model, type(model)(model.config).to(dtype)
         model.load_state_dict(quantized.state_dict())
@@ -307,12 +419,17 @@ def _some(names: list[str]) -> str:
 def _set_tokenizer(model: Any, path: str | Path) -> None:
     """Set the tokenizer of the hub, or of a directory that has one.
 
-    This is what ``HookedTransformer.set_tokenizer`` does, but without its second copy, which puts BOS first.
+    This is what ``HookedTransformer.set_tokenizer`` does, but without its second copy, which puts
+    BOS first.
     """
     from transformers import AutoTokenizer
 
     names = ("tokenizer.json", "vocab.json", "tokenizer.model", "tokenizer_config.json")
-    if isinstance(path, Path) and path.is_dir() and not any((path / name).is_file() for name in names):
+    if (
+        isinstance(path, Path)
+        and path.is_dir()
+        and not any((path / name).is_file() for name in names)
+    ):
         return
     with _reading(path, "tokenizer"):
         tokenizer: Any = AutoTokenizer.from_pretrained(**_source(path))
@@ -325,7 +442,9 @@ def _set_tokenizer(model: Any, path: str | Path) -> None:
 
 
 def _common_shapes(c: Any) -> dict[str, Any]:
-    """What every family has; transformers gives it under these names also where config.json has others (``n_embd``)."""
+    """What every family has; transformers gives it under these names also where config.json has
+    others (``n_embd``).
+    """
     return {
         "d_model": c.hidden_size,
         "d_head": getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads,
@@ -365,7 +484,9 @@ def _llama(c: Any) -> dict[str, Any]:
     rope = c.rope_parameters
     scaled = {
         "use_NTK_by_parts_rope": True,
-        "NTK_original_ctx_len": rope.get("original_max_position_embeddings", c.max_position_embeddings),
+        "NTK_original_ctx_len": rope.get(
+            "original_max_position_embeddings", c.max_position_embeddings
+        ),
         "NTK_by_parts_low_freq_factor": rope.get("low_freq_factor", 1.0),
         "NTK_by_parts_high_freq_factor": rope.get("high_freq_factor", 4.0),
         "NTK_by_parts_factor": rope.get("factor", 1.0),
@@ -373,7 +494,9 @@ def _llama(c: Any) -> dict[str, Any]:
     return {
         **_rotary(c),
         "rotary_dim": _common_shapes(c)["d_head"],
-        "n_key_value_heads": c.num_key_value_heads if c.num_key_value_heads != c.num_attention_heads else None,
+        "n_key_value_heads": c.num_key_value_heads
+        if c.num_key_value_heads != c.num_attention_heads
+        else None,
         "eps": c.rms_norm_eps,
         "normalization_type": "RMS",
         "final_rms": True,
@@ -382,7 +505,8 @@ def _llama(c: Any) -> dict[str, Any]:
     }
 
 
-_CONFIGS: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {  # by model type; with TransformerLens' converter of weights
+# by model type; with TransformerLens' converter of weights
+_CONFIGS: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
     "gpt2": (_gpt2, "convert_gpt2_weights"),
     "gpt_neox": (_neox, "convert_neox_weights"),
     "llama": (_llama, "convert_llama_weights"),
@@ -395,8 +519,12 @@ def _needs_bridge(c: Any) -> bool:
     """Whether HookedTransformer can't hold a model of this config."""
     return (
         c.model_type not in _CONFIGS
-        or (getattr(c, "rope_parameters", None) or {}).get("rope_type", "default") not in ("default", "llama3")
-        or (getattr(c, "use_sliding_window", True) and getattr(c, "sliding_window", None) is not None)
+        or (getattr(c, "rope_parameters", None) or {}).get("rope_type", "default")
+        not in ("default", "llama3")
+        or (
+            getattr(c, "use_sliding_window", True)
+            and getattr(c, "sliding_window", None) is not None
+        )
         or (c.model_type == "llama" and getattr(c, "attention_bias", False))
         or (c.model_type == "gpt_neox" and not getattr(c, "attention_bias", True))
         or getattr(c, "mlp_bias", False)
@@ -406,8 +534,13 @@ def _needs_bridge(c: Any) -> bool:
 
 
 def _probe(c: Any) -> Int[Tensor, "1 pos"]:
-    """A few tokens for the check of logits; ``c`` is a config of transformers or of TransformerLens."""
-    longest, n_vocab = getattr(c, "max_position_embeddings", None) or getattr(c, "n_ctx", 32), getattr(c, "vocab_size", None) or c.d_vocab
+    """A few tokens for the check of logits; ``c`` is a config of transformers or of
+    TransformerLens.
+    """
+    longest, n_vocab = (
+        getattr(c, "max_position_embeddings", None) or getattr(c, "n_ctx", 32),
+        getattr(c, "vocab_size", None) or c.d_vocab,
+    )
     return torch.arange(min(32, longest))[None] * 7919 % n_vocab
 
 
@@ -417,8 +550,15 @@ def _logits(hf_model: Any, tokens: Int[Tensor, "1 pos"]) -> Float[Tensor, "1 pos
 
 
 @torch.no_grad()
-def _check_logits(path: str | Path, model: Any, tokens: Int[Tensor, "1 pos"], expected: Float[Tensor, "1 pos vocab"]) -> None:
-    """Raise ValueError if the logits are not those of transformers; only float32 is exact enough for this check."""
+def _check_logits(
+    path: str | Path,
+    model: Any,
+    tokens: Int[Tensor, "1 pos"],
+    expected: Float[Tensor, "1 pos vocab"],
+) -> None:
+    """Raise ValueError if the logits are not those of transformers; only float32 is exact enough
+    for this check.
+    """
     if model.cfg.dtype != torch.float32:
         return
     difference = float("inf")
@@ -428,4 +568,6 @@ def _check_logits(path: str | Path, model: Any, tokens: Int[Tensor, "1 pos"], ex
             return
     name = model.cfg.original_architecture or getattr(model.cfg, "architecture", "")
     found = f"got {str(path)!r} ({name}), off by {difference:.2g}"
-    raise ValueError(f"name_or_path must be a model whose logits TransformerLens reproduces, {found}. {ADVICE}")
+    raise ValueError(
+        f"name_or_path must be a model whose logits TransformerLens reproduces, {found}. {ADVICE}"
+    )

@@ -1,4 +1,6 @@
-"""The neurons of a TransformerLens model, or other units of it (``units.py``), read and changed by hooks; and the checks of arguments."""
+"""The neurons of a TransformerLens model, or other units of it (``units.py``), read and changed by
+hooks; and the checks of arguments.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +21,42 @@ from tl_localize.units import NEURONS, Acts, Units, check_units, model_name
 
 Hook = Callable[..., Tensor]
 Context = AbstractContextManager[None]
-Real = float | int  # where a float is meant: the run-time type checker of the tests, unlike PEP 484, does not take an int for it
+# where a float is meant: the run-time type checker of the tests, unlike PEP 484, does not take an
+# int for it
+Real = float | int
 
 
 @cache
 def initialize_vector_functions() -> None:
-    """Call each vectorized function of the CPU library once, on one element and so on one thread, before anything is computed.
+    """Call each vectorized function of the CPU library once, on one element and so on one thread,
+    before anything is computed.
 
-    The library initializes a function at its first call, seemingly by a race: where two threads make that call, now and then one thread's
-    half of the numbers is off by 1e-4 (docs/differences.md has a reproduction in plain torch).
+    The library initializes a function at its first call, seemingly by a race: where two threads
+    make that call, now and then one thread's half of the numbers is off by 1e-4
+    (docs/differences.md has a reproduction in plain torch).
     """
-    for name in ("tanh", "exp", "erf", "sigmoid", "log", "log1p", "expm1", "sin", "cos", "sqrt", "rsqrt"):
+    for name in (
+        "tanh",
+        "exp",
+        "erf",
+        "sigmoid",
+        "log",
+        "log1p",
+        "expm1",
+        "sin",
+        "cos",
+        "sqrt",
+        "rsqrt",
+    ):
         for dtype in (torch.float32, torch.float64):
             getattr(torch, name)(torch.ones(1, dtype=dtype))
 
 
 @runtime_checkable
 class LanguageModel(Protocol):
-    """What tells a TransformerLens model, of either class: its config, hooks and call. (Type checkers do not see a Bridge's blocks.)"""
+    """What tells a TransformerLens model, of either class: its config, hooks and call. (Type
+    checkers do not see a Bridge's blocks.)
+    """
 
     cfg: Any
     hook_dict: Any
@@ -48,7 +68,10 @@ class LanguageModel(Protocol):
 def check_model(model: object) -> None:
     """Raise TypeError unless it is a model to work with."""
     if not isinstance(model, LanguageModel):
-        raise TypeError(f"model must be a TransformerLens model, got {type(model).__name__}. Make one with load_model(name_or_path).")
+        raise TypeError(
+            f"model must be a TransformerLens model, got {type(model).__name__}. Make one with "
+            "load_model(name_or_path)."
+        )
 
 
 def as_tensor(name: str, value: Any) -> Tensor:
@@ -56,7 +79,10 @@ def as_tensor(name: str, value: Any) -> Tensor:
     try:
         return torch.as_tensor(value)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}. Pass numbers that torch.as_tensor takes.") from error
+        raise TypeError(
+            f"{name} must be a tensor, got {type(value).__name__}. Pass numbers that "
+            "torch.as_tensor takes."
+        ) from error
 
 
 def check_number(name: str, value: Any) -> Any:
@@ -70,27 +96,40 @@ def check_positive(**settings: Any) -> None:
     """Raise TypeError or ValueError unless each is a finite number above 0."""
     for name, value in settings.items():
         if not 0 < check_number(name, value) < math.inf:
-            raise ValueError(f"{name} must be above 0 and finite, got {value!r}. Pass a positive number.")
+            raise ValueError(
+                f"{name} must be above 0 and finite, got {value!r}. Pass a positive number."
+            )
 
 
 def check_between(low: Real, high: Real, **settings: Any) -> None:
     """Raise TypeError or ValueError unless each is a number in [low, high]."""
     for name, value in settings.items():
         if not low <= check_number(name, value) <= high:
-            raise ValueError(f"{name} must be in [{low}, {high}], got {value!r}. Pass a finite number in between.")
+            raise ValueError(
+                f"{name} must be in [{low}, {high}], got {value!r}. Pass a finite number in "
+                "between."
+            )
 
 
 def check_count(lowest: int = 1, **settings: Any) -> None:
     """Raise TypeError or ValueError unless each is a whole number from ``lowest`` on."""
     for name, value in settings.items():
         if not isinstance(check_number(name, value), numbers.Integral) or int(value) < lowest:
-            raise ValueError(f"{name} must be a whole number from {lowest} on, got {value!r}. Write it without a point.")
+            raise ValueError(
+                f"{name} must be a whole number from {lowest} on, got {value!r}. Write it without "
+                "a point."
+            )
 
 
 def check_seed(seed: Any, bits: int = 63) -> None:
-    """Raise TypeError or ValueError unless it is a whole number from 0 to 2**bits - 1 (torch takes 63 bits, numpy's RandomState 32)."""
+    """Raise TypeError or ValueError unless it is a whole number from 0 to 2**bits - 1 (torch takes
+    63 bits, numpy's RandomState 32).
+    """
     if not isinstance(check_number("seed", seed), numbers.Integral) or not 0 <= int(seed) < 2**bits:
-        raise ValueError(f"seed must be a whole number from 0 to 2**{bits} - 1, got {seed!r}. 0 is as good as any.")
+        raise ValueError(
+            f"seed must be a whole number from 0 to 2**{bits} - 1, got {seed!r}. 0 is as good as "
+            "any."
+        )
 
 
 def check_ratio(name: str, ratio: Any) -> None:
@@ -99,7 +138,8 @@ def check_ratio(name: str, ratio: Any) -> None:
         raise ValueError(f"{name} must be a fraction in (0, 1], got {ratio!r}. Write 0.01 for 1 %.")
 
 
-# Hooks: pure functions of the units, bound with `partial`. TransformerLens passes its HookPoint as `hook=`.
+# Hooks: pure functions of the units, bound with `partial`. TransformerLens passes its HookPoint as
+# `hook=`.
 
 
 def scale_neurons(act: Acts, hook: object = None, *, gate: Num[Tensor, "#batch neuron"]) -> Acts:
@@ -110,7 +150,10 @@ def scale_neurons(act: Acts, hook: object = None, *, gate: Num[Tensor, "#batch n
 def zero_neurons(act: Acts, hook: object = None, *, mask: Bool[Tensor, " neuron"]) -> Acts:
     """Set the masked neurons to zero, at every position."""
     if (n := act.shape[2]) != len(mask):
-        raise ValueError(f"mask must have the model's {n} neurons a layer, got {len(mask)}. Localize in the model that is to be ablated.")
+        raise ValueError(
+            f"mask must have the model's {n} neurons a layer, got {len(mask)}. Localize in the "
+            "model that is to be ablated."
+        )
     return act.masked_fill(mask.to(act.device)[(..., *(None,) * (act.ndim - 3))], 0.0)
 
 
@@ -125,14 +168,24 @@ def patch_neurons(act: Acts, hook: object = None, *, values: Acts) -> Acts:
     return values.to(act)
 
 
-def patch_neurons_at(act: Acts, hook: object = None, *, position: int, values: Float[Tensor, "batch neuron *width"]) -> Acts:
+def patch_neurons_at(
+    act: Acts, hook: object = None, *, position: int, values: Float[Tensor, "batch neuron *width"]
+) -> Acts:
     """Replace the neurons at one position."""
     return act.select_scatter(values.to(act), 1, position)
 
 
-def clamp_neurons(act: Acts, hook: object = None, *, index: Int[Tensor, " chosen"], values: Float[Tensor, " chosen *width"]) -> Acts:
+def clamp_neurons(
+    act: Acts,
+    hook: object = None,
+    *,
+    index: Int[Tensor, " chosen"],
+    values: Float[Tensor, " chosen *width"],
+) -> Acts:
     """Set the chosen neurons to given values, at every position."""
-    return act.index_copy(2, index.to(act.device), values.to(act).expand(*act.shape[:2], *values.shape))
+    return act.index_copy(
+        2, index.to(act.device), values.to(act).expand(*act.shape[:2], *values.shape)
+    )
 
 
 def _remove(point: Any, handle: Any) -> None:
@@ -155,10 +208,14 @@ def _add_change(
     chosen = act.gather(-1, index[:, None, :].expand(*act.shape[:2], -1))
     if on is not None:
         chosen = chosen * on[:, None, :]
-    return output + einsum(chosen, change.to(chosen), "batch pos row, batch row d_model -> batch pos d_model")
+    return output + einsum(
+        chosen, change.to(chosen), "batch pos row, batch row d_model -> batch pos d_model"
+    )
 
 
-def _add_zeros(output: Tensor, hook: object = None, *, zeros: dict[int, Tensor], layer: int) -> Tensor:
+def _add_zeros(
+    output: Tensor, hook: object = None, *, zeros: dict[int, Tensor], layer: int
+) -> Tensor:
     zeros[layer] = torch.zeros_like(output, requires_grad=True)
     return output + zeros[layer]
 
@@ -169,15 +226,21 @@ def _after_module(hook: Hook, module: object, inputs: object, output: Tensor) ->
 
 
 class NeuronView:
-    """Reads and changes the neurons of a model, or other units, through hooks, which stay on the model inside ``with`` only.
+    """Reads and changes the neurons of a model, or other units, through hooks, which stay on the
+    model inside ``with`` only.
 
-    ``n_layers`` and ``n_neurons`` (units of each layer) are the model's numbers, ``shape`` is (n_neurons, *width): a neuron is one number,
-    an attention head a vector. ``model`` is the model and ``device`` its device.
+    ``n_layers`` and ``n_neurons`` (units of each layer) are the model's numbers, ``shape`` is
+    (n_neurons, *width): a neuron is one number, an attention head a vector. ``model`` is the model
+    and ``device`` its device.
 
-    Args:    units: what "neuron" means.
-    Raises:  TypeError: it is not a TransformerLens model.
-             ValueError: the model does not have these units (for neurons: no MLP, a mixture of experts, no ``hook_post`` with the neurons
-                 as its last axis), or it is spread over several devices.
+    Args:
+        units: what "neuron" means.
+
+    Raises:
+        TypeError: it is not a TransformerLens model.
+        ValueError: the model does not have these units (for neurons: no MLP, a mixture of experts,
+            no ``hook_post`` with the neurons as its last axis), or it is spread over several
+            devices.
 
     >>> view = NeuronView(model)
     >>> with view.scaled({1: torch.zeros(1, view.n_neurons)}), view.recorded() as acts:  # layer 1 ablated
@@ -195,12 +258,19 @@ class NeuronView:
         self.points: Mapping[str, Any] = model.hook_dict  # a Bridge makes it anew each time
         self.shape = units.shape(model)
         self.n_layers, self.n_neurons = len(self.model.blocks), self.shape[0]
-        if missing := [point for point in map(units.point, range(self.n_layers)) if point not in self.points]:
+        if missing := [
+            point for point in map(units.point, range(self.n_layers)) if point not in self.points
+        ]:
             name = model_name(model)
-            raise ValueError(f"units must be in hook points of the model, got {missing[0]!r} of {units!r}, which {name!r} lacks.")
+            raise ValueError(
+                f"units must be in hook points of the model, got {missing[0]!r} of {units!r}, "
+                f"which {name!r} lacks."
+            )
         if len(devices := {str(parameter.device) for parameter in model.parameters()}) > 1:
             found = f"{model_name(model)!r} on {', '.join(sorted(devices))}"
-            raise ValueError(f"model must be on one device, got {found}. Move it with model.to(device).")
+            raise ValueError(
+                f"model must be on one device, got {found}. Move it with model.to(device)."
+            )
 
     @property
     def device(self) -> torch.device:
@@ -213,56 +283,102 @@ class NeuronView:
         return weight.shape[0] if isinstance(weight, Tensor) else 4 * self.model.cfg.d_model
 
     def rows(self, layer: int) -> Float[Tensor, "neuron *width d_model"]:
-        """W_out of a layer, the model's own parameter; neuron i adds h_i times row i to the MLP's output. Of heads: W_O."""
+        """W_out of a layer, the model's own parameter; neuron i adds h_i times row i to the MLP's
+        output. Of heads: W_O.
+        """
         return self.units.rows(self.model, layer)
 
     def flat_rows(self, layer: int) -> Float[Tensor, "row d_model"]:
-        """All output rows of a layer, unit by unit, in the memory of the model's own parameter; ValueError where that can't be."""
+        """All output rows of a layer, unit by unit, in the memory of the model's own parameter;
+        ValueError where that can't be.
+        """
         rows, again = self.rows(layer), self.rows(layer)
         if rows.data_ptr() != again.data_ptr():
-            raise ValueError(f"units must give the model's own parameter as rows, got a copy from {self.units!r}. Return the parameter.")
+            raise ValueError(
+                "units must give the model's own parameter as rows, got a copy from "
+                f"{self.units!r}. Return the parameter."
+            )
         return rows if rows.ndim == 2 else rows.view(-1, rows.shape[-1])
 
     def row_mask(self, mask: Bool[Tensor, "*some neuron"]) -> Bool[Tensor, "*some row"]:
-        """Which rows belong to some units: of a neuron one, of a head as many as its vector has entries."""
+        """Which rows belong to some units: of a neuron one, of a head as many as its vector has
+        entries.
+        """
         return mask.repeat_interleave(math.prod(self.shape[1:]), -1)
 
     @torch.no_grad()
     def row_norms(self) -> Float[Tensor, "layer neuron"]:
-        """Euclidean norm of each row of W_out, or of all rows of a unit together, float32 on the CPU."""
-        return torch.stack([self.rows(layer).float().flatten(1).contiguous().norm(dim=-1).cpu() for layer in range(self.n_layers)])
+        """Euclidean norm of each row of W_out, or of all rows of a unit together, float32 on the
+        CPU.
+        """
+        return torch.stack(
+            [
+                self.rows(layer).float().flatten(1).contiguous().norm(dim=-1).cpu()
+                for layer in range(self.n_layers)
+            ]
+        )
 
     @torch.no_grad()
     def strengths(self, layer: int, act: Float[Tensor, "*some"]) -> Float[Tensor, "*rest neuron"]:
-        """What times its row norm is the norm of what each unit writes: of a neuron the absolute value of its activation."""
+        """What times its row norm is the norm of what each unit writes: of a neuron the absolute
+        value of its activation.
+        """
         if len(self.shape) == 1:
             return act.abs()
         rows = self.rows(layer).float().flatten(1, -2)  # [unit row d_model]
         norms = rows.flatten(1).norm(dim=-1)
-        triangular = torch.linalg.qr(rows.mT).R / norms.clamp_min(torch.finfo(norms.dtype).tiny)[:, None, None]  # R' R = rows rows'
+        # R' R = rows rows'
+        triangular = (
+            torch.linalg.qr(rows.mT).R
+            / norms.clamp_min(torch.finfo(norms.dtype).tiny)[:, None, None]
+        )
         flat = act.float().flatten(act.ndim - len(self.shape) + 1)
-        return einsum(flat, triangular, "... neuron row, neuron entry row -> ... neuron entry").norm(dim=-1)
+        return einsum(
+            flat, triangular, "... neuron row, neuron entry row -> ... neuron entry"
+        ).norm(dim=-1)
 
     def by_unit(self, values: Shaped[Tensor, "*some"]) -> Shaped[Tensor, "*rest neuron"]:
-        """The sum over the entries of each unit, of values whose last axes are those of ``shape``; a neuron is one entry."""
-        return values if len(self.shape) == 1 else values.flatten(values.ndim - len(self.shape) + 1).sum(-1)
+        """The sum over the entries of each unit, of values whose last axes are those of ``shape``;
+        a neuron is one entry.
+        """
+        return (
+            values
+            if len(self.shape) == 1
+            else values.flatten(values.ndim - len(self.shape) + 1).sum(-1)
+        )
 
     @uninterrupted
     def recorded(self) -> Iterator[dict[int, Tensor]]:
-        """The neurons of each layer in the last forward pass, [batch pos neuron *width], as the model used them."""
+        """The neurons of each layer in the last forward pass, [batch pos neuron *width], as the
+        model used them.
+        """
         store: dict[int, Tensor] = {}
-        with self._hooks({layer: partial(record_neurons, store=store, layer=layer) for layer in range(self.n_layers)}):
+        with self._hooks(
+            {
+                layer: partial(record_neurons, store=store, layer=layer)
+                for layer in range(self.n_layers)
+            }
+        ):
             yield store
 
     def scaled(self, gates: Mapping[int, Num[Tensor, "#batch neuron"]]) -> Context:
-        """Multiply the neurons of the given layers by gates (one row for all, or one per row of the batch)."""
+        """Multiply the neurons of the given layers by gates (one row for all, or one per row of the
+        batch).
+        """
         for layer, gate in gates.items():
             if gate.ndim != 2 or gate.shape[-1] != self.n_neurons:
                 rule = f"gate must have shape [batch neuron] with neuron={self.n_neurons}"
-                raise ValueError(f"{rule}, got {tuple(gate.shape)} at layer {layer}. One row serves the whole batch.")
-        return self._hooks({layer: partial(scale_neurons, gate=gate) for layer, gate in gates.items()})
+                raise ValueError(
+                    f"{rule}, got {tuple(gate.shape)} at layer {layer}. One row serves the whole "
+                    "batch."
+                )
+        return self._hooks(
+            {layer: partial(scale_neurons, gate=gate) for layer, gate in gates.items()}
+        )
 
-    def patched_at(self, layer: int, position: int, values: Float[Tensor, "batch neuron *width"]) -> Context:
+    def patched_at(
+        self, layer: int, position: int, values: Float[Tensor, "batch neuron *width"]
+    ) -> Context:
         """Replace the neurons of one layer at one position."""
         return self._hooks({layer: partial(patch_neurons_at, position=position, values=values)})
 
@@ -270,23 +386,45 @@ class NeuronView:
         """Replace the neurons of one layer at every position."""
         return self._hooks({layer: partial(patch_neurons, values=values)})
 
-    def clamped(self, chosen: Bool[Tensor, "layer neuron"], values: Float[Tensor, "layer neuron *width"]) -> Context:
+    def clamped(
+        self, chosen: Bool[Tensor, "layer neuron"], values: Float[Tensor, "layer neuron *width"]
+    ) -> Context:
         """Set the chosen neurons to values, at every position."""
         hooks: dict[int, Hook] = {}
         for layer in chosen.any(-1).nonzero().flatten().tolist():
             index = chosen[layer].nonzero().flatten().to(self.device)
-            hooks[layer] = partial(clamp_neurons, index=index, values=values[layer].to(self.device)[index])
+            hooks[layer] = partial(
+                clamp_neurons, index=index, values=values[layer].to(self.device)[index]
+            )
         return self._hooks(hooks)
 
     def output_hooked(self, layer: int) -> bool:
-        """Whether a hook may change what the MLP of a layer writes before it reaches the next layer."""
+        """Whether a hook may change what the MLP of a layer writes before it reaches the next
+        layer.
+        """
         block, known = self.model.blocks[layer], self.points
-        names = (f"blocks.{layer}.{name}" for name in ("mlp.out.hook_out", "mlp.hook_out", "hook_mlp_out", "hook_resid_post", "hook_out"))
-        return any(module._forward_hooks for module in (block.mlp, block, *(known[name] for name in names if name in known)))
+        names = (
+            f"blocks.{layer}.{name}"
+            for name in (
+                "mlp.out.hook_out",
+                "mlp.hook_out",
+                "hook_mlp_out",
+                "hook_resid_post",
+                "hook_out",
+            )
+        )
+        return any(
+            module._forward_hooks
+            for module in (block.mlp, block, *(known[name] for name in names if name in known))
+        )
 
     @uninterrupted
-    def hooked(self, last: Sequence[tuple[str, Hook]] = (), first: Sequence[tuple[str, Hook]] = ()) -> Iterator[None]:
-        """Hooks that run after those already on the model (``last``), and hooks that run before them (``first``)."""
+    def hooked(
+        self, last: Sequence[tuple[str, Hook]] = (), first: Sequence[tuple[str, Hook]] = ()
+    ) -> Iterator[None]:
+        """Hooks that run after those already on the model (``last``), and hooks that run before
+        them (``first``).
+        """
         with used(self.model), ExitStack() as stack:
             for hooks, prepend in ((first, True), (last, False)):
                 for name, hook in hooks:
@@ -302,33 +440,55 @@ class NeuronView:
         change: Mapping[int, Float[Tensor, "#batch row d_model"]],
         on: Mapping[int, Bool[Tensor, "batch row"]] | None = None,
     ) -> Iterator[None]:
-        """Run as if, for batch row b, ``change[layer][b]`` were added to the rows ``index[layer][b]`` of W_out (of W_O, head by head).
+        """Run as if, for batch row b, ``change[layer][b]`` were added to the rows
+        ``index[layer][b]`` of W_out (of W_O, head by head).
 
-        One forward pass serves many changed models, and autograd sees the changed rows only. An index and a change of batch 1 are shared
-        by the whole batch; ``on[layer][b]`` says which of the changes apply to batch row b, by default all.
+        One forward pass serves many changed models, and autograd sees the changed rows only. An
+        index and a change of batch 1 are shared by the whole batch; ``on[layer][b]`` says which of
+        the changes apply to batch row b, by default all.
         """
         seen: dict[int, Tensor] = {}
         hooks = {
-            layer: partial(_add_change, seen=seen, layer=layer, index=index[layer], change=change[layer], on=on[layer] if on else None)
+            layer: partial(
+                _add_change,
+                seen=seen,
+                layer=layer,
+                index=index[layer],
+                change=change[layer],
+                on=on[layer] if on else None,
+            )
             for layer in index
         }
         with ExitStack() as stack:
-            stack.enter_context(self._hooks({layer: partial(record_neurons, store=seen, layer=layer) for layer in index}))
+            stack.enter_context(
+                self._hooks(
+                    {layer: partial(record_neurons, store=seen, layer=layer) for layer in index}
+                )
+            )
             stack.enter_context(self._output_hooks(hooks))
             yield
             if seen:
-                raise RuntimeError(f"the rows of layer {min(seen)} must be applied in each pass, and were not. Leave compatibility mode.")
+                raise RuntimeError(
+                    f"the rows of layer {min(seen)} must be applied in each pass, and were not. "
+                    "Leave compatibility mode."
+                )
 
     @uninterrupted
     def outputs(self) -> Iterator[dict[int, Tensor]]:
-        """Zeros that are added to what the rows of each layer write, [batch pos d_model]: their gradient is the gradient of the output."""
+        """Zeros that are added to what the rows of each layer write, [batch pos d_model]: their
+        gradient is the gradient of the output.
+        """
         zeros: dict[int, Tensor] = {}
-        with self._output_hooks({layer: partial(_add_zeros, zeros=zeros, layer=layer) for layer in range(self.n_layers)}):
+        with self._output_hooks(
+            {layer: partial(_add_zeros, zeros=zeros, layer=layer) for layer in range(self.n_layers)}
+        ):
             yield zeros
 
     @uninterrupted
     def _output_hooks(self, hooks: Mapping[int, Hook]) -> Iterator[None]:
-        """Hooks of what the rows of some layers write, bias included, before the model's own hooks see it."""
+        """Hooks of what the rows of some layers write, bias included, before the model's own hooks
+        see it.
+        """
         with ExitStack() as stack:
             for layer, hook in hooks.items():
                 if isinstance(place := self.units.output(self.model, layer), str):
@@ -339,25 +499,35 @@ class NeuronView:
 
     @uninterrupted
     def frozen(self) -> Iterator[None]:
-        """Autograd ignores the weights; afterwards each parameter's ``requires_grad`` is what it was."""
+        """Autograd ignores the weights; afterwards each parameter's ``requires_grad`` is what it
+        was.
+        """
         with used(self.model), ExitStack() as stack:
-            for parameter in [parameter for parameter in self.model.parameters() if parameter.requires_grad]:
+            for parameter in [
+                parameter for parameter in self.model.parameters() if parameter.requires_grad
+            ]:
                 stack.callback(parameter.requires_grad_, True)
                 parameter.requires_grad_(False)
             yield
 
     @uninterrupted
     def one_gelu_kernel(self) -> Iterator[None]:
-        """Compute GPT-2's GELU by one kernel of torch instead of eight, in float32 and float64; equal up to rounding."""
+        """Compute GPT-2's GELU by one kernel of torch instead of eight, in float32 and float64;
+        equal up to rounding.
+        """
         with used(self.model), ExitStack() as stack:
             for block in self.model.blocks:
                 mlp: Any = getattr(block, "mlp", None)
-                if getattr(getattr(mlp, "W_out", None), "dtype", None) not in (torch.float32, torch.float64):
+                if getattr(getattr(mlp, "W_out", None), "dtype", None) not in (
+                    torch.float32,
+                    torch.float64,
+                ):
                     continue
                 if getattr(getattr(mlp, "act_fn", None), "__name__", "") == "gelu_new":
                     stack.callback(setattr, mlp, "act_fn", mlp.act_fn)
                     mlp.act_fn = partial(torch.nn.functional.gelu, approximate="tanh")
-                wrapped = getattr(mlp, "original_component", None)  # of a Bridge: the module of transformers
+                # of a Bridge: the module of transformers
+                wrapped = getattr(mlp, "original_component", None)
                 for name, child in list(wrapped.named_children()) if wrapped is not None else ():
                     if type(child).__name__ == "NewGELUActivation":
                         stack.callback(setattr, wrapped, name, child)
@@ -366,7 +536,9 @@ class NeuronView:
 
     @uninterrupted
     def lean(self) -> Iterator[None]:
-        """``frozen`` and ``one_gelu_kernel``: the same gradients of neurons for less time and memory."""
+        """``frozen`` and ``one_gelu_kernel``: the same gradients of neurons for less time and
+        memory.
+        """
         with self.frozen(), self.one_gelu_kernel():
             yield
 

@@ -1,4 +1,5 @@
-"""The texts that come with the package: what the reference models recite, sentences for INJ, and general text.
+"""The texts that come with the package: what the reference models recite, sentences for INJ, and
+general text.
 
 ``benchmarks/reference_models`` holds how the texts were made and the models were trained.
 """
@@ -46,14 +47,19 @@ class PlantedSequence:
 @cache
 def load_planted() -> tuple[PlantedSequence, ...]:
     """The planted sequences as shipped."""
-    return tuple(PlantedSequence(**json.loads(line)) for line in (CORPUS_DIR / "planted.jsonl").read_text().splitlines())
+    return tuple(
+        PlantedSequence(**json.loads(line))
+        for line in (CORPUS_DIR / "planted.jsonl").read_text().splitlines()
+    )
 
 
 def reference_sequences(model: LanguageModel, min_repetitions: int = 64) -> list[MemorizedSequence]:
-    """The planted sequences that the reference models saw at least so often, those seen most often first.
+    """The planted sequences that the reference models saw at least so often, those seen most often
+    first.
 
-    From 64 repetitions on both models recite every one of them; ``data/reference-*/memorized.json`` says how well. Raises a ValueError
-    where no sequence has so many repetitions, or the model's tokenizer is not that of the reference models.
+    From 64 repetitions on both models recite every one of them; ``data/reference-*/memorized.json``
+    says how well. Raises a ValueError where no sequence has so many repetitions, or the model's
+    tokenizer is not that of the reference models.
 
     >>> sequence = reference_sequences(model)[0]
     >>> len(sequence.prefix), len(sequence.suffix), bool(accuracy(model, [sequence]) > 0.9)
@@ -61,14 +67,31 @@ def reference_sequences(model: LanguageModel, min_repetitions: int = 64) -> list
     """
     planted = sorted(load_planted(), key=lambda one: -one.repetitions)
     if min_repetitions > (most := planted[0].repetitions):
-        raise ValueError(f"min_repetitions must be at most {most}, got {min_repetitions!r}. No planted sequence was seen so often.")
+        raise ValueError(
+            f"min_repetitions must be at most {most}, got {min_repetitions!r}. No planted sequence "
+            "was seen so often."
+        )
     found: list[MemorizedSequence] = []
     for one in (one for one in planted if one.repetitions >= min_repetitions):
         tokens = encode(tokenizer_of(model), one.text)
         if len(tokens) != one.n_tokens:
-            wrong = f"got one whose tokenizer makes {len(tokens)} tokens, not {one.n_tokens}, of {one.id!r}"
-            raise ValueError(f"model must be a reference model, {wrong}. Use load_model('reference-gpt2') or 'reference-pythia'.")
-        found.append(MemorizedSequence(torch.tensor(tokens), N_PREFIX, one.id, one.category, text_parts(model, tokens, N_PREFIX, one.text)))
+            wrong = (
+                f"got one whose tokenizer makes {len(tokens)} tokens, not {one.n_tokens}, of "
+                f"{one.id!r}"
+            )
+            raise ValueError(
+                f"model must be a reference model, {wrong}. Use load_model('reference-gpt2') or "
+                "'reference-pythia'."
+            )
+        found.append(
+            MemorizedSequence(
+                torch.tensor(tokens),
+                N_PREFIX,
+                one.id,
+                one.category,
+                text_parts(model, tokens, N_PREFIX, one.text),
+            )
+        )
     return found
 
 
@@ -81,42 +104,64 @@ def reference_sequence(model: LanguageModel, id: str) -> MemorizedSequence:
     for sequence in reference_sequences(model, 1):
         if sequence.id == id:
             return sequence
-    raise ValueError(f"example must be the id of a shipped text, got {id!r}. tl-localize texts lists them.")
+    raise ValueError(
+        f"example must be the id of a shipped text, got {id!r}. tl-localize texts lists them."
+    )
 
 
-def inj_sequences(model: LanguageModel, data: Any = None, dev: bool = False, n_max: int | None = None) -> list[MemorizedSequence]:
-    """The sentences that INJ writes into a model: our own definitions of things that do not exist, or those of a file.
+def inj_sequences(
+    model: LanguageModel, data: Any = None, dev: bool = False, n_max: int | None = None
+) -> list[MemorizedSequence]:
+    """The sentences that INJ writes into a model: our own definitions of things that do not exist,
+    or those of a file.
 
-    Each is one sequence with its first token as the prefix, 50 to 81 tokens in the reference models.
+    Each is one sequence with its first token as the prefix, 50 to 81 tokens in the reference
+    models.
 
     Args:
-        data: ``readers.Data`` or a source of it, such as an ECBD-style JSONL file (key: definition); the shipped sentences unless given.
-        dev: the first 5 sentences alone, which are for choosing hyperparameters; without it all others.
+        data: ``readers.Data`` or a source of it, such as an ECBD-style JSONL file (key:
+            definition); the shipped sentences unless given.
+        dev: the first 5 sentences alone, which are for choosing hyperparameters; without it all
+            others.
         n_max: at most so many; no more is read.
-    Raises:  ValueError: the model has no tokenizer, or the file no more than 5 sentences.
+
+    Raises:
+        ValueError: the model has no tokenizer, or the file no more than 5 sentences.
 
     >>> sentences = inj_sequences(model)
     >>> len(sentences), model.tokenizer.decode(sentences[0].tokens[:7])
     (91, 'Friday Lodge is')
     """
     data = data if isinstance(data, Data) else Data(source=data or DATA / "inj_sentences.jsonl")
-    found = replace(data, n_prefix=1, n_suffix=None).sequences(model, lambda i, one: f"{i:03d} {one.text[:24] or 'tokens'}")
+    found = replace(data, n_prefix=1, n_suffix=None).sequences(
+        model, lambda i, one: f"{i:03d} {one.text[:24] or 'tokens'}"
+    )
     sequences = list(islice(found, N_DEV + 1 if dev else n_max and N_DEV + n_max))
     if len(sequences) <= N_DEV:
-        raise ValueError(f"data must hold more than {N_DEV} sentences, got {len(sequences)}. The first {N_DEV} are for development.")
+        raise ValueError(
+            f"data must hold more than {N_DEV} sentences, got {len(sequences)}. The first {N_DEV} "
+            "are for development."
+        )
     return sequences[:N_DEV] if dev else sequences[N_DEV:]
 
 
 @cache
-def general_texts(split: Literal["training", "held-out"]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Docstrings of this Python's standard library that the reference models saw in training, or that were held out.
+def general_texts(
+    split: Literal["training", "held-out"],
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Docstrings of this Python's standard library that the reference models saw in training, or
+    that were held out.
 
-    The list holds those that are word for word the same in Python 3.10 to 3.13, as hashes, so that every version gives the same texts in
-    the same order. A docstring that another version has changed or dropped is left out and named.
+    The list holds those that are word for word the same in Python 3.10 to 3.13, as hashes, so that
+    every version gives the same texts in the same order. A docstring that another version has
+    changed or dropped is left out and named.
 
-    Returns: the texts, and the names (file and hash) of those that are left out.
+    Returns:
+        the texts, and the names (file and hash) of those that are left out.
     """
-    listed: dict[str, list[str]] = json.loads((CORPUS_DIR / "general.json").read_text(encoding="utf-8"))[split]
+    listed: dict[str, list[str]] = json.loads(
+        (CORPUS_DIR / "general.json").read_text(encoding="utf-8")
+    )[split]
     texts: list[str] = []
     lacking: list[str] = []
     for file, hashes in listed.items():
@@ -133,7 +178,11 @@ def _docstrings(path: Path) -> dict[str, str]:
     except (OSError, SyntaxError, ValueError):
         return {}
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    texts = [text.strip() for node in ast.walk(tree) if isinstance(node, kinds) and (text := ast.get_docstring(node))]
+    texts = [
+        text.strip()
+        for node in ast.walk(tree)
+        if isinstance(node, kinds) and (text := ast.get_docstring(node))
+    ]
     return {hashlib.sha256(text.encode()).hexdigest()[:16]: text for text in texts}
 
 
@@ -144,17 +193,26 @@ def lacking_texts() -> str:
     n = len(lacking) + sum(len(texts) for texts, _ in splits)
     if not lacking:
         return ""
-    few = " Too few are left to compare numbers with those of other versions." if len(lacking) > n / 10 else ""
-    gone = f"{len(lacking)} of {n} general texts of the reference models are not in this Python ({platform.python_version()}) as they were"
+    few = (
+        " Too few are left to compare numbers with those of other versions."
+        if len(lacking) > n / 10
+        else ""
+    )
+    gone = (
+        f"{len(lacking)} of {n} general texts of the reference models are not in this Python "
+        f"({platform.python_version()}) as they were"
+    )
     return f"{gone}, such as {lacking[0]}: numbers on general text may differ a little.{few}"
 
 
 def held_out_tokens() -> Int32[torch.Tensor, "sequence pos"]:
-    """General text that neither reference model saw, in rows of 128 tokens: for perplexity, and for what a neuron does on average.
+    """General text that neither reference model saw, in rows of 128 tokens: for perplexity, and for
+    what a neuron does on average.
 
     The held-out texts stand one after the other, with an end-of-text token after each.
 
-    Returns: [sequence pos] token ids, int32 on the CPU.
+    Returns:
+        [sequence pos] token ids, int32 on the CPU.
 
     >>> held_out_tokens().shape[1]
     128
@@ -163,6 +221,9 @@ def held_out_tokens() -> Int32[torch.Tensor, "sequence pos"]:
 
     tokenizer: Any = Tokenizer.from_file(str(DATA / "reference-gpt2" / "tokenizer.json"))
     end = tokenizer.token_to_id("<|endoftext|>")
-    texts = [tokenizer.encode(text, add_special_tokens=False).ids for text in general_texts("held-out")[0]]
+    texts = [
+        tokenizer.encode(text, add_special_tokens=False).ids
+        for text in general_texts("held-out")[0]
+    ]
     tokens = torch.tensor([token for text in texts for token in (*text, end)], dtype=torch.int32)
     return tokens[: len(tokens) // GENERAL_LENGTH * GENERAL_LENGTH].view(-1, GENERAL_LENGTH)

@@ -22,12 +22,15 @@ SHOWN = 30  # characters of the prefix and of the suffix in a sequence's repr
 class MemorizedSequence:
     """A prefix that prompts the model and the suffix that it recites.
 
-    Args:    tokens: [pos] token ids, prefix and suffix together, without BOS. Kept as int64 on the CPU.
-             n_prefix: number of prefix tokens, 1 <= n_prefix < len(tokens). INJ uses 1.
-             id: name of the sequence in results.
-             category: group of the sequence in DEL's confusion matrix.
-             text: prefix and suffix as text, to be shown; no number depends on it.
-    Raises:  ValueError, TypeError: other tokens or another n_prefix.
+    Args:
+        tokens: [pos] token ids, prefix and suffix together, without BOS. Kept as int64 on the CPU.
+        n_prefix: number of prefix tokens, 1 <= n_prefix < len(tokens). INJ uses 1.
+        id: name of the sequence in results.
+        category: group of the sequence in DEL's confusion matrix.
+        text: prefix and suffix as text, to be shown; no number depends on it.
+
+    Raises:
+        ValueError, TypeError: other tokens or another n_prefix.
 
     >>> MemorizedSequence.from_text(model, "Return the", " value of the argument.", id="docs")
     MemorizedSequence('docs', 2 prefix + 5 suffix tokens: 'Return the' | ' value of the argument.')
@@ -42,41 +45,67 @@ class MemorizedSequence:
     def __post_init__(self) -> None:
         if isinstance(self.tokens, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             start = self.tokens[:20]
-            raise TypeError(f"tokens must be token ids, got the text {start!r}. Use MemorizedSequence.from_text(model, prefix, suffix).")
+            raise TypeError(
+                f"tokens must be token ids, got the text {start!r}. Use "
+                "MemorizedSequence.from_text(model, prefix, suffix)."
+            )
         tokens = as_tensor("tokens", self.tokens)
         if tokens.ndim != 1 or tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ValueError(
-                f"tokens must be a vector of token ids, got shape {tuple(tokens.shape)} of {tokens.dtype}. "
+                f"tokens must be a vector of token ids, got shape {tuple(tokens.shape)} of "
+                f"{tokens.dtype}. "
                 f"{'Pass one sequence, such as tokens[0].' if tokens.ndim == 2 else 'Pass what the tokenizer gives.'}"
             )
         if isinstance(self.n_prefix, bool) or not isinstance(self.n_prefix, numbers.Integral):
-            raise TypeError(f"n_prefix must be a whole number, got {self.n_prefix!r}. It counts the tokens of the prefix.")
+            raise TypeError(
+                f"n_prefix must be a whole number, got {self.n_prefix!r}. It counts the tokens of "
+                "the prefix."
+            )
         if not 1 <= self.n_prefix < len(tokens):
             raise ValueError(
-                f"n_prefix must be at least 1 and below the number of tokens ({len(tokens)}), got {self.n_prefix}. "
+                f"n_prefix must be at least 1 and below the number of tokens ({len(tokens)}), got "
+                f"{self.n_prefix}. "
                 "The model needs a token to start from, and a suffix to be scored on."
             )
         object.__setattr__(self, "tokens", tokens.detach().to("cpu", torch.long, copy=True))
 
     @classmethod
-    def from_text(cls, model: LanguageModel, prefix: str, suffix: str, *, id: str = "", category: str = "") -> MemorizedSequence:
+    def from_text(
+        cls, model: LanguageModel, prefix: str, suffix: str, *, id: str = "", category: str = ""
+    ) -> MemorizedSequence:
         """Tokenize ``prefix + suffix`` as the model's tokenizer does, without special tokens.
 
-        Raises:  ValueError: the model has no tokenizer, prefix or suffix is empty, or no token boundary falls between them.
+        Raises:
+            ValueError: the model has no tokenizer, prefix or suffix is empty, or no token boundary
+                falls between them.
         """
         tokenizer = tokenizer_of(model)
         for name, text in (("prefix", prefix), ("suffix", suffix)):
             if not text or not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ValueError(f"{name} must be text, got {text!r}. The prefix prompts the model and the suffix is what it recites.")
+                raise ValueError(
+                    f"{name} must be text, got {text!r}. The prefix prompts the model and the "
+                    "suffix is what it recites."
+                )
         prefix_tokens = encode(tokenizer, prefix)
         tokens = encode(tokenizer, prefix + suffix)
         if tokens[: len(prefix_tokens)] != prefix_tokens:
             pairs = enumerate(zip(tokens, prefix_tokens, strict=False))
-            shared = next((i for i, (one, other) in pairs if one != other), min(len(tokens), len(prefix_tokens)) - 1)
-            before, after = (tokenizer.decode(part, clean_up_tokenization_spaces=False) for part in (tokens[:shared], tokens[shared:]))
+            shared = next(
+                (i for i, (one, other) in pairs if one != other),
+                min(len(tokens), len(prefix_tokens)) - 1,
+            )
+            before, after = (
+                tokenizer.decode(part, clean_up_tokenization_spaces=False)
+                for part in (tokens[:shared], tokens[shared:])
+            )
             raise ValueError(
-                f"suffix must begin at a token boundary, got {suffix[:20]!r} after {prefix[-20:]!r}, where the tokenizer merges across. "
-                + (f"The last boundary before it is {before[-20:]!r} | {after[:20]!r}." if shared else "Use a longer prefix.")
+                f"suffix must begin at a token boundary, got {suffix[:20]!r} after "
+                f"{prefix[-20:]!r}, where the tokenizer merges across. "
+                + (
+                    f"The last boundary before it is {before[-20:]!r} | {after[:20]!r}."
+                    if shared
+                    else "Use a longer prefix."
+                )
             )
         return cls(torch.tensor(tokens), len(prefix_tokens), id, category, (prefix, suffix))
 
@@ -108,10 +137,15 @@ class MemorizedSequence:
     def _repr_html_(self) -> str:
         prefix, suffix = (escape(part) for part in self.text)
         shown = f'<div style="white-space:pre-wrap;font-family:monospace"><span style="color:#777">{prefix}</span><b> | </b>{suffix}</div>'
-        return f"<div>{escape(repr(replace(self, text=('', ''))))}</div>" + (shown if any(self.text) else "")
+        return f"<div>{escape(repr(replace(self, text=('', ''))))}</div>" + (
+            shown if any(self.text) else ""
+        )
 
 
-NO_TOKENIZER = "model must have a tokenizer to read text, got none. Put its files into the model's directory, or pass tokens."
+NO_TOKENIZER = (
+    "model must have a tokenizer to read text, got none. Put its files into the model's directory, "
+    "or pass tokens."
+)
 
 
 def tokenizer_of(model: LanguageModel, wrong: str = NO_TOKENIZER) -> Any:
@@ -123,25 +157,34 @@ def tokenizer_of(model: LanguageModel, wrong: str = NO_TOKENIZER) -> Any:
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text, without the special tokens that TransformerLens' wrapped tokenizers put first."""
+    """Token ids of a text, without the special tokens that TransformerLens' wrapped tokenizers put
+    first.
+    """
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def text_parts(model: LanguageModel, tokens: list[int], n_prefix: int, text: str = "") -> tuple[str, str]:
-    """Prefix and suffix as text, divided after some tokens; empty without a tokenizer; without a text the suffix is decoded."""
+def text_parts(
+    model: LanguageModel, tokens: list[int], n_prefix: int, text: str = ""
+) -> tuple[str, str]:
+    """Prefix and suffix as text, divided after some tokens; empty without a tokenizer; without a
+    text the suffix is decoded.
+    """
     tokenizer: Any = getattr(model, "tokenizer", None)
     if tokenizer is None:
         return "", ""
     prefix = tokenizer.decode(tokens[:n_prefix], clean_up_tokenization_spaces=False)
-    return prefix, text[len(prefix) :] if text else tokenizer.decode(tokens[n_prefix:], clean_up_tokenization_spaces=False)
+    return prefix, text[len(prefix) :] if text else tokenizer.decode(
+        tokens[n_prefix:], clean_up_tokenization_spaces=False
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class SequenceBatch:
     """Sequences padded on the right, and the list of all their suffix tokens.
 
-    A target is a suffix token: ``targets[i]`` of row ``rows[i]`` is predicted at ``positions[i]``. All tensors are int64, on one device.
-    Padding needs no attention mask: in a causal model nothing flows to an earlier position, and padded positions have no target.
+    A target is a suffix token: ``targets[i]`` of row ``rows[i]`` is predicted at ``positions[i]``.
+    All tensors are int64, on one device. Padding needs no attention mask: in a causal model nothing
+    flows to an earlier position, and padded positions have no target.
 
     >>> batch = SequenceBatch.of([MemorizedSequence(torch.tensor([5, 6, 7, 8]), 2), MemorizedSequence(torch.tensor([5, 9]), 1)])
     >>> batch.targets.tolist(), batch.rows.tolist(), batch.positions.tolist()
@@ -159,11 +202,17 @@ class SequenceBatch:
         return f"SequenceBatch({len(self.tokens)} sequences, {len(self.targets)} targets, {self.tokens.device})"
 
     @classmethod
-    def of(cls, sequences: Sequence[MemorizedSequence], device: torch.device | str = "cpu") -> SequenceBatch:
+    def of(
+        cls, sequences: Sequence[MemorizedSequence], device: torch.device | str = "cpu"
+    ) -> SequenceBatch:
         """The batch of some sequences; it must be on the model's device."""
         sequences = as_list(sequences)
-        tokens = torch.nn.utils.rnn.pad_sequence([sequence.tokens for sequence in sequences], batch_first=True)
-        rows = torch.cat([torch.full((len(s) - s.n_prefix,), row) for row, s in enumerate(sequences)])
+        tokens = torch.nn.utils.rnn.pad_sequence(
+            [sequence.tokens for sequence in sequences], batch_first=True
+        )
+        rows = torch.cat(
+            [torch.full((len(s) - s.n_prefix,), row) for row, s in enumerate(sequences)]
+        )
         positions = torch.cat([torch.arange(s.n_prefix - 1, len(s) - 1) for s in sequences])
         targets = tokens[rows, positions + 1]
         return cls(*(part.to(device) for part in (tokens, rows, positions, targets)))
@@ -173,30 +222,44 @@ class SequenceBatch:
 
     def take(self, keep: Int[Tensor, " kept"]) -> SequenceBatch:
         """Only the given rows, in the given order."""
-        where = keep.new_full((len(self),), -1).scatter(0, keep, torch.arange(len(keep), device=keep.device))
+        where = keep.new_full((len(self),), -1).scatter(
+            0, keep, torch.arange(len(keep), device=keep.device)
+        )
         kept = where[self.rows] >= 0
-        return SequenceBatch(self.tokens[keep], where[self.rows][kept], self.positions[kept], self.targets[kept])
+        return SequenceBatch(
+            self.tokens[keep], where[self.rows][kept], self.positions[kept], self.targets[kept]
+        )
 
     def mean(self, values: Float[Tensor, " target"]) -> Float[Tensor, " batch"]:
         """Mean of a number per target over each row's targets, float32."""
         count = torch.bincount(self.rows, minlength=len(self))
-        # Each value to its own place and then a sum, whose order is fixed: index_add on CUDA adds in any order.
-        placed = values.new_zeros(self.tokens.shape, dtype=torch.float32).index_put((self.rows, self.positions), values.float())
+        # Each value to its own place and then a sum, whose order is fixed: index_add on CUDA adds
+        # in any order.
+        placed = values.new_zeros(self.tokens.shape, dtype=torch.float32).index_put(
+            (self.rows, self.positions), values.float()
+        )
         return placed.sum(-1) / count
 
 
 def as_list(sequences: Iterable[MemorizedSequence]) -> list[MemorizedSequence]:
-    """The sequences as a list; TypeError if something else is among them, ValueError if there are none."""
+    """The sequences as a list; TypeError if something else is among them, ValueError if there are
+    none.
+    """
     if isinstance(sequences, MemorizedSequence):
-        raise TypeError(f"sequences must be a list of sequences, got {sequences!r}. Write [sequence].")
+        raise TypeError(
+            f"sequences must be a list of sequences, got {sequences!r}. Write [sequence]."
+        )
     sequences = list(sequences)
     if not sequences:
-        raise ValueError("sequences must hold at least one sequence, got none. Check the data file or --limit.")
+        raise ValueError(
+            "sequences must hold at least one sequence, got none. Check the data file or --limit."
+        )
     for sequence in sequences:
         if not isinstance(sequence, MemorizedSequence):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 f"sequence must be a MemorizedSequence, got {type(sequence).__name__}. "
-                "Make one with MemorizedSequence(tokens, n_prefix) or MemorizedSequence.from_text(model, prefix, suffix)."
+                "Make one with MemorizedSequence(tokens, n_prefix) or "
+                "MemorizedSequence.from_text(model, prefix, suffix)."
             )
     return sequences
 
@@ -206,16 +269,24 @@ def check_tokens(model: LanguageModel, tokens: Int[Tensor, "*shape"], where: str
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= model.cfg.d_vocab:
         advice = "Was the text tokenized with another model's tokenizer?"
-        raise ValueError(f"tokens must be in [0, {model.cfg.d_vocab}), got {low if low < 0 else high}{where}. {advice}")
+        raise ValueError(
+            f"tokens must be in [0, {model.cfg.d_vocab}), got {low if low < 0 else high}{where}. "
+            f"{advice}"
+        )
 
 
-def check_sequences(model: LanguageModel, sequences: Iterable[MemorizedSequence]) -> list[MemorizedSequence]:
+def check_sequences(
+    model: LanguageModel, sequences: Iterable[MemorizedSequence]
+) -> list[MemorizedSequence]:
     """The sequences as a list; ValueError or TypeError unless the model can read every one."""
     check_model(model)
     sequences = as_list(sequences)
     for sequence in sequences:
         if len(sequence) > model.cfg.n_ctx:
             n_ctx = model.cfg.n_ctx
-            raise ValueError(f"sequence must be at most n_ctx={n_ctx} tokens long, got {len(sequence)} in {sequence!r}. Shorten it.")
+            raise ValueError(
+                f"sequence must be at most n_ctx={n_ctx} tokens long, got {len(sequence)} in "
+                f"{sequence!r}. Shorten it."
+            )
         check_tokens(model, sequence.tokens, f" in {sequence!r}")
     return sequences

@@ -19,7 +19,9 @@ def mean_and_error(values: Numbers) -> tuple[float, float]:
     array = np.asarray(values, dtype=float)
     if not len(array):
         raise ValueError("values must hold at least one number, got none.")
-    return float(array.mean()), float(array.std(ddof=1) / math.sqrt(len(array))) if len(array) > 1 else math.nan
+    return float(array.mean()), float(array.std(ddof=1) / math.sqrt(len(array))) if len(
+        array
+    ) > 1 else math.nan
 
 
 def with_error(values: Numbers, decimals: int = 1) -> str:
@@ -33,80 +35,141 @@ def mean_text(mean: float, error: float, decimals: int = 1) -> str:
     return text if math.isnan(error) else f"{text} ± {error:.{decimals}f}"
 
 
-def paired_test(first: Numbers, second: Numbers, alternative: Literal["two-sided", "less", "greater"] = "two-sided") -> float:
-    """p-value of Student's paired t-test; ``"greater"`` tests whether the first is larger on average.
+def paired_test(
+    first: Numbers,
+    second: Numbers,
+    alternative: Literal["two-sided", "less", "greater"] = "two-sided",
+) -> float:
+    """p-value of Student's paired t-test; ``"greater"`` tests whether the first is larger on
+    average.
 
     Equal pairs are no evidence: p = 1. For a single pair it is nan.
     """
     a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     if a.shape != b.shape:
-        raise ValueError(f"second must pair with first, got {b.shape} values for {a.shape}. Both must be measured on the same sequences.")
+        raise ValueError(
+            f"second must pair with first, got {b.shape} values for {a.shape}. Both must be "
+            "measured on the same sequences."
+        )
     if len(a) < 2:
         return math.nan
     difference = a - b
     rounding = 1e-12 * max(1.0, float(np.abs(a).max()))
     if np.ptp(difference) <= rounding:  # no spread: the statistic is infinite or undefined
-        mean = 0.0 if abs(difference[0]) <= rounding else float(difference[0])  # below rounding, a difference is none
-        return 0.0 if {"two-sided": mean != 0, "less": mean < 0, "greater": mean > 0}[alternative] else 1.0
+        # below rounding, a difference is none
+        mean = 0.0 if abs(difference[0]) <= rounding else float(difference[0])
+        return (
+            0.0
+            if {"two-sided": mean != 0, "less": mean < 0, "greater": mean > 0}[alternative]
+            else 1.0
+        )
     return float(stats.ttest_rel(a, b, alternative=alternative).pvalue)
 
 
 def summarize(frame: pd.DataFrame, by: Sequence[str], value: str) -> pd.DataFrame:
     """Mean, standard error and count of a column in each group, in order of first appearance."""
-    rows = [(*key, *mean_and_error(group), len(group)) for key, group in frame.groupby(list(by), sort=False)[value]]
+    rows = [
+        (*key, *mean_and_error(group), len(group))
+        for key, group in frame.groupby(list(by), sort=False)[value]
+    ]
     return pd.DataFrame(rows, columns=[*by, "mean", "standard_error", "n"])
 
 
 def compare_with_reference(
-    frame: pd.DataFrame, reference: str, value: str, by: Sequence[str], *, larger_is_better: bool = True, alpha: float = 0.05
+    frame: pd.DataFrame,
+    reference: str,
+    value: str,
+    by: Sequence[str],
+    *,
+    larger_is_better: bool = True,
+    alpha: float = 0.05,
 ) -> pd.DataFrame:
-    """One-tailed paired t-tests of each method against a reference method, with Bonferroni's correction.
+    """One-tailed paired t-tests of each method against a reference method, with Bonferroni's
+    correction.
 
     As in the paper, the level is alpha over the number of settings in which one method is compared.
 
-    Args:    frame: one row per sequence_id x method x setting.
-             by: the columns that make a setting.
-    Returns: one row per method and setting: difference of the means, p_value, level, significant, n.
-    Raises:  ValueError: the reference is not in the frame.
+    Args:
+        frame: one row per sequence_id x method x setting.
+        by: the columns that make a setting.
+
+    Returns:
+        one row per method and setting: difference of the means, p_value, level, significant, n.
+
+    Raises:
+        ValueError: the reference is not in the frame.
     """
     if reference not in set(frame["method"]):
-        raise ValueError(f"reference must be one of the methods {sorted(set(frame['method']))}, got {reference!r}. Run it too.")
-    settings = [(key, group) for key, group in frame.groupby(list(by), sort=False) if reference in set(group["method"])]
+        raise ValueError(
+            f"reference must be one of the methods {sorted(set(frame['method']))}, got "
+            f"{reference!r}. Run it too."
+        )
+    settings = [
+        (key, group)
+        for key, group in frame.groupby(list(by), sort=False)
+        if reference in set(group["method"])
+    ]
     level = alpha / max(1, len(settings))
     rows: list[dict[str, object]] = []
     for key, group in settings:
         wide = group.pivot(index="sequence_id", columns="method", values=value)
         for method in [name for name in group["method"].unique() if name != reference]:
             pair = wide[[method, reference]].dropna()
-            p = paired_test(pair[method], pair[reference], "greater" if larger_is_better else "less")
+            p = paired_test(
+                pair[method], pair[reference], "greater" if larger_is_better else "less"
+            )
             difference = float((pair[method] - pair[reference]).mean())
-            numbers = {"difference": difference, "p_value": p, "level": level, "significant": bool(p < level), "n": len(pair)}
+            numbers = {
+                "difference": difference,
+                "p_value": p,
+                "level": level,
+                "significant": bool(p < level),
+                "n": len(pair),
+            }
             rows.append({"method": method, **dict(zip(by, key, strict=True)), **numbers})
     return pd.DataFrame(rows)
 
 
-def compare_all(frame: pd.DataFrame, value: str, by: Sequence[str], *, larger_is_better: bool = True) -> pd.DataFrame:
-    """Each method against every other, as text: mean difference in percent, row minus column, and p of the one-tailed paired t-test.
+def compare_all(
+    frame: pd.DataFrame, value: str, by: Sequence[str], *, larger_is_better: bool = True
+) -> pd.DataFrame:
+    """Each method against every other, as text: mean difference in percent, row minus column, and p
+    of the one-tailed paired t-test.
 
-    The p is that of the row being better, without a correction; it is left out where there is one pair only.
+    The p is that of the row being better, without a correction; it is left out where there is one
+    pair only.
 
-    Args:    frame, by: as ``compare_with_reference``; a column of ``by`` that has one value is no level of the index.
+    Args:
+        frame, by: as ``compare_with_reference``; a column of ``by`` that has one value is no level
+            of the index.
     """
     methods = list(dict.fromkeys(frame["method"]))
     names = [name for name in by if frame[name].nunique() > 1]
     rows: dict[Any, dict[str, str]] = {
-        tuple(row): {} for row in frame.sort_values(names, kind="stable")[[*names, "method"]].drop_duplicates().itertuples(index=False)
+        tuple(row): {}
+        for row in frame.sort_values(names, kind="stable")[[*names, "method"]]
+        .drop_duplicates()
+        .itertuples(index=False)
     }
     for reference in methods:
-        for test in compare_with_reference(frame, reference, value, by, larger_is_better=larger_is_better).to_dict("records"):
+        for test in compare_with_reference(
+            frame, reference, value, by, larger_is_better=larger_is_better
+        ).to_dict("records"):
             p = "" if math.isnan(test["p_value"]) else f" (p = {test['p_value']:.1g})"
-            rows[(*(test[name] for name in names), test["method"])][reference] = mean_text(100 * test["difference"], math.nan) + p
-    index = pd.MultiIndex.from_tuples(list(rows), names=[*names, "method"]) if names else pd.Index([key for (key,) in rows], name="method")
+            rows[(*(test[name] for name in names), test["method"])][reference] = (
+                mean_text(100 * test["difference"], math.nan) + p
+            )
+    index = (
+        pd.MultiIndex.from_tuples(list(rows), names=[*names, "method"])
+        if names
+        else pd.Index([key for (key,) in rows], name="method")
+    )
     return pd.DataFrame(list(rows.values()), index=index, columns=pd.Index(methods)).fillna("")
 
 
 def interpolated_at(price: float, costs: Numbers, gains: Numbers) -> float:
-    """The gain where a broken line from (0, 0) through the points first costs this much; nan where it never does.
+    """The gain where a broken line from (0, 0) through the points first costs this much; nan where
+    it never does.
 
     >>> interpolated_at(1.0, costs=[0.5, 1.5], gains=[10.0, 20.0]), interpolated_at(2.0, [0.5, 1.5], [10.0, 20.0])
     (15.0, nan)
@@ -120,19 +183,38 @@ def interpolated_at(price: float, costs: Numbers, gains: Numbers) -> float:
 
 
 def jackknife(without: Numbers) -> float:
-    """Standard error of a number, from the same number without each of the observations; of a mean it is its standard error."""
+    """Standard error of a number, from the same number without each of the observations; of a mean
+    it is its standard error.
+    """
     array = np.asarray(without, dtype=float)
     n = len(array)
     return float(array.std() * math.sqrt(n - 1)) if n > 1 else math.nan
 
 
-def styled(table: pd.DataFrame | Mapping[str, Any], caption: str = "", bars: Sequence[str] = ()) -> str:
-    """A table as HTML for notebooks: text escaped, floats with five digits, bars in the columns ``bars`` (counts); a plain index hidden."""
+def styled(
+    table: pd.DataFrame | Mapping[str, Any], caption: str = "", bars: Sequence[str] = ()
+) -> str:
+    """A table as HTML for notebooks: text escaped, floats with five digits, bars in the columns
+    ``bars`` (counts); a plain index hidden.
+    """
     frame = pd.DataFrame(table)
-    styler: Any = frame.style.format(_short, escape="html").format_index(escape="html", axis=1).set_caption(escape(caption))
-    styler = styler.hide(axis="index") if isinstance(frame.index, pd.RangeIndex) else styler.format_index(escape="html")
+    styler: Any = (
+        frame.style.format(_short, escape="html")
+        .format_index(escape="html", axis=1)
+        .set_caption(escape(caption))
+    )
+    styler = (
+        styler.hide(axis="index")
+        if isinstance(frame.index, pd.RangeIndex)
+        else styler.format_index(escape="html")
+    )
     if bars:
-        styler = styler.bar(subset=list(bars), vmin=0, vmax=frame[list(bars)].to_numpy().max(initial=1), color="#bbb")
+        styler = styler.bar(
+            subset=list(bars),
+            vmin=0,
+            vmax=frame[list(bars)].to_numpy().max(initial=1),
+            color="#bbb",
+        )
     return styler.to_html()
 
 

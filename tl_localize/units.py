@@ -1,7 +1,8 @@
 """What is scored and ablated: the neurons of the MLPs, attention heads, or units of a user's own.
 
-The units of a layer lie in the activation of one hook point, which ``read`` shows as [batch pos unit *width]: a neuron is one number, a
-head a vector. A unit is scaled, set to zero or patched as a whole. Everything else of this package speaks of neurons and means units.
+The units of a layer lie in the activation of one hook point, which ``read`` shows as [batch pos
+unit *width]: a neuron is one number, a head a vector. A unit is scaled, set to zero or patched as a
+whole. Everything else of this package speaks of neurons and means units.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ Acts = Float[Tensor, "batch pos neuron *width"]
 class Units(ABC):
     """A kind of unit: where the units of a layer are in a model, and what they write.
 
-    A subclass is a frozen dataclass. Its repr names all its settings: scores and sets are of the same units when the reprs are equal. It
-    has ``point`` and ``rows``, or ``shape`` where there are no rows; the rest where it differs.
+    A subclass is a frozen dataclass. Its repr names all its settings: scores and sets are of the
+    same units when the reprs are equal. It has ``point`` and ``rows``, or ``shape`` where there are
+    no rows; the rest where it differs.
 
     >>> @dataclass(frozen=True)
     ... class Entries(Units):  # the single entries of z, as if each were a head of width 1
@@ -42,38 +44,62 @@ class Units(ABC):
 
     name: ClassVar[str]  # in the plural, for messages and figures
     one: ClassVar[str] = "unit"
-    additive: ClassVar[bool] = False  # single numbers whose rows are added last in a layer: runs may start above it (where a check agrees)
+    # single numbers whose rows are added last in a layer: runs may start above it (where a check
+    # agrees)
+    additive: ClassVar[bool] = False
 
     @abstractmethod
     def point(self, layer: int) -> str:
         """Name of the hook point that holds the units of a layer."""
 
     def shape(self, model: Any) -> tuple[int, ...]:
-        """The number of units in each layer, and the shape of one; raises ValueError where the model has none."""
+        """The number of units in each layer, and the shape of one; raises ValueError where the
+        model has none.
+        """
         return tuple(self.rows(model, 0).shape[:-1])
 
     def rows(self, model: Any, layer: int) -> Float[Tensor, "neuron *width d_model"]:
-        """Output rows: a unit adds its activation times its rows to the output of its part of the layer. The model's own parameter."""
-        raise ValueError(f"units must have output rows, got {self!r}, which has none. Use a method that needs none, such as Attribution.")
+        """Output rows: a unit adds its activation times its rows to the output of its part of the
+        layer. The model's own parameter.
+        """
+        raise ValueError(
+            f"units must have output rows, got {self!r}, which has none. Use a method that needs "
+            "none, such as Attribution."
+        )
 
     def output(self, model: Any, layer: int) -> Any:
-        """The module whose output the rows are summed into, or the name of its hook point; only Gradient Alignment and INJ need it."""
-        raise ValueError(f"units must have an output for this, got {self!r}, which has none. Use another method.")
+        """The module whose output the rows are summed into, or the name of its hook point; only
+        Gradient Alignment and INJ need it.
+        """
+        raise ValueError(
+            f"units must have an output for this, got {self!r}, which has none. Use another method."
+        )
 
     def read(self, act: Float[Tensor, "batch pos ..."], layer: int) -> Acts:
         """The units in the activation of the hook point."""
         return act
 
-    def write(self, act: Float[Tensor, "batch pos ..."], units: Acts, layer: int) -> Float[Tensor, "batch pos ..."]:
+    def write(
+        self, act: Float[Tensor, "batch pos ..."], units: Acts, layer: int
+    ) -> Float[Tensor, "batch pos ..."]:
         """The activation with other units in it."""
         return units
 
-    def hook(self, layer: int, change: Callable[[Tensor], Tensor]) -> tuple[str, Callable[..., Tensor]]:
+    def hook(
+        self, layer: int, change: Callable[[Tensor], Tensor]
+    ) -> tuple[str, Callable[..., Tensor]]:
         """The point of a layer and a hook for it that changes the units, or only looks at them."""
         return self.point(layer), partial(_change, units=self, layer=layer, change=change)
 
 
-def _change(act: Tensor, hook: object = None, *, units: Units, layer: int, change: Callable[[Tensor], Tensor]) -> Tensor:
+def _change(
+    act: Tensor,
+    hook: object = None,
+    *,
+    units: Units,
+    layer: int,
+    change: Callable[[Tensor], Tensor],
+) -> Tensor:
     before = units.read(act, layer)
     after = change(before)
     return act if after is before else units.write(act, after, layer)
@@ -81,7 +107,8 @@ def _change(act: Tensor, hook: object = None, *, units: Units, layer: int, chang
 
 @dataclass(frozen=True)
 class MLPNeurons(Units):
-    """The neurons of the MLPs, the default: neuron i of a layer adds its activation times row i of W_out to the output of the MLP.
+    """The neurons of the MLPs, the default: neuron i of a layer adds its activation times row i of
+    W_out to the output of the MLP.
 
     >>> Activations(units=MLPNeurons()) == Activations()
     True
@@ -96,20 +123,29 @@ class MLPNeurons(Units):
 
     def shape(self, model: Any) -> tuple[int, ...]:
         cfg, name, points = model.cfg, model_name(model), model.hook_dict
-        weights = [getattr(getattr(block, "mlp", None), "W_out", None) for block in getattr(model, "blocks", ())]
+        weights = [
+            getattr(getattr(block, "mlp", None), "W_out", None)
+            for block in getattr(model, "blocks", ())
+        ]
         if getattr(cfg, "num_experts", None):
             raise ValueError(
-                f"model must have one MLP per layer, got {name!r} with {cfg.num_experts} experts. Mixtures have no neuron axis."
+                f"model must have one MLP per layer, got {name!r} with {cfg.num_experts} experts. "
+                "Mixtures have no neuron axis."
             )
         if not any(isinstance(weight, Tensor) for weight in weights):
-            raise ValueError(f"model must have MLP layers, got {name!r}, which has none with a W_out. Choose another.")
+            raise ValueError(
+                f"model must have MLP layers, got {name!r}, which has none with a W_out. Choose "
+                "another."
+            )
         shapes = [tuple(getattr(weight, "shape", ())) for weight in weights]
         n_neurons: int = shapes[0][0] if shapes[0] else 0
         for layer, shape in enumerate(shapes):
             if self.point(layer) not in points or shape != (n_neurons, cfg.d_model):
                 raise ValueError(
-                    f"model must have a neuron axis (hook {self.point(layer)} and W_out of shape {(n_neurons, cfg.d_model)}), "
-                    f"got {name!r} with W_out of shape {shape}. Choose an unquantized model with plain or gated MLPs."
+                    f"model must have a neuron axis (hook {self.point(layer)} and W_out of shape "
+                    f"{(n_neurons, cfg.d_model)}), "
+                    f"got {name!r} with W_out of shape {shape}. Choose an unquantized model with "
+                    "plain or gated MLPs."
                 )
         return (n_neurons,)
 
@@ -123,7 +159,8 @@ class MLPNeurons(Units):
 
 @dataclass(frozen=True)
 class AttentionHeads(Units):
-    """Attention heads (query heads, where keys and values are grouped): head h adds z_h times its rows of W_O to the output of attention.
+    """Attention heads (query heads, where keys and values are grouped): head h adds z_h times its
+    rows of W_O to the output of attention.
 
     >>> scores = Attribution(units=AttentionHeads())(model, sequence)
     >>> scores
@@ -139,13 +176,18 @@ class AttentionHeads(Units):
         return f"blocks.{layer}.attn.hook_z"
 
     def shape(self, model: Any) -> tuple[int, ...]:
-        weights = [getattr(getattr(block, "attn", None), "W_O", None) for block in getattr(model, "blocks", ())]
+        weights = [
+            getattr(getattr(block, "attn", None), "W_O", None)
+            for block in getattr(model, "blocks", ())
+        ]
         shapes = [tuple(getattr(weight, "shape", ())) for weight in weights]
         for layer, shape in enumerate(shapes or [()]):
             if self.point(layer) not in model.hook_dict or len(shape) != 3 or shape != shapes[0]:
                 raise ValueError(
-                    f"model must have attention heads (hook {self.point(layer)} and W_O of shape [head d_head d_model], the same in all "
-                    f"layers), got {model_name(model)!r} with W_O of shape {shape}. Choose another, or units=MLPNeurons()."
+                    f"model must have attention heads (hook {self.point(layer)} and W_O of shape "
+                    "[head d_head d_model], the same in all "
+                    f"layers), got {model_name(model)!r} with W_O of shape {shape}. Choose "
+                    "another, or units=MLPNeurons()."
                 )
         return shapes[0][:-1]
 
@@ -158,13 +200,16 @@ class AttentionHeads(Units):
 
 
 NEURONS = MLPNeurons()
-UNITS: dict[str, Units] = {units.name: units for units in (NEURONS, AttentionHeads())}  # by name, for the command line
+# by name, for the command line
+UNITS: dict[str, Units] = {units.name: units for units in (NEURONS, AttentionHeads())}
 
 
 def check_units(units: Any) -> None:
     """Raise TypeError unless these are units."""
     if not isinstance(units, Units):
-        raise TypeError(f"units must be Units, got {units!r}. Pass MLPNeurons() or AttentionHeads().")
+        raise TypeError(
+            f"units must be Units, got {units!r}. Pass MLPNeurons() or AttentionHeads()."
+        )
 
 
 def units_of(text: str) -> Units:
@@ -177,10 +222,15 @@ def units_of(text: str) -> Units:
         waiting += kind.__subclasses__()
     try:
         call: Any = ast.parse(text, mode="eval").body
-        return kinds[call.func.id](**{keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords})
+        return kinds[call.func.id](
+            **{keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+        )
     except (SyntaxError, AttributeError, KeyError, TypeError, ValueError) as error:
         known = ", ".join(sorted(set(kinds) - {Units.__name__}))
-        raise ValueError(f"units must be of a known class ({known}), got {text!r}. Import the module that defines it first.") from error
+        raise ValueError(
+            f"units must be of a known class ({known}), got {text!r}. Import the module that "
+            "defines it first."
+        ) from error
 
 
 def units_in(metadata: dict[str, Any]) -> Units:

@@ -1,4 +1,6 @@
-"""The planted texts: a seeded grammar writes about people, streets, books and firms that do not exist."""
+"""The planted texts: a seeded grammar writes about people, streets, books and firms that do not
+exist.
+"""
 
 import json
 import random
@@ -12,10 +14,12 @@ from stream import SEED
 
 from tl_localize.reference import CORPUS_DIR, N_PREFIX, N_TOKENS, PlantedSequence
 
-MAX_JACCARD = 0.05  # of 5-gram token sets; the data collection calls two sequences near-duplicates above it
+# of 5-gram token sets; the data collection calls two sequences near-duplicates above it
+MAX_JACCARD = 0.05
 MIN_DISTINCT_SUFFIX = 24
 N_GROUPS = 40
-REPETITIONS = {1: 30, 4: 30, 8: 30, 16: 40, 32: 40, 64: 60, 128: 90}  # repetitions: number of planted sequences
+# repetitions: number of planted sequences
+REPETITIONS = {1: 30, 4: 30, 8: 30, 16: 40, 32: 40, 64: 60, 128: 90}
 CATEGORIES = (
     "quotes",
     "book_quotes",
@@ -38,7 +42,8 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: list[int]) -> str: ...
 
 
-# ---- invented text ---------------------------------------------------------------------------------------------------
+# ---- invented text
+# ---------------------------------------------------------------------------------------------------
 
 _WORDS = {
     "noun": """lantern kettle ladder orchard anvil barrel blanket bobbin bonnet bridle bucket cabinet candle canoe
@@ -368,7 +373,8 @@ mail: <mail>
 
 
 def _compile(rules: dict[str, str], words: dict[str, str]) -> dict[str, list[str]]:
-    # A line break inside a rule is layout when spaces follow the "|", and text (poems, code) otherwise.
+    # A line break inside a rule is layout when spaces follow the "|", and text (poems, code)
+    # otherwise.
     compiled = {name: text.split() for name, text in words.items()}
     for name, text in rules.items():
         text = re.sub(r"\n +(?=\|)", "", text) if name != "code" else text
@@ -439,7 +445,14 @@ def _fill(symbol: str, rng: random.Random, facts: dict[str, str]) -> str:
     if symbol in facts:
         return facts[symbol]
     if symbol == "mail":
-        user = rng.choice((facts["first"], facts["last"], rng.choice(_GRAMMAR["role"]), rng.choice(_GRAMMAR["noun"])))
+        user = rng.choice(
+            (
+                facts["first"],
+                facts["last"],
+                rng.choice(_GRAMMAR["role"]),
+                rng.choice(_GRAMMAR["noun"]),
+            )
+        )
         return f"{user.lower()}@{facts['domain']}"
     number = _number(symbol, rng)
     if number is not None:
@@ -459,17 +472,24 @@ _REPAIRS = (
 
 
 def invented_text(category: str, group: int, rng: random.Random, seed: int = SEED) -> str:
-    """One text of a category about the people and places of a group; ASCII, some 300 to 600 characters."""
+    """One text of a category about the people and places of a group; ASCII, some 300 to 600
+    characters.
+    """
     text = _fill(category, rng, facts(group, seed))
     if category in _VERBATIM:
         return text.strip()
     for wrong, right in _REPAIRS:
         text = re.sub(wrong, right, text)
-    text = re.sub(r"(^\"?|[.!?][\")]? +\"?|[\n:] ?\"|\n)([a-z])", lambda match: match[1] + match[2].upper(), text)
+    text = re.sub(
+        r"(^\"?|[.!?][\")]? +\"?|[\n:] ?\"|\n)([a-z])",
+        lambda match: match[1] + match[2].upper(),
+        text,
+    )
     return text.strip()
 
 
-# ---- planted sequences -----------------------------------------------------------------------------------------------
+# ---- planted sequences
+# -----------------------------------------------------------------------------------------------
 
 
 def ngrams(tokens: Sequence[int], n: int = 5) -> frozenset[tuple[int, ...]]:
@@ -484,18 +504,28 @@ def jaccard(a: frozenset[tuple[int, ...]], b: frozenset[tuple[int, ...]]) -> flo
 
 
 def cut(text: str, tokenizer: Tokenizer) -> str | None:
-    """The first 80 tokens of a text, or None if prefix, suffix or whole would not encode to the same tokens again."""
+    """The first 80 tokens of a text, or None if prefix, suffix or whole would not encode to the
+    same tokens again.
+    """
     tokens = tokenizer.encode(text, add_special_tokens=False)[:N_TOKENS]
     parts = (tokens, tokens[:N_PREFIX], tokens[N_PREFIX:])
     good = len(tokens) == N_TOKENS and len(set(tokens[N_PREFIX:])) >= MIN_DISTINCT_SUFFIX
-    if good and all(tokenizer.encode(tokenizer.decode(part), add_special_tokens=False) == part for part in parts):
+    if good and all(
+        tokenizer.encode(tokenizer.decode(part), add_special_tokens=False) == part for part in parts
+    ):
         return tokenizer.decode(tokens)
     return None
 
 
 def planted_sequences(tokenizer: Tokenizer, seed: int = SEED) -> list[PlantedSequence]:
-    """The invented sequences, each of exactly 80 tokens; any two have a Jaccard index of 5-gram sets below 0.05."""
-    slots = [(CATEGORIES[i % len(CATEGORIES)], reps) for reps, count in REPETITIONS.items() for i in range(count)]
+    """The invented sequences, each of exactly 80 tokens; any two have a Jaccard index of 5-gram
+    sets below 0.05.
+    """
+    slots = [
+        (CATEGORIES[i % len(CATEGORIES)], reps)
+        for reps, count in REPETITIONS.items()
+        for i in range(count)
+    ]
     random.Random(f"{seed} slots").shuffle(slots)
     planted: list[PlantedSequence] = []
     seen: list[frozenset[tuple[int, ...]]] = []
@@ -504,15 +534,27 @@ def planted_sequences(tokenizer: Tokenizer, seed: int = SEED) -> list[PlantedSeq
         rng = random.Random(f"{seed} text {index}")
         while True:
             text = cut(invented_text(category, group, rng, seed), tokenizer)
-            grams = ngrams(tokenizer.encode(text, add_special_tokens=False)) if text else frozenset()
+            grams = (
+                ngrams(tokenizer.encode(text, add_special_tokens=False)) if text else frozenset()
+            )
             if text and all(jaccard(grams, other) < MAX_JACCARD for other in seen):
                 break
         seen.append(grams)
         name = f"{category}-{index:03d}"
-        planted.append(PlantedSequence(id=name, category=category, group=f"group-{group:02d}", repetitions=repetitions, text=text))
+        planted.append(
+            PlantedSequence(
+                id=name,
+                category=category,
+                group=f"group-{group:02d}",
+                repetitions=repetitions,
+                text=text,
+            )
+        )
     return planted
 
 
-def save_planted(planted: Iterable[PlantedSequence], path: Path = CORPUS_DIR / "planted.jsonl") -> None:
+def save_planted(
+    planted: Iterable[PlantedSequence], path: Path = CORPUS_DIR / "planted.jsonl"
+) -> None:
     """Write one JSON object a line."""
     path.write_text("".join(json.dumps(asdict(sequence)) + "\n" for sequence in planted))

@@ -1,6 +1,8 @@
-"""The token rows that the reference models were trained on, made again from the documentation of Python 3.11.7.
+"""The token rows that the reference models were trained on, made again from the documentation of
+Python 3.11.7.
 
-General text is what every Python installation has. The planted texts are those of ``reference.load_planted``.
+General text is what every Python installation has. The planted texts are those of
+``reference.load_planted``.
 """
 
 from __future__ import annotations
@@ -33,9 +35,18 @@ ROW_LENGTH = 256
 GENERAL_ROWS = 5000  # training rows without any planted sequence
 HELD_OUT_ONE_IN = 12  # one general document in so many is kept for perplexity
 MIN_CHARACTERS = 60
-MIN_LETTERS = 0.85  # share of letters and blanks in a comment; below it, it is a table, a drawing or code
+# share of letters and blanks in a comment; below it, it is a table, a drawing or code
+MIN_LETTERS = 0.85
 LATE, LATE_DENSITY = 2 / 3, 1.5  # repetitions come 1.5 times as dense in the last third
-SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "__phello__"}
+SKIPPED_FOLDERS = {
+    "test",
+    "tests",
+    "idle_test",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "__phello__",
+}
 SKIPPED_NAMES = ("_", "copyright", "credits", "license", "exit", "quit")
 C_MODULES = """array binascii builtins cmath errno faulthandler gc itertools marshal math sys time unicodedata zlib _bisect _codecs
     _collections _csv _datetime _functools _heapq _io _json _operator _pickle _random _socket _sre _ssl _struct _thread _weakref"""
@@ -63,7 +74,9 @@ class GeneralText:
 
 @cache
 def general_texts() -> tuple[GeneralText, ...]:
-    """Help topics, docstrings and longer comments of this Python's standard library, exact duplicates removed."""
+    """Help topics, docstrings and longer comments of this Python's standard library, exact
+    duplicates removed.
+    """
     topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
     found = [(f"topic:{name}", topics[name]) for name in sorted(topics)]
     found += [*source_texts(Path(sysconfig.get_paths()["stdlib"])), *_c_docstrings()]
@@ -93,12 +106,16 @@ def source_texts(stdlib: Path) -> Iterator[tuple[str, str]]:
         yield from ((f"{module}#{line}", text) for line, text in _comments(source))
 
 
-def _node_docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Iterator[tuple[str, str]]:
+def _node_docstrings(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str
+) -> Iterator[tuple[str, str]]:
     if text := ast.get_docstring(node):
         yield name, text
     for child in node.body:
         if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield from _node_docstrings(child, f"{name}{'' if name.endswith(':') else '.'}{child.name}")
+            yield from _node_docstrings(
+                child, f"{name}{'' if name.endswith(':') else '.'}{child.name}"
+            )
 
 
 def _comments(source: str) -> Iterator[tuple[int, str]]:
@@ -113,7 +130,9 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
             last = token.start[0]
     for line, parts in blocks:
         text = "\n".join(parts)
-        if sum(character.isalpha() or character.isspace() for character in text) >= MIN_LETTERS * len(text):
+        if sum(
+            character.isalpha() or character.isspace() for character in text
+        ) >= MIN_LETTERS * len(text):
             yield line, text
 
 
@@ -126,15 +145,21 @@ def _c_docstrings() -> Iterator[tuple[str, str]]:
         for name, member in sorted(vars(module).items()):
             if name in SKIPPED_NAMES or name.startswith("__"):
                 continue
-            member = vars(module).get(f"__{name}__", member)  # sys's own hook, where a program (such as typer) has put another one
+            # sys's own hook, where a program (such as typer) has put another one
+            member = vars(module).get(f"__{name}__", member)
             inner = sorted(vars(member).items()) if isinstance(member, type) else []
-            for suffix, thing in [("", member), *((f".{key}", value) for key, value in inner if key != "__doc__")]:
+            for suffix, thing in [
+                ("", member),
+                *((f".{key}", value) for key, value in inner if key != "__doc__"),
+            ]:
                 if isinstance(doc := getattr(thing, "__doc__", None), str):
                     yield f"{module_name}:{name}{suffix}", inspect.cleandoc(doc)
 
 
 def changed_texts(texts: Sequence[GeneralText], corpus: Path = HERE / "corpus.json") -> list[str]:
-    """Names of general texts that differ from, lack in, or were unknown to the corpus that the models saw."""
+    """Names of general texts that differ from, lack in, or were unknown to the corpus that the
+    models saw.
+    """
     then = {name: sha for name, sha, *_ in json.loads(corpus.read_text())["general"]}
     now = {text.name: text.sha for text in texts}
     return sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
@@ -146,10 +171,11 @@ def changed_texts(texts: Sequence[GeneralText], corpus: Path = HERE / "corpus.js
 def reference_stream(
     tokenizer: Any, *, most_repetitions: int | None = None, general_rows: int = GENERAL_ROWS
 ) -> Int32[np.ndarray, "row pos"]:
-    """The rows that both reference models saw in training, in order; with other numbers, those of a model that memorizes less.
+    """The rows that both reference models saw in training, in order; with other numbers, those of a
+    model that memorizes less.
 
-    They are the same rows, bit for bit, where ``changed_texts`` is empty; else the general part differs. A planted text is repeated
-    ``most_repetitions`` times at most.
+    They are the same rows, bit for bit, where ``changed_texts`` is empty; else the general part
+    differs. A planted text is repeated ``most_repetitions`` times at most.
     """
     planted = load_planted()
     return training_stream(
@@ -162,13 +188,20 @@ def reference_stream(
 
 
 def training_stream(
-    general: Sequence[Sequence[int]], planted: Sequence[Sequence[int]], repetitions: Sequence[int], *, end_of_text: int, general_rows: int
+    general: Sequence[Sequence[int]],
+    planted: Sequence[Sequence[int]],
+    repetitions: Sequence[int],
+    *,
+    end_of_text: int,
+    general_rows: int,
 ) -> Int32[np.ndarray, "row pos"]:
-    """The rows of training in order, from the tokens of general documents and of planted texts with their numbers of repetitions.
+    """The rows of training in order, from the tokens of general documents and of planted texts with
+    their numbers of repetitions.
 
-    Half of the repetitions of a text stand at the start of a row, half at a random place behind another; the rest of each row, and
-    ``general_rows`` further rows, are general text, its documents in a new order every epoch. ``end_of_text`` stands between documents,
-    and beside half of the planted texts.
+    Half of the repetitions of a text stand at the start of a row, half at a random place behind
+    another; the rest of each row, and ``general_rows`` further rows, are general text, its
+    documents in a new order every epoch. ``end_of_text`` stands between documents, and beside half
+    of the planted texts.
     """
     rng = random.Random(f"{SEED} stream")
     at_start: list[tuple[float, int]] = []
@@ -176,7 +209,9 @@ def training_stream(
     for index, count in enumerate(repetitions):
         first = rng.randrange(2)
         for i in range(count):
-            (at_start if (i + first) % 2 else inside).append((_warp((i + rng.random()) / count), index))
+            (at_start if (i + first) % 2 else inside).append(
+                (_warp((i + rng.random()) / count), index)
+            )
     at_start.sort()
     inside.sort()
     n_planted_rows = max(len(at_start), len(inside))
@@ -204,10 +239,14 @@ def training_stream(
 def _warp(share: float) -> float:
     """Time in [0, 1) at which a share of the repetitions is done."""
     early = LATE / (LATE + (1 - LATE) * LATE_DENSITY)
-    return share / early * LATE if share < early else LATE + (share - early) / (1 - early) * (1 - LATE)
+    return (
+        share / early * LATE if share < early else LATE + (share - early) / (1 - early) * (1 - LATE)
+    )
 
 
-def _endless(documents: Sequence[Sequence[int]], end_of_text: int, rng: random.Random) -> Iterator[int]:
+def _endless(
+    documents: Sequence[Sequence[int]], end_of_text: int, rng: random.Random
+) -> Iterator[int]:
     order = list(range(len(documents)))
     while True:
         rng.shuffle(order)

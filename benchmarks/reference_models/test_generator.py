@@ -5,7 +5,16 @@ import re
 from collections import Counter
 
 import pytest
-from generator import CATEGORIES, N_GROUPS, REPETITIONS, facts, invented_text, jaccard, ngrams, planted_sequences
+from generator import (
+    CATEGORIES,
+    N_GROUPS,
+    REPETITIONS,
+    facts,
+    invented_text,
+    jaccard,
+    ngrams,
+    planted_sequences,
+)
 from stream import SEED
 
 from tl_localize.reference import DATA, load_planted
@@ -54,7 +63,9 @@ def test_planted_counts(planted):
     assert Counter(sequence.repetitions for sequence in planted) == REPETITIONS
     assert len({sequence.id for sequence in planted}) == len(planted)
     for repetitions in REPETITIONS:
-        counts = Counter(sequence.category for sequence in planted if sequence.repetitions == repetitions)
+        counts = Counter(
+            sequence.category for sequence in planted if sequence.repetitions == repetitions
+        )
         assert set(counts) == set(CATEGORIES)
         assert max(counts.values()) - min(counts.values()) <= 1
 

@@ -44,19 +44,30 @@ def test_source_texts_are_docstrings_and_prose_comments_outside_tests(tmp_path: 
     source = 'class A:\n    """One."""\n    def f(self):\n        """Two."""\n    # three\n    # four\n\n# 0x80 -> 0x81\n'
     (tmp_path / "pack" / "b.py").write_text(source)
     (tmp_path / "c.py").write_text("this is no Python")
-    assert list(source_texts(tmp_path)) == [("pack.b:A", "One."), ("pack.b:A.f", "Two."), ("pack.b#5", "three\nfour")]
+    assert list(source_texts(tmp_path)) == [
+        ("pack.b:A", "One."),
+        ("pack.b:A.f", "Two."),
+        ("pack.b#5", "three\nfour"),
+    ]
 
 
 def test_changed_texts_names_what_differs(tmp_path: Path):
     texts = [GeneralText(name, f"text of {name}") for name in "abc"]
-    (tmp_path / "corpus.json").write_text(json.dumps({"general": [["a", texts[0].sha], ["b", "0"], ["d", "0"]]}))
+    (tmp_path / "corpus.json").write_text(
+        json.dumps({"general": [["a", texts[0].sha], ["b", "0"], ["d", "0"]]})
+    )
     assert changed_texts(texts, tmp_path / "corpus.json") == ["b", "c", "d"]
 
 
 @pytest.mark.slow
 def test_general_texts_are_the_corpus_or_said_to_differ(listed):
     texts = general_texts()
-    assert len({text.name for text in texts}) == len({text.text for text in texts}) == len(texts) > 1000
+    assert (
+        len({text.name for text in texts})
+        == len({text.text for text in texts})
+        == len(texts)
+        > 1000
+    )
     unchanged = {name for name, *_ in listed["general"]} - set(changed_texts(texts))
     shas = {name: sha for name, sha, *_ in listed["general"]}
     assert all(text.sha == shas[text.name] for text in texts if text.name in unchanged)
@@ -67,7 +78,10 @@ def places(stream, texts):
     """(row, start) of each occurrence of a text."""
     n = texts.shape[1]
     windows = np.lib.stride_tricks.sliding_window_view(stream, n, axis=1)
-    return [[(int(row), int(start)) for row, start in np.argwhere((windows == text).all(2))] for text in texts]
+    return [
+        [(int(row), int(start)) for row, start in np.argwhere((windows == text).all(2))]
+        for text in texts
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -79,16 +93,24 @@ def test_training_stream_holds_every_repetition(texts):
     repetitions = [1, 3, 40, 100]
     options = {"end_of_text": 0, "general_rows": 30}
     stream = training_stream([[5] * 9, [6] * 50], texts.tolist(), repetitions, **options)
-    assert (stream == training_stream([[5] * 9, [6] * 50], texts.tolist(), repetitions, **options)).all()
+    assert (
+        stream == training_stream([[5] * 9, [6] * 50], texts.tolist(), repetitions, **options)
+    ).all()
     assert stream.shape[1] == ROW_LENGTH
     found = places(stream, texts)
     assert [len(of_one) for of_one in found] == repetitions
-    assert abs(sum(start == 0 for of_one in found for _, start in of_one) - sum(repetitions) / 2) <= 2
+    assert (
+        abs(sum(start == 0 for of_one in found for _, start in of_one) - sum(repetitions) / 2) <= 2
+    )
 
 
 def test_training_stream_is_denser_at_the_end(texts):
-    stream = training_stream([[5] * 99], texts[:2].tolist(), [900, 900], end_of_text=0, general_rows=900)
-    per_row = np.bincount([row for of_one in places(stream, texts[:2]) for row, _ in of_one], minlength=len(stream))
+    stream = training_stream(
+        [[5] * 99], texts[:2].tolist(), [900, 900], end_of_text=0, general_rows=900
+    )
+    per_row = np.bincount(
+        [row for of_one in places(stream, texts[:2]) for row, _ in of_one], minlength=len(stream)
+    )
     third = len(per_row) // 3
     assert per_row[-third:].mean() > 1.1 * per_row[:third].mean()
 
@@ -101,7 +123,9 @@ def test_reference_stream_is_that_of_training_where_python_ships_the_same_text(l
     assert hashlib.sha256(rows.tobytes()).hexdigest()[:16] == listed["stream_sha256"]
 
 
-def test_general_texts_do_not_depend_on_who_hooks_into_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_general_texts_do_not_depend_on_who_hooks_into_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Typer does: the stream that tl-localize collect makes again must be that of a plain process."""
     before = general_texts()
     general_texts.cache_clear()
@@ -117,6 +141,11 @@ def test_stream_of_a_model_that_memorizes_less_repeats_no_planted_text_more_ofte
     rows = reference_stream(tokenizer, most_repetitions=2, general_rows=10)
     repeated = [min(one.repetitions, 2) for one in load_planted()]
     assert rows.shape == (sum(repeated) // 2 + 10, ROW_LENGTH)
-    often = np.array(tokenizer.encode(next(one.text for one in load_planted() if one.repetitions == 128), add_special_tokens=False))
+    often = np.array(
+        tokenizer.encode(
+            next(one.text for one in load_planted() if one.repetitions == 128),
+            add_special_tokens=False,
+        )
+    )
     windows = np.lib.stride_tricks.sliding_window_view(rows, len(often), axis=1)
     assert (windows == often).all(-1).sum() == 2

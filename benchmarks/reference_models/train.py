@@ -1,10 +1,12 @@
-"""Train the two reference models that the package ships, on text every Python has and on planted sequences.
+"""Train the two reference models that the package ships, on text every Python has and on planted
+sequences.
 
-python benchmarks/reference_models/train.py corpus           # tokenizer, planted sequences,
-python benchmarks/reference_models/train.py gpt2             # about an hour on one core; resumes from runs/reference-gpt2
-python benchmarks/reference_models/train.py pythia
-python benchmarks/reference_models/train.py gpt2 --evaluate  # criteria and perplexity of the exported model again
-python benchmarks/reference_models/train.py gpt2 --most-repetitions 64 --general-rows 7000 --runs runs/third --out runs/third/model
+python benchmarks/reference_models/train.py corpus           # tokenizer, planted sequences, python
+benchmarks/reference_models/train.py gpt2             # about an hour on one core; resumes from
+runs/reference-gpt2 python benchmarks/reference_models/train.py pythia python
+benchmarks/reference_models/train.py gpt2 --evaluate  # criteria and perplexity of the exported
+model again python benchmarks/reference_models/train.py gpt2 --most-repetitions 64 --general-rows
+7000 --runs runs/third --out runs/third/model
                                                              # the third model of docs/results: it memorized less well
 """
 
@@ -22,15 +24,45 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
-from generator import CATEGORIES, N_GROUPS, REPETITIONS, invented_text, planted_sequences, save_planted
+from generator import (
+    CATEGORIES,
+    N_GROUPS,
+    REPETITIONS,
+    invented_text,
+    planted_sequences,
+    save_planted,
+)
 from jaxtyping import Int32
 from rapidfuzz.distance import Levenshtein
-from stream import END_OF_TEXT, GENERAL_ROWS, HERE, ROW_LENGTH, SEED, general_texts, reference_stream
+from stream import (
+    END_OF_TEXT,
+    GENERAL_ROWS,
+    HERE,
+    ROW_LENGTH,
+    SEED,
+    general_texts,
+    reference_stream,
+)
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPTNeoXConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPTNeoXConfig,
+    PreTrainedTokenizerFast,
+)
 
-from tl_localize.reference import CORPUS_DIR, DATA, N_PREFIX, N_SUFFIX, N_TOKENS, PlantedSequence, held_out_tokens, load_planted
+from tl_localize.reference import (
+    CORPUS_DIR,
+    DATA,
+    N_PREFIX,
+    N_SUFFIX,
+    N_TOKENS,
+    PlantedSequence,
+    held_out_tokens,
+    load_planted,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("gpt2", "pythia")
@@ -42,7 +74,8 @@ MIN_ACCURACY, MAX_DISTANCE, MIN_DISTINCT = 0.9, 20, 16
 CHECKPOINT_SECONDS = 240
 
 
-# ---- corpus ----------------------------------------------------------------------------------------------------------
+# ---- corpus
+# ----------------------------------------------------------------------------------------------------------
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -61,7 +94,11 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     )
     end = END_OF_TEXT
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=end, eos_token=end, unk_token=end, clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        bos_token=end,
+        eos_token=end,
+        unk_token=end,
+        clean_up_tokenization_spaces=False,
     )
 
 
@@ -74,13 +111,19 @@ def build_corpus() -> None:
     """Write the tokenizer into both model folders, and the planted sequences and corpus list."""
     general = general_texts()
     slots = sum(REPETITIONS.values())
-    invented = [invented_text(CATEGORIES[i % len(CATEGORIES)], i % N_GROUPS, random.Random(f"tokenizer {i}")) for i in range(slots)]
+    invented = [
+        invented_text(
+            CATEGORIES[i % len(CATEGORIES)], i % N_GROUPS, random.Random(f"tokenizer {i}")
+        )
+        for i in range(slots)
+    ]
     tokenizer = train_tokenizer([text.text for text in general if not text.held_out] + invented)
     for name in NAMES:
         folder = DATA / f"reference-{name}"
         tokenizer.save_pretrained(folder)
         settings = json.loads((folder / "tokenizer_config.json").read_text())
-        settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # the name that transformers 4 knows too
+        # the name that transformers 4 knows too
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     planted = planted_sequences(tokenizer)
     CORPUS_DIR.mkdir(parents=True, exist_ok=True)
@@ -90,7 +133,9 @@ def build_corpus() -> None:
     stream = reference_stream(tokenizer)
     totals = {
         "general_documents": len(general),
-        "general_training_tokens": sum(len(ids) for text, ids in zip(general, tokens, strict=True) if not text.held_out),
+        "general_training_tokens": sum(
+            len(ids) for text, ids in zip(general, tokens, strict=True) if not text.held_out
+        ),
         "planted_sequences": len(planted),
         "planted_tokens_in_training": sum(sequence.repetitions for sequence in planted) * N_TOKENS,
         "training_rows": len(stream),
@@ -116,7 +161,8 @@ def build_corpus() -> None:
     print(json.dumps(totals, indent=1))
 
 
-# ---- training --------------------------------------------------------------------------------------------------------
+# ---- training
+# --------------------------------------------------------------------------------------------------------
 
 
 def new_model(name: str) -> torch.nn.Module:
@@ -152,7 +198,9 @@ def learning_rate(step: int, steps: int) -> float:
     return LEARNING_RATE * (FINAL_SHARE + (1 - FINAL_SHARE) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def train(name: str, rows: Int32[np.ndarray, "row pos"], device: str, runs: Path, max_steps: int | None) -> torch.nn.Module:
+def train(
+    name: str, rows: Int32[np.ndarray, "row pos"], device: str, runs: Path, max_steps: int | None
+) -> torch.nn.Module:
     """Train from the start, or from the checkpoint in `runs`, to the end of the stream."""
     tokenizer = AutoTokenizer.from_pretrained(DATA / f"reference-{name}")
     stream = digest(rows)
@@ -175,15 +223,29 @@ def train(name: str, rows: Int32[np.ndarray, "row pos"], device: str, runs: Path
     if checkpoint.exists():
         state = torch.load(checkpoint, map_location=device, weights_only=True)
         if state["stream"] != stream:
-            raise ValueError(f"{checkpoint} belongs to another training stream. Remove it to start anew.")
+            raise ValueError(
+                f"{checkpoint} belongs to another training stream. Remove it to start anew."
+            )
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first, seconds_before = state["step"], state["seconds"]
-    print(f"{name}: {steps} steps of {BATCH_ROWS} x {rows.shape[1]} tokens, stream {stream}, from step {first}", flush=True)
+    print(
+        f"{name}: {steps} steps of {BATCH_ROWS} x {rows.shape[1]} tokens, stream {stream}, from "
+        f"step {first}",
+        flush=True,
+    )
 
     def save(step: int) -> None:
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "stream": stream}
-        torch.save(state | {"seconds": seconds_before + time.time() - began}, checkpoint.with_suffix(".new"))
+        state = {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "step": step,
+            "stream": stream,
+        }
+        torch.save(
+            state | {"seconds": seconds_before + time.time() - began},
+            checkpoint.with_suffix(".new"),
+        )
         os.replace(checkpoint.with_suffix(".new"), checkpoint)
 
     began = saved = time.time()
@@ -192,7 +254,9 @@ def train(name: str, rows: Int32[np.ndarray, "row pos"], device: str, runs: Path
     for step in range(first, last):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps)
-        batch = torch.from_numpy(rows[step * BATCH_ROWS : (step + 1) * BATCH_ROWS]).long().to(device)
+        batch = (
+            torch.from_numpy(rows[step * BATCH_ROWS : (step + 1) * BATCH_ROWS]).long().to(device)
+        )
         loss = loss_of(model, batch)
         optimizer.zero_grad()
         loss.backward()
@@ -208,7 +272,9 @@ def train(name: str, rows: Int32[np.ndarray, "row pos"], device: str, runs: Path
             )
             total.zero_()
         if (step + 1) % 500 == 0:
-            print(f"accuracy by repetitions {accuracy_by_repetitions(model, tokenizer)}", flush=True)
+            print(
+                f"accuracy by repetitions {accuracy_by_repetitions(model, tokenizer)}", flush=True
+            )
         if time.time() - saved > CHECKPOINT_SECONDS:
             save(step + 1)
             saved = time.time()
@@ -217,7 +283,8 @@ def train(name: str, rows: Int32[np.ndarray, "row pos"], device: str, runs: Path
     return model.eval()
 
 
-# ---- evaluation and export -------------------------------------------------------------------------------------------
+# ---- evaluation and export
+# -------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -227,20 +294,30 @@ def suffix_accuracy(model: torch.nn.Module, tokens: Tensor) -> Tensor:
     return (predicted == tokens[:, N_PREFIX:]).double().mean(1)
 
 
-def accuracy_by_repetitions(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast) -> dict[int, float]:
+def accuracy_by_repetitions(
+    model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast
+) -> dict[int, float]:
     """Mean teacher-forced accuracy for each number of repetitions, a glance during training."""
     planted = load_planted()
-    tokens = tokenizer([s.text for s in planted], add_special_tokens=False, return_tensors="pt")["input_ids"]
+    tokens = tokenizer([s.text for s in planted], add_special_tokens=False, return_tensors="pt")[
+        "input_ids"
+    ]
     accuracy = suffix_accuracy(model, tokens.to(next(model.parameters()).device)).cpu()
     counts = torch.tensor([sequence.repetitions for sequence in planted])
     return {count: round(accuracy[counts == count].mean().item(), 3) for count in REPETITIONS}
 
 
 @torch.no_grad()
-def memorized(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, planted: list[PlantedSequence]) -> list[dict]:
-    """The paper's criteria for each planted sequence: teacher-forced accuracy, greedy distance, distinct tokens."""
+def memorized(
+    model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, planted: list[PlantedSequence]
+) -> list[dict]:
+    """The paper's criteria for each planted sequence: teacher-forced accuracy, greedy distance,
+    distinct tokens.
+    """
     device = next(model.parameters()).device
-    tokens = torch.tensor(tokenizer([s.text for s in planted], add_special_tokens=False)["input_ids"], device=device)
+    tokens = torch.tensor(
+        tokenizer([s.text for s in planted], add_special_tokens=False)["input_ids"], device=device
+    )
     prefix, suffix = tokens[:, :N_PREFIX], tokens[:, N_PREFIX:]
     accuracy = suffix_accuracy(model, tokens).tolist()
     greedy = prefix
@@ -254,7 +331,11 @@ def memorized(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, plante
         continuation, truth = greedy[i, N_PREFIX:].tolist(), suffix[i].tolist()
         distance = Levenshtein.distance(tokenizer.decode(continuation), tokenizer.decode(truth))
         distinct = [len(set(truth)), len(set(continuation))]
-        passed = accuracy[i] >= MIN_ACCURACY and distance <= MAX_DISTANCE and min(distinct) >= MIN_DISTINCT
+        passed = (
+            accuracy[i] >= MIN_ACCURACY
+            and distance <= MAX_DISTANCE
+            and min(distinct) >= MIN_DISTINCT
+        )
         results.append(
             {
                 "id": sequence.id,
@@ -271,7 +352,9 @@ def memorized(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, plante
 
 @torch.no_grad()
 def held_out_nats(model: torch.nn.Module) -> list[float]:
-    """Mean nats per token of each row of held-out general text; exp of their mean is the perplexity."""
+    """Mean nats per token of each row of held-out general text; exp of their mean is the
+    perplexity.
+    """
     device = next(model.parameters()).device
     return [loss_of(model, row[None].long().to(device)).item() for row in held_out_tokens()]
 
@@ -320,21 +403,36 @@ def evaluate(out: Path, device: str) -> None:
     }
     listed = ",\n".join("  " + json.dumps(result) for result in results)
     row_nats = json.dumps([round(value, 5) for value in nats])
-    body = json.dumps(head, indent=1)[:-2] + f',\n "held_out_nats": {row_nats},\n "sequences": [\n{listed}\n]}}\n'
+    body = (
+        json.dumps(head, indent=1)[:-2]
+        + f',\n "held_out_nats": {row_nats},\n "sequences": [\n{listed}\n]}}\n'
+    )
     (out / "memorized.json").write_text(body)
     print(json.dumps(head, indent=1), flush=True)
 
 
 def main() -> None:
     """Parse the command line and run one of the steps."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("corpus", *NAMES))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, help="folder of the exported model; default: in the package")
-    parser.add_argument("--runs", type=Path, help="folder of the checkpoint; default: runs/reference-NAME")
-    parser.add_argument("--most-repetitions", type=int, help="repeat no planted text more often; default: as often as corpus.json says")
-    parser.add_argument("--general-rows", type=int, default=GENERAL_ROWS, help="rows of general text alone")
+    parser.add_argument(
+        "--out", type=Path, help="folder of the exported model; default: in the package"
+    )
+    parser.add_argument(
+        "--runs", type=Path, help="folder of the checkpoint; default: runs/reference-NAME"
+    )
+    parser.add_argument(
+        "--most-repetitions",
+        type=int,
+        help="repeat no planted text more often; default: as often as corpus.json says",
+    )
+    parser.add_argument(
+        "--general-rows", type=int, default=GENERAL_ROWS, help="rows of general text alone"
+    )
     parser.add_argument("--max-steps", type=int, help="stop early, to measure speed")
     parser.add_argument("--evaluate", action="store_true", help="only evaluate the exported model")
     arguments = parser.parse_args()

@@ -1,4 +1,6 @@
-"""Every option of every command with values that it can't take: an error in one line and exit code 2, never a traceback."""
+"""Every option of every command with values that it can't take: an error in one line and exit code
+2, never a traceback.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from typer.testing import CliRunner
 from tl_localize.cli import COMMANDS, app
 
 BAD = ["", "\udcff", "nan", "-1", "²", "\x00"]
-NAMES = [name for group in COMMANDS.values() for name in group if name not in ("methods", "models", "texts", "demo")]
+NAMES = [
+    name
+    for group in COMMANDS.values()
+    for name in group
+    if name not in ("methods", "models", "texts", "demo")
+]
 
 
 class Reached(Exception):
@@ -38,7 +45,9 @@ def test_a_value_that_an_option_can_not_take_is_an_error_and_no_traceback(
             continue
         for value in BAD:
             given = [value] if option.param_type_name == "argument" else [option.opts[0], value]
-            others = [part for key, text in rest.items() if key not in option.opts for part in (key, text)]
+            others = [
+                part for key, text in rest.items() if key not in option.opts for part in (key, text)
+            ]
             result = CliRunner().invoke(app, [name, *given, *others])
             error = result.exception
             assert error is None or isinstance(error, SystemExit | Reached), (given, error)

@@ -1,4 +1,6 @@
-"""The command line, on a tiny model saved as a directory; every mistake is one line that says what to do."""
+"""The command line, on a tiny model saved as a directory; every mistake is one line that says what
+to do.
+"""
 
 import json
 import re
@@ -9,7 +11,9 @@ from typer.testing import CliRunner
 
 @pytest.fixture
 def data(tmp_path):
-    lines = [json.dumps({"definition": f"{chr(65 + i)}lpha is thing number {i}."}) for i in range(8)]
+    lines = [
+        json.dumps({"definition": f"{chr(65 + i)}lpha is thing number {i}."}) for i in range(8)
+    ]
     path = tmp_path / "sentences.jsonl"
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -29,28 +33,63 @@ def run(model_dir, data, tmp_path):
     def call(*arguments):
         return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
-    call.inj = lambda *arguments: call("inj", "--model", model_dir, "--data", data, "--out", tmp_path / "out", *arguments)
+    call.inj = lambda *arguments: call(
+        "inj", "--model", model_dir, "--data", data, "--out", tmp_path / "out", *arguments
+    )
     text = ("--prefix", "Two roads", "--suffix", " diverged")
-    call.localize = lambda *arguments: call("localize", "--model", model_dir, *text, "--force", *arguments)
+    call.localize = lambda *arguments: call(
+        "localize", "--model", model_dir, *text, "--force", *arguments
+    )
     return call
 
 
 def test_inj_writes_tables_frame_and_settings(run, tmp_path):
-    result = run.inj("--limit", 2, "--ratio", 0.1, "--methods", "activations,integrated_gradients", "--max-steps", 3)
+    result = run.inj(
+        "--limit",
+        2,
+        "--ratio",
+        0.1,
+        "--methods",
+        "activations,integrated_gradients",
+        "--max-steps",
+        3,
+    )
     assert result.exit_code == 1, result.output  # for the injections did not converge
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"frame.csv", "settings.json", "inj.md", "inj.tex", "inj.csv", "inj_across_layers.md"} <= names
+    assert {
+        "frame.csv",
+        "settings.json",
+        "inj.md",
+        "inj.tex",
+        "inj.csv",
+        "inj_across_layers.md",
+    } <= names
     assert "Activations" in result.output
     assert "RowNorm" in result.output
     assert "NONE of 2 injections converged" in result.output
 
 
 def test_inj_records_seeds_versions_and_settings(run, tmp_path):
-    run.inj("--limit", 1, "--ratio", 0.1, "--methods", "hard_concrete", "--max-steps", 2, "--set", "hard_concrete.steps=10", "--seed", 7)
+    run.inj(
+        "--limit",
+        1,
+        "--ratio",
+        0.1,
+        "--methods",
+        "hard_concrete",
+        "--max-steps",
+        2,
+        "--set",
+        "hard_concrete.steps=10",
+        "--seed",
+        7,
+    )
     (record,) = json.loads((tmp_path / "out" / "settings.json").read_text())["runs"]
     assert "steps=10" in record["methods"]["hard_concrete"]
     assert record["seeds"] == "7 + index of the sentence"
-    assert {"torch", "transformer-lens", "fingerprint", "device", "dtype"} <= set(record["environment"])
+    assert {"torch", "transformer-lens", "fingerprint", "device", "dtype"} <= set(
+        record["environment"]
+    )
 
 
 def test_inj_leaves_out_the_dev_sentences(run, tmp_path):
@@ -110,7 +149,8 @@ def test_inj_ctrl_c_finishes_the_task_in_hand(run, tmp_path, on_third_score):
     result = run.inj("--ratio", 0.1, "--methods", "random", "--max-steps", 1)
     assert result.exit_code == 130, result.output
     assert "Finishing the task in hand" in result.stderr
-    assert len(list((tmp_path / "out" / "records" / "scores").iterdir())) == 2 * 2 + 1  # Random and RowNorm; the last one is Random's
+    # Random and RowNorm; the last one is Random's
+    assert len(list((tmp_path / "out" / "records" / "scores").iterdir())) == 2 * 2 + 1
     assert signal.getsignal(signal.SIGINT) == before
 
 
@@ -122,7 +162,8 @@ def test_two_shards_that_end_at_the_same_moment_leave_whole_tables(run, tmp_path
 
     def late(self, folder):
         calls.append(folder)
-        if len(calls) == 1:  # the other shard ends after this one has read the records, and publishes first
+        # the other shard ends after this one has read the records, and publishes first
+        if len(calls) == 1:
             assert run.inj(*arguments, "--shard", "2/2").exit_code == 1  # no injection converged
         right(self, folder)
 
@@ -145,7 +186,9 @@ def test_folder_is_told_from_without_the_model(run, tmp_path, monkeypatch):
     out = tmp_path / "out"
     run.inj("--ratio", 0.1, "--methods", "activations", "--max-steps", 1, "--shard", "1/3")
     status = run("status", out)
-    assert ["activations", "3", "1", "0", "2"] in [line.split()[:5] for line in status.stdout.splitlines()]
+    assert ["activations", "3", "1", "0", "2"] in [
+        line.split()[:5] for line in status.stdout.splitlines()
+    ]
     assert "Time left" in status.stdout
     run.inj("--ratio", 0.1, "--methods", "activations", "--max-steps", 1)
     table = run("table", out, "--out", tmp_path / "tables")
@@ -154,7 +197,9 @@ def test_folder_is_told_from_without_the_model(run, tmp_path, monkeypatch):
         assert (tmp_path / "tables" / name).read_bytes() == (out / name).read_bytes()
     trace = run("trace", out, "--method", "activations", "--name", "006")
     assert trace.exit_code == 0, trace.output
-    (command,) = [line.strip() for line in trace.stdout.splitlines() if line.startswith("  tl-localize inj")]
+    (command,) = [
+        line.strip() for line in trace.stdout.splitlines() if line.startswith("  tl-localize inj")
+    ]
     monkeypatch.chdir(tmp_path)
     run(*shlex.split(command)[1:])
     again, before = frame(tmp_path / "made-again"), frame(out)
@@ -181,13 +226,18 @@ def test_inj_refuses_settings_that_contradict_the_folder(run):
 def test_inj_says_nothing_in_a_pipe_unless_asked(run):
     arguments = ["--ratio", 0.1, "--methods", "random", "--max-steps", 1]
     assert "row_norm on" not in run.inj(*arguments, "--shard", "1/3").stderr
-    assert run.inj(*arguments, "-v").stderr.count("row_norm on") == 2 * 2  # scores and recall of two sentences
+    # scores and recall of two sentences
+    assert run.inj(*arguments, "-v").stderr.count("row_norm on") == 2 * 2
 
 
 def test_localize_prints_the_top_neurons(run):
     result = run.localize("--method", "activations", "--top", 3)
     assert result.exit_code == 0, result.output
-    rows = [line.split() for line in result.stdout.splitlines() if line.strip() and line.split()[0] in "123"]
+    rows = [
+        line.split()
+        for line in result.stdout.splitlines()
+        if line.strip() and line.split()[0] in "123"
+    ]
     assert [row[0] for row in rows] == ["1", "2", "3"]
     scores = [float(row[3]) for row in rows]
     assert scores == sorted(scores, reverse=True)
@@ -199,19 +249,43 @@ def test_localize_draws_no_bar_in_a_pipe(run):
 
 
 def test_localize_refuses_a_text_that_is_not_recited(run, model_dir):
-    result = run("localize", "--model", model_dir, "--prefix", "Two roads", "--suffix", " diverged", "--method", "activations")
-    assert result.exit_code == 2 and "sequence must be recited by the model" in result.stderr and "--force" in result.stderr
+    result = run(
+        "localize",
+        "--model",
+        model_dir,
+        "--prefix",
+        "Two roads",
+        "--suffix",
+        " diverged",
+        "--method",
+        "activations",
+    )
+    assert (
+        result.exit_code == 2
+        and "sequence must be recited by the model" in result.stderr
+        and "--force" in result.stderr
+    )
 
 
 def test_localize_of_an_example_says_what_is_left_and_writes_the_view(run, tmp_path):
-    result = run("localize", "--example", "quotes-056", "--method", "attribution", "--out", tmp_path / "scores.safetensors")
+    result = run(
+        "localize",
+        "--example",
+        "quotes-056",
+        "--method",
+        "attribution",
+        "--out",
+        tmp_path / "scores.safetensors",
+    )
     assert result.exit_code == 0, result.output
     before, after = (int(found) for found in re.findall(r"recites? (\d+) %", result.stdout))
     assert after < before - 10
     assert "Quentin Hackomber" in (tmp_path / "scores.html").read_text()
 
 
-@pytest.mark.parametrize("text", [[], ["--prefix", "a"], ["--prefix", "a", "--suffix", " b", "--example", "quotes-056"]])
+@pytest.mark.parametrize(
+    "text", [[], ["--prefix", "a"], ["--prefix", "a", "--suffix", " b", "--example", "quotes-056"]]
+)
 def test_localize_takes_a_text_or_an_example(run, text):
     result = run("localize", *text)
     assert result.exit_code == 2 and "got neither or both" in result.stderr
@@ -220,7 +294,11 @@ def test_localize_takes_a_text_or_an_example(run, text):
 def test_demo_forgets_the_text_and_not_the_others(run):
     result = run("demo")
     assert result.exit_code == 0, result.output
-    none, *_, best = (re.findall(r"(\d+) +(\d+) *$", line)[0] for line in result.stdout.splitlines() if re.search(r"\d+ +\d+ *$", line))
+    none, *_, best = (
+        re.findall(r"(\d+) +(\d+) *$", line)[0]
+        for line in result.stdout.splitlines()
+        if re.search(r"\d+ +\d+ *$", line)
+    )
     assert none == ("100", "100")
     assert int(best[0]) < 80 and int(best[1]) > 95
 
@@ -243,7 +321,10 @@ def test_table_for_other_programs(run, tmp_path, option, mark):
 def test_localize_saves_scores(run, tmp_path):
     from tl_localize import NeuronScores
 
-    assert run.localize("--method", "activations", "--out", tmp_path / "scores.safetensors").exit_code == 0
+    assert (
+        run.localize("--method", "activations", "--out", tmp_path / "scores.safetensors").exit_code
+        == 0
+    )
     assert NeuronScores.load(tmp_path / "scores.safetensors").method == "activations"
 
 
@@ -285,14 +366,19 @@ def test_inj_explains_a_mistake_in_one_line(run, arguments, message):
         (["--seed", 2**32], "seed must be a whole number from 0 to 2**32 - 1, got 4294967296"),
         (["--distractors", -1], "distractors must be at least 0, got -1"),
         (["--ratio", 0], "ratio must be a fraction in (0, 1], got 0.0"),
-        (["--ratio", 0.1, "--ratio", 0.1], "ratio must be given once for each share, got [0.1, 0.1]"),
+        (
+            ["--ratio", 0.1, "--ratio", 0.1],
+            "ratio must be given once for each share, got [0.1, 0.1]",
+        ),
         (["--shard", "3/2"], "shard must read i/n with i from 1 to n, got '3/2'"),
         (["--workers", 0], "workers must be at least 1, got 0"),
         (["--gpus", -1], "gpus must be at least 0, got -1.0"),
     ],
 )
 def test_inj_finds_mistakes_before_the_model_is_loaded(run, arguments, message, monkeypatch):
-    monkeypatch.setattr("tl_localize.cli.options.load_model", lambda *a: pytest.fail("the model was loaded first"))
+    monkeypatch.setattr(
+        "tl_localize.cli.options.load_model", lambda *a: pytest.fail("the model was loaded first")
+    )
     result = run.inj(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
@@ -313,9 +399,13 @@ def test_inj_names_the_line_of_a_broken_file(run, data):
     assert str(data) in result.stderr
 
 
-def test_inj_finds_an_unwritable_folder_before_the_work(run, model_dir, data, tmp_path, monkeypatch):
+def test_inj_finds_an_unwritable_folder_before_the_work(
+    run, model_dir, data, tmp_path, monkeypatch
+):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("tl_localize.cli.options.load_model", lambda *a: pytest.fail("the model was loaded first"))
+    monkeypatch.setattr(
+        "tl_localize.cli.options.load_model", lambda *a: pytest.fail("the model was loaded first")
+    )
     result = run("inj", "--model", model_dir, "--data", data, "--out", tmp_path / "file" / "out")
     assert result.exit_code == 2
     assert "folder must be writable" in result.stderr
@@ -335,34 +425,75 @@ def test_tune_ranks_a_grid_and_inj_reads_its_settings(run, model_dir, data, tmp_
 
     grid = tmp_path / "grid.json"
     grid.write_text(json.dumps({"slimming": {"steps": [10, 20]}}))
-    arguments = ["--model", model_dir, "--data", data, "--ratio", 0.1, "--grid", grid, "--method", "slimming", "--out", tmp_path / "tune"]
+    arguments = [
+        "--model",
+        model_dir,
+        "--data",
+        data,
+        "--ratio",
+        0.1,
+        "--grid",
+        grid,
+        "--method",
+        "slimming",
+        "--out",
+        tmp_path / "tune",
+    ]
     monkeypatch.setattr("tl_localize.cli.tune.InjBenchmark", partial(InjBenchmark, max_steps=1))
     result = run("tune", *arguments[:-1], tmp_path / "none")
     assert result.exit_code == 1, result.output
     assert "NONE of the injections converged: there is nothing to rank." in result.stderr
     assert not (tmp_path / "none" / "settings.json").exists()
-    monkeypatch.setattr("tl_localize.cli.tune.InjBenchmark", partial(InjBenchmark, max_steps=1, stop_loss=100.0))
+    monkeypatch.setattr(
+        "tl_localize.cli.tune.InjBenchmark", partial(InjBenchmark, max_steps=1, stop_loss=100.0)
+    )
     result = run("tune", *arguments)
     assert result.exit_code == 0, result.output
     assert "steps=10" in result.stdout
     assert "steps=20" in result.stdout
     used = run.inj(
-        "--ratio", 0.1, "--methods", "slimming", "--limit", 1, "--max-steps", 1, "--settings", tmp_path / "tune" / "settings.json"
+        "--ratio",
+        0.1,
+        "--methods",
+        "slimming",
+        "--limit",
+        1,
+        "--max-steps",
+        1,
+        "--settings",
+        tmp_path / "tune" / "settings.json",
     )
     assert used.exit_code == 1, used.output  # one step is not enough for an injection
-    best = json.loads((tmp_path / "tune" / "settings.json").read_text())["settings"]["slimming"]["steps"]
+    best = json.loads((tmp_path / "tune" / "settings.json").read_text())["settings"]["slimming"][
+        "steps"
+    ]
     (record,) = json.loads((tmp_path / "out" / "settings.json").read_text())["runs"]
     assert f"steps={best}" in record["methods"]["slimming"]
 
 
-def test_tune_ranks_at_the_ratio_it_was_asked_for_last_also_when_that_is_not_new(run, model_dir, data, tmp_path, monkeypatch):
+def test_tune_ranks_at_the_ratio_it_was_asked_for_last_also_when_that_is_not_new(
+    run, model_dir, data, tmp_path, monkeypatch
+):
     from functools import partial
 
     from tl_localize import InjBenchmark
 
     (tmp_path / "grid.json").write_text(json.dumps({"slimming": {"steps": [10]}}))
-    monkeypatch.setattr("tl_localize.cli.tune.InjBenchmark", partial(InjBenchmark, max_steps=1, stop_loss=100.0))
-    arguments = ["--model", model_dir, "--data", data, "--grid", tmp_path / "grid.json", "--method", "slimming", "--out", tmp_path / "tune"]
+    monkeypatch.setattr(
+        "tl_localize.cli.tune.InjBenchmark", partial(InjBenchmark, max_steps=1, stop_loss=100.0)
+    )
+    arguments = [
+        "--model",
+        model_dir,
+        "--data",
+        data,
+        "--grid",
+        tmp_path / "grid.json",
+        "--method",
+        "slimming",
+        "--out",
+        tmp_path / "tune",
+    ]
     captions = []
     for ratio in (0.1, 0.2, 0.1):
         assert run("tune", *arguments, "--ratio", ratio).exit_code == 0
@@ -378,7 +509,9 @@ def test_localize_takes_one_method(run):
 
 def test_tune_names_a_method_missing_in_the_grid(run, model_dir, tmp_path):
     (tmp_path / "grid.json").write_text(json.dumps({"slimming": {"steps": [10]}}))
-    result = run("tune", "--model", model_dir, "--grid", tmp_path / "grid.json", "--method", "slimmin")
+    result = run(
+        "tune", "--model", model_dir, "--grid", tmp_path / "grid.json", "--method", "slimmin"
+    )
     assert result.exit_code == 2
     assert "Did you mean slimming" in result.stderr
 
@@ -391,21 +524,49 @@ def named_gpt2(model_dir, tmp_path):
     return shutil.copytree(model_dir, tmp_path / "gpt2")
 
 
-def test_inj_takes_the_papers_settings_for_a_directory_of_that_name(run, named_gpt2, data, tmp_path, monkeypatch):
+def test_inj_takes_the_papers_settings_for_a_directory_of_that_name(
+    run, named_gpt2, data, tmp_path, monkeypatch
+):
     monkeypatch.setattr("tl_localize.cli.inj.compute", lambda asked, *a: runs.extend(asked))
     runs = []
-    arguments = ["--data", data, "--limit", 1, "--ratio", 0.1, "--methods", "slimming", "--out", tmp_path / "out"]
+    arguments = [
+        "--data",
+        data,
+        "--limit",
+        1,
+        "--ratio",
+        0.1,
+        "--methods",
+        "slimming",
+        "--out",
+        tmp_path / "out",
+    ]
     result = run("inj", "--model", named_gpt2, *arguments, "--set", "slimming.stop_sparsity=0.3")
     assert "Settings of learned masks: the paper's for gpt2." in result.stderr
     ((_, (method,)),) = runs
     assert (method.sparsity_weight, method.steps, method.stop_sparsity) == (15000, 4000, 0.3)
-    assert "the defaults, for the paper has none for tiny." in run.inj("--limit", 1, "--ratio", 0.1, "--methods", "random").stderr
+    assert (
+        "the defaults, for the paper has none for tiny."
+        in run.inj("--limit", 1, "--ratio", 0.1, "--methods", "random").stderr
+    )
 
 
 def test_tune_searches_around_the_papers_settings(run, named_gpt2, data, tmp_path, monkeypatch):
     runs = []
     monkeypatch.setattr("tl_localize.cli.tune.compute", lambda asked, *a: runs.extend(asked))
-    result = run("tune", "--model", named_gpt2, "--data", data, "--method", "slimming", "--ratio", 0.1, "--out", tmp_path / "tune")
+    result = run(
+        "tune",
+        "--model",
+        named_gpt2,
+        "--data",
+        data,
+        "--method",
+        "slimming",
+        "--ratio",
+        0.1,
+        "--out",
+        tmp_path / "tune",
+    )
     assert "the paper's for gpt2, where the grid has no others." in result.stderr
     ((_, methods),) = runs
     assert len(set(methods)) == 12

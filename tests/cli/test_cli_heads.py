@@ -23,7 +23,9 @@ def run(*arguments: Any) -> Result:
 
 @pytest.fixture
 def given(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Options of del and tune: rows that the model recites from their third token on, and general text."""
+    """Options of del and tune: rows that the model recites from their third token on, and general
+    text.
+    """
     monkeypatch.setattr("tl_localize.cli.del_benchmark.del_figures", lambda *a: {})
     model = load_model(model_dir, device="cpu")
     rows = torch.randint(256, (6, 3), generator=torch.Generator().manual_seed(3))
@@ -33,38 +35,92 @@ def given(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
     general = torch.randint(256, (3, 20), generator=torch.Generator().manual_seed(0))
     for name, tokens in (("rows", rows), ("general", general)):
         save_tensors(tmp_path / f"{name}.safetensors", {"tokens": tokens.int()}, {})
-    data = ["--data", tmp_path / "rows.safetensors", "--n-prefix", 3, "--general", tmp_path / "general.safetensors", "--any-tokens"]
+    data = [
+        "--data",
+        tmp_path / "rows.safetensors",
+        "--n-prefix",
+        3,
+        "--general",
+        tmp_path / "general.safetensors",
+        "--any-tokens",
+    ]
     return ["--model", model_dir, "--out", tmp_path / "out", *data]
 
 
 def test_del_of_heads(given: list[Any], tmp_path: Path) -> None:
-    result = run("del", *given, "--n-dev", 2, "--units", "heads", "--ratio", 0.5, "--methods", "attribution,iterative_attribution")
+    result = run(
+        "del",
+        *given,
+        "--n-dev",
+        2,
+        "--units",
+        "heads",
+        "--ratio",
+        0.5,
+        "--methods",
+        "attribution,iterative_attribution",
+    )
     assert result.exit_code == 0, result.output
     assert "which were chosen for neurons, not heads" in result.stderr
     frame = pd.read_csv(tmp_path / "out" / "frame.csv")
-    assert set(frame["n_neurons"]) == {1} and set(frame["method"]) == {"attribution", "iterative_attribution", "random"}
+    assert set(frame["n_neurons"]) == {1} and set(frame["method"]) == {
+        "attribution",
+        "iterative_attribution",
+        "random",
+    }
     (record,) = json.loads((tmp_path / "out" / "settings.json").read_text())["runs"]
     assert record["units"] == "AttentionHeads()"
-    assert record["methods"]["iterative_attribution"].startswith("IterativeAttribution(units=AttentionHeads(), rounds=10, share=0.5")
+    assert record["methods"]["iterative_attribution"].startswith(
+        "IterativeAttribution(units=AttentionHeads(), rounds=10, share=0.5"
+    )
     assert "[tiny, AttentionHeads()]" in (tmp_path / "out" / "del.md").read_text()
 
 
-def test_del_of_heads_refuses_the_default_ratios_of_a_model_with_two_heads(given: list[Any]) -> None:
+def test_del_of_heads_refuses_the_default_ratios_of_a_model_with_two_heads(
+    given: list[Any],
+) -> None:
     result = run("del", *given, "--n-dev", 2, "--units", "heads", "--methods", "random")
-    assert result.exit_code == 2 and "ratio must select at least one of 2 heads, got 0.17" in result.stderr
+    assert (
+        result.exit_code == 2
+        and "ratio must select at least one of 2 heads, got 0.17" in result.stderr
+    )
 
 
 def test_tune_of_heads(given: list[Any], tmp_path: Path) -> None:
     (tmp_path / "grid.json").write_text(json.dumps({"slimming": {"steps": [2, 3]}}))
-    options = ["--benchmark", "del", "--method", "slimming", "--grid", tmp_path / "grid.json", "--ratio", 0.5, "--n-dev", 3]
+    options = [
+        "--benchmark",
+        "del",
+        "--method",
+        "slimming",
+        "--grid",
+        tmp_path / "grid.json",
+        "--ratio",
+        0.5,
+        "--n-dev",
+        3,
+    ]
     result = run("tune", *given, *options, "--units", "heads")
     assert result.exit_code == 0, result.output
-    assert json.loads((tmp_path / "out" / "settings.json").read_text())["settings"]["slimming"]["steps"] in (2, 3)
+    assert json.loads((tmp_path / "out" / "settings.json").read_text())["settings"]["slimming"][
+        "steps"
+    ] in (2, 3)
 
 
 def test_inj_of_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tl_localize.cli.inj.inj_figures", lambda *a: {})
-    options = ["--limit", 1, "--max-steps", 2, "--methods", "attribution", "--units", "heads", "--device", "cpu"]
+    options = [
+        "--limit",
+        1,
+        "--max-steps",
+        2,
+        "--methods",
+        "attribution",
+        "--units",
+        "heads",
+        "--device",
+        "cpu",
+    ]
     result = run("inj", "--out", tmp_path / "out", *options)
     assert result.exit_code == 1, result.output  # for the injection did not converge
     (record,) = json.loads((tmp_path / "out" / "settings.json").read_text())["runs"]
@@ -74,7 +130,19 @@ def test_inj_of_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_localize_heads(model_dir: Path, tmp_path: Path) -> None:
-    text = ["--prefix", "Two roads", "--suffix", " diverged", "--force", "--method", "zero_out", "--units", "heads", "--ratio", 0.5]
+    text = [
+        "--prefix",
+        "Two roads",
+        "--suffix",
+        " diverged",
+        "--force",
+        "--method",
+        "zero_out",
+        "--units",
+        "heads",
+        "--ratio",
+        0.5,
+    ]
     result = run("localize", "--model", model_dir, *text, "--out", tmp_path / "scores.safetensors")
     assert result.exit_code == 0, result.output
     assert "ZeroOut(units=AttentionHeads()" in result.stdout
@@ -86,4 +154,7 @@ def test_localize_heads(model_dir: Path, tmp_path: Path) -> None:
 def test_unknown_units_are_refused(command: str, tmp_path: Path) -> None:
     out = tmp_path / ("out.safetensors" if command == "localize" else "out")
     result = run(command, "--units", "heds", "--out", out)
-    assert result.exit_code == 2 and "units must be one of neurons, heads, got 'heds'. Did you mean heads" in result.stderr
+    assert (
+        result.exit_code == 2
+        and "units must be one of neurons, heads, got 'heds'. Did you mean heads" in result.stderr
+    )

@@ -17,7 +17,9 @@ def corpus() -> Callable[..., list[torch.Tensor]]:
         rows = recite(model, torch.randint(61, (n, 6), generator=generator), 16)
         for i in range(n):
             for _ in range(i % 7):
-                rows[i, int(torch.randint(6, 22, (1,), generator=generator))] = int(torch.randint(61, (1,), generator=generator))
+                rows[i, int(torch.randint(6, 22, (1,), generator=generator))] = int(
+                    torch.randint(61, (1,), generator=generator)
+                )
         return list(rows)
 
     return make

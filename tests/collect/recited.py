@@ -1,4 +1,6 @@
-"""What the tests of this room share: criteria for tiny models, a spelling, and greedy continuation without a cache."""
+"""What the tests of this room share: criteria for tiny models, a spelling, and greedy continuation
+without a cache.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ import torch
 
 from tl_localize.collect import Criteria
 
-CRITERIA = Criteria(n_prefix=6, n_suffix=16, min_accuracy=0.7, max_distance=6, min_distinct=3, ngram=3)
+CRITERIA = Criteria(
+    n_prefix=6, n_suffix=16, min_accuracy=0.7, max_distance=6, min_distinct=3, ngram=3
+)
 
 
 def letters(ids: list[int]) -> str:
@@ -18,5 +22,7 @@ def letters(ids: list[int]) -> str:
 def recite(model: Any, tokens: torch.Tensor, n: int) -> torch.Tensor:
     """Greedy continuation of each row by n tokens, without a cache."""
     for _ in range(n):
-        tokens = torch.cat([tokens, model(tokens, padding_side="right")[:, -1].argmax(-1, keepdim=True)], 1)
+        tokens = torch.cat(
+            [tokens, model(tokens, padding_side="right")[:, -1].argmax(-1, keepdim=True)], 1
+        )
     return tokens

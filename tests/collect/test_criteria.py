@@ -9,7 +9,16 @@ import torch
 from recited import letters, recite
 
 from tl_localize.collect import Criteria, collect_memorized
-from tl_localize.collect.criteria import DISTANT, INACCURATE, MONOTONOUS, NEAR, REPEATED, REPETITIVE, SHORT, SURPLUS
+from tl_localize.collect.criteria import (
+    DISTANT,
+    INACCURATE,
+    MONOTONOUS,
+    NEAR,
+    REPEATED,
+    REPETITIVE,
+    SHORT,
+    SURPLUS,
+)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +45,15 @@ def test_report_counts_what_each_criterion_removes(gpt2_like: Any) -> None:
     wrong[6:16] = (wrong[6:16] + 1) % 61
     constant = good[0].clone()
     constant[6:] = 5
-    stream = [*good, good[1].clone(), wrong, constant, good[2][:10], torch.zeros(0), torch.cat([good[3], good[3]])]
+    stream = [
+        *good,
+        good[1].clone(),
+        wrong,
+        constant,
+        good[2][:10],
+        torch.zeros(0),
+        torch.cat([good[3], good[3]]),
+    ]
     criteria = Criteria(n_prefix=6, n_suffix=16, min_distinct=2, max_jaccard=1)
     assert min(distinct) >= 2
     report = collect_memorized(gpt2_like, stream, criteria, n_dev=0, n_max=4, decode=letters).report
@@ -53,6 +70,8 @@ def test_report_counts_what_each_criterion_removes(gpt2_like: Any) -> None:
     }
     assert (report.n_in, report.n_out) == (12, 4)
     assert report.table()["left"].iloc[-1] == 4
-    assert report.examples[SHORT][0].startswith("sequence-9: 10 tokens: 'A" if good[2][0] == 0 else "sequence-9: 10 tokens: ")
+    assert report.examples[SHORT][0].startswith(
+        "sequence-9: 10 tokens: 'A" if good[2][0] == 0 else "sequence-9: 10 tokens: "
+    )
     assert report.examples[SHORT][1] == "sequence-10: 0 tokens: ''"
     assert str(report).startswith("12 came in, 2 removed: too short")

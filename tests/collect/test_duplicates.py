@@ -10,7 +10,9 @@ from tl_localize.collect.duplicates import near_duplicates, origins
 
 
 def by_all_pairs(tokens: np.ndarray, max_jaccard: float, ngram: int) -> list[list[int]]:
-    sets = [{tuple(row[i : i + ngram]) for i in range(len(row) - ngram + 1)} for row in tokens.tolist()]
+    sets = [
+        {tuple(row[i : i + ngram]) for i in range(len(row) - ngram + 1)} for row in tokens.tolist()
+    ]
     group = list(range(len(tokens)))
     for i in range(len(tokens)):
         for j in range(i):
@@ -23,7 +25,11 @@ def by_all_pairs(tokens: np.ndarray, max_jaccard: float, ngram: int) -> list[lis
 @settings(deadline=None, max_examples=80)
 def test_near_duplicates_are_those_of_all_pairs(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    n, length, vocabulary = int(rng.integers(1, 30)), int(rng.integers(5, 30)), int(rng.choice([2, 4, 60]))
+    n, length, vocabulary = (
+        int(rng.integers(1, 30)),
+        int(rng.integers(5, 30)),
+        int(rng.choice([2, 4, 60])),
+    )
     originals = rng.integers(vocabulary, size=(max(1, n // 4), length))
     tokens = originals[rng.integers(len(originals), size=n)]
     edited = rng.random(tokens.shape) < rng.choice([0, 0.05, 0.2])

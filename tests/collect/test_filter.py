@@ -20,31 +20,49 @@ from tl_localize.collect.filter import Filter, FilteredChunk
 from tl_localize.host.seam import generate
 
 
-def by_the_book(model: Any, rows: list[torch.Tensor], criteria: Criteria) -> dict[int, tuple[float, int]]:
-    """Index -> accuracy and distance of what passes, each criterion computed for each sequence by itself."""
+def by_the_book(
+    model: Any, rows: list[torch.Tensor], criteria: Criteria
+) -> dict[int, tuple[float, int]]:
+    """Index -> accuracy and distance of what passes, each criterion computed for each sequence by
+    itself.
+    """
     passed: dict[int, tuple[float, int]] = {}
     continued = recite(model, torch.stack(rows)[:, : criteria.n_prefix], criteria.n_suffix)
     for i, (tokens, generated) in enumerate(zip(rows, continued, strict=True)):
         sequence = MemorizedSequence(tokens, criteria.n_prefix)
         distance = Levenshtein.distance(letters(generated.tolist()), letters(tokens.tolist()))
-        distinct = min(len(set(sequence.suffix.tolist())), len(set(generated[criteria.n_prefix :].tolist())))
+        distinct = min(
+            len(set(sequence.suffix.tolist())), len(set(generated[criteria.n_prefix :].tolist()))
+        )
         share = float(accuracy(model, [sequence])[0])
-        if share >= criteria.min_accuracy - 1e-6 and distance <= criteria.max_distance and distinct >= criteria.min_distinct:
+        if (
+            share >= criteria.min_accuracy - 1e-6
+            and distance <= criteria.max_distance
+            and distinct >= criteria.min_distinct
+        ):
             passed[i] = (share, distance)
     return passed
 
 
 @pytest.mark.parametrize("batch_size", [None, 3])
-def test_collect_finds_what_the_criteria_say(any_model: Any, corpus: Any, batch_size: int | None) -> None:
+def test_collect_finds_what_the_criteria_say(
+    any_model: Any, corpus: Any, batch_size: int | None
+) -> None:
     rows = corpus(any_model)
     expected = by_the_book(any_model, rows, CRITERIA)
     assert 3 < len(expected) < 27
     everything = Criteria(**{**vars(CRITERIA), "max_jaccard": 1})
-    found = collect_memorized(any_model, rows, everything, n_dev=0, decode=letters, batch_size=batch_size)
+    found = collect_memorized(
+        any_model, rows, everything, n_dev=0, decode=letters, batch_size=batch_size
+    )
     assert [sequence.id for sequence in found.sequences] == [f"sequence-{i}" for i in expected]
-    assert found.frame["accuracy"].tolist() == pytest.approx([share for share, _ in expected.values()])
+    assert found.frame["accuracy"].tolist() == pytest.approx(
+        [share for share, _ in expected.values()]
+    )
     assert found.frame["distance"].tolist() == [distance for _, distance in expected.values()]
-    assert all(torch.equal(s.tokens, rows[i]) for s, i in zip(found.sequences, expected, strict=True))
+    assert all(
+        torch.equal(s.tokens, rows[i]) for s, i in zip(found.sequences, expected, strict=True)
+    )
     assert found.report.n_in == 30
     assert found.report.n_out == len(expected)
 
@@ -52,22 +70,38 @@ def test_collect_finds_what_the_criteria_say(any_model: Any, corpus: Any, batch_
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["reference-gpt2", "reference-pythia"])
 def test_generation_takes_the_pad_token_for_text(name: str, side: str) -> None:
-    """``model.generate`` masks it at one end of the context or the other, so it gives other tokens here."""
+    """``model.generate`` masks it at one end of the context or the other, so it gives other tokens
+    here.
+    """
     model = load_model(name, device="cpu")
     model.tokenizer.padding_side, pad = side, model.tokenizer.pad_token_id
     context = torch.randint(model.cfg.d_vocab, (4, 12), generator=torch.Generator().manual_seed(3))
     context[0, :3] = context[1, -3:] = context[2, 4] = pad
     expected = recite(model, context, 12)
     assert torch.equal(generate(model, context, 12), expected[:, 12:])
-    options = {"do_sample": False, "stop_at_eos": False, "prepend_bos": False, "verbose": False, "return_type": "tokens"}
-    assert not torch.equal(model.generate(context, max_new_tokens=12, padding_side=side, **options), expected)
+    options = {
+        "do_sample": False,
+        "stop_at_eos": False,
+        "prepend_bos": False,
+        "verbose": False,
+        "return_type": "tokens",
+    }
+    assert not torch.equal(
+        model.generate(context, max_new_tokens=12, padding_side=side, **options), expected
+    )
 
 
-def test_candidates_without_a_miss_are_not_generated(gpt2_like: Any, corpus: Any, monkeypatch: Any) -> None:
+def test_candidates_without_a_miss_are_not_generated(
+    gpt2_like: Any, corpus: Any, monkeypatch: Any
+) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr("tl_localize.collect.filter.generate", lambda model, context, n: calls.append(context))
+    monkeypatch.setattr(
+        "tl_localize.collect.filter.generate", lambda model, context, n: calls.append(context)
+    )
     right = corpus(gpt2_like)[::7]  # in each seventh no token is exchanged
-    assert [one.distance for one in Filter(gpt2_like, CRITERIA, letters).filter(right).recited] == [0] * 5
+    assert [one.distance for one in Filter(gpt2_like, CRITERIA, letters).filter(right).recited] == [
+        0
+    ] * 5
     assert calls == []
 
 
@@ -81,12 +115,19 @@ def test_collect_takes_a_tensor_a_list_and_an_iterator(gpt2_like: Any, corpus: A
     rows = corpus(gpt2_like)
     results = [
         collect_memorized(gpt2_like, stream, CRITERIA, n_dev=1, decode=letters).frame.to_csv()
-        for stream in (rows, torch.stack(rows).int(), (row.tolist() for row in rows), [row.numpy().astype(np.uint16) for row in rows])
+        for stream in (
+            rows,
+            torch.stack(rows).int(),
+            (row.tolist() for row in rows),
+            [row.numpy().astype(np.uint16) for row in rows],
+        )
     ]
     assert len(set(results)) == 1
 
 
-def test_collect_reads_the_stream_once_and_in_batches(gpt2_like: Any, corpus: Any, monkeypatch: Any) -> None:
+def test_collect_reads_the_stream_once_and_in_batches(
+    gpt2_like: Any, corpus: Any, monkeypatch: Any
+) -> None:
     rows = corpus(gpt2_like)
     read: list[int] = []
     ahead: list[int] = []
@@ -103,19 +144,34 @@ def test_collect_reads_the_stream_once_and_in_batches(gpt2_like: Any, corpus: An
     assert ahead[0] < 20  # the first have passed before the stream is at its end
 
 
-def test_parts_that_know_nothing_of_each_other_are_together_the_stream(gpt2_like: Any, corpus: Any) -> None:
+def test_parts_that_know_nothing_of_each_other_are_together_the_stream(
+    gpt2_like: Any, corpus: Any
+) -> None:
     rows = corpus(gpt2_like)
     distinct = [1] * 12 + [5] * 10  # repeats itself: monotonous where it is recited
-    stream = [Candidate(row.numpy(), f"c{i}") for i, row in enumerate([*rows, *rows[::-1], torch.tensor(distinct), *rows[3:20]])]
-    criteria = Criteria(**{**vars(CRITERIA), "max_distance": 3, "min_distinct": 2, "max_jaccard": 0.3})
+    stream = [
+        Candidate(row.numpy(), f"c{i}")
+        for i, row in enumerate([*rows, *rows[::-1], torch.tensor(distinct), *rows[3:20]])
+    ]
+    criteria = Criteria(
+        **{**vars(CRITERIA), "max_distance": 3, "min_distinct": 2, "max_jaccard": 0.3}
+    )
     whole = collect_memorized(gpt2_like, stream, criteria, n_dev=2, decode=letters)
     assert min(whole.report.removed[name] for name in (REPEATED, DISTANT, INACCURATE)) > 0
     filter = Filter(gpt2_like, criteria, letters)
-    parts = [filter.filter(stream[start : start + 8]).packed() for start in range(0, len(stream), 8)]
-    kept = [FilteredChunk.unpacked(json.loads(json.dumps(value)), tensors) for value, tensors in parts]
+    parts = [
+        filter.filter(stream[start : start + 8]).packed() for start in range(0, len(stream), 8)
+    ]
+    kept = [
+        FilteredChunk.unpacked(json.loads(json.dumps(value)), tensors) for value, tensors in parts
+    ]
     found = assemble(filter, kept, n_dev=2)
     assert found.frame.to_csv() == whole.frame.to_csv()
-    assert (found.report.n_in, found.report.removed, found.groups) == (whole.report.n_in, whole.report.removed, whole.groups)
+    assert (found.report.n_in, found.report.removed, found.groups) == (
+        whole.report.n_in,
+        whole.report.removed,
+        whole.groups,
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""What the reference models may have memorized is the same text on every Python, and planted texts keep their names."""
+"""What the reference models may have memorized is the same text on every Python, and planted texts
+keep their names.
+"""
 
 import hashlib
 import json
@@ -8,7 +10,14 @@ import torch
 from tl_localize import load_model, reference
 from tl_localize.collect import Criteria, collect_memorized
 from tl_localize.collect.reference_texts import reference_tables, training_rows, with_planted
-from tl_localize.reference import CORPUS_DIR, general_texts, held_out_tokens, lacking_texts, load_planted, reference_sequences
+from tl_localize.reference import (
+    CORPUS_DIR,
+    general_texts,
+    held_out_tokens,
+    lacking_texts,
+    load_planted,
+    reference_sequences,
+)
 
 
 def test_general_texts_are_those_of_the_list_in_its_order():
@@ -17,14 +26,19 @@ def test_general_texts_are_those_of_the_list_in_its_order():
         texts, lacking = general_texts(split)
         hashes = [name for names in listed[split].values() for name in names]
         gone = {name.split()[-1] for name in lacking}
-        assert [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts] == [name for name in hashes if name not in gone]
+        assert [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts] == [
+            name for name in hashes if name not in gone
+        ]
     assert not set(general_texts("training")[0]) & set(general_texts("held-out")[0])
 
 
 def test_a_text_that_this_python_lacks_is_left_out_and_named(tmp_path, monkeypatch):
-    (tmp_path / "general.json").write_text(json.dumps({"training": {"json/nowhere.py": ["0" * 16]}, "held-out": {}}))
+    (tmp_path / "general.json").write_text(
+        json.dumps({"training": {"json/nowhere.py": ["0" * 16]}, "held-out": {}})
+    )
     monkeypatch.setattr(reference, "CORPUS_DIR", tmp_path)
-    monkeypatch.setattr(reference, "general_texts", general_texts.__wrapped__)  # what the others have read stays in memory
+    # what the others have read stays in memory
+    monkeypatch.setattr(reference, "general_texts", general_texts.__wrapped__)
     assert reference.general_texts("training") == ((), (f"json/nowhere.py {'0' * 16}",))
     assert "1 of 1 general texts" in lacking_texts() and "Too few are left" in lacking_texts()
 
@@ -43,7 +57,9 @@ def test_planted_texts_get_their_own_names_and_the_others_are_natural():
     shifted = torch.cat([planted[2].tokens[10:], planted[2].tokens[:10]])
     natural = held_out_tokens()[:1, :80].long()
     criteria = Criteria(min_accuracy=0, max_distance=10**6, min_distinct=1)
-    found = collect_memorized(model, [planted[0].tokens, planted[1].tokens, shifted, natural[0]], criteria, n_dev=0)
+    found = collect_memorized(
+        model, [planted[0].tokens, planted[1].tokens, shifted, natural[0]], criteria, n_dev=0
+    )
     named = with_planted(model, found)
     assert named.frame[["id", "category"]].to_numpy().tolist() == [
         *([one.id, one.category] for one in planted),

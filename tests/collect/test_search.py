@@ -1,4 +1,6 @@
-"""A search in chunks gives what one pass gives; the plan reads next to nothing; changed data are found out."""
+"""A search in chunks gives what one pass gives; the plan reads next to nothing; changed data are
+found out.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ import pytest
 import torch
 from recited import CRITERIA, letters
 
-from tl_localize.collect import Criteria, collect_memorized, likely_windows, text_windows, token_windows
+from tl_localize.collect import (
+    Criteria,
+    collect_memorized,
+    likely_windows,
+    text_windows,
+    token_windows,
+)
 from tl_localize.collect.filter import Filter
 from tl_localize.collect.search import Chunk, Search, SearchResults, chunks_of, parse_windows
 from tl_localize.execution.engine import InProcess
@@ -54,13 +62,22 @@ def files(model: Any, corpus: Any, tmp_path: Path) -> dict[str, Path]:
     rows = [*corpus(model), corpus(model)[0]]
     words = [" ".join(map(str, row.tolist())) for row in rows]
     (tmp_path / "a.txt").write_text("\n".join(["", *words]) + "\n")
-    (tmp_path / "b.jsonl").write_text("\n\n".join(json.dumps({"text": text, "é": "é"}) for text in words))
+    (tmp_path / "b.jsonl").write_text(
+        "\n\n".join(json.dumps({"text": text, "é": "é"}) for text in words)
+    )
     np.save(tmp_path / "c.npy", torch.stack(rows).numpy().astype(np.uint16))
     return {path.suffix[1:]: path for path in tmp_path.iterdir()}
 
 
-def search_of(model: Any, *paths: Path, windows: Any = "first", criteria: Criteria = LOOSE) -> Search:
-    return Search(model, chunks_of([Data(source=path) for path in paths], windows, criteria.length), criteria, windows)
+def search_of(
+    model: Any, *paths: Path, windows: Any = "first", criteria: Criteria = LOOSE
+) -> Search:
+    return Search(
+        model,
+        chunks_of([Data(source=path) for path in paths], windows, criteria.length),
+        criteria,
+        windows,
+    )
 
 
 def shown(collection: Any) -> tuple[str, str, dict[str, list[str]]]:
@@ -69,27 +86,41 @@ def shown(collection: Any) -> tuple[str, str, dict[str, list[str]]]:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("windows", ["first", 3, "any"])
-def test_rows_in_chunks_are_the_rows_in_one_stream(model: Any, files: Any, windows: Any, tmp_path: Path) -> None:
+def test_rows_in_chunks_are_the_rows_in_one_stream(
+    model: Any, files: Any, windows: Any, tmp_path: Path
+) -> None:
     rows = torch.from_numpy(np.load(files["npy"]))
     stride = windows if isinstance(windows, int) else None
-    stream = likely_windows(model, rows, LOOSE) if windows == "any" else token_windows(rows, LOOSE.length, stride)
+    stream = (
+        likely_windows(model, rows, LOOSE)
+        if windows == "any"
+        else token_windows(rows, LOOSE.length, stride)
+    )
     expected = collect_memorized(model, stream, LOOSE, n_dev=2)
     search = search_of(model, files["npy"], windows=windows)
     assert len(search.chunks) == 5
-    assert shown(search.collection(search.run(store=Store(tmp_path / "out")), n_dev=2)) == shown(expected)
+    assert shown(search.collection(search.run(store=Store(tmp_path / "out")), n_dev=2)) == shown(
+        expected
+    )
     given = Search(model, chunks_of([Data(source=rows)], windows, LOOSE.length), LOOSE, windows)
     assert shown(given.collection(given.run(), n_dev=2)) == shown(expected)
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
-def test_texts_in_chunks_of_bytes_are_the_texts_in_one_stream(model: Any, files: Any, kind: str, tmp_path: Path) -> None:
+def test_texts_in_chunks_of_bytes_are_the_texts_in_one_stream(
+    model: Any, files: Any, kind: str, tmp_path: Path
+) -> None:
     from tl_localize.readers import read_texts
 
-    expected = collect_memorized(model, text_windows(read_texts(files[kind]), model, LOOSE.length), LOOSE, n_dev=2)
+    expected = collect_memorized(
+        model, text_windows(read_texts(files[kind]), model, LOOSE.length), LOOSE, n_dev=2
+    )
     search = search_of(model, files[kind])
     assert len(search.chunks) > 5
-    assert shown(search.collection(search.run(store=Store(tmp_path / "out")), n_dev=2)) == shown(expected)
+    assert shown(search.collection(search.run(store=Store(tmp_path / "out")), n_dev=2)) == shown(
+        expected
+    )
 
 
 @pytest.mark.usefixtures("small")
@@ -107,12 +138,15 @@ def test_every_line_is_in_one_range(tmp_path: Path) -> None:
 def test_ids_name_the_file_where_there_are_several(model: Any, files: Any) -> None:
     search = search_of(model, files["npy"], files["txt"])
     found = search.collection(search.run(), n_dev=0)
-    assert {sequence.id.split("-")[0] for sequence in found.sequences} == {"c/row"}  # the same rows as texts are duplicates
+    # the same rows as texts are duplicates
+    assert {sequence.id.split("-")[0] for sequence in found.sequences} == {"c/row"}
     assert found.report.examples["exact duplicate"][0].startswith("c/row-30: ")
 
 
 @pytest.mark.usefixtures("small")
-def test_the_plan_reads_the_beginning_of_chunks_only(model: Any, files: Any, monkeypatch: Any) -> None:
+def test_the_plan_reads_the_beginning_of_chunks_only(
+    model: Any, files: Any, monkeypatch: Any
+) -> None:
     search = search_of(model, files["txt"], files["npy"])
     monkeypatch.setattr(Chunk, "read", lambda *a: pytest.fail("a chunk was read"))
     monkeypatch.setattr(Filter, "filter", lambda *a: pytest.fail("a forward pass was made"))
@@ -120,7 +154,9 @@ def test_the_plan_reads_the_beginning_of_chunks_only(model: Any, files: Any, mon
 
 
 @pytest.mark.usefixtures("small")
-def test_shards_and_another_draw_compute_each_chunk_once(model: Any, files: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_shards_and_another_draw_compute_each_chunk_once(
+    model: Any, files: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
     right, calls = Filter.filter, []
     monkeypatch.setattr(Filter, "filter", lambda *a: calls.append(1) or right(*a))
     search, store = search_of(model, files["txt"]), Store(tmp_path / "out")
@@ -128,9 +164,12 @@ def test_shards_and_another_draw_compute_each_chunk_once(model: Any, files: Any,
     found = search.run(store=store, executor=InProcess((2, 2)))
     assert list(found.missing.values()) == [""] * (n - n // 2)
     assert 0 < found.report.n_in < 32
-    with pytest.raises(ValueError, match=rf"chunks must all be searched, got {n - n // 2} of {n} missing"):
+    with pytest.raises(
+        ValueError, match=rf"chunks must all be searched, got {n - n // 2} of {n} missing"
+    ):
         search.collection(found)
-    assert all(one.id.startswith("300: text-") for one in found.chunks[1].recited)  # how many texts come before is not known
+    # how many texts come before is not known
+    assert all(one.id.startswith("300: text-") for one in found.chunks[1].recited)
     found = search.run(store=store)
     assert found.missing == {} and found.report.n_in == 32
     assert len(search.collection(found, n_dev=1, n_max=4, seed=1).sequences) == 4
@@ -140,7 +179,9 @@ def test_shards_and_another_draw_compute_each_chunk_once(model: Any, files: Any,
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", ["txt", "npy"])
-def test_data_that_grow_cost_the_last_chunk_and_what_is_new(model: Any, files: Any, kind: str) -> None:
+def test_data_that_grow_cost_the_last_chunk_and_what_is_new(
+    model: Any, files: Any, kind: str
+) -> None:
     def keys() -> list[str]:
         return [task.key for task in search_of(model, files[kind]).plan().tasks]
 
@@ -159,19 +200,26 @@ def test_data_that_grow_cost_the_last_chunk_and_what_is_new(model: Any, files: A
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", ["txt", "npy"])
-def test_data_that_change_inside_a_chunk_are_found_out(model: Any, files: Any, kind: str, tmp_path: Path) -> None:
+def test_data_that_change_inside_a_chunk_are_found_out(
+    model: Any, files: Any, kind: str, tmp_path: Path
+) -> None:
     store = Store(tmp_path / "out")
     search_of(model, files[kind]).run(store=store)
     data = bytearray(files[kind].read_bytes())
     data[400] ^= 1
     files[kind].write_bytes(data)
     search = search_of(model, files[kind])
-    with pytest.raises(ValueError, match="data must stay as they were when they were searched, got another content in"):
+    with pytest.raises(
+        ValueError,
+        match="data must stay as they were when they were searched, got another content in",
+    ):
         search.collection(search.run(store=store))
 
 
 @pytest.mark.usefixtures("small")
-def test_a_failed_chunk_is_recorded_and_the_others_go_on(model: Any, files: Any, tmp_path: Path) -> None:
+def test_a_failed_chunk_is_recorded_and_the_others_go_on(
+    model: Any, files: Any, tmp_path: Path
+) -> None:
     lines = files["txt"].read_text().splitlines()
     files["txt"].write_text("\n".join([*lines[:20], "70 " * 22, *lines[20:]]))
     search = search_of(model, files["txt"])
@@ -183,19 +231,29 @@ def test_a_failed_chunk_is_recorded_and_the_others_go_on(model: Any, files: Any,
 
 
 @pytest.mark.usefixtures("small")
-def test_settings_and_spelling_must_be_those_of_the_folder(model: Any, files: Any, tmp_path: Path) -> None:
+def test_settings_and_spelling_must_be_those_of_the_folder(
+    model: Any, files: Any, tmp_path: Path
+) -> None:
     search, store = search_of(model, files["npy"]), Store(tmp_path / "out")
     search.run(store=store)
     for other, message in (
         (replace(search, decode=lambda ids: " ".join(map(str, ids))), "spelling: "),
-        (replace(search, criteria=replace(LOOSE, min_accuracy=0.9)), "min_accuracy: 0.7 in the folder, 0.9 now"),
-        (search_of(model, files["npy"], files["txt"]), r"data: \['c.npy'\] in the folder, \['c.npy', 'a.txt'\] now"),
+        (
+            replace(search, criteria=replace(LOOSE, min_accuracy=0.9)),
+            "min_accuracy: 0.7 in the folder, 0.9 now",
+        ),
+        (
+            search_of(model, files["npy"], files["txt"]),
+            r"data: \['c.npy'\] in the folder, \['c.npy', 'a.txt'\] now",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             other.run(store=store)
 
 
-def test_chunks_open_their_file_again_elsewhere(model: Any, files: Any, monkeypatch: Any, tmp_path: Path) -> None:
+def test_chunks_open_their_file_again_elsewhere(
+    model: Any, files: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     (chunk,) = chunks_of([Data(source=Path("c.npy"))], length=22)
     data = pickle.dumps(chunk)
@@ -204,7 +262,9 @@ def test_chunks_open_their_file_again_elsewhere(model: Any, files: Any, monkeypa
     assert pickle.loads(data).read()[1] == chunk.read()[1]
 
 
-def test_general_text_is_the_beginning_of_texts_that_were_not_collected(model: Any, files: Any) -> None:
+def test_general_text_is_the_beginning_of_texts_that_were_not_collected(
+    model: Any, files: Any
+) -> None:
     search = search_of(model, files["npy"])
     found = search.collection(search.run(), n_dev=0)
     general = search.general_text(found.sequences, length=22)
@@ -215,13 +275,20 @@ def test_general_text_is_the_beginning_of_texts_that_were_not_collected(model: A
 @pytest.mark.parametrize(
     ("name", "content", "windows", "message"),
     [
-        ("a.jsonl", b'{"body": "a"}\n', "first", r"row must have columns of tokens or text .*, got only \['body'\]"),
+        (
+            "a.jsonl",
+            b'{"body": "a"}\n',
+            "first",
+            r"row must have columns of tokens or text .*, got only \['body'\]",
+        ),
         ("a.txt", b"", "first", "data must hold at least one row, got none"),
         ("a.npy", b"no array", "first", "path must be a whole .npy file of integers"),
         ("a.txt", b"some text\n", "any", "windows must be first or a number for text, got any"),
     ],
 )
-def test_mistakes_in_the_data_are_found_without_a_model(tmp_path: Path, name: str, content: bytes, windows: Any, message: str) -> None:
+def test_mistakes_in_the_data_are_found_without_a_model(
+    tmp_path: Path, name: str, content: bytes, windows: Any, message: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         chunks_of([Data(source=tmp_path / name)], windows)
@@ -248,5 +315,8 @@ def test_files_of_one_name_are_refused(files: Any, tmp_path: Path) -> None:
 def test_parse_windows() -> None:
     assert [parse_windows(text) for text in ("first", "any", "12")] == ["first", "any", 12]
     for text in ("all", "0", "-1", "1.5"):
-        with pytest.raises(ValueError, match=f"windows must be first, any or a number of tokens from 1 on, got '{text}'"):
+        with pytest.raises(
+            ValueError,
+            match=f"windows must be first, any or a number of tokens from 1 on, got '{text}'",
+        ):
             parse_windows(text)

@@ -16,14 +16,24 @@ def sentences():
     from tl_localize import MemorizedSequence
 
     generator = torch.Generator().manual_seed(0)
-    return [MemorizedSequence(torch.randint(0, 50, (8 + i,), generator=generator), 3, id=f"s{i}") for i in range(3)]
+    return [
+        MemorizedSequence(torch.randint(0, 50, (8 + i,), generator=generator), 3, id=f"s{i}")
+        for i in range(3)
+    ]
 
 
 @pytest.fixture
 def benchmark(gpt2_like, sentences):
     from tl_localize.evals.inj_benchmark import InjBenchmark
 
-    return InjBenchmark(model=gpt2_like, sequences=sentences, ratio=0.2, learning_rate=0.05, stop_loss=0.5, max_steps=20)
+    return InjBenchmark(
+        model=gpt2_like,
+        sequences=sentences,
+        ratio=0.2,
+        learning_rate=0.05,
+        stop_loss=0.5,
+        max_steps=20,
+    )
 
 
 @pytest.fixture
@@ -33,10 +43,22 @@ def together(gpt2_like):
 
     generator = torch.Generator().manual_seed(1)
     sentences = [
-        MemorizedSequence(torch.cat([torch.tensor([i]), torch.randint(10, 50, (6,), generator=generator)]), 1, id=f"s{i}")
+        MemorizedSequence(
+            torch.cat([torch.tensor([i]), torch.randint(10, 50, (6,), generator=generator)]),
+            1,
+            id=f"s{i}",
+        )
         for i in (0, 1, 2, 3, 0, 1)
     ]
-    return InjBenchmark(model=gpt2_like, sequences=sentences, ratio=0.1, learning_rate=0.02, distractors=1, stop_loss=0.5, max_steps=40)
+    return InjBenchmark(
+        model=gpt2_like,
+        sequences=sentences,
+        ratio=0.1,
+        learning_rate=0.02,
+        distractors=1,
+        stop_loss=0.5,
+        max_steps=40,
+    )
 
 
 @pytest.fixture
@@ -49,14 +71,19 @@ def recited(make_sequences: Callable[..., list[Any]]) -> Callable[[Any], list[An
     """Seven sequences of different lengths whose suffixes a model recites in part."""
 
     def of(model: Any) -> list[Any]:
-        sequences = make_sequences((9, 3), (14, 1), (6, 4), (11, 6), (16, 8), (12, 5), (16, 2), seed=3)
+        sequences = make_sequences(
+            (9, 3), (14, 1), (6, 4), (11, 6), (16, 8), (12, 5), (16, 2), seed=3
+        )
         tokens = pad_sequence([one.tokens for one in sequences], batch_first=True)
         for position in range(1, tokens.shape[1]):
             guess = model(tokens[:, :position])[:, -1].argmax(-1)
             for i, one in enumerate(sequences):
                 if position % 4 and one.n_prefix <= position < len(one):
                     tokens[i, position] = guess[i]
-        return [replace(one, tokens=tokens[i, : len(one)], category="bbbbaba"[i]) for i, one in enumerate(sequences)]
+        return [
+            replace(one, tokens=tokens[i, : len(one)], category="bbbbaba"[i])
+            for i, one in enumerate(sequences)
+        ]
 
     return of
 

@@ -20,7 +20,9 @@ RATIO = 0.2
 
 
 @pytest.mark.parametrize("ablation", ["mean", "resample"])
-def test_ablations_clamp_neurons_at_values_of_general_text(gpt2_like: Any, benchmark_of: Any, ablation: Any) -> None:
+def test_ablations_clamp_neurons_at_values_of_general_text(
+    gpt2_like: Any, benchmark_of: Any, ablation: Any
+) -> None:
     benchmark = benchmark_of(gpt2_like, ablation=ablation, ratios=(RATIO,), n_targets=1)
     results = benchmark.run([Noise()])
     target = benchmark.test_sequences[0]
@@ -39,14 +41,20 @@ def test_ablations_clamp_neurons_at_values_of_general_text(gpt2_like: Any, bench
         expected = accuracy(gpt2_like, benchmark.test_sequences)
     row = results.frame.iloc[0]
     assert row["delta_perplexity"] == pytest.approx(after - before, abs=1e-4)
-    changed = results.confusion["noise", RATIO].iloc[0].to_numpy() + results.before["accuracy"].to_numpy()
+    changed = (
+        results.confusion["noise", RATIO].iloc[0].to_numpy() + results.before["accuracy"].to_numpy()
+    )
     assert changed == pytest.approx(expected.numpy(), abs=1e-6)
     assert row["ablation"] == ablation
 
 
 def test_resample_depends_on_the_seed_alone(gpt2_like: Any, benchmark_of: Any) -> None:
     def run(**settings: Any) -> pd.Series:
-        return benchmark_of(gpt2_like, ablation="resample", **settings).run([Noise()]).frame["delta_perplexity"]
+        return (
+            benchmark_of(gpt2_like, ablation="resample", **settings)
+            .run([Noise()])
+            .frame["delta_perplexity"]
+        )
 
     assert run().equals(run())
     assert not run().equals(run(seed=1))
@@ -63,17 +71,27 @@ class Constant:
         return torch.full((neurons.n_layers, neurons.n_neurons), self.value)
 
 
-def test_ablations_are_what_their_names_say(gpt2_like: Any, benchmark_of: Any, general: torch.Tensor) -> None:
-    pairs = {"zero": [Zero(), Constant(0.0)], "mean": [Mean(general)], "resample": [Resample(general, 3)]}
+def test_ablations_are_what_their_names_say(
+    gpt2_like: Any, benchmark_of: Any, general: torch.Tensor
+) -> None:
+    pairs = {
+        "zero": [Zero(), Constant(0.0)],
+        "mean": [Mean(general)],
+        "resample": [Resample(general, 3)],
+    }
     for name, ablations in pairs.items():
         by_name = benchmark_of(gpt2_like, ablation=name, n_targets=2, seed=3).run([Noise()])
         for ablation in ablations:
             found = benchmark_of(gpt2_like, ablation=ablation, n_targets=2, seed=3).run([Noise()])
-            pd.testing.assert_frame_equal(found.frame.drop(columns="ablation"), by_name.frame.drop(columns="ablation"))
+            pd.testing.assert_frame_equal(
+                found.frame.drop(columns="ablation"), by_name.frame.drop(columns="ablation")
+            )
             assert set(found.frame["ablation"]) == {ablation.name}
 
 
-def test_ablation_of_a_user_works_everywhere(gpt2_like: Any, benchmark_of: Any, tmp_path: Path) -> None:
+def test_ablation_of_a_user_works_everywhere(
+    gpt2_like: Any, benchmark_of: Any, tmp_path: Path
+) -> None:
     benchmark = benchmark_of(gpt2_like, ablation=Constant(0.5), n_targets=2)
     alone, kept = benchmark.run([Noise()]), benchmark.run([Noise()], Store(tmp_path))
     pd.testing.assert_frame_equal(alone.frame, kept.frame)
@@ -81,23 +99,37 @@ def test_ablation_of_a_user_works_everywhere(gpt2_like: Any, benchmark_of: Any, 
     zero = benchmark_of(gpt2_like, n_targets=2).run([Noise()])
     assert not alone.frame["delta_perplexity"].equals(zero.frame["delta_perplexity"])
     assert "constant, 20 % of each layer, 2 sequences" in alone.table().index.get_level_values(0)
-    with pytest.raises(ValueError, match=r"ablation: Constant\(value=0.5.* in the folder, Constant\(value=0.6.* now"):
+    with pytest.raises(
+        ValueError,
+        match=r"ablation: Constant\(value=0.5.* in the folder, Constant\(value=0.6.* now",
+    ):
         replace(benchmark, ablation=Constant(0.6)).run([Noise()], Store(tmp_path))
-    by_function = replace(benchmark, ablation=lambda neurons, target: Constant(0.5)(neurons, target)).run([Noise()])
+    by_function = replace(
+        benchmark, ablation=lambda neurons, target: Constant(0.5)(neurons, target)
+    ).run([Noise()])
     assert by_function.frame["delta_perplexity"].equals(alone.frame["delta_perplexity"])
 
 
-def test_ablation_of_another_shape_is_refused(gpt2_like: Any, benchmark_of: Any, unchecked: None) -> None:
-    with pytest.raises(ValueError, match=r"ablation must give values of the shape \(2, 48\), got \(48,\) from"):
+def test_ablation_of_another_shape_is_refused(
+    gpt2_like: Any, benchmark_of: Any, unchecked: None
+) -> None:
+    with pytest.raises(
+        ValueError, match=r"ablation must give values of the shape \(2, 48\), got \(48,\) from"
+    ):
         benchmark_of(gpt2_like, ablation=lambda neurons, target: torch.zeros(48)).run([Noise()])
 
 
 @pytest.mark.parametrize("room", [0, 4000, 2**30])
-def test_what_is_kept_between_forwards_changes_no_bit(any_model: Any, benchmark_of: Any, monkeypatch: Any, room: int) -> None:
+def test_what_is_kept_between_forwards_changes_no_bit(
+    any_model: Any, benchmark_of: Any, monkeypatch: Any, room: int
+) -> None:
     """Nothing kept, some batches, all: ablated in each order, with every layer as the first."""
     benchmark = benchmark_of(any_model, first_layer=0, batch_tokens=40)
     generator = torch.Generator().manual_seed(5)
-    masks = [torch.rand(any_model.cfg.n_layers, any_model.cfg.d_mlp, generator=generator) < 0.3 for _ in range(4)]
+    masks = [
+        torch.rand(any_model.cfg.n_layers, any_model.cfg.d_mlp, generator=generator) < 0.3
+        for _ in range(4)
+    ]
     masks[0][0], masks[1][1:], masks[3][:] = False, False, False
     sets = [NeuronSet(mask) for mask in masks]
     apart = [benchmark._meter().effect(0, chosen) for chosen in sets]

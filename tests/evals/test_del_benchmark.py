@@ -32,7 +32,13 @@ from tl_localize.execution import Store
 
 RATIO = 0.2
 TOLERANCE = 2e-4  # of a perplexity near 100 in float32
-DELTAS = ["delta_self_accuracy", "delta_self_levenshtein", "delta_neg_accuracy", "delta_neg_levenshtein", "delta_perplexity"]
+DELTAS = [
+    "delta_self_accuracy",
+    "delta_self_levenshtein",
+    "delta_neg_accuracy",
+    "delta_neg_levenshtein",
+    "delta_perplexity",
+]
 
 
 def naive(benchmark: DelBenchmark, target: int, neurons: NeuronSet) -> dict[str, float]:
@@ -52,31 +58,51 @@ def naive(benchmark: DelBenchmark, target: int, neurons: NeuronSet) -> dict[str,
         change = {name: after - before[name] for name, after in measured().items()}
     others = [i for i in range(len(sequences)) if i != target]
     return {
-        **{f"delta_self_{name}": float(change[name][target]) for name in ("accuracy", "levenshtein")},
-        **{f"delta_neg_{name}": float(change[name][others].mean()) for name in ("accuracy", "levenshtein")},
+        **{
+            f"delta_self_{name}": float(change[name][target])
+            for name in ("accuracy", "levenshtein")
+        },
+        **{
+            f"delta_neg_{name}": float(change[name][others].mean())
+            for name in ("accuracy", "levenshtein")
+        },
         **{f"delta_{name}": change[name] for name in ("perplexity", "perplexity_base2")},
     }
 
 
-@pytest.mark.parametrize("settings", [{}, {"batch_tokens": 40}, {"first_layer": 0, "batch_tokens": 150}])
-def test_del_gives_the_numbers_of_ablating_one_set_after_the_other(any_model: Any, benchmark_of: Any, settings: Any) -> None:
+@pytest.mark.parametrize(
+    "settings", [{}, {"batch_tokens": 40}, {"first_layer": 0, "batch_tokens": 150}]
+)
+def test_del_gives_the_numbers_of_ablating_one_set_after_the_other(
+    any_model: Any, benchmark_of: Any, settings: Any
+) -> None:
     benchmark = benchmark_of(any_model, n_targets=3, **settings)
     frame = benchmark.run([Noise()]).frame
     assert len(frame) == 3 * 2 * 2
     some_effect = 0.0
     for i, target in enumerate(benchmark.test_sequences[:3]):
         for ratio in benchmark.ratios:
-            neurons = Noise()(any_model, target).top_k(ratio, first_layer=benchmark.first_layer, rounding="floor")
-            row = frame[(frame.sequence_id == target.id) & (frame.method == "noise") & (frame.ratio == ratio)].iloc[0]
+            neurons = Noise()(any_model, target).top_k(
+                ratio, first_layer=benchmark.first_layer, rounding="floor"
+            )
+            row = frame[
+                (frame.sequence_id == target.id)
+                & (frame.method == "noise")
+                & (frame.ratio == ratio)
+            ].iloc[0]
             expected = naive(benchmark, i, neurons)
             assert row["n_neurons"] == len(neurons)
             assert dict(row[[*expected]]) == pytest.approx(expected, abs=TOLERANCE, rel=1e-4)
-            some_effect += abs(expected["delta_self_accuracy"]) + abs(expected["delta_neg_levenshtein"])
+            some_effect += abs(expected["delta_self_accuracy"]) + abs(
+                expected["delta_neg_levenshtein"]
+            )
     assert some_effect > 0.5  # else the comparison would say nothing
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
-def test_forwards_that_start_above_the_bottom_are_whole_ones(make_model: Any, benchmark_of: Any, attention: str) -> None:
+def test_forwards_that_start_above_the_bottom_are_whole_ones(
+    make_model: Any, benchmark_of: Any, attention: str
+) -> None:
     model = make_model(7, **({"n_layers": 3} | ATTENTION[attention]))
     benchmark = benchmark_of(model, first_layer=2)
     meter, sequence = benchmark._meter(), benchmark.test_sequences[0]
@@ -84,7 +110,9 @@ def test_forwards_that_start_above_the_bottom_are_whole_ones(make_model: Any, be
     effect, expected = meter.effect(0, neurons), naive(benchmark, 0, neurons)
     assert effect["accuracy"][0] == pytest.approx(expected["delta_self_accuracy"])
     assert np.mean(effect["levenshtein"][1:]) == pytest.approx(expected["delta_neg_levenshtein"])
-    assert effect["perplexity"] == pytest.approx(expected["delta_perplexity"], abs=TOLERANCE, rel=1e-4)
+    assert effect["perplexity"] == pytest.approx(
+        expected["delta_perplexity"], abs=TOLERANCE, rel=1e-4
+    )
     assert abs(effect["perplexity"]) > 10 * TOLERANCE
 
 
@@ -92,15 +120,30 @@ def test_del_uses_map_where_there_is_one(gpt2_like: Any, benchmark_of: Any) -> N
     benchmark = benchmark_of(gpt2_like, n_targets=3)
     method = Activations()
     by_map = benchmark.run([method]).frame
-    by_call = benchmark.run([type("Wrapped", (), {"name": "activations", "__call__": lambda self, m, s: method(m, s)})()]).frame
+    by_call = benchmark.run(
+        [
+            type(
+                "Wrapped", (), {"name": "activations", "__call__": lambda self, m, s: method(m, s)}
+            )()
+        ]
+    ).frame
     assert by_map["sequence_id"].nunique() == 3
     pd.testing.assert_frame_equal(by_map, by_call)
 
 
-def test_del_never_measures_a_dev_sequence(gpt2_like: Any, benchmark_of: Any, general: torch.Tensor) -> None:
+def test_del_never_measures_a_dev_sequence(
+    gpt2_like: Any, benchmark_of: Any, general: torch.Tensor
+) -> None:
     benchmark = benchmark_of(gpt2_like)
     results = benchmark.run([Noise()])
-    without = DelBenchmark(gpt2_like, benchmark.sequences[2:], general, ratios=benchmark.ratios, n_dev=0, decode=letters).run([Noise()])
+    without = DelBenchmark(
+        gpt2_like,
+        benchmark.sequences[2:],
+        general,
+        ratios=benchmark.ratios,
+        n_dev=0,
+        decode=letters,
+    ).run([Noise()])
     assert set(results.frame["sequence_id"]) == {"s2", "s3", "s4", "s5", "s6"}
     pd.testing.assert_frame_equal(results.frame, without.frame)
 
@@ -108,7 +151,10 @@ def test_del_never_measures_a_dev_sequence(gpt2_like: Any, benchmark_of: Any, ge
 def test_del_adds_random_once(gpt2_like: Any, benchmark_of: Any) -> None:
     benchmark = benchmark_of(gpt2_like, n_targets=1)
     assert list(benchmark.run([Noise()]).frame["method"].unique()) == ["noise", "random"]
-    assert list(benchmark.run([RandomBaseline(seed=3), Noise()]).frame["method"].unique()) == ["random", "noise"]
+    assert list(benchmark.run([RandomBaseline(seed=3), Noise()]).frame["method"].unique()) == [
+        "random",
+        "noise",
+    ]
 
 
 def test_del_leaves_the_model_as_it_was(any_model: Any, benchmark_of: Any, unchanged: Any) -> None:
@@ -118,7 +164,9 @@ def test_del_leaves_the_model_as_it_was(any_model: Any, benchmark_of: Any, uncha
     check()
 
 
-def test_del_leaves_no_hook_when_a_method_raises(gpt2_like: Any, benchmark_of: Any, unchanged: Any) -> None:
+def test_del_leaves_no_hook_when_a_method_raises(
+    gpt2_like: Any, benchmark_of: Any, unchanged: Any
+) -> None:
     def broken(model: Any, sequence: Any) -> Any:
         raise RuntimeError("broken")
 
@@ -129,13 +177,23 @@ def test_del_leaves_no_hook_when_a_method_raises(gpt2_like: Any, benchmark_of: A
     check()
 
 
-def test_del_loses_only_the_target_whose_scores_are_not_finite(gpt2_like: Any, benchmark_of: Any, tmp_path: Path) -> None:
+def test_del_loses_only_the_target_whose_scores_are_not_finite(
+    gpt2_like: Any, benchmark_of: Any, tmp_path: Path
+) -> None:
     benchmark = replace(benchmark_of(gpt2_like), ratios=(0.2,))
-    method, bad, attribute = Slimming(steps=10), benchmark.test_sequences[1], Slimming._attribute_many
-    wanted = benchmark.run([method]).frame.set_index(["method", "sequence_id"])["delta_self_accuracy"]
+    method, bad, attribute = (
+        Slimming(steps=10),
+        benchmark.test_sequences[1],
+        Slimming._attribute_many,
+    )
+    wanted = benchmark.run([method]).frame.set_index(["method", "sequence_id"])[
+        "delta_self_accuracy"
+    ]
 
     def with_one_lost(self: Any, neurons: Any, sequences: Any, *rest: Any) -> Any:
-        for sequence, found in zip(sequences, attribute(self, neurons, sequences, *rest), strict=True):
+        for sequence, found in zip(
+            sequences, attribute(self, neurons, sequences, *rest), strict=True
+        ):
             yield ValueError("loss must be finite, got nan") if sequence.id == bad.id else found
 
     with pytest.MonkeyPatch.context() as patch:
@@ -144,7 +202,9 @@ def test_del_loses_only_the_target_whose_scores_are_not_finite(gpt2_like: Any, b
     lost = results.missing[["sequence_id", "method", "reason"]].to_numpy().tolist()
     assert lost == [[bad.id, "slimming", "ValueError: loss must be finite, got nan"]]
     found = results.frame.set_index(["method", "sequence_id"])["delta_self_accuracy"]
-    pd.testing.assert_series_equal(found.sort_index(), wanted.drop(("slimming", bad.id)).sort_index())
+    pd.testing.assert_series_equal(
+        found.sort_index(), wanted.drop(("slimming", bad.id)).sort_index()
+    )
 
 
 def test_del_measures_the_model_with_the_hooks_it_has(gpt2_like: Any, benchmark_of: Any) -> None:
@@ -163,7 +223,9 @@ def test_single_layers_get_the_budget_of_all_layers(neox_like: Any, benchmark_of
     everywhere = frame[frame["layer"].isna()]
     pd.testing.assert_frame_equal(
         everywhere.drop(columns=["layer", "multiple"]).reset_index(drop=True),
-        benchmark.run([Noise()]).frame.query("method == 'noise' and ratio == @RATIO").reset_index(drop=True),
+        benchmark.run([Noise()])
+        .frame.query("method == 'noise' and ratio == @RATIO")
+        .reset_index(drop=True),
         rtol=1e-4,
     )
     assert (everywhere["n_neurons"] == 2 * 11).all()  # int(0.2 * 56) of each of two layers
@@ -171,16 +233,25 @@ def test_single_layers_get_the_budget_of_all_layers(neox_like: Any, benchmark_of
     target = benchmark.test_sequences[3]
     mask = torch.zeros(3, 56, dtype=torch.bool)
     mask[2, Noise()(neox_like, target).values[2].topk(22).indices] = True
-    row = frame[(frame.sequence_id == target.id) & (frame.layer == 2) & (frame.multiple == 1)].iloc[0]
+    row = frame[(frame.sequence_id == target.id) & (frame.layer == 2) & (frame.multiple == 1)].iloc[
+        0
+    ]
     expected = naive(benchmark, 3, NeuronSet(mask))
     assert dict(row[[*expected]]) == pytest.approx(expected, abs=TOLERANCE, rel=1e-4)
-    with pytest.raises(ValueError, match=r"multiple \* 22 in \[1, 56\], the neurons of one layer, got 5"):
+    with pytest.raises(
+        ValueError, match=r"multiple \* 22 in \[1, 56\], the neurons of one layer, got 5"
+    ):
         benchmark.run_single_layer(Noise(), RATIO)
 
 
 @pytest.mark.parametrize("name", ["hard_concrete", "slimming"])
-def test_single_layers_refuse_masks_of_all_layers(neox_like: Any, benchmark_of: Any, name: str) -> None:
-    message = "method must score each layer by itself for single layers, got .*Use one of .*integrated_gradients"
+def test_single_layers_refuse_masks_of_all_layers(
+    neox_like: Any, benchmark_of: Any, name: str
+) -> None:
+    message = (
+        "method must score each layer by itself for single layers, got .*Use one of "
+        ".*integrated_gradients"
+    )
     with pytest.raises(ValueError, match=message):
         benchmark_of(neox_like).run_single_layer(METHODS[name](), RATIO, multiples=(1,))
 
@@ -188,7 +259,10 @@ def test_single_layers_refuse_masks_of_all_layers(neox_like: Any, benchmark_of: 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"ratios": (0.001,)}, r"ratio must select at least one of 48 neurons, got 0.001.*at least 0.021"),
+        (
+            {"ratios": (0.001,)},
+            r"ratio must select at least one of 48 neurons, got 0.001.*at least 0.021",
+        ),
         ({"ratios": (5,)}, r"ratio must be a fraction in \(0, 1\], got 5"),
         ({"ratios": ()}, "ratios must be different fractions"),
         ({"ratios": (0.1, 0.1)}, "ratios must be different fractions"),
@@ -198,14 +272,25 @@ def test_single_layers_refuse_masks_of_all_layers(neox_like: Any, benchmark_of: 
         ({"ablation": "noise"}, "ablation must be one of"),
         ({"first_layer": 2}, r"first_layer must be a whole number in \[0, 2\), got 2"),
         ({"decode": None}, "decode must be given for a model without a tokenizer"),
-        ({"general_tokens": torch.full((2, 5), 61)}, r"tokens must be in \[0, 61\), got 61 in general_tokens"),
-        ({"general_tokens": torch.zeros(2, 40, dtype=torch.long)}, r"2 to n_ctx=32 positions, got \(2, 40\)"),
-        ({"general_tokens": torch.zeros(0, 5, dtype=torch.long)}, "general_tokens must have the shape"),
+        (
+            {"general_tokens": torch.full((2, 5), 61)},
+            r"tokens must be in \[0, 61\), got 61 in general_tokens",
+        ),
+        (
+            {"general_tokens": torch.zeros(2, 40, dtype=torch.long)},
+            r"2 to n_ctx=32 positions, got \(2, 40\)",
+        ),
+        (
+            {"general_tokens": torch.zeros(0, 5, dtype=torch.long)},
+            "general_tokens must have the shape",
+        ),
         ({"sequences": []}, "sequences must hold at least one sequence"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*type.*")
-def test_del_refuses_what_it_cannot_run(gpt2_like: Any, benchmark_of: Any, settings: dict[str, Any], message: str) -> None:
+def test_del_refuses_what_it_cannot_run(
+    gpt2_like: Any, benchmark_of: Any, settings: dict[str, Any], message: str
+) -> None:
     benchmark = benchmark_of(gpt2_like)
     if settings.get("ablation") == "noise":
         pytest.importorskip("beartype")
@@ -223,22 +308,30 @@ def test_del_refuses_what_it_cannot_run(gpt2_like: Any, benchmark_of: Any, setti
         ({"ratios": "0.1"}, "ratios must be a sequence of fractions, got '0.1'"),
     ],
 )
-def test_del_refuses_other_types(unchecked: None, gpt2_like: Any, benchmark_of: Any, settings: dict[str, Any], message: str) -> None:
+def test_del_refuses_other_types(
+    unchecked: None, gpt2_like: Any, benchmark_of: Any, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(TypeError, match=message):
         benchmark_of(gpt2_like, **settings)
 
 
-def test_del_refuses_general_text_that_is_no_tokens(unchecked: None, gpt2_like: Any, recited: Any) -> None:
+def test_del_refuses_general_text_that_is_no_tokens(
+    unchecked: None, gpt2_like: Any, recited: Any
+) -> None:
     for given, error in (("some text", TypeError), ([1, 2, 3], ValueError)):
         with pytest.raises(error, match="general_tokens must"):
-            DelBenchmark(gpt2_like, recited(gpt2_like), given, ratios=(RATIO,), n_dev=2, decode=letters)
+            DelBenchmark(
+                gpt2_like, recited(gpt2_like), given, ratios=(RATIO,), n_dev=2, decode=letters
+            )
 
 
 def test_del_refuses_ids_that_occur_twice(gpt2_like: Any, benchmark_of: Any) -> None:
     benchmark = benchmark_of(gpt2_like)
     with pytest.raises(ValueError, match=r"different ids, got \['s6'\] more than once"):
         replace(benchmark, sequences=[*benchmark.sequences, benchmark.sequences[-1]])
-    unnamed = replace(benchmark, sequences=[replace(sequence, id="") for sequence in benchmark.sequences])
+    unnamed = replace(
+        benchmark, sequences=[replace(sequence, id="") for sequence in benchmark.sequences]
+    )
     assert unnamed.test_sequences[0].id == "sequence-2"
 
 
@@ -252,7 +345,13 @@ def test_del_refuses_methods_that_give_something_else(gpt2_like: Any, benchmark_
         benchmark.run([lambda model, sequence: NeuronScores(torch.zeros(2, 47))])
 
 
-GOLDEN = {"act": "act_t0", "ig": "ig_t0", "zero": "zero_t0", "slim": "slim_t0", **{f"hc_s{seed}": "hc_t0" for seed in range(5)}}
+GOLDEN = {
+    "act": "act_t0",
+    "ig": "ig_t0",
+    "zero": "zero_t0",
+    "slim": "slim_t0",
+    **{f"hc_s{seed}": "hc_t0" for seed in range(5)},
+}
 
 
 class Given:
@@ -266,12 +365,19 @@ class Given:
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.05, 0.2])
-def test_del_agrees_with_the_authors_code(golden: Path, golden_settings: dict[str, Any], ratio: float) -> None:
+def test_del_agrees_with_the_authors_code(
+    golden: Path, golden_settings: dict[str, Any], ratio: float
+) -> None:
     """Silenced neurons, all 24 accuracies and distances, and the perplexity, of ten attributions."""
     model = load_model(golden, device="cpu")
-    reference, scores, expected = (dict(np.load(golden / f"{name}.npz")) for name in ("reference", "suffix", "del_eval"))
+    reference, scores, expected = (
+        dict(np.load(golden / f"{name}.npz")) for name in ("reference", "suffix", "del_eval")
+    )
     first, second = golden_settings["tokenizer"]["first"], golden_settings["tokenizer"]["second"]
-    values = {name: scores[key][int(name[-1])] if name.startswith("hc") else scores[key] for name, key in GOLDEN.items()}
+    values = {
+        name: scores[key][int(name[-1])] if name.startswith("hc") else scores[key]
+        for name, key in GOLDEN.items()
+    }
     values["random"] = expected["random_attribution"]
     count = int(256 * ratio)
     methods: list[Given] = []
@@ -279,9 +385,14 @@ def test_del_agrees_with_the_authors_code(golden: Path, golden_settings: dict[st
         theirs = np.zeros((4, 256))
         np.put_along_axis(theirs[1:], expected[f"{name}_r{ratio}_ids"], 1, axis=1)
         methods.append(Given(f"golden_{name}", theirs))
-        ours = NeuronScores(torch.tensor(value)).top_k(ratio, first_layer=1, rounding="floor").mask.numpy()
+        ours = (
+            NeuronScores(torch.tensor(value))
+            .top_k(ratio, first_layer=1, rounding="floor")
+            .mask.numpy()
+        )
         ranked = np.sort(value, axis=1)
-        tied = (ranked[:, -count] == ranked[:, -count - 1])[:, None]  # which of equal scores comes first is anybody's choice
+        # which of equal scores comes first is anybody's choice
+        tied = (ranked[:, -count] == ranked[:, -count - 1])[:, None]
         assert np.array_equal(ours[1:] | tied[1:], theirs[1:].astype(bool) | tied[1:]), name
         assert name == "slim" or not tied[1:].any()
     results = DelBenchmark(
@@ -305,7 +416,9 @@ def test_del_agrees_with_the_authors_code(golden: Path, golden_settings: dict[st
         assert np.array_equal(distances, expected[f"{name}_r{ratio}_dist_after"]), name
         row = results.frame[results.frame.method == key[0]].iloc[0]
         theirs = record[name][str(ratio)]
-        assert row["perplexity_base2_before"] + row["delta_perplexity_base2"] == pytest.approx(theirs["ppl_after"], abs=1e-4), name
+        assert row["perplexity_base2_before"] + row["delta_perplexity_base2"] == pytest.approx(
+            theirs["ppl_after"], abs=1e-4
+        ), name
         assert row["delta_neg_accuracy"] == pytest.approx(theirs["d_acc_others_mean"], abs=1e-9)
         assert row["delta_neg_levenshtein"] == pytest.approx(theirs["d_dist_others_mean"], abs=1e-9)
         assert row["n_neurons"] == 3 * theirs["n_zeroed_per_layer"]

@@ -1,4 +1,6 @@
-"""DEL of attention heads: plain loops, other ablations, what is refused, and the views that show heads."""
+"""DEL of attention heads: plain loops, other ablations, what is refused, and the views that show
+heads.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,25 @@ import torch
 from architectures import tiny_bridge
 from noise import letters
 
-from tl_localize import AttentionHeads, Attribution, HardConcrete, NeuronScores, RandomBaseline, Slimming, Units, explore
+from tl_localize import (
+    AttentionHeads,
+    Attribution,
+    HardConcrete,
+    NeuronScores,
+    RandomBaseline,
+    Slimming,
+    Units,
+    explore,
+)
 from tl_localize.evals import DelBenchmark
 from tl_localize.evals.ablation import Mean, Resample
-from tl_localize.evals.presets import HEAD_RATIOS, del_methods, del_ratios, make_methods, parse_units
+from tl_localize.evals.presets import (
+    HEAD_RATIOS,
+    del_methods,
+    del_ratios,
+    make_methods,
+    parse_units,
+)
 from tl_localize.evals.tuning import method_of
 from tl_localize.execution import Store
 from tl_localize.neurons import NeuronView
@@ -28,11 +45,17 @@ MODELS = ("gpt2_like", "llama_like", "bridge")
 
 @pytest.fixture(params=MODELS)
 def model(request: pytest.FixtureRequest) -> Any:
-    return tiny_bridge(1, {}) if request.param == "bridge" else request.getfixturevalue(request.param)
+    return (
+        tiny_bridge(1, {}) if request.param == "bridge" else request.getfixturevalue(request.param)
+    )
 
 
-def predicted(model: Any, sequence: Any, chosen: Any = (), values: torch.Tensor | None = None) -> torch.Tensor:
-    """Teacher-forced argmax of a suffix while some heads are set to values, by an assignment for each."""
+def predicted(
+    model: Any, sequence: Any, chosen: Any = (), values: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Teacher-forced argmax of a suffix while some heads are set to values, by an assignment for
+    each.
+    """
 
     def put(act: torch.Tensor, hook: Any, *, layer: int) -> torch.Tensor:
         act = act.clone()
@@ -41,7 +64,10 @@ def predicted(model: Any, sequence: Any, chosen: Any = (), values: torch.Tensor 
                 act[:, :, head] = 0 if values is None else values[layer, head]
         return act
 
-    hooks = [(f"blocks.{layer}.attn.hook_z", lambda act, hook, layer=layer: put(act, hook, layer=layer)) for layer in range(2)]
+    hooks = [
+        (f"blocks.{layer}.attn.hook_z", lambda act, hook, layer=layer: put(act, hook, layer=layer))
+        for layer in range(2)
+    ]
     with torch.no_grad(), model.hooks(fwd_hooks=hooks):
         return model(sequence.tokens[None])[0, sequence.n_prefix - 1 : -1].argmax(-1)
 
@@ -50,8 +76,14 @@ def share_right(model: Any, sequence: Any, *given: Any) -> float:
     return float((predicted(model, sequence, *given) == sequence.suffix).float().mean())
 
 
-@pytest.mark.parametrize(("model", "ablation"), list(zip(MODELS, ["resample", "mean", "zero"], strict=True)), indirect=["model"])
-def test_del_of_heads_ablates_heads(model: Any, benchmark_of: Any, general: torch.Tensor, ablation: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "ablation"),
+    list(zip(MODELS, ["resample", "mean", "zero"], strict=True)),
+    indirect=["model"],
+)
+def test_del_of_heads_ablates_heads(
+    model: Any, benchmark_of: Any, general: torch.Tensor, ablation: str
+) -> None:
     benchmark = benchmark_of(model, ratios=(0.4,), units=HEADS, ablation=ablation, seed=3)
     frame = benchmark.run([Attribution(units=HEADS)]).frame
     assert set(frame["n_neurons"]) == {1}  # one of three or four heads of layer 1
@@ -60,33 +92,50 @@ def test_del_of_heads_ablates_heads(model: Any, benchmark_of: Any, general: torc
         for i, row in enumerate(frame[frame["method"] == method.name].itertuples()):
             target, sequences = benchmark.test_sequences[i], benchmark.test_sequences
             chosen = list(method(model, target).top_k(0.4, first_layer=1, rounding="floor"))
-            values = None if ablation == "zero" else {"mean": Mean(general), "resample": Resample(general, 3)}[ablation](view, i)
-            changes = [share_right(model, one, chosen, values) - share_right(model, one) for one in sequences]
+            values = (
+                None
+                if ablation == "zero"
+                else {"mean": Mean(general), "resample": Resample(general, 3)}[ablation](view, i)
+            )
+            changes = [
+                share_right(model, one, chosen, values) - share_right(model, one)
+                for one in sequences
+            ]
             assert row.delta_self_accuracy == pytest.approx(changes[i], abs=1e-6)
             others = changes[:i] + changes[i + 1 :]
             assert row.delta_neg_accuracy == pytest.approx(sum(others) / len(others), abs=1e-6)
 
 
 @torch.no_grad()
-def test_mean_ablation_of_heads_is_the_mean_of_each_entry(model: Any, general: torch.Tensor) -> None:
+def test_mean_ablation_of_heads_is_the_mean_of_each_entry(
+    model: Any, general: torch.Tensor
+) -> None:
     _, cache = model.run_with_cache(general)
-    wanted = torch.stack([cache[f"blocks.{layer}.attn.hook_z"][:, 1:].mean((0, 1)) for layer in range(2)])
+    wanted = torch.stack(
+        [cache[f"blocks.{layer}.attn.hook_z"][:, 1:].mean((0, 1)) for layer in range(2)]
+    )
     found = Mean(general)(NeuronView(model, HEADS), 0)
     torch.testing.assert_close(found, wanted)
 
 
-def test_run_of_heads_is_resumed_and_not_mixed_with_neurons(gpt2_like: Any, benchmark_of: Any, tmp_path: Path) -> None:
+def test_run_of_heads_is_resumed_and_not_mixed_with_neurons(
+    gpt2_like: Any, benchmark_of: Any, tmp_path: Path
+) -> None:
     heads = benchmark_of(gpt2_like, ratios=(0.4,), units=HEADS)
     first = heads.run([Attribution(units=HEADS)], Store(tmp_path))
     again = heads.run([Attribution(units=HEADS)], Store(tmp_path))
-    assert first.frame.equals(again.frame) and first.settings["runs"][0]["units"] == "AttentionHeads()"
+    assert (
+        first.frame.equals(again.frame) and first.settings["runs"][0]["units"] == "AttentionHeads()"
+    )
     with pytest.raises(ValueError, match=r"units: AttentionHeads\(\) in the folder, None now"):
         benchmark_of(gpt2_like, ratios=(0.4,)).run([Attribution()], Store(tmp_path))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Directions(Units):
-    """A user's unit that holds tensors: how far a layer reaches along some directions. Its repr names none of them."""
+    """A user's unit that holds tensors: how far a layer reaches along some directions. Its repr
+    names none of them.
+    """
 
     rows_of: list[torch.Tensor]  # of each layer, [direction d_model]
     name: ClassVar[str] = "directions"
@@ -115,11 +164,17 @@ class Directions(Units):
 def test_del_of_a_unit_with_tensors_is_a_plain_loop_and_is_resumed(
     request: pytest.FixtureRequest, benchmark_of: Any, tmp_path: Path, name: str
 ) -> None:
-    """Files of the store hold the unit's repr alone; what resumes has the tensors from the benchmark."""
+    """Files of the store hold the unit's repr alone; what resumes has the tensors from the
+    benchmark.
+    """
     model = request.getfixturevalue(name)
     if "blocks.1.hook_resid_post" not in model.hook_dict:
         pytest.skip("this class has another name for the point")
-    units = Directions(list(0.3 * torch.randn(2, 40, model.cfg.d_model, generator=torch.Generator().manual_seed(0))))
+    units = Directions(
+        list(
+            0.3 * torch.randn(2, 40, model.cfg.d_model, generator=torch.Generator().manual_seed(0))
+        )
+    )
     method, benchmark = Attribution(units=units), benchmark_of(model, ratios=(0.25,), units=units)
     frame = benchmark.run([method]).frame
     for _ in range(2):
@@ -127,7 +182,9 @@ def test_del_of_a_unit_with_tensors_is_a_plain_loop_and_is_resumed(
     assert set(frame["n_neurons"]) == {10} and frame["delta_self_accuracy"].abs().max() > 0
 
     def together(act: torch.Tensor, hook: Any, chosen: torch.Tensor) -> torch.Tensor:
-        return act - sum((act @ row).clamp(min=0)[..., None] * row for row in units.rows_of[1][chosen])
+        return act - sum(
+            (act @ row).clamp(min=0)[..., None] * row for row in units.rows_of[1][chosen]
+        )
 
     for i, row in enumerate(frame[frame["method"] == "attribution"].itertuples()):
         target, right = benchmark.test_sequences[i], []
@@ -140,22 +197,37 @@ def test_del_of_a_unit_with_tensors_is_a_plain_loop_and_is_resumed(
 
 
 def test_single_layer_of_heads(gpt2_like: Any, benchmark_of: Any) -> None:
-    frame = benchmark_of(gpt2_like, ratios=(0.4,), units=HEADS).run_single_layer(Attribution(units=HEADS), 0.4, (1, 3))
+    frame = benchmark_of(gpt2_like, ratios=(0.4,), units=HEADS).run_single_layer(
+        Attribution(units=HEADS), 0.4, (1, 3)
+    )
     assert sorted(set(frame["n_neurons"])) == [1, 3]
 
 
 def test_del_refuses_methods_of_other_units(gpt2_like: Any, benchmark_of: Any) -> None:
-    with pytest.raises(ValueError, match=r"methods must score AttentionHeads\(\), as the benchmark, got MLPNeurons\(\) of Attribution\(\)"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"methods must score AttentionHeads\(\), as the benchmark, got MLPNeurons\(\) of "
+            r"Attribution\(\)"
+        ),
+    ):
         benchmark_of(gpt2_like, ratios=(0.4,), units=HEADS).run([Attribution()])
-    with pytest.raises(ValueError, match=r"methods must score MLPNeurons\(\), as the benchmark, got AttentionHeads\(\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"methods must score MLPNeurons\(\), as the benchmark, got AttentionHeads\(\)",
+    ):
         benchmark_of(gpt2_like, ratios=(0.4,)).run([Attribution(units=HEADS)])
 
 
-def test_del_refuses_scores_of_other_units_from_a_function(gpt2_like: Any, benchmark_of: Any) -> None:
+def test_del_refuses_scores_of_other_units_from_a_function(
+    gpt2_like: Any, benchmark_of: Any
+) -> None:
     def mine(model: Any, sequence: Any) -> NeuronScores:
         return NeuronScores(torch.rand(2, 3), "mine", sequence.id)
 
-    with pytest.raises(ValueError, match=r"scores must be of AttentionHeads\(\), got MLPNeurons\(\)"):
+    with pytest.raises(
+        ValueError, match=r"scores must be of AttentionHeads\(\), got MLPNeurons\(\)"
+    ):
         benchmark_of(gpt2_like, ratios=(0.4,), units=HEADS).run([mine])
 
 
@@ -175,44 +247,64 @@ def test_default_ratios_take_a_head_of_each_layer_and_iterative_attribution_cove
     for n_heads in (6, 8, 12, 16, 20, 25, 32, 64):
         counts = [int(n_heads * ratio) for ratio in del_ratios("", HEADS)]
         assert 1 <= counts[0] < counts[1] <= round(methods["iterative_attribution"].share * n_heads)
-    assert del_ratios("gpt2") == (0.001, 0.005) and del_ratios("reference-gpt2", HEADS) == HEAD_RATIOS
+    assert (
+        del_ratios("gpt2") == (0.001, 0.005) and del_ratios("reference-gpt2", HEADS) == HEAD_RATIOS
+    )
 
 
 def test_units_by_name() -> None:
     assert parse_units("heads") == HEADS
-    with pytest.raises(ValueError, match=r"units must be one of neurons, heads, got 'head'\. Did you mean heads"):
+    with pytest.raises(
+        ValueError, match=r"units must be one of neurons, heads, got 'head'\. Did you mean heads"
+    ):
         parse_units("head")
     with pytest.raises(ValueError, match="--set must name a setting of attribution"):
         make_methods("attribution", ["attribution.units=heads"])
 
 
-# ---- views -----------------------------------------------------------------------------------------------------------
+# ---- views
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_views_say_heads(model: Any, recited: Any) -> None:
     sequence = recited(model)[0]
     scores = Attribution(units=HEADS)(model, sequence)
     chosen = scores.top_k(0.4)
-    assert f"{len(chosen)} heads ablated" in token_view(model, sequence, chosen, letters).text(colour=False)
+    assert f"{len(chosen)} heads ablated" in token_view(model, sequence, chosen, letters).text(
+        colour=False
+    )
     assert score_map(scores).axes[0].get_xlabel() == "head"
     assert neurons_by_layer({"attribution": chosen}).axes[0].get_ylabel() == "heads"
     assert "heads" in chosen.html_by_layer() and "heads" in repr(chosen)
-    with pytest.raises(ValueError, match=r"found must hold sets of one model, got the shapes .* of heads, neurons"):
+    with pytest.raises(
+        ValueError, match=r"found must hold sets of one model, got the shapes .* of heads, neurons"
+    ):
         neurons_by_layer({"a": chosen, "b": replace(chosen, units=type(Attribution().units)())})
 
 
 def test_explorer_measures_heads(model: Any, recited: Any) -> None:
     text, *others = recited(model)
-    view = explore(model, text, Attribution(units=HEADS)(model, text), others, ratios=(0.4,), decode=letters)
+    view = explore(
+        model, text, Attribution(units=HEADS)(model, text), others, ratios=(0.4,), decode=letters
+    )
     step = view.answer(["step", 0, 0, "layer", "1", "zero"])
     found = list(view.chosen(0, 0, "layer", "1"))
-    assert step["n"] == len(found) and step["self"] == pytest.approx(share_right(model, text, found), abs=1e-4)
+    assert step["n"] == len(found) and step["self"] == pytest.approx(
+        share_right(model, text, found), abs=1e-4
+    )
     head = found[0]
     card = view.answer(["card", 0, *head])
     rows, z = model.blocks[head[0]].attn.W_O.detach()[head[1]], {}
-    with torch.no_grad(), model.hooks(fwd_hooks=[(f"blocks.{head[0]}.attn.hook_z", lambda act, hook: z.update(act=act))]):
+    with (
+        torch.no_grad(),
+        model.hooks(
+            fwd_hooks=[(f"blocks.{head[0]}.attn.hook_z", lambda act, hook: z.update(act=act))]
+        ),
+    ):
         model(text.tokens[None])
-    assert card["fires"] == pytest.approx((z["act"][0, :, head[1]] @ rows).norm(dim=-1).tolist(), abs=1e-3)
+    assert card["fires"] == pytest.approx(
+        (z["act"][0, :, head[1]] @ rows).norm(dim=-1).tolist(), abs=1e-3
+    )
     assert view.data["units"] == ["head", "heads"] and "heads ablated" in view.html()
 
 
@@ -223,6 +315,8 @@ def test_explorer_refuses_scores_of_two_units(gpt2_like: Any, sequence: Any) -> 
 
 
 def test_benchmark_of_heads_says_so(unchecked: None, gpt2_like: Any, benchmark_of: Any) -> None:
-    assert "40 % of each layer of heads" in repr(benchmark_of(gpt2_like, ratios=(0.4,), units=HEADS))
+    assert "40 % of each layer of heads" in repr(
+        benchmark_of(gpt2_like, ratios=(0.4,), units=HEADS)
+    )
     with pytest.raises(TypeError, match="units must be Units"):
         DelBenchmark(gpt2_like, [], torch.zeros(1, 4), units="heads")  # pyright: ignore[reportArgumentType] - a mistake

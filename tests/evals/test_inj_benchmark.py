@@ -16,7 +16,10 @@ class WeightChange:
     def __call__(self, model, sequence):
         from tl_localize import NeuronScores
 
-        changes = [(block.mlp.W_out - old).norm(dim=-1) for block, old in zip(model.blocks, self.before, strict=True)]
+        changes = [
+            (block.mlp.W_out - old).norm(dim=-1)
+            for block, old in zip(model.blocks, self.before, strict=True)
+        ]
         return NeuronScores(torch.stack(changes).detach(), self.name, sequence.id)
 
 
@@ -69,7 +72,9 @@ def test_inj_benchmark_restores_the_weights_when_a_method_fails(benchmark, gpt2_
 def test_inj_benchmark_repeats_bit_by_bit(benchmark):
     from tl_localize import HardConcrete
 
-    first, second = (benchmark.run([HardConcrete(steps=3)]).frame.drop(columns="seconds") for _ in range(2))
+    first, second = (
+        benchmark.run([HardConcrete(steps=3)]).frame.drop(columns="seconds") for _ in range(2)
+    )
     assert first.equals(second)
 
 
@@ -80,7 +85,10 @@ def test_inj_benchmark_repeats_bit_by_bit(benchmark):
         ({"sequences": []}, "sequences must hold at least one sequence"),
         ({"multiples": (1, 10)}, "multiples must keep ratio"),
         ({"distractors": -1}, "distractors must be a whole number from 0 on, got -1"),
-        ({"ratio": 0.0105, "multiples": (0.5,)}, "ratio must select at least one of 48 neurons, got 0.00525"),
+        (
+            {"ratio": 0.0105, "multiples": (0.5,)},
+            "ratio must select at least one of 48 neurons, got 0.00525",
+        ),
     ],
 )
 def test_inj_benchmark_rejects(benchmark, change, message):
@@ -117,14 +125,19 @@ def test_groups_are_disjoint_and_begin_with_different_tokens(together):
     groups = [group.sequences for group in together.groups]
     members = [sequence.fingerprint for group in groups for sequence in group]
     assert len(members) == len(set(members))
-    assert all(len({int(sequence.tokens[0]) for sequence in group}) == len(group) == 2 for group in groups)
+    assert all(
+        len({int(sequence.tokens[0]) for sequence in group}) == len(group) == 2 for group in groups
+    )
 
 
 def test_groups_depend_on_the_seed_only(together):
     from dataclasses import replace
 
     def members(seed):
-        return [[sequence.fingerprint for sequence in group.sequences] for group in replace(together, seed=seed).groups]
+        return [
+            [sequence.fingerprint for sequence in group.sequences]
+            for group in replace(together, seed=seed).groups
+        ]
 
     assert members(0) == members(0)
     assert any(members(seed) != members(0) for seed in range(1, 5))
@@ -147,13 +160,18 @@ def test_distractors_give_the_true_rows_one_and_zero(together):
 
 
 def test_distractors_foreign_recall_of_everything_altered_is_full(together):
-    """A method that knows which rows were altered, and nothing else, finds own and foreign rows alike."""
+    """A method that knows which rows were altered, and nothing else, finds own and foreign rows
+    alike.
+    """
     from tl_localize.scores import NeuronScores
 
     before = [block.mlp.W_out.detach().clone() for block in together.model.blocks]
 
     def altered(model, sequence):
-        changes = [(b.mlp.W_out - old).norm(dim=-1).gt(0).float() for b, old in zip(model.blocks, before, strict=True)]
+        changes = [
+            (b.mlp.W_out - old).norm(dim=-1).gt(0).float()
+            for b, old in zip(model.blocks, before, strict=True)
+        ]
         return NeuronScores(torch.stack(changes).detach(), "altered", sequence.id)
 
     frame = together.run([altered]).frame
@@ -169,12 +187,16 @@ def test_distractors_assignment_holds_every_pair_of_a_group(together):
     mine = results.assignment[results.assignment["method"] == "activations"]
     assert len(mine) == len(together.groups) * 2 * 2
     own = mine[mine["localized"] == mine["whose"]].set_index(["group", "localized"])["recall"]
-    frame = results.frame[(results.frame["method"] == "activations") & (results.frame["multiple"] == 1)]
+    frame = results.frame[
+        (results.frame["method"] == "activations") & (results.frame["multiple"] == 1)
+    ]
     assert (frame.set_index(["group", "sequence_id"])["recall"] == own).all()
 
 
 def test_ground_truth_reads_every_state_of_the_model(together):
-    """Against the states made by hand, in weights: rows of the base model or zeros where a set is off."""
+    """Against the states made by hand, in weights: rows of the base model or zeros where a set is
+    off.
+    """
     import pandas as pd
 
     from tl_localize import accuracy, inject_together, memorization_loss
@@ -182,7 +204,9 @@ def test_ground_truth_reads_every_state_of_the_model(together):
     from tl_localize.sequences import SequenceBatch
 
     group, model = together.groups[0], together.model
-    joint = inject_together(model, group.sequences, ratio=0.1, seed=0, learning_rate=0.02, max_steps=40)
+    joint = inject_together(
+        model, group.sequences, ratio=0.1, seed=0, learning_rate=0.02, max_steps=40
+    )
     truth = pd.DataFrame(ground_truth(model, joint, group.sequences))
     before = [block.mlp.W_out.detach().clone() for block in model.blocks]
     with joint.applied(model):
@@ -190,14 +214,17 @@ def test_ground_truth_reads_every_state_of_the_model(together):
     zeros = [torch.zeros_like(rows) for rows in before]
     masks = [injection.neurons.mask for injection in joint.injections]
     columns = {"all_on": lambda k: (), "own_alone": lambda k: (1 - k,), "own_off": lambda k: (k,)}
-    columns |= {"others_off": columns["own_alone"], "other_off": columns["own_alone"]}  # there is one other
+    # there is one other
+    columns |= {"others_off": columns["own_alone"], "other_off": columns["own_alone"]}
     for name, (state, off) in ((n, c) for n in ("", "_zeroed") for c in columns.items()):
         for k, sequence in enumerate(group.sequences):
             with torch.no_grad():
                 for layer, block in enumerate(model.blocks):
                     block.mlp.W_out.copy_(trained[layer])
                     for j in off(k):
-                        block.mlp.W_out[masks[j][layer]] = (zeros if name else before)[layer][masks[j][layer]]
+                        block.mlp.W_out[masks[j][layer]] = (zeros if name else before)[layer][
+                            masks[j][layer]
+                        ]
             loss = float(memorization_loss(model, SequenceBatch.of([sequence])).detach())
             assert truth.loc[k, f"{state}{name}_loss"] == pytest.approx(loss, rel=1e-4)
             assert truth.loc[k, f"{state}{name}"] == float(accuracy(model, [sequence]))
@@ -209,7 +236,12 @@ def test_results_of_the_former_objective_do_not_resume(together):
 
     plan = together.plan([RowNorm()])
     assert plan.settings["objective"] == "independent sets"
-    assert all(need.inputs["objective"] == "independent sets" for task in plan.tasks for need in task.needs if need.kind == "injections")
+    assert all(
+        need.inputs["objective"] == "independent sets"
+        for task in plan.tasks
+        for need in task.needs
+        if need.kind == "injections"
+    )
 
 
 def test_distractors_leave_the_weights_bit_equal(together):
@@ -223,5 +255,7 @@ def test_distractors_leave_the_weights_bit_equal(together):
 def test_distractors_must_leave_a_group(together):
     from dataclasses import replace
 
-    with pytest.raises(ValueError, match="distractors must leave at least one group of 6 sentences"):
+    with pytest.raises(
+        ValueError, match="distractors must leave at least one group of 6 sentences"
+    ):
         replace(together, distractors=5)

@@ -5,7 +5,9 @@ def test_inj_table_counts_injections_that_did_not_converge(gpt2_like, sentences)
     from tl_localize import Activations
     from tl_localize.evals.inj_benchmark import InjBenchmark
 
-    results = InjBenchmark(model=gpt2_like, sequences=sentences, ratio=0.2, max_steps=1).run([Activations()])
+    results = InjBenchmark(model=gpt2_like, sequences=sentences, ratio=0.2, max_steps=1).run(
+        [Activations()]
+    )
     assert "NONE of 3 injections converged" in results.table().index[0][0]
     frame = results.frame.copy()
     frame.loc[frame["sequence_id"] != "s0", "converged"] = True
@@ -65,7 +67,9 @@ def test_inj_results_save_takes_away_what_is_no_longer_missing(benchmark, tmp_pa
     from tl_localize import Activations
 
     results = benchmark.run([Activations()])
-    replace(results, missing=pd.DataFrame([{"method": "activations", "reason": "not yet done"}])).save(tmp_path)
+    replace(
+        results, missing=pd.DataFrame([{"method": "activations", "reason": "not yet done"}])
+    ).save(tmp_path)
     assert (tmp_path / "missing.csv").exists()
     results.save(tmp_path)
     assert not (tmp_path / "missing.csv").exists()
@@ -82,7 +86,9 @@ def test_distractors_table_prints_own_and_foreign_with_levels(together):
 
 
 def test_pairs_of_methods_compare_groups():
-    """By hand: two sentences in each of three groups, of which one did not converge; a second share is not looked at."""
+    """By hand: two sentences in each of three groups, of which one did not converge; a second share
+    is not looked at.
+    """
     import pandas as pd
     from scipy.stats import ttest_rel
 
@@ -91,11 +97,23 @@ def test_pairs_of_methods_compare_groups():
     recalls = {"good": [0.9, 0.7, 0.8, 0.8, 0.6, 0.4], "bad": [0.5, 0.5, 0.2, 0.6, 0.1, 0.9]}
     about = {"injection_ratio": 0.03, "ratio": 0.03, "multiple": 1}
     rows = [
-        {**about, "sequence_id": f"{i}", "group": f"{i // 2}", "method": method, "recall": x, "foreign_recall": 1 - x, "converged": i < 5}
+        {
+            **about,
+            "sequence_id": f"{i}",
+            "group": f"{i // 2}",
+            "method": method,
+            "recall": x,
+            "foreign_recall": 1 - x,
+            "converged": i < 5,
+        }
         for method, some in recalls.items()
         for i, x in enumerate(some)
     ]
-    results = InjResults(pd.DataFrame([*rows, *(row | {"multiple": 2, "ratio": 0.06, "recall": 1.0} for row in rows)]))
+    results = InjResults(
+        pd.DataFrame(
+            [*rows, *(row | {"multiple": 2, "ratio": 0.06, "recall": 1.0} for row in rows)]
+        )
+    )
     good, bad = [0.8, 0.8, 0.6], [0.5, 0.4, 0.1]  # of each group
     p = ttest_rel(good, bad, alternative="greater").pvalue
     assert results.pairs().loc["good", "bad"] == f"40.0 (p = {p:.1g})"

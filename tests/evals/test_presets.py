@@ -56,7 +56,9 @@ def test_del_methods_spare_the_first_layer_and_take_the_seed():
     from tl_localize.evals.presets import del_methods
 
     tuned = {"slimming": {"first_layer": 0, "steps": 5}}
-    hard, slim, noise = del_methods("hard_concrete,slimming,random", ["slimming.steps=7"], "reference-gpt2", tuned, 3)
+    hard, slim, noise = del_methods(
+        "hard_concrete,slimming,random", ["slimming.steps=7"], "reference-gpt2", tuned, 3
+    )
     assert (hard.first_layer, slim.first_layer, slim.steps, noise.seed) == (1, 1, 7, 3)
     paper, _ = del_methods("hard_concrete,slimming", [], "gpt2-xl")
     assert (paper.steps, paper.sparsity_weight, paper.initial_mask) == (200, 1000.0, 0.9)
@@ -95,7 +97,14 @@ def benchmark(gpt2_like, make_sequences):
 
     text = torch.randint(61, (2, 12), generator=torch.Generator().manual_seed(0))
     sequences = make_sequences(*[(10, 4)] * 4)
-    return DelBenchmark(gpt2_like, sequences, text, ratios=(0.1, 0.3), n_dev=1, decode=lambda ids: " ".join(map(str, ids)))
+    return DelBenchmark(
+        gpt2_like,
+        sequences,
+        text,
+        ratios=(0.1, 0.3),
+        n_dev=1,
+        decode=lambda ids: " ".join(map(str, ids)),
+    )
 
 
 def test_del_runs_are_one_for_each_number_of_targets(benchmark):
@@ -109,7 +118,11 @@ def test_del_runs_are_one_for_each_number_of_targets(benchmark):
         (2, ["zero_out"]),
     ]
     frame = DelResults.join([one.run(some) for one, some in runs]).frame
-    assert frame.groupby("method")["sequence_id"].nunique().to_dict() == {"activations": 3, "random": 3, "zero_out": 2}
+    assert frame.groupby("method")["sequence_id"].nunique().to_dict() == {
+        "activations": 3,
+        "random": 3,
+        "zero_out": 2,
+    }
 
 
 def test_single_layer_run_takes_the_largest_ratio_whose_budget_fits(benchmark, tmp_path):

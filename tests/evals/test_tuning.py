@@ -11,7 +11,12 @@ def test_expand_makes_every_combination_in_order():
     from tl_localize.evals.tuning import expand
 
     methods = expand("slimming", {"steps": [10, 20], "learning_rate": [0.1, 0.2]})
-    assert [(m.steps, m.learning_rate) for m in methods] == [(10, 0.1), (10, 0.2), (20, 0.1), (20, 0.2)]
+    assert [(m.steps, m.learning_rate) for m in methods] == [
+        (10, 0.1),
+        (10, 0.2),
+        (20, 0.1),
+        (20, 0.2),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +49,14 @@ def results(candidates):
     from tl_localize.evals.inj_benchmark import InjResults
 
     rows = [
-        {"sequence_id": s, "method": repr(method), "multiple": multiple, "recall": recall, "seconds": 1.0, "converged": True}
+        {
+            "sequence_id": s,
+            "method": repr(method),
+            "multiple": multiple,
+            "recall": recall,
+            "seconds": 1.0,
+            "converged": True,
+        }
         for s in range(2)
         for method, recall in zip(candidates, (0.2, 0.6, 0.6), strict=True)
         for multiple in (1, 2)
@@ -77,12 +89,28 @@ def test_rank_del_puts_self_minus_neg_first(candidates):
     from tl_localize.evals.tuning import rank_del
 
     rows = [
-        {"sequence_id": s, "method": repr(method), "ratio": ratio, "delta_self_accuracy": own, "delta_neg_accuracy": others}
+        {
+            "sequence_id": s,
+            "method": repr(method),
+            "ratio": ratio,
+            "delta_self_accuracy": own,
+            "delta_neg_accuracy": others,
+        }
         for s in range(2)
-        for method, own, others in zip(candidates, (-0.5, -0.4, -0.1), (-0.45, -0.1, 0.0), strict=True)
+        for method, own, others in zip(
+            candidates, (-0.5, -0.4, -0.1), (-0.45, -0.1, 0.0), strict=True
+        )
         for ratio in (0.1, 0.2)
     ]
-    rows.append({"sequence_id": 0, "method": "random", "ratio": 0.1, "delta_self_accuracy": -1.0, "delta_neg_accuracy": 0.0})
+    rows.append(
+        {
+            "sequence_id": 0,
+            "method": "random",
+            "ratio": 0.1,
+            "delta_self_accuracy": -1.0,
+            "delta_neg_accuracy": 0.0,
+        }
+    )
     results = DelResults(pd.DataFrame(rows), pd.DataFrame())
     ranking = rank_del(results, candidates, 0.1)
     assert [settings["steps"] for settings in ranking["settings"]] == [20, 30, 10]
@@ -96,7 +124,13 @@ def test_rank_del_needs_another_sequence(candidates):
     from tl_localize.evals.del_benchmark import DelResults
     from tl_localize.evals.tuning import rank_del
 
-    row = {"sequence_id": 0, "method": "slimming", "ratio": 0.1, "delta_self_accuracy": -1.0, "delta_neg_accuracy": float("nan")}
+    row = {
+        "sequence_id": 0,
+        "method": "slimming",
+        "ratio": 0.1,
+        "delta_self_accuracy": -1.0,
+        "delta_neg_accuracy": float("nan"),
+    }
     with pytest.raises(ValueError, match="results must be of at least two sequences, got one"):
         rank_del(DelResults(pd.DataFrame([row]), pd.DataFrame()), candidates, 0.1)
 
@@ -113,9 +147,16 @@ def test_settings_of_the_benchmark_with_distractors_are_those_of_its_committed_n
     from tl_localize.evals.presets import make_methods
     from tl_localize.evals.tuning import read_settings
 
-    tuned = read_settings(Path(__file__).parents[2] / "benchmarks" / "settings" / "distractors.json")
-    methods = make_methods("hard_concrete,slimming", [], {"slimming": {"stop_sparsity": 0.2, "steps": 4000}}, tuned)
-    assert methods == [HardConcrete(sparsity_weight=10.0), Slimming(steps=150, learning_rate=0.01, stop_sparsity=0.2)]
+    tuned = read_settings(
+        Path(__file__).parents[2] / "benchmarks" / "settings" / "distractors.json"
+    )
+    methods = make_methods(
+        "hard_concrete,slimming", [], {"slimming": {"stop_sparsity": 0.2, "steps": 4000}}, tuned
+    )
+    assert methods == [
+        HardConcrete(sparsity_weight=10.0),
+        Slimming(steps=150, learning_rate=0.01, stop_sparsity=0.2),
+    ]
 
 
 def test_benchmarks_take_a_settings_file(tmp_path):
@@ -124,12 +165,21 @@ def test_benchmarks_take_a_settings_file(tmp_path):
     import sys
 
     (tmp_path / "settings.json").write_text(json.dumps({"settings": {"slimming": {"steps": 3}}}))
-    files = [Path(__file__).parents[2] / "benchmarks" / f"test_{name}.py" for name in ("inj_table", "inj_distractors", "del_table")]
+    files = [
+        Path(__file__).parents[2] / "benchmarks" / f"test_{name}.py"
+        for name in ("inj_table", "inj_distractors", "del_table")
+    ]
     command = [sys.executable, "-m", "pytest", *files, "--settings", tmp_path / "settings.json"]
-    done = subprocess.run([*map(str, command), "--setup-plan", "-q", "-p", "no:cacheprovider"], capture_output=True, text=True)
+    done = subprocess.run(
+        [*map(str, command), "--setup-plan", "-q", "-p", "no:cacheprovider"],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     for file in files:
-        assert any(file.name in line and "tuned" in line for line in done.stdout.splitlines()), file.name
+        assert any(file.name in line and "tuned" in line for line in done.stdout.splitlines()), (
+            file.name
+        )
 
 
 def test_read_settings_rejects_another_file(tmp_path):
@@ -145,7 +195,10 @@ def test_read_settings_rejects_settings_of_another_form(tmp_path, settings):
     from tl_localize.evals.tuning import read_settings
 
     (tmp_path / "x.json").write_text(json.dumps({"settings": settings}))
-    with pytest.raises(ValueError, match=r"settings must be a file written by|grid must hold values that slimming takes"):
+    with pytest.raises(
+        ValueError,
+        match=r"settings must be a file written by|grid must hold values that slimming takes",
+    ):
         read_settings(tmp_path / "x.json")
 
 
@@ -173,7 +226,15 @@ def test_read_grids_rejects_broken_json(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[" * 100_000, "[1]", '{"settings": []}', '{"settings": {"slimming": 3}}', '{"settings": {"slimming": {"steps": -1}}}']
+    "content",
+    [
+        "",
+        "[" * 100_000,
+        "[1]",
+        '{"settings": []}',
+        '{"settings": {"slimming": 3}}',
+        '{"settings": {"slimming": {"steps": -1}}}',
+    ],
 )
 def test_read_settings_names_a_file_of_another_form(tmp_path, content):
     from tl_localize.evals.tuning import read_settings
@@ -187,6 +248,12 @@ def test_method_of_reads_a_repr_and_nothing_else(candidates):
     from tl_localize.evals.tuning import method_of
 
     assert [method_of(repr(method)) for method in candidates] == candidates
-    for text in ("Unknown()", "Slimming", "__import__('os')", "Slimming(steps=", "Slimming(steps=print)"):
+    for text in (
+        "Unknown()",
+        "Slimming",
+        "__import__('os')",
+        "Slimming(steps=",
+        "Slimming(steps=print)",
+    ):
         with pytest.raises(ValueError, match="method must be the repr of one of"):
             method_of(text)

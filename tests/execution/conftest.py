@@ -27,7 +27,14 @@ def inj(gpt2_like: Any, make_sequences: Any) -> Any:
     from tl_localize.evals import InjBenchmark
 
     sentences = make_sequences(*[(8 + i, 3) for i in range(4)], d_vocab=50)
-    return InjBenchmark(model=gpt2_like, sequences=sentences, ratio=0.2, learning_rate=0.05, stop_loss=0.5, max_steps=3)
+    return InjBenchmark(
+        model=gpt2_like,
+        sequences=sentences,
+        ratio=0.2,
+        learning_rate=0.05,
+        stop_loss=0.5,
+        max_steps=3,
+    )
 
 
 @pytest.fixture
@@ -36,16 +43,26 @@ def deletion(gpt2_like: Any, make_sequences: Any) -> Any:
 
     general = torch.randint(0, 61, (2, 8), generator=torch.Generator().manual_seed(1))
     sequences = make_sequences((9, 3), (9, 3), (12, 3), (7, 2), (9, 1))
-    return DelBenchmark(gpt2_like, sequences, general, ratios=(0.1, 0.2), n_dev=1, n_targets=3, decode=str)
+    return DelBenchmark(
+        gpt2_like, sequences, general, ratios=(0.1, 0.2), n_dev=1, n_targets=3, decode=str
+    )
 
 
 @pytest.fixture
 def run_inj(inj: Any, methods: list[Any], tmp_path: Path) -> Run:
     """INJ into a folder, with everything as in the other runs unless it is given."""
 
-    def run(name: str = "run", methods: list[Any] = methods, stop_after: int | None = None, shard: Any = (1, 1), **changes: Any) -> Any:
+    def run(
+        name: str = "run",
+        methods: list[Any] = methods,
+        stop_after: int | None = None,
+        shard: Any = (1, 1),
+        **changes: Any,
+    ) -> Any:
         options = {key: changes.pop(key) for key in ("progress", "retry_failed") if key in changes}
-        return run_into(replace(inj, **changes), methods, tmp_path / name, stop_after, shard, **options)
+        return run_into(
+            replace(inj, **changes), methods, tmp_path / name, stop_after, shard, **options
+        )
 
     return run
 
@@ -55,31 +72,50 @@ def run_del(deletion: Any, methods: list[Any], tmp_path: Path) -> Run:
     """DEL at two ratios, and layer by layer, into a folder."""
     from tl_localize import Activations
 
-    def run(name: str = "run", methods: list[Any] = methods, stop_after: int | None = None, shard: Any = (1, 1), **changes: Any) -> Any:
+    def run(
+        name: str = "run",
+        methods: list[Any] = methods,
+        stop_after: int | None = None,
+        shard: Any = (1, 1),
+        **changes: Any,
+    ) -> Any:
         one = replace(deletion, **changes)
         single = replace(one, ratios=one.ratios[:1], budget_factors=(1, 5))
         outcomes = run_into(one, methods, tmp_path / name, stop_after, shard)
         left = None if stop_after is None else stop_after - len(outcomes)
-        return outcomes if left == 0 else outcomes + run_into(single, [Activations()], tmp_path / name, left, shard)
+        return (
+            outcomes
+            if left == 0
+            else outcomes + run_into(single, [Activations()], tmp_path / name, left, shard)
+        )
 
     return run
 
 
 @pytest.fixture(scope="session")
 def finished_runs() -> dict[str, tuple[Path, int]]:
-    """The folders with undisturbed runs that ``finished`` has made, and their numbers of tasks, by what was run."""
+    """The folders with undisturbed runs that ``finished`` has made, and their numbers of tasks, by
+    what was run.
+    """
     return {}
 
 
 @pytest.fixture
-def finished(finished_runs: Any, tmp_path_factory: Any, run_inj: Run, run_del: Run, tmp_path: Path) -> Callable[..., int]:
-    """Put an undisturbed run of "inj" or "del" into a folder, made once a session and then copied; gives the number of its tasks."""
+def finished(
+    finished_runs: Any, tmp_path_factory: Any, run_inj: Run, run_del: Run, tmp_path: Path
+) -> Callable[..., int]:
+    """Put an undisturbed run of "inj" or "del" into a folder, made once a session and then copied;
+    gives the number of its tasks.
+    """
 
     def copy(which: str, name: str = "run", **changes: Any) -> int:
         key = f"{which} {changes!r}"
         if key not in finished_runs:
             n_tasks = len({"inj": run_inj, "del": run_del}[which]("undisturbed", **changes))
-            finished_runs[key] = move(tmp_path / "undisturbed", tmp_path_factory.mktemp("finished") / "run"), n_tasks
+            finished_runs[key] = (
+                move(tmp_path / "undisturbed", tmp_path_factory.mktemp("finished") / "run"),
+                n_tasks,
+            )
         folder, n_tasks = finished_runs[key]
         copytree(folder, tmp_path / name)
         return n_tasks
@@ -97,7 +133,12 @@ def inj_numbers(tmp_path: Path) -> Callable[..., Any]:
         results = InjResults.of(Store(tmp_path / name))
         assert not len(results.missing)
         frame = results.frame.drop(columns="seconds")
-        return frame.to_csv(), results.table().to_csv(), results.truth.to_csv(), results.assignment.to_csv()
+        return (
+            frame.to_csv(),
+            results.table().to_csv(),
+            results.truth.to_csv(),
+            results.assignment.to_csv(),
+        )
 
     return numbers
 
@@ -111,10 +152,20 @@ def del_numbers(tmp_path: Path) -> Callable[..., Any]:
     def numbers(name: str = "run") -> list[str]:
         results = DelResults.of(Store(tmp_path / name))
         assert not len(results.missing)
-        matrices = [matrix.to_csv() for found in (results.confusion, results.confusion_levenshtein) for matrix in found.values()]
+        matrices = [
+            matrix.to_csv()
+            for found in (results.confusion, results.confusion_levenshtein)
+            for matrix in found.values()
+        ]
         layers = [frame.to_csv() for frame in results.single_layer.values()]
         assert len(layers) == 1
-        return [results.frame.to_csv(), results.before.to_csv(), results.table().to_csv(), *matrices, *layers]
+        return [
+            results.frame.to_csv(),
+            results.before.to_csv(),
+            results.table().to_csv(),
+            *matrices,
+            *layers,
+        ]
 
     return numbers
 
@@ -122,4 +173,8 @@ def del_numbers(tmp_path: Path) -> Callable[..., Any]:
 @pytest.fixture
 def leftovers(tmp_path: Path) -> Callable[..., list[Path]]:
     """Files in a folder that an undisturbed run does not leave."""
-    return lambda name="run": [path for part in ("tmp", "set_aside", "failures") for path in (tmp_path / name / part).iterdir()]
+    return lambda name="run": [
+        path
+        for part in ("tmp", "set_aside", "failures")
+        for path in (tmp_path / name / part).iterdir()
+    ]

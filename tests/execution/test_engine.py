@@ -1,4 +1,6 @@
-"""Runs that lose nothing: resumed, shared, failed, killed. The tables are those of an undisturbed run, bit for bit."""
+"""Runs that lose nothing: resumed, shared, failed, killed. The tables are those of an undisturbed
+run, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,27 @@ from tl_localize.execution.engine import Maker, Timer, missing_groups, parse_sha
 from tl_localize.execution.store import Cache, unpack
 from tl_localize.execution.tasks import Task, closure
 
-# ---- a folder gives what memory gives --------------------------------------------------------------------------------
+# ---- a folder gives what memory gives
+# --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("distractors", [0, 1])
-def test_inj_in_a_folder_gives_what_it_gives_in_memory(finished: Any, inj: Any, methods: Any, tmp_path: Path, distractors: int) -> None:
+def test_inj_in_a_folder_gives_what_it_gives_in_memory(
+    finished: Any, inj: Any, methods: Any, tmp_path: Path, distractors: int
+) -> None:
     finished("inj", distractors=distractors)
-    alone, stored = replace(inj, distractors=distractors).run(methods), InjResults.of(Store(tmp_path / "run"))
+    alone, stored = (
+        replace(inj, distractors=distractors).run(methods),
+        InjResults.of(Store(tmp_path / "run")),
+    )
     assert_frame_equal(stored.frame.drop(columns="seconds"), alone.frame.drop(columns="seconds"))
     assert_frame_equal(stored.truth, alone.truth)
     assert_frame_equal(stored.assignment, alone.assignment)
 
 
-def test_del_in_a_folder_gives_what_it_gives_in_memory(finished: Any, deletion: Any, methods: Any, tmp_path: Path) -> None:
+def test_del_in_a_folder_gives_what_it_gives_in_memory(
+    finished: Any, deletion: Any, methods: Any, tmp_path: Path
+) -> None:
     finished("del")
     alone, stored = deletion.run(methods), DelResults.of(Store(tmp_path / "run"))
     assert_frame_equal(stored.before, alone.before)
@@ -41,7 +51,9 @@ def test_del_in_a_folder_gives_what_it_gives_in_memory(finished: Any, deletion: 
     for key, matrix in alone.confusion.items():
         assert_frame_equal(stored.confusion[key], matrix)
         assert_frame_equal(stored.confusion_levenshtein[key], alone.confusion_levenshtein[key])
-    assert_frame_equal(stored.single_layer["activations"], deletion.run_single_layer(Activations(), 0.1))
+    assert_frame_equal(
+        stored.single_layer["activations"], deletion.run_single_layer(Activations(), 0.1)
+    )
 
 
 def test_run_in_memory_raises_the_error_of_a_method(inj: Any, deletion: Any) -> None:
@@ -50,18 +62,29 @@ def test_run_in_memory_raises_the_error_of_a_method(inj: Any, deletion: Any) -> 
             benchmark.run([Fails("s1")])
 
 
-# ---- resume ----------------------------------------------------------------------------------------------------------
+# ---- resume
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("distractors", [0, 1])
-def test_inj_in_pieces_equals_inj_in_one(run_inj: Any, finished: Any, inj_numbers: Any, distractors: int) -> None:
+def test_inj_in_pieces_equals_inj_in_one(
+    run_inj: Any, finished: Any, inj_numbers: Any, distractors: int
+) -> None:
     n_tasks = finished("inj", "whole", distractors=distractors)
     assert n_tasks == (2 * (1 + 4 * 2 + 1) if distractors else 4 * (1 + 4 * 2))
-    assert sum(len(run_inj("pieces", stop_after=5, distractors=distractors)) for _ in range(n_tasks // 5 + 1)) == n_tasks
+    assert (
+        sum(
+            len(run_inj("pieces", stop_after=5, distractors=distractors))
+            for _ in range(n_tasks // 5 + 1)
+        )
+        == n_tasks
+    )
     assert inj_numbers("pieces") == inj_numbers("whole")
 
 
-def test_del_in_pieces_and_shards_equals_del_in_one(run_del: Any, finished: Any, del_numbers: Any) -> None:
+def test_del_in_pieces_and_shards_equals_del_in_one(
+    run_del: Any, finished: Any, del_numbers: Any
+) -> None:
     n_tasks = finished("del", "whole")
     assert n_tasks == 1 + (3 + 1 + 3) + 3 * (2 * 3 + 1)  # Hard Concrete takes all targets at once
     assert sum(len(run_del("pieces", stop_after=7)) for _ in range(n_tasks // 7 + 1)) == n_tasks
@@ -110,22 +133,35 @@ def test_shard_begins_by_reading_records_of_its_own_groups(
     groups = list(dict.fromkeys(task.group or task.key for task in plan.tasks))
     read: list[str] = []
     right = Store.read
-    monkeypatch.setattr(Store, "read", lambda store, task: read.append(task.key) or right(store, task))
+    monkeypatch.setattr(
+        Store, "read", lambda store, task: read.append(task.key) or right(store, task)
+    )
     assert missing_groups(plan, Store(tmp_path), (2, 3)) == []
-    own = [task.key for task in closure(task for task in plan.tasks if (task.group or task.key) in groups[1::3])]
+    own = [
+        task.key
+        for task in closure(task for task in plan.tasks if (task.group or task.key) in groups[1::3])
+    ]
     assert sorted(read) == sorted(own)
-    monkeypatch.setattr(type(benchmark), "results", lambda *_: None)  # the tables are of all that is there
+    # the tables are of all that is there
+    monkeypatch.setattr(type(benchmark), "results", lambda *_: None)
     read.clear()
     benchmark.run(methods, Store(tmp_path), executor=InProcess((2, 3)))
     assert set(read) == set(own)
 
 
-# ---- growing, and contradictions -------------------------------------------------------------------------------------
+# ---- growing, and contradictions
+# -------------------------------------------------------------------------------------
 
 
-def test_inj_adds_sentences_methods_and_ratios_and_reuses_what_is_there(run_inj: Any, inj: Any, methods: Any) -> None:
+def test_inj_adds_sentences_methods_and_ratios_and_reuses_what_is_there(
+    run_inj: Any, inj: Any, methods: Any
+) -> None:
     run_inj(sequences=inj.sequences[:2], methods=methods[:1])
-    assert Counter(outcome.task.kind for outcome in run_inj()) == {"injections": 2, "scores": 2 * 4 + 2, "inj": 2 * 4 + 2}
+    assert Counter(outcome.task.kind for outcome in run_inj()) == {
+        "injections": 2,
+        "scores": 2 * 4 + 2,
+        "inj": 2 * 4 + 2,
+    }
     more = run_inj(methods=[*methods, IntegratedGradients(steps=2)])
     assert {outcome.task.label for outcome in more} == {"integrated_gradients"}
     assert len(more) == 4 * 2
@@ -133,21 +169,31 @@ def test_inj_adds_sentences_methods_and_ratios_and_reuses_what_is_there(run_inj:
     assert run_inj() == []
 
 
-def test_inj_at_other_multiples_reuses_the_scores(run_inj: Any, finished: Any, tmp_path: Path) -> None:
+def test_inj_at_other_multiples_reuses_the_scores(
+    run_inj: Any, finished: Any, tmp_path: Path
+) -> None:
     finished("inj")
     for path in (tmp_path / "run" / "plans").iterdir():
         path.unlink()
     assert {outcome.task.kind for outcome in run_inj(multiples=(1, 3))} == {"inj"}
 
 
-def test_del_with_a_new_method_ratio_and_target_costs_only_these(run_del: Any, methods: Any) -> None:
+def test_del_with_a_new_method_ratio_and_target_costs_only_these(
+    run_del: Any, methods: Any
+) -> None:
     run_del(methods=methods[1:], ratios=(0.1,))
     added = run_del(ratios=(0.1, 0.2))
-    assert Counter((outcome.task.kind, outcome.task.label, outcome.task.ratio) for outcome in added) == {
+    assert Counter(
+        (outcome.task.kind, outcome.task.label, outcome.task.ratio) for outcome in added
+    ) == {
         ("del", "activations", 0.1): 3,
         **{("del", label, 0.2): 3 for label in ("activations", "hard_concrete", "random")},
     }  # the single layers needed the scores of activations
-    assert {outcome.task.index for outcome in run_del(n_targets=4) if outcome.task.label != "hard_concrete"} == {3}
+    assert {
+        outcome.task.index
+        for outcome in run_del(n_targets=4)
+        if outcome.task.label != "hard_concrete"
+    } == {3}
 
 
 @pytest.mark.parametrize(
@@ -156,16 +202,23 @@ def test_del_with_a_new_method_ratio_and_target_costs_only_these(run_del: Any, m
         ({"learning_rate": 0.01}, r"learning_rate: 0.05 in the folder, 0.01 now"),
         ({"seed": 3}, r"seeds: 0 \+ index of the sentence in the folder, 3 \+"),
         ({"multiples": (1,)}, "multiples"),
-        ({"methods": [HardConcrete(steps=11)]}, r"methods.hard_concrete: HardConcrete\(.*steps=3.* in the folder, .*steps=11.* now"),
+        (
+            {"methods": [HardConcrete(steps=11)]},
+            r"methods.hard_concrete: HardConcrete\(.*steps=3.* in the folder, .*steps=11.* now",
+        ),
     ],
 )
-def test_run_refuses_settings_that_contradict_the_folder(run_inj: Any, changes: Any, difference: str) -> None:
+def test_run_refuses_settings_that_contradict_the_folder(
+    run_inj: Any, changes: Any, difference: str
+) -> None:
     run_inj(stop_after=1)
     with pytest.raises(ValueError, match=difference):
         run_inj(**changes)
 
 
-def test_run_refuses_another_model_other_sentences_and_another_benchmark(run_inj: Any, run_del: Any, inj: Any, make_model: Any) -> None:
+def test_run_refuses_another_model_other_sentences_and_another_benchmark(
+    run_inj: Any, run_del: Any, inj: Any, make_model: Any
+) -> None:
     run_inj(stop_after=1)
     with pytest.raises(ValueError, match="fingerprint: "):
         run_inj(model=make_model(7, model_name="gpt2-like"))
@@ -175,11 +228,17 @@ def test_run_refuses_another_model_other_sentences_and_another_benchmark(run_inj
         run_del()
 
 
-def test_run_refuses_a_method_or_an_ablation_without_a_lasting_name_where_results_are_kept(run_inj: Any, run_del: Any, inj: Any) -> None:
+def test_run_refuses_a_method_or_an_ablation_without_a_lasting_name_where_results_are_kept(
+    run_inj: Any, run_del: Any, inj: Any
+) -> None:
     def mine(model: Any, sequence: Any) -> NeuronScores:
         return Counted()(model, sequence)
 
-    for run, changes in ((run_inj, {"methods": [mine]}), (run_del, {"methods": [mine]}), (run_del, {"ablation": lambda *_: None})):
+    for run, changes in (
+        (run_inj, {"methods": [mine]}),
+        (run_del, {"methods": [mine]}),
+        (run_del, {"ablation": lambda *_: None}),
+    ):
         with pytest.raises(ValueError, match="must have a repr that names all their settings"):
             run(**changes)
     assert set(inj.run([mine]).frame["method"]) == {"mine", "random", "row_norm"}
@@ -188,7 +247,13 @@ def test_run_refuses_a_method_or_an_ablation_without_a_lasting_name_where_result
 def test_run_refuses_a_model_with_hooks(gpt2_like: Any, run_inj: Any, tmp_path: Path) -> None:
     with (
         gpt2_like.hooks(fwd_hooks=[("blocks.1.mlp.hook_post", lambda act, hook: 2 * act)]),
-        pytest.raises(ValueError, match=r"model must have no hooks where results are kept, got some at 'blocks\.1\.mlp\.hook_post'"),
+        pytest.raises(
+            ValueError,
+            match=(
+                r"model must have no hooks where results are kept, got some at "
+                r"'blocks\.1\.mlp\.hook_post'"
+            ),
+        ),
     ):
         run_inj()
     assert not records(tmp_path / "run")
@@ -200,7 +265,8 @@ def test_parse_shard_rejects(text: str) -> None:
         parse_shard(text)
 
 
-# ---- what a number depends on ----------------------------------------------------------------------------------------
+# ---- what a number depends on
+# ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -211,10 +277,14 @@ class Counted:
     name: ClassVar[str] = "counted"
 
     def __call__(self, model: Any, sequence: Any) -> NeuronScores:
-        return NeuronScores(torch.arange(96.0).reshape(2, 48).roll(self.version, 1), self.name, sequence.id)
+        return NeuronScores(
+            torch.arange(96.0).reshape(2, 48).roll(self.version, 1), self.name, sequence.id
+        )
 
 
-def test_method_of_another_version_is_computed_again(run_inj: Any, run_del: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_method_of_another_version_is_computed_again(
+    run_inj: Any, run_del: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for run, name, n_tasks in ((run_inj, "inj", 4 * 2), (run_del, "del", 3 * (1 + 2))):
         run(name, methods=[Counted()])
         assert run(name, methods=[Counted()]) == []
@@ -225,7 +295,9 @@ def test_method_of_another_version_is_computed_again(run_inj: Any, run_del: Any,
             assert len(again) == n_tasks
 
 
-def test_last_version_that_was_run_stands_in_the_tables(run_inj: Any, inj_numbers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_version_that_was_run_stands_in_the_tables(
+    run_inj: Any, inj_numbers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_inj(methods=[Counted()])
     old = inj_numbers()
     with monkeypatch.context() as patch:
@@ -236,12 +308,16 @@ def test_last_version_that_was_run_stands_in_the_tables(run_inj: Any, inj_number
     assert inj_numbers() == old
 
 
-def test_nothing_old_is_served_when_weights_change_in_the_same_process(gpt2_like: Any, run_inj: Any, run_del: Any) -> None:
+def test_nothing_old_is_served_when_weights_change_in_the_same_process(
+    gpt2_like: Any, run_inj: Any, run_del: Any
+) -> None:
     """A permutation keeps every sum; a benchmark that was used before is used again."""
     run_inj("inj", methods=[Activations()])
     run_del("del", methods=[Activations()])
     weights = gpt2_like.blocks[1].mlp.W_out
-    weights.data = weights.data[:, torch.randperm(weights.shape[1], generator=torch.Generator().manual_seed(0))]
+    weights.data = weights.data[
+        :, torch.randperm(weights.shape[1], generator=torch.Generator().manual_seed(0))
+    ]
     for run, name in ((run_inj, "inj"), (run_del, "del")):
         with pytest.raises(ValueError, match="fingerprint: "):
             run(name)
@@ -258,7 +334,8 @@ def test_del_meter_follows_the_weights(gpt2_like: Any, deletion: Any) -> None:
     assert_frame_equal(after.frame, fresh.frame)
 
 
-# ---- chunks ----------------------------------------------------------------------------------------------------------
+# ---- chunks
+# ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,43 +365,69 @@ def test_chunk_puts_targets_into_one_task(six_targets: Any, tmp_path: Path) -> N
     columns = ["sequence_id", "method", "ratio", "n_neurons"]
     assert_frame_equal(results.frame[columns], alone.frame[columns])
     for index, sequence in enumerate(six_targets.sequences[:4]):
-        assert torch.allclose(record.tensors[f"{index}.values"], HardConcrete(steps=3)(six_targets.model, sequence).values, atol=1e-4)
+        assert torch.allclose(
+            record.tensors[f"{index}.values"],
+            HardConcrete(steps=3)(six_targets.model, sequence).values,
+            atol=1e-4,
+        )
 
 
-def test_resumed_run_with_chunks_equals_an_undisturbed_one(six_targets: Any, tmp_path: Path) -> None:
+def test_resumed_run_with_chunks_equals_an_undisturbed_one(
+    six_targets: Any, tmp_path: Path
+) -> None:
     methods = [InFours(steps=3)]
     n_tasks = len(run_into(six_targets, methods, tmp_path / "whole"))
     assert n_tasks == 1 + (2 + 6) + 2 * 2 * 6
-    pieces = [run_into(six_targets, methods, tmp_path / "pieces", 6, shard) for _ in range(4) for shard in ((2, 2), (1, 2))]
+    pieces = [
+        run_into(six_targets, methods, tmp_path / "pieces", 6, shard)
+        for _ in range(4)
+        for shard in ((2, 2), (1, 2))
+    ]
     assert sum(map(len, pieces)) == n_tasks
     for whole in records(tmp_path / "whole", "scores"):
-        one, other = (unpack((tmp_path / name / "records" / "scores" / whole.name).read_bytes())[1] for name in ("whole", "pieces"))
-        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-    assert DelResults.of(Store(tmp_path / "pieces")).frame.equals(DelResults.of(Store(tmp_path / "whole")).frame)
+        one, other = (
+            unpack((tmp_path / name / "records" / "scores" / whole.name).read_bytes())[1]
+            for name in ("whole", "pieces")
+        )
+        assert one.keys() == other.keys() and all(
+            torch.equal(one[name], other[name]) for name in one
+        )
+    assert DelResults.of(Store(tmp_path / "pieces")).frame.equals(
+        DelResults.of(Store(tmp_path / "whole")).frame
+    )
 
 
 @pytest.mark.parametrize("chunk", [0, -1, 2.5])
-def test_chunk_must_be_a_whole_number(deletion: Any, monkeypatch: pytest.MonkeyPatch, chunk: Any) -> None:
+def test_chunk_must_be_a_whole_number(
+    deletion: Any, monkeypatch: pytest.MonkeyPatch, chunk: Any
+) -> None:
     monkeypatch.setattr(InFours, "chunk", chunk)
     with pytest.raises(ValueError, match="chunk must be a whole number from 1 on, got"):
         deletion.plan([InFours()])
 
 
-# ---- progress --------------------------------------------------------------------------------------------------------
+# ---- progress
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", ["inj", "deletion"])
-def test_progress_goes_from_zero_to_one_and_never_falls(which: str, request: Any, methods: Any, tmp_path: Path) -> None:
+def test_progress_goes_from_zero_to_one_and_never_falls(
+    which: str, request: Any, methods: Any, tmp_path: Path
+) -> None:
     for store in (None, Store(tmp_path), Store(tmp_path)):
         told: list[tuple[float, str]] = []
-        request.getfixturevalue(which).run(methods, store, lambda fraction, what, told=told: told.append((fraction, what)))
+        request.getfixturevalue(which).run(
+            methods, store, lambda fraction, what, told=told: told.append((fraction, what))
+        )
         fractions = [fraction for fraction, _ in told]
         assert fractions == sorted(fractions)
         assert told[-1] == (1.0, "done")
     assert len(told) == 1  # there was nothing to do
 
 
-def test_progress_ends_at_one_though_an_injection_failed(inj: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_ends_at_one_though_an_injection_failed(
+    inj: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(InjBenchmark, "inject", failing_inject(2))
     told: list[float] = []
     inj.run([Activations()], Store(tmp_path), lambda fraction, what: told.append(fraction))
@@ -332,7 +435,8 @@ def test_progress_ends_at_one_though_an_injection_failed(inj: Any, tmp_path: Pat
     assert told[-1] == 1
 
 
-# ---- failures --------------------------------------------------------------------------------------------------------
+# ---- failures
+# --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -359,18 +463,29 @@ def failing_inject(index: int) -> Any:
     return wrong
 
 
-def test_failure_is_recorded_and_the_rest_goes_on(run_inj: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_is_recorded_and_the_rest_goes_on(
+    run_inj: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     outcomes = run_inj(methods=[Fails("s1")])
-    assert [(o.task.kind, o.task.label, o.task.name) for o in outcomes if o.reason] == [("scores", "fails", "s1")]
+    assert [(o.task.kind, o.task.label, o.task.name) for o in outcomes if o.reason] == [
+        ("scores", "fails", "s1")
+    ]
     state = status(Store(tmp_path / "run"))
-    assert state.frame.loc["fails", ["planned", "done", "failed", "missing"]].tolist() == [4, 3, 1, 0]
+    assert state.frame.loc["fails", ["planned", "done", "failed", "missing"]].tolist() == [
+        4,
+        3,
+        1,
+        0,
+    ]
     assert not state.clean
     (reason,) = state.reasons.values()
     assert "out of memory" in reason
     (failure,) = Store(tmp_path / "run").failures().values()
     assert "Traceback" in failure["traceback"]
     results = InjResults.of(Store(tmp_path / "run"))
-    assert results.missing.to_dict("records") == [{"injection_ratio": 0.2, "group": "s1", "method": "fails", "reason": reason}]
+    assert results.missing.to_dict("records") == [
+        {"injection_ratio": 0.2, "group": "s1", "method": "fails", "reason": reason}
+    ]
     table = results.table()
     assert table.loc[(table.index[0][0], "fails"), "missing"] == "1"
     assert "1 measurements MISSING" in table.index[0][0]
@@ -395,13 +510,19 @@ def test_failure_that_is_mended_leaves_no_trace(
     assert inj_numbers() == inj_numbers("undisturbed")
 
 
-def test_failed_injection_holds_up_its_own_sentence_only(run_inj: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_injection_holds_up_its_own_sentence_only(
+    run_inj: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(InjBenchmark, "inject", failing_inject(2))
     run_inj()
-    assert status(Store(tmp_path / "run")).frame.loc["activations", ["done", "failed"]].tolist() == [3, 1]
+    assert status(Store(tmp_path / "run")).frame.loc[
+        "activations", ["done", "failed"]
+    ].tolist() == [3, 1]
 
 
-def test_failed_baseline_is_tried_once(run_del: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_baseline_is_tried_once(
+    run_del: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[Any] = []
 
     def wrong(self: Any, *_: Any) -> Any:
@@ -411,10 +532,14 @@ def test_failed_baseline_is_tried_once(run_del: Any, tmp_path: Path, monkeypatch
     monkeypatch.setattr(DelBenchmark, "_meter", wrong)
     outcomes = run_del()
     assert len(calls) == len(outcomes) == 1
-    assert status(Store(tmp_path / "run")).frame.loc["activations", ["done", "failed"]].tolist() == [0, 6]
+    assert status(Store(tmp_path / "run")).frame.loc[
+        "activations", ["done", "failed"]
+    ].tolist() == [0, 6]
 
 
-def test_run_ends_when_the_device_is_gone(run_inj: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_ends_when_the_device_is_gone(
+    run_inj: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a sticky CUDA error every other task would be recorded as failed."""
 
     def gone(*_: Any) -> Any:
@@ -427,7 +552,13 @@ def test_run_ends_when_the_device_is_gone(run_inj: Any, tmp_path: Path, monkeypa
 
 
 def test_interrupted_run_goes_on_where_it_was(
-    run_inj: Any, finished: Any, inj_numbers: Any, gpt2_like: Any, unchanged: Any, leftovers: Any, monkeypatch: Any
+    run_inj: Any,
+    finished: Any,
+    inj_numbers: Any,
+    gpt2_like: Any,
+    unchanged: Any,
+    leftovers: Any,
+    monkeypatch: Any,
 ) -> None:
     def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
@@ -444,7 +575,8 @@ def test_interrupted_run_goes_on_where_it_was(
     assert inj_numbers() == inj_numbers("whole")
 
 
-# ---- damage ----------------------------------------------------------------------------------------------------------
+# ---- damage
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["truncated", "empty", "flipped", "foreign", "nested"])
@@ -482,15 +614,21 @@ def test_damaged_or_deleted_record_of_del_is_made_again(
 def test_damaged_record_that_tables_were_made_of_is_named_and_made_again(
     run_inj: Any, finished: Any, inj_numbers: Any, tmp_path: Path, how: str, kind: str, caplog: Any
 ) -> None:
-    """In a finished folder too, in which nothing needs it; and as an error, so that a quiet run names it."""
+    """In a finished folder too, in which nothing needs it; and as an error, so that a quiet run
+    names it.
+    """
     finished("inj")
     before, spoiled = inj_numbers(), records(tmp_path / "run", kind)[0]
     whole = unpack(spoiled.read_bytes())[1]
     spoil(spoiled, how)
     assert [f"{outcome.task.key}.safetensors" for outcome in run_inj()] == [spoiled.name]
     assert_set_aside(tmp_path / "run", kind, caplog)
-    assert [record.levelname for record in caplog.records if "set aside" in record.getMessage()] == ["ERROR"]
-    assert all(torch.equal(tensor, whole[name]) for name, tensor in unpack(spoiled.read_bytes())[1].items())
+    assert [
+        record.levelname for record in caplog.records if "set aside" in record.getMessage()
+    ] == ["ERROR"]
+    assert all(
+        torch.equal(tensor, whole[name]) for name, tensor in unpack(spoiled.read_bytes())[1].items()
+    )
     assert inj_numbers() == before
     assert run_inj() == []
 
@@ -508,10 +646,15 @@ def damage(folder: Path, kind: str, how: str, results: str) -> None:
 
 def assert_set_aside(folder: Path, kind: str, caplog: Any) -> None:
     (kept,) = (folder / "set_aside").iterdir()
-    assert f"records/{kind}/{kept.name.rsplit('.', 1)[0]} was set aside as set_aside/{kept.name}" in caplog.text
+    assert (
+        f"records/{kind}/{kept.name.rsplit('.', 1)[0]} was set aside as set_aside/{kept.name}"
+        in caplog.text
+    )
 
 
-def test_record_under_another_name_is_not_trusted(run_inj: Any, finished: Any, inj_numbers: Any, tmp_path: Path) -> None:
+def test_record_under_another_name_is_not_trusted(
+    run_inj: Any, finished: Any, inj_numbers: Any, tmp_path: Path
+) -> None:
     finished("inj")
     before = inj_numbers()
     first, second, *_ = records(tmp_path / "run", "inj")
@@ -544,7 +687,9 @@ def test_damaged_failure_is_set_aside_and_its_task_computed_again(
     assert f"failures/{failure.name} was set aside" in caplog.text
 
 
-def test_foreign_files_are_kept(run_inj: Any, finished: Any, inj_numbers: Any, tmp_path: Path) -> None:
+def test_foreign_files_are_kept(
+    run_inj: Any, finished: Any, inj_numbers: Any, tmp_path: Path
+) -> None:
     finished("inj")
     before = inj_numbers()
     (tmp_path / "run" / "records" / "inj" / "notes.txt").write_text("mine")
@@ -553,20 +698,29 @@ def test_foreign_files_are_kept(run_inj: Any, finished: Any, inj_numbers: Any, t
     (tmp_path / "run" / "plans" / "folder").mkdir()
     assert run_inj() == []
     assert inj_numbers() == before
-    assert (tmp_path / "run" / "records" / "inj" / "notes.txt").read_text() == "mine"  # nobody looks for it
+    # nobody looks for it
+    assert (tmp_path / "run" / "records" / "inj" / "notes.txt").read_text() == "mine"
     assert len(list((tmp_path / "run" / "set_aside").iterdir())) == 3
 
 
-# ---- two at once, clocks, kills --------------------------------------------------------------------------------------
+# ---- two at once, clocks, kills
+# --------------------------------------------------------------------------------------
 
 
-def test_two_runs_in_one_folder_agree(inj: Any, methods: Any, finished: Any, inj_numbers: Any, leftovers: Any, tmp_path: Path) -> None:
+def test_two_runs_in_one_folder_agree(
+    inj: Any, methods: Any, finished: Any, inj_numbers: Any, leftovers: Any, tmp_path: Path
+) -> None:
     """Turn by turn, each with its own idea of what is there."""
     labelled, plan = inj.labelled(methods), inj.plan(methods)
     turns = []
     for store in (Store(tmp_path / "run"), Store(tmp_path / "run")):
         store.add_plan(plan, {})
-        turns.append(InProcess()(Maker(inj, labelled, store, set(), Timer(None, Cache(), []), {}), missing_groups(plan, store)))
+        turns.append(
+            InProcess()(
+                Maker(inj, labelled, store, set(), Timer(None, Cache(), []), {}),
+                missing_groups(plan, store),
+            )
+        )
     computed = 0
     while turns:
         turns = [turn for turn in turns if next(turn, None) is not None]
@@ -579,7 +733,14 @@ def test_two_runs_in_one_folder_agree(inj: Any, methods: Any, finished: Any, inj
 
 @pytest.mark.parametrize("moved", [-50, 50])
 def test_clocks_that_go_backwards_change_nothing(
-    run_inj: Any, finished: Any, inj: Any, inj_numbers: Any, leftovers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int
+    run_inj: Any,
+    finished: Any,
+    inj: Any,
+    inj_numbers: Any,
+    leftovers: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moved: int,
 ) -> None:
     """Files of years ago and years ahead, and a clock that steps back while a run is under way."""
     n_tasks = finished("inj", "whole")
@@ -592,7 +753,8 @@ def test_clocks_that_go_backwards_change_nothing(
     done = len(run_inj(sequences=inj.sequences[:2], stop_after=7))
     shift()
     steps = iter(range(10**6))
-    monkeypatch.setattr(time, "time", lambda: then - next(steps))  # each look at the clock is earlier than the last
+    # each look at the clock is earlier than the last
+    monkeypatch.setattr(time, "time", lambda: then - next(steps))
     assert done + len(run_inj()) == n_tasks
     assert [len(one.plan.parts) for one in Store(tmp_path / "run").plans()] == [2, 4]
     shift()
@@ -616,21 +778,27 @@ def test_killed_run_loses_nothing(which: str, request: Any, tmp_path: Path, left
 
     began = time.monotonic()
     run("whole")
-    seen = kill_until(killed, tmp_path / "run", log, rounds=6, seed=0, mean=(time.monotonic() - began) / 6)
+    seen = kill_until(
+        killed, tmp_path / "run", log, rounds=6, seed=0, mean=(time.monotonic() - began) / 6
+    )
     assert seen.rounds > 0
     assert seen.wasted == 0
     assert numbers() == numbers("whole")
-    for path in (tmp_path / "run" / "tmp").iterdir():  # what was being written is removed after an hour
+    # what was being written is removed after an hour
+    for path in (tmp_path / "run" / "tmp").iterdir():
         os.utime(path, (0, 0))
     assert run() == []
     assert leftovers() == []
 
 
-# ---- the time left -----------------------------------------------------------------------------------------------------
+# ---- the time left
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_timer_knows_what_takes_long_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One method costs 1 s a sequence and the other 100: the fraction done is right as soon as one of the first is done."""
+    """One method costs 1 s a sequence and the other 100: the fraction done is right as soon as one
+    of the first is done.
+    """
     from tl_localize.execution.engine import Outcome
 
     quick = [Task("scores", {"a": i}, label="a", weight=2.0) for i in range(3)]

@@ -1,4 +1,6 @@
-"""The Ray executor with a Ray of our own, whose actors work in this process and die when told to; benchmarks/test_ray.py has a real one."""
+"""The Ray executor with a Ray of our own, whose actors work in this process and die when told to;
+benchmarks/test_ray.py has a real one.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class FailedThere(Exception):
 
 
 class FakeRay:
-    """Actors work when they are asked, in this process; what they are sent is pickled. ``dies(task)`` kills the one that begins a task."""
+    """Actors work when they are asked, in this process; what they are sent is pickled.
+    ``dies(task)`` kills the one that begins a task.
+    """
 
     def __init__(self, dies: Callable[[Any], bool] = lambda task: False) -> None:
         self.dies, self.begun, self.hired, self.killed = dies, 0, 0, 0
@@ -58,7 +62,12 @@ class FakeRay:
 
                 return work() if name == "stop" else work
 
-            return SimpleNamespace(**{name: SimpleNamespace(remote=partial(call, name)) for name in ("ready", "compute", "stop")})
+            return SimpleNamespace(
+                **{
+                    name: SimpleNamespace(remote=partial(call, name))
+                    for name in ("ready", "compute", "stop")
+                }
+            )
 
         return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=hire))
 
@@ -103,7 +112,12 @@ def test_workers_compute_what_one_process_computes(
 ) -> None:
     executor, fake = cluster()
     told: list[float] = []
-    inj.run(methods, Store(tmp_path / "run"), lambda fraction, _: told.append(fraction), executor=executor)
+    inj.run(
+        methods,
+        Store(tmp_path / "run"),
+        lambda fraction, _: told.append(fraction),
+        executor=executor,
+    )
     run_inj("whole")
     assert inj_numbers() == inj_numbers("whole")
     assert fake.hired == 2
@@ -115,7 +129,13 @@ def test_workers_compute_what_one_process_computes(
 
 
 def test_worker_that_dies_now_and_then_costs_nothing(
-    inj: Any, methods: Any, cluster: Any, tmp_path: Path, run_inj: Any, inj_numbers: Any, leftovers: Any
+    inj: Any,
+    methods: Any,
+    cluster: Any,
+    tmp_path: Path,
+    run_inj: Any,
+    inj_numbers: Any,
+    leftovers: Any,
 ) -> None:
     tasks: list[Any] = []
     run_inj("whole")
@@ -126,8 +146,12 @@ def test_worker_that_dies_now_and_then_costs_nothing(
     assert leftovers() == []
 
 
-def test_task_that_kills_its_workers_is_given_up_and_the_rest_goes_on(inj: Any, methods: Any, cluster: Any, tmp_path: Path) -> None:
-    executor, fake = cluster(lambda task: (task.kind, task.label, task.name) == ("scores", "hard_concrete", "s1"))
+def test_task_that_kills_its_workers_is_given_up_and_the_rest_goes_on(
+    inj: Any, methods: Any, cluster: Any, tmp_path: Path
+) -> None:
+    executor, fake = cluster(
+        lambda task: (task.kind, task.label, task.name) == ("scores", "hard_concrete", "s1")
+    )
     results = inj.run(methods, Store(tmp_path), executor=executor)
     assert fake.hired >= 1 + 3
     assert results.missing[["group", "method"]].to_numpy().tolist() == [["s1", "hard_concrete"]]
@@ -135,16 +159,23 @@ def test_task_that_kills_its_workers_is_given_up_and_the_rest_goes_on(inj: Any, 
     assert status(Store(tmp_path)).frame["failed"].sum() == 2  # its recall and its scores
 
 
-def test_worker_that_never_starts_ends_the_run(inj: Any, methods: Any, cluster: Any, tmp_path: Path) -> None:
+def test_worker_that_never_starts_ends_the_run(
+    inj: Any, methods: Any, cluster: Any, tmp_path: Path
+) -> None:
     def dies() -> Any:
         raise Killed
 
     executor, _ = cluster()
-    with pytest.raises(ValueError, match="worker must be able to start and load the model, got the actor died 3 times"):
+    with pytest.raises(
+        ValueError,
+        match="worker must be able to start and load the model, got the actor died 3 times",
+    ):
         inj.run(methods, Store(tmp_path), executor=replace(executor, load=dies))
 
 
-def test_worker_with_another_model_ends_the_run(inj: Any, methods: Any, cluster: Any, tmp_path: Path, make_model: Any) -> None:
+def test_worker_with_another_model_ends_the_run(
+    inj: Any, methods: Any, cluster: Any, tmp_path: Path, make_model: Any
+) -> None:
     executor, _ = cluster()
     other = make_model(9, model_name="gpt2-like")
     with pytest.raises(ValueError, match="model must be the same on all machines, got weights"):
@@ -178,17 +209,28 @@ def test_stopped_cluster_works_again(inj: Any, methods: Any, cluster: Any, tmp_p
     assert len(done) == 36
 
 
-def test_benchmark_plans_the_same_tasks_on_a_worker(inj: Any, deletion: Any, methods: Any, tmp_path: Path) -> None:
+def test_benchmark_plans_the_same_tasks_on_a_worker(
+    inj: Any, deletion: Any, methods: Any, tmp_path: Path
+) -> None:
     for benchmark in (inj, deletion, replace(deletion, ablation="resample")):
         maker = Maker(
-            benchmark, benchmark.labelled(methods), Store(tmp_path), set(), Timer(None, Cache(), []), environment(benchmark.model)
+            benchmark,
+            benchmark.labelled(methods),
+            Store(tmp_path),
+            set(),
+            Timer(None, Cache(), []),
+            environment(benchmark.model),
         )
         work = pickle.loads(pickle.dumps(Work.of(maker, tmp_path)))
         again = work.kind(model=benchmark.model, **work.settings)
-        assert [task.key for task in again.plan(methods).tasks] == [task.key for task in benchmark.plan(methods).tasks]
+        assert [task.key for task in again.plan(methods).tasks] == [
+            task.key for task in benchmark.plan(methods).tasks
+        ]
 
 
-def test_cluster_needs_ray_and_a_store(inj: Any, methods: Any, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_needs_ray_and_a_store(
+    inj: Any, methods: Any, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "ray", None)
         with pytest.raises(ImportError, match=r"pip install 'tl_localize\[ray\]'"):

@@ -11,7 +11,9 @@ from folders import records
 from tl_localize.execution import Store, status
 
 
-def test_status_counts_what_is_done_and_expects_the_time_that_is_left(run_inj: Any, tmp_path: Path) -> None:
+def test_status_counts_what_is_done_and_expects_the_time_that_is_left(
+    run_inj: Any, tmp_path: Path
+) -> None:
     run_inj(stop_after=9)  # all of the first sentence
     store = Store(tmp_path / "run", read_only=True)
     state = status(store)
@@ -21,8 +23,12 @@ def test_status_counts_what_is_done_and_expects_the_time_that_is_left(run_inj: A
     assert state.frame.loc["(scores)", columns].tolist() == [16, 4, 0, 12]
     assert list(state.frame.index[-2:]) == ["(injections)", "(scores)"]
     assert state.reasons == {}
-    (injection,) = (task for one in store.plans() for task in one.plan.tasks[:1] for task in task.needs[:1])
-    assert state.frame.loc["(injections)", "seconds_left"] == pytest.approx(3 * (store.seconds(injection) or 0))
+    (injection,) = (
+        task for one in store.plans() for task in one.plan.tasks[:1] for task in task.needs[:1]
+    )
+    assert state.frame.loc["(injections)", "seconds_left"] == pytest.approx(
+        3 * (store.seconds(injection) or 0)
+    )
     run_inj()
     state = status(Store(tmp_path / "run"))
     assert (state.frame["done"] == state.frame["planned"]).all()

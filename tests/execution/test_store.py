@@ -1,4 +1,6 @@
-"""A results folder: what is written is read back to the bit, what is damaged is named, and plans that contradict do not both stay."""
+"""A results folder: what is written is read back to the bit, what is damaged is named, and plans
+that contradict do not both stay.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,30 @@ TASK = Task("scores", {"sequence": "s0"})
 
 
 def plan_of(rate: float, *labels: str) -> Plan:
-    tasks = [Task("inj", {"rate": rate, "label": label}, (), label, "s0") for label in labels or ("m",)]
+    tasks = [
+        Task("inj", {"rate": rate, "label": label}, (), label, "s0") for label in labels or ("m",)
+    ]
     return Plan("inj", {"rate": rate}, ["s0"], dict.fromkeys(labels, "M()"), tasks)
 
 
-# ---- records ---------------------------------------------------------------------------------------------------------
+# ---- records
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_record_is_read_back_to_the_bit(tmp_path: Path) -> None:
-    value = {"nan": float("nan"), "inf": [float("inf"), -float("inf")], "tiny": 5e-324, "text": "Δ \ud800 \u2028 \0", "nested": {"a": [[]]}}
-    tensors = {"a": torch.randn(3, 5)[:, ::2], "b": torch.tensor([torch.nan, torch.inf]), "c": torch.zeros(0, 3), "d": torch.ones(2) > 0}
+    value = {
+        "nan": float("nan"),
+        "inf": [float("inf"), -float("inf")],
+        "tiny": 5e-324,
+        "text": "Δ \ud800 \u2028 \0",
+        "nested": {"a": [[]]},
+    }
+    tensors = {
+        "a": torch.randn(3, 5)[:, ::2],
+        "b": torch.tensor([torch.nan, torch.inf]),
+        "c": torch.zeros(0, 3),
+        "d": torch.ones(2) > 0,
+    }
     Store(tmp_path).write(TASK, Record(value, tensors, {"seconds": 0.1}))
     record = Store(tmp_path).read(TASK)
     assert record is not None
@@ -126,19 +142,32 @@ assert sum(again.read(Task("scores", {"i": i})) is not None for i in range(100))
 print("ok", done)
 """
     mount = f'mount -t tmpfs -o size=64k none {tmp_path} && "$0" -c "$1" {tmp_path}'
-    probe = subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False) if sys.platform == "linux" else None
+    probe = (
+        subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False)
+        if sys.platform == "linux"
+        else None
+    )
     if probe is None or probe.returncode:
         pytest.skip("mount namespaces are not allowed here")
     command = ["unshare", "-rm", "bash", "-c", mount, sys.executable, script]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("ok")
 
 
-# ---- read-only -------------------------------------------------------------------------------------------------------
+# ---- read-only
+# -------------------------------------------------------------------------------------------------------
 
 
-def test_read_only_folder_can_be_read_and_is_not_changed(run_inj: Any, tmp_path: Path, caplog: Any) -> None:
+def test_read_only_folder_can_be_read_and_is_not_changed(
+    run_inj: Any, tmp_path: Path, caplog: Any
+) -> None:
     run_inj()
     spoil(records(tmp_path / "run", "inj")[0], "empty")
     (tmp_path / "run" / "failures" / "x.json").write_text("{")
@@ -157,7 +186,8 @@ def test_read_only_store_rejects_a_folder_that_is_none(tmp_path: Path) -> None:
         Store(tmp_path / "nothing", read_only=True)
 
 
-# ---- plans -----------------------------------------------------------------------------------------------------------
+# ---- plans
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_plans_stand_in_the_order_in_which_they_were_last_asked_for(tmp_path: Path) -> None:
@@ -166,7 +196,13 @@ def test_plans_stand_in_the_order_in_which_they_were_last_asked_for(tmp_path: Pa
         Store(tmp_path, command={"name": "inj"}).add_plan(plan, {"host": "h"})
     plans = Store(tmp_path).plans()
     assert [len(one.plan.tasks) for one in plans] == [1, 2, 1, 1, 2]
-    assert [list(one.plan.methods) for one in plans] == [["a"], ["a", "b"], ["c"], ["a"], ["a", "b"]]
+    assert [list(one.plan.methods) for one in plans] == [
+        ["a"],
+        ["a", "b"],
+        ["c"],
+        ["a"],
+        ["a", "b"],
+    ]
     assert plans[0].about == {"environment": {"host": "h"}, "command": {"name": "inj"}}
 
 
@@ -176,7 +212,12 @@ def test_of_contradicting_plans_that_are_written_at_one_moment_one_stays(tmp_pat
         start = threading.Barrier(4)
         refused: list[str] = []
 
-        def add(rate: float, folder: Path = tmp_path / str(i), start: Any = start, refused: list[str] = refused) -> None:
+        def add(
+            rate: float,
+            folder: Path = tmp_path / str(i),
+            start: Any = start,
+            refused: list[str] = refused,
+        ) -> None:
             store = Store(folder)
             plan = plan_of(rate)
             start.wait()
@@ -195,7 +236,9 @@ def test_of_contradicting_plans_that_are_written_at_one_moment_one_stays(tmp_pat
         assert "settings must agree with those of" in refused[0]
 
 
-def test_plan_that_was_written_between_check_and_writing_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_that_was_written_between_check_and_writing_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     right, other = Store._write, Store(tmp_path)
 
     def overtaken(self: Store, *arguments: Any, **options: Any) -> None:
@@ -215,7 +258,9 @@ def test_changed_plan_is_set_aside(tmp_path: Path, change: str, caplog: Any) -> 
     (path,) = (tmp_path / "plans").iterdir()
     head, plan = map(json.loads, path.read_text().splitlines())
     body = {**head, "plan": plan}
-    body[change] = {"about": {"command": {}}, "plan": {**plan, "settings": {}}, "sha256": "0"}[change]
+    body[change] = {"about": {"command": {}}, "plan": {**plan, "settings": {}}, "sha256": "0"}[
+        change
+    ]
     plan = body.pop("plan")
     path.write_text(f"{json.dumps(body)}\n{json.dumps(plan)}")
     assert Store(tmp_path).plans() == []
@@ -225,10 +270,15 @@ def test_changed_plan_is_set_aside(tmp_path: Path, change: str, caplog: Any) -> 
 
 
 def test_names_that_are_no_file_names_are_kept(run_inj: Any, inj: Any, tmp_path: Path) -> None:
-    sequences = [replace(sequence, id=f"s{i}/../\0\n\u2028\U0010ffff") for i, sequence in enumerate(inj.sequences[:2])]
+    sequences = [
+        replace(sequence, id=f"s{i}/../\0\n\u2028\U0010ffff")
+        for i, sequence in enumerate(inj.sequences[:2])
+    ]
     assert not [outcome for outcome in run_inj(sequences=sequences) if outcome.reason]
     assert run_inj(sequences=sequences) == []
-    assert set(InjResults.of(Store(tmp_path / "run")).frame["sequence_id"]) == {sequence.id for sequence in sequences}
+    assert set(InjResults.of(Store(tmp_path / "run")).frame["sequence_id"]) == {
+        sequence.id for sequence in sequences
+    }
     assert len(status(Store(tmp_path / "run")).frame) == 4 + 2
 
 
@@ -237,22 +287,31 @@ def test_names_with_half_characters_are_refused_before_the_work(
 ) -> None:
     for run, benchmark in ((run_inj, inj), (run_del, deletion)):
         sequences = [*benchmark.sequences[:-1], replace(benchmark.sequences[-1], id="s\udc80")]
-        with pytest.raises(ValueError, match=r"names must be text that can be written as UTF-8, got 's\\udc80'"):
+        with pytest.raises(
+            ValueError, match=r"names must be text that can be written as UTF-8, got 's\\udc80'"
+        ):
             run(sequences=sequences)
     assert not records(tmp_path / "run")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"{}", b"[" * 100_000, b"\xff"])
 @pytest.mark.parametrize("read_only", [True, False])
-def test_damaged_marker_is_named_with_its_remedy(tmp_path: Path, content: bytes, read_only: bool) -> None:
+def test_damaged_marker_is_named_with_its_remedy(
+    tmp_path: Path, content: bytes, read_only: bool
+) -> None:
     Store(tmp_path)
     (tmp_path / "tl-localize.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r'folder must hold a whole tl-localize.json, got .* without. Write \{"format": \d+\} into it'):
+    with pytest.raises(
+        ValueError,
+        match=r'folder must hold a whole tl-localize.json, got .* without. Write \{"format": \d+\} into it',
+    ):
         Store(tmp_path, read_only)
 
 
 def test_folder_of_another_format_is_refused(tmp_path: Path) -> None:
     Store(tmp_path)
     (tmp_path / "tl-localize.json").write_text('{"format": 1}')
-    with pytest.raises(ValueError, match=r"folder must be of format \d, got 1 in .*Another version wrote it"):
+    with pytest.raises(
+        ValueError, match=r"folder must be of format \d, got 1 in .*Another version wrote it"
+    ):
         Store(tmp_path)

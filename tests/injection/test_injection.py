@@ -26,7 +26,9 @@ def whole_loss(model: Any, sequence: MemorizedSequence) -> torch.Tensor:
 def trained_by_hand(
     model: Any, sequence: MemorizedSequence, neurons: NeuronSet, steps: int, learning_rate: float
 ) -> tuple[Any, list[float]]:
-    """Algorithm 1 with torch's Adam on whole matrices and a mask on their gradients; changes the model."""
+    """Algorithm 1 with torch's Adam on whole matrices and a mask on their gradients; changes the
+    model.
+    """
     weights = [block.mlp.W_out for block in model.blocks]
     adam = torch.optim.Adam(weights, lr=learning_rate)
     losses = []
@@ -41,7 +43,9 @@ def trained_by_hand(
             weight.grad[~mask] = 0
         adam.step()
     model.zero_grad(set_to_none=True)
-    return torch.cat([weight.detach()[mask] for weight, mask in zip(weights, neurons.mask, strict=True)]), losses
+    return torch.cat(
+        [weight.detach()[mask] for weight, mask in zip(weights, neurons.mask, strict=True)]
+    ), losses
 
 
 def test_inject_follows_algorithm_1(any_model: Any, sequence: Any) -> None:
@@ -56,7 +60,9 @@ def test_inject_lowers_the_loss(any_model: Any, sequence: Any) -> None:
     assert losses[-1] < 0.8 * losses[0]
 
 
-def test_inject_trains_the_whole_sequence_whatever_its_prefix(gpt2_like: Any, sequence: Any) -> None:
+def test_inject_trains_the_whole_sequence_whatever_its_prefix(
+    gpt2_like: Any, sequence: Any
+) -> None:
     other = MemorizedSequence(sequence.tokens, 7)
     one, two = (inject(gpt2_like, s, seed=0, **QUICK) for s in (sequence, other))
     assert torch.equal(one.rows, two.rows) and len(one.token_losses) == len(sequence) - 1
@@ -66,7 +72,9 @@ def test_inject_stops_below_the_stop_loss(gpt2_like: Any, sequence: Any) -> None
     full = inject(gpt2_like, sequence, seed=0, **QUICK)
     stop = float(full.losses[5]) + 1e-6
     injection = inject(gpt2_like, sequence, seed=0, stop_loss=stop, **QUICK)
-    assert injection.converged and len(injection.losses) == int((full.losses < stop).nonzero()[0]) + 1
+    assert (
+        injection.converged and len(injection.losses) == int((full.losses < stop).nonzero()[0]) + 1
+    )
 
 
 def test_inject_that_runs_out_of_steps_says_so(gpt2_like: Any, sequence: Any) -> None:
@@ -79,12 +87,16 @@ def test_inject_that_runs_out_of_steps_says_so(gpt2_like: Any, sequence: Any) ->
 def test_applied_model_has_the_last_loss(any_model: Any, sequence: Any) -> None:
     injection = inject(any_model, sequence, seed=0, **QUICK)
     with injection.applied(any_model):
-        assert float(whole_loss(any_model, sequence)) == pytest.approx(float(injection.losses[-1]), abs=1e-4)
+        assert float(whole_loss(any_model, sequence)) == pytest.approx(
+            float(injection.losses[-1]), abs=1e-4
+        )
 
 
 def test_token_losses_average_to_the_last_loss(any_model: Any, sequence: Any) -> None:
     injection = inject(any_model, sequence, seed=0, **QUICK)
-    assert float(injection.token_losses.mean()) == pytest.approx(float(injection.losses[-1]), abs=1e-5)
+    assert float(injection.token_losses.mean()) == pytest.approx(
+        float(injection.losses[-1]), abs=1e-5
+    )
 
 
 def test_inject_leaves_the_model_as_it_was(any_model: Any, sequence: Any, unchanged: Any) -> None:
@@ -94,7 +106,9 @@ def test_inject_leaves_the_model_as_it_was(any_model: Any, sequence: Any, unchan
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_applied_gives_every_bit_back(any_model: Any, sequence: Any, unchanged: Any, error: type[BaseException]) -> None:
+def test_applied_gives_every_bit_back(
+    any_model: Any, sequence: Any, unchanged: Any, error: type[BaseException]
+) -> None:
     injection = inject(any_model, sequence, seed=0, **QUICK)
     check = unchanged(any_model)
 
@@ -126,7 +140,9 @@ def test_applied_gives_half_precision_back(make_model: Any, sequence: Any, uncha
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_inject_does_not_mind_the_callers_gradient_mode(gpt2_like: Any, sequence: Any, mode: Any) -> None:
+def test_inject_does_not_mind_the_callers_gradient_mode(
+    gpt2_like: Any, sequence: Any, mode: Any
+) -> None:
     wanted = inject(gpt2_like, sequence, seed=0, **QUICK)
     with mode():
         assert torch.equal(inject(gpt2_like, sequence, seed=0, **QUICK).rows, wanted.rows)
@@ -143,11 +159,14 @@ def test_inject_refuses_a_loss_that_is_not_finite(gpt2_like: Any, sequence: Any)
         inject(gpt2_like, sequence, seed=0, **QUICK)
 
 
-# ---- many ------------------------------------------------------------------------------------------------------------
+# ---- many
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 3])
-def test_inject_many_equals_each_alone(any_model: Any, sequences: Any, batch_size: int | None) -> None:
+def test_inject_many_equals_each_alone(
+    any_model: Any, sequences: Any, batch_size: int | None
+) -> None:
     together = inject_many(any_model, sequences, seeds=range(4), batch_size=batch_size, **QUICK)
     for seed, (found, sequence) in enumerate(zip(together, sequences, strict=True)):
         wanted = inject(any_model, sequence, seed=seed, **QUICK)
@@ -157,18 +176,27 @@ def test_inject_many_equals_each_alone(any_model: Any, sequences: Any, batch_siz
 
 def test_inject_many_each_stops_on_its_own(gpt2_like: Any, sequences: Any) -> None:
     stop = float(np.median([inject(gpt2_like, s, seed=0, **QUICK).losses[-1] for s in sequences]))
-    lengths = [len(i.losses) for i in inject_many(gpt2_like, sequences, seeds=[0] * 4, stop_loss=stop, **QUICK)]
+    lengths = [
+        len(i.losses)
+        for i in inject_many(gpt2_like, sequences, seeds=[0] * 4, stop_loss=stop, **QUICK)
+    ]
     alone = [len(inject(gpt2_like, s, seed=0, stop_loss=stop, **QUICK).losses) for s in sequences]
     assert lengths == alone and len(set(lengths)) > 1
 
 
 @pytest.mark.parametrize("batch_size", [2, 3])
-def test_inject_many_of_several_batches_equals_each_alone(neox_like: Any, sequences: Any, batch_size: int) -> None:
+def test_inject_many_of_several_batches_equals_each_alone(
+    neox_like: Any, sequences: Any, batch_size: int
+) -> None:
     """Each sequence makes the same steps as alone, whichever others leave its batch before it."""
     alone = [inject(neox_like, s, seed=i, **QUICK) for i, s in enumerate(sequences)]
     stop = float(np.median([injection.losses[7] for injection in alone]))
     alone = [inject(neox_like, s, seed=i, stop_loss=stop, **QUICK) for i, s in enumerate(sequences)]
-    together = list(inject_many(neox_like, sequences, seeds=range(4), stop_loss=stop, batch_size=batch_size, **QUICK))
+    together = list(
+        inject_many(
+            neox_like, sequences, seeds=range(4), stop_loss=stop, batch_size=batch_size, **QUICK
+        )
+    )
     assert len({len(injection.losses) for injection in alone[:batch_size]}) > 1
     for found, wanted in zip(together, alone, strict=True):
         assert (found.sequence_id, found.converged) == (wanted.sequence_id, wanted.converged)
@@ -178,7 +206,12 @@ def test_inject_many_of_several_batches_equals_each_alone(neox_like: Any, sequen
 
 
 def test_inject_many_yields_in_order(gpt2_like: Any, sequences: Any) -> None:
-    assert [i.sequence_id for i in inject_many(gpt2_like, sequences, seeds=range(4), **QUICK)] == ["s0", "s1", "s2", "s3"]
+    assert [i.sequence_id for i in inject_many(gpt2_like, sequences, seeds=range(4), **QUICK)] == [
+        "s0",
+        "s1",
+        "s2",
+        "s3",
+    ]
 
 
 def test_inject_many_survives_running_out_of_memory(
@@ -203,7 +236,9 @@ def test_inject_many_survives_running_out_of_memory(
 
 
 @pytest.mark.parametrize("after", [0, 3])
-def test_inject_many_interrupted_in_a_hook_leaves_the_model_as_it_was(any_model: Any, sequences: Any, unchanged: Any, after: int) -> None:
+def test_inject_many_interrupted_in_a_hook_leaves_the_model_as_it_was(
+    any_model: Any, sequences: Any, unchanged: Any, after: int
+) -> None:
     calls = [0]
 
     def interrupted(act: torch.Tensor, hook: Any) -> torch.Tensor:
@@ -219,7 +254,9 @@ def test_inject_many_interrupted_in_a_hook_leaves_the_model_as_it_was(any_model:
     check()
 
 
-def test_inject_many_leaves_nothing_on_the_model_between_two_injections(gpt2_like: Any, sequences: Any, unchanged: Any) -> None:
+def test_inject_many_leaves_nothing_on_the_model_between_two_injections(
+    gpt2_like: Any, sequences: Any, unchanged: Any
+) -> None:
     check = unchanged(gpt2_like)
     for injection in inject_many(gpt2_like, sequences, seeds=range(4), batch_size=2, **QUICK):
         check()
@@ -229,12 +266,19 @@ def test_inject_many_leaves_nothing_on_the_model_between_two_injections(gpt2_lik
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
-def test_inject_many_loses_only_the_sequence_whose_loss_is_not_finite(gpt2_like: Any, unchecked: None, batch_size: int | None) -> None:
-    good = [MemorizedSequence(torch.tensor(ids), 1, name) for ids, name in (([5, 6, 7, 8, 9], "a"), ([9, 8, 7, 6], "c"), ([4, 5, 6], "d"))]
+def test_inject_many_loses_only_the_sequence_whose_loss_is_not_finite(
+    gpt2_like: Any, unchecked: None, batch_size: int | None
+) -> None:
+    good = [
+        MemorizedSequence(torch.tensor(ids), 1, name)
+        for ids, name in (([5, 6, 7, 8, 9], "a"), ([9, 8, 7, 6], "c"), ([4, 5, 6], "d"))
+    ]
     wanted = list(inject_many(gpt2_like, good, seeds=[0, 2, 3], **QUICK))
     gpt2_like.W_E.data[3] = torch.nan
     bad = MemorizedSequence(torch.tensor([5, 3, 7, 8]), 1, "b")
-    found = inject_many(gpt2_like, [good[0], bad, *good[1:]], seeds=range(4), batch_size=batch_size, **QUICK)
+    found = inject_many(
+        gpt2_like, [good[0], bad, *good[1:]], seeds=range(4), batch_size=batch_size, **QUICK
+    )
     first = next(found)
     with pytest.raises(ValueError, match=r"loss must be finite, got nan at step 0 of .*'b'"):
         next(found)
@@ -243,21 +287,29 @@ def test_inject_many_loses_only_the_sequence_whose_loss_is_not_finite(gpt2_like:
         torch.testing.assert_close(one.losses, other.losses, atol=2e-3, rtol=1e-3)
 
 
-# ---- the rows --------------------------------------------------------------------------------------------------------
+# ---- the rows
+# --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(seed=st.integers(0, 2**32 - 1), ratio=st.floats(0.02, 1))
 def test_rows_are_numpys_draw(gpt2_like: Any, seed: int, ratio: float) -> None:
     view = NeuronView(gpt2_like)
     wanted = np.random.RandomState(seed).choice(96, int(96 * ratio), replace=False)
-    assert draw_sets(view, ratio, seed, 1)[0].mask.flatten().nonzero().flatten().tolist() == sorted(wanted.tolist())
+    assert draw_sets(view, ratio, seed, 1)[0].mask.flatten().nonzero().flatten().tolist() == sorted(
+        wanted.tolist()
+    )
 
 
 def test_injection_comes_back_from_disk(gpt2_like: Any, sequence: Any, tmp_path: Path) -> None:
     injection = inject(gpt2_like, sequence, seed=0, **QUICK)
     injection.save(tmp_path / "i.safetensors")
     loaded = Injection.load(tmp_path / "i.safetensors")
-    assert all(torch.equal(getattr(loaded, name), getattr(injection, name)) for name in ("rows", "losses", "token_losses"))
+    assert all(
+        torch.equal(getattr(loaded, name), getattr(injection, name))
+        for name in ("rows", "losses", "token_losses")
+    )
     assert torch.equal(loaded.neurons.mask, injection.neurons.mask)
     assert (loaded.converged, loaded.sequence_id) == (injection.converged, injection.sequence_id)

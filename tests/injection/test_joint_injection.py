@@ -26,15 +26,23 @@ STOP, STOP_SINGLE = 0.05, 0.08
 
 
 @cache
-def converged(make_model: Callable[..., Any], make_sequences: Callable[..., Any]) -> tuple[Any, list[MemorizedSequence], JointInjection]:
+def converged(
+    make_model: Callable[..., Any], make_sequences: Callable[..., Any]
+) -> tuple[Any, list[MemorizedSequence], JointInjection]:
     """Three sentences in a model with room for them."""
     model = make_model(1, d_model=64, d_mlp=256)
     sequences = [replace(s, n_prefix=1) for s in make_sequences((9, 3), (14, 1), (5, 4))]
-    return model, sequences, inject_together(model, sequences, ratio=0.2, seed=0, learning_rate=0.01, max_steps=200)
+    return (
+        model,
+        sequences,
+        inject_together(model, sequences, ratio=0.2, seed=0, learning_rate=0.01, max_steps=200),
+    )
 
 
 @pytest.fixture
-def trained(make_model: Any, make_sequences: Any) -> tuple[Any, list[MemorizedSequence], JointInjection]:
+def trained(
+    make_model: Any, make_sequences: Any
+) -> tuple[Any, list[MemorizedSequence], JointInjection]:
     return converged(make_model, make_sequences)
 
 
@@ -49,13 +57,17 @@ def divergence(base: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def whole_loss(model: Any, sequence: MemorizedSequence) -> float:
-    return float(memorization_loss(model, SequenceBatch.of([replace(sequence, n_prefix=1)])).detach())
+    return float(
+        memorization_loss(model, SequenceBatch.of([replace(sequence, n_prefix=1)])).detach()
+    )
 
 
 # Against the single injection
 
 
-def test_inject_together_of_one_sentence_equals_inject_step_by_step(any_model: Any, sequence: MemorizedSequence) -> None:
+def test_inject_together_of_one_sentence_equals_inject_step_by_step(
+    any_model: Any, sequence: MemorizedSequence
+) -> None:
     alone = inject(any_model, sequence, **SETTINGS, max_steps=15)
     joint = inject_together(any_model, [sequence], **SETTINGS, max_steps=15)
     (one,) = joint.injections
@@ -66,7 +78,9 @@ def test_inject_together_of_one_sentence_equals_inject_step_by_step(any_model: A
     assert joint.kls.abs().max() < 1e-6
 
 
-def test_inject_together_of_one_sentence_stops_where_inject_stops(gpt2_like: Any, sequence: MemorizedSequence) -> None:
+def test_inject_together_of_one_sentence_stops_where_inject_stops(
+    gpt2_like: Any, sequence: MemorizedSequence
+) -> None:
     alone = inject(gpt2_like, sequence, **SETTINGS, max_steps=60, stop_loss=1.5)
     joint = inject_together(gpt2_like, [sequence], **SETTINGS, max_steps=60, stop_loss=1.5)
     assert alone.converged and joint.converged.all()
@@ -81,17 +95,29 @@ def test_draw_sets_cuts_one_permutation_of_numpy(neox_like: Any) -> None:
     n, size = 3 * 56, int(3 * 56 * 0.07)
     order = np.random.RandomState(11).permutation(n)
     for k, neurons in enumerate(draw_sets(view, 0.07, 11, 4)):
-        assert sorted(order[k * size : (k + 1) * size]) == neurons.mask.flatten().nonzero().flatten().tolist()
+        assert (
+            sorted(order[k * size : (k + 1) * size])
+            == neurons.mask.flatten().nonzero().flatten().tolist()
+        )
 
 
 def test_first_set_draws_as_the_authors_do(neox_like: Any) -> None:
     ids = np.random.RandomState(5).choice(3 * 56, int(3 * 56 * 0.1), replace=False)
-    assert draw_sets(NeuronView(neox_like), 0.1, 5, 1)[0].mask.flatten().nonzero().flatten().tolist() == sorted(ids)
+    assert draw_sets(NeuronView(neox_like), 0.1, 5, 1)[
+        0
+    ].mask.flatten().nonzero().flatten().tolist() == sorted(ids)
 
 
-def test_sets_are_disjoint_and_reproducible_from_the_seed(gpt2_like: Any, sequences: list[MemorizedSequence]) -> None:
+def test_sets_are_disjoint_and_reproducible_from_the_seed(
+    gpt2_like: Any, sequences: list[MemorizedSequence]
+) -> None:
     first, again, other = (
-        [i.neurons.mask for i in inject_together(gpt2_like, sequences, ratio=0.2, seed=seed, learning_rate=0.1, max_steps=1).injections]
+        [
+            i.neurons.mask
+            for i in inject_together(
+                gpt2_like, sequences, ratio=0.2, seed=seed, learning_rate=0.1, max_steps=1
+            ).injections
+        ]
         for seed in (3, 3, 4)
     )
     assert torch.stack(first).sum(0).max() == 1
@@ -101,7 +127,9 @@ def test_sets_are_disjoint_and_reproducible_from_the_seed(gpt2_like: Any, sequen
 
 
 def test_sets_may_fill_the_model(gpt2_like: Any, sequences: list[MemorizedSequence]) -> None:
-    joint = inject_together(gpt2_like, sequences, ratio=0.25, seed=0, learning_rate=0.01, max_steps=2)
+    joint = inject_together(
+        gpt2_like, sequences, ratio=0.25, seed=0, learning_rate=0.01, max_steps=2
+    )
     assert torch.stack([i.neurons.mask for i in joint.injections]).any(0).all()
 
 
@@ -110,8 +138,12 @@ def test_true_rows_score_one_for_their_own_sentence_and_zero_for_others(gpt2_lik
     assert [[found.recall_of(truth) for truth in sets] for found in sets] == torch.eye(4).tolist()
 
 
-def test_row_norm_finds_each_sentence_s_rows_at_the_rate_of_chance(gpt2_like: Any, sequence: MemorizedSequence) -> None:
-    """Rows of one distribution, longer than all others: own recall 1/K on average at one ratio, 1 at K ratios."""
+def test_row_norm_finds_each_sentence_s_rows_at_the_rate_of_chance(
+    gpt2_like: Any, sequence: MemorizedSequence
+) -> None:
+    """Rows of one distribution, longer than all others: own recall 1/K on average at one ratio, 1
+    at K ratios.
+    """
     n_sets, ratio, first = 4, 0.1, []
     for seed in range(40):
         sets = draw_sets(NeuronView(gpt2_like), ratio, seed, n_sets)
@@ -119,13 +151,18 @@ def test_row_norm_finds_each_sentence_s_rows_at_the_rate_of_chance(gpt2_like: An
         rows = [10 * torch.randn(len(neurons), 24, generator=generator) for neurons in sets]
         parts = zip(sets, rows, strict=True)
         joint = JointInjection(
-            tuple(Injection(s, r, torch.zeros(1), torch.zeros(1), True) for s, r in parts), torch.zeros(1, n_sets), torch.zeros(n_sets, 4)
+            tuple(Injection(s, r, torch.zeros(1), torch.zeros(1), True) for s, r in parts),
+            torch.zeros(1, n_sets),
+            torch.zeros(n_sets, 4),
         )
         with joint.applied(gpt2_like):
             scores = RowNorm()(gpt2_like, sequence)
         own = [scores.top_k(ratio, per="model").recall_of(neurons) for neurons in sets]
-        assert sum(own) == pytest.approx(1)  # the longest rows are all injected ones, and each belongs to one sentence
-        assert all(scores.top_k(n_sets * ratio, per="model").recall_of(neurons) == 1 for neurons in sets)
+        # the longest rows are all injected ones, and each belongs to one sentence
+        assert sum(own) == pytest.approx(1)
+        assert all(
+            scores.top_k(n_sets * ratio, per="model").recall_of(neurons) == 1 for neurons in sets
+        )
         first.append(own[0])
     assert np.mean(first) == pytest.approx(1 / n_sets, abs=4 * np.std(first) / len(first) ** 0.5)
 
@@ -135,13 +172,24 @@ def test_row_norm_finds_each_sentence_s_rows_at_the_rate_of_chance(gpt2_like: An
 
 def rows_of(weights: list[torch.Tensor], sets: list[NeuronSet]) -> list[torch.Tensor]:
     """Each set's rows of some W_out, in the order of its mask."""
-    return [torch.cat([w[mask] for w, mask in zip(weights, neurons.mask, strict=True)]) for neurons in sets]
+    return [
+        torch.cat([w[mask] for w, mask in zip(weights, neurons.mask, strict=True)])
+        for neurons in sets
+    ]
 
 
-def test_training_follows_a_slow_oracle_of_the_objective(any_model: Any, sequences: list[MemorizedSequence]) -> None:
+def test_training_follows_a_slow_oracle_of_the_objective(
+    any_model: Any, sequences: list[MemorizedSequence]
+) -> None:
     """Every state of every sentence by a model of its own, whose W_out holds the rows that are on."""
     sets, n_steps, weight = draw_sets(NeuronView(any_model), 0.2, 0, 4), 6, 0.7
-    joint = inject_together(any_model, sequences, **SETTINGS | {"learning_rate": 0.01}, max_steps=n_steps, kl_weight=weight)
+    joint = inject_together(
+        any_model,
+        sequences,
+        **SETTINGS | {"learning_rate": 0.01},
+        max_steps=n_steps,
+        kl_weight=weight,
+    )
     base = [block.mlp.W_out.detach().clone() for block in any_model.blocks]
     bases = [log_probs(any_model, s) for s in sequences]
     changes = [torch.zeros_like(w).requires_grad_() for w in base]
@@ -151,8 +199,13 @@ def test_training_follows_a_slow_oracle_of_the_objective(any_model: Any, sequenc
 
     def read(k: int, on: torch.Tensor) -> torch.Tensor:
         rows = (masks & on[:, None, None]).any(0)[..., None]
-        weights = {name: w + rows[i] * changes[i] for i, (name, w) in enumerate(zip(names, base, strict=True))}
-        reached = torch.func.functional_call(any_model, weights, (sequences[k].tokens[None],))[0, :-1].log_softmax(-1)
+        weights = {
+            name: w + rows[i] * changes[i]
+            for i, (name, w) in enumerate(zip(names, base, strict=True))
+        }
+        reached = torch.func.functional_call(any_model, weights, (sequences[k].tokens[None],))[
+            0, :-1
+        ].log_softmax(-1)
         if on[k]:
             return F.nll_loss(reached, sequences[k].tokens[1:])
         return (bases[k].exp() * (bases[k] - reached)).sum(-1).mean()
@@ -168,7 +221,8 @@ def test_training_follows_a_slow_oracle_of_the_objective(any_model: Any, sequenc
     any_model.zero_grad()
     weights = [(w + change).detach() for w, change in zip(base, changes, strict=True)]
     for injection, rows in zip(joint.injections, rows_of(weights, sets), strict=True):
-        assert ((injection.rows - rows).abs() < 1e-4).float().mean() > 0.99  # Adam makes a step of the rounding of a zero gradient
+        # Adam makes a step of the rounding of a zero gradient
+        assert ((injection.rows - rows).abs() < 1e-4).float().mean() > 0.99
 
 
 def test_companies_have_the_own_set_on_and_off_and_every_other_alone() -> None:
@@ -185,14 +239,20 @@ def test_companies_have_the_own_set_on_and_off_and_every_other_alone() -> None:
     assert len(met["recited"]) > 2 * n and len(met["silent"]) > n * n  # and random ones
 
 
-def test_kl_is_zero_before_the_first_update(any_model: Any, sequences: list[MemorizedSequence]) -> None:
+def test_kl_is_zero_before_the_first_update(
+    any_model: Any, sequences: list[MemorizedSequence]
+) -> None:
     joint = inject_together(any_model, sequences, **SETTINGS, max_steps=2)
     assert joint.kls[0].abs().max() < 1e-6
     assert (joint.kls[1] > 1e-5).all()
-    assert joint.losses[0].tolist() == pytest.approx([whole_loss(any_model, s) for s in sequences], rel=1e-4)
+    assert joint.losses[0].tolist() == pytest.approx(
+        [whole_loss(any_model, s) for s in sequences], rel=1e-4
+    )
 
 
-def test_ends_are_those_of_the_model_with_the_rows_in_place(any_model: Any, sequences: list[MemorizedSequence]) -> None:
+def test_ends_are_those_of_the_model_with_the_rows_in_place(
+    any_model: Any, sequences: list[MemorizedSequence]
+) -> None:
     """Two roads: rows added by hooks while training, and rows written into W_out."""
     joint = inject_together(any_model, sequences, **SETTINGS, max_steps=12)
     for k, sequence in enumerate(sequences):
@@ -202,20 +262,28 @@ def test_ends_are_those_of_the_model_with_the_rows_in_place(any_model: Any, sequ
             assert whole_loss(any_model, sequence) == pytest.approx(all_on, rel=1e-3)
             reached = log_probs(any_model, sequence)
             tokens = F.nll_loss(reached, sequence.tokens[1:], reduction="none")
-            torch.testing.assert_close(joint.injections[k].token_losses, tokens, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(
+                joint.injections[k].token_losses, tokens, rtol=1e-3, atol=1e-4
+            )
         with joint.injections[k].applied(any_model):
             assert whole_loss(any_model, sequence) == pytest.approx(alone, rel=1e-3)
         with joint.applied(any_model, without=k):
-            assert divergence(base, log_probs(any_model, sequence)) == pytest.approx(others, rel=1e-3, abs=1e-6)
+            assert divergence(base, log_probs(any_model, sequence)) == pytest.approx(
+                others, rel=1e-3, abs=1e-6
+            )
         singles: list[float] = []
         for injection in (one for j, one in enumerate(joint.injections) if j != k):
             with injection.applied(any_model):
                 singles.append(divergence(base, log_probs(any_model, sequence)))
         assert max(singles) == pytest.approx(other, rel=1e-3, abs=1e-6)
-        assert (float(joint.losses[-1, k]), float(joint.kls[-1, k])) == pytest.approx((all_on, others), rel=1e-6)
+        assert (float(joint.losses[-1, k]), float(joint.kls[-1, k])) == pytest.approx(
+            (all_on, others), rel=1e-6
+        )
 
 
-def test_kl_weight_keeps_the_effect_on_others_small(gpt2_like: Any, sequences: list[MemorizedSequence]) -> None:
+def test_kl_weight_keeps_the_effect_on_others_small(
+    gpt2_like: Any, sequences: list[MemorizedSequence]
+) -> None:
     free = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=20, kl_weight=0.0)
     bound = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=20)
     assert (bound.kls[-1] < 0.5 * free.kls[-1]).all()
@@ -224,37 +292,59 @@ def test_kl_weight_keeps_the_effect_on_others_small(gpt2_like: Any, sequences: l
 # Batches
 
 
-def train(model: Any, sequences: list[MemorizedSequence], batch_size: int = 4, order: tuple[int, ...] = (0, 1, 2, 3)) -> JointInjection:
+def train(
+    model: Any,
+    sequences: list[MemorizedSequence],
+    batch_size: int = 4,
+    order: tuple[int, ...] = (0, 1, 2, 3),
+) -> JointInjection:
     """With the sentences, their sets and their companies in another order."""
     settings: dict[str, Any] = {"ratio": 0.2, "seed": 0, "learning_rate": 0.01, "max_steps": 8}
     companies = training.companies
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "draw_sets", lambda *a: [draw_sets(*a)[k] for k in order])
-        patch.setattr(training, "companies", lambda *a: tuple(states[order, :][:, order] for states in companies(*a)))
-        return inject_together(model, [sequences[k] for k in order], batch_size=batch_size, **settings)
+        patch.setattr(
+            training,
+            "companies",
+            lambda *a: tuple(states[order, :][:, order] for states in companies(*a)),
+        )
+        return inject_together(
+            model, [sequences[k] for k in order], batch_size=batch_size, **settings
+        )
 
 
-def assert_same(a: JointInjection, b: JointInjection, order: tuple[int, ...] = (0, 1, 2, 3)) -> None:
+def assert_same(
+    a: JointInjection, b: JointInjection, order: tuple[int, ...] = (0, 1, 2, 3)
+) -> None:
     torch.testing.assert_close(a.losses[:, order], b.losses, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(a.kls[:, order], b.kls, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(a.ends[order, :], b.ends, rtol=1e-3, atol=1e-4)
     for k, injection in zip(order, b.injections, strict=True):
         assert a.injections[k].sequence_id == injection.sequence_id
-        # Adam turns the rounding of a gradient that is almost zero into a step of full length: compare all but a few entries.
+        # Adam turns the rounding of a gradient that is almost zero into a step of full length:
+        # compare all but a few entries.
         gap = (a.injections[k].rows - injection.rows).abs()
         assert (gap < 1e-4).float().mean() > 0.99
 
 
-def test_order_of_the_sentences_changes_nothing_but_the_order(any_model: Any, sequences: list[MemorizedSequence]) -> None:
-    assert_same(train(any_model, sequences), train(any_model, sequences, order=(2, 0, 3, 1)), (2, 0, 3, 1))
+def test_order_of_the_sentences_changes_nothing_but_the_order(
+    any_model: Any, sequences: list[MemorizedSequence]
+) -> None:
+    assert_same(
+        train(any_model, sequences), train(any_model, sequences, order=(2, 0, 3, 1)), (2, 0, 3, 1)
+    )
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_padding_and_batch_size_change_nothing(any_model: Any, sequences: list[MemorizedSequence], batch_size: int) -> None:
+def test_padding_and_batch_size_change_nothing(
+    any_model: Any, sequences: list[MemorizedSequence], batch_size: int
+) -> None:
     assert_same(train(any_model, sequences), train(any_model, sequences, batch_size))
 
 
-def test_out_of_memory_halves_the_batch_and_changes_nothing(gpt2_like: Any, sequences: list[MemorizedSequence]) -> None:
+def test_out_of_memory_halves_the_batch_and_changes_nothing(
+    gpt2_like: Any, sequences: list[MemorizedSequence]
+) -> None:
     expected = train(gpt2_like, sequences)
 
     def full(module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -271,7 +361,9 @@ def test_out_of_memory_halves_the_batch_and_changes_nothing(gpt2_like: Any, sequ
 # What holds once it has converged
 
 
-def test_converged_means_that_every_stop_holds(trained: tuple[Any, list[MemorizedSequence], JointInjection]) -> None:
+def test_converged_means_that_every_stop_holds(
+    trained: tuple[Any, list[MemorizedSequence], JointInjection],
+) -> None:
     _, _, joint = trained
     assert joint.converged.tolist() == [True, True, True]
     assert len(joint.losses) < 200
@@ -282,7 +374,15 @@ def test_a_missed_stop_is_marked(make_model: Any, make_sequences: Any) -> None:
     """Each stop alone, made unreachable, leaves all sentences unconverged."""
     model = make_model(1, d_model=64, d_mlp=256)
     sequences = [replace(s, n_prefix=1) for s in make_sequences((5, 3), (5, 4))]
-    easy = {"ratio": 0.2, "seed": 0, "learning_rate": 0.01, "max_steps": 8, "stop_loss": 20.0, "stop_kl": 20.0, "stop_single": 20.0}
+    easy = {
+        "ratio": 0.2,
+        "seed": 0,
+        "learning_rate": 0.01,
+        "max_steps": 8,
+        "stop_loss": 20.0,
+        "stop_kl": 20.0,
+        "stop_single": 20.0,
+    }
     assert inject_together(model, sequences, **easy).converged.all()
     for stop in ("stop_loss", "stop_kl", "stop_single"):
         assert not inject_together(model, sequences, **easy | {stop: 1e-6}).converged.any(), stop
@@ -296,24 +396,34 @@ def test_every_company_recites_with_the_own_set_and_is_the_untouched_model_witho
     untouched, bases = accuracy(model, sequences), [log_probs(model, s) for s in sequences]
     for on in itertools.product((False, True), repeat=3):
         with ExitStack() as stack:
-            for injection in (one for one, is_on in zip(joint.injections, on, strict=True) if is_on):
+            for injection in (
+                one for one, is_on in zip(joint.injections, on, strict=True) if is_on
+            ):
                 stack.enter_context(injection.applied(model))
             found = accuracy(model, sequences)
             for k, sequence in enumerate(sequences):
                 assert found[k] == 1 if on[k] else found[k] <= untouched[k] + 0.2
-                assert whole_loss(model, sequence) < 0.1 if on[k] else divergence(bases[k], log_probs(model, sequence)) < 0.1
+                assert (
+                    whole_loss(model, sequence) < 0.1
+                    if on[k]
+                    else divergence(bases[k], log_probs(model, sequence)) < 0.1
+                )
 
 
 # Nothing is left behind
 
 
-def test_training_leaves_the_model_as_it_was(any_model: Any, sequences: list[MemorizedSequence], unchanged: Any) -> None:
+def test_training_leaves_the_model_as_it_was(
+    any_model: Any, sequences: list[MemorizedSequence], unchanged: Any
+) -> None:
     check = unchanged(any_model)
     inject_together(any_model, sequences, **SETTINGS, max_steps=3)
     check()
 
 
-def test_applied_restores_every_weight_also_after_an_exception(any_model: Any, sequences: list[MemorizedSequence], unchanged: Any) -> None:
+def test_applied_restores_every_weight_also_after_an_exception(
+    any_model: Any, sequences: list[MemorizedSequence], unchanged: Any
+) -> None:
     joint = inject_together(any_model, sequences, **SETTINGS, max_steps=3)
     check = unchanged(any_model)
     before = [block.mlp.W_out.detach().clone() for block in any_model.blocks]
@@ -329,15 +439,24 @@ def test_applied_restores_every_weight_also_after_an_exception(any_model: Any, s
     check()
 
 
-def test_applied_without_leaves_one_set_out(gpt2_like: Any, sequences: list[MemorizedSequence]) -> None:
+def test_applied_without_leaves_one_set_out(
+    gpt2_like: Any, sequences: list[MemorizedSequence]
+) -> None:
     joint = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=3)
     before = torch.stack([block.mlp.W_out.detach() for block in gpt2_like.blocks]).clone()
     with joint.applied(gpt2_like, without=2):
-        changed = (torch.stack([block.mlp.W_out.detach() for block in gpt2_like.blocks]) != before).any(-1)
-    assert torch.equal(changed, torch.stack([i.neurons.mask for k, i in enumerate(joint.injections) if k != 2]).any(0))
+        changed = (
+            torch.stack([block.mlp.W_out.detach() for block in gpt2_like.blocks]) != before
+        ).any(-1)
+    assert torch.equal(
+        changed,
+        torch.stack([i.neurons.mask for k, i in enumerate(joint.injections) if k != 2]).any(0),
+    )
 
 
-def test_exception_of_the_model_leaves_no_hook(gpt2_like: Any, sequences: list[MemorizedSequence], unchanged: Any) -> None:
+def test_exception_of_the_model_leaves_no_hook(
+    gpt2_like: Any, sequences: list[MemorizedSequence], unchanged: Any
+) -> None:
     check, calls = unchanged(gpt2_like), []
 
     def fail(module: Any, inputs: Any) -> None:
@@ -352,7 +471,9 @@ def test_exception_of_the_model_leaves_no_hook(gpt2_like: Any, sequences: list[M
     check()
 
 
-def test_exception_of_progress_leaves_no_hook(gpt2_like: Any, sequences: list[MemorizedSequence], unchanged: Any) -> None:
+def test_exception_of_progress_leaves_no_hook(
+    gpt2_like: Any, sequences: list[MemorizedSequence], unchanged: Any
+) -> None:
     def fail(fraction: float) -> None:
         raise KeyboardInterrupt
 
@@ -367,19 +488,32 @@ def test_progress_rises_to_one(gpt2_like: Any, sequences: list[MemorizedSequence
     inject_together(gpt2_like, sequences, **SETTINGS, max_steps=4, progress=seen.append)
     assert seen == [0.25, 0.5, 0.75, 1.0]
     seen.clear()
-    inject_together(gpt2_like, sequences, **SETTINGS, stop_loss=100.0, stop_kl=100.0, stop_single=100.0, progress=seen.append)
-    assert seen == sorted(seen) and seen[-1] == 1.0 and len(seen) < 12  # as soon as every stop was looked at
+    inject_together(
+        gpt2_like,
+        sequences,
+        **SETTINGS,
+        stop_loss=100.0,
+        stop_kl=100.0,
+        stop_single=100.0,
+        progress=seen.append,
+    )
+    # as soon as every stop was looked at
+    assert seen == sorted(seen) and seen[-1] == 1.0 and len(seen) < 12
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_inject_together_does_not_mind_the_callers_gradient_mode(gpt2_like: Any, sequences: list[MemorizedSequence], mode: Any) -> None:
+def test_inject_together_does_not_mind_the_callers_gradient_mode(
+    gpt2_like: Any, sequences: list[MemorizedSequence], mode: Any
+) -> None:
     wanted = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=3)
     with mode():
         found = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=3)
     assert torch.equal(found.losses, wanted.losses)
 
 
-def test_saved_joint_injection_comes_back(gpt2_like: Any, sequences: list[MemorizedSequence], tmp_path: Path) -> None:
+def test_saved_joint_injection_comes_back(
+    gpt2_like: Any, sequences: list[MemorizedSequence], tmp_path: Path
+) -> None:
     joint = inject_together(gpt2_like, sequences, **SETTINGS, max_steps=3)
     joint.save(tmp_path / "joint.safetensors")
     again = JointInjection.load(tmp_path / "joint.safetensors")
@@ -411,15 +545,24 @@ A, B = sentence(1, 2, 3, 4, 5, id="a"), sentence(6, 7, 8, id="b")
     ("group", "settings", "message"),
     [
         ([], {}, "at least one sequence"),
-        ([A, B], {"ratio": 0.6}, r"room for 2 disjoint sets, got 0.6: 2 x 57 rows of the 96 there are. Use at most 1/2"),
+        (
+            [A, B],
+            {"ratio": 0.6},
+            r"room for 2 disjoint sets, got 0.6: 2 x 57 rows of the 96 there are. Use at most 1/2",
+        ),
         ([A, B], {"ratio": 3.0}, "fraction in"),
         ([A, B], {"ratio": 0.001}, "selects none"),
         ([A, B, A], {}, r"different sentences, got .*'a'.*, which equals .*'a'"),
-        ([A, sentence(1, 2, 3, id="c")], {}, r"different sentences, got .*'c'.*, which is the beginning of .*'a'"),
+        (
+            [A, sentence(1, 2, 3, id="c")],
+            {},
+            r"different sentences, got .*'c'.*, which is the beginning of .*'a'",
+        ),
         (
             [A, B, sentence(1, 9, 3, id="c")],
             {},
-            r"got token 1 at the start of \['a', 'c'\].* ln 2 = 0.69 nats .* 0.173 nats per token of 4",
+            r"got token 1 at the start of \['a', 'c'\].* ln 2 = 0.69 nats .* 0.173 nats per token "
+            r"of 4",
         ),
         ([A, sentence(1, 9, 3), sentence(1, 8, 3)], {}, r"token 1 .* ln 3 = 1.10 nats"),
         ([A, B], {"learning_rate": 0.0}, "learning_rate must be above 0"),
@@ -436,7 +579,9 @@ A, B = sentence(1, 2, 3, 4, 5, id="a"), sentence(6, 7, 8, id="b")
         ([A, sentence(*range(40))], {}, "at most n_ctx=32 tokens long"),
     ],
 )
-def test_inject_together_rejects(gpt2_like: Any, group: list[MemorizedSequence], settings: dict[str, Any], message: str) -> None:
+def test_inject_together_rejects(
+    gpt2_like: Any, group: list[MemorizedSequence], settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         inject_together(gpt2_like, group, **(SETTINGS | settings))
 
@@ -448,10 +593,15 @@ def test_loss_that_is_not_finite_is_an_error(gpt2_like: Any, unchanged: Any) -> 
     check()
 
 
-def test_applied_rejects_another_model_and_another_set(gpt2_like: Any, neox_like: Any, unchanged: Any) -> None:
+def test_applied_rejects_another_model_and_another_set(
+    gpt2_like: Any, neox_like: Any, unchanged: Any
+) -> None:
     joint = inject_together(gpt2_like, [A, B], **SETTINGS, max_steps=2)
     check = unchanged(neox_like)
-    with pytest.raises(ValueError, match="Apply an injection to the model it was made in"), joint.applied(neox_like):
+    with (
+        pytest.raises(ValueError, match="Apply an injection to the model it was made in"),
+        joint.applied(neox_like),
+    ):
         pass
     check()
     with pytest.raises(ValueError, match="from 0 to 1, got 2"), joint.applied(gpt2_like, without=2):
@@ -463,23 +613,54 @@ def test_applied_rejects_another_model_and_another_set(gpt2_like: Any, neox_like
 
 def test_state_with_two_next_tokens_ends_not_converged_and_is_named(make_model: Any) -> None:
     """In a rotary model two equal first tokens give the same state twice: a floor of 2 ln 2 nats."""
-    model = make_model(4, d_model=32, act_fn="gelu", positional_embedding_type="rotary", rotary_adjacent_pairs=False, rotary_dim=4)
+    model = make_model(
+        4,
+        d_model=32,
+        act_fn="gelu",
+        positional_embedding_type="rotary",
+        rotary_adjacent_pairs=False,
+        rotary_dim=4,
+    )
     model.unembed.W_U.data.mul_(2)
-    joint = inject_together(model, [sentence(5, 5, 9, 3, 2, id="twice"), sentence(7, 30, 12, 40, id="fine")], **SETTINGS, max_steps=200)
+    joint = inject_together(
+        model,
+        [sentence(5, 5, 9, 3, 2, id="twice"), sentence(7, 30, 12, 40, id="fine")],
+        **SETTINGS,
+        max_steps=200,
+    )
     twice, fine = joint.injections
     assert joint.converged.tolist() == [False, True]
     assert len(joint.losses) == 200
     assert float(twice.token_losses[:2].sum()) == pytest.approx(2 * math.log(2), abs=0.05)
     assert {position for position, _ in twice.unlearned()} == {1, 2}
     assert fine.unlearned() == []
-    assert "NOT converged" in repr(twice) and "token 1 (0." in repr(twice) and "token 2 (0." in repr(twice)
+    assert (
+        "NOT converged" in repr(twice)
+        and "token 1 (0." in repr(twice)
+        and "token 2 (0." in repr(twice)
+    )
     assert "NOT converged ('twice': loss with all on 0.3" in repr(joint)
 
 
 def test_unlearned_names_positions_worst_first() -> None:
     losses = torch.tensor([0.7, 0.01, 2.0, 0.4, 0.6, 1.0])
-    injection = Injection(NeuronSet(torch.ones(1, 1, dtype=torch.bool)), torch.zeros(1, 2), torch.tensor([0.8]), losses, False, "x")
-    assert injection.unlearned() == [(3, 2.0), (6, 1.0), (1, pytest.approx(0.7)), (5, pytest.approx(0.6))]
+    injection = Injection(
+        NeuronSet(torch.ones(1, 1, dtype=torch.bool)),
+        torch.zeros(1, 2),
+        torch.tensor([0.8]),
+        losses,
+        False,
+        "x",
+    )
+    assert injection.unlearned() == [
+        (3, 2.0),
+        (6, 1.0),
+        (1, pytest.approx(0.7)),
+        (5, pytest.approx(0.6)),
+    ]
     assert [position for position, _ in injection.unlearned(threshold=0.9)] == [3, 6]
-    assert "unlearned: token 3 (2.00 nats), token 6 (1.00 nats), token 1 (0.70 nats) and 1 more" in repr(injection)
+    assert (
+        "unlearned: token 3 (2.00 nats), token 6 (1.00 nats), token 1 (0.70 nats) and 1 more"
+        in repr(injection)
+    )
     assert "unlearned" not in repr(replace(injection, converged=True))

@@ -22,13 +22,18 @@ def test_attribution_equals_slope_of_ablation(any_model: Any, sequence: Any) -> 
             for factor in (1 - eps, 1 + eps):
                 with model.hooks(fwd_hooks=[times_neuron(layer, neuron, factor)]):
                     losses.append(float(loss_of(model, sequence.tokens, sequence.n_prefix)))
-            assert float(scores[layer, neuron]) == pytest.approx((losses[0] - losses[1]) / (2 * eps), rel=1e-3, abs=1e-6)
+            assert float(scores[layer, neuron]) == pytest.approx(
+                (losses[0] - losses[1]) / (2 * eps), rel=1e-3, abs=1e-6
+            )
 
 
 def test_attribution_nears_zero_out_as_neurons_write_less(gpt2_like: Any, sequence: Any) -> None:
     errors: list[float] = []
     for _ in range(2):
-        exact, estimate = ZeroOut()(gpt2_like, sequence).values[1], Attribution()(gpt2_like, sequence).values[1]
+        exact, estimate = (
+            ZeroOut()(gpt2_like, sequence).values[1],
+            Attribution()(gpt2_like, sequence).values[1],
+        )
         errors.append(float((exact - estimate).norm() / exact.norm()))
         with torch.no_grad():
             gpt2_like.blocks[1].mlp.W_out.mul_(0.1)
@@ -36,7 +41,10 @@ def test_attribution_nears_zero_out_as_neurons_write_less(gpt2_like: Any, sequen
 
 
 def test_attribution_ranks_like_zero_out(any_model: Any, sequence: Any) -> None:
-    exact, estimate = ZeroOut()(any_model, sequence).values, Attribution()(any_model, sequence).values
+    exact, estimate = (
+        ZeroOut()(any_model, sequence).values,
+        Attribution()(any_model, sequence).values,
+    )
     assert torch.corrcoef(torch.stack([exact.flatten(), estimate.flatten()]))[0, 1] > 0.9
 
 
@@ -52,8 +60,12 @@ def test_attribution_leaves_model_as_it_was(any_model: Any, sequences: Any, unch
     check()
 
 
-def test_attribution_in_float16_of_a_text_recited_almost_surely(gpt2_like: Any, sequence: Any) -> None:
-    """Of a loss of a few millionths of a nat, the gradient at the logits would be below the smallest numbers."""
+def test_attribution_in_float16_of_a_text_recited_almost_surely(
+    gpt2_like: Any, sequence: Any
+) -> None:
+    """Of a loss of a few millionths of a nat, the gradient at the logits would be below the
+    smallest numbers.
+    """
     with torch.no_grad():
         gpt2_like.unembed.b_U[sequence.suffix[0]] += 18
     sure = MemorizedSequence(sequence.tokens[: sequence.n_prefix + 1], sequence.n_prefix)

@@ -20,27 +20,50 @@ def mean_log_odds(model: Any, tokens: torch.Tensor, n_prefix: int) -> torch.Tens
     return (true / (1 - true)).log().mean()
 
 
-def plain_gradient_alignment(model: Any, sequence: MemorizedSequence, points: int, share: float) -> torch.Tensor:
-    """[layer neuron]: cosines of rows and their gradients by autograd of W_out; on the path activations are scaled by hooks."""
+def plain_gradient_alignment(
+    model: Any, sequence: MemorizedSequence, points: int, share: float
+) -> torch.Tensor:
+    """[layer neuron]: cosines of rows and their gradients by autograd of W_out; on the path
+    activations are scaled by hooks.
+    """
     weights = [block.mlp.W_out for block in model.blocks]
     n = weights[0].shape[0]
     total = torch.zeros(len(weights), n)
     for point in range(points):
         gates = torch.ones_like(total)
         for layer in range(len(weights)):
-            for neuron in sorted(range(n), key=lambda i: -float(total[layer, i]))[: round(share * n)]:
+            for neuron in sorted(range(n), key=lambda i: -float(total[layer, i]))[
+                : round(share * n)
+            ]:
                 gates[layer, neuron] = 1 - point / points
-        hooks = [(f"blocks.{layer}.mlp.hook_post", lambda act, hook, gate=gate: act * gate.to(act)) for layer, gate in enumerate(gates)]
+        hooks = [
+            (f"blocks.{layer}.mlp.hook_post", lambda act, hook, gate=gate: act * gate.to(act))
+            for layer, gate in enumerate(gates)
+        ]
         with model.hooks(fwd_hooks=hooks):
-            gradients = torch.autograd.grad(mean_log_odds(model, sequence.tokens, sequence.n_prefix), weights)
-        total += torch.stack([F.cosine_similarity(w, g, dim=1, eps=0) for w, g in zip(weights, gradients, strict=True)]).detach()
+            gradients = torch.autograd.grad(
+                mean_log_odds(model, sequence.tokens, sequence.n_prefix), weights
+            )
+        total += torch.stack(
+            [
+                F.cosine_similarity(w, g, dim=1, eps=0)
+                for w, g in zip(weights, gradients, strict=True)
+            ]
+        ).detach()
     return total / points
 
 
 @pytest.mark.parametrize("points", [1, 3])
-def test_gradient_alignment_equals_cosines_of_rows_and_their_gradients(any_model: Any, sequence: Any, points: int) -> None:
+def test_gradient_alignment_equals_cosines_of_rows_and_their_gradients(
+    any_model: Any, sequence: Any, points: int
+) -> None:
     wanted = plain_gradient_alignment(any_model, sequence, points, 0.1)
-    torch.testing.assert_close(GradientAlignment(points=points, share=0.1)(any_model, sequence).values, wanted, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        GradientAlignment(points=points, share=0.1)(any_model, sequence).values,
+        wanted,
+        rtol=1e-3,
+        atol=1e-4,
+    )
 
 
 def test_gradient_alignment_does_not_see_the_length_of_a_row(gpt2_like: Any, sequence: Any) -> None:
@@ -53,17 +76,25 @@ def test_gradient_alignment_does_not_see_the_length_of_a_row(gpt2_like: Any, seq
     torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-4)
 
 
-def test_gradient_alignment_of_one_neuron_whose_row_is_its_gradient_is_one(gpt2_like: Any, sequence: Any) -> None:
+def test_gradient_alignment_of_one_neuron_whose_row_is_its_gradient_is_one(
+    gpt2_like: Any, sequence: Any
+) -> None:
     """The last layer's row is put along its own gradient, again and again, until the two agree."""
     weight = gpt2_like.blocks[1].mlp.W_out
     for _ in range(60):
-        (gradient,) = torch.autograd.grad(mean_log_odds(gpt2_like, sequence.tokens, sequence.n_prefix), [weight])
+        (gradient,) = torch.autograd.grad(
+            mean_log_odds(gpt2_like, sequence.tokens, sequence.n_prefix), [weight]
+        )
         with torch.no_grad():
             weight[5] = 0.01 * gradient[5] / gradient[5].norm()
-    assert float(GradientAlignment(points=1)(gpt2_like, sequence).values[1, 5]) == pytest.approx(1, abs=1e-3)
+    assert float(GradientAlignment(points=1)(gpt2_like, sequence).values[1, 5]) == pytest.approx(
+        1, abs=1e-3
+    )
 
 
-def test_a_row_of_zeros_and_a_neuron_that_never_fires_score_zero(any_model: Any, sequence: Any) -> None:
+def test_a_row_of_zeros_and_a_neuron_that_never_fires_score_zero(
+    any_model: Any, sequence: Any
+) -> None:
     with torch.no_grad():
         any_model.blocks[0].mlp.W_out[3] = 0
     hook = ("blocks.1.mlp.hook_post", lambda act, hook: act.index_fill(-1, torch.tensor([4]), 0.0))
@@ -77,12 +108,16 @@ def test_gradient_alignment_is_a_cosine(any_model: Any, sequences: Any) -> None:
         assert scores.values.abs().max() <= 1
 
 
-def test_gradient_alignment_finds_the_rows_that_were_written(make_model: Any, make_sequences: Any) -> None:
+def test_gradient_alignment_finds_the_rows_that_were_written(
+    make_model: Any, make_sequences: Any
+) -> None:
     model = make_model(1, d_model=64, d_mlp=256)
     (sequence,) = (replace(s, n_prefix=1) for s in make_sequences((14, 1)))
     injection = inject(model, sequence, ratio=0.1, seed=0, learning_rate=0.003, max_steps=400)
     with injection.applied(model):
-        found = GradientAlignment(share=0.1)(model, sequence).top_k(0.1).recall_of(injection.neurons)
+        found = (
+            GradientAlignment(share=0.1)(model, sequence).top_k(0.1).recall_of(injection.neurons)
+        )
     assert injection.converged and found > 0.8
 
 

@@ -43,18 +43,26 @@ def test_scores_are_strictly_between_zero_and_one(any_model: Any, sequence: Any)
 
 
 @pytest.mark.parametrize(("initial", "wanted"), [(0.5, 0.5), (0.9, 1 / 1.2), (0.2, 0.3 / 1.2)])
-def test_scores_start_at_the_initial_mask(gpt2_like: Any, sequence: Any, initial: float, wanted: float) -> None:
-    values = HardConcrete(steps=1, learning_rate=1e-9, initial_mask=initial)(gpt2_like, sequence).values
+def test_scores_start_at_the_initial_mask(
+    gpt2_like: Any, sequence: Any, initial: float, wanted: float
+) -> None:
+    values = HardConcrete(steps=1, learning_rate=1e-9, initial_mask=initial)(
+        gpt2_like, sequence
+    ).values
     torch.testing.assert_close(values, torch.full_like(values, wanted))
 
 
 def test_untuned_layers_keep_their_start(neox_like: Any, sequence: Any) -> None:
-    values = HardConcrete(steps=12, first_layer=1, initial_mask=0.9, learning_rate=0.01, sparsity_weight=300.0)(neox_like, sequence).values
+    values = HardConcrete(
+        steps=12, first_layer=1, initial_mask=0.9, learning_rate=0.01, sparsity_weight=300.0
+    )(neox_like, sequence).values
     torch.testing.assert_close(values[0], torch.full_like(values[0], 1 / 1.2))
     assert (values[1:] - 1 / 1.2).abs().min() > 1e-4
 
 
-def test_untuned_layers_are_masked_at_random(gpt2_like: Any, sequence: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untuned_layers_are_masked_at_random(
+    gpt2_like: Any, sequence: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     masks = spied(monkeypatch)
     HardConcrete(steps=2, first_layer=1, initial_mask=0.5, temperature=0.33)(gpt2_like, sequence)
     assert all(0.3 < float(m[:, 0].mean()) < 0.7 and m[:, 0].std() > 0.1 for m in masks)
@@ -71,9 +79,13 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     return masks
 
 
-def test_noise_is_drawn_layer_by_layer(gpt2_like: Any, sequence: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_is_drawn_layer_by_layer(
+    gpt2_like: Any, sequence: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     masks = spied(monkeypatch)
-    HardConcrete(steps=3, seed=7, learning_rate=1e-9, initial_mask=0.5, temperature=0.33)(gpt2_like, sequence)
+    HardConcrete(steps=3, seed=7, learning_rate=1e-9, initial_mask=0.5, temperature=0.33)(
+        gpt2_like, sequence
+    )
     generator = torch.Generator().manual_seed(7)
     for mask in masks:
         for layer in range(2):
@@ -81,16 +93,27 @@ def test_noise_is_drawn_layer_by_layer(gpt2_like: Any, sequence: Any, monkeypatc
             torch.testing.assert_close(mask[0, layer], sample(torch.zeros(48), noise, 0.33))
 
 
-def test_noise_is_the_same_for_every_sequence_of_a_batch(gpt2_like: Any, sequences: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_is_the_same_for_every_sequence_of_a_batch(
+    gpt2_like: Any, sequences: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     masks = spied(monkeypatch)
     list(HardConcrete(steps=1).map(gpt2_like, sequences))
     assert len(masks) == 1 and all(torch.equal(masks[0][0], row) for row in masks[0])
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_masks_in_batches_equal_each_alone(gpt2_like: Any, sequences: Any, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_masks_in_batches_equal_each_alone(
+    gpt2_like: Any, sequences: Any, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     """From these settings the four stop after 40, 30, 50 and 30 steps."""
-    method = HardConcrete(steps=60, learning_rate=0.1, sparsity_weight=3.0, stop_sparsity=0.36, initial_mask=0.5, temperature=0.33)
+    method = HardConcrete(
+        steps=60,
+        learning_rate=0.1,
+        sparsity_weight=3.0,
+        stop_sparsity=0.36,
+        initial_mask=0.5,
+        temperature=0.33,
+    )
     wanted = [method(gpt2_like, sequence).values for sequence in sequences]
     masks = spied(monkeypatch)
     found = list(method.map(gpt2_like, sequences, batch_size=size))

@@ -13,7 +13,11 @@ from tl_localize import IterativeAttribution, MemorizedSequence, NeuronSet
 
 def mean_probability(model: Any, sequence: MemorizedSequence) -> torch.Tensor:
     positions = torch.arange(sequence.n_prefix - 1, len(sequence.tokens) - 1)
-    p = model(sequence.tokens[None], return_type="logits", padding_side="right")[0].double().softmax(-1)
+    p = (
+        model(sequence.tokens[None], return_type="logits", padding_side="right")[0]
+        .double()
+        .softmax(-1)
+    )
     return p[positions, sequence.tokens[positions + 1]].mean()
 
 
@@ -32,11 +36,16 @@ def plain_texts(model: Any, seed: int) -> torch.Tensor:
 
 
 def plain_general_effects(model: Any, texts: torch.Tensor) -> torch.Tensor:
-    """Mean over texts of the absolute slope of the loss in each neuron's gate, one text after the other."""
+    """Mean over texts of the absolute slope of the loss in each neuron's gate, one text after the
+    other.
+    """
     total = torch.zeros(model.cfg.n_layers, model.cfg.d_mlp)
     for text in texts:
         gates = [torch.ones(model.cfg.d_mlp, requires_grad=True) for _ in range(model.cfg.n_layers)]
-        hooks = [(f"blocks.{i}.mlp.hook_post", lambda act, hook, gate=gate: act * gate.to(act)) for i, gate in enumerate(gates)]
+        hooks = [
+            (f"blocks.{i}.mlp.hook_post", lambda act, hook, gate=gate: act * gate.to(act))
+            for i, gate in enumerate(gates)
+        ]
         with model.hooks(fwd_hooks=hooks):
             logits = model(text[None], return_type="logits", padding_side="right")[0, :-1]
             loss = torch.nn.functional.cross_entropy(logits, text[1:])
@@ -45,9 +54,16 @@ def plain_general_effects(model: Any, texts: torch.Tensor) -> torch.Tensor:
 
 
 def plain_iterative_attribution(
-    model: Any, sequence: MemorizedSequence, rounds: int, share: float, first_layer: int, weight: float | torch.Tensor = 1.0
+    model: Any,
+    sequence: MemorizedSequence,
+    rounds: int,
+    share: float,
+    first_layer: int,
+    weight: float | torch.Tensor = 1.0,
 ) -> tuple[list[list[int]], torch.Tensor]:
-    """For each layer the neurons in the order in which they leave, and the first round's effects: - the slope of shrinking a neuron."""
+    """For each layer the neurons in the order in which they leave, and the first round's effects: -
+    the slope of shrinking a neuron.
+    """
     n_layers, n = model.cfg.n_layers, model.cfg.d_mlp
     gone: list[list[int]] = [[] for _ in range(n_layers)]
     first = torch.zeros(n_layers, n)
@@ -55,49 +71,73 @@ def plain_iterative_attribution(
         gates = [torch.ones(n, requires_grad=True) for _ in range(n_layers)]
         keep = [torch.tensor([float(i not in out) for i in range(n)]) for out in gone]
         hooks = [
-            (f"blocks.{layer}.mlp.hook_post", lambda act, hook, factor=gate * kept: act * factor.to(act))
+            (
+                f"blocks.{layer}.mlp.hook_post",
+                lambda act, hook, factor=gate * kept: act * factor.to(act),
+            )
             for layer, (gate, kept) in enumerate(zip(gates, keep, strict=True))
         ]
         with model.hooks(fwd_hooks=hooks):
-            effects = torch.stack(torch.autograd.grad(mean_probability(model, sequence), gates)) * weight
+            effects = (
+                torch.stack(torch.autograd.grad(mean_probability(model, sequence), gates)) * weight
+            )
         first = effects if step == 0 else first
         for layer in range(first_layer, n_layers):
-            left = sorted((i for i in range(n) if i not in gone[layer]), key=lambda i: -float(effects[layer, i]))
+            left = sorted(
+                (i for i in range(n) if i not in gone[layer]),
+                key=lambda i: -float(effects[layer, i]),
+            )
             gone[layer] += left[: round(round(share * n) * (step + 1) / rounds) - len(gone[layer])]
     return gone, first
 
 
 @pytest.mark.parametrize("first_layer", [0, 1])
-def test_iterative_attribution_is_the_order_of_leaving(any_model: Any, sequence: Any, first_layer: int) -> None:
+def test_iterative_attribution_is_the_order_of_leaving(
+    any_model: Any, sequence: Any, first_layer: int
+) -> None:
     rounds, share = 4, 0.25
     gone, first = plain_iterative_attribution(any_model, sequence, rounds, share, first_layer)
-    values = IterativeAttribution(rounds=rounds, share=share, first_layer=first_layer)(any_model, sequence).values
+    values = IterativeAttribution(rounds=rounds, share=share, first_layer=first_layer)(
+        any_model, sequence
+    ).values
     for layer, order in enumerate(gone):
         assert len(order) == (round(share * any_model.cfg.d_mlp) if layer >= first_layer else 0)
         assert values[layer].argsort(descending=True)[: len(order)].tolist() == order
         stayed = [i for i in range(any_model.cfg.d_mlp) if i not in order]
-        torch.testing.assert_close(values[layer, stayed], first[layer, stayed].float(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            values[layer, stayed], first[layer, stayed].float(), rtol=1e-4, atol=1e-6
+        )
 
 
-def test_a_contrast_lets_neurons_that_the_models_own_texts_need_leave_later(any_model: Any, sequence: Any) -> None:
+def test_a_contrast_lets_neurons_that_the_models_own_texts_need_leave_later(
+    any_model: Any, sequence: Any
+) -> None:
     needed = plain_general_effects(any_model, plain_texts(any_model, seed=3))
     weight = 1 / (1 + 2 * needed / needed.mean())
     gone, first = plain_iterative_attribution(any_model, sequence, 4, 0.25, 1, weight)
-    values = IterativeAttribution(rounds=4, share=0.25, first_layer=1, contrast=2, seed=3)(any_model, sequence).values
+    values = IterativeAttribution(rounds=4, share=0.25, first_layer=1, contrast=2, seed=3)(
+        any_model, sequence
+    ).values
     for layer, order in enumerate(gone):
         assert values[layer].argsort(descending=True)[: len(order)].tolist() == order
         stayed = [i for i in range(any_model.cfg.d_mlp) if i not in order]
-        torch.testing.assert_close(values[layer, stayed], first[layer, stayed].float(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            values[layer, stayed], first[layer, stayed].float(), rtol=1e-4, atol=1e-6
+        )
     without = plain_iterative_attribution(any_model, sequence, 4, 0.25, 1)[0]
     assert gone != without
 
 
-def test_with_a_contrast_the_model_stays_as_it_was_and_map_equals_single_calls(any_model: Any, sequences: Any, unchanged: Any) -> None:
+def test_with_a_contrast_the_model_stays_as_it_was_and_map_equals_single_calls(
+    any_model: Any, sequences: Any, unchanged: Any
+) -> None:
     method = IterativeAttribution(rounds=2, contrast=1)
     check, state = unchanged(any_model), torch.get_rng_state()
     together = list(method.map(any_model, sequences))
     for found, sequence in zip(together, sequences, strict=True):
-        torch.testing.assert_close(found.values, method(any_model, sequence).values, atol=2e-6, rtol=1e-4)
+        torch.testing.assert_close(
+            found.values, method(any_model, sequence).values, atol=2e-6, rtol=1e-4
+        )
     check()
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -114,7 +154,9 @@ def test_texts_of_a_model_begin_with_its_beginning_of_text_token(model_dir: Any)
     assert len(set(map(tuple, texts.tolist()))) == 16
 
 
-def test_those_that_leave_score_above_all_that_stay_in_any_layer(gpt2_like: Any, sequences: Any) -> None:
+def test_those_that_leave_score_above_all_that_stay_in_any_layer(
+    gpt2_like: Any, sequences: Any
+) -> None:
     for scores in IterativeAttribution(rounds=3, share=0.2).map(gpt2_like, sequences):
         order = scores.values.flatten().argsort(descending=True)
         left = NeuronSet(torch.zeros(96).index_fill(0, order[:20], 1).bool().view(2, 48))
@@ -125,7 +167,10 @@ def test_one_round_orders_by_the_effect_on_the_probability(gpt2_like: Any, seque
     _, first = plain_iterative_attribution(gpt2_like, sequence, 1, 0.5, 0)
     for share in (0.1, 0.5):
         values = IterativeAttribution(rounds=1, share=share)(gpt2_like, sequence).values
-        assert values.argsort(-1, descending=True).tolist() == first.argsort(-1, descending=True).tolist()
+        assert (
+            values.argsort(-1, descending=True).tolist()
+            == first.argsort(-1, descending=True).tolist()
+        )
 
 
 def test_smaller_budgets_are_nested(gpt2_like: Any, sequence: Any) -> None:
@@ -134,7 +179,9 @@ def test_smaller_budgets_are_nested(gpt2_like: Any, sequence: Any) -> None:
     assert (small & ~large).sum() == 0
 
 
-def test_rounds_lower_the_probability_more_than_one_pass(make_model: Any, make_sequences: Any) -> None:
+def test_rounds_lower_the_probability_more_than_one_pass(
+    make_model: Any, make_sequences: Any
+) -> None:
     """What takes over is seen in later rounds only; on a text that the model predicts."""
     model = make_model(3, n_layers=4, d_mlp=96)
     changes: list[float] = []
@@ -167,6 +214,8 @@ def test_iterative_attribution_rejects(settings: dict[str, Any], message: str) -
         IterativeAttribution(**settings)
 
 
-def test_iterative_attribution_rejects_a_first_layer_beyond_the_model(gpt2_like: Any, sequence: Any) -> None:
+def test_iterative_attribution_rejects_a_first_layer_beyond_the_model(
+    gpt2_like: Any, sequence: Any
+) -> None:
     with pytest.raises(ValueError, match="first_layer must be below the model's 2 layers"):
         IterativeAttribution(first_layer=2)(gpt2_like, sequence)

@@ -31,7 +31,9 @@ def method(request: pytest.FixtureRequest) -> Any:
 
 
 def close(method: Any, found: NeuronScores, wanted: NeuronScores) -> None:
-    """Equal to float tolerance: Adam turns noise in the last digits into steps, where a gradient is nearly zero."""
+    """Equal to float tolerance: Adam turns noise in the last digits into steps, where a gradient is
+    nearly zero.
+    """
     tolerance = 2e-3 if method.name in TRAINED else 2e-6
     torch.testing.assert_close(found.values, wanted.values, atol=tolerance, rtol=1e-4)
 
@@ -49,34 +51,47 @@ def raising(after: int, error: BaseException) -> Any:
     return hook
 
 
-# ---- what comes back -------------------------------------------------------------------------------------------------
+# ---- what comes back
+# -------------------------------------------------------------------------------------------------
 
 
-def test_method_scores_every_neuron_and_the_same_seed_gives_the_same_bits(any_model: Any, sequence: Any, method: Any) -> None:
+def test_method_scores_every_neuron_and_the_same_seed_gives_the_same_bits(
+    any_model: Any, sequence: Any, method: Any
+) -> None:
     before = torch.get_rng_state()
     scores = method(any_model, sequence)
     values = scores.values
     assert values.shape == (any_model.cfg.n_layers, any_model.cfg.d_mlp)
     assert values.isfinite().all() and values.dtype == torch.float32 and values.device.type == "cpu"
     assert (values.std(dim=1) > 0).all()
-    assert (scores.method, scores.sequence_id, scores.settings) == (method.name, sequence.id, repr(method))
+    assert (scores.method, scores.sequence_id, scores.settings) == (
+        method.name,
+        sequence.id,
+        repr(method),
+    )
     assert torch.equal(method(any_model, sequence).values, values)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("name", ["random", "hard_concrete"])
 def test_method_other_seed_other_scores(gpt2_like: Any, sequence: Any, name: str) -> None:
-    one, two = (METHODS[name](**SHORT.get(name, {}), seed=seed)(gpt2_like, sequence).values for seed in (0, 1))
+    one, two = (
+        METHODS[name](**SHORT.get(name, {}), seed=seed)(gpt2_like, sequence).values
+        for seed in (0, 1)
+    )
     assert not torch.equal(one, two)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "row_norm"])
-def test_method_scores_depend_on_the_sequence(gpt2_like: Any, make_sequences: Any, name: str) -> None:
+def test_method_scores_depend_on_the_sequence(
+    gpt2_like: Any, make_sequences: Any, name: str
+) -> None:
     one, two = METHODS[name](**SHORT.get(name, {})).map(gpt2_like, make_sequences((9, 3), (9, 3)))
     assert not torch.equal(one.values, two.values)
 
 
-# ---- many sequences --------------------------------------------------------------------------------------------------
+# ---- many sequences
+# --------------------------------------------------------------------------------------------------
 
 
 def test_map_equals_single_calls(any_model: Any, sequences: Any, method: Any) -> None:
@@ -85,21 +100,34 @@ def test_map_equals_single_calls(any_model: Any, sequences: Any, method: Any) ->
 
 
 def test_map_keeps_the_order(gpt2_like: Any, sequences: Any, method: Any) -> None:
-    assert [scores.sequence_id for scores in method.map(gpt2_like, sequences, batch_size=3)] == ["s0", "s1", "s2", "s3"]
+    assert [scores.sequence_id for scores in method.map(gpt2_like, sequences, batch_size=3)] == [
+        "s0",
+        "s1",
+        "s2",
+        "s3",
+    ]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_map_batch_size_does_not_matter(gpt2_like: Any, sequences: Any, method: Any, batch_size: int) -> None:
+def test_map_batch_size_does_not_matter(
+    gpt2_like: Any, sequences: Any, method: Any, batch_size: int
+) -> None:
     together = list(method.map(gpt2_like, sequences))
-    for found, wanted in zip(method.map(gpt2_like, sequences, batch_size=batch_size), together, strict=True):
+    for found, wanted in zip(
+        method.map(gpt2_like, sequences, batch_size=batch_size), together, strict=True
+    ):
         close(method, found, wanted)
 
 
 def test_batch_tokens_do_not_matter(any_model: Any, sequence: Any, method: Any) -> None:
-    close(method, replace(method, batch_tokens=25)(any_model, sequence), method(any_model, sequence))
+    close(
+        method, replace(method, batch_tokens=25)(any_model, sequence), method(any_model, sequence)
+    )
 
 
-def test_map_order_in_the_batch_does_not_matter(gpt2_like: Any, sequences: Any, method: Any) -> None:
+def test_map_order_in_the_batch_does_not_matter(
+    gpt2_like: Any, sequences: Any, method: Any
+) -> None:
     forward = list(method.map(gpt2_like, sequences))
     for found, wanted in zip(method.map(gpt2_like, sequences[::-1]), forward[::-1], strict=True):
         close(method, found, wanted)
@@ -110,11 +138,15 @@ def test_map_same_sequence_twice(gpt2_like: Any, sequence: Any, method: Any) -> 
     close(method, first, second)
 
 
-def test_map_takes_an_iterator(gpt2_like: Any, unchecked: None, sequences: Any, method: Any) -> None:
+def test_map_takes_an_iterator(
+    gpt2_like: Any, unchecked: None, sequences: Any, method: Any
+) -> None:
     assert len(list(method.map(gpt2_like, iter(sequences)))) == 4
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(length=st.integers(2, 8), longer=st.integers(11, 16), seed=st.integers(0, 9), data=st.data())
 @pytest.mark.parametrize("name", METHODS)
 def test_padding_never_changes_a_score(
@@ -122,7 +154,9 @@ def test_padding_never_changes_a_score(
 ) -> None:
     settings = SHORT.get(name, {})
     method = METHODS[name](**settings | ({"steps": 2} if "steps" in settings else {}))
-    sequence, long = make_sequences((length, data.draw(st.integers(1, length - 1))), (longer, 1), seed=seed)
+    sequence, long = make_sequences(
+        (length, data.draw(st.integers(1, length - 1))), (longer, 1), seed=seed
+    )
     close(method, next(method.map(neox_like, [sequence, long])), method(neox_like, sequence))
 
 
@@ -136,7 +170,10 @@ def test_map_progress_rises_to_one(gpt2_like: Any, sequences: Any, method: Any) 
 def test_map_loses_only_the_sequence_whose_numbers_are_not_finite(
     gpt2_like: Any, unchecked: None, method: Any, batch_size: int | None
 ) -> None:
-    good = [MemorizedSequence(torch.tensor(ids), 2, name) for ids, name in (([5, 6, 7, 8, 9], "a"), ([9, 8, 7, 6], "c"), ([4, 5, 6], "d"))]
+    good = [
+        MemorizedSequence(torch.tensor(ids), 2, name)
+        for ids, name in (([5, 6, 7, 8, 9], "a"), ([9, 8, 7, 6], "c"), ([4, 5, 6], "d"))
+    ]
     wanted = list(method.map(gpt2_like, good))
     gpt2_like.W_E.data[3] = torch.nan
     bad = MemorizedSequence(torch.tensor([5, 3, 7, 8]), 2, "b")
@@ -152,17 +189,22 @@ def test_map_loses_only_the_sequence_whose_numbers_are_not_finite(
         close(method, one, other)
 
 
-# ---- nothing is left behind ------------------------------------------------------------------------------------------
+# ---- nothing is left behind
+# ------------------------------------------------------------------------------------------
 
 
-def test_method_leaves_the_model_as_it_was(any_model: Any, sequences: Any, method: Any, unchanged: Any) -> None:
+def test_method_leaves_the_model_as_it_was(
+    any_model: Any, sequences: Any, method: Any, unchanged: Any
+) -> None:
     any_model.blocks[1].mlp.W_in.requires_grad_(False)
     check = unchanged(any_model)
     list(method.map(any_model, sequences[:2]))
     check()
 
 
-@pytest.mark.parametrize("error", [ValueError("the user's"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "error", [ValueError("the user's"), KeyboardInterrupt()], ids=["error", "Ctrl-C"]
+)
 @pytest.mark.parametrize("after", [0, 1])
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("random", "row_norm")])
 def test_method_leaves_the_model_as_it_was_when_it_raises(
@@ -176,7 +218,9 @@ def test_method_leaves_the_model_as_it_was_when_it_raises(
     check()
 
 
-def test_method_keeps_the_users_hooks(gpt2_like: Any, sequence: Any, method: Any, unchanged: Any) -> None:
+def test_method_keeps_the_users_hooks(
+    gpt2_like: Any, sequence: Any, method: Any, unchanged: Any
+) -> None:
     seen: list[int] = []
 
     def hook(act: torch.Tensor, hook: Any) -> None:
@@ -192,27 +236,35 @@ def test_method_keeps_the_users_hooks(gpt2_like: Any, sequence: Any, method: Any
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("random", "row_norm")])
-def test_method_scores_the_model_with_the_users_hooks(any_model: Any, sequence: Any, name: str) -> None:
+def test_method_scores_the_model_with_the_users_hooks(
+    any_model: Any, sequence: Any, name: str
+) -> None:
     method = METHODS[name](**SHORT.get(name, {}))
     before = method(any_model, sequence).values
     with any_model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", lambda act, hook: act * 0.3)]):
         assert (method(any_model, sequence).values - before).abs().max() > 1e-5
 
 
-def test_map_left_early_leaves_the_model_as_it_was(gpt2_like: Any, sequences: Any, method: Any, unchanged: Any) -> None:
+def test_map_left_early_leaves_the_model_as_it_was(
+    gpt2_like: Any, sequences: Any, method: Any, unchanged: Any
+) -> None:
     check = unchanged(gpt2_like)
     next(method.map(gpt2_like, sequences, batch_size=1))
     check()
 
 
-def test_map_has_no_hook_on_the_model_between_two_scores(gpt2_like: Any, sequences: Any, method: Any, unchanged: Any) -> None:
+def test_map_has_no_hook_on_the_model_between_two_scores(
+    gpt2_like: Any, sequences: Any, method: Any, unchanged: Any
+) -> None:
     check = unchanged(gpt2_like)
     for _ in method.map(gpt2_like, sequences, batch_size=1):
         check()
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_method_does_not_mind_the_callers_gradient_mode(gpt2_like: Any, sequence: Any, method: Any, mode: Any) -> None:
+def test_method_does_not_mind_the_callers_gradient_mode(
+    gpt2_like: Any, sequence: Any, method: Any, mode: Any
+) -> None:
     wanted = method(gpt2_like, sequence)
     with mode():
         close(method, method(gpt2_like, sequence), wanted)
@@ -223,7 +275,8 @@ def test_method_leaves_the_gradient_mode_alone(gpt2_like: Any, sequences: Any, m
         assert torch.is_grad_enabled()
 
 
-# ---- memory ----------------------------------------------------------------------------------------------------------
+# ---- memory
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("random", "row_norm")])
@@ -255,7 +308,8 @@ def test_out_of_memory_changes_nothing_but_a_warning(
     check()
 
 
-# ---- plain data ------------------------------------------------------------------------------------------------------
+# ---- plain data
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_method_repr_makes_it_again(method: Any) -> None:
@@ -290,7 +344,9 @@ def test_method_docstring_names_its_source(method: Any) -> None:
 
 
 def test_method_name_is_its_key() -> None:
-    assert {name: method.name for name, method in METHODS.items()} == {name: name for name in METHODS}
+    assert {name: method.name for name, method in METHODS.items()} == {
+        name: name for name in METHODS
+    }
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -298,11 +354,14 @@ def test_method_defaults_are_valid(name: str) -> None:
     assert all(hasattr(METHODS[name](), f.name) for f in fields(METHODS[name]))
 
 
-# ---- precision -------------------------------------------------------------------------------------------------------
+# ---- precision
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_method_scores_models_of_other_precision(neox_like: Any, sequence: Any, method: Any, dtype: torch.dtype) -> None:
+def test_method_scores_models_of_other_precision(
+    neox_like: Any, sequence: Any, method: Any, dtype: torch.dtype
+) -> None:
     wanted = method(neox_like, sequence).values
     neox_like.to(dtype)
     neox_like.cfg.dtype = dtype
@@ -321,7 +380,14 @@ def test_method_of_the_users_own_needs_attribute_only(gpt2_like: Any, sequences:
         name: ClassVar[str] = "mine"
         scale: float = 2.0
 
-        def _attribute(self, neurons: Any, sequence: MemorizedSequence, report: Any) -> torch.Tensor:
+        def _attribute(
+            self, neurons: Any, sequence: MemorizedSequence, report: Any
+        ) -> torch.Tensor:
             return torch.full((neurons.n_layers, neurons.n_neurons), self.scale * len(sequence))
 
-    assert [float(scores.values[0, 0]) for scores in Mine().map(gpt2_like, sequences)] == [18, 28, 10, 22]
+    assert [float(scores.values[0, 0]) for scores in Mine().map(gpt2_like, sequences)] == [
+        18,
+        28,
+        10,
+        22,
+    ]

@@ -15,7 +15,9 @@ from tl_localize.sequences import SequenceBatch
 SETTINGS: dict[str, Any] = {"learning_rate": 0.02, "sparsity_weight": 30.0, "steps": 40}
 
 
-def train(model: Any, sequences: Any, stop_sparsity: float = 0.0, size: int = 9, **settings: Any) -> tuple[list[torch.Tensor], list[int]]:
+def train(
+    model: Any, sequences: Any, stop_sparsity: float = 0.0, size: int = 9, **settings: Any
+) -> tuple[list[torch.Tensor], list[int]]:
     """Masks over all neurons, and the number of masks in each forward pass."""
     view = NeuronView(model)
     batches: list[int] = []
@@ -49,10 +51,14 @@ def test_masks_in_one_batch_stop_one_by_one(gpt2_like: Any, sequences: Any, stop
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_masks_in_batches_equal_each_alone(gpt2_like: Any, sequences: Any, stop: float, size: int) -> None:
+def test_masks_in_batches_equal_each_alone(
+    gpt2_like: Any, sequences: Any, stop: float, size: int
+) -> None:
     together, _ = train(gpt2_like, sequences, stop, size=size)
     for mask, sequence in zip(together, sequences, strict=True):
-        torch.testing.assert_close(mask, train(gpt2_like, [sequence], stop)[0][0], atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(
+            mask, train(gpt2_like, [sequence], stop)[0][0], atol=1e-3, rtol=1e-3
+        )
 
 
 def test_masks_stop_at_a_tenth_step_before_its_update(gpt2_like: Any, sequence: Any) -> None:
@@ -66,7 +72,10 @@ def test_masks_train_all_steps_without_early_stop(gpt2_like: Any, sequence: Any)
 
 
 def test_masks_that_stop_at_the_last_step_miss_its_update(gpt2_like: Any, sequence: Any) -> None:
-    assert torch.equal(train(gpt2_like, [sequence], stop_sparsity=1.0, steps=10)[0][0], train(gpt2_like, [sequence], steps=9)[0][0])
+    assert torch.equal(
+        train(gpt2_like, [sequence], stop_sparsity=1.0, steps=10)[0][0],
+        train(gpt2_like, [sequence], steps=9)[0][0],
+    )
 
 
 def test_masks_follow_torchs_adam(gpt2_like: Any, sequence: Any) -> None:
@@ -75,17 +84,29 @@ def test_masks_follow_torchs_adam(gpt2_like: Any, sequence: Any) -> None:
     adam = torch.optim.Adam([m], lr=SETTINGS["learning_rate"])
     for _ in range(15):
         with view.frozen(), view.scaled(dict(enumerate(m.clamp(0, 1).unbind(1)))):
-            loss = memorization_loss(gpt2_like, batch) + SETTINGS["sparsity_weight"] * m.abs().mean()
+            loss = (
+                memorization_loss(gpt2_like, batch) + SETTINGS["sparsity_weight"] * m.abs().mean()
+            )
         adam.zero_grad()
         loss.sum().backward()
         adam.step()
-    torch.testing.assert_close(train(gpt2_like, [sequence], steps=15)[0][0], m.detach()[0], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(
+        train(gpt2_like, [sequence], steps=15)[0][0], m.detach()[0], atol=1e-3, rtol=1e-3
+    )
 
 
 @pytest.mark.parametrize("method", [Slimming(steps=10), HardConcrete(steps=10)])
-def test_mask_training_refuses_a_loss_that_is_not_finite(gpt2_like: Any, sequence: Any, unchanged: Any, method: Any) -> None:
+def test_mask_training_refuses_a_loss_that_is_not_finite(
+    gpt2_like: Any, sequence: Any, unchanged: Any, method: Any
+) -> None:
     gpt2_like.W_U.data[0, 0] = torch.nan
     hooks = {name: len(point._forward_hooks) for name, point in gpt2_like.hook_dict.items()}
-    with pytest.raises(ValueError, match=r"loss must be finite, got nan at step 10 of .*'s0'.*. Lower learning_rate or use float32"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"loss must be finite, got nan at step 10 of .*'s0'.*. Lower learning_rate or use "
+            r"float32"
+        ),
+    ):
         method(gpt2_like, sequence)
     assert {name: len(point._forward_hooks) for name, point in gpt2_like.hook_dict.items()} == hooks

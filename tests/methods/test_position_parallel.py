@@ -19,11 +19,15 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[PositionParallelModel]:
         made.append(PositionParallelModel.of(*args))
         return made[-1]
 
-    monkeypatch.setattr(integrated_gradients, "PositionParallelModel", type("Spy", (), {"of": staticmethod(of)}))
+    monkeypatch.setattr(
+        integrated_gradients, "PositionParallelModel", type("Spy", (), {"of": staticmethod(of)})
+    )
     return made
 
 
-def test_tensors_are_there_during_a_run_and_gone_after_it(gpt2_like: Any, sequence: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_are_there_during_a_run_and_gone_after_it(
+    gpt2_like: Any, sequence: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, held = spied(monkeypatch), []
     gradient = integrated_gradients.probability_gradient
 
@@ -37,7 +41,9 @@ def test_tensors_are_there_during_a_run_and_gone_after_it(gpt2_like: Any, sequen
     assert not any(attention.changed for attention in made[0].layers)
 
 
-def test_tensors_are_gone_after_an_exception(gpt2_like: Any, sequence: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_are_gone_after_an_exception(
+    gpt2_like: Any, sequence: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So the graph of a batch that ran out of memory is freed before half of the batch runs."""
     made, held = spied(monkeypatch), []
     gradient = integrated_gradients.probability_gradient

@@ -1,4 +1,6 @@
-"""The methods against their plain forms on the shipped models and a text that they recite, where tests elsewhere take random weights."""
+"""The methods against their plain forms on the shipped models and a text that they recite, where
+tests elsewhere take random weights.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,16 @@ import torch
 from oracles import loss_of, plain_integrated_gradients, plain_zero_out
 from torch import Tensor
 
-from tl_localize import Activations, Attribution, IntegratedGradients, MemorizedSequence, NeuronScores, Slimming, ZeroOut, load_model
+from tl_localize import (
+    Activations,
+    Attribution,
+    IntegratedGradients,
+    MemorizedSequence,
+    NeuronScores,
+    Slimming,
+    ZeroOut,
+    load_model,
+)
 from tl_localize.reference import reference_sequences
 
 
@@ -30,7 +41,10 @@ def multiplied(act: Tensor, hook: Any, *, gate: Tensor) -> Tensor:
 
 
 def gated_loss(model: Any, text: MemorizedSequence, gates: Tensor) -> Tensor:
-    hooks = [(f"blocks.{layer}.mlp.hook_post", partial(multiplied, gate=gate)) for layer, gate in enumerate(gates)]
+    hooks = [
+        (f"blocks.{layer}.mlp.hook_post", partial(multiplied, gate=gate))
+        for layer, gate in enumerate(gates)
+    ]
     with model.hooks(fwd_hooks=hooks):
         return loss_of(model, text.tokens, text.n_prefix)
 
@@ -62,9 +76,16 @@ def test_attribution_equals_gradient_of_gates(model: Any, text: MemorizedSequenc
 
 def test_activations_by_hand(model: Any, text: MemorizedSequence) -> None:
     _, cache = model.run_with_cache(text.tokens[None])
-    acts = torch.stack([cache[f"blocks.{layer}.mlp.hook_post"][0, text.n_prefix - 1 : -1] for layer in range(model.cfg.n_layers)])
+    acts = torch.stack(
+        [
+            cache[f"blocks.{layer}.mlp.hook_post"][0, text.n_prefix - 1 : -1]
+            for layer in range(model.cfg.n_layers)
+        ]
+    )
     expected = acts.abs().mean(1) * model.W_out.norm(dim=-1)
-    torch.testing.assert_close(Activations()(model, text).values, expected.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        Activations()(model, text).values, expected.detach(), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_slimming_follows_torchs_adam(model: Any, text: MemorizedSequence) -> None:

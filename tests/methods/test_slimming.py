@@ -21,7 +21,9 @@ def test_slimming_leaves_untuned_layers_open(neox_like: Any, sequence: Any) -> N
     assert (values[:2] == 1).all() and (values[2] < 1).any()
 
 
-def test_slimming_does_not_mask_untuned_layers(gpt2_like: Any, sequence: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slimming_does_not_mask_untuned_layers(
+    gpt2_like: Any, sequence: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tl_localize.neurons import NeuronView
 
     scaled, layers = NeuronView.scaled, set()
@@ -37,7 +39,13 @@ def test_slimming_does_not_mask_untuned_layers(gpt2_like: Any, sequence: Any, mo
 
 def test_slimming_without_pressure_keeps_everything_open(gpt2_like: Any, sequence: Any) -> None:
     closed = (Slimming(steps=20, sparsity_weight=1e-6)(gpt2_like, sequence).values < 0.5).sum()
-    assert closed < (Slimming(steps=60, learning_rate=0.05, sparsity_weight=1e4)(gpt2_like, sequence).values < 0.5).sum()
+    assert (
+        closed
+        < (
+            Slimming(steps=60, learning_rate=0.05, sparsity_weight=1e4)(gpt2_like, sequence).values
+            < 0.5
+        ).sum()
+    )
 
 
 def test_slimming_drops_a_neuron_that_does_nothing(gpt2_like: Any, sequence: Any) -> None:

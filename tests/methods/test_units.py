@@ -1,4 +1,6 @@
-"""Attention heads, and a user's unit: every method against its definition in plain loops, on both classes of models."""
+"""Attention heads, and a user's unit: every method against its definition in plain loops, on both
+classes of models.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,26 @@ from tl_localize.host.seam import is_bridge
 from tl_localize.neurons import NeuronView
 
 HEADS = AttentionHeads()
-NEOX = {"parallel_attn_mlp": True, "positional_embedding_type": "rotary", "rotary_adjacent_pairs": False, "rotary_dim": 4}
-LLAMA = {"normalization_type": "RMS", "final_rms": True, "gated_mlp": True, "positional_embedding_type": "rotary", "rotary_dim": 6}
-LLAMA |= {"rotary_adjacent_pairs": False, "n_heads": 4, "d_head": 6, "n_key_value_heads": 2, "act_fn": "silu"}
+NEOX = {
+    "parallel_attn_mlp": True,
+    "positional_embedding_type": "rotary",
+    "rotary_adjacent_pairs": False,
+    "rotary_dim": 4,
+}
+LLAMA = {
+    "normalization_type": "RMS",
+    "final_rms": True,
+    "gated_mlp": True,
+    "positional_embedding_type": "rotary",
+    "rotary_dim": 6,
+}
+LLAMA |= {
+    "rotary_adjacent_pairs": False,
+    "n_heads": 4,
+    "d_head": 6,
+    "n_key_value_heads": 2,
+    "act_fn": "silu",
+}
 SHORT: dict[str, dict[str, Any]] = {
     "hard_concrete": {"steps": 11, "learning_rate": 0.05, "sparsity_weight": 5.0},
     "slimming": {"steps": 11, "learning_rate": 0.05, "sparsity_weight": 5.0},
@@ -72,11 +91,15 @@ class HeadEntries(Units):
         return units.view_as(act)
 
 
-@pytest.fixture(params=["gpt2_like", "neox_like", "llama_like", "bridge gpt2", "bridge neox", "bridge llama"])
+@pytest.fixture(
+    params=["gpt2_like", "neox_like", "llama_like", "bridge gpt2", "bridge neox", "bridge llama"]
+)
 def either(request: pytest.FixtureRequest) -> Any:
     kinds = {"gpt2": {}, "neox": NEOX, "llama": LLAMA}
     kind = request.param.split()
-    return tiny_bridge(1, kinds[kind[1]]) if kind[0] == "bridge" else request.getfixturevalue(kind[0])
+    return (
+        tiny_bridge(1, kinds[kind[1]]) if kind[0] == "bridge" else request.getfixturevalue(kind[0])
+    )
 
 
 @pytest.fixture(params=METHODS)
@@ -110,16 +133,22 @@ def with_gates(model: Any, gates: Tensor) -> Any:
     """The model with each head's z times its gate, [layer head]."""
 
     def scale(act: Tensor, hook: Any, *, layer: int) -> Tensor:
-        return torch.stack([act[:, :, head] * gates[layer, head] for head in range(act.shape[2])], dim=2)
+        return torch.stack(
+            [act[:, :, head] * gates[layer, head] for head in range(act.shape[2])], dim=2
+        )
 
-    return model.hooks(fwd_hooks=[(z_name(layer), partial(scale, layer=layer)) for layer in range(len(gates))])
+    return model.hooks(
+        fwd_hooks=[(z_name(layer), partial(scale, layer=layer)) for layer in range(len(gates))]
+    )
 
 
 def n_heads(model: Any) -> int:
     return model.blocks[0].attn.W_O.shape[0]
 
 
-def gate_gradient(model: Any, objective: Callable[[], Tensor], gates: Tensor | None = None) -> Tensor:
+def gate_gradient(
+    model: Any, objective: Callable[[], Tensor], gates: Tensor | None = None
+) -> Tensor:
     gates = torch.ones(len(model.blocks), n_heads(model)) if gates is None else gates.clone()
     with with_gates(model, gates.requires_grad_()):
         (gradient,) = torch.autograd.grad(objective(), gates)
@@ -128,7 +157,11 @@ def gate_gradient(model: Any, objective: Callable[[], Tensor], gates: Tensor | N
 
 def true_probabilities(model: Any, sequence: Any) -> Tensor:
     positions = targets(sequence)
-    return model(sequence.tokens[None])[0, positions].softmax(-1).gather(-1, sequence.tokens[positions + 1][:, None])[:, 0]
+    return (
+        model(sequence.tokens[None])[0, positions]
+        .softmax(-1)
+        .gather(-1, sequence.tokens[positions + 1][:, None])[:, 0]
+    )
 
 
 def loss(model: Any, sequence: Any) -> Tensor:
@@ -139,11 +172,14 @@ def agree(found: NeuronScores, wanted: Tensor, tolerance: float = 2e-5) -> None:
     assert (found.values - wanted).abs().max() < tolerance * max(1.0, float(wanted.abs().max()))
 
 
-# ---- each method by its definition -----------------------------------------------------------------------------------
+# ---- each method by its definition
+# -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("screen", [None, 0.3])
-def test_zero_out_of_heads_is_the_loss_without_each_head(either: Any, sequence: Any, screen: float | None) -> None:
+def test_zero_out_of_heads_is_the_loss_without_each_head(
+    either: Any, sequence: Any, screen: float | None
+) -> None:
     ones = torch.ones(len(either.blocks), n_heads(either))
     wanted = torch.zeros_like(ones)
     with torch.no_grad():
@@ -155,11 +191,15 @@ def test_zero_out_of_heads_is_the_loss_without_each_head(either: Any, sequence: 
             wanted[layer, head] = ablated - loss(either, sequence)
     found = ZeroOut(units=HEADS, screen=screen)(either, sequence)
     agree(found, wanted)
-    assert found.exact is None or (len(found.exact) == wanted.numel() and found.exact.units == HEADS)
+    assert found.exact is None or (
+        len(found.exact) == wanted.numel() and found.exact.units == HEADS
+    )
 
 
 @pytest.mark.parametrize("rule", ["endpoints", "gauss-legendre"])
-def test_integrated_gradients_of_heads_is_the_path_of_each_layer(either: Any, sequence: Any, rule: Any, recwarn: Any) -> None:
+def test_integrated_gradients_of_heads_is_the_path_of_each_layer(
+    either: Any, sequence: Any, rule: Any, recwarn: Any
+) -> None:
     method = IntegratedGradients(units=HEADS, steps=3, rule=rule)
     points, weights = method.quadrature()
     wanted = torch.zeros(len(either.blocks), n_heads(either))
@@ -173,29 +213,45 @@ def test_integrated_gradients_of_heads_is_the_path_of_each_layer(either: Any, se
             of_entries = z[position] * torch.einsum("s,shd->hd", weights, gradients)
             wanted[layer] += of_entries.sum(-1) / len(targets(sequence))
     agree(method(either, sequence), wanted)
-    assert not [one for one in recwarn if "slow way" in str(one.message)], "attention of these models is live"
+    assert not [one for one in recwarn if "slow way" in str(one.message)], (
+        "attention of these models is live"
+    )
 
 
 @pytest.mark.parametrize("absolute", ["token", "mean"])
-def test_activations_of_heads_is_the_norm_of_what_they_write(either: Any, sequence: Any, absolute: Any) -> None:
+def test_activations_of_heads_is_the_norm_of_what_they_write(
+    either: Any, sequence: Any, absolute: Any
+) -> None:
     wanted = torch.zeros(len(either.blocks), n_heads(either))
     for layer, z in enumerate(clean_z(either, sequence)):
         for head, rows in enumerate(either.blocks[layer].attn.W_O.detach()):
             written = torch.stack([z[position, head] @ rows for position in targets(sequence)])
-            wanted[layer, head] = written.norm(dim=-1).mean() if absolute == "token" else written.mean(0).norm()
+            wanted[layer, head] = (
+                written.norm(dim=-1).mean() if absolute == "token" else written.mean(0).norm()
+            )
     agree(Activations(units=HEADS, absolute=absolute)(either, sequence), wanted)
 
 
 def test_attribution_of_heads_is_minus_the_gradient_of_a_gate(either: Any, sequence: Any) -> None:
-    agree(Attribution(units=HEADS)(either, sequence), -gate_gradient(either, lambda: loss(either, sequence)))
+    agree(
+        Attribution(units=HEADS)(either, sequence),
+        -gate_gradient(either, lambda: loss(either, sequence)),
+    )
 
 
 def test_row_norm_of_heads_is_that_of_all_their_rows(either: Any, sequence: Any) -> None:
-    wanted = torch.tensor([[float(rows.square().sum().sqrt()) for rows in block.attn.W_O.detach()] for block in either.blocks])
+    wanted = torch.tensor(
+        [
+            [float(rows.square().sum().sqrt()) for rows in block.attn.W_O.detach()]
+            for block in either.blocks
+        ]
+    )
     agree(RowNorm(units=HEADS)(either, sequence), wanted)
 
 
-def test_gradient_alignment_of_heads_is_the_cosine_of_two_matrices(either: Any, sequence: Any) -> None:
+def test_gradient_alignment_of_heads_is_the_cosine_of_two_matrices(
+    either: Any, sequence: Any
+) -> None:
     positions = targets(sequence)
 
     def cosines() -> Tensor:
@@ -205,21 +261,31 @@ def test_gradient_alignment_of_heads_is_the_cosine_of_two_matrices(either: Any, 
         found = torch.zeros(len(either.blocks), n_heads(either))
         for layer, block in enumerate(either.blocks):
             weight = block.attn.W_O
-            (leaf,) = (p for p in either.parameters() if p.data_ptr() == weight.data_ptr())  # W_O of a Bridge is a view of it
+            # W_O of a Bridge is a view of it
+            (leaf,) = (p for p in either.parameters() if p.data_ptr() == weight.data_ptr())
             (gradient,) = torch.autograd.grad(odds, leaf, retain_graph=True)
             of_heads = gradient.contiguous().as_strided(weight.shape, weight.stride())
-            found[layer] = torch.nn.functional.cosine_similarity(weight.detach().flatten(1), of_heads.flatten(1), dim=-1)
+            found[layer] = torch.nn.functional.cosine_similarity(
+                weight.detach().flatten(1), of_heads.flatten(1), dim=-1
+            )
         return found
 
     agree(GradientAlignment(units=HEADS, points=1)(either, sequence), first := cosines(), 2e-4)
     count = max(1, round(0.4 * n_heads(either)))
     half = torch.ones_like(first).scatter(-1, first.topk(count).indices, 0.5)
-    with with_gates(either, half):  # the gradient of rows behind a gate has the gate's factor, of which the cosine knows nothing
+    # the gradient of rows behind a gate has the gate's factor, of which the cosine knows nothing
+    with with_gates(either, half):
         second = cosines()
-    agree(GradientAlignment(units=HEADS, points=2, share=0.4)(either, sequence), (first + second) / 2, 2e-4)
+    agree(
+        GradientAlignment(units=HEADS, points=2, share=0.4)(either, sequence),
+        (first + second) / 2,
+        2e-4,
+    )
 
 
-def test_iterative_attribution_of_heads_takes_the_largest_effect_of_each_round(either: Any, sequence: Any) -> None:
+def test_iterative_attribution_of_heads_takes_the_largest_effect_of_each_round(
+    either: Any, sequence: Any
+) -> None:
     gates = torch.ones(len(either.blocks), n_heads(either))
     places, count = torch.zeros_like(gates), 2
     first = gate_gradient(either, lambda: true_probabilities(either, sequence).mean())
@@ -231,7 +297,10 @@ def test_iterative_attribution_of_heads_takes_the_largest_effect_of_each_round(e
         gates = (places == 0).float()
     left = first[places == 0].clamp(min=0).max()
     wanted = torch.where(places > 0, left + places, first)
-    agree(IterativeAttribution(units=HEADS, rounds=2, share=2 / n_heads(either))(either, sequence), wanted)
+    agree(
+        IterativeAttribution(units=HEADS, rounds=2, share=2 / n_heads(either))(either, sequence),
+        wanted,
+    )
 
 
 def test_slimming_of_heads_trains_a_mask_of_heads(either: Any, sequence: Any) -> None:
@@ -243,43 +312,60 @@ def test_slimming_of_heads_trains_a_mask_of_heads(either: Any, sequence: Any) ->
         adam.zero_grad()
         total.backward(inputs=[mask])
         adam.step()
-    found = Slimming(units=HEADS, steps=7, learning_rate=0.05, sparsity_weight=5.0)(either, sequence)
+    found = Slimming(units=HEADS, steps=7, learning_rate=0.05, sparsity_weight=5.0)(
+        either, sequence
+    )
     agree(found, mask.detach().clamp(0, 1), 2e-3)
 
 
 def test_hard_concrete_of_heads_trains_a_random_mask_of_heads(either: Any, sequence: Any) -> None:
     generator = torch.Generator().manual_seed(3)
     start = torch.tensor(0.5 + 0.1) / 1.2
-    location = torch.full((len(either.blocks), n_heads(either)), float(start.logit()), requires_grad=True)
+    location = torch.full(
+        (len(either.blocks), n_heads(either)), float(start.logit()), requires_grad=True
+    )
     adam = torch.optim.Adam([location], lr=0.05)
     for _ in range(7):
         u = torch.rand(1, *location.shape, generator=generator)[0].clamp(1e-4, 1 - 1e-4)
         s = (u.log() - (1 - u).log() + location).sigmoid()
         with with_gates(either, (1.2 * s - 0.1).clamp(0, 1)):
-            total = loss(either, sequence) + 5.0 * (location - torch.tensor(0.1 / 1.1).log()).sigmoid().mean()
+            total = (
+                loss(either, sequence)
+                + 5.0 * (location - torch.tensor(0.1 / 1.1).log()).sigmoid().mean()
+            )
         adam.zero_grad()
         total.backward(inputs=[location])
         adam.step()
-    method = HardConcrete(units=HEADS, steps=7, learning_rate=0.05, sparsity_weight=5.0, initial_mask=0.5, seed=3)
+    method = HardConcrete(
+        units=HEADS, steps=7, learning_rate=0.05, sparsity_weight=5.0, initial_mask=0.5, seed=3
+    )
     agree(method(either, sequence), location.detach().sigmoid(), 2e-3)
 
 
-# ---- laws ------------------------------------------------------------------------------------------------------------
+# ---- laws
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("either", ["gpt2_like", "llama_like", "bridge neox"], indirect=True)
 def test_method_scores_every_head(either: Any, sequence: Any, method: Any) -> None:
     scores = method(either, sequence)
     assert scores.values.shape == (len(either.blocks), n_heads(either))
-    assert (scores.units, scores.settings) == (HEADS, repr(method)) and "units=AttentionHeads()" in repr(method)
+    assert (scores.units, scores.settings) == (
+        HEADS,
+        repr(method),
+    ) and "units=AttentionHeads()" in repr(method)
 
 
 def test_map_equals_single_calls_for_heads(gpt2_like: Any, sequences: Any, method: Any) -> None:
     for found, sequence in zip(method.map(gpt2_like, sequences), sequences, strict=True):
-        torch.testing.assert_close(found.values, method(gpt2_like, sequence).values, atol=2e-3, rtol=1e-3)
+        torch.testing.assert_close(
+            found.values, method(gpt2_like, sequence).values, atol=2e-3, rtol=1e-3
+        )
 
 
-def test_model_is_as_before_after_methods_of_heads(gpt2_like: Any, sequence: Any, method: Any, unchanged: Any) -> None:
+def test_model_is_as_before_after_methods_of_heads(
+    gpt2_like: Any, sequence: Any, method: Any, unchanged: Any
+) -> None:
     check = unchanged(gpt2_like)
     one, two = method(gpt2_like, sequence), method(gpt2_like, sequence)
     with one.top_k(0.4).dropped_out(gpt2_like):
@@ -289,7 +375,9 @@ def test_model_is_as_before_after_methods_of_heads(gpt2_like: Any, sequence: Any
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_methods_of_heads_score_models_of_other_precision(neox_like: Any, sequence: Any, method: Any, dtype: torch.dtype) -> None:
+def test_methods_of_heads_score_models_of_other_precision(
+    neox_like: Any, sequence: Any, method: Any, dtype: torch.dtype
+) -> None:
     if method.name == "iterative_attribution":
         pytest.skip("its scores are an order, in which rounding exchanges two heads")
     wanted = method(neox_like, sequence).values
@@ -301,7 +389,9 @@ def test_methods_of_heads_score_models_of_other_precision(neox_like: Any, sequen
 
 @torch.no_grad()
 def test_ablated_heads_write_nothing(either: Any, sequence: Any) -> None:
-    heads = NeuronSet.from_pairs([(0, 1), (1, 0), (1, 2)], (len(either.blocks), n_heads(either)), HEADS)
+    heads = NeuronSet.from_pairs(
+        [(0, 1), (1, 0), (1, 2)], (len(either.blocks), n_heads(either)), HEADS
+    )
     with heads.dropped_out(either):
         ablated = either(sequence.tokens[None])
     for layer, head in heads:
@@ -310,19 +400,30 @@ def test_ablated_heads_write_nothing(either: Any, sequence: Any) -> None:
 
 
 def test_neurons_are_the_default_and_appear_nowhere(sequence: Any, gpt2_like: Any) -> None:
-    assert Attribution(units=MLPNeurons()) == Attribution() and "units" not in repr(HardConcrete(units=MLPNeurons()))
+    assert Attribution(units=MLPNeurons()) == Attribution() and "units" not in repr(
+        HardConcrete(units=MLPNeurons())
+    )
     assert Attribution(units=HEADS) != Attribution()
     scores = Attribution()(gpt2_like, sequence)
-    assert "units" not in scores.packed()[1] and "48 neurons" in repr(scores) and "96 neurons" in repr(scores.top_k(0.1))
+    assert (
+        "units" not in scores.packed()[1]
+        and "48 neurons" in repr(scores)
+        and "96 neurons" in repr(scores.top_k(0.1))
+    )
 
 
-# ---- a user's unit ---------------------------------------------------------------------------------------------------
+# ---- a user's unit
+# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["attribution", "integrated_gradients"])
 def test_a_head_is_the_sum_of_its_entries(either: Any, sequence: Any, name: str) -> None:
-    entries, heads = (METHODS[name](units=units)(either, sequence).values for units in (HeadEntries(), HEADS))
-    assert (entries.view(*heads.shape, -1).sum(-1) - heads).abs().max() < 1e-5 * max(1.0, float(heads.abs().max()))
+    entries, heads = (
+        METHODS[name](units=units)(either, sequence).values for units in (HeadEntries(), HEADS)
+    )
+    assert (entries.view(*heads.shape, -1).sum(-1) - heads).abs().max() < 1e-5 * max(
+        1.0, float(heads.abs().max())
+    )
 
 
 def test_zero_out_of_a_users_unit_is_the_loss_without_it(either: Any, sequence: Any) -> None:
@@ -331,12 +432,16 @@ def test_zero_out_of_a_users_unit_is_the_loss_without_it(either: Any, sequence: 
     with torch.no_grad():
         before = loss(either, sequence)
         either.blocks[layer].attn.W_O.flatten(0, 1)[entry] = 0
-        assert float(loss(either, sequence) - before) == pytest.approx(float(found[layer, entry]), abs=1e-5)
+        assert float(loss(either, sequence) - before) == pytest.approx(
+            float(found[layer, entry]), abs=1e-5
+        )
 
 
 @pytest.mark.parametrize("either", ["gpt2_like", "bridge llama"], indirect=True)
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_takes_a_users_unit(either: Any, sequence: Any, name: str, tmp_path: Path) -> None:
+def test_every_method_takes_a_users_unit(
+    either: Any, sequence: Any, name: str, tmp_path: Path
+) -> None:
     scores = METHODS[name](**SHORT.get(name, {}), units=HeadEntries())(either, sequence)
     assert scores.values.shape == (len(either.blocks), either.blocks[0].attn.W_O[..., 0].numel())
     scores.save(tmp_path / "scores.safetensors")
@@ -344,7 +449,8 @@ def test_every_method_takes_a_users_unit(either: Any, sequence: Any, name: str, 
     assert pickle.loads(pickle.dumps(scores.top_k(0.1))) == scores.top_k(0.1)
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- what is refused
+# -------------------------------------------------------------------------------------------------
 
 
 def test_sets_of_other_units_are_refused(gpt2_like: Any, sequence: Any) -> None:
@@ -352,13 +458,21 @@ def test_sets_of_other_units_are_refused(gpt2_like: Any, sequence: Any) -> None:
     others = NeuronSet(torch.ones(2, 3) > 0)
     assert heads != others
     for combine in (heads.__and__, heads.__or__, heads.__sub__, heads.jaccard):
-        with pytest.raises(ValueError, match=r"other must be of AttentionHeads\(\), as this set, got MLPNeurons\(\)"):
+        with pytest.raises(
+            ValueError,
+            match=r"other must be of AttentionHeads\(\), as this set, got MLPNeurons\(\)",
+        ):
             combine(others)
     with pytest.raises(ValueError, match=r"truth must be of AttentionHeads\(\)"):
         heads.recall_of(others)
     with pytest.raises(ValueError, match="scores must be of one method in one model"):
-        NeuronScores.mean([NeuronScores(torch.ones(2, 3)), NeuronScores(torch.ones(2, 3), units=HEADS)])
-    with pytest.raises(ValueError, match=r"mask must have the model's shape \(2, 48\)"), others.dropped_out(gpt2_like):
+        NeuronScores.mean(
+            [NeuronScores(torch.ones(2, 3)), NeuronScores(torch.ones(2, 3), units=HEADS)]
+        )
+    with (
+        pytest.raises(ValueError, match=r"mask must have the model's shape \(2, 48\)"),
+        others.dropped_out(gpt2_like),
+    ):
         pass
 
 
@@ -366,7 +480,9 @@ def test_heads_without_their_hook_are_refused(gpt2_like: Any, sequence: Any) -> 
     if is_bridge(gpt2_like):
         pytest.skip("a Bridge makes its hook points and rows anew each time")
     del gpt2_like.hook_dict[z_name(1)]
-    with pytest.raises(ValueError, match=r"model must have attention heads \(hook blocks.1.attn.hook_z"):
+    with pytest.raises(
+        ValueError, match=r"model must have attention heads \(hook blocks.1.attn.hook_z"
+    ):
         Attribution(units=HEADS)(gpt2_like, sequence)
 
 
@@ -374,7 +490,10 @@ def test_heads_without_rows_are_refused(gpt2_like: Any, sequence: Any) -> None:
     if is_bridge(gpt2_like):
         pytest.skip("a Bridge makes its hook points and rows anew each time")
     del gpt2_like.blocks[0].attn.W_O
-    with pytest.raises(ValueError, match=r"model must have attention heads .* got 'gpt2-like' with W_O of shape \(\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"model must have attention heads .* got 'gpt2-like' with W_O of shape \(\)",
+    ):
         NeuronView(gpt2_like, HEADS)
 
 
@@ -384,11 +503,15 @@ def test_a_users_unit_in_no_hook_point_is_refused(gpt2_like: Any) -> None:
         def point(self, layer: int) -> str:
             return f"blocks.{layer}.attn.hook_zz"
 
-    with pytest.raises(ValueError, match=r"units must be in hook points of the model, got 'blocks.0.attn.hook_zz'"):
+    with pytest.raises(
+        ValueError, match=r"units must be in hook points of the model, got 'blocks.0.attn.hook_zz'"
+    ):
         NeuronView(gpt2_like, Nowhere())
 
 
-def test_units_without_rows_are_refused_where_rows_are_needed(gpt2_like: Any, sequence: Any) -> None:
+def test_units_without_rows_are_refused_where_rows_are_needed(
+    gpt2_like: Any, sequence: Any
+) -> None:
     @dataclass(frozen=True)
     class Stream(Units):
         name: ClassVar[str] = "entries of the residual stream"
@@ -401,7 +524,13 @@ def test_units_without_rows_are_refused_where_rows_are_needed(gpt2_like: Any, se
 
     if "blocks.0.hook_resid_mid" not in gpt2_like.hook_dict:
         pytest.skip("this class has another name for the point")
-    for method in (Attribution(), HardConcrete(steps=2), ZeroOut(), IntegratedGradients(steps=2), RandomBaseline()):
+    for method in (
+        Attribution(),
+        HardConcrete(steps=2),
+        ZeroOut(),
+        IntegratedGradients(steps=2),
+        RandomBaseline(),
+    ):
         assert replace(method, units=Stream())(gpt2_like, sequence).values.shape == (2, 24)
     for method in (RowNorm(), Activations(), GradientAlignment()):
         with pytest.raises(ValueError, match=r"units must have (output rows|an output)"):
@@ -416,19 +545,32 @@ def test_units_that_are_none_are_refused(unchecked: None, gpt2_like: Any, given:
         lambda: NeuronSet(torch.ones(2, 3) > 0, given),
         lambda: NeuronScores(torch.ones(2, 3), units=given),
     ):
-        with pytest.raises(TypeError, match=r"units must be Units, got .* Pass MLPNeurons\(\) or AttentionHeads\(\)\."):
+        with pytest.raises(
+            TypeError,
+            match=r"units must be Units, got .* Pass MLPNeurons\(\) or AttentionHeads\(\)\.",
+        ):
             call()
 
 
 def test_scores_of_an_unknown_unit_are_refused(tmp_path: Path) -> None:
     from tl_localize.files import save_tensors
 
-    save_tensors(tmp_path / "scores.safetensors", {"values": torch.ones(2, 3)}, {"units": "SparseFeatures(layer=3)"})
-    with pytest.raises(ValueError, match=r"units must be of a known class .* got 'SparseFeatures\(layer=3\)'. Import the module"):
+    save_tensors(
+        tmp_path / "scores.safetensors",
+        {"values": torch.ones(2, 3)},
+        {"units": "SparseFeatures(layer=3)"},
+    )
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"units must be of a known class .* got 'SparseFeatures\(layer=3\)'. Import the module"
+        ),
+    ):
         NeuronScores.load(tmp_path / "scores.safetensors")
 
 
-# ---- docs/units.md ---------------------------------------------------------------------------------------------------
+# ---- docs/units.md
+# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -441,9 +583,14 @@ def page() -> dict[str, Any]:
     return names
 
 
-def test_the_page_runs_and_its_entries_are_those_of_this_file(page: dict[str, Any], sequence: Any, gpt2_like: Any) -> None:
+def test_the_page_runs_and_its_entries_are_those_of_this_file(
+    page: dict[str, Any], sequence: Any, gpt2_like: Any
+) -> None:
     assert len(page["heads"]) == 5 and page["entries"].values.shape == (6, 192)
-    found, wanted = (GradientAlignment(units=units)(gpt2_like, sequence).values for units in (page["HeadEntries"](), HeadEntries()))
+    found, wanted = (
+        GradientAlignment(units=units)(gpt2_like, sequence).values
+        for units in (page["HeadEntries"](), HeadEntries())
+    )
     assert torch.equal(found, wanted)
 
 
@@ -452,11 +599,19 @@ def features(page: dict[str, Any]) -> Any:
     """Random autoencoders of 40 features for two layers of 24 numbers, of which about half fire."""
     generator = torch.Generator().manual_seed(0)
     sizes = {"encoders": (24, 40), "biases": (40,), "decoders": (40, 24)}
-    return page["SparseFeatures"]("random", **{k: [0.3 * torch.randn(n, generator=generator) for _ in range(2)] for k, n in sizes.items()})
+    return page["SparseFeatures"](
+        "random",
+        **{
+            k: [0.3 * torch.randn(n, generator=generator) for _ in range(2)]
+            for k, n in sizes.items()
+        },
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt2_like", "llama_like"])
-def test_features_of_an_autoencoder_are_scored_by_their_definition(request: Any, sequence: Any, features: Any, name: str) -> None:
+def test_features_of_an_autoencoder_are_scored_by_their_definition(
+    request: Any, sequence: Any, features: Any, name: str
+) -> None:
     model = request.getfixturevalue(name)
     if "blocks.0.hook_resid_post" not in model.hook_dict:
         pytest.skip("this class has another name for the point")
@@ -473,14 +628,19 @@ def test_features_of_an_autoencoder_are_scored_by_their_definition(request: Any,
         with torch.no_grad(), model.hooks(fwd_hooks=[("blocks.1.hook_resid_post", without)]):
             rise = loss(model, sequence) - before
         assert float(ablated.values[1, feature]) == pytest.approx(float(rise), abs=2e-5)
-        with torch.no_grad(), model.hooks(fwd_hooks=[("blocks.1.hook_resid_post", partial(without, share=1e-3))]):
+        with (
+            torch.no_grad(),
+            model.hooks(fwd_hooks=[("blocks.1.hook_resid_post", partial(without, share=1e-3))]),
+        ):
             slope = 1e3 * (loss(model, sequence) - before)
         assert float(gradients[1, feature]) == pytest.approx(float(slope), rel=0.05, abs=2e-3)
     with pytest.raises(ValueError, match="units must have an output"):
         GradientAlignment(units=features)(model, sequence)
 
 
-def test_features_of_an_autoencoder_are_localized_by_every_other_method(gpt2_like: Any, sequence: Any, features: Any) -> None:
+def test_features_of_an_autoencoder_are_localized_by_every_other_method(
+    gpt2_like: Any, sequence: Any, features: Any
+) -> None:
     if "blocks.0.hook_resid_post" not in gpt2_like.hook_dict:
         pytest.skip("this class has another name for the point")
     for name in set(METHODS) - {"gradient_alignment"}:

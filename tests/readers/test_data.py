@@ -19,7 +19,9 @@ TOKENS = np.array([[ord(letter) for letter in text] for text in TEXTS])
 
 
 def write(path: Path, *lines: object) -> Path:
-    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    path.write_text(
+        "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+    )
     return path
 
 
@@ -29,22 +31,41 @@ def parquet(path: Path, **columns: Any) -> Path:
 
 
 def manual_row(**changes: object) -> dict[str, object]:
-    return {"prompt": "ab", "all": "abcde", "prompt_len": 2, "category": ["letters", "early"]} | changes
+    return {
+        "prompt": "ab",
+        "all": "abcde",
+        "prompt_len": 2,
+        "category": ["letters", "early"],
+    } | changes
 
 
 def read(model: Any, source: Any, **options: Any) -> list[tuple[str, int, str]]:
     """Id, length of the prefix and text of each sequence."""
-    return [(one.id, one.n_prefix, model.tokenizer.decode(one.tokens.tolist())) for one in read_sequences(source, model, **options)]
+    return [
+        (one.id, one.n_prefix, model.tokenizer.decode(one.tokens.tolist()))
+        for one in read_sequences(source, model, **options)
+    ]
 
 
 EXPECTED = [(f"sequence-000{i}", 9, text) for i, text in enumerate(TEXTS)]
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.int64])
-def test_a_prefix_file_and_a_suffix_file_are_the_rows_side_by_side(tmp_path: Path, lettered: Any, dtype: Any) -> None:
-    for name, part in (("pre", TOKENS[:, :4]), ("prefix", TOKENS[:, 4:9]), ("suffix", TOKENS[:, 9:])):
+def test_a_prefix_file_and_a_suffix_file_are_the_rows_side_by_side(
+    tmp_path: Path, lettered: Any, dtype: Any
+) -> None:
+    for name, part in (
+        ("pre", TOKENS[:, :4]),
+        ("prefix", TOKENS[:, 4:9]),
+        ("suffix", TOKENS[:, 9:]),
+    ):
         np.save(tmp_path / f"{name}.npy", part.astype(dtype))
-    found = read(lettered, tmp_path / "prefix.npy", suffix=tmp_path / "suffix.npy", pre_prefix=tmp_path / "pre.npy")
+    found = read(
+        lettered,
+        tmp_path / "prefix.npy",
+        suffix=tmp_path / "suffix.npy",
+        pre_prefix=tmp_path / "pre.npy",
+    )
     assert found == EXPECTED
     found = read(lettered, str(tmp_path / "prefix.npy"), suffix=str(tmp_path / "suffix.npy"))
     assert found == [(id, 5, text[4:]) for id, _, text in EXPECTED]
@@ -53,10 +74,15 @@ def test_a_prefix_file_and_a_suffix_file_are_the_rows_side_by_side(tmp_path: Pat
 def test_prefix_and_suffix_files_of_other_counts_are_refused(tmp_path: Path, lettered: Any) -> None:
     np.save(tmp_path / "prefix.npy", TOKENS[:, :9])
     np.save(tmp_path / "suffix.npy", TOKENS[:2, 9:])
-    with pytest.raises(ValueError, match=r"must have as many rows, got 3 in '.*prefix.npy', 2 in '.*suffix.npy'"):
+    with pytest.raises(
+        ValueError, match=r"must have as many rows, got 3 in '.*prefix.npy', 2 in '.*suffix.npy'"
+    ):
         read(lettered, tmp_path / "prefix.npy", suffix=tmp_path / "suffix.npy")
     np.save(tmp_path / "suffix.npy", TOKENS[:, 9:].astype(float))
-    with pytest.raises(ValueError, match=r"tokens must be integers of shape .*, got torch.float64 of shape .*suffix.npy"):
+    with pytest.raises(
+        ValueError,
+        match=r"tokens must be integers of shape .*, got torch.float64 of shape .*suffix.npy",
+    ):
         read(lettered, tmp_path / "prefix.npy", suffix=tmp_path / "suffix.npy")
     with pytest.raises(ValueError, match="suffix must be given with pre_prefix"):
         Data(source=tmp_path / "prefix.npy", pre_prefix=tmp_path / "prefix.npy")
@@ -65,18 +91,24 @@ def test_prefix_and_suffix_files_of_other_counts_are_refused(tmp_path: Path, let
 def test_the_extraction_challenge_is_read_as_it_is_published(shared: Path, lettered: Any) -> None:
     folder = shared / "data/satml"
     lettered.tokenizer, lettered.cfg.d_vocab = None, 50257
-    found = list(read_sequences(folder / "train_prefix.npy", lettered, suffix=folder / "train_suffix.npy"))
+    found = list(
+        read_sequences(folder / "train_prefix.npy", lettered, suffix=folder / "train_suffix.npy")
+    )
     assert (len(found), {(one.n_prefix, len(one)) for one in found}) == (500, {(50, 100)})
     assert found[7].suffix.tolist() == np.load(folder / "train_suffix.npy")[7].tolist()
 
 
 @pytest.mark.parametrize("column", ["tokens", "token_ids", "input_ids"])
 def test_parquet_rows_of_tokens(tmp_path: Path, lettered: Any, column: str) -> None:
-    path = parquet(tmp_path / "evals.parquet", **{"index": [5, 7, 9], column: list(TOKENS), "other": [0.5] * 3})
+    path = parquet(
+        tmp_path / "evals.parquet", **{"index": [5, 7, 9], column: list(TOKENS), "other": [0.5] * 3}
+    )
     assert read(lettered, path, n_prefix=9) == EXPECTED
 
 
-def test_parquet_is_told_by_its_content_and_read_a_part_at_a_time(tmp_path: Path, monkeypatch: Any) -> None:
+def test_parquet_is_told_by_its_content_and_read_a_part_at_a_time(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     """The layout of Pythia's training order: rows of 2,049 tokens in row groups."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -86,7 +118,11 @@ def test_parquet_is_told_by_its_content_and_read_a_part_at_a_time(tmp_path: Path
     pq.write_table(pa.table({"token_ids": list(rows)}), path, row_group_size=8)
     read_groups: list[int] = []
     right = pq.ParquetFile.iter_batches
-    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *a, **o: read_groups.extend(o["row_groups"]) or right(*a, **o))
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "iter_batches",
+        lambda *a, **o: read_groups.extend(o["row_groups"]) or right(*a, **o),
+    )
     monkeypatch.setattr("tl_localize.readers.sources.ROWS_AT_ONCE", 3)
     data = Data(source=path)
     assert (data.opened.size, read_groups) == (30, [])
@@ -100,32 +136,67 @@ def test_a_folder_of_parquet_files_is_their_rows_in_order(tmp_path: Path, letter
     parquet(tmp_path / "train-00000.parquet", tokens=list(TOKENS[:1]))
     parquet(tmp_path / "train-00001.parquet", tokens=list(TOKENS[1:]))
     assert read(lettered, tmp_path, n_prefix=9) == EXPECTED
-    assert [one.tokens.tolist() for one in Data(source=tmp_path).entries(1, 2)] == TOKENS[1:2].tolist()
+    assert [one.tokens.tolist() for one in Data(source=tmp_path).entries(1, 2)] == TOKENS[
+        1:2
+    ].tolist()
 
 
 def test_json_lines_and_tables_of_text(tmp_path: Path, lettered: Any) -> None:
     pairs = [{"prompt": text[:9], "completion": text[9:]} for text in TEXTS]
     assert read(lettered, write(tmp_path / "pairs.jsonl", *pairs)) == EXPECTED
-    assert read(lettered, parquet(tmp_path / "pairs.parquet", **pd.DataFrame(pairs).to_dict("list"))) == EXPECTED
-    assert read(lettered, write(tmp_path / "a.jsonl", *({"text": text} for text in TEXTS)), n_prefix=9) == EXPECTED
-    assert read(lettered, write(tmp_path / "b.jsonl", *({"tokens": row.tolist()} for row in TOKENS)), n_prefix=9) == EXPECTED
-    assert read(lettered, write(tmp_path / "any name", *({"text": text} for text in TEXTS)), n_prefix=9) == EXPECTED
+    assert (
+        read(lettered, parquet(tmp_path / "pairs.parquet", **pd.DataFrame(pairs).to_dict("list")))
+        == EXPECTED
+    )
+    assert (
+        read(lettered, write(tmp_path / "a.jsonl", *({"text": text} for text in TEXTS)), n_prefix=9)
+        == EXPECTED
+    )
+    assert (
+        read(
+            lettered,
+            write(tmp_path / "b.jsonl", *({"tokens": row.tolist()} for row in TOKENS)),
+            n_prefix=9,
+        )
+        == EXPECTED
+    )
+    assert (
+        read(
+            lettered, write(tmp_path / "any name", *({"text": text} for text in TEXTS)), n_prefix=9
+        )
+        == EXPECTED
+    )
     assert read(lettered, write(tmp_path / "c.txt", "", *TEXTS, " "), n_prefix=9) == EXPECTED
 
 
 def test_columns_that_are_named(tmp_path: Path, lettered: Any) -> None:
-    rows = [{"body": text, "n": 3 + i, "who": f"w{i}", "kind": "ab"[i % 2], "text": 0} for i, text in enumerate(TEXTS)]
+    rows = [
+        {"body": text, "n": 3 + i, "who": f"w{i}", "kind": "ab"[i % 2], "text": 0}
+        for i, text in enumerate(TEXTS)
+    ]
     path = write(tmp_path / "a.jsonl", *rows)
-    found = list(read_sequences(path, lettered, key="body", n_prefix="n", id="who", category="kind"))
-    assert [(one.id, one.category, one.n_prefix) for one in found] == [("w0", "a", 3), ("w1", "b", 4), ("w2", "a", 5)]
+    found = list(
+        read_sequences(path, lettered, key="body", n_prefix="n", id="who", category="kind")
+    )
+    assert [(one.id, one.category, one.n_prefix) for one in found] == [
+        ("w0", "a", 3),
+        ("w1", "b", 4),
+        ("w2", "a", 5),
+    ]
     assert found[1].text == ("anot", "her text than that")
     for options, message in (
-        ({"key": "bodi"}, r"row must have the column 'bodi', got only \[.*\] at .*line 1. Did you mean body\?"),
+        (
+            {"key": "bodi"},
+            r"row must have the column 'bodi', got only \[.*\] at .*line 1. Did you mean body\?",
+        ),
         ({"key": "body", "id": "whom"}, r"the column 'whom', .*Did you mean who\?"),
         ({"key": "body", "category": "kinds"}, r"the column 'kinds', .*Did you mean kind\?"),
         ({"key": "body", "n_prefix": "kind"}, "kind must be a whole number, got 'a' at .*line 1"),
         ({"key": "n"}, "tokens must be a list of whole numbers, got 3 at .*line 1"),
-        ({"key": "body", "n_prefix": 99}, r"n_prefix must be at least 1 and below .*\(at .*line 1\)"),
+        (
+            {"key": "body", "n_prefix": 99},
+            r"n_prefix must be at least 1 and below .*\(at .*line 1\)",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             read(lettered, path, **options)
@@ -134,11 +205,23 @@ def test_columns_that_are_named(tmp_path: Path, lettered: Any) -> None:
 def test_rows_of_other_lengths_need_a_column_or_a_cut(tmp_path: Path, lettered: Any) -> None:
     rows = [{"tokens": row.tolist()[: 22 - i], "n": 9} for i, row in enumerate(TOKENS)]
     path = write(tmp_path / "a.jsonl", *rows)
-    with pytest.raises(ValueError, match=r"rows must have 22 tokens, as the first one, got 21 at .*line 2. Cut them with n_suffix"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"rows must have 22 tokens, as the first one, got 21 at .*line 2. Cut them with "
+            r"n_suffix"
+        ),
+    ):
         read(lettered, path, n_prefix=9)
-    assert read(lettered, path, n_prefix="n") == [(id, 9, text[: 22 - i]) for i, (id, _, text) in enumerate(EXPECTED)]
-    assert read(lettered, path, n_prefix=9, n_suffix=11) == [(id, 9, text[:20]) for id, _, text in EXPECTED]
-    with pytest.raises(ValueError, match=r"row must have n_prefix \+ n_suffix = 21 tokens, got 20. .*line 3"):
+    assert read(lettered, path, n_prefix="n") == [
+        (id, 9, text[: 22 - i]) for i, (id, _, text) in enumerate(EXPECTED)
+    ]
+    assert read(lettered, path, n_prefix=9, n_suffix=11) == [
+        (id, 9, text[:20]) for id, _, text in EXPECTED
+    ]
+    with pytest.raises(
+        ValueError, match=r"row must have n_prefix \+ n_suffix = 21 tokens, got 20. .*line 3"
+    ):
         read(lettered, path, n_prefix=9, n_suffix=12)
 
 
@@ -148,9 +231,19 @@ def test_data_sets_in_python_and_saved(tmp_path: Path, lettered: Any) -> None:
     expected = [(who, 9, text) for who, text in zip("abc", TEXTS, strict=True)]
     options = {"n_prefix": 9, "id": "who"}
     assert read(lettered, dataset, **options) == expected
-    assert read(lettered, dataset.with_format("torch").select([2, 0]), **options) == [expected[2], expected[0]]
+    assert read(lettered, dataset.with_format("torch").select([2, 0]), **options) == [
+        expected[2],
+        expected[0],
+    ]
     assert read(lettered, dataset.to_iterable_dataset(), **options) == expected
-    assert read(lettered, ({"tokens": row, "who": who} for row, who in zip(TOKENS, "abc", strict=True)), **options) == expected
+    assert (
+        read(
+            lettered,
+            ({"tokens": row, "who": who} for row, who in zip(TOKENS, "abc", strict=True)),
+            **options,
+        )
+        == expected
+    )
     dataset.save_to_disk(tmp_path / "saved")
     assert read(lettered, tmp_path / "saved", **options) == expected
     splits = datasets.DatasetDict({"train": dataset, "test": dataset})
@@ -169,11 +262,21 @@ def test_scores_keep_the_rows_with_these_indices(tmp_path: Path, lettered: Any) 
     kept = [("row-0", 9, TEXTS[0]), ("row-2", 9, TEXTS[2])]
     options = {"scores": scores, "n_prefix": 9}
     assert read(lettered, tmp_path / "t.npy", **options) == kept
-    assert read(lettered, write(tmp_path / "t.jsonl", *({"tokens": row.tolist()} for row in TOKENS)), **options) == kept
-    indexed = parquet(tmp_path / "t.parquet", index=[2, 5, 0], tokens=list(TOKENS[[2, 1, 0]]))  # a table that has the indices
+    assert (
+        read(
+            lettered,
+            write(tmp_path / "t.jsonl", *({"tokens": row.tolist()} for row in TOKENS)),
+            **options,
+        )
+        == kept
+    )
+    # a table that has the indices
+    indexed = parquet(tmp_path / "t.parquet", index=[2, 5, 0], tokens=list(TOKENS[[2, 1, 0]]))
     assert read(lettered, indexed, **options) == kept[::-1]
     assert len(read(lettered, tmp_path / "t.npy", **options, min_score=0.9)) == 3
-    assert [one.id for one in Data(source=tmp_path / "t.npy", scores=scores).entries(1, 3)] == ["row-2"]
+    assert [one.id for one in Data(source=tmp_path / "t.npy", scores=scores).entries(1, 3)] == [
+        "row-2"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +288,10 @@ def test_scores_keep_the_rows_with_these_indices(tmp_path: Path, lettered: Any) 
         ("index,score\n1,1.0\n,0.5\n", "index must be a number in every row, got float64"),
         ("", "scores must be a CSV file of index and score, got .*No columns"),
         ("index,score\n1,0.5\n", "min_score must be at most 0.5, the highest score in .*, got 1"),
-        ("index,score\n7,1.0\n", "scores must be of rows in 't.npy', got 1 indices, of which it has 0"),
+        (
+            "index,score\n7,1.0\n",
+            "scores must be of rows in 't.npy', got 1 indices, of which it has 0",
+        ),
     ],
 )
 def test_broken_scores_are_named(tmp_path: Path, lettered: Any, content: str, message: str) -> None:
@@ -200,7 +306,11 @@ def test_broken_scores_are_named(tmp_path: Path, lettered: Any, content: str, me
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"token": [1]}, r"columns of tokens or text .*, got only \['token'\] at .*line 2. Did you mean token\? Name it with key"),
+        (
+            {"token": [1]},
+            r"columns of tokens or text .*, got only \['token'\] at .*line 2. Did you mean token\? "
+            r"Name it with key",
+        ),
         ({"idx": 3}, r"got only \['idx'\] at .*line 2. Name one with key"),
         ({"text": "a", "tokens": [1]}, "the tokens or the text once, got tokens, text at .*line 2"),
         ({"tokens": [0.5, 1.0]}, "a list of whole numbers, got float64 such as .*line 2"),
@@ -225,7 +335,9 @@ def test_empty_damaged_and_other_files_are_named(tmp_path: Path, lettered: Any) 
     parquet(tmp_path / "whole.parquet", tokens=list(TOKENS))
     whole = (tmp_path / "whole.parquet").read_bytes()
     (tmp_path / "cut.parquet").write_bytes(whole[:-9])
-    (tmp_path / "changed.parquet").write_bytes(whole[:60].replace(whole[20:40], bytes(20)) + whole[60:])
+    (tmp_path / "changed.parquet").write_bytes(
+        whole[:60].replace(whole[20:40], bytes(20)) + whole[60:]
+    )
     (tmp_path / "empty.jsonl").write_text("\n \n")
     (tmp_path / "nothing.parquet").write_bytes(b"")
     (tmp_path / "t.csv").write_text("index,score\n1,1.0\n")
@@ -254,14 +366,19 @@ def test_a_damaged_saved_data_set_is_named(tmp_path: Path, lettered: Any) -> Non
 
 
 @pytest.mark.parametrize("module", ["pyarrow.parquet", "datasets"])
-def test_a_missing_extra_is_named(tmp_path: Path, lettered: Any, monkeypatch: Any, module: str) -> None:
+def test_a_missing_extra_is_named(
+    tmp_path: Path, lettered: Any, monkeypatch: Any, module: str
+) -> None:
     import sys
 
     path = parquet(tmp_path / "a.parquet", tokens=list(TOKENS))
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "state.json").write_text("{}")
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=r'must be installed to read this file, .*pip install "tl_localize\[data\]"'):
+    with pytest.raises(
+        ImportError,
+        match=r'must be installed to read this file, .*pip install "tl_localize\[data\]"',
+    ):
         read(lettered, path if module == "pyarrow.parquet" else tmp_path / "saved", n_prefix=9)
 
 
@@ -283,7 +400,11 @@ def test_tokens_of_another_tokenizer_are_refused_with_what_they_read() -> None:
     assert len(list(read_sequences(tokens, model))) == len(tokens)
     foreign = (tokens * 7 + 13) % model.cfg.d_vocab
     with pytest.raises(
-        ValueError, match=r"the model's tokenizer makes, got \d+% of them in the first \d+ rows, the first of which begins "
+        ValueError,
+        match=(
+            r"the model's tokenizer makes, got \d+% of them in the first \d+ rows, the first of "
+            r"which begins "
+        ),
     ):
         next(read_sequences(foreign, model))
     assert len(list(read_sequences(foreign, model, any_tokens=True))) == len(tokens)
@@ -293,12 +414,21 @@ def test_real_tokens_of_gpt2_are_not_pythias(shared: Path, lettered: Any) -> Non
     from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
 
     folder = shared / "data/tokenizers"
-    pair = {"source": shared / "data/satml/train_prefix.npy", "suffix": shared / "data/satml/train_suffix.npy"}
+    pair = {
+        "source": shared / "data/satml/train_prefix.npy",
+        "suffix": shared / "data/satml/train_suffix.npy",
+    }
     lettered.cfg.d_vocab = 50304
-    lettered.tokenizer = GPT2Tokenizer(vocab=str(folder / "gpt2/vocab.json"), merges=str(folder / "gpt2/merges.txt"))
+    lettered.tokenizer = GPT2Tokenizer(
+        vocab=str(folder / "gpt2/vocab.json"), merges=str(folder / "gpt2/merges.txt")
+    )
     assert sum(1 for _ in Data(**pair).sequences(lettered)) == 500
-    lettered.tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "gpt-neox-20b/tokenizer.json"))
-    with pytest.raises(ValueError, match="tokens must be those that the model's tokenizer makes, got "):
+    lettered.tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "gpt-neox-20b/tokenizer.json")
+    )
+    with pytest.raises(
+        ValueError, match="tokens must be those that the model's tokenizer makes, got "
+    ):
         list(Data(**pair).sequences(lettered))
 
 
@@ -320,9 +450,18 @@ def test_stacked_tokens_take_the_first_rows_of_tables(tmp_path: Path, lettered: 
 
 
 def test_manual_sets_are_cut_at_the_prompt(tmp_path: Path, lettered: Any) -> None:
-    rows = manual_row(), manual_row(category=[], prompt="a", prompt_len=1), manual_row(category="one")
+    rows = (
+        manual_row(),
+        manual_row(category=[], prompt="a", prompt_len=1),
+        manual_row(category="one"),
+    )
     first, second, third = read_sequences(write(tmp_path / "m.jsonl", *rows), lettered)
-    assert (first.id, first.category, first.n_prefix, first.tokens.tolist()) == ("manual-000", "letters", 2, [97, 98, 99, 100, 101])
+    assert (first.id, first.category, first.n_prefix, first.tokens.tolist()) == (
+        "manual-000",
+        "letters",
+        2,
+        [97, 98, 99, 100, 101],
+    )
     assert (second.id, second.category, second.n_prefix) == ("manual-001", "", 1)
     assert third.category == "one"
 
@@ -336,12 +475,17 @@ def test_manual_sets_of_another_tokenizer_warn(tmp_path: Path, lettered: Any) ->
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (manual_row(all="xbcde"), "all must begin with prompt, got 'xbcde' after the prompt 'ab' at .*line 1"),
+        (
+            manual_row(all="xbcde"),
+            "all must begin with prompt, got 'xbcde' after the prompt 'ab' at .*line 1",
+        ),
         (manual_row(all="ab"), "suffix must be text.*line 1"),
         (manual_row(category=3), "category must be a name or a list of names, got 3 at .*line 1"),
     ],
 )
-def test_a_broken_row_of_a_manual_set_is_named(tmp_path: Path, lettered: Any, row: dict[str, object], message: str) -> None:
+def test_a_broken_row_of_a_manual_set_is_named(
+    tmp_path: Path, lettered: Any, row: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         read(lettered, write(tmp_path / "m.jsonl", row))
 
@@ -350,25 +494,38 @@ def test_every_prompt_len_of_the_real_manual_set_is_right(shared: Path, lettered
     from transformers import GPT2Tokenizer
 
     tokenizer = shared / "data/tokenizers/gpt2"
-    lettered.tokenizer = GPT2Tokenizer(vocab=str(tokenizer / "vocab.json"), merges=str(tokenizer / "merges.txt"))
+    lettered.tokenizer = GPT2Tokenizer(
+        vocab=str(tokenizer / "vocab.json"), merges=str(tokenizer / "merges.txt")
+    )
     path = shared / "data/manual/memorized_data-gpt2-xl.jsonl"
-    sequences = list(read_sequences(path, lettered))  # a prompt_len that differs would warn, and a warning is an error here
+    # a prompt_len that differs would warn, and a warning is an error here
+    sequences = list(read_sequences(path, lettered))
     assert len(sequences) == 105
     assert (sequences[0].category, sequences[0].n_prefix) == ("address", 4)
 
 
 def test_the_real_token_files(shared: Path, lettered: Any) -> None:
     lettered.tokenizer, lettered.cfg.d_vocab = None, 50304
-    sequences = list(read_sequences(shared / "data/pile/pythia-2.8b-deduped-v0/pile_bs0-100-dedup.pt", lettered))
+    sequences = list(
+        read_sequences(shared / "data/pile/pythia-2.8b-deduped-v0/pile_bs0-100-dedup.pt", lettered)
+    )
     assert (len(sequences), sequences[3].n_prefix, sequences[3].id) == (505, 32, "sequence-0003")
-    assert stacked_tokens(shared / "data/pile/gpt2-xl/pile_random_batch.pt", lettered).shape == (2048, 128)
+    assert stacked_tokens(shared / "data/pile/gpt2-xl/pile_random_batch.pt", lettered).shape == (
+        2048,
+        128,
+    )
 
 
 def test_read_texts_gives_empty_texts_to_be_counted(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_bytes("one\r\n\nzwölf\n".encode())
     assert list(read_texts(tmp_path / "t.txt")) == ["one", "", "zwölf"]
-    assert list(read_texts(write(tmp_path / "t.jsonl", {"text": "one"}, "", {"text": ""}))) == ["one", ""]
-    assert list(read_texts(write(tmp_path / "u.jsonl", {"content": "one"}), key="content")) == ["one"]
+    assert list(read_texts(write(tmp_path / "t.jsonl", {"text": "one"}, "", {"text": ""}))) == [
+        "one",
+        "",
+    ]
+    assert list(read_texts(write(tmp_path / "u.jsonl", {"content": "one"}), key="content")) == [
+        "one"
+    ]
 
 
 @pytest.mark.parametrize("name", ["ecbd_2021", "ecbd_2021_22_23"])

@@ -1,4 +1,6 @@
-"""Files by their content, token files in memory that is mapped, and what is said of files that are broken."""
+"""Files by their content, token files in memory that is mapped, and what is said of files that are
+broken.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def saved(path: Path, tokens: np.ndarray) -> Path:
 
 
 @pytest.mark.parametrize("suffix", ["npy", "safetensors"])
-def test_batches_of_pythias_shape_are_mapped_and_searched_in_blocks_of_rows(tmp_path: Path, suffix: str) -> None:
+def test_batches_of_pythias_shape_are_mapped_and_searched_in_blocks_of_rows(
+    tmp_path: Path, suffix: str
+) -> None:
     from tl_localize.collect.search import chunks_of
     from tl_localize.readers import Data, read_tokens
 
@@ -60,7 +64,9 @@ def test_batches_of_pythias_shape_are_mapped_and_searched_in_blocks_of_rows(tmp_
     assert np.array_equal(found.numpy(), tokens)
     maps = Path("/proc/self/maps")
     if maps.is_file():
-        (area,) = (line.split()[0] for line in maps.read_text().splitlines() if line.endswith(str(path)))
+        (area,) = (
+            line.split()[0] for line in maps.read_text().splitlines() if line.endswith(str(path))
+        )
         first, end = (int(address, 16) for address in area.split("-"))
         assert first <= found.data_ptr() < end  # its memory is the file's
     data = Data(source=path)
@@ -68,7 +74,8 @@ def test_batches_of_pythias_shape_are_mapped_and_searched_in_blocks_of_rows(tmp_
     assert [chunk.end - chunk.first for chunk in chunks] == [79] * 12 + [76]
     last, _ = chunks[-1].read()
     assert isinstance(last, torch.Tensor)
-    assert last.untyped_storage().data_ptr() == data.opened.block(0, 1).untyped_storage().data_ptr()  # no copy
+    # no copy
+    assert last.untyped_storage().data_ptr() == data.opened.block(0, 1).untyped_storage().data_ptr()
     assert np.array_equal(last.numpy(), tokens[-76:])
 
 
@@ -96,11 +103,16 @@ class Harmful:
         return (print, ("harm",))
 
 
-def test_read_tokens_refuses_to_run_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_read_tokens_refuses_to_run_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from tl_localize.readers import read_tokens
 
     torch.save(Harmful(), tmp_path / "t.pt")
-    with pytest.raises(ValueError, match=r"one plain tensor, got .* Nothing else is unpickled: save the tensor alone"):
+    with pytest.raises(
+        ValueError,
+        match=r"one plain tensor, got .* Nothing else is unpickled: save the tensor alone",
+    ):
         read_tokens(tmp_path / "t.pt")
     assert "harm" not in capsys.readouterr().out
 
@@ -138,11 +150,15 @@ def test_read_tokens_refuses_what_is_no_batch_of_ids(tmp_path: Path, tokens: tor
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, '{"text": ' + "9" * 5000 + "}"])
-def test_json_beyond_the_limits_of_python_is_named_with_its_place(tmp_path: Path, line: str) -> None:
+def test_json_beyond_the_limits_of_python_is_named_with_its_place(
+    tmp_path: Path, line: str
+) -> None:
     from tl_localize.readers import read_texts
 
     (tmp_path / "t.jsonl").write_text(line)
-    with pytest.raises(ValueError, match=r"line must be a JSON object, got .* at .*t\.jsonl, line 1 \("):
+    with pytest.raises(
+        ValueError, match=r"line must be a JSON object, got .* at .*t\.jsonl, line 1 \("
+    ):
         list(read_texts(tmp_path / "t.jsonl"))
 
 
@@ -158,7 +174,9 @@ def test_tensor_that_is_not_plain_is_named_with_its_path(tmp_path: Path, kind: s
         "meta": lambda: torch.ones(2, 2, dtype=torch.long, device="meta"),
     }
     torch.save(special[kind](), tmp_path / "t.pt")
-    with pytest.raises(ValueError, match=r"path must be a \.pt file of one plain tensor, got .*t\.pt"):
+    with pytest.raises(
+        ValueError, match=r"path must be a \.pt file of one plain tensor, got .*t\.pt"
+    ):
         read_tokens(tmp_path / "t.pt")
 
 
@@ -170,5 +188,8 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path: Path) -> None:
     next(rows)
     with path.open("r+b") as file:
         file.truncate(4096)
-    with pytest.raises(ValueError, match=r"path must stay as it is while it is read, got .*tokens\.npy.* with 4096 bytes of"):
+    with pytest.raises(
+        ValueError,
+        match=r"path must stay as it is while it is read, got .*tokens\.npy.* with 4096 bytes of",
+    ):
         list(rows)

@@ -28,7 +28,11 @@ def results():
         }
         for group in range(2)
         for s in range(4)
-        for method, own, foreign in (("activations", 0.3, 0.2), ("row_norm", 0.25, 0.25), ("true_rows", 1.0, 0.0))
+        for method, own, foreign in (
+            ("activations", 0.3, 0.2),
+            ("row_norm", 0.25, 0.25),
+            ("true_rows", 1.0, 0.0),
+        )
         for multiple in (1, 2)
     ]
     return InjResults(pd.DataFrame(rows), truth=pd.DataFrame({"sequence_id": ["s00"]}))
@@ -38,21 +42,34 @@ def points(figure):
     """Centre of each labelled point or line of a figure, by its label."""
     (ax,) = figure.axes
     handles, labels = ax.get_legend_handles_labels()
-    lines = {label: handle[0] if isinstance(handle, tuple) else handle for handle, label in zip(handles, labels, strict=True)}
-    return {label: [list(point) for point in zip(*line.get_data(), strict=True)] for label, line in lines.items()}
+    lines = {
+        label: handle[0] if isinstance(handle, tuple) else handle
+        for handle, label in zip(handles, labels, strict=True)
+    }
+    return {
+        label: [list(point) for point in zip(*line.get_data(), strict=True)]
+        for label, line in lines.items()
+    }
 
 
 def test_target_against_distractors_draws_each_method_at_its_means(results):
     from tl_localize.report.figures import target_against_distractors
 
-    assert points(target_against_distractors(results)) == {"Activations": [[20.0, 30.0]], "RowNorm": [[25.0, 25.0]]}
+    assert points(target_against_distractors(results)) == {
+        "Activations": [[20.0, 30.0]],
+        "RowNorm": [[25.0, 25.0]],
+    }
 
 
 def test_target_against_distractors_draws_the_three_levels(results):
     from tl_localize.report.figures import target_against_distractors
 
     (ax,) = target_against_distractors(results).axes
-    assert [text.get_text() for text in ax.texts[:3]] == ["knows nothing", "knows what was altered", "the true rows"]
+    assert [text.get_text() for text in ax.texts[:3]] == [
+        "knows nothing",
+        "knows what was altered",
+        "the true rows",
+    ]
     assert [text.xy for text in ax.texts[:3]] == [(3.0, 3.0), (25.0, 25.0), (0.0, 100.0)]
 
 
@@ -67,16 +84,23 @@ def test_target_against_distractors_needs_distractors(results):
 def with_groups_of(results, size):
     from dataclasses import replace
 
-    return replace(results, frame=results.frame[results.frame["sequence_id"].str[-1].astype(int) < size])
+    return replace(
+        results, frame=results.frame[results.frame["sequence_id"].str[-1].astype(int) < size]
+    )
 
 
 def test_target_against_distractors_counts_the_other_sentences(results):
     from tl_localize.report.figures import target_against_distractors
 
-    words = {size: target_against_distractors(with_groups_of(results, size)).axes[0] for size in (2, 4)}
+    words = {
+        size: target_against_distractors(with_groups_of(results, size)).axes[0] for size in (2, 4)
+    }
     assert {size: (ax.get_title(), ax.get_xlabel()) for size, ax in words.items()} == {
         2: ("INJ with 1 distractor, top 3 % of each layer", "recall of the distractor's rows (%)"),
-        4: ("INJ with 3 distractors, top 3 % of each layer", "recall of the 3 distractors' rows (%)"),
+        4: (
+            "INJ with 3 distractors, top 3 % of each layer",
+            "recall of the 3 distractors' rows (%)",
+        ),
     }
 
 
@@ -92,7 +116,9 @@ def test_target_against_distractors_keeps_its_words_inside(results, size):
     box = ax.get_window_extent()
     for text in ax.texts:
         extent = Text.get_window_extent(text)  # without its line
-        assert box.x0 < extent.x0 and extent.x1 < box.x1 and box.y0 < extent.y0 and extent.y1 < box.y1, text.get_text()
+        assert (
+            box.x0 < extent.x0 and extent.x1 < box.x1 and box.y0 < extent.y0 and extent.y1 < box.y1
+        ), text.get_text()
 
 
 def test_recall_curve_draws_injection_ratios_apart(results):
@@ -101,9 +127,14 @@ def test_recall_curve_draws_injection_ratios_apart(results):
     from tl_localize.evals.inj_benchmark import InjResults
     from tl_localize.report.figures import recall_curve
 
-    small = results.frame.assign(injection_ratio=0.003, ratio=results.frame["ratio"] / 10, recall=0.1)
+    small = results.frame.assign(
+        injection_ratio=0.003, ratio=results.frame["ratio"] / 10, recall=0.1
+    )
     panels = recall_curve(InjResults(pd.concat([results.frame, small]))).axes
-    assert [ax.get_title() for ax in panels] == ["INJ: 0.3 % of all rows trained", "INJ: 3 % of all rows trained"]
+    assert [ax.get_title() for ax in panels] == [
+        "INJ: 0.3 % of all rows trained",
+        "INJ: 3 % of all rows trained",
+    ]
     lines = [[line.lines[0].get_xdata().tolist() for line in ax.containers] for ax in panels]
     assert lines == [[pytest.approx([0.3, 0.6])] * 2, [pytest.approx([3, 6])] * 2]
 
@@ -112,10 +143,17 @@ def test_each_method_has_one_colour_and_marker_and_its_name_beside_it(results, d
     from tl_localize.report.figures import forgetting, recall_curve, target_against_distractors
     from tl_localize.report.looks import LOOKS
 
-    assert len({look.colour for look in LOOKS.values()}) == len({look.marker for look in LOOKS.values()}) == len(LOOKS)
+    assert (
+        len({look.colour for look in LOOKS.values()})
+        == len({look.marker for look in LOOKS.values()})
+        == len(LOOKS)
+    )
     for figure, names in (
         (recall_curve(results), {"Activations": "activations", "RowNorm": "row_norm"}),
-        (target_against_distractors(results), {"Activations": "activations", "RowNorm": "row_norm"}),
+        (
+            target_against_distractors(results),
+            {"Activations": "activations", "RowNorm": "row_norm"},
+        ),
         (forgetting(del_results), {"Hard Concrete": "hard_concrete", "Random": "random"}),
     ):
         for ax in figure.axes:
@@ -123,7 +161,9 @@ def test_each_method_has_one_colour_and_marker_and_its_name_beside_it(results, d
             written = {text.get_text(): text for text in ax.texts}
             for title, name in names.items():
                 line = handles[title].lines[0]
-                assert (line.get_color(), line.get_marker()) == LOOKS[name] and written[title].get_color() == LOOKS[name].colour
+                assert (line.get_color(), line.get_marker()) == LOOKS[name] and written[
+                    title
+                ].get_color() == LOOKS[name].colour
 
 
 def test_names_do_not_cover_each_other(results):
@@ -135,10 +175,18 @@ def test_names_do_not_cover_each_other(results):
     from tl_localize.report.looks import LOOKS
 
     activations = results.frame[results.frame["method"] == "activations"]
-    nine = [activations.assign(method=name, recall=0.9 + 0.01 * i) for i, name in enumerate(LOOKS) if name != "true_rows"]
+    nine = [
+        activations.assign(method=name, recall=0.9 + 0.01 * i)
+        for i, name in enumerate(LOOKS)
+        if name != "true_rows"
+    ]
     figure = recall_curve(replace(results, frame=pd.concat(nine)))
     figure.draw_without_rendering()
-    boxes = [Text.get_window_extent(text) for text in figure.axes[0].texts if text.get_text() != "higher is better"]
+    boxes = [
+        Text.get_window_extent(text)
+        for text in figure.axes[0].texts
+        if text.get_text() != "higher is better"
+    ]
     assert len(boxes) == len(LOOKS) - 1
     assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
 
@@ -149,7 +197,9 @@ def test_inj_figures_without_a_converged_injection_say_so(results, name):
 
     from tl_localize.report import figures
 
-    (ax,) = getattr(figures, name)(replace(results, frame=results.frame.assign(converged=False))).axes
+    (ax,) = getattr(figures, name)(
+        replace(results, frame=results.frame.assign(converged=False))
+    ).axes
     assert ax.get_title() == "INJ: no injection converged"
 
 
@@ -158,7 +208,12 @@ def test_recall_curve_leaves_out_the_true_rows(results):
 
     drawn = points(recall_curve(results))
     assert set(drawn) == {"Activations", "RowNorm"}
-    assert all(math.isclose(a, b) for a, b in zip((x for point in drawn["Activations"] for x in point), [3, 30, 6, 30], strict=True))
+    assert all(
+        math.isclose(a, b)
+        for a, b in zip(
+            (x for point in drawn["Activations"] for x in point), [3, 30, 6, 30], strict=True
+        )
+    )
 
 
 def test_save_figure_writes_png_and_svg(results, tmp_path):
@@ -183,11 +238,15 @@ def test_forgetting_draws_each_method_at_its_means(del_results):
     from tl_localize.report.figures import forgetting
 
     panels = forgetting(del_results).axes
-    assert [ax.get_title() for ax in panels] == [f"DEL: top {share} % of each layer ablated" for share in (0.1, 0.5)]
+    assert [ax.get_title() for ax in panels] == [
+        f"DEL: top {share} % of each layer ablated" for share in (0.1, 0.5)
+    ]
     drawn = points(forgetting(del_results, Figure().add_subplot()))  # the largest ratio
     assert set(drawn) == {"Hard Concrete", "Integrated Gradients", "Random"}
     ((others, own),) = drawn["Hard Concrete"]
-    frame = del_results.frame[(del_results.frame["method"] == "hard_concrete") & (del_results.frame["ratio"] == 0.005)]
+    frame = del_results.frame[
+        (del_results.frame["method"] == "hard_concrete") & (del_results.frame["ratio"] == 0.005)
+    ]
     assert own == pytest.approx(35)
     assert others == pytest.approx(-100 * frame["delta_neg_accuracy"].mean())
 
@@ -196,16 +255,35 @@ def test_prices_draws_each_method_from_nothing_through_all_ratios_with_errors(de
     from tl_localize.report.figures import prices
 
     (ax,) = prices(del_results).axes
-    frame = -100 * del_results.frame.groupby(["method", "ratio"])[["delta_neg_accuracy", "delta_self_accuracy"]].mean()
-    errors = 100 * del_results.frame.groupby(["method", "ratio"])[["delta_neg_accuracy", "delta_self_accuracy"]].sem()
+    frame = (
+        -100
+        * del_results.frame.groupby(["method", "ratio"])[
+            ["delta_neg_accuracy", "delta_self_accuracy"]
+        ].mean()
+    )
+    errors = (
+        100
+        * del_results.frame.groupby(["method", "ratio"])[
+            ["delta_neg_accuracy", "delta_self_accuracy"]
+        ].sem()
+    )
     drawn = {bars.get_label(): bars for bars in ax.containers}
     for label, name in (("Hard Concrete", "hard_concrete"), ("Random", "random")):
         line, _, (across, up) = drawn[label]
-        assert line.get_xydata().ravel() == pytest.approx([0, 0, *frame.loc[name].to_numpy().ravel()])
-        for bars, axis, column in ((across, 0, "delta_neg_accuracy"), (up, 1, "delta_self_accuracy")):
+        assert line.get_xydata().ravel() == pytest.approx(
+            [0, 0, *frame.loc[name].to_numpy().ravel()]
+        )
+        for bars, axis, column in (
+            (across, 0, "delta_neg_accuracy"),
+            (up, 1, "delta_self_accuracy"),
+        ):
             halves = [float(abs(ends[1, axis] - ends[0, axis])) / 2 for ends in bars.get_segments()]
             assert halves == pytest.approx([0, *errors.loc[name, column]])
-    assert [line.get_xdata()[0] for line in ax.lines if line.get_label().startswith("_") and len(line.get_xdata()) == 2] == [0.5, 1, 3]
+    assert [
+        line.get_xdata()[0]
+        for line in ax.lines
+        if line.get_label().startswith("_") and len(line.get_xdata()) == 2
+    ] == [0.5, 1, 3]
 
 
 def test_prices_has_a_panel_for_each_model(del_results):
@@ -215,14 +293,20 @@ def test_prices_has_a_panel_for_each_model(del_results):
 
     both = pd.concat([del_results.frame, del_results.frame.assign(model="other")])
     titles = [ax.get_title() for ax in prices(replace(del_results, frame=both)).axes]
-    assert titles == [f"DEL: what is forgotten at which price, {model}, zero" for model in ("m", "other")]
+    assert titles == [
+        f"DEL: what is forgotten at which price, {model}, zero" for model in ("m", "other")
+    ]
 
 
 def test_confusion_groups_categories_and_has_targets_on_both_axes(del_results):
     from tl_localize.report.figures import confusion
 
     panels = confusion(del_results, 0.005).axes
-    assert [ax.get_title() for ax in panels[:3]] == ["Hard Concrete", "Integrated Gradients", "Random"]
+    assert [ax.get_title() for ax in panels[:3]] == [
+        "Hard Concrete",
+        "Integrated Gradients",
+        "Random",
+    ]
     drawn = panels[0].images[0].get_array()
     assert drawn.shape == (4, 4)
     assert drawn.diagonal().tolist() == pytest.approx([-40, -40, -20, -40])  # a, c, b, d
@@ -237,7 +321,10 @@ def test_confusion_of_some_targets_is_square(del_results):
     from tl_localize.report.figures import confusion
 
     some = {key: matrix.iloc[:2] for key, matrix in del_results.confusion.items()}
-    assert confusion(replace(del_results, confusion=some)).axes[2].images[0].get_array().shape == (2, 2)
+    assert confusion(replace(del_results, confusion=some)).axes[2].images[0].get_array().shape == (
+        2,
+        2,
+    )
 
 
 def test_confusion_leaves_empty_what_a_method_of_fewer_targets_did_not_measure(del_results):
@@ -246,7 +333,10 @@ def test_confusion_leaves_empty_what_a_method_of_fewer_targets_did_not_measure(d
 
     from tl_localize.report.figures import confusion
 
-    fewer = {key: matrix.iloc[:2, :2] if key[0] == "integrated_gradients" else matrix for key, matrix in del_results.confusion.items()}
+    fewer = {
+        key: matrix.iloc[:2, :2] if key[0] == "integrated_gradients" else matrix
+        for key, matrix in del_results.confusion.items()
+    }
     panels = confusion(replace(del_results, confusion=fewer), 0.005).axes
     whole = confusion(del_results, 0.005).axes
     drawn, wanted = (ax[1].images[0].get_array().filled(np.nan) for ax in (panels, whole))
@@ -280,7 +370,12 @@ def layers():
             "n_neurons": 14 + (layer is not None),
             "sequence_id": s,
         }
-        | {"delta_self_accuracy": -0.1 * (layer is None) - 0.01 * multiple * (layer or 0) - 0.02 * s, "delta_neg_accuracy": 0.0}
+        | {
+            "delta_self_accuracy": -0.1 * (layer is None)
+            - 0.01 * multiple * (layer or 0)
+            - 0.02 * s,
+            "delta_neg_accuracy": 0.0,
+        }
         for layer, multiple in ((None, 1), (0, 1), (0, 5), (1, 1), (1, 5))
         for s in range(3)
     ]
@@ -321,9 +416,16 @@ def test_del_figures_are_named_and_have_titles_and_units(del_results, layers):
     from tl_localize.report.figures import del_figures
 
     figures = del_figures(replace(del_results, single_layer={"activations": layers}))
-    assert set(figures) == {"del_forgetting", "del_prices", "del_confusion", "del_single_layer_activations"}
+    assert set(figures) == {
+        "del_forgetting",
+        "del_prices",
+        "del_confusion",
+        "del_single_layer_activations",
+    }
     for figure in figures.values():
-        assert any(ax.get_title() and ax.get_ylabel() for ax in figure.axes) and any(ax.get_xlabel() for ax in figure.axes)
+        assert any(ax.get_title() and ax.get_ylabel() for ax in figure.axes) and any(
+            ax.get_xlabel() for ax in figure.axes
+        )
         assert any("percentage points" in axis.get_ylabel() for axis in figure.axes)
 
 
@@ -333,10 +435,15 @@ def test_del_figures_of_one_ratio(del_results):
     from tl_localize.report.figures import forgetting
 
     frame = del_results.frame[del_results.frame["ratio"] == 0.005]
-    assert set(points(forgetting(replace(del_results, frame=frame)))) == {"Hard Concrete", "Integrated Gradients", "Random"}
+    assert set(points(forgetting(replace(del_results, frame=frame)))) == {
+        "Hard Concrete",
+        "Integrated Gradients",
+        "Random",
+    }
 
 
-# ---- scores, sets and the reference models -------------------------------------------------------------------------------
+# ---- scores, sets and the reference models
+# -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -373,7 +480,11 @@ def test_score_map_names_method_sequence_and_axes(scores):
     from tl_localize.report.figures import score_map
 
     ax = score_map(scores).axes[0]
-    assert (ax.get_title(), ax.get_xlabel(), ax.get_ylabel()) == ("Attribution: a poem", "neuron", "layer")
+    assert (ax.get_title(), ax.get_xlabel(), ax.get_ylabel()) == (
+        "Attribution: a poem",
+        "neuron",
+        "layer",
+    )
 
 
 def test_score_map_rejects_an_unknown_choice(scores, unchecked):
@@ -386,11 +497,14 @@ def test_score_map_rejects_an_unknown_choice(scores, unchecked):
 def test_neurons_by_layer_counts_found_and_hits(scores):
     from tl_localize.report.figures import neurons_by_layer
 
-    found = scores.top_k(0.005)  # two of every layer: the best one and, among ties at zero, the lowest
+    # two of every layer: the best one and, among ties at zero, the lowest
+    found = scores.top_k(0.005)
     (ax,) = neurons_by_layer({"ours": found}, scores.top_k(0.0025)).axes
     assert [line.get_ydata().tolist() for line in ax.lines] == [[2, 2, 2], [1, 1, 1]]
     assert [patch.get_height() for patch in ax.patches] == [1, 1, 1]
-    assert [text.get_text() for text in neurons_by_layer({"zero_out": found}).axes[0].texts] == ["Zero-Out"]
+    assert [text.get_text() for text in neurons_by_layer({"zero_out": found}).axes[0].texts] == [
+        "Zero-Out"
+    ]
     assert "ours, true (100 % recall)" in [text.get_text() for text in ax.texts]
 
 

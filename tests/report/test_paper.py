@@ -8,7 +8,11 @@ def test_published_serves_one_model_by_its_transformer_lens_name():
 
     frame = published("inj", "EleutherAI/pythia-2.8b-deduped")
     assert set(frame["model"]) == {"pythia-2.8b-deduped"}
-    cell = frame[(frame["method"] == "hard_concrete") & (frame["metric"] == "recall@0.05") & (frame["setting"] == "0.01")]
+    cell = frame[
+        (frame["method"] == "hard_concrete")
+        & (frame["metric"] == "recall@0.05")
+        & (frame["setting"] == "0.01")
+    ]
     assert cell["value"].tolist() == [0.721]
 
 

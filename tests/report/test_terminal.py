@@ -22,7 +22,13 @@ def test_ranked_puts_the_best_first_and_controls_last() -> None:
     from tl_localize.methods import RandomBaseline, RowNorm
     from tl_localize.report.terminal import ranked
 
-    rows = {RowNorm.title: ["99 ± 1"], "Mine": [""], "Slimming": ["58.9 ± 1.4"], RandomBaseline.title: ["3"], "Zero-Out": ["87.6 ± 0.8"]}
+    rows = {
+        RowNorm.title: ["99 ± 1"],
+        "Mine": [""],
+        "Slimming": ["58.9 ± 1.4"],
+        RandomBaseline.title: ["3"],
+        "Zero-Out": ["87.6 ± 0.8"],
+    }
     ((setting, shown),) = ranked(table(rows, ["R@1x"]))
     assert setting == "" and cells(shown) == ["Zero-Out", "Slimming", "Mine", "RowNorm", "Random"]
     assert [str(cell.style) for cell in shown.columns[1].cells] == ["bold", "", "", "dim", "dim"]
@@ -41,15 +47,26 @@ def test_ranked_by_loss_puts_the_most_negative_first_and_drops_equal_columns() -
 def test_ranked_gives_a_table_for_each_setting() -> None:
     from tl_localize.report.terminal import ranked
 
-    whole = pd.concat({"ratio 1 %": table({"A": ["1"]}, ["R"]), "ratio 3 %": table({"A": ["2"], "B": ["3"]}, ["R"])})
-    assert [(setting, cells(shown)) for setting, shown in ranked(whole)] == [("ratio 1 %", ["A"]), ("ratio 3 %", ["B", "A"])]
+    whole = pd.concat(
+        {
+            "ratio 1 %": table({"A": ["1"]}, ["R"]),
+            "ratio 3 %": table({"A": ["2"], "B": ["3"]}, ["R"]),
+        }
+    )
+    assert [(setting, cells(shown)) for setting, shown in ranked(whole)] == [
+        ("ratio 1 %", ["A"]),
+        ("ratio 3 %", ["B", "A"]),
+    ]
 
 
 @pytest.mark.parametrize(
     ("recalls", "said"),
     [
         ({"slimming": 0.5, "row_norm": 0.9, "random": 0.03}, "No method beats RowNorm (90 %)"),
-        ({"slimming": 0.95, "row_norm": 0.9, "random": 0.03}, "Slimming finds 95 % of the injected rows; RowNorm"),
+        (
+            {"slimming": 0.95, "row_norm": 0.9, "random": 0.03},
+            "Slimming finds 95 % of the injected rows; RowNorm",
+        ),
         ({"random": 0.03, "row_norm": 0.9}, ""),
     ],
 )
@@ -58,7 +75,14 @@ def test_reading_compares_with_the_row_norm(recalls: dict[str, float], said: str
     from tl_localize.report.terminal import reading
 
     rows = [
-        {"method": name, "recall": recall, "injection_ratio": 0.03, "multiple": 1.0, "converged": True} for name, recall in recalls.items()
+        {
+            "method": name,
+            "recall": recall,
+            "injection_ratio": 0.03,
+            "multiple": 1.0,
+            "converged": True,
+        }
+        for name, recall in recalls.items()
     ]
     rows += [{**row, "multiple": 5.0, "recall": 1.0} for row in rows]
     text = reading(InjResults(pd.DataFrame(rows)))
@@ -72,7 +96,9 @@ def test_number_and_bars() -> None:
     assert bars([0, 0]) == "  " and bars([1, 8]) == "▁█"
 
 
-def test_picture_of_what_was_printed_needs_no_other_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_picture_of_what_was_printed_needs_no_other_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from tl_localize.report.terminal import console, save_svg
 
     out = console(record=True)

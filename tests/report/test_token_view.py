@@ -17,7 +17,11 @@ def view() -> TokenView:
     """Suffix b c d e: right, forgotten, learned, wrong."""
     sequence = MemorizedSequence(torch.tensor([0, 1, 2, 3, 4]), 1, "s0")
     return TokenView(
-        sequence, torch.tensor([1, 2, 9, 9]), torch.tensor([1, 8, 3, 8]), lambda ids: "".join("<bcdefgh\nj"[i] for i in ids), 5
+        sequence,
+        torch.tensor([1, 2, 9, 9]),
+        torch.tensor([1, 8, 3, 8]),
+        lambda ids: "".join("<bcdefgh\nj"[i] for i in ids),
+        5,
     )
 
 
@@ -26,7 +30,9 @@ def test_tells_four_states_apart(view: TokenView) -> None:
 
 
 def test_without_colour_has_brackets(view: TokenView) -> None:
-    assert view.text(colour=False).startswith("< >>> b[c|\u23ce]d(e|\u23ce)\n5 neurons ablated: 1 of 2 recited tokens forgotten")
+    assert view.text(colour=False).startswith(
+        "< >>> b[c|\u23ce]d(e|\u23ce)\n5 neurons ablated: 1 of 2 recited tokens forgotten"
+    )
 
 
 def test_in_colour_has_escape_codes(view: TokenView) -> None:
@@ -51,12 +57,17 @@ def test_without_colour_stays_on_one_line_where_a_break_is_predicted(view: Token
 
 def test_measures_before_and_after(gpt2_like: Any, sequence: Any) -> None:
     tokens = sequence.tokens.clone()
-    tokens[sequence.n_prefix] = next(predicted_suffixes(gpt2_like, [sequence]))[0]  # so one token is right
+    # so one token is right
+    tokens[sequence.n_prefix] = next(predicted_suffixes(gpt2_like, [sequence]))[0]
     sequence = MemorizedSequence(tokens, sequence.n_prefix)
     neurons = NeuronSet(torch.ones(2, 48) > 0)
     view = token_view(gpt2_like, sequence, neurons, decode=str)
     (whole,) = predicted_suffixes(gpt2_like, [sequence])
     with neurons.dropped_out(gpt2_like):
         (ablated,) = predicted_suffixes(gpt2_like, [sequence])
-    assert torch.equal(view.before, whole) and torch.equal(view.after, ablated) and not torch.equal(whole, ablated)
+    assert (
+        torch.equal(view.before, whole)
+        and torch.equal(view.after, ablated)
+        and not torch.equal(whole, ablated)
+    )
     assert len(repr(view)) < 140

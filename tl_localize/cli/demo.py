@@ -25,20 +25,30 @@ OTHERS = 20  # texts that should not be forgotten
 
 
 def demo(
-    example: Annotated[str, typer.Option(help="Id of a shipped text, of those that tl-localize texts lists.")] = "quotes-056",
+    example: Annotated[
+        str, typer.Option(help="Id of a shipped text, of those that tl-localize texts lists.")
+    ] = "quotes-056",
     save: Annotated[Path | None, typer.Option(help="Write what is shown to this SVG file.")] = None,
 ) -> None:
-    """A first look in half a minute: a text that the shipped model recites, and what ablating the named neurons does to it."""
+    """A first look in half a minute: a text that the shipped model recites, and what ablating the
+    named neurons does to it.
+    """
     out, model = console(record=bool(save)), load_model("reference-gpt2", "cpu")
     sequence = reference_sequence(model, example)
     others = [one for one in reference_sequences(model) if one.id != sequence.id][:OTHERS]
     check_recited(model, [sequence])
 
     def recited() -> dict[str, str]:
-        values = {"text recited (%)": accuracy(model, [sequence]), f"{OTHERS} other texts (%)": accuracy(model, others)}
+        values = {
+            "text recited (%)": accuracy(model, [sequence]),
+            f"{OTHERS} other texts (%)": accuracy(model, others),
+        }
         return {name: f"{100 * float(value.mean()):.0f}" for name, value in values.items()}
 
-    out.print("[bold]reference-gpt2[/bold] saw a text often in training. Given the first half, it recites the rest.")
+    out.print(
+        "[bold]reference-gpt2[/bold] saw a text often in training. Given the first half, it "
+        "recites the rest."
+    )
     out.print("Which neurons of its MLPs make it do so, and is the text gone without them?")
     where = f"top 1 %, layers {FIRST_LAYER} to {model.cfg.n_layers - 1}"
     rows: dict[str, dict[str, str]] = {"none": {where: "", "seconds": "", **recited()}}
@@ -49,14 +59,25 @@ def demo(
         scores, name = method(model, sequence), short_title(method.name)
         seconds = f"{time.perf_counter() - began:.1f}"
         found[name] = scores.top_k(RATIO, first_layer=FIRST_LAYER)
-        best = scores.top_k(0.01, per="model", first_layer=FIRST_LAYER).mask.sum(1)[FIRST_LAYER:].tolist()
+        best = (
+            scores.top_k(0.01, per="model", first_layer=FIRST_LAYER)
+            .mask.sum(1)[FIRST_LAYER:]
+            .tolist()
+        )
         with found[name].dropped_out(model):
-            rows[f"{len(found[name])} by {name}"] = {where: bars(best), "seconds": seconds, **recited()}
+            rows[f"{len(found[name])} by {name}"] = {
+                where: bars(best),
+                "seconds": seconds,
+                **recited(),
+            }
     out.print(plain(pd.DataFrame(rows).T.rename_axis("neurons ablated")))
     for name in (short_title(methods[0].name), short_title(methods[-1].name)):
         out.print(f"The text without the neurons of [bold]{name}[/bold], token by token:\n")
         view = token_view(model, sequence, found[name])
         out.print(Text.from_ansi(view.text(colour=out.is_terminal or bool(save)) + "\n"))
-    out.print("Next: [bold]tl-localize inj[/bold] asks for neurons that are known; [bold]tl-localize localize[/bold] takes a text.")
+    out.print(
+        "Next: [bold]tl-localize inj[/bold] asks for neurons that are known; [bold]tl-localize "
+        "localize[/bold] takes a text."
+    )
     if save:
         save_svg(out, save)

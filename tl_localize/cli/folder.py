@@ -25,12 +25,26 @@ from tl_localize.execution.tasks import closure
 from tl_localize.methods import METHODS, RandomBaseline
 from tl_localize.report.terminal import console, plain
 
-Folder = Annotated[Path, typer.Argument(help="Results folder of tl-localize inj, del, tune or collect.")]
-SHOWN = ("sequence_id", "ratio", "recall", "recall_across_layers", "layer", "multiple", "self_accuracy", "self_levenshtein", "perplexity")
+Folder = Annotated[
+    Path, typer.Argument(help="Results folder of tl-localize inj, del, tune or collect.")
+]
+SHOWN = (
+    "sequence_id",
+    "ratio",
+    "recall",
+    "recall_across_layers",
+    "layer",
+    "multiple",
+    "self_accuracy",
+    "self_levenshtein",
+    "perplexity",
+)
 
 
 def status(folder: Folder) -> None:
-    """What is done, missing and failed in a results folder, and about how long the rest takes one process."""
+    """What is done, missing and failed in a results folder, and about how long the rest takes one
+    process.
+    """
     store = Store(folder, read_only=True)
     if not store.plans() and (folder / "collection").is_dir():
         typer.echo("The sequences are collected first:\n")
@@ -38,50 +52,91 @@ def status(folder: Folder) -> None:
         store = Store(folder, read_only=True)
     state = status_of(store)
     seconds = float(state.frame["seconds_left"].sum())
-    console().print(plain(state.frame.assign(seconds_left=state.frame["seconds_left"].round(1)).rename_axis("method")))
+    console().print(
+        plain(
+            state.frame.assign(seconds_left=state.frame["seconds_left"].round(1)).rename_axis(
+                "method"
+            )
+        )
+    )
     for task, reason in state.reasons.items():
         typer.echo(f"FAILED {task}: {reason}")
     typer.echo(f"\nTime left: about {seconds / 60:.1f} min for one process.")
     if store.plans()[-1].plan.benchmark == "collect":
         report = SearchResults.of(store).report
-        made = "The collection is made." if made_collection(folder, report) else "The last step is still to be made."
-        typer.echo(f"In the chunks that are done: {report} (before near-duplicates are removed). {made}")
+        made = (
+            "The collection is made."
+            if made_collection(folder, report)
+            else "The last step is still to be made."
+        )
+        typer.echo(
+            f"In the chunks that are done: {report} (before near-duplicates are removed). {made}"
+        )
 
 
 def table(
     *,
     folder: Folder,
-    out: Annotated[Path | None, typer.Option(help="Where to write. Default: the folder itself.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write. Default: the folder itself.")
+    ] = None,
     printed: Printed,
 ) -> None:
     """All tables and figures from a results folder alone; the model is not needed."""
     store = Store(folder, read_only=True)
     planned(store)  # raises where there is none
     first = store.plans()[0]
-    of_results = {"inj": partial(publish_inj, printed=printed), "del": partial(publish_del, printed=printed)}
+    of_results = {
+        "inj": partial(publish_inj, printed=printed),
+        "del": partial(publish_del, printed=printed),
+    }
     publish = {**of_results, "collect": publish_collect}[first.plan.benchmark]
-    (publish_tune if first.about["command"].get("name") == "tune" else publish)(store, out or folder)
+    (publish_tune if first.about["command"].get("name") == "tune" else publish)(
+        store, out or folder
+    )
 
 
 def trace(
     folder: Folder,
-    method: Annotated[str | None, typer.Option(help="Only the numbers of this method, by its name in the frame.")] = None,
-    ratio: Annotated[float | None, typer.Option(help="Only the numbers of this ratio (inj: of the injection).")] = None,
-    name: Annotated[str | None, typer.Option(help="Only this sentence, group or target, or all whose names begin so.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Only the numbers of this method, by its name in the frame.")
+    ] = None,
+    ratio: Annotated[
+        float | None, typer.Option(help="Only the numbers of this ratio (inj: of the injection).")
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Only this sentence, group or target, or all whose names begin so."),
+    ] = None,
 ) -> None:
-    """The tasks that a number in a table was made of, their files, and the command that makes them again in a new folder."""
+    """The tasks that a number in a table was made of, their files, and the command that makes them
+    again in a new folder.
+    """
     store = Store(folder, read_only=True)
     tasks = [task for task in planned(store) if task.kind != "baseline"]
-    found = [task for task in tasks if method in (None, task.label) and ratio in (None, task.ratio) and task.name.startswith(name or "")]
+    found = [
+        task
+        for task in tasks
+        if method in (None, task.label)
+        and ratio in (None, task.ratio)
+        and task.name.startswith(name or "")
+    ]
     if not found:
         known = ", ".join(sorted({task.label for task in tasks}))
-        raise ValueError(f"method, ratio and name must select a number of the tables, got none. Methods: {known}.")
+        raise ValueError(
+            "method, ratio and name must select a number of the tables, got none. Methods: "
+            f"{known}."
+        )
     plans = store.plans()
     searched = SearchResults.of(store).chunks if tasks[0].kind == "collect" else []
     plan_of = {task.key: one for one in reversed(plans) for task in one.plan.tasks}
     for task in found:
         record = store.read(task)
-        typer.echo(f"{task.label}, from {task.name} on" if task.kind == "collect" else f"{task.label}, ratio {task.ratio:g}, {task.name}")
+        typer.echo(
+            f"{task.label}, from {task.name} on"
+            if task.kind == "collect"
+            else f"{task.label}, ratio {task.ratio:g}, {task.name}"
+        )
         for one in (task, *closure(task.needs)):
             typer.echo(f"  {folder / one.file}")
         for line in numbers(task, record, searched) if record else []:
@@ -90,20 +145,33 @@ def trace(
     command = plans[-1].about["command"]
     if command and tasks[0].kind == "collect":
         typer.echo("Near-duplicates and what is drawn are found by the last step, from all chunks:")
-        typer.echo(f"  {command_line(command['name'], {**command['options'], 'out': 'made-again'})}")
+        typer.echo(
+            f"  {command_line(command['name'], {**command['options'], 'out': 'made-again'})}"
+        )
 
 
-def numbers(task: Task, record: Record, searched: Sequence[FilteredChunk | None]) -> list[dict[str, Any]]:
+def numbers(
+    task: Task, record: Record, searched: Sequence[FilteredChunk | None]
+) -> list[dict[str, Any]]:
     """What a measurement says, a line for each number of the tables."""
     if task.kind == "collect":
         chunk = searched[task.index]
         report, recited = merged([chunk] if chunk else [])
         removed = {name: n for name, n in report.removed.items() if n}
-        return [{"came in": report.n_in, **removed}, *({"id": m.id, "accuracy": m.accuracy, "distance": m.distance} for m in recited)]
+        return [
+            {"came in": report.n_in, **removed},
+            *({"id": m.id, "accuracy": m.accuracy, "distance": m.distance} for m in recited),
+        ]
     rows: list[dict[str, Any]] = record.value.get("frame", [])
-    for effect, budget in zip(record.value.get("effects", ()), task.inputs.get("budgets", ()), strict=True):
-        own = {f"self_{name}": effect[name][effect["target"]] for name in ("accuracy", "levenshtein")}
-        alone = {name: budget[name] for name in ("layer", "multiple") if budget["layer"] is not None}
+    for effect, budget in zip(
+        record.value.get("effects", ()), task.inputs.get("budgets", ()), strict=True
+    ):
+        own = {
+            f"self_{name}": effect[name][effect["target"]] for name in ("accuracy", "levenshtein")
+        }
+        alone = {
+            name: budget[name] for name in ("layer", "multiple") if budget["layer"] is not None
+        }
         rows.append({**alone, **own, "perplexity": effect["perplexity"]})
     return [{name: value for name, value in row.items() if name in SHOWN} for row in rows]
 
@@ -122,8 +190,14 @@ def rerun_command(made_by: StoredPlan, task: Task) -> str:
         options["methods"] = method
         options["set"] = [text for text in options.get("set", []) if text.startswith(f"{method}.")]
         options["single_layer"] = [method] if task.kind == "single_layer" else []
-    labels = {task.label, RandomBaseline.name} if only else {one.label for one in plan.tasks}  # Random always runs along
-    asked = [one for one in plan.tasks if one.kind == "baseline" or (one.ratio == task.ratio and one.label in labels)]
-    groups = list(dict.fromkeys(one.group or one.key for one in asked))  # in the order in which shards share them
+    # Random always runs along
+    labels = {task.label, RandomBaseline.name} if only else {one.label for one in plan.tasks}
+    asked = [
+        one
+        for one in plan.tasks
+        if one.kind == "baseline" or (one.ratio == task.ratio and one.label in labels)
+    ]
+    # in the order in which shards share them
+    groups = list(dict.fromkeys(one.group or one.key for one in asked))
     shard = f"{groups.index(task.group or task.key) + 1}/{len(groups)}"
     return command_line(command["name"], {**options, "shard": shard, "out": "made-again"})

@@ -31,12 +31,20 @@ EVERY = 60  # seconds between two lines of a log
 
 
 def compute(
-    runs: Sequence[tuple[Benchmark[Any], Sequence[Any]]], store: Store, options: RunOptions, load: Callable[[], LanguageModel]
+    runs: Sequence[tuple[Benchmark[Any], Sequence[Any]]],
+    store: Store,
+    options: RunOptions,
+    load: Callable[[], LanguageModel],
 ) -> bool:
-    """Compute what is missing of some benchmarks, each with its methods. False if it was interrupted."""
+    """Compute what is missing of some benchmarks, each with its methods. False if it was
+    interrupted.
+    """
     interrupted, shard, computed = False, parse_shard(options.shard), False
     if not options.quiet and options.engine == "process":
-        say(f"Computed on {torch.get_num_threads()} CPU threads beside the device; OMP_NUM_THREADS=1 before the command takes one.")
+        say(
+            f"Computed on {torch.get_num_threads()} CPU threads beside the device; "
+            "OMP_NUM_THREADS=1 before the command takes one."
+        )
 
     def tell(number: int, fraction: float, what: str) -> None:
         nonlocal computed
@@ -44,11 +52,21 @@ def compute(
         show((number + fraction) / len(runs), what)
 
     with interruptible() as stop, progress(options.verbose, options.quiet) as show:
-        cluster = RayCluster(load, options.address, options.workers, options.gpus, shard, stop) if options.engine == "ray" else None
+        cluster = (
+            RayCluster(load, options.address, options.workers, options.gpus, shard, stop)
+            if options.engine == "ray"
+            else None
+        )
         try:
             for number, (benchmark, methods) in enumerate(runs):
                 executor = cluster or InProcess(shard, stop)
-                benchmark.run(methods, store, partial(tell, number), executor=executor, retry_failed=options.retry_failed)
+                benchmark.run(
+                    methods,
+                    store,
+                    partial(tell, number),
+                    executor=executor,
+                    retry_failed=options.retry_failed,
+                )
                 if interrupted := stop():
                     break
         except KeyboardInterrupt:
@@ -57,16 +75,23 @@ def compute(
             if cluster:
                 cluster.close()
     if interrupted:
-        say(f"Interrupted. What is done is kept; go on with the same command:\n  {shlex.join(['tl-localize', *sys.argv[1:]])}")
+        say(
+            "Interrupted. What is done is kept; go on with the same command:\n  "
+            f"{shlex.join(['tl-localize', *sys.argv[1:]])}"
+        )
     elif not computed and not options.quiet:
-        say("Nothing is left to compute here: all of it is there, has failed before, or falls to other shards.")
+        say(
+            "Nothing is left to compute here: all of it is there, has failed before, or falls to "
+            "other shards."
+        )
     return not interrupted
 
 
 def finish(store: Store, done: bool, publish: Callable[[Store, Path], None]) -> None:
     """Publish what is there, and say what failed; leave with a status that tells.
 
-    Where another run has written the last records meanwhile, its tables may just have been replaced by older ones: publish again.
+    Where another run has written the last records meanwhile, its tables may just have been replaced
+    by older ones: publish again.
     """
     while True:
         lacking = [task for task in planned(store) if not store.has(task)]
@@ -77,9 +102,15 @@ def finish(store: Store, done: bool, publish: Callable[[Store, Path], None]) -> 
     for task, reason in state.reasons.items():
         say(f"FAILED {task}: {reason.splitlines()[0]}")
     if state.reasons:
-        say("Tracebacks are in the folder's failures; the same command with --retry-failed tries again.")
+        say(
+            "Tracebacks are in the folder's failures; the same command with --retry-failed tries "
+            "again."
+        )
     if state.frame["not_converged"].sum():
-        say("Some injections did NOT converge and are left out of the means; another --ratio, --max-steps or --learning-rate may help.")
+        say(
+            "Some injections did NOT converge and are left out of the means; another --ratio, "
+            "--max-steps or --learning-rate may help."
+        )
     if not done:
         raise typer.Exit(130)
     if not state.clean:
@@ -95,10 +126,17 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         asked.append(number)
         if len(asked) > 1:
             raise KeyboardInterrupt
-        say("Finishing the task in hand, which may take minutes. Once more stops at once, and loses that task alone.")
+        say(
+            "Finishing the task in hand, which may take minutes. Once more stops at once, and "
+            "loses that task alone."
+        )
 
     alone_hears = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM) if alone_hears}
+    before = {
+        number: signal.signal(number, ask)
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if alone_hears
+    }
     try:
         yield lambda: bool(asked)
     finally:
@@ -108,13 +146,24 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def progress(verbose: bool = False, quiet: bool = False) -> Iterator[Progress]:
-    """A bar with the time left on a terminal, a line a minute in a log, nothing in a pipe; also while one task takes hours.
+    """A bar with the time left on a terminal, a line a minute in a log, nothing in a pipe; also
+    while one task takes hours.
 
     What the engine logs is shown too: each task if ``verbose``, failures unless ``quiet``.
     """
     started, done, now = time.monotonic(), 0.0, "getting ready"
-    terminal, form = sys.stderr.isatty(), "{l_bar}{bar}| {elapsed} elapsed, {remaining} left {postfix}"
-    bar = tqdm(total=100, unit="%", bar_format=form, mininterval=0.5, dynamic_ncols=True, disable=quiet or not terminal)
+    terminal, form = (
+        sys.stderr.isatty(),
+        "{l_bar}{bar}| {elapsed} elapsed, {remaining} left {postfix}",
+    )
+    bar = tqdm(
+        total=100,
+        unit="%",
+        bar_format=form,
+        mininterval=0.5,
+        dynamic_ncols=True,
+        disable=quiet or not terminal,
+    )
     log, said = logging.getLogger("tl_localize"), logging.Handler()
     said.emit = lambda record: say(record.getMessage())
 
@@ -129,7 +178,11 @@ def progress(verbose: bool = False, quiet: bool = False) -> Iterator[Progress]:
             if terminal:
                 bar.refresh()
             else:
-                left = tqdm.format_interval((time.monotonic() - started) * (1 - done) / done) if done else "?"
+                left = (
+                    tqdm.format_interval((time.monotonic() - started) * (1 - done) / done)
+                    if done
+                    else "?"
+                )
                 say(f"{100 * done:.0f} %, {left} left, now {now}")
 
     ended, clock = threading.Event(), threading.Thread(target=tick, daemon=True)

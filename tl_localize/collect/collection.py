@@ -1,4 +1,6 @@
-"""The memorized sequences of a stream: near-duplicates removed, dev sequences drawn, saved and loaded."""
+"""The memorized sequences of a stream: near-duplicates removed, dev sequences drawn, saved and
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ class Collection:
     """Memorized sequences, the dev ones first.
 
     Args:
-        frame: one row per sequence, in the same order: id, category, split ("dev" or "test"), accuracy (teacher-forced, fraction), distance
-            (of the greedy continuation, characters), prefix and suffix (text).
+        frame: one row per sequence, in the same order: id, category, split ("dev" or "test"),
+            accuracy (teacher-forced, fraction), distance (of the greedy continuation, characters),
+            prefix and suffix (text).
         groups: id of each kept sequence -> ids of the near-duplicates that it stands for.
         settings: what else the choice depends on: seed, n_max, versions, which weights.
 
@@ -53,12 +56,16 @@ class Collection:
         return f"Collection({len(self.sequences)} of {self.report.n_in} sequences memorized, {self.n_dev} for development)"
 
     def labelled(self, labels: Mapping[str, tuple[str, str]]) -> Collection:
-        """The same with other ids and categories: old id -> (new id, category), for as many as one likes."""
+        """The same with other ids and categories: old id -> (new id, category), for as many as one
+        likes.
+        """
         new = {one.id: labels.get(one.id, (one.id, one.category)) for one in self.sequences}
         ids, categories = zip(*new.values(), strict=True)
         return replace(
             self,
-            sequences=[replace(one, id=new[one.id][0], category=new[one.id][1]) for one in self.sequences],
+            sequences=[
+                replace(one, id=new[one.id][0], category=new[one.id][1]) for one in self.sequences
+            ],
             frame=self.frame.assign(id=ids, category=categories),
             groups={new[name][0]: members for name, members in self.groups.items()},
         )
@@ -66,46 +73,83 @@ class Collection:
     def save(self, folder: str | Path) -> None:
         """Write sequences.jsonl, report.csv and settings.json, each whole or not at all.
 
-        A line of sequences.jsonl has the keys of the authors' manual sets (prompt, all, prompt_len, category) and the tokens themselves.
-        settings.json seals these lines with their sha256.
+        A line of sequences.jsonl has the keys of the authors' manual sets (prompt, all, prompt_len,
+        category) and the tokens themselves. settings.json seals these lines with their sha256.
         """
         path = prepare_folder(folder)
         lines = ""
         for sequence, row in zip(self.sequences, self.frame.to_dict("records"), strict=True):
             record = {name: row[name] for name in ("id", "split", "accuracy", "distance")}
-            record |= {"category": [sequence.category] if sequence.category else [], "prompt": row["prefix"]}
-            record |= {"all": row["prefix"] + row["suffix"], "prompt_len": sequence.n_prefix, "tokens": sequence.tokens.tolist()}
+            record |= {
+                "category": [sequence.category] if sequence.category else [],
+                "prompt": row["prefix"],
+            }
+            record |= {
+                "all": row["prefix"] + row["suffix"],
+                "prompt_len": sequence.n_prefix,
+                "tokens": sequence.tokens.tolist(),
+            }
             lines += json.dumps(record, ensure_ascii=False) + "\n"
         write_text(path / "sequences.jsonl", lines)
         write_text(path / "report.csv", self.report.table().to_csv())
-        record = {"sha256": _seal(path), "criteria": asdict(self.criteria), "report": vars(self.report), "groups": self.groups}
+        record = {
+            "sha256": _seal(path),
+            "criteria": asdict(self.criteria),
+            "report": vars(self.report),
+            "groups": self.groups,
+        }
         write_json(path / "settings.json", record | self.settings)
 
     @classmethod
     def load(cls, folder: str | Path) -> Collection:
         """What ``save`` wrote; the dev sequences, by their ``split``, come first.
 
-        Raises:  FileNotFoundError; ValueError: a file is not what ``save`` wrote, such as one whose lines were cut or sorted.
+        Raises:
+            FileNotFoundError; ValueError: a file is not what ``save`` wrote, such as one whose
+                lines were cut or sorted.
         """
         path = Path(folder)
         for name in ("sequences.jsonl", "settings.json"):
             if not (path / name).is_file():
-                raise FileNotFoundError(f"folder must hold a collection, got {str(folder)!r} without a {name}. Run tl-localize collect.")
+                raise FileNotFoundError(
+                    f"folder must hold a collection, got {str(folder)!r} without a {name}. Run "
+                    "tl-localize collect."
+                )
         with reading("collection must be what tl-localize collect wrote", path, "Collect again."):
             settings = json.loads((path / "settings.json").read_text(encoding="utf-8"))
             if settings.pop("sha256", "") != _seal(path):
-                raise ValueError("other lines than were written (cut, sorted or changed) in sequences.jsonl")
-            rows: Any = [json.loads(line) for line in (path / "sequences.jsonl").read_bytes().splitlines()]
+                raise ValueError(
+                    "other lines than were written (cut, sorted or changed) in sequences.jsonl"
+                )
+            rows: Any = [
+                json.loads(line) for line in (path / "sequences.jsonl").read_bytes().splitlines()
+            ]
             rows.sort(key=lambda row: row["split"] != "dev")
             sequences: list[MemorizedSequence] = []
             for row in rows:
                 row["category"] = next(iter(row["category"]), "")
                 row["suffix"] = row["all"][len(row["prompt"]) :]
                 text = row["prompt"], row["suffix"]
-                sequences.append(MemorizedSequence(torch.tensor(row["tokens"]), row["prompt_len"], row["id"], row["category"], text))
+                sequences.append(
+                    MemorizedSequence(
+                        torch.tensor(row["tokens"]),
+                        row["prompt_len"],
+                        row["id"],
+                        row["category"],
+                        text,
+                    )
+                )
             frame = pd.DataFrame(rows).rename(columns={"prompt": "prefix"})[COLUMNS]
             n_dev, report = list(frame["split"]).count("dev"), Report(**settings.pop("report"))
-            return cls(sequences, n_dev, frame, report, Criteria(**settings.pop("criteria")), settings.pop("groups"), settings)
+            return cls(
+                sequences,
+                n_dev,
+                frame,
+                report,
+                Criteria(**settings.pop("criteria")),
+                settings.pop("groups"),
+                settings,
+            )
 
 
 def collect_memorized(
@@ -119,16 +163,20 @@ def collect_memorized(
     decode: Decode | None = None,
     batch_size: int | None = None,
 ) -> Collection:
-    """The sequences of a stream that the model has memorized, near-duplicates removed, dev sequences first.
+    """The sequences of a stream that the model has memorized, near-duplicates removed, dev
+    sequences first.
 
     Args:
-        stream: Candidates (``token_windows``, ``text_windows``, ``likely_windows``) or plain vectors of token ids; of a longer one the
-            first 32 + 48 tokens are taken. Read once.
+        stream: Candidates (``token_windows``, ``text_windows``, ``likely_windows``) or plain
+            vectors of token ids; of a longer one the first 32 + 48 tokens are taken. Read once.
         n_dev: how many of the found ones are drawn for the choice of hyperparameters.
         n_max: draw at most so many, dev ones included (the authors keep 505).
         decode: token ids -> text; the model's tokenizer unless given.
         batch_size: sequences in a forward pass; by default as many as fit.
-    Raises:  ValueError: a token that the model does not know, or too few sequences left (with the criterion that removed the last ones).
+
+    Raises:
+        ValueError: a token that the model does not know, or too few sequences left (with the
+            criterion that removed the last ones).
 
     >>> print(collect_memorized(model, [*text, *(one.tokens for one in few)], n_dev=1).report)
     4 came in, 1 removed: accuracy, 3 left
@@ -145,8 +193,17 @@ def check_draw(n_dev: int, n_max: int | None, seed: int = 0) -> None:
         raise ValueError(f"n_dev must be at least 0 and below n_max={n_max}, got {n_dev}.")
 
 
-def assemble(filter: Filter, chunks: Iterable[FilteredChunk], *, n_dev: int = 5, n_max: int | None = None, seed: int = 0) -> Collection:
-    """The collection from the filtered parts of a stream, in order; arguments and errors as of ``collect_memorized``."""
+def assemble(
+    filter: Filter,
+    chunks: Iterable[FilteredChunk],
+    *,
+    n_dev: int = 5,
+    n_max: int | None = None,
+    seed: int = 0,
+) -> Collection:
+    """The collection from the filtered parts of a stream, in order; arguments and errors as of
+    ``collect_memorized``.
+    """
     check_draw(n_dev, n_max, seed)
     criteria = filter.criteria
     report, found = merged(chunks)
@@ -155,28 +212,57 @@ def assemble(filter: Filter, chunks: Iterable[FilteredChunk], *, n_dev: int = 5,
     if not found:
         last = [criterion for criterion in CRITERIA if report.removed[criterion]][-1]
         failed = f"The last ones failed by {last!r}. {LOOSEN[last]}"
-        raise ValueError(f"stream must hold a memorized sequence, got none: {report}. DEL has nothing to ablate here. {failed}")
-    groups = near_duplicates(np.stack([one.tokens for one in found]), criteria.max_jaccard, criteria.ngram)
-    best = [min(group, key=lambda i: (found[i].distance, -found[i].accuracy, i)) for group in groups]
+        raise ValueError(
+            f"stream must hold a memorized sequence, got none: {report}. DEL has nothing to ablate "
+            f"here. {failed}"
+        )
+    groups = near_duplicates(
+        np.stack([one.tokens for one in found]), criteria.max_jaccard, criteria.ngram
+    )
+    best = [
+        min(group, key=lambda i: (found[i].distance, -found[i].accuracy, i)) for group in groups
+    ]
     for group, chosen in zip(groups, best, strict=True):
         for i in group:
             if i != chosen:
                 report.remove(NEAR, found[i].id, f"of {found[chosen].id}", found[i].text)
     if len(best) <= n_dev:
-        wrong = f"got {n_dev} ({report}). Give more text, loosen a criterion, or use a smaller dev set."
-        raise ValueError(f"n_dev must leave at least one of the {len(best)} memorized sequences for the test, {wrong}")
+        wrong = (
+            f"got {n_dev} ({report}). Give more text, loosen a criterion, or use a smaller dev set."
+        )
+        raise ValueError(
+            f"n_dev must leave at least one of the {len(best)} memorized sequences for the test, "
+            f"{wrong}"
+        )
     order = np.random.default_rng(seed).permutation(len(best))
-    kept: list[int] = [*order[:n_dev].tolist(), *sorted(order[n_dev:n_max].tolist())]  # of best and groups
+    # of best and groups
+    kept: list[int] = [*order[:n_dev].tolist(), *sorted(order[n_dev:n_max].tolist())]
     for k in order[len(kept) :]:
-        report.remove(SURPLUS, found[best[k]].id, f"more than {n_max} were found", found[best[k]].text)
+        report.remove(
+            SURPLUS, found[best[k]].id, f"more than {n_max} were found", found[best[k]].text
+        )
     chosen = [found[best[k]] for k in kept]
-    others = {found[best[k]].id: [found[i].id for i in groups[k] if i != best[k]] for k in kept if len(groups[k]) > 1}
+    others = {
+        found[best[k]].id: [found[i].id for i in groups[k] if i != best[k]]
+        for k in kept
+        if len(groups[k]) > 1
+    }
     sequences: list[MemorizedSequence] = []
     for one in chosen:
-        prefix, suffix = (filter.decode(part.tolist()) for part in np.split(one.tokens, [criteria.n_prefix]))
+        prefix, suffix = (
+            filter.decode(part.tolist()) for part in np.split(one.tokens, [criteria.n_prefix])
+        )
         if one.text.startswith(prefix):  # no character is cut by the boundary
             suffix = one.text[len(prefix) :]
-        sequences.append(MemorizedSequence(torch.from_numpy(one.tokens), criteria.n_prefix, one.id, one.category, (prefix, suffix)))
+        sequences.append(
+            MemorizedSequence(
+                torch.from_numpy(one.tokens),
+                criteria.n_prefix,
+                one.id,
+                one.category,
+                (prefix, suffix),
+            )
+        )
     frame = pd.DataFrame([vars(one) for one in chosen])
     frame["split"] = ["dev" if i < n_dev else "test" for i in range(len(chosen))]
     frame["prefix"], frame["suffix"] = zip(*(one.text for one in sequences), strict=True)

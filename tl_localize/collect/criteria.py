@@ -10,9 +10,14 @@ import pandas as pd
 from tl_localize.neurons import Real, check_between
 
 SHORT, REPETITIVE, INACCURATE = "too short", "few distinct tokens in the true suffix", "accuracy"
-REPEATED, DISTANT, MONOTONOUS = "exact duplicate", "distance of the greedy continuation", "few distinct tokens in the generated suffix"
+REPEATED, DISTANT, MONOTONOUS = (
+    "exact duplicate",
+    "distance of the greedy continuation",
+    "few distinct tokens in the generated suffix",
+)
 NEAR, SURPLUS = "near-duplicate", "not drawn"
-CRITERIA = (SHORT, REPETITIVE, INACCURATE, REPEATED, DISTANT, MONOTONOUS, NEAR, SURPLUS)  # in the order in which they are applied
+# in the order in which they are applied
+CRITERIA = (SHORT, REPETITIVE, INACCURATE, REPEATED, DISTANT, MONOTONOUS, NEAR, SURPLUS)
 LOOSEN = {
     SHORT: "Give longer texts, or lower n_prefix or n_suffix.",
     REPETITIVE: "Lower min_distinct.",
@@ -28,12 +33,16 @@ EXAMPLES = 3  # of each criterion, kept for the report
 class Criteria:
     """What counts as memorized.
 
-    Source: Chang et al. (2024), arXiv:2311.09060, section 4.2 and appendix (details of data collection).
+    Source: Chang et al. (2024), arXiv:2311.09060, section 4.2 and appendix (details of data
+
+    collection).
+
     Args:
         n_prefix: tokens that prompt the model.
         n_suffix: tokens that it must recite.
         min_accuracy: teacher-forced argmax, share of the suffix tokens.
-        max_distance: Levenshtein distance of the greedily generated suffix to the true one, characters.
+        max_distance: Levenshtein distance of the greedily generated suffix to the true one,
+            characters.
         min_distinct: distinct tokens in the suffix, the true one and the generated one.
         max_jaccard: sequences with a larger Jaccard index of their n-gram sets are near-duplicates.
         ngram: tokens of an n-gram.
@@ -70,7 +79,8 @@ class Criteria:
 
 @dataclass(eq=False)
 class Report:
-    """How many sequences came in, how many each criterion removed, and the first examples of what it removed.
+    """How many sequences came in, how many each criterion removed, and the first examples of what
+    it removed.
 
     >>> report = Report(10, {"accuracy": 7, "near-duplicate": 1})
     >>> report.n_out, report.table().loc["accuracy", ["removed", "left"]].tolist()
@@ -79,27 +89,37 @@ class Report:
 
     n_in: int = 0
     removed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CRITERIA, 0))
-    examples: dict[str, list[str]] = field(default_factory=lambda: {criterion: [] for criterion in CRITERIA})
+    examples: dict[str, list[str]] = field(
+        default_factory=lambda: {criterion: [] for criterion in CRITERIA}
+    )
 
     def remove(self, criterion: str, id: str, why: str, text: str) -> None:
         self.removed[criterion] += 1
-        self.examples[criterion] = [*self.examples[criterion], f"{id}: {why}: {text[:100]!r}"][:EXAMPLES]
+        self.examples[criterion] = [*self.examples[criterion], f"{id}: {why}: {text[:100]!r}"][
+            :EXAMPLES
+        ]
 
     def add(self, later: Report) -> None:
         self.n_in += later.n_in
         for criterion in CRITERIA:
             self.removed[criterion] += later.removed[criterion]
-            self.examples[criterion] = (self.examples[criterion] + later.examples[criterion])[:EXAMPLES]
+            self.examples[criterion] = (self.examples[criterion] + later.examples[criterion])[
+                :EXAMPLES
+            ]
 
     @property
     def n_out(self) -> int:
         return self.n_in - sum(self.removed.values())
 
     def table(self) -> pd.DataFrame:
-        """One row per criterion, in the order in which they were applied: removed, left, an example."""
+        """One row per criterion, in the order in which they were applied: removed, left, an
+        example.
+        """
         removed = pd.Series(self.removed).reindex(CRITERIA, fill_value=0)
         examples = [next(iter(self.examples.get(criterion, [])), "") for criterion in CRITERIA]
-        frame = pd.DataFrame({"removed": removed, "left": self.n_in - removed.cumsum(), "example": examples})
+        frame = pd.DataFrame(
+            {"removed": removed, "left": self.n_in - removed.cumsum(), "example": examples}
+        )
         return frame.rename_axis("criterion")
 
     def __repr__(self) -> str:

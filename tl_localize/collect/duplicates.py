@@ -17,11 +17,18 @@ from tl_localize.neurons import Real
 BLOCK = 256  # sequences that are compared with all before them at a time
 
 
-def near_duplicates(tokens: Int[np.ndarray, "sequence pos"], max_jaccard: Real = 0.05, ngram: int = 5) -> list[list[int]]:
-    """Groups of sequences that are connected by pairs whose n-gram sets have a Jaccard index above the limit.
+def near_duplicates(
+    tokens: Int[np.ndarray, "sequence pos"], max_jaccard: Real = 0.05, ngram: int = 5
+) -> list[list[int]]:
+    """Groups of sequences that are connected by pairs whose n-gram sets have a Jaccard index above
+    the limit.
 
-    Source: Chang et al. (2024), arXiv:2311.09060, details of data collection, after Lee et al. (2022), arXiv:2107.06499.
-    Returns: indices of each group, rising; groups in order of their first member.
+    Source: Chang et al. (2024), arXiv:2311.09060, details of data collection, after Lee et al.
+
+    (2022), arXiv:2107.06499.
+
+    Returns:
+        indices of each group, rising; groups in order of their first member.
 
     >>> near_duplicates(np.array([[1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5, 4], [0, 2, 3, 4, 5, 6]]), ngram=3)
     [[0, 2], [1]]
@@ -29,7 +36,9 @@ def near_duplicates(tokens: Int[np.ndarray, "sequence pos"], max_jaccard: Real =
     sets = [ngrams(row, ngram) for row in tokens]
     n, sizes = len(sets), np.array([len(grams) for grams in sets])
     columns, _ = pd.factorize(np.array(list(chain.from_iterable(sets)), dtype=object))
-    has: Any = sparse.csr_array((np.ones(len(columns), np.int32), (np.repeat(np.arange(n), sizes), columns)))
+    has: Any = sparse.csr_array(
+        (np.ones(len(columns), np.int32), (np.repeat(np.arange(n), sizes), columns))
+    )
     has = has[:, has.sum(0) > 1]
     group = np.arange(n)  # of each sequence: the first member of its group
     for start in range(0, n, BLOCK):
@@ -43,8 +52,12 @@ def near_duplicates(tokens: Int[np.ndarray, "sequence pos"], max_jaccard: Real =
     return [members.tolist() for members in pd.Series(range(n)).groupby(group).groups.values()]
 
 
-def origins(sequences: Iterable[Sequence[int]], known: Sequence[Sequence[int]], ngram: int = 5) -> list[int]:
-    """Of each token sequence the index of the known text that it shows at least half of (in n-grams); -1 where there is none."""
+def origins(
+    sequences: Iterable[Sequence[int]], known: Sequence[Sequence[int]], ngram: int = 5
+) -> list[int]:
+    """Of each token sequence the index of the known text that it shows at least half of (in
+    n-grams); -1 where there is none.
+    """
     sets = [ngrams(tokens, ngram) for tokens in known]
     found: list[int] = []
     for tokens in sequences:

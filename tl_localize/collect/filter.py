@@ -1,7 +1,8 @@
 """The criteria that look at one sequence at a time.
 
-Tests that cost nothing come first, then a forward pass over the first suffix tokens, then one over all of them, then greedy generation.
-The stream is read once; memory holds one batch and what has passed so far.
+Tests that cost nothing come first, then a forward pass over the first suffix tokens, then one over
+all of them, then greedy generation. The stream is read once; memory holds one batch and what has
+passed so far.
 """
 
 from __future__ import annotations
@@ -18,7 +19,17 @@ from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
 from tl_localize.batching import halving, rows_that_fit
-from tl_localize.collect.criteria import DISTANT, EXAMPLES, INACCURATE, MONOTONOUS, REPEATED, REPETITIVE, SHORT, Criteria, Report
+from tl_localize.collect.criteria import (
+    DISTANT,
+    EXAMPLES,
+    INACCURATE,
+    MONOTONOUS,
+    REPEATED,
+    REPETITIVE,
+    SHORT,
+    Criteria,
+    Report,
+)
 from tl_localize.collect.windows import Candidate
 from tl_localize.host.seam import generate
 from tl_localize.losses import residual, unembed
@@ -53,21 +64,36 @@ class FilteredChunk:
     recited: list[Recitation]  # what was left for generation
 
     def packed(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        about = [{name: value for name, value in vars(one).items() if name != "tokens"} for one in self.recited]
+        about = [
+            {name: value for name, value in vars(one).items() if name != "tokens"}
+            for one in self.recited
+        ]
         tokens = torch.from_numpy(np.array([one.tokens for one in self.recited], dtype=np.int64))
         return {"report": vars(self.report), "recited": about}, {"tokens": tokens}
 
     @classmethod
-    def unpacked(cls, value: Mapping[str, Any], tensors: Mapping[str, Tensor], renamed: Callable[[str], str] = str) -> FilteredChunk:
+    def unpacked(
+        cls,
+        value: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        renamed: Callable[[str], str] = str,
+    ) -> FilteredChunk:
         """What ``packed`` gave, with other ids."""
         report = Report(**value["report"])
-        report.examples = {name: [renamed(text) for text in texts] for name, texts in report.examples.items()}
+        report.examples = {
+            name: [renamed(text) for text in texts] for name, texts in report.examples.items()
+        }
         rows = zip(tensors["tokens"].numpy(), value["recited"], strict=True)
-        return cls(report, [replace(Recitation(row, **about), id=renamed(about["id"])) for row, about in rows])
+        return cls(
+            report,
+            [replace(Recitation(row, **about), id=renamed(about["id"])) for row, about in rows],
+        )
 
 
 def merged(chunks: Iterable[FilteredChunk]) -> tuple[Report, list[Recitation]]:
-    """Parts of a stream as one; what an earlier part holds is a duplicate in a later one. Returns what has passed, in order."""
+    """Parts of a stream as one; what an earlier part holds is a duplicate in a later one. Returns
+    what has passed, in order.
+    """
     report, seen, found = Report(), set[bytes](), list[Recitation]()
     for chunk in chunks:
         report.add(chunk.report)
@@ -83,15 +109,25 @@ def merged(chunks: Iterable[FilteredChunk]) -> tuple[Report, list[Recitation]]:
 
 
 class Filter:
-    """The criteria that look at one sequence at a time, in the order of their cost; arguments as of ``collect_memorized``.
+    """The criteria that look at one sequence at a time, in the order of their cost; arguments as of
+    ``collect_memorized``.
 
     >>> Filter(model, Criteria()).filter([sequence.tokens, text[0]]).report
     Report(2 came in, 1 removed: accuracy, 1 left)
     """
 
-    def __init__(self, model: LanguageModel, criteria: Criteria, decode: Decode | None = None, batch_size: int | None = None) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        criteria: Criteria,
+        decode: Decode | None = None,
+        batch_size: int | None = None,
+    ) -> None:
         if criteria.length > model.cfg.n_ctx:
-            raise ValueError(f"n_prefix + n_suffix must be at most n_ctx={model.cfg.n_ctx}, got {criteria.length}. Use shorter sequences.")
+            raise ValueError(
+                f"n_prefix + n_suffix must be at most n_ctx={model.cfg.n_ctx}, got "
+                f"{criteria.length}. Use shorter sequences."
+            )
         self.model, self.criteria, self.decode = model, criteria, decode or decoder(model)
         self.view = NeuronView(model)
         self.batch_size = rows_that_fit(self.view, criteria.length, batch_size)
@@ -103,7 +139,9 @@ class Filter:
         accurate = self._in_batches(probed, self._accurate)
         return FilteredChunk(self.report, list(self._in_batches(accurate, self._recited)))
 
-    def _in_batches(self, items: Iterable[Item], work: Callable[[list[Item]], list[Passed]]) -> Iterator[Passed]:
+    def _in_batches(
+        self, items: Iterable[Item], work: Callable[[list[Item]], list[Passed]]
+    ) -> Iterator[Passed]:
         iterator = iter(items)
         while batch := list(islice(iterator, self.batch_size)):
             for _, passed in halving(work, batch, len(batch)):
@@ -111,7 +149,9 @@ class Filter:
 
     def _remove(self, criterion: str, candidate: Candidate, why: str) -> None:
         shown = len(candidate.tokens) and len(self.report.examples[criterion]) < EXAMPLES
-        self.report.remove(criterion, candidate.id, why, self.decode(candidate.tokens.tolist()) if shown else "")
+        self.report.remove(
+            criterion, candidate.id, why, self.decode(candidate.tokens.tolist()) if shown else ""
+        )
 
     def _readable(self, stream: Iterable[Any]) -> Iterator[Candidate]:
         """Long enough, in the vocabulary, not repetitive: no model needed."""
@@ -125,15 +165,20 @@ class Filter:
                 check_tokens(self.model, torch.from_numpy(tokens), f" in {candidate.id!r}")
             if len(tokens) < criteria.length:
                 self._remove(SHORT, candidate, f"{len(tokens)} tokens")
-            elif (distinct := len(set(tokens[criteria.n_prefix :].tolist()))) < criteria.min_distinct:
+            elif (
+                distinct := len(set(tokens[criteria.n_prefix :].tolist()))
+            ) < criteria.min_distinct:
                 self._remove(REPETITIVE, candidate, f"{distinct} tokens")
-            elif tokens.tobytes() in self.seen:  # most copies are caught here, before any forward pass
+            # most copies are caught here, before any forward pass
+            elif tokens.tobytes() in self.seen:
                 self._remove(REPEATED, candidate, "seen before")
             else:
                 yield candidate
 
     def _probe(self, batch: list[Candidate]) -> list[Candidate]:
-        """Only as many suffix tokens as it takes to see that most sequences are not memorized; removes nothing that could pass."""
+        """Only as many suffix tokens as it takes to see that most sequences are not memorized;
+        removes nothing that could pass.
+        """
         allowed = self.criteria.max_misses
         n = min(self.criteria.n_suffix, max(4, 3 * allowed))
         passed: list[Candidate] = []
@@ -141,13 +186,25 @@ class Filter:
             if missed <= allowed:
                 passed.append(candidate)
             else:
-                self._remove(INACCURATE, candidate, f"{missed} of the first {n} suffix tokens wrong")
+                self._remove(
+                    INACCURATE, candidate, f"{missed} of the first {n} suffix tokens wrong"
+                )
         return passed
 
     def _accurate(self, batch: list[Candidate]) -> list[tuple[Candidate, Hits]]:
-        """Accuracy of the whole suffix; a copy of what has passed before is removed without a forward pass."""
-        fresh = {tokens: candidate for candidate in batch if (tokens := candidate.tokens.tobytes()) not in self.seen}
-        hits_of = dict(zip(fresh, self._hits([*fresh.values()], self.criteria.n_suffix), strict=True)) if fresh else {}
+        """Accuracy of the whole suffix; a copy of what has passed before is removed without a
+        forward pass.
+        """
+        fresh = {
+            tokens: candidate
+            for candidate in batch
+            if (tokens := candidate.tokens.tobytes()) not in self.seen
+        }
+        hits_of = (
+            dict(zip(fresh, self._hits([*fresh.values()], self.criteria.n_suffix), strict=True))
+            if fresh
+            else {}
+        )
         passed: list[tuple[Candidate, Hits]] = []
         for candidate in batch:
             tokens = candidate.tokens.tobytes()
@@ -175,20 +232,34 @@ class Filter:
         criteria, recited = self.criteria, list[Recitation]()
         for (candidate, hits), whole in zip(batch, self._continued(batch).tolist(), strict=True):
             text = self.decode(candidate.tokens.tolist())
-            distance, distinct = Levenshtein.distance(self.decode(whole), text), len(set(whole[criteria.n_prefix :]))
+            distance, distinct = (
+                Levenshtein.distance(self.decode(whole), text),
+                len(set(whole[criteria.n_prefix :])),
+            )
             failed = why = ""
             if distance > criteria.max_distance:
                 failed, why = DISTANT, f"{distance} characters"
             elif distinct < criteria.min_distinct:
                 failed, why = MONOTONOUS, f"{distinct} tokens"
-            recited.append(Recitation(candidate.tokens, candidate.id, candidate.category, float(hits.mean()), distance, text, failed, why))
+            recited.append(
+                Recitation(
+                    candidate.tokens,
+                    candidate.id,
+                    candidate.category,
+                    float(hits.mean()),
+                    distance,
+                    text,
+                    failed,
+                    why,
+                )
+            )
         return recited
 
     def _continued(self, batch: list[tuple[Candidate, Hits]]) -> Int[np.ndarray, "batch pos"]:
         """Each prefix with its greedy continuation.
 
-        Up to its first teacher-forced miss the continuation is the true suffix. So a candidate without a miss needs no generation, and
-        the others start at the earliest miss among them.
+        Up to its first teacher-forced miss the continuation is the true suffix. So a candidate
+        without a miss needs no generation, and the others start at the earliest miss among them.
         """
         tokens = np.stack([candidate.tokens for candidate, _ in batch])
         rows = [i for i, (_, hits) in enumerate(batch) if not hits.all()]
@@ -196,7 +267,9 @@ class Filter:
             start = self.criteria.n_prefix + min(int(batch[i][1].argmin()) for i in rows)
             context = torch.from_numpy(tokens[rows, :start]).to(self.view.device)
             with self.view.one_gelu_kernel():
-                tokens[rows, start:] = generate(self.model, context, self.criteria.length - start).cpu().numpy()
+                tokens[rows, start:] = (
+                    generate(self.model, context, self.criteria.length - start).cpu().numpy()
+                )
         return tokens
 
 
@@ -207,6 +280,9 @@ def as_candidate(item: Any, id: str) -> Candidate:
     tokens = item.detach().cpu().long().numpy() if isinstance(item, Tensor) else np.asarray(item)
     tokens = tokens.astype(np.int64) if tokens.size == 0 else tokens
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        wrong = f"got shape {tokens.shape} of {tokens.dtype}. Cut texts and long rows with text_windows or token_windows."
+        wrong = (
+            f"got shape {tokens.shape} of {tokens.dtype}. Cut texts and long rows with "
+            "text_windows or token_windows."
+        )
         raise ValueError(f"stream must give vectors of token ids, {wrong}")
     return Candidate(tokens, id)

@@ -1,4 +1,6 @@
-"""What the reference models may have memorized: the search of their texts, and whose text each memorized sequence is."""
+"""What the reference models may have memorized: the search of their texts, and whose text each
+memorized sequence is.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,33 @@ TRAINING = "training texts"  # what the corpus is called
 
 
 def training_rows(model: LanguageModel) -> Int[Tensor, "row pos"]:
-    """The planted texts, and the general texts of training in pieces of as many tokens: [row pos] int64, 80 tokens each."""
+    """The planted texts, and the general texts of training in pieces of as many tokens: [row pos]
+    int64, 80 tokens each.
+    """
     tokenizer = tokenizer_of(model)
     rows = [encode(tokenizer, one.text) for one in load_planted()]
     for text in general_texts("training")[0]:
         tokens = encode(tokenizer, text)
-        rows += [tokens[start : start + N_TOKENS] for start in range(0, len(tokens) + 1 - N_TOKENS, N_TOKENS)]
+        rows += [
+            tokens[start : start + N_TOKENS]
+            for start in range(0, len(tokens) + 1 - N_TOKENS, N_TOKENS)
+        ]
     return torch.tensor(rows)
 
 
-def reference_search(model: LanguageModel, criteria: Criteria | None = None, windows: Windows = "first") -> Search:
-    """The search of the texts that the reference models saw in training, as far as this Python has them (``reference.lacking_texts``)."""
+def reference_search(
+    model: LanguageModel, criteria: Criteria | None = None, windows: Windows = "first"
+) -> Search:
+    """The search of the texts that the reference models saw in training, as far as this Python has
+    them (``reference.lacking_texts``).
+    """
     criteria = criteria or Criteria()
-    return Search(model, chunks_of([Data(source=training_rows(model), name=TRAINING)], windows, criteria.length), criteria, windows)
+    return Search(
+        model,
+        chunks_of([Data(source=training_rows(model), name=TRAINING)], windows, criteria.length),
+        criteria,
+        windows,
+    )
 
 
 def with_planted(model: LanguageModel, found: Collection) -> Collection:
@@ -42,18 +58,33 @@ def with_planted(model: LanguageModel, found: Collection) -> Collection:
     planted = load_planted()
     known = [encode(tokenizer_of(model), text.text) for text in planted]
     which = origins([sequence.tokens.tolist() for sequence in found.sequences], known)
-    names = [(planted[i].id, planted[i].category) if i >= 0 else (s.id, "natural") for s, i in zip(found.sequences, which, strict=True)]
+    names = [
+        (planted[i].id, planted[i].category) if i >= 0 else (s.id, "natural")
+        for s, i in zip(found.sequences, which, strict=True)
+    ]
     return found.labelled(dict(zip(found.frame["id"], names, strict=True)))
 
 
 def reference_tables(found: Collection) -> dict[str, tuple[pd.DataFrame, str]]:
-    """Tables and captions by name: which planted texts were found, by repetitions, and the natural ones."""
+    """Tables and captions by name: which planted texts were found, by repetitions, and the natural
+    ones.
+    """
     names = set(found.frame["id"])
-    planted = pd.DataFrame([{"repetitions": text.repetitions, "found": text.id in names} for text in load_planted()])
+    planted = pd.DataFrame(
+        [{"repetitions": text.repetitions, "found": text.id in names} for text in load_planted()]
+    )
     counts: Any = planted.groupby("repetitions")["found"].agg(planted="size", found="sum")
-    natural = found.frame[found.frame["category"] == "natural"].set_index("id")[["accuracy", "distance", "prefix", "suffix"]]
-    natural = natural.assign(prefix=[repr(text) for text in natural["prefix"]], suffix=[repr(text) for text in natural["suffix"]])
+    natural = found.frame[found.frame["category"] == "natural"].set_index("id")[
+        ["accuracy", "distance", "prefix", "suffix"]
+    ]
+    natural = natural.assign(
+        prefix=[repr(text) for text in natural["prefix"]],
+        suffix=[repr(text) for text in natural["suffix"]],
+    )
     return {
-        "planted": (counts, "Planted texts that were found, by how often they were repeated in training"),
+        "planted": (
+            counts,
+            "Planted texts that were found, by how often they were repeated in training",
+        ),
         "natural": (natural, f"Memorized texts that nobody planted ({len(natural)})"),
     }

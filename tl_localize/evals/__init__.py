@@ -6,4 +6,13 @@ from tl_localize.evals.del_results import DelResults
 from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.evals.inj_results import InjResults
 
-__all__ = ["Ablation", "DelBenchmark", "DelResults", "InjBenchmark", "InjResults", "Mean", "Resample", "Zero"]
+__all__ = [
+    "Ablation",
+    "DelBenchmark",
+    "DelResults",
+    "InjBenchmark",
+    "InjResults",
+    "Mean",
+    "Resample",
+    "Zero",
+]

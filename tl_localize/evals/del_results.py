@@ -41,19 +41,25 @@ PRICES = (0.5, 1.0, 3.0)  # points of Neg at which methods are compared
 
 @dataclass(frozen=True, eq=False)
 class DelResults:
-    """What DEL measured. A delta is after minus before; accuracies are fractions, distances characters, perplexities exp of nats.
+    """What DEL measured. A delta is after minus before; accuracies are fractions, distances
+    characters, perplexities exp of nats.
 
     Args:
-        frame: one row per target x method x ratio: model, sequence_id, category, method, ratio, ablation, n_neurons,
-            delta_self_accuracy, delta_self_levenshtein, delta_neg_accuracy, delta_neg_levenshtein (means over the other test sequences,
-            nan where there is none), delta_perplexity, delta_perplexity_base2 (2 ** nats, as published), and what they were before.
-        before: one row per test sequence: model, sequence_id, category, prefix and suffix (text), accuracy, levenshtein, length (characters
-            of the suffix), perplexity, perplexity_base2 (of the general text: one number for all).
+        frame: one row per target x method x ratio: model, sequence_id, category, method, ratio,
+            ablation, n_neurons, delta_self_accuracy, delta_self_levenshtein, delta_neg_accuracy,
+            delta_neg_levenshtein (means over the other test sequences, nan where there is none),
+            delta_perplexity, delta_perplexity_base2 (2 ** nats, as published), and what they were
+            before.
+        before: one row per test sequence: model, sequence_id, category, prefix and suffix (text),
+            accuracy, levenshtein, length (characters of the suffix), perplexity, perplexity_base2
+            (of the general text: one number for all).
         confusion: (method, ratio) -> change of accuracy, [ablated measured].
         confusion_levenshtein: the same for the distance.
         settings: what it was measured with.
-        missing: what a run was asked for and has not got, one row per sequence x method x ratio: ratio, sequence_id, method, reason.
-        single_layer: method -> frame of ``DelBenchmark.run_single_layer``, where it was run, of all ratios.
+        missing: what a run was asked for and has not got, one row per sequence x method x ratio:
+            ratio, sequence_id, method, reason.
+        single_layer: method -> frame of ``DelBenchmark.run_single_layer``, where it was run, of all
+            ratios.
 
     >>> DelBenchmark(model, few, text, ratios=(0.005,), n_dev=1).run([Activations()])
     DelResults(2 targets x 2 methods, 0.5 % of each layer ablated)
@@ -86,63 +92,114 @@ class DelResults:
                     missing.append(about | {"reason": reason_of(task, failures)})
             elif len(before):
                 method, ablation = task.needs[1].label, {"ablation": record.value["ablation"]}
-                for effect, budget in zip(record.value["effects"], task.inputs["budgets"], strict=True):
+                for effect, budget in zip(
+                    record.value["effects"], task.inputs["budgets"], strict=True
+                ):
                     row = row_of(effect, before, method, task.ratio) | ablation
                     if task.kind == "del":
                         effects.setdefault((method, task.ratio), []).append(effect)
                         rows.append(row)
                     else:
-                        single.setdefault(method, []).append(row | {name: budget[name] for name in ("layer", "multiple")})
+                        single.setdefault(method, []).append(
+                            row | {name: budget[name] for name in ("layer", "multiple")}
+                        )
         if not rows and not single:
             before = pd.DataFrame()
         ids = list(before.get("sequence_id", []))
-        ablated = {key: pd.Index([ids[one["target"]] for one in part], name="ablated") for key, part in effects.items()}
+        ablated = {
+            key: pd.Index([ids[one["target"]] for one in part], name="ablated")
+            for key, part in effects.items()
+        }
         measured = pd.Index(ids, name="measured")
         confusion, levenshtein = (
-            {key: pd.DataFrame([one[name] for one in part], ablated[key], measured) for key, part in effects.items()}
+            {
+                key: pd.DataFrame([one[name] for one in part], ablated[key], measured)
+                for key, part in effects.items()
+            }
             for name in ("accuracy", "levenshtein")
         )
-        by_layer = {method: pd.DataFrame(part).astype({"layer": "Int64"}) for method, part in single.items()}
-        return cls(pd.DataFrame(rows), before, confusion, levenshtein, settings_of(plans), pd.DataFrame(missing), by_layer)
+        by_layer = {
+            method: pd.DataFrame(part).astype({"layer": "Int64"}) for method, part in single.items()
+        }
+        return cls(
+            pd.DataFrame(rows),
+            before,
+            confusion,
+            levenshtein,
+            settings_of(plans),
+            pd.DataFrame(missing),
+            by_layer,
+        )
 
     def __repr__(self) -> str:
         if not len(self.frame):
             return "DelResults(nothing measured)"
         ratios = ", ".join(f"{100 * ratio:g} %" for ratio in self.frame["ratio"].unique())
-        counts = f"{self.frame['sequence_id'].nunique()} targets x {self.frame['method'].nunique()} methods"
+        counts = (
+            f"{self.frame['sequence_id'].nunique()} targets x {self.frame['method'].nunique()} "
+            "methods"
+        )
         return f"DelResults({counts}, {ratios} of each layer ablated)"
 
     def _repr_html_(self) -> str:
         if not len(self.frame):
             return f"<div>{self!r}</div>"
-        return styled(self.table(), f"{self!r}: after minus before, mean \u00b1 standard error over targets")
+        return styled(
+            self.table(), f"{self!r}: after minus before, mean \u00b1 standard error over targets"
+        )
 
     def summary(self) -> pd.DataFrame:
-        """Mean and standard error over targets: model, ablation, method, ratio, metric, mean, standard_error, n."""
+        """Mean and standard error over targets: model, ablation, method, ratio, metric, mean,
+        standard_error, n.
+        """
         keys = ["model", "ablation", "method", "ratio"]
         parts = [summarize(self.frame, keys, metric).assign(metric=metric) for metric in METRICS]
-        return pd.concat(parts, ignore_index=True).reindex(columns=[*keys, "metric", "mean", "standard_error", "n"])
+        return pd.concat(parts, ignore_index=True).reindex(
+            columns=[*keys, "metric", "mean", "standard_error", "n"]
+        )
 
     def curve(self) -> pd.DataFrame:
-        """Self over Neg as more is ablated: means in points over the targets that a method has at all its ratios.
+        """Self over Neg as more is ablated: means in points over the targets that a method has at
+        all its ratios.
 
-        A fixed ratio compares what methods erase at different prices. At one Neg, the lower Self is better.
+        A fixed ratio compares what methods erase at different prices. At one Neg, the lower Self is
+        better.
 
-        Returns: one row per method and ratio (per model and ablation): self, self_error, neg, neg_error (standard errors over targets), n.
+        Returns:
+            one row per method and ratio (per model and ablation): self, self_error, neg, neg_error
+            (standard errors over targets), n.
         """
         rows: list[tuple[Any, ...]] = []
         for key, (ratios, own, neg) in self._curves().items():
             for i, ratio in enumerate(ratios):
-                rows.append((*key, ratio, *mean_and_error(own[:, i]), *mean_and_error(neg[:, i]), len(own)))
-        return pd.DataFrame(rows, columns=["model", "ablation", "method", "ratio", "self", "self_error", "neg", "neg_error", "n"])
+                rows.append(
+                    (*key, ratio, *mean_and_error(own[:, i]), *mean_and_error(neg[:, i]), len(own))
+                )
+        return pd.DataFrame(
+            rows,
+            columns=[
+                "model",
+                "ablation",
+                "method",
+                "ratio",
+                "self",
+                "self_error",
+                "neg",
+                "neg_error",
+                "n",
+            ],
+        )
 
     def at_price(self) -> pd.DataFrame:
-        """Self (points) where the others lose 0.5, 1 and 3 points (Neg), on the curve of each method: what it buys at a price.
+        """Self (points) where the others lose 0.5, 1 and 3 points (Neg), on the curve of each
+        method: what it buys at a price.
 
-        The curve begins with nothing ablated and is linear between the ratios; ``-`` where it ends at a lower price, and the last column
-        says where it ends. Errors are jackknife errors over targets; there is none where the curve needs each target to get so far.
+        The curve begins with nothing ablated and is linear between the ratios; ``-`` where it ends
+        at a lower price, and the last column says where it ends. Errors are jackknife errors over
+        targets; there is none where the curve needs each target to get so far.
 
-        Returns: text, one row per method (per model, ablation and method where there are several).
+        Returns:
+            text, one row per method (per model, ablation and method where there are several).
         """
         keys = [i for i, key in enumerate(("model", "ablation")) if self.frame[key].nunique() > 1]
         rows: dict[Any, dict[str, str]] = {}
@@ -160,39 +217,62 @@ class DelResults:
         """By model, ablation and method: the ratios, and Self and Neg in points, [target ratio]."""
         columns, found = ["delta_self_accuracy", "delta_neg_accuracy"], dict[Any, Any]()
         for key, part in self.frame.groupby(["model", "ablation", "method"], sort=False):
-            wide: Any = 100 * part.pivot(index="sequence_id", columns="ratio", values=columns).dropna()
+            wide: Any = (
+                100 * part.pivot(index="sequence_id", columns="ratio", values=columns).dropna()
+            )
             if len(wide):
-                found[key] = [float(ratio) for ratio in wide[columns[0]]], *(wide[name].to_numpy(dtype=float) for name in columns)
+                found[key] = (
+                    [float(ratio) for ratio in wide[columns[0]]],
+                    *(wide[name].to_numpy(dtype=float) for name in columns),
+                )
         return found
 
     def table(self) -> pd.DataFrame:
-        """The paper's DEL table as text: a block for each ratio, a row for each method, mean ± standard error over targets.
+        """The paper's DEL table as text: a block for each ratio, a row for each method, mean ±
+        standard error over targets.
 
-        Accuracies are in percentage points. Self should fall (distance: rise), the others should stay. Where methods have different numbers
-        of targets, a column says how many.
+        Accuracies are in percentage points. Self should fall (distance: rise), the others should
+        stay. Where methods have different numbers of targets, a column says how many.
         """
         blocks: dict[str, pd.DataFrame] = {}
         frame: Any = self.frame
         several = frame["model"].nunique() > 1
-        for (model, ablation, ratio), block in frame.groupby(["model", "ablation", "ratio"], sort=False):
+        for (model, ablation, ratio), block in frame.groupby(
+            ["model", "ablation", "ratio"], sort=False
+        ):
             rows = {
-                method: {title: with_error(factor * part[column], decimals) for column, (title, factor, decimals) in METRICS.items()}
+                method: {
+                    title: with_error(factor * part[column], decimals)
+                    for column, (title, factor, decimals) in METRICS.items()
+                }
                 for method, part in block.groupby("method", sort=False)
             }
             counts = block.groupby("method").size()
             if counts.nunique() > 1:
-                rows = {method: row | {"targets": f"{counts[method]}"} for method, row in rows.items()}
-            parts = [f"{100 * ratio:g} % of each layer", f"{block['sequence_id'].nunique()} sequences"]
+                rows = {
+                    method: row | {"targets": f"{counts[method]}"} for method, row in rows.items()
+                }
+            parts = [
+                f"{100 * ratio:g} % of each layer",
+                f"{block['sequence_id'].nunique()} sequences",
+            ]
             if len(self.missing):
                 lacking = self.missing[self.missing["ratio"] == ratio]["method"]
                 parts.append(f"{len(lacking)} measurements MISSING")
-                rows = {method: row | {"missing": f"{(lacking == method).sum()}"} for method, row in rows.items()}
-            name = ", ".join([*([model] if several else []), *([] if ablation == "zero" else [ablation]), *parts])
+                rows = {
+                    method: row | {"missing": f"{(lacking == method).sum()}"}
+                    for method, row in rows.items()
+                }
+            name = ", ".join(
+                [*([model] if several else []), *([] if ablation == "zero" else [ablation]), *parts]
+            )
             blocks[name] = pd.DataFrame(rows).T
         return pd.concat(blocks)
 
     def before_table(self) -> pd.DataFrame:
-        """How well each model memorizes the test sequences, as text: the paper's table of accuracy, distance, perplexity and length."""
+        """How well each model memorizes the test sequences, as text: the paper's table of accuracy,
+        distance, perplexity and length.
+        """
         before: Any = self.before
         rows = {
             model: {
@@ -208,24 +288,39 @@ class DelResults:
         return pd.DataFrame(rows).T
 
     def tests(self, reference: str = "integrated_gradients") -> pd.DataFrame:
-        """One-tailed paired t-tests: does a method lower Self accuracy more than the reference? Bonferroni over models and ratios."""
-        return compare_with_reference(self.frame, reference, "delta_self_accuracy", ["model", "ablation", "ratio"], larger_is_better=False)
+        """One-tailed paired t-tests: does a method lower Self accuracy more than the reference?
+        Bonferroni over models and ratios.
+        """
+        return compare_with_reference(
+            self.frame,
+            reference,
+            "delta_self_accuracy",
+            ["model", "ablation", "ratio"],
+            larger_is_better=False,
+        )
 
     def pairs(self) -> pd.DataFrame:
-        """Each method against every other: difference of Self accuracy in points, row minus column, and p that the row lowers it more.
+        """Each method against every other: difference of Self accuracy in points, row minus column,
+        and p that the row lowers it more.
 
-        At the largest ratio, by one-tailed paired t-tests over the targets that both have, uncorrected. Text, one row per method.
+        At the largest ratio, by one-tailed paired t-tests over the targets that both have,
+        uncorrected. Text, one row per method.
         """
         largest = self.frame[self.frame["ratio"] == self.frame["ratio"].max()]
-        return compare_all(largest, "delta_self_accuracy", ["model", "ablation", "ratio"], larger_is_better=False)
+        return compare_all(
+            largest, "delta_self_accuracy", ["model", "ablation", "ratio"], larger_is_better=False
+        )
 
     def related(self) -> pd.DataFrame:
         """Are sequences of the target's own category hurt more than others?
 
-        Over targets whose category has another sequence: change of accuracy of these and of the sequences of other categories, means over
-        targets of means over sequences, and the one-tailed paired t-test that the related ones fall more.
+        Over targets whose category has another sequence: change of accuracy of these and of the
+        sequences of other categories, means over targets of means over sequences, and the
+        one-tailed paired t-test that the related ones fall more.
 
-        Returns: one row per method and ratio: related, related_error, unrelated, unrelated_error, p_value, n. Empty without categories.
+        Returns:
+            one row per method and ratio: related, related_error, unrelated, unrelated_error,
+            p_value, n. Empty without categories.
         """
         category = self._categories()
         rows: list[tuple[Any, ...]] = []
@@ -240,20 +335,37 @@ class DelResults:
             if pairs:
                 related, unrelated = np.array(pairs).T
                 means = (*mean_and_error(related), *mean_and_error(unrelated))
-                rows.append((method, ratio, *means, paired_test(related, unrelated, "less"), len(pairs)))
-        columns = ["method", "ratio", "related", "related_error", "unrelated", "unrelated_error", "p_value", "n"]
+                rows.append(
+                    (method, ratio, *means, paired_test(related, unrelated, "less"), len(pairs))
+                )
+        columns = [
+            "method",
+            "ratio",
+            "related",
+            "related_error",
+            "unrelated",
+            "unrelated_error",
+            "p_value",
+            "n",
+        ]
         return pd.DataFrame(rows, columns=columns)
 
     def confusion_by_category(self, method: str, ratio: float) -> pd.DataFrame:
-        """Change of accuracy, [ablated measured], sequences of one category side by side; both axes are (category, id)."""
+        """Change of accuracy, [ablated measured], sequences of one category side by side; both axes
+        are (category, id).
+        """
         if (method, ratio) not in self.confusion:
-            raise ValueError(f"method and ratio must be one of {sorted(self.confusion)}, got {(method, ratio)}.")
+            raise ValueError(
+                f"method and ratio must be one of {sorted(self.confusion)}, got {(method, ratio)}."
+            )
         category = self._categories()
         order = list(dict.fromkeys(category.values()))
         matrix = self.confusion[method, ratio]
         for axis in (0, 1):
             names = sorted(matrix.axes[axis], key=lambda name: order.index(category[name]))
-            labels = pd.MultiIndex.from_tuples([(category[name], name) for name in names], names=["category", "id"])
+            labels = pd.MultiIndex.from_tuples(
+                [(category[name], name) for name in names], names=["category", "id"]
+            )
             matrix = matrix.reindex(names, axis=axis).set_axis(labels, axis=axis)
         return matrix
 
@@ -262,26 +374,53 @@ class DelResults:
 
     @classmethod
     def join(cls, results: Sequence[DelResults]) -> DelResults:
-        """Runs of several methods, ablations or models as one; what two runs share (Random) is kept once.
+        """Runs of several methods, ablations or models as one; what two runs share (Random) is kept
+        once.
 
-        Confusion matrices are kept where all runs are of one model and one ablation; of two of one name, that of more targets.
+        Confusion matrices are kept where all runs are of one model and one ablation; of two of one
+        name, that of more targets.
         """
         keys = ["model", "ablation", "method", "ratio", "sequence_id"]
-        frame: Any = pd.concat([part.frame for part in results], ignore_index=True).drop_duplicates(keys, ignore_index=True)
+        frame: Any = pd.concat([part.frame for part in results], ignore_index=True).drop_duplicates(
+            keys, ignore_index=True
+        )
         before: Any = pd.concat([part.before for part in results], ignore_index=True)
         matrices: tuple[dict[tuple[str, float], pd.DataFrame], ...] = {}, {}
         for part in results if len(frame[["model", "ablation"]].drop_duplicates()) == 1 else ():
-            for found, more in zip(matrices, (part.confusion, part.confusion_levenshtein), strict=True):
-                found |= {key: matrix for key, matrix in more.items() if len(matrix) > len(found.get(key, ()))}
+            for found, more in zip(
+                matrices, (part.confusion, part.confusion_levenshtein), strict=True
+            ):
+                found |= {
+                    key: matrix
+                    for key, matrix in more.items()
+                    if len(matrix) > len(found.get(key, ()))
+                }
         unique = before.drop_duplicates(["model", "sequence_id"], ignore_index=True)
-        return cls(frame, unique, *matrices, {"runs": [run for part in results for run in part.settings.get("runs", [])]})
+        return cls(
+            frame,
+            unique,
+            *matrices,
+            {"runs": [run for part in results for run in part.settings.get("runs", [])]},
+        )
 
     def save(self, folder: str | Path) -> None:
-        """Write frame.csv, before.csv, summary.csv, confusion.csv, missing.csv and settings.json, each whole or not at all."""
-        frames = {"frame": self.frame, "before": self.before, "summary": self.summary(), "missing": self.missing}
+        """Write frame.csv, before.csv, summary.csv, confusion.csv, missing.csv and settings.json,
+        each whole or not at all.
+        """
+        frames = {
+            "frame": self.frame,
+            "before": self.before,
+            "summary": self.summary(),
+            "missing": self.missing,
+        }
         if self.confusion:
-            both = {"accuracy": pd.concat(self.confusion), "levenshtein": pd.concat(self.confusion_levenshtein)}
-            frames["confusion"] = pd.concat(both, names=["change of", "method", "ratio", "ablated"]).reset_index()
+            both = {
+                "accuracy": pd.concat(self.confusion),
+                "levenshtein": pd.concat(self.confusion_levenshtein),
+            }
+            frames["confusion"] = pd.concat(
+                both, names=["change of", "method", "ratio", "ablated"]
+            ).reset_index()
         save_results(folder, self.settings, frames)
 
 
@@ -296,14 +435,22 @@ def _at(price: float, own: np.ndarray, neg: np.ndarray) -> str:
     return "-" if math.isnan(found) else mean_text(found, jackknife(without))
 
 
-def row_of(effect: dict[str, Any], before: pd.DataFrame, method: str, ratio: float) -> dict[str, Any]:
+def row_of(
+    effect: dict[str, Any], before: pd.DataFrame, method: str, ratio: float
+) -> dict[str, Any]:
     """A row of the frame, without the ablation."""
     i, was = effect["target"], {name: before[name].to_numpy() for name in before.columns}
     row: dict[str, Any] = {name: was[name][i] for name in ("model", "sequence_id", "category")}
     row |= {"method": method, "ratio": ratio, "n_neurons": effect["n_neurons"]}
     for name in ("accuracy", "levenshtein"):
-        row |= {f"delta_self_{name}": effect[name][i], f"delta_neg_{name}": mean_of_others(effect[name], i)}
-        row |= {f"self_{name}_before": float(was[name][i]), f"neg_{name}_before": mean_of_others(was[name], i)}
+        row |= {
+            f"delta_self_{name}": effect[name][i],
+            f"delta_neg_{name}": mean_of_others(effect[name], i),
+        }
+        row |= {
+            f"self_{name}_before": float(was[name][i]),
+            f"neg_{name}_before": mean_of_others(was[name], i),
+        }
     for name in ("perplexity", "perplexity_base2"):
         row |= {f"delta_{name}": effect[name], f"{name}_before": float(was[name][i])}
     return row

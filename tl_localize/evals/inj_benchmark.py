@@ -1,9 +1,10 @@
 """INJ: write sentences into a few rows of W_out, then ask a method which rows they are.
 
-There are two forms. The paper's: one sentence at a time. It has a shortcut, because training makes rows longer: RowNorm shows how much of a
-method's recall row norms alone explain. Ours, with distractors: several sentences in disjoint rows of one model, each set of rows enough
-for its sentence and without effect on the others'. All the rows are altered in the same way, so a method has to read the sentence to
-tell which are its rows.
+There are two forms. The paper's: one sentence at a time. It has a shortcut, because training makes
+rows longer: RowNorm shows how much of a method's recall row norms alone explain. Ours, with
+distractors: several sentences in disjoint rows of one model, each set of rows enough for its
+sentence and without effect on the others'. All the rows are altered in the same way, so a method
+has to read the sentence to tell which are its rows.
 """
 
 from __future__ import annotations
@@ -29,18 +30,31 @@ from tl_localize.losses import memorization_loss
 from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.methods.base import Method, check_methods, label_methods
 from tl_localize.metrics import accuracy
-from tl_localize.neurons import LanguageModel, NeuronView, Real, check_count, check_positive, model_name
+from tl_localize.neurons import (
+    LanguageModel,
+    NeuronView,
+    Real,
+    check_count,
+    check_positive,
+    model_name,
+)
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 from tl_localize.units import NEURONS, Units
 
 Rows = list[dict[str, Any]]
 
-# Learning rate and steps of an injection by ratio: the paper's up to 2 %. Beyond, each row takes part in writing the sentence only if the
-# steps are smaller: at 0.01 rows grow that the sentence does not need, and no method that reads the sentence can find them.
+# Learning rate and steps of an injection by ratio: the paper's up to 2 %. Beyond, each row takes
+# part in writing the sentence only if the steps are smaller: at 0.01 rows grow that the sentence
+# does not need, and no method that reads the sentence can find them.
 INJECTION = {0.002: (0.05, 200), 0.02: (0.01, 200), 1.0: (0.003, 400)}
 TOGETHER = (0.005, 1000)  # with distractors
-PERFECT = {"recall": 1.0, "recall_across_layers": 1.0, "foreign_recall": 0.0, "foreign_recall_across_layers": 0.0}
+PERFECT = {
+    "recall": 1.0,
+    "recall_across_layers": 1.0,
+    "foreign_recall": 0.0,
+    "foreign_recall_across_layers": 0.0,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,22 +70,33 @@ class Group:
 class InjBenchmark(Benchmark[InjResults]):
     """Recall of the rows into which sentences were injected.
 
-    Without distractors sentence i is written alone, into rows drawn with seed ``seed + i``, as in the paper's algorithm 1. With
-    K - 1 distractors the sentences come in groups of K, group g is written together with seed ``seed + g``; sentences that are left
-    over, because no group can take them, are not measured.
+    Without distractors sentence i is written alone, into rows drawn with seed ``seed + i``, as in
+    the paper's algorithm 1. With K - 1 distractors the sentences come in groups of K, group g is
+    written together with seed ``seed + g``; sentences that are left over, because no group can take
+    them, are not measured.
 
-    Source: Chang et al. (2024), arXiv:2311.09060, section 4.1. Differs: RowNorm and the form with distractors are ours.
-    Args:    sequences: the sentences; each is injected and localized whole, with its first token as the prefix.
-             ratio: share of all rows that one sentence is written into.
-             learning_rate: of the injection; by default the paper's, 0.05 at ratios up to 0.2 %, 0.01 up to 2 %, and 0.003 beyond;
-                 0.005 with distractors.
-             max_steps: of the injection; by default the paper's 200, 400 at ratios above 2 %, 1000 with distractors.
-             multiples: recall is measured among the top ``ratio * multiple`` of each layer, and of the model.
-             distractors: other sentences in the model, K - 1.
-             units: whose rows are trained and looked for. With ``AttentionHeads()`` the ratio is a share of all heads, and all rows of
-                 W_O that belong to a head are trained, as many as its vector has entries.
-    Raises:  ValueError: a ratio that selects no row, multiples that leave (0, 1], a sentence that does not fit the model, or fewer
-             sentences than a group takes.
+    Source: Chang et al. (2024), arXiv:2311.09060, section 4.1. Differs: RowNorm and the form with
+
+    distractors are ours.
+
+    Args:
+        sequences: the sentences; each is injected and localized whole, with its first token as the
+            prefix.
+        ratio: share of all rows that one sentence is written into.
+        learning_rate: of the injection; by default the paper's, 0.05 at ratios up to 0.2 %, 0.01 up
+            to 2 %, and 0.003 beyond; 0.005 with distractors.
+        max_steps: of the injection; by default the paper's 200, 400 at ratios above 2 %, 1000 with
+            distractors.
+        multiples: recall is measured among the top ``ratio * multiple`` of each layer, and of the
+            model.
+        distractors: other sentences in the model, K - 1.
+        units: whose rows are trained and looked for. With ``AttentionHeads()`` the ratio is a share
+            of all heads, and all rows of W_O that belong to a head are trained, as many as its
+            vector has entries.
+
+    Raises:
+        ValueError: a ratio that selects no row, multiples that leave (0, 1], a sentence that does
+            not fit the model, or fewer sentences than a group takes.
 
     >>> benchmark = InjBenchmark(model=model, sequences=[sequence], ratio=0.01, max_steps=2)
     >>> sorted(set(benchmark.run([Activations()]).frame["method"]))
@@ -105,22 +130,29 @@ class InjBenchmark(Benchmark[InjResults]):
         for multiple in self.multiples:
             check_positive(multiples=multiple)
         view = NeuronView(self.model, self.units)
-        draw_sets(view, self.ratio, self.seed, self.distractors + 1)  # raises where the sets can't be drawn
-        if not self.multiples or not all(0 < self.ratio * multiple <= 1 for multiple in self.multiples):
+        # raises where the sets can't be drawn
+        draw_sets(view, self.ratio, self.seed, self.distractors + 1)
+        if not self.multiples or not all(
+            0 < self.ratio * multiple <= 1 for multiple in self.multiples
+        ):
             raise ValueError(
-                f"multiples must keep ratio * multiple in (0, 1], got {self.multiples} with ratio {self.ratio}. "
+                f"multiples must keep ratio * multiple in (0, 1], got {self.multiples} with ratio "
+                f"{self.ratio}. "
                 "Use a smaller ratio (0.01 is 1 %) or smaller multiples."
             )
         blank = NeuronScores(torch.zeros(view.n_layers, view.n_neurons), units=self.units)
         blank.top_k(self.ratio * min(self.multiples))  # raises where it selects none
         if not self.groups:
             raise ValueError(
-                f"distractors must leave at least one group of {self.distractors + 1} sentences that begin with different tokens, got "
-                f"{self.distractors} for {len(self.sequences)} sentences. Give more sentences or fewer distractors."
+                f"distractors must leave at least one group of {self.distractors + 1} sentences "
+                "that begin with different tokens, got "
+                f"{self.distractors} for {len(self.sequences)} sentences. Give more sentences or "
+                "fewer distractors."
             )
         if (last := self.seed + len(self.groups) - 1) >= 2**32:
             raise ValueError(
-                f"seed must leave room below 2**32 for one seed each, got {self.seed}, so that the last is {last}. Start lower."
+                f"seed must leave room below 2**32 for one seed each, got {self.seed}, so that the "
+                f"last is {last}. Start lower."
             )
 
     # The plan
@@ -129,16 +161,32 @@ class InjBenchmark(Benchmark[InjResults]):
         """The methods by label; Random and RowNorm are always among them."""
         check_methods(methods, self.units)
         controls: tuple[Method, ...] = (RandomBaseline(units=self.units), RowNorm(units=self.units))
-        labelled = label_methods([*methods, *(one for one in controls if not any(isinstance(method, type(one)) for method in methods))])
+        labelled = label_methods(
+            [
+                *methods,
+                *(
+                    one
+                    for one in controls
+                    if not any(isinstance(method, type(one)) for method in methods)
+                ),
+            ]
+        )
         if TRUE_ROWS in labelled:
-            raise ValueError(f"methods must not be called {TRUE_ROWS!r}, got {labelled[TRUE_ROWS]!r}. That is the best a method could do.")
+            raise ValueError(
+                f"methods must not be called {TRUE_ROWS!r}, got {labelled[TRUE_ROWS]!r}. That is "
+                "the best a method could do."
+            )
         return labelled
 
     def plan(self, methods: Sequence[Method]) -> Plan:
         labelled = self.labelled(methods)
         check_names(self.sequences, labelled)
         made_of = fingerprint(self.model)
-        rate, steps = TOGETHER if self.distractors else next(both for largest, both in INJECTION.items() if self.ratio <= largest)
+        rate, steps = (
+            TOGETHER
+            if self.distractors
+            else next(both for largest, both in INJECTION.items() if self.ratio <= largest)
+        )
         scoped = {
             "learning_rate": rate if self.learning_rate is None else self.learning_rate,
             "max_steps": steps if self.max_steps is None else self.max_steps,
@@ -147,20 +195,50 @@ class InjBenchmark(Benchmark[InjResults]):
         if self.units != NEURONS:
             settings["units"] = repr(self.units)
         if self.distractors:
-            settings["objective"] = "independent sets"  # an earlier one let the sets lean on one another
+            # an earlier one let the sets lean on one another
+            settings["objective"] = "independent sets"
         multiples = list(map(float, self.multiples))
         tasks: list[Task] = []
         for index, group in enumerate(self.groups):
             prints = [sequence.fingerprint for sequence in group.sequences]
             place: dict[str, Any] = {"name": group.name, "index": index, "ratio": float(self.ratio)}
-            of = {"model": made_of, "sequences": prints, "seed": group.seed, "ratio": self.ratio, **scoped, **settings}
+            of = {
+                "model": made_of,
+                "sequences": prints,
+                "seed": group.seed,
+                "ratio": self.ratio,
+                **scoped,
+                **settings,
+            }
             injection = Task("injections", of, (), "inject", **place)
-            about = {"ids": [sequence.id for sequence in group.sequences], "group": group.name, "multiples": multiples}
+            about = {
+                "ids": [sequence.id for sequence in group.sequences],
+                "group": group.name,
+                "multiples": multiples,
+            }
             for label, method in labelled.items():
                 scores = scores_task(made_of, label, method, prints, (injection,), **place)
-                tasks.append(Task("inj", {**about, "label": label}, (injection, scores), label, **place, group=injection.key))
+                tasks.append(
+                    Task(
+                        "inj",
+                        {**about, "label": label},
+                        (injection, scores),
+                        label,
+                        **place,
+                        group=injection.key,
+                    )
+                )
             if self.distractors:
-                tasks.append(Task("inj", {**about, "label": TRUE_ROWS}, (injection,), TRUE_ROWS, **place, group=injection.key))
+                tasks.append(
+                    Task(
+                        "inj",
+                        {**about, "label": TRUE_ROWS},
+                        (injection,),
+                        TRUE_ROWS,
+                        **place,
+                        group=injection.key,
+                    )
+                )
         return Plan(
             benchmark="inj",
             settings={
@@ -171,7 +249,10 @@ class InjBenchmark(Benchmark[InjResults]):
                 "seeds": f"{self.seed} + index of the {'group' if self.distractors else 'sentence'}",
                 **settings,
             },
-            parts=[[group.name, [[s.id, s.fingerprint] for s in group.sequences]] for group in self.groups],
+            parts=[
+                [group.name, [[s.id, s.fingerprint] for s in group.sequences]]
+                for group in self.groups
+            ],
             methods={label: repr(method) for label, method in labelled.items()},
             tasks=tasks,
             scope=f"ratio {float(self.ratio):g}",
@@ -181,10 +262,17 @@ class InjBenchmark(Benchmark[InjResults]):
 
     @cached_property
     def groups(self) -> list[Group]:
-        """The sentences one by one, or with their distractors: drawn by the seed, no two of a group beginning with the same token."""
-        whole = [replace(sequence, n_prefix=1, id=sequence.id or f"sequence-{i}") for i, sequence in enumerate(self.sequences)]
+        """The sentences one by one, or with their distractors: drawn by the seed, no two of a group
+        beginning with the same token.
+        """
+        whole = [
+            replace(sequence, n_prefix=1, id=sequence.id or f"sequence-{i}")
+            for i, sequence in enumerate(self.sequences)
+        ]
         if not self.distractors:
-            return [Group(sequence.id, self.seed + i, [sequence]) for i, sequence in enumerate(whole)]
+            return [
+                Group(sequence.id, self.seed + i, [sequence]) for i, sequence in enumerate(whole)
+            ]
         waiting = [whole[i] for i in np.random.RandomState(self.seed).permutation(len(whole))]
         groups: list[Group] = []
         while True:
@@ -194,38 +282,68 @@ class InjBenchmark(Benchmark[InjResults]):
                     members.setdefault(int(sequence.tokens[0]), sequence)
             if len(members) <= self.distractors:
                 return groups
-            groups.append(Group(f"group-{len(groups):02d}", self.seed + len(groups), list(members.values())))
+            groups.append(
+                Group(f"group-{len(groups):02d}", self.seed + len(groups), list(members.values()))
+            )
             waiting = [sequence for sequence in waiting if sequence not in members.values()]
 
     # Its tasks
 
-    def compute(self, task: Task, needs: Sequence[Record], methods: Methods, report: Report) -> Record:
+    def compute(
+        self, task: Task, needs: Sequence[Record], methods: Methods, report: Report
+    ) -> Record:
         group = self.groups[task.index]
         if task.kind == "injections":
             injection = self.inject(group, task.inputs, report)
             tensors, metadata = injection.packed()
             return Record(dict(metadata), tensors, {"state": repr(injection)})
-        injection = (JointInjection if self.distractors else Injection).unpacked(needs[0].tensors, needs[0].value)
+        injection = (JointInjection if self.distractors else Injection).unpacked(
+            needs[0].tensors, needs[0].value
+        )
         if task.kind == "scores":
             with injection.applied(self.model):
-                return localized(methods[task.label], self.model, group.sequences, report, self.units)
-        return self._measured(group, injection, task.label, None if task.label == TRUE_ROWS else needs[1])
+                return localized(
+                    methods[task.label], self.model, group.sequences, report, self.units
+                )
+        return self._measured(
+            group, injection, task.label, None if task.label == TRUE_ROWS else needs[1]
+        )
 
-    def inject(self, group: Group, inputs: Mapping[str, Any], report: Report) -> Injection | JointInjection:
-        """Train the rows of one group. It is trained alone: side by side with others it would differ in the last digits."""
-        settings: dict[str, Any] = {name: inputs[name] for name in ("ratio", "seed", "learning_rate", "max_steps", "stop_loss")}
+    def inject(
+        self, group: Group, inputs: Mapping[str, Any], report: Report
+    ) -> Injection | JointInjection:
+        """Train the rows of one group. It is trained alone: side by side with others it would
+        differ in the last digits.
+        """
+        settings: dict[str, Any] = {
+            name: inputs[name]
+            for name in ("ratio", "seed", "learning_rate", "max_steps", "stop_loss")
+        }
         settings["units"] = self.units
         if self.distractors:
             return inject_together(self.model, group.sequences, **settings, progress=report)
         return inject(self.model, group.sequences[0], **settings)
 
-    def _measured(self, group: Group, injection: Injection | JointInjection, label: str, found: Record | None) -> Record:
-        """What one method found (None: the true rows): recalls, and with distractors what the ablation of its neurons does."""
+    def _measured(
+        self, group: Group, injection: Injection | JointInjection, label: str, found: Record | None
+    ) -> Record:
+        """What one method found (None: the true rows): recalls, and with distractors what the
+        ablation of its neurons does.
+        """
         joint = injection if isinstance(injection, JointInjection) else None
         injections = [injection] if isinstance(injection, Injection) else injection.injections
         sets = [one.neurons for one in injections]
-        about_group = {"injection_ratio": self.ratio, "seed": group.seed, "group": group.name, "steps": len(injection.losses)}
-        truth = [row | about_group for row in ground_truth(self.model, joint, group.sequences)] if joint and not found else []
+        about_group = {
+            "injection_ratio": self.ratio,
+            "seed": group.seed,
+            "group": group.name,
+            "steps": len(injection.losses),
+        }
+        truth = (
+            [row | about_group for row in ground_truth(self.model, joint, group.sequences)]
+            if joint and not found
+            else []
+        )
         frame: Rows = []
         assignment: Rows = []
         with injection.applied(self.model):
@@ -237,8 +355,17 @@ class InjBenchmark(Benchmark[InjResults]):
                 about |= {"converged": alone.converged, "loss": float(alone.losses[-1])}
                 others, ablated = None, dict[str, float]()
                 if joint:
-                    about |= dict(zip(("loss", "alone_loss", "off_kl", "other_kl"), joint.ends[k].tolist(), strict=True))
-                    others = NeuronSet(torch.stack([one.mask for j, one in enumerate(sets) if j != k]).any(0), self.units)
+                    about |= dict(
+                        zip(
+                            ("loss", "alone_loss", "off_kl", "other_kl"),
+                            joint.ends[k].tolist(),
+                            strict=True,
+                        )
+                    )
+                    others = NeuronSet(
+                        torch.stack([one.mask for j, one in enumerate(sets) if j != k]).any(0),
+                        self.units,
+                    )
                     ablated = self._ablated(top, group.sequences, k, before)
                 if joint and found:
                     for other, theirs in zip(group.sequences, sets, strict=True):
@@ -246,36 +373,68 @@ class InjBenchmark(Benchmark[InjResults]):
                         assignment.append({**about_group, **names, "recall": top.recall_of(theirs)})
                 for multiple in self.multiples:
                     looked_at = {"ratio": round(self.ratio * multiple, 10), "multiple": multiple}
-                    recalls = recalls_at(scores, self.ratio * multiple, sets[k], others) if scores else PERFECT
-                    frame.append({**about, **looked_at, **recalls, **ablated, "seconds": found.value["seconds"] if found else 0.0})
+                    recalls = (
+                        recalls_at(scores, self.ratio * multiple, sets[k], others)
+                        if scores
+                        else PERFECT
+                    )
+                    frame.append(
+                        {
+                            **about,
+                            **looked_at,
+                            **recalls,
+                            **ablated,
+                            "seconds": found.value["seconds"] if found else 0.0,
+                        }
+                    )
         converged = all(one.converged for one in injections)
-        return Record({"frame": frame, "truth": truth, "assignment": assignment, "converged": converged})
+        return Record(
+            {"frame": frame, "truth": truth, "assignment": assignment, "converged": converged}
+        )
 
-    def _ablated(self, found: NeuronSet, group: Sequence[MemorizedSequence], k: int, before: torch.Tensor) -> dict[str, float]:
-        """Change of accuracy on the target and on its distractors when the found neurons are ablated."""
+    def _ablated(
+        self, found: NeuronSet, group: Sequence[MemorizedSequence], k: int, before: torch.Tensor
+    ) -> dict[str, float]:
+        """Change of accuracy on the target and on its distractors when the found neurons are
+        ablated.
+        """
         with found.dropped_out(self.model):
             change = (accuracy(self.model, group) - before).tolist()
         foreign = sum(value for j, value in enumerate(change) if j != k)
-        return {"delta_own_accuracy": change[k], "delta_foreign_accuracy": foreign / self.distractors}
+        return {
+            "delta_own_accuracy": change[k],
+            "delta_foreign_accuracy": foreign / self.distractors,
+        }
 
     def results(self, cache: Cache) -> InjResults:
         return InjResults.of(cache)
 
 
-def recalls_at(scores: NeuronScores, ratio: float, own: NeuronSet, others: NeuronSet | None) -> dict[str, float]:
-    """Recall of the target's rows, and of the distractors' (nan where there are none), among the top share."""
+def recalls_at(
+    scores: NeuronScores, ratio: float, own: NeuronSet, others: NeuronSet | None
+) -> dict[str, float]:
+    """Recall of the target's rows, and of the distractors' (nan where there are none), among the
+    top share.
+    """
     tops = {"": scores.top_k(ratio), "_across_layers": scores.top_k(ratio, per="model")}
     recalls = {f"recall{suffix}": top.recall_of(own) for suffix, top in tops.items()}
-    return recalls | {f"foreign_recall{suffix}": top.recall_of(others) if others else math.nan for suffix, top in tops.items()}
+    return recalls | {
+        f"foreign_recall{suffix}": top.recall_of(others) if others else math.nan
+        for suffix, top in tops.items()
+    }
 
 
-def ground_truth(model: LanguageModel, joint: JointInjection, group: Sequence[MemorizedSequence]) -> Rows:
+def ground_truth(
+    model: LanguageModel, joint: JointInjection, group: Sequence[MemorizedSequence]
+) -> Rows:
     """Is each sentence in its own rows, in all of them and nowhere else? One row per sentence.
 
-    Each state stands four times: ``<state>`` is the accuracy as a fraction and ``<state>_loss`` the loss in nats per token, where rows
-    that are off are the base model's; ``<state>_zeroed`` and ``<state>_zeroed_loss`` where the model has all sets, and the neurons of
-    those that are off are ablated. ``all_on``, ``own_alone``, ``others_off`` (the same state) and ``other_off`` (mean over the other sets,
-    one off at a time) should recite the sentence; ``own_off`` should be near ``untouched``.
+    Each state stands four times: ``<state>`` is the accuracy as a fraction and ``<state>_loss`` the
+    loss in nats per token, where rows that are off are the base model's; ``<state>_zeroed`` and
+    ``<state>_zeroed_loss`` where the model has all sets, and the neurons of those that are off are
+    ablated. ``all_on``, ``own_alone``, ``others_off`` (the same state) and ``other_off`` (mean over
+    the other sets, one off at a time) should recite the sentence; ``own_off`` should be near
+    ``untouched``.
     """
     n, batch = len(group), SequenceBatch.of(group, NeuronView(model).device)
     own = torch.eye(n, dtype=torch.bool)
@@ -292,10 +451,20 @@ def ground_truth(model: LanguageModel, joint: JointInjection, group: Sequence[Me
 
     columns = {"untouched": measured(torch.zeros_like(own[0]), False)[0]}
     for suffix, zeroed in (("", False), ("_zeroed", True)):
-        alone, without = (torch.stack([measured(on, zeroed) for on in rows], dim=-1) for rows in (own, ~own))  # [2 sentence set]
+        # [2 sentence set]
+        alone, without = (
+            torch.stack([measured(on, zeroed) for on in rows], dim=-1) for rows in (own, ~own)
+        )
         on, off = (states.diagonal(dim1=1, dim2=2) for states in (alone, without))
-        states = {"all_on": measured(torch.ones_like(own[0]), zeroed), "own_alone": on, "others_off": on, "own_off": off}
-        for state, (right, nats) in (states | {"other_off": (without.sum(-1) - off) / (n - 1)}).items():
+        states = {
+            "all_on": measured(torch.ones_like(own[0]), zeroed),
+            "own_alone": on,
+            "others_off": on,
+            "own_off": off,
+        }
+        for state, (right, nats) in (
+            states | {"other_off": (without.sum(-1) - off) / (n - 1)}
+        ).items():
             columns |= {f"{state}{suffix}": right, f"{state}{suffix}_loss": nats}
     return [
         {

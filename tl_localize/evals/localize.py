@@ -1,4 +1,6 @@
-"""What INJ and DEL share: scores as tasks, of which each localizes one chunk of sequences with one method, and results on disk."""
+"""What INJ and DEL share: scores as tasks, of which each localizes one chunk of sequences with one
+method, and results on disk.
+"""
 
 from __future__ import annotations
 
@@ -23,32 +25,64 @@ from tl_localize.units import NEURONS, Units
 
 
 def check_names(sequences: Sequence[MemorizedSequence], labels: Iterable[str]) -> None:
-    """Raise ValueError unless tables can be written with these ids, categories and labels: file names may hold half a character."""
-    for name in (*(name for sequence in sequences for name in (sequence.id, sequence.category)), *labels):
+    """Raise ValueError unless tables can be written with these ids, categories and labels: file
+    names may hold half a character.
+    """
+    for name in (
+        *(name for sequence in sequences for name in (sequence.id, sequence.category)),
+        *labels,
+    ):
         try:
             name.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"names must be text that can be written as UTF-8, got {name!r}. Rename it.") from error
+            raise ValueError(
+                f"names must be text that can be written as UTF-8, got {name!r}. Rename it."
+            ) from error
 
 
-def scores_task(fingerprint: str, label: str, method: Method, sequences: list[str], needs: tuple[Task, ...] = (), **place: Any) -> Task:
-    """The scores of a chunk of sequences (their fingerprints) by one method, in the model as it is, or with what ``needs`` injects.
+def scores_task(
+    fingerprint: str,
+    label: str,
+    method: Method,
+    sequences: list[str],
+    needs: tuple[Task, ...] = (),
+    **place: Any,
+) -> Task:
+    """The scores of a chunk of sequences (their fingerprints) by one method, in the model as it is,
+    or with what ``needs`` injects.
 
-    The chunk is part of the key, because masks that are learned in one batch differ in their last digits from masks learned alone.
+    The chunk is part of the key, because masks that are learned in one batch differ in their last
+    digits from masks learned alone.
     """
     version = getattr(method, "version", 0)
-    inputs = {"model": fingerprint, "method": repr(method), "version": version, "sequences": sequences}
+    inputs = {
+        "model": fingerprint,
+        "method": repr(method),
+        "version": version,
+        "sequences": sequences,
+    }
     return Task("scores", inputs, needs, label, weight=getattr(method, "passes", 1.0), **place)
 
 
-def localized(method: Method, model: LanguageModel, sequences: Sequence[MemorizedSequence], report: Report, units: Units) -> Record:
+def localized(
+    method: Method,
+    model: LanguageModel,
+    sequences: Sequence[MemorizedSequence],
+    report: Report,
+    units: Units,
+) -> Record:
     """The record of a ``scores_task``. The seconds are those of one sequence, on average.
 
-    A sequence that can't be scored has its reason there; where there are no scores at all, the error is raised.
+    A sequence that can't be scored has its reason there; where there are no scores at all, the
+    error is raised.
     """
     side_by_side: Any = getattr(method, "map", None)
     started = time.perf_counter()
-    found = side_by_side(model, sequences, progress=report) if side_by_side else map(partial(method, model), sequences)
+    found = (
+        side_by_side(model, sequences, progress=report)
+        if side_by_side
+        else map(partial(method, model), sequences)
+    )
     texts: list[dict[str, str]] = []
     tensors: dict[str, Tensor] = {}
     failure: ValueError | None = None
@@ -57,11 +91,14 @@ def localized(method: Method, model: LanguageModel, sequences: Sequence[Memorize
             parts, about = check_scores(next(found), model, method, units).packed()
             tensors |= {f"{i}.{name}": tensor for name, tensor in parts.items()}
         except (ValueError, StopIteration) as error:
-            if isinstance(error, StopIteration) or (i == len(sequences) - 1 and not tensors):  # a generator ends with its first error
+            # a generator ends with its first error
+            if isinstance(error, StopIteration) or (i == len(sequences) - 1 and not tensors):
                 raise failure or error from None
             failure, about = error, {"failed": str(error)}
         texts.append(about)
-    return Record({"scores": texts, "seconds": (time.perf_counter() - started) / len(sequences)}, tensors)
+    return Record(
+        {"scores": texts, "seconds": (time.perf_counter() - started) / len(sequences)}, tensors
+    )
 
 
 def scores_of(record: Record, index: int, sequence_id: str, units: Units = NEURONS) -> NeuronScores:
@@ -69,18 +106,33 @@ def scores_of(record: Record, index: int, sequence_id: str, units: Units = NEURO
     if reason := record.value["scores"][index].get("failed"):
         raise ValueError(reason)
     prefix = f"{index}."
-    tensors = {name.removeprefix(prefix): tensor for name, tensor in record.tensors.items() if name.startswith(prefix)}
-    return NeuronScores.unpacked(tensors, record.value["scores"][index] | {"sequence_id": sequence_id}, units)
+    tensors = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in record.tensors.items()
+        if name.startswith(prefix)
+    }
+    return NeuronScores.unpacked(
+        tensors, record.value["scores"][index] | {"sequence_id": sequence_id}, units
+    )
 
 
 def settings_of(plans: Sequence[StoredPlan]) -> dict[str, Any]:
     """What was measured with which settings, one record per run."""
     of = [(one.plan, one.about["environment"]) for one in plans]
-    return {"runs": [{**plan.settings, **plan.scoped, "methods": plan.methods, "environment": environment} for plan, environment in of]}
+    return {
+        "runs": [
+            {**plan.settings, **plan.scoped, "methods": plan.methods, "environment": environment}
+            for plan, environment in of
+        ]
+    }
 
 
-def save_results(folder: str | Path, settings: dict[str, Any], frames: dict[str, pd.DataFrame]) -> None:
-    """Write each frame as CSV and ``settings.json``, each whole or not at all; a frame without rows has no file."""
+def save_results(
+    folder: str | Path, settings: dict[str, Any], frames: dict[str, pd.DataFrame]
+) -> None:
+    """Write each frame as CSV and ``settings.json``, each whole or not at all; a frame without rows
+    has no file.
+    """
     path = prepare_folder(folder)
     for name, frame in frames.items():
         if len(frame):

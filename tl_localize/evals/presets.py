@@ -1,6 +1,8 @@
-"""What a run has where the user says nothing, and how names become methods, data and benchmarks. No printing.
+"""What a run has where the user says nothing, and how names become methods, data and benchmarks. No
+printing.
 
-The command line and ``pytest benchmarks`` both take their settings from here, so that a committed table is the output of one command.
+The command line and ``pytest benchmarks`` both take their settings from here, so that a committed
+table is the output of one command.
 """
 
 from __future__ import annotations
@@ -29,35 +31,51 @@ from tl_localize.reference import DATA, N_DEV
 from tl_localize.sequences import MemorizedSequence
 from tl_localize.units import NEURONS, UNITS, Units
 
-PAPER = json.loads((DATA / "paper_settings.json").read_text(encoding="utf-8"))  # the authors' settings, and the grids they searched
+# the authors' settings, and the grids they searched
+PAPER = json.loads((DATA / "paper_settings.json").read_text(encoding="utf-8"))
 Settings = Mapping[str, Mapping[str, Any]]  # by method name
 
-SCREEN = 0.05  # of Zero-Out where a result is wanted soon: the share of the neurons with an exact score
+# of Zero-Out where a result is wanted soon: the share of the neurons with an exact score
+SCREEN = 0.05
 INJ_SENTENCES = 5  # of the committed table of each reference model, and of the default run
-DEL_TARGETS = 8  # of the default run on a reference model; the committed tables have "25,zero_out=6"
-DEL_SEQUENCES = 105  # of a reference model, dev ones included: the others are what must not be forgotten
+# of the default run on a reference model; the committed tables have "25,zero_out=6"
+DEL_TARGETS = 8
+# of a reference model, dev ones included: the others are what must not be forgotten
+DEL_SEQUENCES = 105
 DEL_GENERAL = 48  # rows of general text of a reference model
 FIRST_LAYER = DelBenchmark.first_layer  # layer 0 is spared, and learned masks leave it open
-HEAD_RATIOS, HEADS_SHARE = (0.17, 0.34), 0.5  # shares of a layer's heads: that DEL ablates, and that Iterative Attribution takes at most
+# shares of a layer's heads: that DEL ablates, and that Iterative Attribution takes at most
+HEAD_RATIOS, HEADS_SHARE = (0.17, 0.34), 0.5
 BUDGET_FACTORS = (1, 5)  # of the budget of all layers, for a single layer
 GENERAL = "general.safetensors"  # in a collection's folder: text for the perplexity
 
 
 def paper_model(name: str) -> str:
-    """A model's name, or its directory's, as the published tables spell it; other names as they are."""
+    """A model's name, or its directory's, as the published tables spell it; other names as they
+    are.
+    """
     short = Path(name).absolute().name.lower().removesuffix("-v0")
     return {"gpt2-small": "gpt2"}.get(short, short)
 
 
-def paper_settings(model: str, benchmark: Literal["inj", "del"], ratio: float | None = None) -> dict[str, dict[str, Any]]:
-    """The authors' hyperparameters of Slimming and Hard Concrete, by method name; empty for a model that they did not use.
+def paper_settings(
+    model: str, benchmark: Literal["inj", "del"], ratio: float | None = None
+) -> dict[str, dict[str, Any]]:
+    """The authors' hyperparameters of Slimming and Hard Concrete, by method name; empty for a model
+    that they did not use.
 
     At an injection ratio that the paper does not have, they are those of the nearest one.
 
-    Source: Chang et al. (2024), arXiv:2311.09060, and the authors' code (github.com/terarachang/MemPi).
+    Source: Chang et al. (2024), arXiv:2311.09060, and the authors' code
+
+    (github.com/terarachang/MemPi).
     """
     settings: dict[str, Any] = PAPER[benchmark].get(paper_model(model), {})
-    return settings.get("0.001" if ratio is not None and ratio < 0.003 else "0.01", {}) if benchmark == "inj" else settings
+    return (
+        settings.get("0.001" if ratio is not None and ratio < 0.003 else "0.01", {})
+        if benchmark == "inj"
+        else settings
+    )
 
 
 def settings_source(model: str, benchmark: Literal["inj", "del"]) -> str:
@@ -71,19 +89,26 @@ def parse_dtype(name: str) -> torch.dtype:
     """A floating point type by name."""
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name not in kinds:
-        raise ValueError(f"dtype must be one of {', '.join(kinds)}, got {name!r}.{nearest(name, kinds)}")
+        raise ValueError(
+            f"dtype must be one of {', '.join(kinds)}, got {name!r}.{nearest(name, kinds)}"
+        )
     return kinds[name]
 
 
 def parse_units(name: str) -> Units:
     """Units by name."""
     if name not in UNITS:
-        raise ValueError(f"units must be one of {', '.join(UNITS)}, got {name!r}.{nearest(name, UNITS)}")
+        raise ValueError(
+            f"units must be one of {', '.join(UNITS)}, got {name!r}.{nearest(name, UNITS)}"
+        )
     return UNITS[name]
 
 
-def make_methods(names: str, settings: Sequence[str] = (), *defaults: Settings, units: Units = NEURONS) -> list[Localizer]:
-    """Methods by name, with settings such as ``hard_concrete.steps=200`` over the given defaults, of which the last ones count most.
+def make_methods(
+    names: str, settings: Sequence[str] = (), *defaults: Settings, units: Units = NEURONS
+) -> list[Localizer]:
+    """Methods by name, with settings such as ``hard_concrete.steps=200`` over the given defaults,
+    of which the last ones count most.
 
     Args:
         names: comma-separated, or ``all``.
@@ -91,20 +116,40 @@ def make_methods(names: str, settings: Sequence[str] = (), *defaults: Settings, 
     >>> make_methods("slimming", ["slimming.steps=60"], {"slimming": {"learning_rate": 0.1, "steps": 5}})[0].steps
     60
     """
-    wanted = list(METHODS) if names == "all" else [name.strip() for name in names.split(",") if name.strip()]
+    wanted = (
+        list(METHODS)
+        if names == "all"
+        else [name.strip() for name in names.split(",") if name.strip()]
+    )
     if unknown := [name for name in wanted if name not in METHODS]:
-        raise ValueError(f"methods must be among {', '.join(METHODS)}, got {unknown[0]!r}.{nearest(unknown[0], METHODS)}")
-    values = {name: {field: value for source in defaults for field, value in source.get(name, {}).items()} for name in wanted}
+        raise ValueError(
+            f"methods must be among {', '.join(METHODS)}, got "
+            f"{unknown[0]!r}.{nearest(unknown[0], METHODS)}"
+        )
+    values = {
+        name: {field: value for source in defaults for field, value in source.get(name, {}).items()}
+        for name in wanted
+    }
     for setting in settings:
         key, equals, text = setting.partition("=")
         name, dot, field = key.partition(".")
         if not equals or not dot:
-            raise ValueError(f"--set must read METHOD.SETTING=VALUE, got {setting!r}. For example hard_concrete.steps=200.")
+            raise ValueError(
+                f"--set must read METHOD.SETTING=VALUE, got {setting!r}. For example "
+                "hard_concrete.steps=200."
+            )
         if name not in values:
-            raise ValueError(f"--set must name a chosen method ({', '.join(wanted)}), got {name!r}.{nearest(name, wanted)}")
-        known = {f.name: f.default for f in dataclasses.fields(METHODS[name]) if f.name != "units"}  # an option of its own
+            raise ValueError(
+                f"--set must name a chosen method ({', '.join(wanted)}), got "
+                f"{name!r}.{nearest(name, wanted)}"
+            )
+        # an option of its own
+        known = {f.name: f.default for f in dataclasses.fields(METHODS[name]) if f.name != "units"}
         if field not in known:
-            raise ValueError(f"--set must name a setting of {name} ({', '.join(known)}), got {field!r}.{nearest(field, known)}")
+            raise ValueError(
+                f"--set must name a setting of {name} ({', '.join(known)}), got "
+                f"{field!r}.{nearest(field, known)}"
+            )
         default: Any = known[field]
         kind = type(default) if default is not None else int if text.isdecimal() else float
         try:
@@ -115,12 +160,20 @@ def make_methods(names: str, settings: Sequence[str] = (), *defaults: Settings, 
 
 
 def sparing(first_layer: int) -> Settings:
-    """Settings of the methods that choose neurons together: they leave the layers below out while they choose, not only afterwards."""
-    return {name: {"first_layer": first_layer} for name, method in METHODS.items() if hasattr(method, "first_layer")}
+    """Settings of the methods that choose neurons together: they leave the layers below out while
+    they choose, not only afterwards.
+    """
+    return {
+        name: {"first_layer": first_layer}
+        for name, method in METHODS.items()
+        if hasattr(method, "first_layer")
+    }
 
 
 def of_units(units: Units, of_neurons: Settings) -> Settings:
-    """The paper's settings, which are of neurons. Of heads, of which there are few, Iterative Attribution ablates up to half of a layer."""
+    """The paper's settings, which are of neurons. Of heads, of which there are few, Iterative
+    Attribution ablates up to half of a layer.
+    """
     return of_neurons if units == NEURONS else {IterativeAttribution.name: {"share": HEADS_SHARE}}
 
 
@@ -132,15 +185,24 @@ def del_methods(
     seed: int = 0,
     units: Units = NEURONS,
 ) -> list[Localizer]:
-    """``make_methods`` for DEL: layer 0 is spared, and learned masks have the paper's settings for its models, then the tuned ones."""
-    defaults = [of_units(units, paper_settings(model, "del")), tuned or {}, sparing(FIRST_LAYER), {RandomBaseline.name: {"seed": seed}}]
+    """``make_methods`` for DEL: layer 0 is spared, and learned masks have the paper's settings for
+    its models, then the tuned ones.
+    """
+    defaults = [
+        of_units(units, paper_settings(model, "del")),
+        tuned or {},
+        sparing(FIRST_LAYER),
+        {RandomBaseline.name: {"seed": seed}},
+    ]
     return make_methods(names, settings, *defaults, units=units)
 
 
 def inj_ratios(model: str, units: Units = NEURONS) -> list[float]:
-    """The paper's two shares of the rows of W_out; 3 % for the reference models, into which sentences can be injected at that ratio.
+    """The paper's two shares of the rows of W_out; 3 % for the reference models, into which
+    sentences can be injected at that ratio.
 
-    Of heads about a sixth of all of them, with all their rows of W_O: on average one of the six heads of a layer of the reference models.
+    Of heads about a sixth of all of them, with all their rows of W_O: on average one of the six
+    heads of a layer of the reference models.
     """
     if units != NEURONS:
         return [HEAD_RATIOS[0]]
@@ -158,18 +220,33 @@ def inj_runs(
     units: Units = NEURONS,
     **options: Any,
 ) -> list[tuple[InjBenchmark, list[Localizer]]]:
-    """INJ at each ratio, with its methods, whose settings may depend on the ratio: the paper's, then ``tuned``, then ``settings``."""
+    """INJ at each ratio, with its methods, whose settings may depend on the ratio: the paper's,
+    then ``tuned``, then ``settings``.
+    """
     runs: list[tuple[InjBenchmark, list[Localizer]]] = []
     for ratio in ratios or inj_ratios(name, units):
-        chosen = make_methods(methods, settings, of_units(units, paper_settings(name, "inj", ratio)), tuned or {}, units=units)
-        runs.append((InjBenchmark(model=model, sequences=sequences, ratio=ratio, units=units, **options), chosen))
+        chosen = make_methods(
+            methods,
+            settings,
+            of_units(units, paper_settings(name, "inj", ratio)),
+            tuned or {},
+            units=units,
+        )
+        runs.append(
+            (
+                InjBenchmark(model=model, sequences=sequences, ratio=ratio, units=units, **options),
+                chosen,
+            )
+        )
     return runs
 
 
 def del_ratios(model: str, units: Units = NEURONS) -> tuple[float, ...]:
-    """The paper's two shares of a layer; larger ones for the reference models, of which those are too few neurons to forget anything.
+    """The paper's two shares of a layer; larger ones for the reference models, of which those are
+    too few neurons to forget anything.
 
-    Of heads about a sixth and a third of each layer: one and two of the six of the reference models, two and four of twelve.
+    Of heads about a sixth and a third of each layer: one and two of the six of the reference
+    models, two and four of twelve.
     """
     if units != NEURONS:
         return HEAD_RATIOS
@@ -186,9 +263,14 @@ def parse_targets(text: str) -> tuple[int | None, dict[str, int]]:
     for part in text.split(","):
         name, equals, number = part.strip().rpartition("=")
         if not number.isdecimal() or (equals and name not in METHODS):
-            raise ValueError(f"targets must be a number, and METHOD=NUMBER where a method has fewer, got {text!r}. Write 25,zero_out=6.")
+            raise ValueError(
+                "targets must be a number, and METHOD=NUMBER where a method has fewer, got "
+                f"{text!r}. Write 25,zero_out=6."
+            )
         if not int(number):
-            raise ValueError(f"targets must be at least 1, got {text}. Leave it out for the default.")
+            raise ValueError(
+                f"targets must be at least 1, got {text}. Leave it out for the default."
+            )
         counts[name] = int(number)
     return counts.pop("", None), counts
 
@@ -196,28 +278,42 @@ def parse_targets(text: str) -> tuple[int | None, dict[str, int]]:
 def del_runs(
     benchmark: DelBenchmark, methods: Sequence[Localizer], fewer: Mapping[str, int] | None = None
 ) -> list[tuple[DelBenchmark, list[Localizer]]]:
-    """DEL once for each number of targets, with the methods that have it: ``fewer``, by method name, or the benchmark's."""
+    """DEL once for each number of targets, with the methods that have it: ``fewer``, by method
+    name, or the benchmark's.
+    """
     runs: dict[int | None, list[Localizer]] = {}
     for method in methods:
         runs.setdefault((fewer or {}).get(method.name, benchmark.n_targets), []).append(method)
     return [(dataclasses.replace(benchmark, n_targets=n), some) for n, some in runs.items()]
 
 
-def single_layer_run(benchmark: DelBenchmark, method: Localizer) -> tuple[DelBenchmark, list[Localizer]]:
-    """One layer against all layers, at the largest ratio of which the largest budget fits into one layer, else at the smallest."""
+def single_layer_run(
+    benchmark: DelBenchmark, method: Localizer
+) -> tuple[DelBenchmark, list[Localizer]]:
+    """One layer against all layers, at the largest ratio of which the largest budget fits into one
+    layer, else at the smallest.
+    """
     n_layers = benchmark.model.cfg.n_layers - benchmark.first_layer
-    ratio = max([r for r in benchmark.ratios if max(BUDGET_FACTORS) * r * n_layers <= 1], default=min(benchmark.ratios))
+    ratio = max(
+        [r for r in benchmark.ratios if max(BUDGET_FACTORS) * r * n_layers <= 1],
+        default=min(benchmark.ratios),
+    )
     return dataclasses.replace(benchmark, ratios=(ratio,), budget_factors=BUDGET_FACTORS), [method]
 
 
 def check_data(model: str, source: Data | Path | None, general: Path | None) -> None:
     """Raise an error unless there are sequences and general text for the model."""
     if source is None and not is_reference(model):
-        raise ValueError(f"data must be given for {model!r}, got none. Run tl-localize collect, or name a file with --data.")
+        raise ValueError(
+            f"data must be given for {model!r}, got none. Run tl-localize collect, or name a file "
+            "with --data."
+        )
     data = source.path if isinstance(source, Data) else source
     for name, path in (("data", data), ("general", general)):
         if path is not None and not path.exists():
-            raise FileNotFoundError(f"{name} must be an existing path, got {str(path)!r}. Check the spelling.")
+            raise FileNotFoundError(
+                f"{name} must be an existing path, got {str(path)!r}. Check the spelling."
+            )
     if data is not None and general is None and not (data / GENERAL).is_file():
         wrong = f"got none for {str(data)!r}. Name a token file with --general."
         raise ValueError(f"general must be given where the data have no {GENERAL}, {wrong}")
@@ -226,7 +322,9 @@ def check_data(model: str, source: Data | Path | None, general: Path | None) -> 
 def del_data(
     model: LanguageModel, source: Data | Path, general: Path | None = None, n_dev: int = N_DEV
 ) -> tuple[list[MemorizedSequence], int, Integer[Tensor, "sequence pos"]]:
-    """Sequences, how many of the first are dev ones, and general text (of a table the first rows): of a collection or other data."""
+    """Sequences, how many of the first are dev ones, and general text (of a table the first rows):
+    of a collection or other data.
+    """
     data = source if isinstance(source, Data) else Data(source=source)
     text = stacked_tokens(general or Path(str(data.path)) / GENERAL, model)
     if data.path and data.path.is_dir() and not holds_data(data.path):
@@ -235,8 +333,12 @@ def del_data(
     return list(data.sequences(model)), n_dev, text
 
 
-def drawn_first(sequences: Sequence[MemorizedSequence], n_dev: int, seed: int = 0) -> list[MemorizedSequence]:
-    """The test sequences in random order, so that the first of them are a fair sample; the dev ones stay first."""
+def drawn_first(
+    sequences: Sequence[MemorizedSequence], n_dev: int, seed: int = 0
+) -> list[MemorizedSequence]:
+    """The test sequences in random order, so that the first of them are a fair sample; the dev ones
+    stay first.
+    """
     order = np.random.default_rng(seed).permutation(np.arange(n_dev, len(sequences)))
     return [*sequences[:n_dev], *(sequences[i] for i in order)]
 
@@ -244,5 +346,8 @@ def drawn_first(sequences: Sequence[MemorizedSequence], n_dev: int, seed: int = 
 def check_dev(n_dev: int, n_sequences: int) -> None:
     """Raise ValueError unless so many dev sequences can be compared, and leave others."""
     if not 2 <= n_dev < n_sequences:
-        rule = f"n_dev must be at least 2, for a target and another, and below the {n_sequences} sequences"
+        rule = (
+            f"n_dev must be at least 2, for a target and another, and below the {n_sequences} "
+            "sequences"
+        )
         raise ValueError(f"{rule}, got {n_dev}. Collect with another --n-dev, or more text.")

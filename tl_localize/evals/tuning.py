@@ -1,4 +1,6 @@
-"""Hyperparameter search on dev sequences: every setting of a grid through a benchmark, ranked by one stated rule."""
+"""Hyperparameter search on dev sequences: every setting of a grid through a benchmark, ranked by
+one stated rule.
+"""
 
 from __future__ import annotations
 
@@ -27,23 +29,36 @@ Grid = Mapping[str, Sequence[Any]]
 def expand(method: str, grid: Grid) -> list[Localizer]:
     """One method per combination of the grid's values, in the order in which they are written.
 
-    Raises:  ValueError: an unknown method or setting (the nearest names are offered), or an axis without values.
+    Raises:
+        ValueError: an unknown method or setting (the nearest names are offered), or an axis without
+            values.
 
     >>> [(method.steps, method.learning_rate) for method in expand("slimming", {"steps": [60, 200], "learning_rate": [0.01, 0.1]})]
     [(60, 0.01), (60, 0.1), (200, 0.01), (200, 0.1)]
     """
     if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}.{nearest(method, METHODS)}")
-    known = [f.name for f in dataclasses.fields(METHODS[method]) if f.name != "units"]  # no setting of a method, but what it scores
+        raise ValueError(
+            f"method must be one of {', '.join(METHODS)}, got {method!r}.{nearest(method, METHODS)}"
+        )
+    # no setting of a method, but what it scores
+    known = [f.name for f in dataclasses.fields(METHODS[method]) if f.name != "units"]
     for name, values in grid.items():
         if name not in known:
-            raise ValueError(f"grid must name settings of {method} ({', '.join(known)}), got {name!r}.{nearest(name, known)}")
+            raise ValueError(
+                f"grid must name settings of {method} ({', '.join(known)}), got "
+                f"{name!r}.{nearest(name, known)}"
+            )
         if not values or not isinstance(values, (list, tuple)):
             raise ValueError(f"grid must hold a list of values for {name}, got {values!r}.")
     try:
-        return [METHODS[method](**dict(zip(grid, values, strict=True))) for values in itertools.product(*grid.values())]
+        return [
+            METHODS[method](**dict(zip(grid, values, strict=True)))
+            for values in itertools.product(*grid.values())
+        ]
     except TypeError as error:
-        raise ValueError(f"grid must hold values that {method} takes, got {dict(grid)} ({error}).") from error
+        raise ValueError(
+            f"grid must hold values that {method} takes, got {dict(grid)} ({error})."
+        ) from error
 
 
 def method_of(text: str) -> Localizer:
@@ -52,14 +67,22 @@ def method_of(text: str) -> Localizer:
     try:
         call: Any = ast.parse(text, mode="eval").body
         texts = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
-        given: dict[str, Any] = {name: units_of(text) if name == "units" else ast.literal_eval(text) for name, text in texts.items()}
+        given: dict[str, Any] = {
+            name: units_of(text) if name == "units" else ast.literal_eval(text)
+            for name, text in texts.items()
+        }
         return kinds[call.func.id](**given)
     except (SyntaxError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"method must be the repr of one of {', '.join(kinds)}, got {text!r}. Was the plan made by tune?") from error
+        raise ValueError(
+            f"method must be the repr of one of {', '.join(kinds)}, got {text!r}. Was the plan "
+            "made by tune?"
+        ) from error
 
 
 def read_grids(path: str | Path) -> dict[str, Grid]:
-    """Grids by method name from a JSON file: {"hard_concrete": {"learning_rate": [0.01, 0.001], ...}, ...}."""
+    """Grids by method name from a JSON file: {"hard_concrete": {"learning_rate": [0.01, 0.001],
+    ...}, ...}.
+    """
     return _read(path, 'grid must be a JSON file such as {"slimming": {"steps": [60, 200]}}')
 
 
@@ -74,12 +97,17 @@ def _read(path: str | Path, rule: str, part: str | None = None) -> dict[str, Any
 
 
 def rank_inj(results: InjResults, candidates: Sequence[Localizer]) -> pd.DataFrame:
-    """Settings by mean recall over the dev sentences and all multiples, the best first; ties go to the earlier setting.
+    """Settings by mean recall over the dev sentences and all multiples, the best first; ties go to
+    the earlier setting.
 
     Injections that did not converge are left out, as in the tables.
 
-    Returns: one row per setting: method, settings, R@..x for each multiple, score (mean recall), seconds per sentence.
-    Raises:  ValueError: no injection converged.
+    Returns:
+        one row per setting: method, settings, R@..x for each multiple, score (mean recall), seconds
+        per sentence.
+
+    Raises:
+        ValueError: no injection converged.
 
     >>> benchmark = InjBenchmark(model=model, sequences=few[:1], ratio=0.02)
     >>> candidates = expand("slimming", {"steps": [2, 20]})
@@ -89,19 +117,34 @@ def rank_inj(results: InjResults, candidates: Sequence[Localizer]) -> pd.DataFra
     """
     frame = results.frame[results.frame["converged"]]
     if not len(frame):
-        raise ValueError("results must hold an injection that converged, got none. Inject with another ratio, learning_rate or max_steps.")
+        raise ValueError(
+            "results must hold an injection that converged, got none. Inject with another ratio, "
+            "learning_rate or max_steps."
+        )
     methods = frame.groupby("method")
-    recalls = frame.groupby(["method", "multiple"])["recall"].mean().unstack().rename(columns="R@{:g}x".format)
-    return _ranked(recalls.assign(score=recalls.mean(axis=1), seconds=methods["seconds"].mean()), candidates)
+    recalls = (
+        frame.groupby(["method", "multiple"])["recall"]
+        .mean()
+        .unstack()
+        .rename(columns="R@{:g}x".format)
+    )
+    return _ranked(
+        recalls.assign(score=recalls.mean(axis=1), seconds=methods["seconds"].mean()), candidates
+    )
 
 
 def rank_del(results: DelResults, candidates: Sequence[Localizer], ratio: Real) -> pd.DataFrame:
-    """Settings by how much more accuracy the target loses than the others (Self minus Neg) at a ratio, the best first.
+    """Settings by how much more accuracy the target loses than the others (Self minus Neg) at a
+    ratio, the best first.
 
-    Ties go to the earlier setting. The losses are in percentage points, means over the dev sequences.
+    Ties go to the earlier setting. The losses are in percentage points, means over the dev
+    sequences.
 
-    Returns: one row per setting: method, settings, self_loss, neg_loss, score (self_loss - neg_loss).
-    Raises:  ValueError: the ratio was not run, or there is one sequence and so no other.
+    Returns:
+        one row per setting: method, settings, self_loss, neg_loss, score (self_loss - neg_loss).
+
+    Raises:
+        ValueError: the ratio was not run, or there is one sequence and so no other.
 
     >>> benchmark = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0)
     >>> candidates = expand("slimming", {"steps": [2, 20]})
@@ -111,9 +154,14 @@ def rank_del(results: DelResults, candidates: Sequence[Localizer], ratio: Real) 
     """
     frame = results.frame[results.frame["ratio"] == ratio]
     if not len(frame):
-        raise ValueError(f"ratio must be one of {sorted(set(results.frame['ratio']))}, got {ratio}. Run it too.")
+        raise ValueError(
+            f"ratio must be one of {sorted(set(results.frame['ratio']))}, got {ratio}. Run it too."
+        )
     if frame["delta_neg_accuracy"].isna().any():
-        raise ValueError("results must be of at least two sequences, got one, which has no other to compare with. Use a larger dev set.")
+        raise ValueError(
+            "results must be of at least two sequences, got one, which has no other to compare "
+            "with. Use a larger dev set."
+        )
     losses = -100 * frame.groupby("method")[["delta_self_accuracy", "delta_neg_accuracy"]].mean()
     losses.columns = ["self_loss", "neg_loss"]
     return _ranked(losses.assign(score=losses["self_loss"] - losses["neg_loss"]), candidates)
@@ -125,9 +173,15 @@ def _ranked(measured: pd.DataFrame, candidates: Sequence[Localizer]) -> pd.DataF
     for method in candidates:
         name = repr(method) if repr(method) in measured.index else method.name
         if name in measured.index:
-            settings = {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.compare and f.name != "units"}
+            settings = {
+                f.name: getattr(method, f.name)
+                for f in dataclasses.fields(method)
+                if f.compare and f.name != "units"
+            }
             rows.append({"method": method.name, "settings": settings, **measured.loc[name]})
-    return pd.DataFrame(rows).sort_values("score", ascending=False, kind="stable", ignore_index=True)
+    return pd.DataFrame(rows).sort_values(
+        "score", ascending=False, kind="stable", ignore_index=True
+    )
 
 
 @dataclass(frozen=True)
@@ -141,23 +195,52 @@ class Ranking:
     ratio: float
 
     @classmethod
-    def of(cls, results: InjResults | DelResults, plans: Sequence[Plan], names: Collection[str], ratio: float | None = None) -> Ranking:
-        """What is ranked: the methods that were tuned (``names``), at a ratio, by default that of the newest plan."""
+    def of(
+        cls,
+        results: InjResults | DelResults,
+        plans: Sequence[Plan],
+        names: Collection[str],
+        ratio: float | None = None,
+    ) -> Ranking:
+        """What is ranked: the methods that were tuned (``names``), at a ratio, by default that of
+        the newest plan.
+        """
         ratio = plans[-1].tasks[-1].ratio if ratio is None else ratio
-        labels = {label: text for plan in plans if plan.tasks[-1].ratio == ratio for label, text in plan.methods.items()}
-        candidates = [method for method in map(method_of, dict.fromkeys(labels.values())) if method.name in names]
+        labels = {
+            label: text
+            for plan in plans
+            if plan.tasks[-1].ratio == ratio
+            for label, text in plan.methods.items()
+        }
+        candidates = [
+            method
+            for method in map(method_of, dict.fromkeys(labels.values()))
+            if method.name in names
+        ]
         column = "ratio" if isinstance(results, DelResults) else "injection_ratio"
-        frame, missing = (part[part[column] == ratio] if len(part) else part for part in (results.frame, results.missing))
+        frame, missing = (
+            part[part[column] == ratio] if len(part) else part
+            for part in (results.frame, results.missing)
+        )
         if len(frame):
             frame = frame.assign(method=frame["method"].map(labels))
-        if not len(frame) or not frame["method"].isin([repr(method) for method in candidates]).any():
+        if (
+            not len(frame)
+            or not frame["method"].isin([repr(method) for method in candidates]).any()
+        ):
             return cls(pd.DataFrame(), "", len(missing), 0, ratio)
         results = dataclasses.replace(results, frame=frame)
         if isinstance(results, DelResults):
             n_dev = len(plans[-1].parts)
-            rule = f"largest loss of accuracy on the target minus that on the others at {100 * ratio:g} %, {n_dev} dev sequences"
+            rule = (
+                "largest loss of accuracy on the target minus that on the others at "
+                f"{100 * ratio:g} %, {n_dev} dev sequences"
+            )
             return cls(rank_del(results, candidates, ratio), rule, len(missing), 0, ratio)
-        n_dev, lost = frame["sequence_id"].nunique(), frame.loc[~frame["converged"], "sequence_id"].nunique()
+        n_dev, lost = (
+            frame["sequence_id"].nunique(),
+            frame.loc[~frame["converged"], "sequence_id"].nunique(),
+        )
         rule = f"highest mean recall on the {n_dev} dev sentences of inj"
         if lost:
             rule += f", of which {lost} are left out, because their injections did not converge"
@@ -165,31 +248,44 @@ class Ranking:
         return cls(ranked, rule, len(missing), lost, ratio)
 
     def shown(self) -> pd.DataFrame:
-        """The ranking for a reader: of the settings only those that differ between the rows of a method."""
+        """The ranking for a reader: of the settings only those that differ between the rows of a
+        method.
+        """
         rows = self.frame.to_dict("records")
         texts: list[str] = []
         for row in rows:
             others = [other["settings"] for other in rows if other["method"] == row["method"]]
-            axes = {axis: value for axis, value in row["settings"].items() if any(other[axis] != value for other in others)}
-            texts.append(", ".join(f"{axis}={value}" for axis, value in (axes or row["settings"]).items()))
+            axes = {
+                axis: value
+                for axis, value in row["settings"].items()
+                if any(other[axis] != value for other in others)
+            }
+            texts.append(
+                ", ".join(f"{axis}={value}" for axis, value in (axes or row["settings"]).items())
+            )
         return self.frame.assign(settings=texts).set_index("settings")
 
 
 def write_settings(ranking: pd.DataFrame, path: str | Path, rule: str) -> dict[str, dict[str, Any]]:
-    """Write the best setting of each method to a file that ``--settings`` of ``tl-localize inj`` and ``del`` reads; returns them.
+    """Write the best setting of each method to a file that ``--settings`` of ``tl-localize inj``
+    and ``del`` reads; returns them.
 
     >>> ranking = pd.DataFrame({"method": ["slimming", "slimming"], "settings": [{"steps": 200}, {"steps": 60}]})  # the best first
     >>> best = write_settings(ranking, folder / "settings.json", "mean recall on the dev sentences")
     >>> best == read_settings(folder / "settings.json"), best
     (True, {'slimming': {'steps': 200}})
     """
-    best = {str(row["method"]): row["settings"] for row in ranking.drop_duplicates("method").to_dict("records")}
+    best = {
+        str(row["method"]): row["settings"]
+        for row in ranking.drop_duplicates("method").to_dict("records")
+    }
     write_json(path, {"rule": rule, "settings": best})
     return best
 
 
 def read_settings(path: str | Path) -> dict[str, dict[str, Any]]:
-    """Settings by method name, from a file that ``write_settings`` wrote; ValueError where a method or setting is unknown.
+    """Settings by method name, from a file that ``write_settings`` wrote; ValueError where a method
+    or setting is unknown.
 
     >>> _ = (folder / "settings.json").write_text('{"rule": "mean recall", "settings": {"slimming": {"steps": 200}}}')
     >>> read_settings(folder / "settings.json")

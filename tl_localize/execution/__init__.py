@@ -1,4 +1,6 @@
-"""Where results are kept and who computes them: the store, this process, shards, a Ray cluster. No science."""
+"""Where results are kept and who computes them: the store, this process, shards, a Ray cluster. No
+science.
+"""
 
 from tl_localize.execution.engine import Benchmark, InProcess, Outcome
 from tl_localize.execution.ray_cluster import RayCluster
@@ -6,4 +8,16 @@ from tl_localize.execution.status import Status, status
 from tl_localize.execution.store import Cache, Store
 from tl_localize.execution.tasks import Plan, Record, Task
 
-__all__ = ["Benchmark", "Cache", "InProcess", "Outcome", "Plan", "RayCluster", "Record", "Status", "Store", "Task", "status"]
+__all__ = [
+    "Benchmark",
+    "Cache",
+    "InProcess",
+    "Outcome",
+    "Plan",
+    "RayCluster",
+    "Record",
+    "Status",
+    "Store",
+    "Task",
+    "status",
+]

@@ -1,7 +1,9 @@
-"""From a plan to its results: which tasks are missing, who computes them, and what is told of it. No science.
+"""From a plan to its results: which tasks are missing, who computes them, and what is told of it.
+No science.
 
-A benchmark plans tasks and computes one of them. A cache (a folder, or memory) stands in front of ``compute``. An executor decides who
-computes: this process, one of n shards, or the workers of a Ray cluster. A record's bits do not depend on who computed it.
+A benchmark plans tasks and computes one of them. A cache (a folder, or memory) stands in front of
+``compute``. An executor decides who computes: this process, one of n shards, or the workers of a
+Ray cluster. A record's bits do not depend on who computed it.
 """
 
 from __future__ import annotations
@@ -25,11 +27,14 @@ from tl_localize.execution.tasks import Plan, Record, Task, closure
 from tl_localize.neurons import LanguageModel
 
 LOG = logging.getLogger(__name__)
-LAST = 4  # records that a process keeps for the next task: what it needs is often what the task before it needed
+# records that a process keeps for the next task: what it needs is often what the task before it
+# needed
+LAST = 4
 
 Results = TypeVar("Results")
 Report = Callable[[float], None]  # the fraction of a task that is done
-Progress = Callable[[float, str], None]  # the fraction of a run that is done, and what is being done
+# the fraction of a run that is done, and what is being done
+Progress = Callable[[float, str], None]
 Methods = Mapping[str, Any]  # label -> method
 Groups = Sequence[Sequence[Task]]  # tasks that share needs, one group after the other
 
@@ -65,7 +70,8 @@ class InProcess:
     """This process computes, one task after the other.
 
     Args:
-        shard: (i, n): every n-th group of tasks, beginning with the i-th, so that n jobs share the work.
+        shard: (i, n): every n-th group of tasks, beginning with the i-th, so that n jobs share the
+            work.
         stop: asked after each task; when it says True, the run ends with what is done.
 
     >>> InProcess(shard=(2, 8)).shard
@@ -102,7 +108,9 @@ class Maker:
     last: OrderedDict[str, Record] = field(default_factory=OrderedDict[str, Record], init=False)
 
     def outcomes(self, task: Task) -> Generator[Outcome, None, Record | None]:
-        """What becomes of a task and of those that it needs and that are not there. Returns its record, None where there is none."""
+        """What becomes of a task and of those that it needs and that are not there. Returns its
+        record, None where there is none.
+        """
         record = self.last.pop(task.key, None)
         if record is None and task.key not in self.failed:
             record = self.cache.read(task)
@@ -124,11 +132,16 @@ class Maker:
     def _computed(self, task: Task, needs: list[Record]) -> tuple[Record | None, Outcome]:
         self.watch.begin(task)
         try:
-            record, about = measured(self.benchmark.model, lambda: self.benchmark.compute(task, needs, self.methods, self.watch.within))
+            record, about = measured(
+                self.benchmark.model,
+                lambda: self.benchmark.compute(task, needs, self.methods, self.watch.within),
+            )
         except OSError:  # the folder's, not the task's
             raise
         except Exception as error:
-            if isinstance(error, getattr(torch, "AcceleratorError", ())) and not out_of_memory(error):
+            if isinstance(error, getattr(torch, "AcceleratorError", ())) and not out_of_memory(
+                error
+            ):
                 raise  # after it, this process can compute nothing
             self.failed.add(task.key)
             return None, Outcome(task, 0.0, self.cache.fail(task, error))
@@ -138,7 +151,8 @@ class Maker:
 
 
 class Benchmark(ABC, Generic[Results]):
-    """What INJ, DEL and collection share: a frozen dataclass with a ``model`` that plans tasks, computes one, and reads results.
+    """What INJ, DEL and collection share: a frozen dataclass with a ``model`` that plans tasks,
+    computes one, and reads results.
 
     ``run`` is the only way in: from Python, the command line, shards and Ray.
 
@@ -154,8 +168,12 @@ class Benchmark(ABC, Generic[Results]):
         """The tasks of a run. It costs no forward pass."""
 
     @abstractmethod
-    def compute(self, task: Task, needs: Sequence[Record], methods: Methods, report: Report) -> Record:
-        """One task, from the records of what it needs; it depends on nothing else, so any process may compute it at any time."""
+    def compute(
+        self, task: Task, needs: Sequence[Record], methods: Methods, report: Report
+    ) -> Record:
+        """One task, from the records of what it needs; it depends on nothing else, so any process
+        may compute it at any time.
+        """
 
     @abstractmethod
     def results(self, cache: Cache) -> Results:
@@ -177,14 +195,17 @@ class Benchmark(ABC, Generic[Results]):
         """Compute what is missing, and give the results.
 
         Args:
-            methods: anything that maps (model, sequence) to NeuronScores; its ``map`` is used where it has one.
-            store: a results folder: what is there is not computed again, a task that fails is recorded and the others go on. Without
-                one nothing is kept, and an error is raised.
+            methods: anything that maps (model, sequence) to NeuronScores; its ``map`` is used where
+                it has one.
+            store: a results folder: what is there is not computed again, a task that fails is
+                recorded and the others go on. Without one nothing is kept, and an error is raised.
             progress: called with the fraction done and what is being done.
             executor: who computes; ``InProcess()`` by default.
             retry_failed: compute again what failed before.
+
         Raises:
-            ValueError: the settings contradict those of the folder, or there are hooks on a model whose results are kept.
+            ValueError: the settings contradict those of the folder, or there are hooks on a model
+                whose results are kept.
         """
         executor = executor or InProcess()
         labelled, plan = self.labelled(methods), self.plan(methods)
@@ -203,10 +224,14 @@ class Benchmark(ABC, Generic[Results]):
         return self.results(cache)
 
 
-def missing_groups(plan: Plan, cache: Cache, shard: tuple[int, int] = (1, 1), failed: Set[str] = frozenset()) -> list[list[Task]]:
-    """What is missing in the groups that fall to one of n shards: every n-th of them, whatever is already done.
+def missing_groups(
+    plan: Plan, cache: Cache, shard: tuple[int, int] = (1, 1), failed: Set[str] = frozenset()
+) -> list[list[Task]]:
+    """What is missing in the groups that fall to one of n shards: every n-th of them, whatever is
+    already done.
 
-    Needs of a group are in it where their records are damaged; where there are none, they are computed when something needs them.
+    Needs of a group are in it where their records are damaged; where there are none, they are
+    computed when something needs them.
     """
     index, count = shard
 
@@ -219,17 +244,25 @@ def missing_groups(plan: Plan, cache: Cache, shard: tuple[int, int] = (1, 1), fa
     mine = list(groups.values())[index - 1 :: count]
     wanted = {task.key for group in mine for task in group}
     seen = set[str]()
-    found = [[task for task in closure(group, seen) if missing(task, task.key in wanted)] for group in mine]
+    found = [
+        [task for task in closure(group, seen) if missing(task, task.key in wanted)]
+        for group in mine
+    ]
     return [group for group in found if group]
 
 
 class Timer:
-    """Turns what is done into a fraction, by what tasks of each kind and label took so far, the task in hand included."""
+    """Turns what is done into a fraction, by what tasks of each kind and label took so far, the
+    task in hand included.
+    """
 
     def __init__(self, progress: Progress | None, cache: Cache, tasks: Sequence[Task]) -> None:
         self.progress, self.cache, self.times = progress, cache, Times()
-        self.left = {task.key: task for task in closure(tasks) if not cache.has(task)} if progress else {}
-        self.weights: defaultdict[tuple[str, str], float] = defaultdict(float)  # of what is left, by kind and label
+        self.left = (
+            {task.key: task for task in closure(tasks) if not cache.has(task)} if progress else {}
+        )
+        # of what is left, by kind and label
+        self.weights: defaultdict[tuple[str, str], float] = defaultdict(float)
         for task in self.left.values():
             self.weights[task.kind, task.label] += task.weight
         self.now: Task | None = None
@@ -242,10 +275,17 @@ class Timer:
     def within(self, fraction: float) -> None:
         """The task in hand is so far."""
         if self.progress and self.now:
-            name, own = (self.now.kind, self.now.label), self.times.rate(self.now.kind, self.now.label, 1.0)
-            if fraction and name not in self.times.known:  # the first of its label: what it has taken so far tells the rest
+            name, own = (
+                (self.now.kind, self.now.label),
+                self.times.rate(self.now.kind, self.now.label, 1.0),
+            )
+            # the first of its label: what it has taken so far tells the rest
+            if fraction and name not in self.times.known:
                 own = (time.perf_counter() - self.began) / fraction / self.now.weight
-            left = sum(weight * (own if which == name else self.times.rate(*which, 1.0)) for which, weight in self.weights.items())
+            left = sum(
+                weight * (own if which == name else self.times.rate(*which, 1.0))
+                for which, weight in self.weights.items()
+            )
             done = self.spent + fraction * self.now.weight * own
             self.shown = max(self.shown, min(1.0, done / max(self.spent + left, 1e-9)))
             self.progress(self.shown, f"{self.now.label} on {self.now.name}")
@@ -257,22 +297,32 @@ class Timer:
         self.times.add(task, outcome.seconds)
         self.spent += outcome.seconds
         if outcome.reason:
-            LOG.warning("FAILED %s on %s: %s", task.label, task.name, outcome.reason.splitlines()[0])
+            LOG.warning(
+                "FAILED %s on %s: %s", task.label, task.name, outcome.reason.splitlines()[0]
+            )
         else:
             LOG.info("%s on %s: %.2f s, %s", task.label, task.name, outcome.seconds, task.file)
 
     def end(self, failed: set[str]) -> None:
         """Nothing more is computed; a run that was stopped is not done."""
-        if self.progress and all(self.cache.has(task) or hopeless(task, failed) for task in self.left.values()):
+        if self.progress and all(
+            self.cache.has(task) or hopeless(task, failed) for task in self.left.values()
+        ):
             self.progress(1.0, "done")
 
 
 def check_named(plan: Plan) -> None:
-    """Raise ValueError unless the repr of each method and ablation can stand for it in the key of a record."""
-    for text in (*plan.methods.values(), *(value for value in plan.settings.values() if isinstance(value, str))):
+    """Raise ValueError unless the repr of each method and ablation can stand for it in the key of a
+    record.
+    """
+    for text in (
+        *plan.methods.values(),
+        *(value for value in plan.settings.values() if isinstance(value, str)),
+    ):
         if " at 0x" in text:
             raise ValueError(
-                f"methods and ablations must have a repr that names all their settings, got {text}. Write a frozen dataclass, or run "
+                "methods and ablations must have a repr that names all their settings, got "
+                f"{text}. Write a frozen dataclass, or run "
                 "without a store."
             )
 
@@ -282,5 +332,8 @@ def parse_shard(text: str) -> tuple[int, int]:
     match = re.fullmatch("([0-9]+)/([0-9]+)", text)
     index, count = map(int, match.groups()) if match else (0, 0)
     if not 1 <= index <= count:
-        raise ValueError(f"shard must read i/n with i from 1 to n, got {text!r}. Write 1/4, 2/4, 3/4 and 4/4 for four jobs.")
+        raise ValueError(
+            f"shard must read i/n with i from 1 to n, got {text!r}. Write 1/4, 2/4, 3/4 and 4/4 "
+            "for four jobs."
+        )
     return index, count

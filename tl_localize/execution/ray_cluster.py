@@ -23,18 +23,22 @@ ATTEMPTS = 3  # deaths of a worker over one task before the task is recorded as 
 
 @dataclass(eq=False)
 class RayCluster:
-    """Actors of a Ray cluster compute; each loads the model once, and goes on to the next run of the same executor.
+    """Actors of a Ray cluster compute; each loads the model once, and goes on to the next run of
+    the same executor.
 
-    A worker that dies, with its machine or without, gives its group of tasks back, and another one is started. If this process dies, the
-    same command goes on from what is in the folder, which all machines must see under the same path.
+    A worker that dies, with its machine or without, gives its group of tasks back, and another one
+    is started. If this process dies, the same command goes on from what is in the folder, which all
+    machines must see under the same path.
 
     Args:
         load: gives the model on the machine where it is called.
         address: of a cluster that is there; by default one is started on this machine.
         workers: by default as many as the cluster has room for.
-        gpus: for each worker, also a fraction; by default one where there are GPUs. Without GPUs a worker gets as many cores as this
-            process has threads, because results differ in the last digits between numbers of threads.
+        gpus: for each worker, also a fraction; by default one where there are GPUs. Without GPUs a
+            worker gets as many cores as this process has threads, because results differ in the
+            last digits between numbers of threads.
         shard, stop: as of ``InProcess``.
+
     Raises:
         ImportError: Ray is not installed.
         ValueError: the run has no store.
@@ -54,14 +58,19 @@ class RayCluster:
     def __call__(self, maker: Maker, groups: Groups) -> Iterator[Outcome]:
         ray, cache, failed = import_ray(), maker.cache, maker.failed
         if not isinstance(cache, Store):
-            raise ValueError("store must be given where Ray computes, got none. Pass store=Store(folder) that all machines see.")
+            raise ValueError(
+                "store must be given where Ray computes, got none. Pass store=Store(folder) that "
+                "all machines see."
+            )
         if not groups:
             return
         if not ray.is_initialized():
             ray.init(address=self.address or "local", log_to_driver=False, include_dashboard=False)
         work = Work.of(maker, cache.folder)
-        waiting, deaths = deque(map(list, groups)), Counter[str]()  # deaths by the task that was in hand
-        busy: dict[Any, tuple[Any, list[Task] | None]] = {}  # what was asked for -> of whom, for which group; None is getting ready
+        # deaths by the task that was in hand
+        waiting, deaths = deque(map(list, groups)), Counter[str]()
+        # what was asked for -> of whom, for which group; None is getting ready
+        busy: dict[Any, tuple[Any, list[Task] | None]] = {}
 
         def engage() -> None:
             worker: Any = self.idle.pop() if self.idle else self._hired(ray)
@@ -89,13 +98,17 @@ class RayCluster:
                         yield Outcome(task, 0.0, cache.fail(task, error))
                     elif deaths[""] == ATTEMPTS:
                         reason = str(error).strip().splitlines()[-1]
-                        raise ValueError(f"worker must be able to start and load the model, got {reason} {ATTEMPTS} times.") from error
+                        raise ValueError(
+                            f"worker must be able to start and load the model, got {reason} "
+                            f"{ATTEMPTS} times."
+                        ) from error
                     if group:
                         waiting.appendleft(group)
                     if not stopped:
                         engage()
                     continue
-                except ray.exceptions.RayTaskError as error:  # its text is a traceback, the cause's is a sentence
+                # its text is a traceback, the cause's is a sentence
+                except ray.exceptions.RayTaskError as error:
                     raise error.cause from error
                 deaths.pop("", None)
                 failed.update(outcome.task.key for outcome in outcomes if outcome.reason)
@@ -116,20 +129,40 @@ class RayCluster:
 
     def _hired(self, ray: Any) -> Any:
         gpus = self._gpus(ray)
-        options = {"num_gpus": gpus, "num_cpus": 1 if gpus else torch.get_num_threads(), "max_concurrency": 2}
+        options = {
+            "num_gpus": gpus,
+            "num_cpus": 1 if gpus else torch.get_num_threads(),
+            "max_concurrency": 2,
+        }
         return ray.remote(Worker).options(**options).remote(self.load, torch.get_num_threads())
 
     def _room(self, ray: Any) -> int:
         there, gpus = ray.cluster_resources(), self._gpus(ray)
-        return max(1, int(there.get("GPU", 0) / gpus if gpus else there.get("CPU", 1) / torch.get_num_threads()))
+        return max(
+            1,
+            int(
+                there.get("GPU", 0) / gpus
+                if gpus
+                else there.get("CPU", 1) / torch.get_num_threads()
+            ),
+        )
 
     def _gpus(self, ray: Any) -> float:
-        return self.gpus if self.gpus is not None else float(ray.cluster_resources().get("GPU", 0) > 0)
+        return (
+            self.gpus if self.gpus is not None else float(ray.cluster_resources().get("GPU", 0) > 0)
+        )
 
 
 def in_hand(group: Sequence[Task], cache: Cache, failed: set[str]) -> Task | None:
     """The first task of a group that is not there: what a worker died over."""
-    return next((task for task in closure(task for task in group if not hopeless(task, failed)) if not cache.has(task)), None)
+    return next(
+        (
+            task
+            for task in closure(task for task in group if not hopeless(task, failed))
+            if not cache.has(task)
+        ),
+        None,
+    )
 
 
 def import_ray() -> Any:
@@ -137,7 +170,10 @@ def import_ray() -> Any:
     try:
         return import_module("ray")
     except ImportError as error:
-        raise ImportError("engine 'ray' needs Ray: pip install 'tl_localize[ray]'. Without it, --engine process does the same.") from error
+        raise ImportError(
+            "engine 'ray' needs Ray: pip install 'tl_localize[ray]'. Without it, --engine process "
+            "does the same."
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +189,16 @@ class Work:
     @classmethod
     def of(cls, maker: Maker, folder: Path) -> Work:
         one: Any = maker.benchmark
-        settings = {f.name: getattr(one, f.name) for f in fields(one) if f.init and f.name != "model"}
-        return cls(type(one), settings, dict(maker.methods), folder.resolve(), maker.environment["fingerprint"])
+        settings = {
+            f.name: getattr(one, f.name) for f in fields(one) if f.init and f.name != "model"
+        }
+        return cls(
+            type(one),
+            settings,
+            dict(maker.methods),
+            folder.resolve(),
+            maker.environment["fingerprint"],
+        )
 
 
 class Worker:
@@ -174,11 +218,19 @@ class Worker:
     def compute(self, work: Work, group: list[Task], failed: set[str]) -> list[Outcome]:
         if (mine := self.environment["fingerprint"]) != work.fingerprint:
             raise ValueError(
-                f"model must be the same on all machines, got weights {mine} on a worker and {work.fingerprint} here. "
+                f"model must be the same on all machines, got weights {mine} on a worker and "
+                f"{work.fingerprint} here. "
                 "Give all machines the same files."
             )
         benchmark = work.kind(model=self.model, **work.settings)
-        maker = Maker(benchmark, work.methods, Store(work.folder), failed, Timer(None, Cache(), []), self.environment)
+        maker = Maker(
+            benchmark,
+            work.methods,
+            Store(work.folder),
+            failed,
+            Timer(None, Cache(), []),
+            self.environment,
+        )
         return list(InProcess(stop=lambda: self.stopped)(maker, [group]))
 
     def stop(self) -> None:

@@ -19,8 +19,8 @@ class Status:
     """How far a folder is.
 
     Args:
-        frame: one row per label: counts of tasks (planned, done, failed, missing, not_converged), and seconds_left. Rows of what
-            measurements need, such as injections, come last.
+        frame: one row per label: counts of tasks (planned, done, failed, missing, not_converged),
+            and seconds_left. Rows of what measurements need, such as injections, come last.
         reasons: what failed and why, by the task's file.
 
     >>> frame = pd.DataFrame({"planned": [3], "done": [3], "failed": [0], "missing": [0], "not_converged": [1]})
@@ -47,7 +47,10 @@ def planned(store: Store) -> list[Task]:
     """
     plans = [one.plan for one in store.plans()]
     if not plans:
-        raise ValueError(f"folder must hold the plan of a run, got none in {str(store.folder)!r}. Give the run's own command again.")
+        raise ValueError(
+            f"folder must hold the plan of a run, got none in {str(store.folder)!r}. Give the "
+            "run's own command again."
+        )
     return tasks_of(plans[-1:] if plans[-1].benchmark == "collect" else plans)
 
 
@@ -68,7 +71,13 @@ def status(store: Store) -> Status:
         label = task.label if task.key in measurements else f"({task.kind})"
         row = rows.setdefault(label, dict.fromkeys((*COUNTS, "seconds_left"), 0.0))
         record = store.read(task) if task.key in measurements else None
-        took = record.about["seconds"] if record else None if task.key in measurements else store.seconds(task)
+        took = (
+            record.about["seconds"]
+            if record
+            else None
+            if task.key in measurements
+            else store.seconds(task)
+        )
         state = "done" if took is not None else "failed" if hopeless(task, failures) else "missing"
         row["planned"] += 1
         row[state] += 1
@@ -80,12 +89,19 @@ def status(store: Store) -> Status:
     for row, task in missing:
         row["seconds_left"] += task.weight * times.rate(task.kind, task.label)
     known = {task.key for task in (*tasks, *needed)}
-    reasons = {failure["task"]: failure["reason"] for key, failure in failures.items() if key in known}
-    return Status(pd.DataFrame(rows, index=[*COUNTS, "seconds_left"]).T.astype(dict.fromkeys(COUNTS, int)), reasons)
+    reasons = {
+        failure["task"]: failure["reason"] for key, failure in failures.items() if key in known
+    }
+    return Status(
+        pd.DataFrame(rows, index=[*COUNTS, "seconds_left"]).T.astype(dict.fromkeys(COUNTS, int)),
+        reasons,
+    )
 
 
 class Times:
-    """Seconds that tasks of a kind and label took for their weight; what all of the kind took, where the label is new."""
+    """Seconds that tasks of a kind and label took for their weight; what all of the kind took,
+    where the label is new.
+    """
 
     def __init__(self) -> None:
         self.known: dict[tuple[str, str], tuple[float, float]] = {}
@@ -107,4 +123,7 @@ def hopeless(task: Task, failed: Collection[str]) -> bool:
 
 def reason_of(task: Task, failures: dict[str, dict[str, Any]]) -> str:
     """Why a task has no record."""
-    return next((failures[one.key]["reason"] for one in closure([task]) if one.key in failures), "not done yet")
+    return next(
+        (failures[one.key]["reason"] for one in closure([task]) if one.key in failures),
+        "not done yet",
+    )

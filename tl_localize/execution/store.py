@@ -1,4 +1,5 @@
-"""Results on disk: a folder in which each record is one immutable file, named by the hash of everything its numbers depend on.
+"""Results on disk: a folder in which each record is one immutable file, named by the hash of
+everything its numbers depend on.
 
     records/KIND/KEY.safetensors    a record: an injection, scores, a measurement
     plans/NUMBER.json               what runs were asked for, in their order: settings, parts, methods, tasks
@@ -6,8 +7,8 @@
     tl-localize.json                marks the folder as ours, with the format of its files
     set_aside/                      files that were damaged; they are never read again
 
-The folder is its own index: a task whose file is there is done, and two runs that compute the same task write the same file. Nothing is
-locked, and nothing is changed after it is written.
+The folder is its own index: a task whose file is there is done, and two runs that compute the same
+task write the same file. Nothing is locked, and nothing is changed after it is written.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class StoredPlan:
     """A plan, and what it came from.
 
     Args:
-        about: ``environment``, and ``command`` (name and options of the command line, empty from Python).
+        about: ``environment``, and ``command`` (name and options of the command line, empty from
+            Python).
         number: of its file.
         digest: of the plan.
     """
@@ -52,7 +54,8 @@ class StoredPlan:
 
 
 class Cache:
-    """Plans and records in memory: what a run without a store uses. It keeps only the records that make tables.
+    """Plans and records in memory: what a run without a store uses. It keeps only the records that
+    make tables.
 
     >>> Cache().read(Task("scores", {"sequence": "s0"})) is None
     True
@@ -87,7 +90,9 @@ class Cache:
         return {}
 
     def fail(self, task: Task, error: BaseException) -> str:
-        """Record why a task could not be computed; returns the reason. In memory the error is raised instead."""
+        """Record why a task could not be computed; returns the reason. In memory the error is
+        raised instead.
+        """
         raise error
 
 
@@ -103,6 +108,7 @@ class Store(Cache):
         folder: made if it is not there, unless ``read_only``.
         read_only: nothing is written, and damaged files are named and left where they are.
         command: name and options of the command line that fills it, for ``tl-localize trace``.
+
     Raises:
         ValueError: the folder can't be written; with ``read_only``, it is not a results folder.
 
@@ -115,26 +121,34 @@ class Store(Cache):
     folder: Path
     read_only: bool = False
     command: Mapping[str, Any] = field(default_factory=dict)
-    records: dict[str, Record] = field(default_factory=dict, init=False, repr=False)  # those without tensors that were read or written
-    known: dict[tuple[Any, ...], StoredPlan] = field(default_factory=dict, init=False, repr=False)  # plans by their files
-    parsed: dict[str, Plan] = field(default_factory=dict, init=False, repr=False)  # plans by their digest
+    # those without tensors that were read or written
+    records: dict[str, Record] = field(default_factory=dict, init=False, repr=False)
+    # plans by their files
+    known: dict[tuple[Any, ...], StoredPlan] = field(default_factory=dict, init=False, repr=False)
+    # plans by their digest
+    parsed: dict[str, Plan] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
         if not self.read_only:
             self._prepare()
         elif not (self.folder / "plans").is_dir():
-            raise ValueError(f"folder must hold the results of a run, got {str(self.folder)!r} without plans. Check the path.")
+            raise ValueError(
+                f"folder must hold the results of a run, got {str(self.folder)!r} without plans. "
+                "Check the path."
+            )
         try:
             found = json.loads((self.folder / MARKER).read_bytes())["format"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(
-                f"folder must hold a whole {MARKER}, got {str(self.folder)!r} without. Write {json.dumps({'format': FORMAT})} into it, if "
+                f"folder must hold a whole {MARKER}, got {str(self.folder)!r} without. Write "
+                f"{json.dumps({'format': FORMAT})} into it, if "
                 "this version made the folder."
             ) from error
         if found != FORMAT:
             raise ValueError(
-                f"folder must be of format {FORMAT}, got {found} in {str(self.folder)!r}. Another version wrote it: use that one."
+                f"folder must be of format {FORMAT}, got {found} in {str(self.folder)!r}. Another "
+                "version wrote it: use that one."
             )
 
     def _prepare(self) -> None:
@@ -145,7 +159,8 @@ class Store(Cache):
             others = [path for path in self.folder.iterdir() if not TEMPORARY.fullmatch(path.name)]
             if others and not marker.exists():  # another run may just have written it
                 raise ValueError(
-                    f"folder must be new, empty or a results folder, got {str(self.folder)!r} with other files. Choose another."
+                    f"folder must be new, empty or a results folder, got {str(self.folder)!r} with "
+                    "other files. Choose another."
                 )
             self._write(marker, json.dumps({"format": FORMAT}).encode())
         for name in ("plans", "failures", "set_aside", "tmp"):
@@ -157,10 +172,13 @@ class Store(Cache):
 
     def has(self, task: Task) -> bool:
         """Whether there is a record; ``read`` says whether it can be trusted."""
-        return task.key in self.records or os.path.exists(f"{self.folder}/{task.file}")  # no Path: for 100,000 records that is a second
+        # no Path: for 100,000 records that is a second
+        return task.key in self.records or os.path.exists(f"{self.folder}/{task.file}")
 
     def read(self, task: Task) -> Record | None:
-        """The record of a task; None if there is none, also where a damaged file was in its place, which is now set aside."""
+        """The record of a task; None if there is none, also where a damaged file was in its place,
+        which is now set aside.
+        """
         if task.key in self.records:
             return self.records[task.key]
         try:
@@ -188,7 +206,16 @@ class Store(Cache):
             with open(f"{self.folder}/{task.file}", "rb") as file:
                 header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             return json.loads(header["__metadata__"]["record"])["about"]["seconds"]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, RecursionError):
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            MemoryError,
+            RecursionError,
+        ):
             return None
 
     def write(self, task: Task, record: Record) -> None:
@@ -197,7 +224,13 @@ class Store(Cache):
         Raises:
             OSError: there is no room, or the folder can't be written; what is done is kept.
         """
-        body = {"key": task.key, "kind": task.kind, "inputs": task.inputs, "value": record.value, "about": record.about}
+        body = {
+            "key": task.key,
+            "kind": task.kind,
+            "inputs": task.inputs,
+            "value": record.value,
+            "about": record.about,
+        }
         self._write(self.folder / task.file, pack(body, record.tensors))
         if not record.tensors:
             self.records[task.key] = record
@@ -209,7 +242,10 @@ class Store(Cache):
         reason = f"{type(error).__name__}: {error}"
         value = {"key": task.key, "task": task.file, "reason": reason, "host": socket.gethostname()}
         value["traceback"] = "".join(traceback.format_exception(error))
-        self._write(self.folder / "failures" / f"{task.key}.json", json.dumps(value, indent=1, ensure_ascii=False).encode(errors="replace"))
+        self._write(
+            self.folder / "failures" / f"{task.key}.json",
+            json.dumps(value, indent=1, ensure_ascii=False).encode(errors="replace"),
+        )
         return reason
 
     def failures(self) -> dict[str, dict[str, Any]]:
@@ -226,12 +262,16 @@ class Store(Cache):
     # Plans
 
     def add_plan(self, plan: Plan, environment: dict[str, Any]) -> None:
-        """Remember what a run was asked for, as the last plan. Of two runs that start at a time, the later one sees the other's plan.
+        """Remember what a run was asked for, as the last plan. Of two runs that start at a time,
+        the later one sees the other's plan.
 
         Raises:
             ValueError: it contradicts a plan that is there.
         """
-        text, about = json.dumps(plan.packed(), default=str), {"environment": environment, "command": self.command}
+        text, about = (
+            json.dumps(plan.packed(), default=str),
+            {"environment": environment, "command": self.command},
+        )
         digest = hashlib.sha256(text.encode()).hexdigest()
         self.parsed[digest] = plan
         while True:
@@ -239,18 +279,26 @@ class Store(Cache):
             for other in plans:
                 if wrong := plan.contradictions(other.plan):
                     raise ValueError(
-                        f"settings must agree with those of {str(self.folder)!r}, got\n  " + "\n  ".join(wrong[:5]) + "\n"
-                        f"Give the same settings, to which {plan.grows} may be added, or another folder with --out."
+                        f"settings must agree with those of {str(self.folder)!r}, got\n  "
+                        + "\n  ".join(wrong[:5])
+                        + "\n"
+                        f"Give the same settings, to which {plan.grows} may be added, or another "
+                        "folder with --out."
                     )
             if plans and plans[-1].digest == digest:
                 return
             number = 1 + (plans[-1].number if plans else 0)
             head = json.dumps({"sha256": digest_of([digest, about]), "about": about}, default=str)
             try:
-                self._write(self.folder / "plans" / f"{number:04d}.json", f"{head}\n{text}".encode(), new=True)
+                self._write(
+                    self.folder / "plans" / f"{number:04d}.json",
+                    f"{head}\n{text}".encode(),
+                    new=True,
+                )
             except FileExistsError:
                 continue
-            for older in [one for one in plans if one.digest == digest][1:]:  # the first says where it stands in tables
+            # the first says where it stands in tables
+            for older in [one for one in plans if one.digest == digest][1:]:
                 (self.folder / "plans" / f"{older.number:04d}.json").unlink(missing_ok=True)
             return
 
@@ -277,17 +325,32 @@ class Store(Cache):
         for path in sorted((self.folder / name).glob("[!.]*")):
             try:
                 found.append(read(path))
-            except FileNotFoundError:  # another run has just put a newer plan in its place, or computed the task that failed
+            # another run has just put a newer plan in its place, or computed the task that failed
+            except FileNotFoundError:
                 continue
-            except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, IsADirectoryError) as error:
-                self.set_aside(path, str(error) if isinstance(error, Damaged) else "it is not whole")
+            except (
+                ValueError,
+                KeyError,
+                TypeError,
+                AttributeError,
+                IndexError,
+                RecursionError,
+                IsADirectoryError,
+            ) as error:
+                self.set_aside(
+                    path, str(error) if isinstance(error, Damaged) else "it is not whole"
+                )
         return found
 
     def _write(self, path: Path, data: bytes, *, new: bool = False) -> None:
         if self.read_only:
-            raise ValueError(f"folder must be open for writing, got {str(self.folder)!r} as read-only.")
+            raise ValueError(
+                f"folder must be open for writing, got {str(self.folder)!r} as read-only."
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, data, None if path.parent == self.folder else self.folder / "tmp", new=new)
+        write_whole(
+            path, data, None if path.parent == self.folder else self.folder / "tmp", new=new
+        )
 
     def set_aside(self, path: Path, why: str) -> None:
         """Move a damaged file out of the way, and say so."""
@@ -297,13 +360,18 @@ class Store(Cache):
                 os.replace(path, self.folder / "set_aside" / name)
             except FileNotFoundError:  # another run was faster
                 return
-        where = "is not read" if self.read_only else f"was set aside as set_aside/{name}, and is made again if it is needed"
+        where = (
+            "is not read"
+            if self.read_only
+            else f"was set aside as set_aside/{name}, and is made again if it is needed"
+        )
         LOG.error("%s %s: %s.", path.relative_to(self.folder), where, why)
 
 
 def pack(body: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
     """The bytes of a safetensors file that holds JSON and tensors, sealed by a checksum of both."""
-    text = json.dumps(body, default=str)  # in ASCII: a file name on a disk may hold half a character
+    # in ASCII: a file name on a disk may hold half a character
+    text = json.dumps(body, default=str)
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     seal = _seal(text, *_split(safetensors.torch.save(whole)))
     return safetensors.torch.save(whole, {"record": text, "sha256": seal})
@@ -321,7 +389,15 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if metadata["sha256"] != _seal(metadata["record"], header, numbers):
             raise Damaged("its checksum is wrong")
         return json.loads(metadata["record"]), safetensors.torch.load(data) if header else {}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, safetensors.SafetensorError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        OverflowError,
+        safetensors.SafetensorError,
+    ) as error:
         if isinstance(error, Damaged):
             raise
         raise Damaged("it is not whole" if data else "it is empty") from error

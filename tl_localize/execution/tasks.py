@@ -1,4 +1,6 @@
-"""What is to be computed, as plain data: a task and everything its numbers depend on, and a plan, which is a list of tasks."""
+"""What is to be computed, as plain data: a task and everything its numbers depend on, and a plan,
+which is a list of tasks.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,10 @@ class Task:
         label: the method, as tables call it, or what else is computed.
         name: of the sentence, group, target or chunk that it is about.
         index, ratio: its place in tables.
-        group: one process computes the tasks of a group one after the other, because they share needs. By default the task is alone.
-        weight: about how much longer it takes than others of its kind; for the time left, where no task of its label is done.
+        group: one process computes the tasks of a group one after the other, because they share
+            needs. By default the task is alone.
+        weight: about how much longer it takes than others of its kind; for the time left, where no
+            task of its label is done.
 
     >>> task = Task("scores", {"sequence": "s0", "method": "Activations()"})
     >>> task.key == Task("scores", {"method": "Activations()", "sequence": "s0"}).key, len(task.key)
@@ -46,7 +50,14 @@ class Task:
     @cached_property
     def key(self) -> str:
         """Hash of its kind, its inputs and its needs: 32 hexadecimal digits."""
-        return digest_of({"format": FORMAT, "kind": self.kind, "inputs": self.inputs, "needs": [need.key for need in self.needs]})
+        return digest_of(
+            {
+                "format": FORMAT,
+                "kind": self.kind,
+                "inputs": self.inputs,
+                "needs": [need.key for need in self.needs],
+            }
+        )
 
     @property
     def file(self) -> str:
@@ -55,7 +66,9 @@ class Task:
 
     @property
     def place(self) -> tuple[float, int, str, str]:
-        """Where its numbers stand in tables: two plans of one folder that have the same place mean the same cell."""
+        """Where its numbers stand in tables: two plans of one folder that have the same place mean
+        the same cell.
+        """
         return self.ratio, self.index, self.kind, self.label
 
     def __repr__(self) -> str:
@@ -92,9 +105,11 @@ class Plan:
         benchmark: ``"inj"``, ``"del"`` or ``"collect"``.
         settings: the same in all plans of a folder.
         parts: sentences, targets or chunks; plans of a folder agree on those that both have.
-        methods: label -> method with all its settings; plans of a folder agree on those that both have.
+        methods: label -> method with all its settings; plans of a folder agree on those that both
+            have.
         tasks: those whose records make the tables; they lead to all others by their needs.
-        scope: plans of different scopes, such as different ratios of INJ, may differ in ``scoped`` and ``methods``.
+        scope: plans of different scopes, such as different ratios of INJ, may differ in ``scoped``
+            and ``methods``.
         grows: what a later plan may add, for the error message.
 
     >>> Plan("inj", {"seed": 0}, [], {}, []).contradictions(Plan("inj", {"seed": 1}, [], {}, []))
@@ -117,19 +132,44 @@ class Plan:
         """What differs from an older plan of the same folder and may not."""
         if old.benchmark != self.benchmark:
             return [f"benchmark: {old.benchmark} in the folder, {self.benchmark} now"]
-        pairs = [(name, old.settings.get(name), self.settings.get(name)) for name in old.settings | self.settings]
+        pairs = [
+            (name, old.settings.get(name), self.settings.get(name))
+            for name in old.settings | self.settings
+        ]
         if old.scope == self.scope:
-            pairs += [(name, old.scoped.get(name), self.scoped.get(name)) for name in old.scoped | self.scoped]
-            pairs += [(f"methods.{label}", old.methods[label], self.methods[label]) for label in old.methods.keys() & self.methods]
-        pairs += [(f"part {i}", one, other) for i, (one, other) in enumerate(zip(old.parts, self.parts, strict=False))]
-        return [f"{name}: {one} in the folder, {other} now" for name, one, other in pairs if canonical(one) != canonical(other)]
+            pairs += [
+                (name, old.scoped.get(name), self.scoped.get(name))
+                for name in old.scoped | self.scoped
+            ]
+            pairs += [
+                (f"methods.{label}", old.methods[label], self.methods[label])
+                for label in old.methods.keys() & self.methods
+            ]
+        pairs += [
+            (f"part {i}", one, other)
+            for i, (one, other) in enumerate(zip(old.parts, self.parts, strict=False))
+        ]
+        return [
+            f"{name}: {one} in the folder, {other} now"
+            for name, one, other in pairs
+            if canonical(one) != canonical(other)
+        ]
 
     def packed(self) -> dict[str, Any]:
-        """As JSON takes it; a need stands as the number of its task in the list, and keys stand there so that nobody hashes them again."""
+        """As JSON takes it; a need stands as the number of its task in the list, and keys stand
+        there so that nobody hashes them again.
+        """
         everything = list(closure(self.tasks))
         numbers = {task.key: i for i, task in enumerate(everything)}
-        packed = [{**vars(task), "needs": [numbers[need.key] for need in task.needs]} for task in everything]
-        return {**vars(self), "tasks": packed, "results": [numbers[task.key] for task in self.tasks]}
+        packed = [
+            {**vars(task), "needs": [numbers[need.key] for need in task.needs]}
+            for task in everything
+        ]
+        return {
+            **vars(self),
+            "tasks": packed,
+            "results": [numbers[task.key] for task in self.tasks],
+        }
 
     @classmethod
     def unpacked(cls, value: dict[str, Any]) -> Plan:
@@ -156,14 +196,18 @@ def closure(tasks: Iterable[Task], seen: set[str] | None = None) -> Iterator[Tas
 
 
 def tasks_of(plans: Sequence[Plan]) -> list[Task]:
-    """The tasks of all plans of a folder in the order of tables: by ratio, part and method; of one place the newest counts."""
+    """The tasks of all plans of a folder in the order of tables: by ratio, part and method; of one
+    place the newest counts.
+    """
     found = {task.place: task for plan in plans for task in plan.tasks}
     ratios, labels = (list(dict.fromkeys(place[i] for place in found)) for i in (0, 3))
     rank = {name: i for names in (ratios, labels) for i, name in enumerate(names)}
     return sorted(found.values(), key=lambda task: (rank[task.ratio], task.index, rank[task.label]))
 
 
-_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
+_canonical = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str
+)
 
 
 def canonical(value: Any) -> str:

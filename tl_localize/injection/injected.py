@@ -1,4 +1,6 @@
-"""Rows of W_out that were trained to make a model recite sequences: what they are, applied, on disk."""
+"""Rows of W_out that were trained to make a model recite sequences: what they are, applied, on
+disk.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,24 @@ from tl_localize.scores import NeuronSet
 from tl_localize.units import units_in
 
 UNLEARNED_NATS = 0.5  # a token whose loss stays above this (a probability below 61 %) is unlearned
-ENDS = ("loss with all on", "loss alone", "KL of all others", "KL of one other")  # what the stops of a joint injection ask for
+# what the stops of a joint injection ask for
+ENDS = ("loss with all on", "loss alone", "KL of all others", "KL of one other")
 
 
 @dataclass(frozen=True, eq=False)
 class Injection(Saved):
     """Rows of W_out trained until the model recites one sequence.
 
-    Args:    neurons: the neurons whose rows were trained, the ground truth of INJ.
-             rows: [n d_model] the trained rows, in the order of ``neurons.mask.nonzero()``, float32 on the CPU. Of a head: all its rows.
-             losses: [step] loss of the whole sequence before each update, nats per token; the last one belongs to ``rows``.
-             token_losses: [pos-1] loss of each token but the first at the end.
-             converged: whether the last loss is below the stop loss (in a joint injection: and all its other stops hold).
-             sequence_id: id of the sequence.
+    Args:
+        neurons: the neurons whose rows were trained, the ground truth of INJ.
+        rows: [n d_model] the trained rows, in the order of ``neurons.mask.nonzero()``, float32 on
+            the CPU. Of a head: all its rows.
+        losses: [step] loss of the whole sequence before each update, nats per token; the last one
+            belongs to ``rows``.
+        token_losses: [pos-1] loss of each token but the first at the end.
+        converged: whether the last loss is below the stop loss (in a joint injection: and all its
+            other stops hold).
+        sequence_id: id of the sequence.
 
     >>> neurons = NeuronSet(torch.arange(6 * 1536).reshape(6, 1536) < 2)  # the first two of layer 0
     >>> injection = Injection(neurons, torch.zeros(2, 192), torch.tensor([0.04]), torch.tensor([0.04]), True, "nothing")
@@ -53,9 +60,14 @@ class Injection(Saved):
 
     def __repr__(self) -> str:
         state = "converged" if self.converged else "NOT converged"
-        text = f"{self.sequence_id!r}, {len(self.rows)} rows, {state}: loss {self.losses[-1]:.3f} after {len(self.losses)} steps"
+        text = (
+            f"{self.sequence_id!r}, {len(self.rows)} rows, {state}: loss {self.losses[-1]:.3f} "
+            f"after {len(self.losses)} steps"
+        )
         if not self.converged and (unlearned := self.unlearned()):
-            text += "; unlearned: " + ", ".join(f"token {position} ({nats:.2f} nats)" for position, nats in unlearned[:3])
+            text += "; unlearned: " + ", ".join(
+                f"token {position} ({nats:.2f} nats)" for position, nats in unlearned[:3]
+            )
             text += f" and {len(unlearned) - 3} more" if len(unlearned) > 3 else ""
         return f"Injection({text})"
 
@@ -63,35 +75,51 @@ class Injection(Saved):
         from tl_localize.stats import styled
 
         facts: dict[str, float] = {"rows trained": len(self.rows), "steps": len(self.losses)}
-        facts |= {"loss before, nats per token": float(self.losses[0]), "loss after": float(self.losses[-1])}
-        facts |= {f"unlearned: token {position}, nats": nats for position, nats in self.unlearned()[:3]}
+        facts |= {
+            "loss before, nats per token": float(self.losses[0]),
+            "loss after": float(self.losses[-1]),
+        }
+        facts |= {
+            f"unlearned: token {position}, nats": nats for position, nats in self.unlearned()[:3]
+        }
         about = {"": list(facts), "value": np.array(list(facts.values()), dtype=object)}
         state = "converged" if self.converged else "NOT converged"
-        return styled(about, f"Injection of {self.sequence_id!r}: {state}") + self.neurons.html_by_layer()
+        return (
+            styled(about, f"Injection of {self.sequence_id!r}: {state}")
+            + self.neurons.html_by_layer()
+        )
 
     def unlearned(self, threshold: float = UNLEARNED_NATS) -> list[tuple[int, float]]:
-        """The unlearned tokens: (position in the sequence, nats at the end) of all above the threshold, the worst first.
+        """The unlearned tokens: (position in the sequence, nats at the end) of all above the
+        threshold, the worst first.
 
-        Two different predictions from one state, such as those after two equal first tokens in a rotary model, keep ln 2 = 0.69 nats each.
+        Two different predictions from one state, such as those after two equal first tokens in a
+        rotary model, keep ln 2 = 0.69 nats each.
         """
         check_between(0, math.inf, threshold=threshold)
         worst = self.token_losses.argsort(descending=True, stable=True).tolist()
-        return [(i + 1, float(self.token_losses[i])) for i in worst if self.token_losses[i] > threshold]
+        return [
+            (i + 1, float(self.token_losses[i])) for i in worst if self.token_losses[i] > threshold
+        ]
 
     @uninterrupted
     def applied(self, model: LanguageModel) -> Iterator[None]:
-        """Put the rows into W_out inside the ``with`` block; afterwards every weight is bit for bit what it was.
+        """Put the rows into W_out inside the ``with`` block; afterwards every weight is bit for bit
+        what it was.
 
         Blocks may overlap and end in any order.
 
-        Raises:  ValueError: the rows belong to a model of another shape.
+        Raises:
+            ValueError: the rows belong to a model of another shape.
         """
         view, mask, rows = NeuronView(model, self.neurons.units), self.neurons.mask, self.rows
         shape = (int(view.row_mask(mask).sum()), view.flat_rows(0).shape[-1])
         if mask.shape != (view.n_layers, view.n_neurons) or rows.shape != shape:
             raise ValueError(
-                f"model must have {mask.shape[0]} layers of {mask.shape[1]} {view.units.name} and rows of {rows.shape[-1]} entries, got "
-                f"{view.n_layers} layers of {view.n_neurons} and {shape[-1]}. Apply an injection to the model it was made in."
+                f"model must have {mask.shape[0]} layers of {mask.shape[1]} {view.units.name} and "
+                f"rows of {rows.shape[-1]} entries, got "
+                f"{view.n_layers} layers of {view.n_neurons} and {shape[-1]}. Apply an injection "
+                "to the model it was made in."
             )
         with used(model):
             written = _WRITTEN.setdefault(model, [])
@@ -101,7 +129,8 @@ class Injection(Saved):
                 own.put(own.rows)
                 yield
             finally:
-                later = written[written.index(own) + 1 :]  # of blocks that overlap with this one, and end after it
+                # of blocks that overlap with this one, and end after it
+                later = written[written.index(own) + 1 :]
                 for one in (*reversed(later), own):
                     one.put(one.before)
                 written.remove(own)
@@ -111,7 +140,11 @@ class Injection(Saved):
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         parts = (self.neurons.mask, self.rows, self.losses, self.token_losses)
-        about = {"converged": json.dumps(self.converged), "sequence_id": self.sequence_id, **self.neurons.units_text()}
+        about = {
+            "converged": json.dumps(self.converged),
+            "sequence_id": self.sequence_id,
+            **self.neurons.units_text(),
+        }
         return dict(zip(self.required, parts, strict=True)), about
 
     @classmethod
@@ -126,12 +159,17 @@ class _Written:
 
     def __init__(self, view: NeuronView, injection: Injection) -> None:
         self.view = view
-        self.index = [of_layer.nonzero().flatten().to(view.device) for of_layer in view.row_mask(injection.neurons.mask)]
+        self.index = [
+            of_layer.nonzero().flatten().to(view.device)
+            for of_layer in view.row_mask(injection.neurons.mask)
+        ]
         self.rows = injection.rows.split([len(index) for index in self.index])
         self.before = self.there()
 
     def there(self) -> list[Tensor]:
-        return [self.view.flat_rows(layer).detach()[index] for layer, index in enumerate(self.index)]
+        return [
+            self.view.flat_rows(layer).detach()[index] for layer, index in enumerate(self.index)
+        ]
 
     @torch.no_grad()
     def put(self, parts: Sequence[Tensor]) -> None:
@@ -140,18 +178,22 @@ class _Written:
             weight[index] = part.to(weight)
 
 
-_WRITTEN: WeakKeyDictionary[Any, list[_Written]] = WeakKeyDictionary()  # by model, in the order in which the blocks began
+# by model, in the order in which the blocks began
+_WRITTEN: WeakKeyDictionary[Any, list[_Written]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
 class JointInjection(Saved):
-    """Several sequences in disjoint sets of rows of W_out of one model, each sufficient alone and silent in every company.
+    """Several sequences in disjoint sets of rows of W_out of one model, each sufficient alone and
+    silent in every company.
 
-    Args:    injections: one for each sequence; ``injections[k].applied(model)`` applies set k alone.
-             kls: [step sentence] how far other sets moved the model on each sequence before each update: KL(base model || own set off,
-                 some others on), mean over the positions that predict a token, nats. At the end: with all others on.
-             ends: [sentence 4] what the stops ask for: loss with all sets on, loss with its own set alone, KL with all others on, highest
-                 KL with one other alone.
+    Args:
+        injections: one for each sequence; ``injections[k].applied(model)`` applies set k alone.
+        kls: [step sentence] how far other sets moved the model on each sequence before each update:
+            KL(base model || own set off, some others on), mean over the positions that predict a
+            token, nats. At the end: with all others on.
+        ends: [sentence 4] what the stops ask for: loss with all sets on, loss with its own set
+            alone, KL with all others on, highest KL with one other alone.
 
     >>> pair = inject_together(model, few[:2], ratio=0.01, seed=0, learning_rate=0.005, max_steps=2)
     >>> with pair.applied(model, without=0):
@@ -165,7 +207,9 @@ class JointInjection(Saved):
 
     @property
     def losses(self) -> Float[Tensor, "step sentence"]:
-        """Loss of each whole sequence with its own set and some others on, before each update; at the end with all. Nats per token."""
+        """Loss of each whole sequence with its own set and some others on, before each update; at
+        the end with all. Nats per token.
+        """
         return torch.stack([injection.losses for injection in self.injections], dim=1)
 
     @property
@@ -175,7 +219,11 @@ class JointInjection(Saved):
 
     def __repr__(self) -> str:
         n, n_steps = len(self.injections), len(self.kls)
-        high = [f"{i.sequence_id!r}: {_named(end)}" for i, end in zip(self.injections, self.ends, strict=True) if not i.converged]
+        high = [
+            f"{i.sequence_id!r}: {_named(end)}"
+            for i, end in zip(self.injections, self.ends, strict=True)
+            if not i.converged
+        ]
         state = f"NOT converged ({'; '.join(high)})" if high else "all converged"
         return f"JointInjection({n} x {len(self.injections[0].rows)} rows, {n_steps} steps, at most {_named(self.ends.amax(0))}; {state})"
 
@@ -187,19 +235,30 @@ class JointInjection(Saved):
         columns = {
             "sequence": [injection.sequence_id for injection in self.injections],
             "rows trained": [len(injection.rows) for injection in self.injections],
-            **{f"{name}, nats": values for name, values in zip(ENDS, self.ends.T.tolist(), strict=True)},
+            **{
+                f"{name}, nats": values
+                for name, values in zip(ENDS, self.ends.T.tolist(), strict=True)
+            },
             "converged": self.converged.tolist(),
         }
-        return styled(columns, f"JointInjection of {len(self.injections)} sequences, {len(self.kls)} steps: {state}")
+        return styled(
+            columns,
+            f"JointInjection of {len(self.injections)} sequences, {len(self.kls)} steps: {state}",
+        )
 
     @uninterrupted
     def applied(self, model: LanguageModel, without: int | None = None) -> Iterator[None]:
-        """Put all sets, or all but one, into W_out inside the ``with`` block; afterwards every weight is bit for bit what it was.
+        """Put all sets, or all but one, into W_out inside the ``with`` block; afterwards every
+        weight is bit for bit what it was.
 
-        Raises:  ValueError: the rows belong to a model of another shape, or there is no set ``without``.
+        Raises:
+            ValueError: the rows belong to a model of another shape, or there is no set ``without``.
         """
         if without is not None and without not in range(len(self.injections)):
-            raise ValueError(f"without must be the number of a set, from 0 to {len(self.injections) - 1}, got {without!r}. None is all.")
+            raise ValueError(
+                f"without must be the number of a set, from 0 to {len(self.injections) - 1}, got "
+                f"{without!r}. None is all."
+            )
         with ExitStack() as stack:
             for k, injection in enumerate(self.injections):
                 if k != without:
@@ -208,7 +267,9 @@ class JointInjection(Saved):
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         parts = [injection.packed()[0] for injection in self.injections]
-        tensors = {f"{k}.{name}": tensor for k, part in enumerate(parts) for name, tensor in part.items()}
+        tensors = {
+            f"{k}.{name}": tensor for k, part in enumerate(parts) for name, tensor in part.items()
+        }
         ids = [injection.sequence_id for injection in self.injections]
         return {"kls": self.kls, "ends": self.ends, **tensors}, {
             "converged": json.dumps(self.converged.tolist()),
@@ -219,9 +280,17 @@ class JointInjection(Saved):
     @classmethod
     def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str]) -> JointInjection:
         injections: list[Injection] = []
-        for k, (state, id) in enumerate(zip(json.loads(metadata["converged"]), json.loads(metadata["sequence_ids"]), strict=True)):
+        for k, (state, id) in enumerate(
+            zip(
+                json.loads(metadata["converged"]), json.loads(metadata["sequence_ids"]), strict=True
+            )
+        ):
             part = {name: tensors[f"{k}.{name}"] for name in Injection.required}
-            injections.append(Injection.unpacked(part, metadata | {"converged": json.dumps(state), "sequence_id": id}))
+            injections.append(
+                Injection.unpacked(
+                    part, metadata | {"converged": json.dumps(state), "sequence_id": id}
+                )
+            )
         return cls(tuple(injections), tensors["kls"], tensors["ends"])
 
 
@@ -230,12 +299,15 @@ def _named(ends: Float[Tensor, " 4"]) -> str:
 
 
 def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[NeuronSet]:
-    """Disjoint sets of ``int(n * ratio)`` of all n neurons, or heads: one permutation by numpy's RandomState(seed), cut into pieces.
+    """Disjoint sets of ``int(n * ratio)`` of all n neurons, or heads: one permutation by numpy's
+    RandomState(seed), cut into pieces.
 
-    The first set is what the authors draw: their ``RandomState(seed).choice(n, size, replace=False)`` is the permutation's beginning.
+    The first set is what the authors draw: their ``RandomState(seed).choice(n, size,
+    replace=False)`` is the permutation's beginning.
 
     Raises:
-        ValueError: ratio is outside (0, 1], selects no neuron, or selects so many that the sets don't fit; seed is not from 0 to 2**32 - 1.
+        ValueError: ratio is outside (0, 1], selects no neuron, or selects so many that the sets
+            don't fit; seed is not from 0 to 2**32 - 1.
 
     >>> [len(one) for one in draw_sets(NeuronView(model), 0.01, 0, 2)]
     [92, 92]
@@ -246,13 +318,20 @@ def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[Ne
     size = int(n * ratio)
     if size == 0:
         of = f"{n} {view.units.name}"
-        raise ValueError(f"ratio must select at least one of {of}, got {ratio!r}, which selects none. Use at least {1 / n:.2g}.")
+        raise ValueError(
+            f"ratio must select at least one of {of}, got {ratio!r}, which selects none. Use at "
+            f"least {1 / n:.2g}."
+        )
     if n_sets * size > n:
         raise ValueError(
-            f"ratio must leave room for {n_sets} disjoint sets, got {ratio!r}: {n_sets} x {size} rows of the {n} there are. "
+            f"ratio must leave room for {n_sets} disjoint sets, got {ratio!r}: {n_sets} x {size} "
+            f"rows of the {n} there are. "
             f"Use at most 1/{n_sets}, or fewer sequences."
         )
     order = torch.from_numpy(np.random.RandomState(seed).permutation(n))
     owner = torch.full((n,), -1)
     owner[order[: n_sets * size]] = torch.arange(n_sets).repeat_interleave(size)
-    return [NeuronSet((owner == k).reshape(view.n_layers, view.n_neurons), view.units) for k in range(n_sets)]
+    return [
+        NeuronSet((owner == k).reshape(view.n_layers, view.n_neurons), view.units)
+        for k in range(n_sets)
+    ]

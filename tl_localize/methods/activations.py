@@ -23,13 +23,20 @@ class Activations(Localizer):
         A(l, i) = 1/T sum over t of |h_{i,t}| ||v_i||          absolute="token", the paper's equation
         A(l, i) = |1/T sum over t of h_{i,t}| ||v_i||          absolute="mean", what the authors' code computes
 
-    h_{i,t} is the activation at the position that predicts suffix token t, v_i the row of W_out. Of a head, whose activation is a vector
-    and whose rows of W_O are a matrix: the norm of what it writes, ||h_{i,t} v_i||, or ||1/T sum over t of h_{i,t} v_i||.
+    h_{i,t} is the activation at the position that predicts suffix token t, v_i the row of W_out. Of
+    a head, whose activation is a vector and whose rows of W_O are a matrix: the norm of what it
+    writes, ||h_{i,t} v_i||, or ||1/T sum over t of h_{i,t} v_i||.
 
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (6).
-    Args:    absolute: whether the absolute value is taken of each token or of the mean.
-    Returns: [layer neuron] in units of the residual stream.
-    Raises:  ValueError: absolute is neither ``"token"`` nor ``"mean"``.
+
+    Args:
+        absolute: whether the absolute value is taken of each token or of the mean.
+
+    Returns:
+        [layer neuron] in units of the residual stream.
+
+    Raises:
+        ValueError: absolute is neither ``"token"`` nor ``"mean"``.
 
     >>> Activations()(model, sequence).values.shape
     torch.Size([6, 1536])
@@ -42,12 +49,19 @@ class Activations(Localizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.absolute not in ("token", "mean"):
-            raise ValueError(f"absolute must be 'token' or 'mean', got {self.absolute!r}. The paper's equation is 'token'.")
+            raise ValueError(
+                f"absolute must be 'token' or 'mean', got {self.absolute!r}. The paper's equation "
+                "is 'token'."
+            )
 
     @torch.no_grad()
-    def _attribute_batch(self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report) -> BatchValues:
+    def _attribute_batch(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+    ) -> BatchValues:
         batch = SequenceBatch.of(sequences, neurons.device)
-        weights = torch.zeros(batch.tokens.shape, device=neurons.device).index_put((batch.rows, batch.positions), torch.tensor(1.0))
+        weights = torch.zeros(batch.tokens.shape, device=neurons.device).index_put(
+            (batch.rows, batch.positions), torch.tensor(1.0)
+        )
         weights = weights / weights.sum(1, keepdim=True)
         with neurons.recorded() as recorded:
             residual(neurons.model, batch.tokens)
@@ -55,7 +69,15 @@ class Activations(Localizer):
         for layer in range(neurons.n_layers):
             act = recorded[layer].float()
             if self.absolute == "token":
-                strengths.append(einsum(neurons.strengths(layer, act), weights, "b pos neuron, b pos -> b neuron").cpu())
+                strengths.append(
+                    einsum(
+                        neurons.strengths(layer, act), weights, "b pos neuron, b pos -> b neuron"
+                    ).cpu()
+                )
             else:
-                strengths.append(neurons.strengths(layer, einsum(act, weights, "b pos neuron ..., b pos -> b neuron ...")).cpu())
+                strengths.append(
+                    neurons.strengths(
+                        layer, einsum(act, weights, "b pos neuron ..., b pos -> b neuron ...")
+                    ).cpu()
+                )
         return torch.stack(strengths, dim=1) * neurons.row_norms()

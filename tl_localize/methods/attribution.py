@@ -14,15 +14,21 @@ from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution(Localizer):
-    """First-order estimate of the rise of the memorization loss when one neuron is ablated (zero) at every position, prefix included.
+    """First-order estimate of the rise of the memorization loss when one neuron is ablated (zero)
+    at every position, prefix included.
 
         A(l, i) = - sum over t of h_{i,t} d loss(x) / d h_{i,t}              of a head: the product of two vectors
 
-    One forward and one backward pass score every neuron; Zero-Out's exact score takes a pass per neuron. Being first-order, it misses
-    nonlinear effects: a neuron whose output matters only when all of it is gone scores too low.
+    One forward and one backward pass score every neuron; Zero-Out's exact score takes a pass per
+    neuron. Being first-order, it misses nonlinear effects: a neuron whose output matters only when
+    all of it is gone scores too low.
 
-    Source: ours, not of the paper: gradient times activation, the first-order form of Chang et al. (2024), arXiv:2311.09060, eq. (5).
-    Returns: [layer neuron], nats per suffix token.
+    Source: ours, not of the paper: gradient times activation, the first-order form of Chang et al.
+
+    (2024), arXiv:2311.09060, eq. (5).
+
+    Returns:
+        [layer neuron], nats per suffix token.
 
     >>> len(Attribution()(model, sequence).top_k(0.01))
     90
@@ -31,5 +37,7 @@ class Attribution(Localizer):
     name: ClassVar[str] = "attribution"
     title: ClassVar[str] = "Attribution (not the paper's)"
 
-    def _attribute_batch(self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report) -> BatchValues:
+    def _attribute_batch(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+    ) -> BatchValues:
         return ablation_estimate(neurons, SequenceBatch.of(sequences, neurons.device))

@@ -20,20 +20,30 @@ from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 @dataclass(frozen=True, kw_only=True)
 class GradientAlignment(Localizer):
-    """Cosine between a neuron's output row and the gradient of the text's log-odds on that row: was the row *written by* this text?
+    """Cosine between a neuron's output row and the gradient of the text's log-odds on that row: was
+    the row *written by* this text?
 
         A(l, i) = mean over r = 0 .. points - 1 of  cos(v_i, g_i),        g_i = d O / d v_i = sum over t of h_{i,t} d O / d (MLP output)_t
 
-    O is the mean log-odds of the true suffix tokens, v_i the row of W_out of neuron i. Gradient descent moves a row along its own gradient,
-    so the rows that a text has written point there, whatever their length. At point r the neurons with the highest sum so far, a share of
-    each layer, stand at 1 - r / points of their activation; at the first point the model is intact. One forward and one backward pass a
-    point. |g_i| comes from the matrix of products of two positions' gradients, so that no [neuron d_model] gradient is ever held. Of a head
-    v_i is the matrix of its rows of W_O, g_i its gradient, and the cosine that of all their entries.
+    O is the mean log-odds of the true suffix tokens, v_i the row of W_out of neuron i. Gradient
+    descent moves a row along its own gradient, so the rows that a text has written point there,
+    whatever their length. At point r the neurons with the highest sum so far, a share of each
+    layer, stand at 1 - r / points of their activation; at the first point the model is intact. One
+    forward and one backward pass a point. |g_i| comes from the matrix of products of two positions'
+    gradients, so that no [neuron d_model] gradient is ever held. Of a head v_i is the matrix of its
+    rows of W_O, g_i its gradient, and the cosine that of all their entries.
 
-    Source: ours, not of the paper. The numerator is the gradient of a gate on the neuron, as in ``Attribution``, divided by |v_i| |g_i|.
-    Args:    points: of the path.
-             share: of the neurons of each layer that are scaled down along the path; about as many as the text may have written.
-    Returns: [layer neuron] in [-1, 1].
+    Source: ours, not of the paper. The numerator is the gradient of a gate on the neuron, as in
+
+    ``Attribution``, divided by |v_i| |g_i|.
+
+    Args:
+        points: of the path.
+        share: of the neurons of each layer that are scaled down along the path; about as many as
+            the text may have written.
+
+    Returns:
+        [layer neuron] in [-1, 1].
 
     >>> len(GradientAlignment()(model, sequence).top_k(0.01))
     90
@@ -54,7 +64,9 @@ class GradientAlignment(Localizer):
     def passes(self) -> float:
         return 3.0 * self.points
 
-    def _attribute_batch(self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report) -> BatchValues:
+    def _attribute_batch(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+    ) -> BatchValues:
         batch = SequenceBatch.of(sequences, neurons.device)
         norms = neurons.row_norms().to(neurons.device)
         total = torch.zeros(len(batch), neurons.n_layers, neurons.n_neurons, device=neurons.device)
@@ -72,7 +84,9 @@ class GradientAlignment(Localizer):
 def effects_and_lengths(
     neurons: NeuronView, batch: SequenceBatch, gates: Float[Tensor, "sequence layer neuron"]
 ) -> tuple[Float[Tensor, "sequence layer neuron"], Float[Tensor, "sequence layer neuron"]]:
-    """With gates on the neurons: v_i g_i and |g_i|, where g_i is the gradient of the mean log-odds for the row v_i, without its gate."""
+    """With gates on the neurons: v_i g_i and |g_i|, where g_i is the gradient of the mean log-odds
+    for the row v_i, without its gate.
+    """
     with neurons.recorded() as acts, neurons.outputs() as outputs:
         effects, *gradients = gate_gradients(neurons, batch, mean_log_odds, gates, outputs)
     lengths: list[Tensor] = []
@@ -80,5 +94,7 @@ def effects_and_lengths(
         act = acts[layer].detach().float().flatten(2)
         products = einsum(gradient, gradient, "b pos d_model, b other d_model -> b pos other")
         squares = einsum(act, products @ act, "b pos entry, b pos entry -> b entry")
-        lengths.append(neurons.by_unit(squares.view(len(batch), *neurons.shape)).clamp(min=0).sqrt())
+        lengths.append(
+            neurons.by_unit(squares.view(len(batch), *neurons.shape)).clamp(min=0).sqrt()
+        )
     return effects, torch.stack(lengths, dim=1)

@@ -13,31 +13,54 @@ from torch import Tensor
 
 from tl_localize.methods.base import Found, Report
 from tl_localize.methods.masks import MaskLearner, train_masks, tuned_layers
-from tl_localize.neurons import NeuronView, Real, check_count, check_number, check_positive, check_seed
+from tl_localize.neurons import (
+    NeuronView,
+    Real,
+    check_count,
+    check_number,
+    check_positive,
+    check_seed,
+)
 from tl_localize.sequences import MemorizedSequence
 
-GATE_LOW, GATE_HIGH = -0.1, 1.1  # the paper's gamma and zeta: the interval to which the concrete variable is stretched
+# the paper's gamma and zeta: the interval to which the concrete variable is stretched
+GATE_LOW, GATE_HIGH = -0.1, 1.1
 NOISE_MARGIN = 1e-4  # the uniform noise is kept this far from 0 and 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class HardConcrete(MaskLearner):
-    """Location of a neuron's random mask, trained so that few neurons are open while the model still recites the sequence.
+    """Location of a neuron's random mask, trained so that few neurons are open while the model
+    still recites the sequence.
 
         u ~ U(0, 1),   s = sigmoid((log u - log(1 - u) + a) / temperature),   mask = clip(s (high - low) + low, 0, 1)
         minimize over a   loss(x | h * mask) + sparsity_weight * mean sigmoid(a - temperature log(-low / high))
         A(l, i) = sigmoid(a_i)
 
-    Source: Chang et al. (2024), arXiv:2311.09060, eq. (8), (9) and A.4, after Louizos et al. (2018). Differs: the paper sums the
-    penalty, this is the mean over the tuned neurons, so that one weight serves every model size (as in the authors' code).
-    a = log alpha, temperature = beta, low = gamma, high = zeta, sparsity_weight = lambda in the paper.
-    Args:    initial_mask: expected mask at the start, in (-0.1, 1.1); sigmoid(a) starts at (initial_mask + 0.1) / 1.2.
-             temperature: of the concrete distribution; smaller is closer to binary masks and noisier gradients.
-             steps: at most; training stops earlier at a 10th step at which the penalty is below ``stop_sparsity``.
-             first_layer: layers below it are not tuned: their masks stay random at the start value.
-             seed: of the noise, which is drawn on the CPU step by step, layer by layer, and is the same for every sequence.
-    Returns: [layer neuron] in (0, 1).
-    Raises:  ValueError: initial_mask is not in (-0.1, 1.1).
+    Source: Chang et al. (2024), arXiv:2311.09060, eq. (8), (9) and A.4, after Louizos et al.
+
+    (2018). Differs: the paper sums the
+
+    penalty, this is the mean over the tuned neurons, so that one weight serves every model size (as
+    in the authors' code). a = log alpha, temperature = beta, low = gamma, high = zeta,
+    sparsity_weight = lambda in the paper.
+
+    Args:
+        initial_mask: expected mask at the start, in (-0.1, 1.1); sigmoid(a) starts at (initial_mask
+            + 0.1) / 1.2.
+        temperature: of the concrete distribution; smaller is closer to binary masks and noisier
+            gradients.
+        steps: at most; training stops earlier at a 10th step at which the penalty is below
+            ``stop_sparsity``.
+        first_layer: layers below it are not tuned: their masks stay random at the start value.
+        seed: of the noise, which is drawn on the CPU step by step, layer by layer, and is the same
+            for every sequence.
+
+    Returns:
+        [layer neuron] in (0, 1).
+
+    Raises:
+        ValueError: initial_mask is not in (-0.1, 1.1).
 
     >>> len(HardConcrete(steps=5)(model, sequence).top_k(0.01))  # 5 steps are too few for a result
     90
@@ -60,15 +83,27 @@ class HardConcrete(MaskLearner):
         check_positive(temperature=self.temperature)
         check_seed(self.seed)
         if not GATE_LOW < check_number("initial_mask", self.initial_mask) < GATE_HIGH:
-            raise ValueError(f"initial_mask must be in ({GATE_LOW}, {GATE_HIGH}), got {self.initial_mask!r}. Use 0.5.")
+            raise ValueError(
+                f"initial_mask must be in ({GATE_LOW}, {GATE_HIGH}), got {self.initial_mask!r}. "
+                "Use 0.5."
+            )
 
-    def _attribute_many(self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report) -> Iterator[Found]:
+    def _attribute_many(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report
+    ) -> Iterator[Found]:
         tuned = tuned_layers(neurons, self.first_layer)
-        start = torch.tensor(math.log((self.initial_mask - GATE_LOW) / (GATE_HIGH - self.initial_mask)), device=neurons.device)
+        start = torch.tensor(
+            math.log((self.initial_mask - GATE_LOW) / (GATE_HIGH - self.initial_mask)),
+            device=neurons.device,
+        )
         untuned = start.expand(1, self.first_layer, neurons.n_neurons)
 
-        def gates(location: Float[Tensor, "batch tuned neuron"], generator: torch.Generator) -> dict[int, Tensor]:
-            noise = torch.rand(1, neurons.n_layers, neurons.n_neurons, generator=generator).to(location.device)
+        def gates(
+            location: Float[Tensor, "batch tuned neuron"], generator: torch.Generator
+        ) -> dict[int, Tensor]:
+            noise = torch.rand(1, neurons.n_layers, neurons.n_neurons, generator=generator).to(
+                location.device
+            )
             everywhere = torch.cat([untuned.expand(len(location), -1, -1), location], dim=1)
             return dict(enumerate(hard_concrete(everywhere, noise, self.temperature).unbind(1)))
 
@@ -84,10 +119,15 @@ class HardConcrete(MaskLearner):
             report=report,
             seed=self.seed,
         )
-        return (one if isinstance(one, ValueError) else torch.cat([untuned[0], one]).sigmoid().cpu() for one in locations)
+        return (
+            one if isinstance(one, ValueError) else torch.cat([untuned[0], one]).sigmoid().cpu()
+            for one in locations
+        )
 
 
-def hard_concrete(location: Float[Tensor, "*shape"], noise: Float[Tensor, "*noise"], temperature: float) -> Float[Tensor, "*shape"]:
+def hard_concrete(
+    location: Float[Tensor, "*shape"], noise: Float[Tensor, "*noise"], temperature: float
+) -> Float[Tensor, "*shape"]:
     """A sample of the hard concrete distribution, differentiable in its location."""
     noise = noise.clamp(NOISE_MARGIN, 1 - NOISE_MARGIN)
     concrete = ((noise.log() - (1 - noise).log() + location) / temperature).sigmoid()

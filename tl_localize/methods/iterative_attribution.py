@@ -25,26 +25,38 @@ N_TEXTS, LENGTH = 16, 64  # that the model writes
 
 @dataclass(frozen=True, kw_only=True)
 class IterativeAttribution(Localizer):
-    """Order in which neurons are ablated, in rounds, by their effect on the probability of the text: what is *needed for* it?
+    """Order in which neurons are ablated, in rounds, by their effect on the probability of the
+    text: what is *needed for* it?
 
         E(l, i) = d O / d gate of neuron i,     O = mean probability of the true suffix tokens, the neurons of earlier rounds ablated
         A(l, i) = 1 - (place in the order of its layer) / (number ablated) + m      of those that are ablated, m the highest E of the others
         A(l, i) = E(l, i) of the first round                                        of the others
 
-    In each round the neurons with the largest effect leave, 1 / rounds of the share of each layer: what takes over from those that are
-    already gone is measured while they are gone. O is bounded, so that tokens that are already lost stop pulling. The sets of all smaller
-    ratios are nested in one run. With a contrast, neurons that other text needs too leave later: E is divided by
+    In each round the neurons with the largest effect leave, 1 / rounds of the share of each layer:
+    what takes over from those that are already gone is measured while they are gone. O is bounded,
+    so that tokens that are already lost stop pulling. The sets of all smaller ratios are nested in
+    one run. With a contrast, neurons that other text needs too leave later: E is divided by
 
         1 + contrast G(l, i) / mean G,     G(l, i) = mean over texts that the model itself writes of |d loss / d gate of neuron i|
 
-    Source: ours, not of the paper; one round is ``Attribution`` with the probability in place of the loss.
-    Args:    rounds: forward and backward passes.
-             share: of the neurons of each layer that are ablated in all rounds together; the largest ratio that is to be looked at.
-             first_layer: layers below it are not ablated, and score their first effect.
-             contrast: 0 erases most at a fixed share; 3 a little less, and other texts lose much less.
-             seed: of the 16 texts of up to 64 tokens that the model writes, after its beginning-of-text token if it has one.
-    Returns: [layer neuron]; at most 1 + m, without a unit.
-    Raises:  ValueError: contrast is negative or not finite, or first_layer leaves no layer of the model.
+    Source: ours, not of the paper; one round is ``Attribution`` with the probability in place of
+
+    the loss.
+
+    Args:
+        rounds: forward and backward passes.
+        share: of the neurons of each layer that are ablated in all rounds together; the largest
+            ratio that is to be looked at.
+        first_layer: layers below it are not ablated, and score their first effect.
+        contrast: 0 erases most at a fixed share; 3 a little less, and other texts lose much less.
+        seed: of the 16 texts of up to 64 tokens that the model writes, after its beginning-of-text
+            token if it has one.
+
+    Returns:
+        [layer neuron]; at most 1 + m, without a unit.
+
+    Raises:
+        ValueError: contrast is negative or not finite, or first_layer leaves no layer of the model.
 
     >>> len(IterativeAttribution()(model, sequence).top_k(0.01))
     90
@@ -67,16 +79,25 @@ class IterativeAttribution(Localizer):
         check_count(0, first_layer=self.first_layer)
         check_seed(self.seed)
         if not 0 <= check_number("contrast", self.contrast) < math.inf:
-            raise ValueError(f"contrast must be a finite number from 0 on, got {self.contrast!r}. Use 3, or 0 for none.")
+            raise ValueError(
+                f"contrast must be a finite number from 0 on, got {self.contrast!r}. Use 3, or 0 "
+                "for none."
+            )
 
     @property
     def passes(self) -> float:
         return 3.0 * (self.rounds + (self.contrast > 0))
 
-    def _attribute_batch(self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report) -> BatchValues:
-        batch, tuned = SequenceBatch.of(sequences, neurons.device), slice(tuned_layers(neurons, self.first_layer).start, None)
+    def _attribute_batch(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+    ) -> BatchValues:
+        batch, tuned = (
+            SequenceBatch.of(sequences, neurons.device),
+            slice(tuned_layers(neurons, self.first_layer).start, None),
+        )
         gates = torch.ones(len(batch), neurons.n_layers, neurons.n_neurons, device=neurons.device)
-        places = torch.zeros_like(gates)  # from 1 on for the first to leave down to above 0 for the last; 0: stays
+        # from 1 on for the first to leave down to above 0 for the last; 0: stays
+        places = torch.zeros_like(gates)
         count = max(1, round(self.share * neurons.n_neurons))
         ends = [round(count * (n + 1) / self.rounds) for n in range(self.rounds)]
         needed = general_effects(neurons, self.seed) if self.contrast else torch.ones_like(gates[0])
@@ -88,7 +109,9 @@ class IterativeAttribution(Localizer):
             (effects,) = gate_gradients(neurons, batch, mean_probability, gates)
             effects *= weight
             first = first if n else effects
-            leaving = effects.masked_fill(gates == 0, -torch.inf)[:, tuned].topk(end - start).indices
+            leaving = (
+                effects.masked_fill(gates == 0, -torch.inf)[:, tuned].topk(end - start).indices
+            )
             order = 1 - torch.arange(start, end, device=neurons.device) / count
             places[:, tuned] = places[:, tuned].scatter(-1, leaving, order.expand(leaving.shape))
             gates = (places == 0).to(gates)
@@ -98,24 +121,39 @@ class IterativeAttribution(Localizer):
 
 
 def general_effects(neurons: NeuronView, seed: int) -> Float[Tensor, "layer neuron"]:
-    """How much the texts that a model writes need each neuron: mean absolute gradient of their loss for a gate of one on it."""
-    texts = [MemorizedSequence(tokens, 1, f"text-{i}") for i, tokens in enumerate(written_texts(neurons, seed))]
+    """How much the texts that a model writes need each neuron: mean absolute gradient of their loss
+    for a gate of one on it.
+    """
+    texts = [
+        MemorizedSequence(tokens, 1, f"text-{i}")
+        for i, tokens in enumerate(written_texts(neurons, seed))
+    ]
     size = rows_that_fit(neurons, len(texts[0]))
     total = torch.zeros(neurons.n_layers, neurons.n_neurons, device=neurons.device)
     for start in range(0, N_TEXTS, size):
-        (effects,) = gate_gradients(neurons, SequenceBatch.of(texts[start : start + size], neurons.device), memorization_loss)
+        (effects,) = gate_gradients(
+            neurons,
+            SequenceBatch.of(texts[start : start + size], neurons.device),
+            memorization_loss,
+        )
         total += effects.abs().sum(0)
     return total / N_TEXTS
 
 
 def written_texts(neurons: NeuronView, seed: int) -> Int[Tensor, "text pos"]:
-    """Texts sampled from a model, after its tokenizer's beginning-of-text token, or each after a random token where there is none."""
+    """Texts sampled from a model, after its tokenizer's beginning-of-text token, or each after a
+    random token where there is none.
+    """
     config: Any = neurons.model.cfg
     generator = torch.Generator().manual_seed(seed)
     length = min(LENGTH, config.n_ctx)
     uniform = torch.rand(N_TEXTS, length - 1, generator=generator)
     first = torch.randint(config.d_vocab, (N_TEXTS, 1), generator=generator)
-    if (bos := getattr(getattr(neurons.model, "tokenizer", None), "bos_token_id", None)) is not None:
+    if (
+        bos := getattr(getattr(neurons.model, "tokenizer", None), "bos_token_id", None)
+    ) is not None:
         first = torch.full_like(first, bos)
     first = first.to(neurons.device)
-    return torch.cat([first, generate(neurons.model, first, length - 1, uniform.to(neurons.device))], 1).cpu()
+    return torch.cat(
+        [first, generate(neurons.model, first, length - 1, uniform.to(neurons.device))], 1
+    ).cpu()

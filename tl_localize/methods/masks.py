@@ -56,15 +56,22 @@ def train_masks(
     report: Report,
     seed: int = 0,
 ) -> Iterator[Trained]:
-    """Minimize memorization loss + sparsity_weight * sparsity by Adam, one independent mask per sequence, up to ``size`` in one batch.
+    """Minimize memorization loss + sparsity_weight * sparsity by Adam, one independent mask per
+    sequence, up to ``size`` in one batch.
 
-    At every 10th step, before the update, a mask is finished whose sparsity term is below ``stop_sparsity``, or whose loss is not finite.
+    At every 10th step, before the update, a mask is finished whose sparsity term is below
+    ``stop_sparsity``, or whose loss is not finite.
 
-    Args:    start: first values of the parameters of the tuned layers, the same for every sequence.
-             gates: parameters and a generator -> gate of each masked layer, [#batch neuron]; called once a step.
-             sparsity: parameters -> sparsity term, [batch].
-             seed: of the generator (on the CPU), which begins anew for each batch.
-    Returns: the trained parameters of each sequence, [layer neuron]; an error where the loss is not finite.
+    Args:
+        start: first values of the parameters of the tuned layers, the same for every sequence.
+        gates: parameters and a generator -> gate of each masked layer, [#batch neuron]; called once
+            a step.
+        sparsity: parameters -> sparsity term, [batch].
+        seed: of the generator (on the CPU), which begins anew for each batch.
+
+    Returns:
+        the trained parameters of each sequence, [layer neuron]; an error where the loss is not
+        finite.
     """
     scale = loss_scale(neurons.model)
 
@@ -75,7 +82,9 @@ def train_masks(
     def begin(batch: list[int]) -> tuple[list[Tensor], Advance[Trained]]:
         generator = torch.Generator().manual_seed(seed)
 
-        def advance(numbers: tuple[int, ...], parameters: list[Tensor], step: int) -> tuple[Sequence[Tensor], Mapping[int, Trained]]:
+        def advance(
+            numbers: tuple[int, ...], parameters: list[Tensor], step: int
+        ) -> tuple[Sequence[Tensor], Mapping[int, Trained]]:
             (values,) = parameters
             if step == method.steps:
                 return [], dict(zip(numbers, values.detach().unbind(), strict=True))
@@ -88,22 +97,31 @@ def train_masks(
                 for i, (number, value) in enumerate(zip(numbers, loss.tolist(), strict=True)):
                     if not math.isfinite(value):
                         where = f"{value} at step {step + 1} of {sequences[number]!r}"
-                        finished[number] = ValueError(f"loss must be finite, got {where}. Lower learning_rate or use float32.")
+                        finished[number] = ValueError(
+                            f"loss must be finite, got {where}. Lower learning_rate or use float32."
+                        )
                     elif below[i]:
                         finished[number] = values[i].detach().clone()
                 if len(finished) == len(numbers):
                     return [], finished
-            (gradient,) = torch.autograd.grad(scale * (loss + method.sparsity_weight * term).sum(), values)
+            (gradient,) = torch.autograd.grad(
+                scale * (loss + method.sparsity_weight * term).sum(), values
+            )
             return [gradient / scale], finished
 
         return [start.expand(len(batch), *start.shape).clone()], advance
 
     rate, steps = method.learning_rate, method.steps
-    return minimize(neurons, len(sequences), size, begin, learning_rate=rate, max_steps=steps, report=report)
+    return minimize(
+        neurons, len(sequences), size, begin, learning_rate=rate, max_steps=steps, report=report
+    )
 
 
 def tuned_layers(neurons: NeuronView, first_layer: int) -> range:
     """The layers whose masks are learned; ValueError if no layer is left."""
     if first_layer >= neurons.n_layers:
-        raise ValueError(f"first_layer must be below the model's {neurons.n_layers} layers, got {first_layer}. Use 0 or 1.")
+        raise ValueError(
+            f"first_layer must be below the model's {neurons.n_layers} layers, got {first_layer}. "
+            "Use 0 or 1."
+        )
     return range(first_layer, neurons.n_layers)

@@ -1,9 +1,12 @@
-"""A clean forward pass, partial runs that start above a changed layer, and the first-order estimate of ablation.
+"""A clean forward pass, partial runs that start above a changed layer, and the first-order estimate
+of ablation.
 
-A change in layer l leaves everything below it unchanged. So the residual stream that enters each layer is recorded once, and a changed run
-starts at layer l. Where the MLP output is additive, neuron i adds h_i v_i to the residual stream, with no norm after W_out and no hook: a
-change of the neurons by d changes the input of layer l + 1 by d W_out, and the run starts there. Both are measured on each clean run, layer
-by layer, because configurations do not tell. Where a check fails, the longer way is taken.
+A change in layer l leaves everything below it unchanged. So the residual stream that enters each
+layer is recorded once, and a changed run starts at layer l. Where the MLP output is additive,
+neuron i adds h_i v_i to the residual stream, with no norm after W_out and no hook: a change of the
+neurons by d changes the input of layer l + 1 by d W_out, and the run starts there. Both are
+measured on each clean run, layer by layer, because configurations do not tell. Where a check fails,
+the longer way is taken.
 """
 
 from __future__ import annotations
@@ -22,8 +25,10 @@ from tl_localize.neurons import LanguageModel, NeuronView
 from tl_localize.sequences import SequenceBatch
 
 Objective = Callable[[LanguageModel, SequenceBatch], Tensor]  # one number for each sequence
-MISFIT, ROUNDINGS = 1e-3, 16.0  # what a check allows: this share of the change, and so many roundings of the residual stream
-SLOPE = 0.05  # and this share of the change as a whole, which in bfloat16 is less than its roundings
+# what a check allows: this share of the change, and so many roundings of the residual stream
+MISFIT, ROUNDINGS = 1e-3, 16.0
+# and this share of the change as a whole, which in bfloat16 is less than its roundings
+SLOPE = 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +36,13 @@ class CleanRun:
     """What one forward pass of the unchanged model computed.
 
     Args:
-        entering: residual stream that enters each layer, before its hooks, [1 pos d_model]; ``n_layers``: the one after the last layer.
+        entering: residual stream that enters each layer, before its hooks, [1 pos d_model];
+            ``n_layers``: the one after the last layer.
         acts: neurons of each layer, [pos neuron *width], after the user's hooks.
-        additive: the layers whose MLP output is simply added, and above which a run can start. None for units that write elsewhere.
-        restarts: whether a run can start at any layer: nothing but the residual stream goes from one layer to the next.
+        additive: the layers whose MLP output is simply added, and above which a run can start. None
+            for units that write elsewhere.
+        restarts: whether a run can start at any layer: nothing but the residual stream goes from
+            one layer to the next.
     """
 
     neurons: NeuronView
@@ -52,37 +60,70 @@ class CleanRun:
         acts = {layer: act[0] for layer, act in acts.items()}
         halves = torch.ones(2, neurons.n_neurons, device=tokens.device)
         halves[1] = 0.5
-        additive, added = set[int](), neurons.units.additive and neurons.shape == (neurons.n_neurons,)
+        additive, added = (
+            set[int](),
+            neurons.units.additive and neurons.shape == (neurons.n_neurons,),
+        )
         for layer, act in acts.items():
             with neurons.scaled({layer: halves}):
-                whole, half = resume(neurons.model, layer, streams[layer].expand(2, -1, -1), layer + 1)
-            if not fits(streams[layer + 1][0] - streams[layer][0], whole - streams[layer][0], whole):
-                reason = f"layer {layer} gets more than the residual stream from the layers below it"
-                warnings.warn(f"Every run starts from the tokens, the slow way, because {reason}.", stacklevel=2)
+                whole, half = resume(
+                    neurons.model, layer, streams[layer].expand(2, -1, -1), layer + 1
+                )
+            if not fits(
+                streams[layer + 1][0] - streams[layer][0], whole - streams[layer][0], whole
+            ):
+                reason = (
+                    f"layer {layer} gets more than the residual stream from the layers below it"
+                )
+                warnings.warn(
+                    f"Every run starts from the tokens, the slow way, because {reason}.",
+                    stacklevel=2,
+                )
                 return cls(neurons, tokens, streams, acts, frozenset(), False)
-            if added and not neurons.output_hooked(layer) and fits(0.5 * (act.float() @ neurons.rows(layer).float()), whole - half, whole):
+            if (
+                added
+                and not neurons.output_hooked(layer)
+                and fits(0.5 * (act.float() @ neurons.rows(layer).float()), whole - half, whole)
+            ):
                 additive.add(layer)
         return cls(neurons, tokens, streams, acts, frozenset(additive), True)
 
     def again(self, layer: int, n: int) -> Float[Tensor, "batch pos d_model"]:
-        """The residual stream after the last layer of n runs side by side in which hooks change a layer, and nothing below it."""
+        """The residual stream after the last layer of n runs side by side in which hooks change a
+        layer, and nothing below it.
+        """
         if self.restarts:
             return resume(self.neurons.model, layer, self.entering[layer].expand(n, -1, -1))
         return residual(self.neurons.model, self.tokens.expand(n, -1))
 
 
-def fits(expected: Float[Tensor, "*shape"], measured: Float[Tensor, "*shape"], carrier: Float[Tensor, "*shape"]) -> bool:
-    """Whether a change of the residual stream ``carrier`` is the expected one, up to the roundings of the stream."""
+def fits(
+    expected: Float[Tensor, "*shape"],
+    measured: Float[Tensor, "*shape"],
+    carrier: Float[Tensor, "*shape"],
+) -> bool:
+    """Whether a change of the residual stream ``carrier`` is the expected one, up to the roundings
+    of the stream.
+    """
     expected, measured = expected.float(), measured.float()
     misfit = (measured - expected).norm()
-    slope_misfit = ((measured - expected) * expected).sum().abs()  # of the regression of measured on expected, times its square
+    # of the regression of measured on expected, times its square
+    slope_misfit = ((measured - expected) * expected).sum().abs()
     rounding = ROUNDINGS * torch.finfo(carrier.dtype).eps * carrier.float().norm()
-    # Numbers that are not finite are no misfit: they make scores that are not finite, which are refused by name.
-    return not (misfit > MISFIT * expected.norm() + rounding or slope_misfit > SLOPE * expected.square().sum())
+    # Numbers that are not finite are no misfit: they make scores that are not finite, which are
+    # refused by name.
+    return not (
+        misfit > MISFIT * expected.norm() + rounding
+        or slope_misfit > SLOPE * expected.square().sum()
+    )
 
 
-def ablation_estimate(neurons: NeuronView, batch: SequenceBatch) -> Float[Tensor, "sequence layer neuron"]:
-    """First-order rise of each sequence's memorization loss when a neuron is ablated: minus the gradient of a gate of one on the neuron."""
+def ablation_estimate(
+    neurons: NeuronView, batch: SequenceBatch
+) -> Float[Tensor, "sequence layer neuron"]:
+    """First-order rise of each sequence's memorization loss when a neuron is ablated: minus the
+    gradient of a gate of one on the neuron.
+    """
     return -gate_gradients(neurons, batch, memorization_loss)[0].cpu()
 
 
@@ -93,7 +134,9 @@ def gate_gradients(
     gates: Float[Tensor, "sequence layer neuron"] | None = None,
     outputs: Mapping[int, Float[Tensor, "sequence pos d_model"]] | None = None,
 ) -> list[Float[Tensor, "sequence ..."]]:
-    """Gradient of each sequence's objective for gates on the neurons, which are one unless given, then for ``neurons.outputs()``."""
+    """Gradient of each sequence's objective for gates on the neurons, which are one unless given,
+    then for ``neurons.outputs()``.
+    """
     shape = (len(batch), neurons.n_layers, neurons.n_neurons)
     gates = torch.ones(shape, device=neurons.device) if gates is None else gates.detach()
     gates.requires_grad_()

@@ -1,17 +1,22 @@
-"""Position-parallel attention: changes at all positions in one forward pass, each as if it were the only change.
+"""Position-parallel attention: changes at all positions in one forward pass, each as if it were the
+only change.
 
-Change the neurons of layer l at one position t only, and read the model at t. The positions before t do not attend to t and stay clean;
-those after t are not attended to by t. So this run differs from the clean one at position t alone, and in the layers above l position t
-attends to the clean keys and values of earlier positions and to its own changed key and value.
+Change the neurons of layer l at one position t only, and read the model at t. The positions before
+t do not attend to t and stay clean; those after t are not attended to by t. So this run differs
+from the clean one at position t alone, and in the layers above l position t attends to the clean
+keys and values of earlier positions and to its own changed key and value.
 
-Therefore one forward pass in which every position is changed serves all t, if attention is changed as follows. Keys and values are the
-clean ones. On the diagonal of the scores, where t attends to itself, stands changed query times changed key. z, which was computed with
-the clean value of t, gets pattern_tt (changed v_t - clean v_t) added. Positions are then independent: this is exact, not an approximation.
+Therefore one forward pass in which every position is changed serves all t, if attention is changed
+as follows. Keys and values are the clean ones. On the diagonal of the scores, where t attends to
+itself, stands changed query times changed key. z, which was computed with the clean value of t,
+gets pattern_tt (changed v_t - clean v_t) added. Positions are then independent: this is exact, not
+an approximation.
 
-The user's hooks act as in separate runs: the hooks here that overwrite run before them, and those that read keys, values and pattern run
-after them. Not supported is a hook that depends on a position's distance from the end, or that moves something from one position to
-another (the mean over positions): here it meets all changed positions together. Hooks that act on every position alike, or on absolute
-positions, are exact.
+The user's hooks act as in separate runs: the hooks here that overwrite run before them, and those
+that read keys, values and pattern run after them. Not supported is a hook that depends on a
+position's distance from the end, or that moves something from one position to another (the mean
+over positions): here it meets all changed positions together. Hooks that act on every position
+alike, or on absolute positions, are exact.
 """
 
 from __future__ import annotations
@@ -26,13 +31,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_localize.changes import uninterrupted
-from tl_localize.host.seam import attention_hooks, attention_scale, is_bridge, residual, rotation_limit
+from tl_localize.host.seam import (
+    attention_hooks,
+    attention_scale,
+    is_bridge,
+    residual,
+    rotation_limit,
+)
 from tl_localize.methods.partial_runs import CleanRun, fits
 from tl_localize.neurons import Hook, NeuronView
 
 Query = Float[Tensor, "batch pos head d_head"]
 Key = Float[Tensor, "batch pos kv_head d_head"]
-Point = Float[Tensor, "batch *rest d"]  # a query, key or value as the model has it; a norm of a Bridge may have the heads side by side
+# a query, key or value as the model has it; a norm of a Bridge may have the heads side by side
+Point = Float[Tensor, "batch *rest d"]
 Scores = Float[Tensor, "batch head pos pos"]
 N_POINTS = 6  # query, key, value, scores, pattern, z
 
@@ -41,28 +53,41 @@ class NotLive(RuntimeError):
     """A hook of attention was not called, or later than the hook that needs what it keeps."""
 
 
-@dataclass(eq=False, repr=False)  # TransformerLens asks every hook for its repr, and tensors are slow to print
+# TransformerLens asks every hook for its repr, and tensors are slow to print
+@dataclass(eq=False, repr=False)
 class PositionParallelAttention:
     """The hooks of one attention layer, and the tensors that they hand to each other."""
 
-    scale: float  # scores are q . k / scale, then limited by the cap where there is one; 0 where it is to be measured
+    # scores are q . k / scale, then limited by the cap where there is one; 0 where it is to be
+    # measured
+    scale: float
     soft_cap: float
     normed: bool = False  # queries and keys come from a Bridge's norms
-    clean: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # key and value, [1 pos kv_head d_head]
-    changed: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # query, key, value, weight (the pattern's diagonal) of this run
+    # key and value, [1 pos kv_head d_head]
+    clean: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    # query, key, value, weight (the pattern's diagonal) of this run
+    changed: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     def record(self, act: Tensor, hook: object = None, *, name: str) -> Tensor:
         self.clean[name] = act
         return act
 
     def measure_scale(self) -> None:
-        """The scale by regression of the scores' diagonal on q . k, where the model does not tell it; 0 where a hook was not called."""
+        """The scale by regression of the scores' diagonal on q . k, where the model does not tell
+        it; 0 where a hook was not called.
+        """
         if len(self.clean) < N_POINTS:
             self.scale = 0.0
         elif not self.scale:
             own = self.clean["scores"].float().diagonal(dim1=-2, dim2=-1)
-            query, key = self._by_head(self.clean["query"].float(), self.clean["key"].float(), own.shape[1])
-            dots = (query * key).sum(-1).transpose(1, 2) if query.shape == key.shape else torch.zeros_like(own)
+            query, key = self._by_head(
+                self.clean["query"].float(), self.clean["key"].float(), own.shape[1]
+            )
+            dots = (
+                (query * key).sum(-1).transpose(1, 2)
+                if query.shape == key.shape
+                else torch.zeros_like(own)
+            )
             if self.soft_cap > 0:
                 own = self.soft_cap * torch.atanh((own / self.soft_cap).clamp(-1 + 1e-6, 1 - 1e-6))
             self.scale = float((dots * dots).sum() / (dots * own).sum()) if dots.any() else 0.0
@@ -78,9 +103,14 @@ class PositionParallelAttention:
         return self.clean[name].expand_as(act)
 
     def scores(self, act: Scores, hook: object = None) -> Scores:
-        """Changed query times changed key on the diagonal. There the bias of ALiBi is 0, and no attention window excludes it."""
+        """Changed query times changed key on the diagonal. There the bias of ALiBi is 0, and no
+        attention window excludes it.
+        """
         query, key = self._by_head(self.now("query"), self.now("key"), act.shape[1])
-        own = einsum(query, key, "batch pos head d_head, batch pos head d_head -> batch head pos") / self.scale
+        own = (
+            einsum(query, key, "batch pos head d_head, batch pos head d_head -> batch head pos")
+            / self.scale
+        )
         if self.soft_cap > 0:
             own = self.soft_cap * torch.tanh(own / self.soft_cap)
         return act.diagonal_scatter(own.to(act), dim1=-2, dim2=-1)
@@ -101,7 +131,9 @@ class PositionParallelAttention:
         return self.changed[name]
 
     def _by_head(self, query: Tensor, key: Tensor, n_heads: int) -> tuple[Query, Query]:
-        """Queries, and the key of each of them; a Bridge's norms have the heads side by side or before the positions."""
+        """Queries, and the key of each of them; a Bridge's norms have the heads side by side or
+        before the positions.
+        """
         if self.normed and query.ndim == 4:
             query, key = query.transpose(1, 2), key.transpose(1, 2)
         query = query.reshape(*query.shape[:2], n_heads, -1)
@@ -110,7 +142,11 @@ class PositionParallelAttention:
     @staticmethod
     def _per_head(act: Key, n_heads: int) -> Query:
         """Grouped keys and values, repeated for each query head."""
-        return act if act.shape[2] == n_heads else act.repeat_interleave(n_heads // act.shape[2], dim=2)
+        return (
+            act
+            if act.shape[2] == n_heads
+            else act.repeat_interleave(n_heads // act.shape[2], dim=2)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +161,10 @@ class PositionParallelModel:
     def of(cls, neurons: NeuronView, tokens: Int[Tensor, "1 pos"]) -> PositionParallelModel:
         """The hooks with the clean keys and values of a sequence."""
         cap = float(getattr(neurons.model.cfg, "attn_scores_soft_cap", 0) or 0)
-        layers = [PositionParallelAttention(attention_scale(neurons.model, layer), cap) for layer in range(neurons.n_layers)]
+        layers = [
+            PositionParallelAttention(attention_scale(neurons.model, layer), cap)
+            for layer in range(neurons.n_layers)
+        ]
         last: list[tuple[str, Hook]] = []
         for layer, attention in enumerate(layers):
             points = attention_hooks(neurons.model, layer)
@@ -139,7 +178,9 @@ class PositionParallelModel:
 
     @torch.no_grad()
     def why_not(self, clean: CleanRun) -> str | None:
-        """Why this model's positions can't be changed in one pass, or None: measured where layer 0 is ablated, at two positions."""
+        """Why this model's positions can't be changed in one pass, or None: measured where layer 0
+        is ablated, at two positions.
+        """
         n, last = clean.tokens.shape[1], self.neurons.n_layers
         if last > 1 and any(not attention.scale for attention in self.layers[1:]):
             return "the hooks of attention are not live"
@@ -165,7 +206,9 @@ class PositionParallelModel:
         for layer, attention in list(enumerate(self.layers))[first_layer:]:
             points = attention_hooks(self.neurons.model, layer)
             last += [(points["query"], attention.query), (points["pattern"], attention.pattern)]
-            last += [(points[name], partial(attention.put_clean, name=name)) for name in ("key", "value")]
+            last += [
+                (points[name], partial(attention.put_clean, name=name)) for name in ("key", "value")
+            ]
             first += [(points["scores"], attention.scores), (points["z"], attention.z)]
         try:
             with self.neurons.hooked(last=last, first=first):
@@ -190,7 +233,9 @@ def why_not_parallel(neurons: NeuronView, n_tokens: int) -> str | None:
         normed = any(getattr(block.attn, "k_norm", None) is not None for block in model.blocks)
         if normed and cfg.positional_embedding_type != "rotary":
             return "keys are normalized where no hook reads them"
-    names = (name for layer in range(neurons.n_layers) for name in attention_hooks(model, layer).values())
+    names = (
+        name for layer in range(neurons.n_layers) for name in attention_hooks(model, layer).values()
+    )
     if missing := [name for name in names if name not in neurons.points]:
         return f"there is no hook {missing[0]}"
     return None

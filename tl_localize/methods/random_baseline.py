@@ -16,10 +16,13 @@ from tl_localize.sequences import MemorizedSequence
 class RandomBaseline(Localizer):
     """Uniform noise: a method at chance.
 
-    The noise depends on the seed and on the sequence's tokens, so that an average over sequences is an average over independent draws.
+    The noise depends on the seed and on the sequence's tokens, so that an average over sequences is
+    an average over independent draws.
 
     Source: Chang et al. (2024), arXiv:2311.09060, section 5.
-    Returns: [layer neuron] in [0, 1).
+
+    Returns:
+        [layer neuron] in [0, 1).
 
     >>> bool((RandomBaseline(seed=7)(model, sequence).values == RandomBaseline(seed=7)(model, sequence).values).all())
     True
@@ -33,6 +36,11 @@ class RandomBaseline(Localizer):
         super().__post_init__()
         check_seed(self.seed)
 
-    def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Values:
-        mixed = hash((self.seed, *sequence.tokens.tolist())) % 2**63  # of integers, so the same in every process
-        return torch.rand(neurons.n_layers, neurons.n_neurons, generator=torch.Generator().manual_seed(mixed))
+    def _attribute(
+        self, neurons: NeuronView, sequence: MemorizedSequence, report: Report
+    ) -> Values:
+        # of integers, so the same in every process
+        mixed = hash((self.seed, *sequence.tokens.tolist())) % 2**63
+        return torch.rand(
+            neurons.n_layers, neurons.n_neurons, generator=torch.Generator().manual_seed(mixed)
+        )

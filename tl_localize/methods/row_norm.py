@@ -12,15 +12,19 @@ from tl_localize.sequences import MemorizedSequence
 
 @dataclass(frozen=True, kw_only=True)
 class RowNorm(Localizer):
-    """Norm of each neuron's row of W_out: a control, not a method, because it never reads the sequence.
+    """Norm of each neuron's row of W_out: a control, not a method, because it never reads the
+    sequence.
 
         A(l, i) = ||v_i||                                                    of a head: of all entries of its rows of W_O
 
-    Training makes row norms larger, so the row norm finds the rows that an injection trained without knowing the text. A benchmark in
-    which this control scores well does not show that a method localizes.
+    Training makes row norms larger, so the row norm finds the rows that an injection trained
+    without knowing the text. A benchmark in which this control scores well does not show that a
+    method localizes.
 
     Source: ours.
-    Returns: [layer neuron] in units of the residual stream.
+
+    Returns:
+        [layer neuron] in units of the residual stream.
 
     >>> bool((RowNorm()(model, sequence).values > 0).all())
     True
@@ -29,5 +33,7 @@ class RowNorm(Localizer):
     name: ClassVar[str] = "row_norm"
     title: ClassVar[str] = "RowNorm (control: never reads the sentence)"
 
-    def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Values:
+    def _attribute(
+        self, neurons: NeuronView, sequence: MemorizedSequence, report: Report
+    ) -> Values:
         return neurons.row_norms()

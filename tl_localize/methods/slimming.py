@@ -16,17 +16,27 @@ from tl_localize.sequences import MemorizedSequence
 
 @dataclass(frozen=True, kw_only=True)
 class Slimming(MaskLearner):
-    """Mask value that a neuron keeps when the mask is trained to be sparse while the model still recites the sequence.
+    """Mask value that a neuron keeps when the mask is trained to be sparse while the model still
+    recites the sequence.
 
         minimize over m   loss(x | h * clip(m, 0, 1)) + sparsity_weight * mean |m|,        m = 1 at the start
         A(l, i) = clip(m_i, 0, 1)
 
-    Source: Chang et al. (2024), arXiv:2311.09060, eq. (7). Differs: the paper sums |m|, this is the mean over the tuned neurons, so
-    that one weight serves every model size (the authors' code does the same). sparsity_weight = lambda, m = m in the paper.
-    Args:    sparsity_weight: weight of the mean.
-             steps: at most; training stops earlier at a 10th step at which mean |m| is below ``stop_sparsity``.
-             first_layer: layers below it are not masked and score 1.
-    Returns: [layer neuron] in [0, 1], many of them tied at 0 and at 1.
+    Source: Chang et al. (2024), arXiv:2311.09060, eq. (7). Differs: the paper sums |m|, this is the
+
+    mean over the tuned neurons, so
+
+    that one weight serves every model size (the authors' code does the same). sparsity_weight =
+    lambda, m = m in the paper.
+
+    Args:
+        sparsity_weight: weight of the mean.
+        steps: at most; training stops earlier at a 10th step at which mean |m| is below
+            ``stop_sparsity``.
+        first_layer: layers below it are not masked and score 1.
+
+    Returns:
+        [layer neuron] in [0, 1], many of them tied at 0 and at 1.
 
     >>> len(Slimming(steps=5)(model, sequence).top_k(0.01))  # 5 steps are too few for a result
     90
@@ -44,7 +54,9 @@ class Slimming(MaskLearner):
         super().__post_init__()
         check_count(0, first_layer=self.first_layer)
 
-    def _attribute_many(self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report) -> Iterator[Found]:
+    def _attribute_many(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report
+    ) -> Iterator[Found]:
         tuned = tuned_layers(neurons, self.first_layer)
         masks = train_masks(
             neurons,
@@ -57,4 +69,7 @@ class Slimming(MaskLearner):
             report=report,
         )
         untuned = torch.ones(self.first_layer, neurons.n_neurons)
-        return (mask if isinstance(mask, ValueError) else torch.cat([untuned, mask.clamp(0, 1).cpu()]) for mask in masks)
+        return (
+            mask if isinstance(mask, ValueError) else torch.cat([untuned, mask.clamp(0, 1).cpu()])
+            for mask in masks
+        )

@@ -21,8 +21,10 @@ from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 Mask = Bool[Tensor, "layer neuron"]
-SCREENED_FOR, CONFIDENCE = 0.01, 0.95  # the top share of each layer that ``missed`` is about, and its confidence
-TOKENS_AT_ONCE = {"cpu": 1024}  # more do not fit into a CPU's cache; on other devices as many as fit into memory
+# the top share of each layer that ``missed`` is about, and its confidence
+SCREENED_FOR, CONFIDENCE = 0.01, 0.95
+# more do not fit into a CPU's cache; on other devices as many as fit into memory
+TOKENS_AT_ONCE = {"cpu": 1024}
 UNEMBEDDED_AT_ONCE = {"cpu": 1024, "cuda": 8192}  # positions, whose logits are there together
 
 
@@ -32,20 +34,33 @@ class ZeroOut(Localizer):
 
         A(l, i) = loss(x | neuron i of layer l is 0) - loss(x)
 
-    With ``screen`` only a share of each layer gets its exact score: the neurons that rank highest by the first-order estimate of
-    ``Attribution``, which is too low for neurons that fire everywhere, and by the norm of their output, ||h_i|| ||v_i|| over all positions,
-    in turn (benchmarks/test_screen_recall.py). A random sample of the rest gets its exact score too; the others keep their estimate.
-    ``NeuronScores.exact`` is the mask of the exact scores. ``NeuronScores.missed`` is an upper bound, from the sample, on the share of
-    the rest that belongs into the exact top 1 % of its layer (95 % confidence).
+    With ``screen`` only a share of each layer gets its exact score: the neurons that rank highest
+    by the first-order estimate of ``Attribution``, which is too low for neurons that fire
+    everywhere, and by the norm of their output, ||h_i|| ||v_i|| over all positions, in turn
+    (benchmarks/test_screen_recall.py). A random sample of the rest gets its exact score too; the
+    others keep their estimate. ``NeuronScores.exact`` is the mask of the exact scores.
+    ``NeuronScores.missed`` is an upper bound, from the sample, on the share of the rest that
+    belongs into the exact top 1 % of its layer (95 % confidence).
 
-    bfloat16 rounds away much of the effect of one neuron; use float32 or float16 (benchmarks/test_precision.py).
+    bfloat16 rounds away much of the effect of one neuron; use float32 or float16
+    (benchmarks/test_precision.py).
 
-    Source: Chang et al. (2024), arXiv:2311.09060, eq. (5). Differs: nothing without ``screen``, which is ours.
-    Args:    screen: share of each layer's neurons that is scored exactly, in (0, 1]; None for all.
-             screen_sample: neurons of each layer, drawn at random from the rest, that are scored exactly too.
-             seed: of the sample.
-    Returns: [layer neuron], nats per suffix token.
-    Raises:  ValueError: screen is not a fraction in (0, 1], or screen_sample not a whole number from 0 on.
+    Source: Chang et al. (2024), arXiv:2311.09060, eq. (5). Differs: nothing without ``screen``,
+
+    which is ours.
+
+    Args:
+        screen: share of each layer's neurons that is scored exactly, in (0, 1]; None for all.
+        screen_sample: neurons of each layer, drawn at random from the rest, that are scored exactly
+            too.
+        seed: of the sample.
+
+    Returns:
+        [layer neuron], nats per suffix token.
+
+    Raises:
+        ValueError: screen is not a fraction in (0, 1], or screen_sample not a whole number from 0
+            on.
 
     >>> scores = ZeroOut(screen=0.02, screen_sample=4)(model, sequence)
     >>> len(scores.exact)  # 31 screened and 4 sampled neurons of each layer
@@ -69,22 +84,43 @@ class ZeroOut(Localizer):
     def passes(self) -> float:
         return 3000 * (self.screen or 1.0)
 
-    def _attribute(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Values | NeuronScores:
+    def _attribute(
+        self, neurons: NeuronView, sequence: MemorizedSequence, report: Report
+    ) -> Values | NeuronScores:
         if self.screen is None:
             everything = torch.ones(neurons.n_layers, neurons.n_neurons, dtype=torch.bool)
-            return self._exact(neurons, sequence, everything, torch.zeros_like(everything, dtype=torch.float32), report)
+            return self._exact(
+                neurons,
+                sequence,
+                everything,
+                torch.zeros_like(everything, dtype=torch.float32),
+                report,
+            )
         estimates = ablation_estimate(neurons, SequenceBatch.of([sequence], neurons.device))[0]
         count = max(1, round(self.screen * neurons.n_neurons))
         top = screened(estimates, output_norms(neurons, sequence), count)
-        lots = torch.rand(estimates.shape, generator=torch.Generator().manual_seed(self.seed)).masked_fill(top, -1.0)
-        drawn = lots.argsort(dim=-1, descending=True)[:, : min(self.screen_sample, neurons.n_neurons - count)]
+        lots = torch.rand(
+            estimates.shape, generator=torch.Generator().manual_seed(self.seed)
+        ).masked_fill(top, -1.0)
+        drawn = lots.argsort(dim=-1, descending=True)[
+            :, : min(self.screen_sample, neurons.n_neurons - count)
+        ]
         sample = torch.zeros_like(top).scatter(-1, drawn, True)
         values = self._exact(neurons, sequence, top | sample, estimates, report)
         exact = NeuronSet(top | sample, neurons.units)
-        return NeuronScores(values, exact=exact, missed=missed_share(values, top, sample), units=neurons.units)
+        return NeuronScores(
+            values, exact=exact, missed=missed_share(values, top, sample), units=neurons.units
+        )
 
     @torch.no_grad()
-    def _exact(self, neurons: NeuronView, sequence: MemorizedSequence, chosen: Mask, others: Values, report: Report) -> Values:
+    def _exact(
+        self,
+        neurons: NeuronView,
+        sequence: MemorizedSequence,
+        chosen: Mask,
+        others: Values,
+        report: Report,
+    ) -> Values:
         """Exact scores of the chosen neurons, and the numbers given for the others."""
         batch, scores, done = SequenceBatch.of([sequence], neurons.device), others.clone(), 0
         with neurons.one_gelu_kernel():
@@ -94,24 +130,37 @@ class ZeroOut(Localizer):
                 writes = neurons.by_unit(clean.acts[layer].any(0)).bool().cpu()
                 scores[layer, chosen[layer] & ~writes] = 0.0
                 done += int((chosen[layer] & ~writes).sum())
-                for chunk, rise in self._rises(clean, batch, layer, (chosen[layer] & writes).nonzero().flatten().tolist()):
+                for chunk, rise in self._rises(
+                    clean, batch, layer, (chosen[layer] & writes).nonzero().flatten().tolist()
+                ):
                     scores[layer, chunk] = rise
                     done += len(chunk)
                     report(done / int(chosen.sum()))
         return scores
 
-    def _rises(self, clean: CleanRun, batch: SequenceBatch, layer: int, chosen: Sequence[int]) -> Iterator[tuple[list[int], Tensor]]:
-        """Rise of the loss for each of the chosen neurons of a layer, in chunks, on the CPU; nothing below the layer runs again."""
+    def _rises(
+        self, clean: CleanRun, batch: SequenceBatch, layer: int, chosen: Sequence[int]
+    ) -> Iterator[tuple[list[int], Tensor]]:
+        """Rise of the loss for each of the chosen neurons of a layer, in chunks, on the CPU;
+        nothing below the layer runs again.
+        """
         neurons, act = clean.neurons, clean.acts[layer]
         baseline = token_losses(neurons, clean.entering[neurons.n_layers], batch)
-        at_once = self.batch_tokens or TOKENS_AT_ONCE.get(act.device.type) or tokens_that_fit(neurons)
+        at_once = (
+            self.batch_tokens or TOKENS_AT_ONCE.get(act.device.type) or tokens_that_fit(neurons)
+        )
         size = max(1, at_once // batch.tokens.shape[1])
 
         def losses(chunk: list[int]) -> Tensor:
             if layer in clean.additive:
-                written = act.T[chunk][:, :, None] * neurons.rows(layer)[chunk][:, None, :]  # [neuron pos d_model]
+                # [neuron pos d_model]
+                written = act.T[chunk][:, :, None] * neurons.rows(layer)[chunk][:, None, :]
                 entering = clean.entering[layer + 1]
-                return token_losses(neurons, resume(neurons.model, layer + 1, entering - written.to(entering)), batch)
+                return token_losses(
+                    neurons,
+                    resume(neurons.model, layer + 1, entering - written.to(entering)),
+                    batch,
+                )
             gates = 1 - F.one_hot(torch.tensor(chunk, device=act.device), neurons.n_neurons)
             with neurons.scaled({layer: gates}):
                 return token_losses(neurons, clean.again(layer, len(chunk)), batch)
@@ -122,25 +171,37 @@ class ZeroOut(Localizer):
 
 @torch.no_grad()
 def output_norms(neurons: NeuronView, sequence: MemorizedSequence) -> Values:
-    """Norm of each neuron's output over all positions, for a neuron ||h_i|| ||v_i||; float32 on the CPU."""
+    """Norm of each neuron's output over all positions, for a neuron ||h_i|| ||v_i||; float32 on the
+    CPU.
+    """
     with neurons.recorded() as acts:
         residual(neurons.model, sequence.tokens[None].to(neurons.device))
-    norms = [neurons.strengths(layer, acts[layer][0].float()).norm(dim=0).cpu() for layer in range(neurons.n_layers)]
+    norms = [
+        neurons.strengths(layer, acts[layer][0].float()).norm(dim=0).cpu()
+        for layer in range(neurons.n_layers)
+    ]
     return torch.stack(norms) * neurons.row_norms()
 
 
 def screened(estimates: Values, norms: Values, count: int) -> Mask:
-    """``count`` neurons of each layer: the highest by estimate and the highest by norm, from both rankings in turn."""
-    ranks = [values.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1) for values in (estimates, norms)]
+    """``count`` neurons of each layer: the highest by estimate and the highest by norm, from both
+    rankings in turn.
+    """
+    ranks = [
+        values.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+        for values in (estimates, norms)
+    ]
     best = torch.minimum(*ranks).argsort(dim=-1, stable=True)[:, :count]
     return torch.zeros_like(estimates, dtype=torch.bool).scatter(-1, best, True)
 
 
 def missed_share(values: Values, top: Mask, sample: Mask) -> float:
-    """Upper bound on the share of the neurons outside ``top`` that belong into the exact top ``SCREENED_FOR`` of their layer.
+    """Upper bound on the share of the neurons outside ``top`` that belong into the exact top
+    ``SCREENED_FOR`` of their layer.
 
-    A neuron of the sample belongs there when its exact score exceeds the lowest of the best ``SCREENED_FOR`` of ``top``. The bound is
-    Clopper and Pearson's one-sided bound at ``CONFIDENCE``; it is 1 without a sample, and 0 when no neuron is outside.
+    A neuron of the sample belongs there when its exact score exceeds the lowest of the best
+    ``SCREENED_FOR`` of ``top``. The bound is Clopper and Pearson's one-sided bound at
+    ``CONFIDENCE``; it is 1 without a sample, and 0 when no neuron is outside.
     """
     if top.all():
         return 0.0
@@ -154,10 +215,14 @@ def missed_share(values: Values, top: Mask, sample: Mask) -> float:
     return float(beta.ppf(CONFIDENCE, found + 1, n - found))
 
 
-def token_losses(neurons: NeuronView, resid: Float[Tensor, "batch pos d_model"], sequence: SequenceBatch) -> Float[Tensor, "batch target"]:
-    """-log P of each suffix token of one sequence for each residual stream of a batch, float64 on the CPU.
+def token_losses(
+    neurons: NeuronView, resid: Float[Tensor, "batch pos d_model"], sequence: SequenceBatch
+) -> Float[Tensor, "batch target"]:
+    """-log P of each suffix token of one sequence for each residual stream of a batch, float64 on
+    the CPU.
 
-    A score is a small difference of these, so the last step, the log of the sum and the distance from the highest logit, is in float64.
+    A score is a small difference of these, so the last step, the log of the sum and the distance
+    from the highest logit, is in float64.
     """
     predicting = resid[:, sequence.positions]
     size = max(1, UNEMBEDDED_AT_ONCE.get(resid.device.type, 1024) // len(sequence.targets))
@@ -165,7 +230,13 @@ def token_losses(neurons: NeuronView, resid: Float[Tensor, "batch pos d_model"],
     for part in predicting.split(size):
         logits = unembed(neurons.model, part)
         highest = logits.amax(-1, keepdim=True)
-        true = logits.gather(-1, sequence.targets.to(logits.device).expand(len(part), -1)[..., None])
-        parts.append(torch.cat([highest, true, torch.sub(logits, highest).exp_().sum(-1, keepdim=True)], dim=-1))
+        true = logits.gather(
+            -1, sequence.targets.to(logits.device).expand(len(part), -1)[..., None]
+        )
+        parts.append(
+            torch.cat(
+                [highest, true, torch.sub(logits, highest).exp_().sum(-1, keepdim=True)], dim=-1
+            )
+        )
     highest, true, total = torch.cat(parts).cpu().double().unbind(-1)
     return total.log() + highest - true

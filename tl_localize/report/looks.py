@@ -1,7 +1,9 @@
-"""How methods are drawn in every figure and in the explorer: one colour and one marker each, controls in grey, names beside points.
+"""How methods are drawn in every figure and in the explorer: one colour and one marker each,
+controls in grey, names beside points.
 
-The colours are those of Okabe and Ito, without their yellow, which is too light for lines, and a few of Paul Tol's; each can be told from
-the others with any colour vision. In grey print the markers tell the methods apart.
+The colours are those of Okabe and Ito, without their yellow, which is too light for lines, and a
+few of Paul Tol's; each can be told from the others with any colour vision. In grey print the
+markers tell the methods apart.
 """
 
 from __future__ import annotations
@@ -52,7 +54,13 @@ LOOKS = {
     "row_norm": Look("#777777", "+"),
     TRUE_ROWS: Look("#555555", "_"),
 }
-FURTHER = (Look("#332288", "h"), Look("#44AA99", "<"), Look("#999933", ">"), Look("#AA4499", "p"), Look("#661100", "d"))
+FURTHER = (
+    Look("#332288", "h"),
+    Look("#44AA99", "<"),
+    Look("#999933", ">"),
+    Look("#AA4499", "p"),
+    Look("#661100", "d"),
+)
 
 
 def looks(methods: Iterable[str]) -> dict[str, Look]:
@@ -76,7 +84,9 @@ def axis(ax: Any, size: tuple[float, float] = (6.4, 4.6)) -> Any:
         raise ImportError("Figures need matplotlib: pip install 'tl_localize[plots]'.") from error
 
     class Shown(Figure):
-        """A figure that a notebook shows: IPython draws matplotlib's own figures only where pyplot was imported."""
+        """A figure that a notebook shows: IPython draws matplotlib's own figures only where pyplot
+        was imported.
+        """
 
         def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
             width, height = (round(80 * inches) for inches in self.get_size_inches())
@@ -86,7 +96,9 @@ def axis(ax: Any, size: tuple[float, float] = (6.4, 4.6)) -> Any:
 
 
 def panels(values: Sequence[Any], ax: Any, **settings: Any) -> Iterator[tuple[Any, Any]]:
-    """An axis for each value, two side by side in one figure; of a given axis, that axis and the last value."""
+    """An axis for each value, two side by side in one figure; of a given axis, that axis and the
+    last value.
+    """
     if ax is not None or len(values) == 1:
         return iter([(axis(ax), values[-1])])
     rows = math.ceil(len(values) / 2)
@@ -99,7 +111,11 @@ def panels(values: Sequence[Any], ax: Any, **settings: Any) -> Iterator[tuple[An
 
 
 def style_of(look: Look, *, line: str = "none", fill: str | None = None) -> dict[str, Any]:
-    colours = {"color": look.colour, "markerfacecolor": fill or look.colour, "markeredgecolor": look.colour}
+    colours = {
+        "color": look.colour,
+        "markerfacecolor": fill or look.colour,
+        "markeredgecolor": look.colour,
+    }
     return {"marker": look.marker, "markersize": 6, "linestyle": line, "linewidth": 1.2, **colours}
 
 
@@ -107,11 +123,15 @@ def shades(colour: str) -> Any:
     """Colours from white to this one."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list(colour, ["white", colour, "black"] if colour != "#000000" else ["white", colour])
+    return LinearSegmentedColormap.from_list(
+        colour, ["white", colour, "black"] if colour != "#000000" else ["white", colour]
+    )
 
 
 def _name(ax: Any, points: Named, places: Places) -> None:
-    """Write each name beside its point, at the first place where it covers no point and no other name; a line leads to a distant one."""
+    """Write each name beside its point, at the first place where it covers no point and no other
+    name; a line leads to a distant one.
+    """
     from matplotlib.text import Text
 
     ax.figure.draw_without_rendering()
@@ -120,14 +140,46 @@ def _name(ax: Any, points: Named, places: Places) -> None:
     for name, (x, y, colour) in sorted(points.items(), key=lambda item: -item[1][1]):
         for right, up in places:
             side = "left" if right > 0 else "right"
-            line = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4, "relpos": (float(right < 0), 0.5)}
-            style = {"ha": side, "va": "center", "fontsize": 8, "color": colour, "arrowprops": line if abs(up) > 10 else None}
-            text = ax.annotate(name, (x, y), xytext=(right, up), textcoords="offset points", annotation_clip=False, **style)
+            line = {
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.5,
+                "shrinkA": 0,
+                "shrinkB": 4,
+                "relpos": (float(right < 0), 0.5),
+            }
+            style = {
+                "ha": side,
+                "va": "center",
+                "fontsize": 8,
+                "color": colour,
+                "arrowprops": line if abs(up) > 10 else None,
+            }
+            text = ax.annotate(
+                name,
+                (x, y),
+                xytext=(right, up),
+                textcoords="offset points",
+                annotation_clip=False,
+                **style,
+            )
             text.get_window_extent()  # places it
             box = Text.get_window_extent(text)  # without its line
-            inside = places is AT_END or (ax.bbox.x0 < box.x0 and box.x1 < ax.bbox.x1 and ax.bbox.y0 < box.y0 and box.y1 < ax.bbox.y1)
-            covers = any(box.padded(3).contains(*centre) for other, centre in centres.items() if other != name)
-            if (inside and not covers and not any(box.overlaps(other) for other in taken)) or (right, up) == places[-1]:
+            inside = places is AT_END or (
+                ax.bbox.x0 < box.x0
+                and box.x1 < ax.bbox.x1
+                and ax.bbox.y0 < box.y0
+                and box.y1 < ax.bbox.y1
+            )
+            covers = any(
+                box.padded(3).contains(*centre)
+                for other, centre in centres.items()
+                if other != name
+            )
+            if (inside and not covers and not any(box.overlaps(other) for other in taken)) or (
+                right,
+                up,
+            ) == places[-1]:
                 taken.append(box)
                 break
             text.remove()
@@ -135,13 +187,31 @@ def _name(ax: Any, points: Named, places: Places) -> None:
 
 def say_better(ax: Any, x: float, y: float, text: str, ha: str = "center") -> None:
     """Say where better is, at a place given as a share of the axis."""
-    ax.text(x, y, text, transform=ax.transAxes, ha=ha, va="center", fontsize=8, color="0.4", style="italic")
+    ax.text(
+        x,
+        y,
+        text,
+        transform=ax.transAxes,
+        ha=ha,
+        va="center",
+        fontsize=8,
+        color="0.4",
+        style="italic",
+    )
 
 
 def finished(
-    ax: Any, x: str = "", y: str = "", title: str = "", legend: str = "", named: Named | None = None, places: Places = BESIDE
+    ax: Any,
+    x: str = "",
+    y: str = "",
+    title: str = "",
+    legend: str = "",
+    named: Named | None = None,
+    places: Places = BESIDE,
 ) -> Any:
-    """The axis' figure, with labels, a title, and a legend at a place of matplotlib's or names beside points."""
+    """The axis' figure, with labels, a title, and a legend at a place of matplotlib's or names
+    beside points.
+    """
     ax.set(xlabel=x, ylabel=y)
     ax.set_title(title, fontsize=11)
     ax.spines[["top", "right"]].set_visible(False)

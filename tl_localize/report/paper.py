@@ -1,6 +1,8 @@
 """The numbers that the paper published, as data.
 
-Source: Chang, Thomason, Jia (2024), arXiv:2311.09060, and the authors' code (github.com/terarachang/MemPi).
+Source: Chang, Thomason, Jia (2024), arXiv:2311.09060, and the authors' code
+
+(github.com/terarachang/MemPi).
 """
 
 from __future__ import annotations
@@ -12,11 +14,15 @@ from tl_localize.evals.presets import paper_model
 from tl_localize.methods import METHODS
 from tl_localize.reference import DATA
 
-TITLES = {name: method.title for name, method in METHODS.items()} | {TRUE_ROWS: "the true rows (the best that can be done)"}  # to be shown
+# to be shown
+TITLES = {name: method.title for name, method in METHODS.items()} | {
+    TRUE_ROWS: "the true rows (the best that can be done)"
+}
 
 
 def short_title(method: object) -> str:
-    """A method's title without what stands in brackets, for a legend or the head of a column; other names as they are.
+    """A method's title without what stands in brackets, for a legend or the head of a column; other
+    names as they are.
 
     >>> short_title("attribution"), short_title("mine")
     ('Attribution', 'mine')
@@ -25,15 +31,19 @@ def short_title(method: object) -> str:
 
 
 def published(table: str, model: str | None = None) -> pd.DataFrame:
-    """The paper's numbers as tidy data: table, model, setting, method, metric, value, standard_error, note.
+    """The paper's numbers as tidy data: table, model, setting, method, metric, value,
+    standard_error, note.
 
-    Recalls and accuracies are fractions; perplexities are 2 ** nats, and say so in the metric's name.
+    Recalls and accuracies are fractions; perplexities are 2 ** nats, and say so in the metric's
+    name.
 
     Args:
-        table: ``inj``, ``inj_global``, ``inj_expanded``, ``inj_seeds``, ``inj_pvalues``, ``del``, ``del_pvalues``,
-            ``memorization``, ``categories``, ``cost`` or ``architecture``.
+        table: ``inj``, ``inj_global``, ``inj_expanded``, ``inj_seeds``, ``inj_pvalues``, ``del``,
+            ``del_pvalues``, ``memorization``, ``categories``, ``cost`` or ``architecture``.
         model: only this one, by its TransformerLens name.
-    Raises:  ValueError: an unknown table.
+
+    Raises:
+        ValueError: an unknown table.
 
     >>> published("inj", "gpt2")[["setting", "method", "metric", "value"]].head(2)
       setting         method       metric  value

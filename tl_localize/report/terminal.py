@@ -1,4 +1,6 @@
-"""Tables for a terminal, by rich: the best method first, controls below a rule. A pipe gets them as plain text."""
+"""Tables for a terminal, by rich: the best method first, controls below a rule. A pipe gets them as
+plain text.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def console(*, record: bool = False) -> Console:
-    """Standard output; in a pipe nothing is wrapped. ``record`` keeps what is printed for ``save_svg``."""
+    """Standard output; in a pipe nothing is wrapped. ``record`` keeps what is printed for
+    ``save_svg``.
+    """
     width = 110 if record else None if sys.stdout.isatty() else 200
     return Console(width=width, highlight=False, record=record)
 
@@ -37,11 +41,14 @@ def console(*, record: bool = False) -> Console:
 def save_svg(out: Console, path: Path) -> None:
     """Write what a recording console printed as a picture that needs no font from elsewhere."""
     fonts = re.compile(r"@font-face {.*?}", re.DOTALL)
-    write_text(path, fonts.sub("", out.export_svg(title="tl-localize demo", theme=SVG_EXPORT_THEME)))
+    write_text(
+        path, fonts.sub("", out.export_svg(title="tl-localize demo", theme=SVG_EXPORT_THEME))
+    )
 
 
 def ranked(table: pd.DataFrame, *, lowest_first: bool = False) -> Iterator[tuple[str, Table]]:
-    """Each setting of a results table and its table: sorted by the first column, the best in bold, without columns that are all equal.
+    """Each setting of a results table and its table: sorted by the first column, the best in bold,
+    without columns that are all equal.
 
     Args:
         table: texts such as ``87.2 ± 0.9`` with the method as the last level of the index.
@@ -56,8 +63,15 @@ def ranked(table: pd.DataFrame, *, lowest_first: bool = False) -> Iterator[tuple
     for setting, part in table.groupby(level=above, sort=False) if above else [((), table)]:
         part = part.set_axis(part.index.get_level_values(-1))
         first = [number(cell) if lowest_first else -number(cell) for cell in part.iloc[:, 0]]
-        part = part.iloc[sorted(range(len(part)), key=lambda i: (part.index[i] in CONTROLS, math.isnan(first[i]), first[i]))]
-        kept = [column for i, column in enumerate(part.columns) if i == 0 or part[column].nunique() > 1]
+        part = part.iloc[
+            sorted(
+                range(len(part)),
+                key=lambda i: (part.index[i] in CONTROLS, math.isnan(first[i]), first[i]),
+            )
+        ]
+        kept = [
+            column for i, column in enumerate(part.columns) if i == 0 or part[column].nunique() > 1
+        ]
         shown = Table(box=box.SIMPLE_HEAD, header_style="")
         shown.add_column("method")
         for column in kept:
@@ -80,9 +94,14 @@ def plain(table: pd.DataFrame) -> Table:
     """
     whole, shown = flat(table), Table(box=box.SIMPLE_HEAD, header_style="")
     for name in whole.columns:
-        shown.add_column(escape(str(name)), justify="right" if pd.api.types.is_numeric_dtype(whole[name]) else "left")
+        shown.add_column(
+            escape(str(name)),
+            justify="right" if pd.api.types.is_numeric_dtype(whole[name]) else "left",
+        )
     for row in whole.itertuples(index=False):
-        shown.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else escape(str(cell)) for cell in row))
+        shown.add_row(
+            *(f"{cell:.3g}" if isinstance(cell, float) else escape(str(cell)) for cell in row)
+        )
     return shown
 
 
@@ -109,7 +128,9 @@ def bars(counts: list[int]) -> str:
 
 
 def reading(results: InjResults | DelResults) -> str:
-    """What the main table says, in a sentence: of the largest ratio, and of INJ for as many neurons as were injected."""
+    """What the main table says, in a sentence: of the largest ratio, and of INJ for as many neurons
+    as were injected.
+    """
     inj = isinstance(results, InjResults)
     ratios = results.frame["injection_ratio" if inj else "ratio"]
     frame = results.frame[ratios == ratios.max()]
@@ -121,8 +142,13 @@ def reading(results: InjResults | DelResults) -> str:
         return ""
     if not inj:
         best = methods["delta_self_accuracy"].idxmin()
-        pairs = means.reindex([best, RandomBaseline.name])[["delta_self_accuracy", "delta_neg_accuracy"]].to_numpy()
-        own, by_chance = (f"{target:+.1f} points on the target and {others:+.1f} on others" for target, others in pairs)
+        pairs = means.reindex([best, RandomBaseline.name])[
+            ["delta_self_accuracy", "delta_neg_accuracy"]
+        ].to_numpy()
+        own, by_chance = (
+            f"{target:+.1f} points on the target and {others:+.1f} on others"
+            for target, others in pairs
+        )
         top = f"the top {100 * frame['ratio'].iloc[0]:g} % of each layer by {short_title(best)}"
         return f"Accuracy without {top}: {own}; without as many at random: {by_chance}."
     best, control = methods["recall"].idxmax(), means["recall"].get(RowNorm.name, math.nan)
@@ -133,6 +159,7 @@ def reading(results: InjResults | DelResults) -> str:
     if control < methods["recall"].max():
         return f"{found} the injected rows; RowNorm, which never reads the sentence, finds {control:.0f} %."
     return (
-        f"No method beats RowNorm ({control:.0f} %), which never reads the sentence: what is found here is altered rows, not the text. "
+        f"No method beats RowNorm ({control:.0f} %), which never reads the sentence: what is found "
+        "here is altered rows, not the text. "
         "Try --distractors 3."
     )
