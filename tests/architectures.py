@@ -189,7 +189,7 @@ def tiny_bridge(seed: int, settings: dict[str, Any]) -> Any:
     """
     import pytest
 
-    from tl_localize.host.seam import as_bridge
+    from tl_localize.forward import as_bridge
 
     known = {
         "n_layers",

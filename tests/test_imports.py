@@ -23,12 +23,12 @@ ROOMS = [  # from the top; a module imports from lines below its own, and from i
     ["methods"],
     ["reference", "models", "readers"],
     ["units", "neurons", "sequences", "scores", "losses", "metrics", "stats", "batching"],
-    ["forward", "host"],
+    ["forward"],
     ["files", "changes", "identity"],  # scores are saved, and neurons ablated for a while
 ]
 RANKS = {name: rank for rank, names in enumerate(ROOMS) for name in names}
 SHARED_IN_METHODS = ("base", "masks", "partial_runs", "position_parallel")
-MODULES = 14
+MODULES = 17
 
 
 def parsed(path: Path) -> ast.AST:
@@ -143,24 +143,24 @@ def test_modules_that_annotate_tensors_are_checked_at_run_time(pytestconfig: pyt
 
 
 @EACH_MODULE
-def test_only_models_and_the_seam_import_transformer_lens(path: Path) -> None:
+def test_only_models_and_forward_import_transformer_lens(path: Path) -> None:
     names = [
         f"{path}:{node.lineno}"
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.Import | ast.ImportFrom)
         and ast.unparse(node).startswith(("import transformer_lens", "from transformer_lens"))
     ]
-    assert not names or path.name in ("models.py", "seam.py"), names
+    assert not names or path.name in ("models.py", "forward.py"), names
 
 
 @EACH_MODULE
-def test_only_units_neurons_and_the_seam_spell_a_hook_name(path: Path) -> None:
+def test_only_units_neurons_and_forward_spell_a_hook_name(path: Path) -> None:
     spelled = [
         f"{path}:{node.lineno}"
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.JoinedStr) and "blocks." in ast.unparse(node)
     ]
-    assert not spelled or path.name in ("units.py", "neurons.py", "seam.py"), spelled
+    assert not spelled or path.name in ("units.py", "neurons.py", "forward.py"), spelled
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from architectures import save
 from safetensors.torch import load_file, save_file
 
 from tl_localize import MemorizedSequence, NeuronSet, ZeroOut, load_model
-from tl_localize.host.seam import is_bridge
+from tl_localize.forward import is_bridge
 from tl_localize.models import check_device, has_hooked_transformer
 
 TOKENS = torch.randint(61, (2, 17), generator=torch.Generator().manual_seed(2))

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_localize.changes import used
-from tl_localize.host.seam import residual, unembed
+from tl_localize.forward import residual, unembed
 from tl_localize.neurons import LanguageModel, check_model
 from tl_localize.sequences import SequenceBatch
 

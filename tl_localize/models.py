@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_localize.files import reading
-from tl_localize.host.seam import as_bridge, lay_out
+from tl_localize.forward import as_bridge, lay_out
 from tl_localize.neurons import NeuronView, initialize_vector_functions
 
 if TYPE_CHECKING:  # imported when a model is loaded

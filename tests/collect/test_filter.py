@@ -17,7 +17,7 @@ from tl_localize.collect import Candidate, Criteria, collect_memorized
 from tl_localize.collect.collection import assemble
 from tl_localize.collect.criteria import DISTANT, INACCURATE, REPEATED
 from tl_localize.collect.filter import Filter, FilteredChunk
-from tl_localize.host.seam import generate
+from tl_localize.forward import generate
 
 
 def by_the_book(

@@ -36,7 +36,7 @@ from tl_localize import (
     Units,
     ZeroOut,
 )
-from tl_localize.host.seam import is_bridge
+from tl_localize.forward import is_bridge
 from tl_localize.neurons import NeuronView
 
 HEADS = AttentionHeads()

@@ -31,7 +31,7 @@ from tl_localize.collect.criteria import (
     Report,
 )
 from tl_localize.collect.windows import Candidate
-from tl_localize.host.seam import generate
+from tl_localize.forward import generate
 from tl_localize.losses import residual, unembed
 from tl_localize.metrics import Decode, decoder
 from tl_localize.neurons import LanguageModel, NeuronView

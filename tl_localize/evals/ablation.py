@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tl_localize.batching import bytes_to_keep, halving, tokens_that_fit
 from tl_localize.execution.tasks import Record, digest_of
-from tl_localize.host.seam import residual, resume
+from tl_localize.forward import residual, resume
 from tl_localize.losses import unembed
 from tl_localize.methods.partial_runs import CleanRun
 from tl_localize.metrics import Decode, mean_base2

@@ -10,7 +10,7 @@ import torch
 from einops import einsum
 from torch import Tensor
 
-from tl_localize.host.seam import residual
+from tl_localize.forward import residual
 from tl_localize.methods.base import BatchValues, Localizer, Report
 from tl_localize.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch

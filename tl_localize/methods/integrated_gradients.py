@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_localize.batching import halving, rows_that_fit
-from tl_localize.host.seam import residual, resume, unembed
+from tl_localize.forward import residual, resume, unembed
 from tl_localize.methods.base import Localizer, Report, Values
 from tl_localize.methods.partial_runs import CleanRun
 from tl_localize.methods.position_parallel import PositionParallelModel, why_not_parallel

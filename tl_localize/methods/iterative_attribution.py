@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_localize.batching import rows_that_fit
-from tl_localize.host.seam import generate
+from tl_localize.forward import generate
 from tl_localize.losses import mean_probability, memorization_loss
 from tl_localize.methods.base import BatchValues, Localizer, Report
 from tl_localize.methods.masks import tuned_layers

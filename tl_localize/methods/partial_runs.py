@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_localize.host.seam import entering, residual, resume
+from tl_localize.forward import entering, residual, resume
 from tl_localize.losses import loss_scale, memorization_loss
 from tl_localize.neurons import LanguageModel, NeuronView
 from tl_localize.sequences import SequenceBatch

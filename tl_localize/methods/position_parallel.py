@@ -31,7 +31,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_localize.changes import uninterrupted
-from tl_localize.host.seam import (
+from tl_localize.forward import (
     attention_hooks,
     attention_scale,
     is_bridge,

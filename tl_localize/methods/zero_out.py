@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_localize.batching import halving, tokens_that_fit
-from tl_localize.host.seam import residual, resume, unembed
+from tl_localize.forward import residual, resume, unembed
 from tl_localize.methods.base import Localizer, Report, Values
 from tl_localize.methods.partial_runs import CleanRun, ablation_estimate
 from tl_localize.neurons import NeuronView, check_count, check_ratio, check_seed

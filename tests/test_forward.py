@@ -23,7 +23,7 @@ from tl_localize import (
     load_model,
 )
 from tl_localize.execution.environment import fingerprint
-from tl_localize.host.seam import (
+from tl_localize.forward import (
     as_bridge,
     entering,
     generate,
