@@ -254,7 +254,10 @@ def cost_table(
             (lambda name=name: mask_loop(model, one, run[name])),
             (lambda method=method: method(model, one)),
         )
-        together = lambda method=method: list(method.map(model, sequences))
+
+        def together(method=method):
+            return list(method.map(model, sequences))
+
         rows.append((name, single, scale, loop, scale))
         rows.append((f"{name}, {n_sequences} in map", together, scale, single, scale))
 
@@ -495,9 +498,10 @@ def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -
             for layer in even(model.cfg.n_layers, 3)
             for i in even(len(targets), N_POSITIONS)
         ]
-        work = lambda: [
-            integrated_gradients_loop(model, one, layer, t, points) for layer, t in sample
-        ]
+
+        def work():
+            return [integrated_gradients_loop(model, one, layer, t, points) for layer, t in sample]
+
         add(
             curve,
             x,
