@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tl_localize.evals import DelBenchmark, DelResults, InjBenchmark, InjResults
+    from tl_localize.explorer import explore
     from tl_localize.injection import (
         Injection,
         JointInjection,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         perplexity_base2,
     )
     from tl_localize.models import load_model
-    from tl_localize.report.explorer import explore
     from tl_localize.scores import NeuronScores, NeuronSet
     from tl_localize.sequences import MemorizedSequence
     from tl_localize.units import AttentionHeads, MLPNeurons, Units
@@ -59,7 +59,7 @@ ROOMS = (
     "methods",
     "injection",
     "evals",
-    "report.explorer",
+    "explorer",
 )
 
 

@@ -45,38 +45,8 @@ Request = Sequence[Any]
 
 
 class Explorer:
-    """Explore which neurons some scores name, and what the model forgets without them.
-    ``explore(...)`` makes one; a notebook shows it.
-
-    Sliders choose the share of the neurons and the layers. The view shows the probability of each
-    true token before and after, the accuracy on this text (Self) and on the others (Neg), the
-    neurons of each layer, accuracy against ratio for each layer, and maps of layer x neuron and
-    layer x token. A click on a neuron shows its card. Two methods or texts stand side by side;
-    equally many random neurons are added as a control.
-
-    Args:
-        sequence: a text that the model recites, or several to choose from.
-        scores: of one method or of several, all of one kind of unit; of several texts, each with
-            its ``sequence_id``.
-        others: the texts that should survive; of a shipped model some of its shipped texts,
-            otherwise none.
-        general: general text for perplexity, mean and resample; of a shipped model the shipped
-            text.
-        ratios: shares of the neurons that the slider offers; shares that take no neuron of a layer
-            are left out.
-        ablations: of ``"zero"``, ``"mean"``, ``"resample"``; by default all, without general text
-            only zero.
-        ratio: the share to begin with; the nearest of ``ratios`` is taken.
-        decode: token ids -> text; the tokenizer's unless given.
-
-    Raises:
-        ValueError: scores of another model or of a text that is not given, an unknown ablation, a
-            ratio outside (0, 1].
-
-    >>> view = explore(model, sequence, Attribution()(model, sequence), few[1:], general=text, ratios=(0.05,), ablations=["zero"])
-    >>> view.save(folder / "explorer.html")
-    >>> (folder / "explorer.html").stat().st_size < 500_000
-    True
+    """The view that ``explore`` makes: a notebook shows it, ``save`` writes it, ``answer`` gives its
+    numbers.
     """
 
     def __init__(
@@ -468,7 +438,64 @@ class Explorer:
             return shown | {"text/html": f"<p>{escape(hint)}</p>{shown['text/html']}"}, {}
 
 
-explore = Explorer
+def explore(
+    model: LanguageModel,
+    sequence: MemorizedSequence | Sequence[MemorizedSequence],
+    scores: NeuronScores | Iterable[NeuronScores],
+    others: Sequence[MemorizedSequence] | None = None,
+    *,
+    general: Integer[Tensor, "sequence pos"] | None = None,
+    ratios: Sequence[Real] = RATIOS,
+    ablations: Sequence[str] | None = None,
+    ratio: Real = 0.1,
+    decode: Decode | None = None,
+) -> Explorer:
+    """Explore which neurons some scores name, and what the model forgets without them.
+    A notebook shows the view.
+
+    Sliders choose the share of the neurons and the layers. The view shows the probability of each
+    true token before and after, the accuracy on this text (Self) and on the others (Neg), the
+    neurons of each layer, accuracy against ratio for each layer, and maps of layer x neuron and
+    layer x token. A click on a neuron shows its card. Two methods or texts stand side by side;
+    equally many random neurons are added as a control.
+
+    Args:
+        sequence: a text that the model recites, or several to choose from.
+        scores: of one method or of several, all of one kind of unit; of several texts, each with
+            its ``sequence_id``.
+        others: the texts that should survive; of a shipped model some of its shipped texts,
+            otherwise none.
+        general: general text for perplexity, mean and resample; of a shipped model the shipped
+            text.
+        ratios: shares of the neurons that the slider offers; shares that take no neuron of a layer
+            are left out.
+        ablations: of ``"zero"``, ``"mean"``, ``"resample"``; by default all, without general text
+            only zero.
+        ratio: the share to begin with; the nearest of ``ratios`` is taken.
+        decode: token ids -> text; the tokenizer's unless given.
+
+    Raises:
+        ValueError: scores of another model or of a text that is not given, an unknown ablation, a
+            ratio outside (0, 1].
+
+    >>> view = explore(model, sequence, Attribution()(model, sequence), few[1:], general=text, ratios=(0.05,), ablations=["zero"])
+    >>> view.save(folder / "explorer.html")
+    >>> (folder / "explorer.html").stat().st_size < 500_000
+    True
+    """
+    return Explorer(
+        model,
+        sequence,
+        scores,
+        others,
+        general=general,
+        ratios=ratios,
+        ablations=ablations,
+        ratio=ratio,
+        decode=decode,
+    )
+
+
 SCRIPT = Path(__file__).with_name("explorer.js")
 
 

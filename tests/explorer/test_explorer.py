@@ -227,7 +227,7 @@ def test_saved_page_in_a_browser(explorer: Any, page: Any, tmp_path: Path) -> No
 
 def test_view_asks_python_in_a_browser(explorer: Any, page: Any) -> None:
     """The kernel's form: the same script, whose requests go to ``Explorer.answer``."""
-    from tl_localize.report.explorer import SCRIPT
+    from tl_localize.explorer import SCRIPT
 
     asked: list[list[Any]] = []
 
