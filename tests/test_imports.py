@@ -196,10 +196,11 @@ def test_import_pulls_in_no(loaded: set[str], name: str) -> None:
     assert name not in loaded
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_is_there_and_is_completed() -> None:
     import tl_localize
 
     assert [name for name in tl_localize.__all__ if not hasattr(tl_localize, name)] == []
+    assert {"load_model", "explore", "HardConcrete"} <= set(dir(tl_localize))
 
 
 def test_package_is_typed() -> None:

@@ -1,0 +1,47 @@
+from .evals import (
+    DelBenchmark as DelBenchmark,
+    DelResults as DelResults,
+    InjBenchmark as InjBenchmark,
+    InjResults as InjResults,
+)
+from .explorer import explore as explore
+from .injection import (
+    Injection as Injection,
+    JointInjection as JointInjection,
+    inject as inject,
+    inject_many as inject_many,
+    inject_together as inject_together,
+)
+from .losses import memorization_loss as memorization_loss
+from .methods import (
+    METHODS as METHODS,
+    Activations as Activations,
+    Attribution as Attribution,
+    GradientAlignment as GradientAlignment,
+    HardConcrete as HardConcrete,
+    IntegratedGradients as IntegratedGradients,
+    IterativeAttribution as IterativeAttribution,
+    Localizer as Localizer,
+    RandomBaseline as RandomBaseline,
+    RowNorm as RowNorm,
+    Slimming as Slimming,
+    ZeroOut as ZeroOut,
+)
+from .metrics import (
+    accuracy as accuracy,
+    check_recited as check_recited,
+    levenshtein as levenshtein,
+    perplexity as perplexity,
+    perplexity_base2 as perplexity_base2,
+)
+from .models import load_model as load_model
+from .reference import (
+    reference_sequence as reference_sequence,
+    reference_sequences as reference_sequences,
+)
+from .report.token_view import token_view as token_view
+from .scores import NeuronScores as NeuronScores, NeuronSet as NeuronSet
+from .sequences import MemorizedSequence as MemorizedSequence
+from .units import AttentionHeads as AttentionHeads, MLPNeurons as MLPNeurons, Units as Units
+
+__version__: str
