@@ -386,7 +386,7 @@ def size_table(
             raise StopIteration
 
         with suppress(StopIteration):
-            IntegratedGradients()._attribute(view, one, stop)
+            IntegratedGradients().attribute_batch(view, [one], stop)
 
     rows: dict[str, dict[str, float]] = {}
     for name, work in works.items():

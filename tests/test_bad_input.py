@@ -645,7 +645,7 @@ def test_method_without_attribute_is_named(gpt2_like: Any) -> None:
     class Empty(Localizer):
         name: ClassVar[str] = "empty"
 
-    with pytest.raises(TypeError, match=r"Empty must define _attribute or _attribute_batch"):
+    with pytest.raises(TypeError, match=r"Empty must define attribute or attribute_batch"):
         Empty()(gpt2_like, GOOD)
 
 
@@ -659,7 +659,7 @@ def test_method_that_returns_another_shape_is_named(gpt2_like: Any, unchecked: N
     class Wide(Localizer):
         name: ClassVar[str] = "wide"
 
-        def _attribute(self, neurons: Any, sequence: Any, report: Any) -> torch.Tensor:
+        def attribute(self, neurons: Any, sequence: Any) -> torch.Tensor:
             return torch.zeros(48, 2)
 
     with pytest.raises(

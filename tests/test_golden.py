@@ -28,8 +28,7 @@ from tl_localize import (
     perplexity,
     perplexity_base2,
 )
-from tl_localize.methods import hard_concrete, masks, slimming
-from tl_localize.methods.masks import train_masks
+from tl_localize.methods.masks import MaskLearner
 from tl_localize.sequences import SequenceBatch
 
 TARGETS = (0, 1, 2)
@@ -122,33 +121,21 @@ def trained(model: Any, targets: Any) -> Any:
 
     @cache
     def run(method: Any, setting: str, *which: int) -> Training:
-        losses: list[np.ndarray] = []
-        terms: list[np.ndarray] = []
+        seen: list[np.ndarray] = []
+        terms = MaskLearner._terms
 
-        def loss(*args: Any) -> torch.Tensor:
-            value = memorization_loss(*args)
-            losses.append(value.detach().numpy())
-            return value
-
-        def train(
-            neurons: Any, batch: Any, start: Any, gate: Any, sparsity: Any, **settings: Any
-        ) -> torch.Tensor:
-            def term(parameters: torch.Tensor) -> torch.Tensor:
-                value = sparsity(parameters)
-                terms.append(value.detach().numpy())
-                return value
-
-            return train_masks(neurons, batch, start, gate, term, **settings)
+        def watched(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            found = terms(*args)
+            seen.append(torch.stack(found).detach().numpy())
+            return found
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(masks, "memorization_loss", loss)
-            patch.setattr(slimming, "train_masks", train)
-            patch.setattr(hard_concrete, "train_masks", train)
+            patch.setattr(MaskLearner, "_terms", watched)
             tuned = replace(method, first_layer=SETTINGS[setting][1])
             values = np.stack(
                 [scores.values.numpy() for scores in tuned.map(model, targets(setting, *which))]
             )
-        return Training(values, np.stack(losses), np.stack(terms))
+        return Training(values, *np.stack(seen, axis=1))
 
     return run
 

@@ -15,6 +15,7 @@ from tl_localize.neurons import NeuronView, Real, check_count
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Report = Callable[[float], None]  # the fraction of the work that is done
 Advance = Callable[
     [tuple[int, ...], list[Tensor], int], tuple[Sequence[Tensor], Mapping[int, Result]]
 ]
@@ -136,6 +137,11 @@ def minimize(
 
     for _, results in halving(solve, range(n), size):
         yield from results
+
+
+def part_of(report: Report, start: float, end: float) -> Report:
+    """The report of a part of the work, which takes it from one fraction of the whole to another."""
+    return lambda fraction: report(start + (end - start) * fraction)
 
 
 def halving(

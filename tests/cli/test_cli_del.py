@@ -939,7 +939,7 @@ def test_del_in_pieces_is_del_in_one_and_the_folder_tells_of_it(
     assert counts["activations"] == counts["activations, layer by layer"] == ["3", "1", "0", "2"]
     assert run("del", *arguments).exit_code == 0
     monkeypatch.setattr(
-        Activations, "_attribute_batch", lambda *a: pytest.fail("scores were computed again")
+        Activations, "attribute_batch", lambda *a: pytest.fail("scores were computed again")
     )
     # of the new ratio alone
     assert run("del", *arguments, "--ratio", 0.1, "-v").stderr.count(" on row-") == 3 * 3
@@ -988,7 +988,7 @@ def test_del_refuses_what_contradicts_and_takes_more_targets(run, collection, tm
 def test_del_records_a_failure_and_tries_again_when_asked(run, collection, tmp_path, monkeypatch):
     from tl_localize import Activations
 
-    right, calls = Activations._attribute_batch, []
+    right, calls = Activations.attribute_batch, []
 
     def wrong(self, neurons, sequences, report):
         calls.append(sequences)
@@ -996,7 +996,7 @@ def test_del_records_a_failure_and_tries_again_when_asked(run, collection, tmp_p
             raise ValueError("loss must be finite, got nan")
         return right(self, neurons, sequences, report)
 
-    monkeypatch.setattr(Activations, "_attribute_batch", wrong)
+    monkeypatch.setattr(Activations, "attribute_batch", wrong)
     arguments = ["--data", collection, "--methods", "activations", "--ratio", 0.1, "--targets", 3]
     result = run("del", *arguments)
     assert result.exit_code == 1, result.output

@@ -184,20 +184,22 @@ def test_del_loses_only_the_target_whose_scores_are_not_finite(
     method, bad, attribute = (
         Slimming(steps=10),
         benchmark.test_sequences[1],
-        Slimming._attribute_many,
+        Slimming.attribute_batch,
     )
     wanted = benchmark.run([method]).frame.set_index(["method", "sequence_id"])[
         "delta_self_accuracy"
     ]
 
     def with_one_lost(self: Any, neurons: Any, sequences: Any, *rest: Any) -> Any:
+        lost, error = [], ValueError("loss must be finite, got nan")
         for sequence, found in zip(
             sequences, attribute(self, neurons, sequences, *rest), strict=True
         ):
-            yield ValueError("loss must be finite, got nan") if sequence.id == bad.id else found
+            lost.append(error if sequence.id == bad.id else found)
+        return lost
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Slimming, "_attribute_many", with_one_lost)
+        patch.setattr(Slimming, "attribute_batch", with_one_lost)
         results = benchmark.run([method], Store(tmp_path / "run"))
     lost = results.missing[["sequence_id", "method", "reason"]].to_numpy().tolist()
     assert lost == [[bad.id, "slimming", "ValueError: loss must be finite, got nan"]]

@@ -502,7 +502,7 @@ def test_failure_that_is_mended_leaves_no_trace(
         raise ValueError("loss must be finite, got nan")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Activations, "_attribute_batch", wrong)
+        patch.setattr(Activations, "attribute_batch", wrong)
         assert sum(bool(outcome.reason) for outcome in run_inj()) == 4
     run_inj(retry_failed=True)
     assert Store(tmp_path / "run").failures() == {}

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tl_localize import HardConcrete
-from tl_localize.methods import hard_concrete
 from tl_localize.methods.hard_concrete import hard_concrete as sample
+from tl_localize.neurons import NeuronView
 
 QUICK = HardConcrete(steps=12, learning_rate=0.05, sparsity_weight=3.0)
 
@@ -69,13 +69,15 @@ def test_untuned_layers_are_masked_at_random(
 
 
 def spied(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The masks of each forward pass, [batch layer neuron]."""
     masks: list[torch.Tensor] = []
+    scaled = NeuronView.scaled
 
-    def spy(location: Any, noise: Any, temperature: float) -> torch.Tensor:
-        masks.append(sample(location, noise, temperature).detach())
-        return sample(location, noise, temperature)
+    def spy(view: Any, gates: Any) -> Any:
+        masks.append(torch.stack(list(gates.values()), dim=1).detach())
+        return scaled(view, gates)
 
-    monkeypatch.setattr(hard_concrete, "hard_concrete", spy)
+    monkeypatch.setattr(NeuronView, "scaled", spy)
     return masks
 
 
@@ -83,7 +85,7 @@ def test_noise_is_drawn_layer_by_layer(
     gpt2_like: Any, sequence: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     masks = spied(monkeypatch)
-    HardConcrete(steps=3, seed=7, learning_rate=1e-9, initial_mask=0.5, temperature=0.33)(
+    HardConcrete(steps=13, seed=7, learning_rate=1e-9, initial_mask=0.5, temperature=0.33)(
         gpt2_like, sequence
     )
     generator = torch.Generator().manual_seed(7)
@@ -122,14 +124,6 @@ def test_masks_in_batches_equal_each_alone(
         torch.testing.assert_close(scores.values, values, atol=2e-3, rtol=1e-3)
 
 
-def test_penalty_by_hand(gpt2_like: Any, sequence: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    terms: list[torch.Tensor] = []
-    train = hard_concrete.train_masks
-
-    def spy(*args: Any, **settings: Any) -> torch.Tensor:
-        terms.append(args[4](torch.full((1, 2, 3), 0.7)))
-        return train(*args, **settings)
-
-    monkeypatch.setattr(hard_concrete, "train_masks", spy)
-    HardConcrete(steps=1, temperature=0.5)(gpt2_like, sequence)
-    assert float(terms[0]) == pytest.approx(1 / (1 + math.exp(-(0.7 - 0.5 * math.log(0.1 / 1.1)))))
+def test_penalty_by_hand() -> None:
+    found = HardConcrete(temperature=0.5).sparsity(torch.full((1, 2, 3), 0.7))
+    assert float(found) == pytest.approx(1 / (1 + math.exp(-(0.7 - 0.5 * math.log(0.1 / 1.1)))))

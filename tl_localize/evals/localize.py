@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
-from tl_localize.execution.engine import Report
+from tl_localize.batching import Report
 from tl_localize.execution.store import StoredPlan
 from tl_localize.execution.tasks import Record, Task
 from tl_localize.files import prepare_folder, write_json, write_text

@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
-from tl_localize.batching import out_of_memory
+from tl_localize.batching import Report, out_of_memory
 from tl_localize.execution.environment import check_plain, environment, measured
 from tl_localize.execution.status import Times, hopeless
 from tl_localize.execution.store import Cache, Store
@@ -32,7 +32,6 @@ LOG = logging.getLogger(__name__)
 LAST = 4
 
 Results = TypeVar("Results")
-Report = Callable[[float], None]  # the fraction of a task that is done
 # the fraction of a run that is done, and what is being done
 Progress = Callable[[float, str], None]
 Methods = Mapping[str, Any]  # label -> method

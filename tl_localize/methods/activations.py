@@ -10,8 +10,9 @@ import torch
 from einops import einsum
 from torch import Tensor
 
+from tl_localize.batching import Report
 from tl_localize.forward import residual
-from tl_localize.methods.base import BatchValues, Localizer, Report
+from tl_localize.methods.base import BatchValues, Localizer
 from tl_localize.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -55,7 +56,7 @@ class Activations(Localizer):
             )
 
     @torch.no_grad()
-    def _attribute_batch(
+    def attribute_batch(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
     ) -> BatchValues:
         batch = SequenceBatch.of(sequences, neurons.device)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tl_localize.methods.base import BatchValues, Localizer, Report
+from tl_localize.batching import Report
+from tl_localize.methods.base import BatchValues, Localizer
 from tl_localize.methods.partial_runs import ablation_estimate
 from tl_localize.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
@@ -37,7 +38,7 @@ class Attribution(Localizer):
     name: ClassVar[str] = "attribution"
     title: ClassVar[str] = "Attribution (not the paper's)"
 
-    def _attribute_batch(
+    def attribute_batch(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
     ) -> BatchValues:
         return ablation_estimate(neurons, SequenceBatch.of(sequences, neurons.device))

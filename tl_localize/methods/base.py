@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import starmap
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_localize.batching import halving, rows_that_fit
+from tl_localize.batching import Report, halving, part_of, rows_that_fit
 from tl_localize.changes import used
+from tl_localize.identity import identity_text
 from tl_localize.neurons import LanguageModel, NeuronView, check_count
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence, check_sequences
@@ -23,7 +23,6 @@ from tl_localize.units import NEURONS, Units, check_units
 Values = Float[Tensor, "layer neuron"]
 BatchValues = Float[Tensor, "sequence layer neuron"]
 Found = Tensor | NeuronScores | ValueError  # [layer neuron], or why there are none
-Report = Callable[[float], None]  # the fraction of the work that is done
 # what the benchmarks accept: a Localizer, or any such callable
 Method = Callable[[LanguageModel, MemorizedSequence], NeuronScores]
 
@@ -33,12 +32,12 @@ class Localizer(ABC):
     """A localization method: a frozen dataclass of its hyperparameters that is called with a model
     and a sequence.
 
-    A subclass defines ``_attribute`` (one sequence, [layer neuron]) or, if many sequences at once
-    are faster, ``_attribute_batch`` ([sequence layer neuron]). Larger always means more
-    responsible. Either may return NeuronScores, where some scores are estimates. A subclass with
-    settings checks them in ``__post_init__``. ``name`` is the method's name in results, ``title``
-    its name in tables and figures (the name unless given). ``version`` goes up when the method's
-    numbers change.
+    A subclass defines ``attribute`` (one sequence, [layer neuron]) or, if many sequences at once
+    are faster, ``attribute_batch`` ([sequence layer neuron]). Larger always means more responsible.
+    Either may return NeuronScores, where some scores are estimates. A subclass with settings checks
+    them in ``__post_init__``. ``name`` is the method's name in results, ``title`` its name in
+    tables and figures (the name unless given). ``version`` goes up when the method's numbers
+    change.
 
     Args:
         units: what is scored: the neurons of the MLPs, or for example ``AttentionHeads()``.
@@ -52,7 +51,7 @@ class Localizer(ABC):
     >>> @dataclass(frozen=True, kw_only=True)
     ... class FirstNeurons(Localizer):
     ...     name: ClassVar[str] = "first_neurons"
-    ...     def _attribute(self, neurons, sequence, report):
+    ...     def attribute(self, neurons, sequence):
     ...         return -torch.arange(neurons.n_neurons).float().repeat(neurons.n_layers, 1)
     >>> FirstNeurons()(model, sequence).top_k(0.002).mask.nonzero()[:3].tolist()
     [[0, 0], [0, 1], [0, 2]]
@@ -66,17 +65,6 @@ class Localizer(ABC):
     chunk: ClassVar[int] = 1  # targets that a benchmark gives the method at once
     units: Units = NEURONS
     batch_tokens: int | None = field(default=None, repr=False, compare=False)
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "__repr__" not in vars(cls):  # dataclass would write one that always names the units
-            cls.__repr__ = Localizer.__repr__
-
-    def __repr__(self) -> str:
-        shown = [
-            f.name for f in fields(self) if f.repr and (f.name != "units" or self.units != NEURONS)
-        ]
-        return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     @property
     def passes(self) -> float:
@@ -117,38 +105,46 @@ class Localizer(ABC):
         sequences = check_sequences(model, sequences)
         neurons = NeuronView(model, self.units)
         size = rows_that_fit(neurons, max(map(len, sequences)), batch_size, self.batch_tokens)
-        found = self._attribute_many(neurons, sequences, size, progress or (lambda fraction: None))
-        # Not a generator, which would end with the first error.
-        return starmap(partial(self._scored, neurons), zip(sequences, found, strict=True))
+        report = progress or (lambda fraction: None)
+        # A generator ends with the first error that it raises, so this one yields errors.
+        return map(_scores_or_raise, self._results(neurons, sequences, size, report))
 
-    def _scored(
-        self, neurons: NeuronView, sequence: MemorizedSequence, value: Found
-    ) -> NeuronScores:
-        if isinstance(value, ValueError):
-            raise value
+    def attribute(self, neurons: NeuronView, sequence: MemorizedSequence) -> Values | NeuronScores:
+        """The scores of one sequence, which a method of one's own defines.
+
+        Args:
+            neurons: reads and changes the neurons of the model, which is ``neurons.model``.
+
+        Raises:
+            ValueError: the sequence has no scores; the other sequences of ``map`` keep theirs.
+        """
+        raise TypeError(f"{type(self).__name__} must define attribute or attribute_batch.")
+
+    def attribute_batch(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+    ) -> BatchValues | list[Found]:
+        """The scores of some sequences that fit into memory side by side; by default one by one.
+
+        Args:
+            report: called with the fraction of this batch that is done.
+        """
+        return one_by_one(
+            lambda sequence, report: self.attribute(neurons, sequence), sequences, report
+        )
+
+    def _results(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report
+    ) -> Iterator[NeuronScores | ValueError]:
+        """Scores of each sequence, or why there are none, in batches of up to ``size``."""
         about: dict[str, Any] = {
             "method": self.name,
-            "sequence_id": sequence.id,
-            "settings": repr(self),
+            "settings": identity_text(self),
             "units": self.units,
         }
-        scores = (
-            replace(value, **about)
-            if isinstance(value, NeuronScores)
-            else NeuronScores(value, **about)
-        )
-        return check_scores(scores, neurons.model, self, self.units)
-
-    def _attribute_many(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report
-    ) -> Iterator[Found]:
-        """Scores of all sequences, in batches of up to ``size``."""
-        n = len(sequences)
-        for batch, values in halving(
-            partial(self._attribute_some, neurons, sequences, report), range(n), size
-        ):
-            report((batch[-1] + 1) / n)
-            yield from values
+        work = partial(self._attribute_some, neurons, sequences, report)
+        for batch, values in halving(work, range(len(sequences)), size):
+            for i, value in zip(batch, values, strict=True):
+                yield self._wrapped(neurons, value, about | {"sequence_id": sequences[i].id})
 
     def _attribute_some(
         self,
@@ -157,34 +153,51 @@ class Localizer(ABC):
         report: Report,
         batch: list[int],
     ) -> BatchValues | list[Found]:
-        start, share = batch[0] / len(sequences), len(batch) / len(sequences)
+        part = part_of(report, batch[0] / len(sequences), (batch[-1] + 1) / len(sequences))
         # whatever mode the caller is in
         with used(neurons.model), torch.inference_mode(False), torch.enable_grad():
-            return self._attribute_batch(
-                neurons,
-                [sequences[i] for i in batch],
-                lambda fraction: report(start + share * fraction),
-            )
+            values = self.attribute_batch(neurons, [sequences[i] for i in batch], part)
+        part(1.0)
+        return values
 
-    def _attribute(
-        self, neurons: NeuronView, sequence: MemorizedSequence, report: Report
-    ) -> Values | NeuronScores:
-        raise TypeError(f"{type(self).__name__} must define _attribute or _attribute_batch.")
+    def _wrapped(
+        self, neurons: NeuronView, value: Found, about: dict[str, Any]
+    ) -> NeuronScores | ValueError:
+        if isinstance(value, ValueError):
+            return value
+        try:
+            if isinstance(value, NeuronScores):
+                scores = replace(value, **about)
+            else:
+                scores = NeuronScores(value, **about)
+            return check_scores(scores, neurons.model, self, self.units)
+        except ValueError as error:
+            return error
 
-    def _attribute_batch(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
-    ) -> BatchValues | list[Found]:
-        found: list[Found] = []
-        for i, one in enumerate(sequences):
-            try:
-                found.append(
-                    self._attribute(
-                        neurons, one, lambda fraction, i=i: report((i + fraction) / len(sequences))
-                    )
-                )
-            except ValueError as error:
-                found.append(error)
-        return found
+
+def _scores_or_raise(result: NeuronScores | ValueError) -> NeuronScores:
+    if isinstance(result, ValueError):
+        raise result
+    return result
+
+
+def one_by_one(
+    attribute: Callable[[MemorizedSequence, Report], Values | NeuronScores],
+    sequences: Sequence[MemorizedSequence],
+    report: Report,
+) -> list[Found]:
+    """The scores of each sequence by a function of one; its ValueError concerns this sequence
+    alone.
+    """
+    found: list[Found] = []
+    for i, sequence in enumerate(sequences):
+        part = part_of(report, i / len(sequences), (i + 1) / len(sequences))
+        try:
+            found.append(attribute(sequence, part))
+        except ValueError as error:
+            found.append(error)
+        part(1.0)
+    return found
 
 
 def check_methods(methods: Any, units: Units) -> None:
@@ -206,7 +219,8 @@ def check_methods(methods: Any, units: Units) -> None:
                 f"methods must hold objects that score a (model, sequence), got {method!r}. Pass "
                 "for example [HardConcrete()]."
             )
-        if repr(found := getattr(method, "units", units)) != repr(units):
+        found = getattr(method, "units", units)
+        if found != units:
             raise ValueError(
                 f"methods must score {units!r}, as the benchmark, got {found!r} of {method!r}. "
                 "Give both the same units."
@@ -224,13 +238,14 @@ def check_scores(
             f"methods must return NeuronScores, got {type(scores).__name__} from {method!r}. Wrap "
             "the tensor in one."
         )
-    if repr(scores.units) != repr(units):
+    if scores.units != units:
         raise ValueError(
             f"scores must be of {units!r}, got {scores.units!r} from {method!r}. Give the "
             "benchmark and its methods one unit."
         )
     view = NeuronView(model, units)
-    if (own := tuple(scores.values.shape)) != (shape := (view.n_layers, view.n_neurons)):
+    own, shape = tuple(scores.values.shape), (view.n_layers, view.n_neurons)
+    if own != shape:
         raise ValueError(
             f"scores must have the model's shape {shape}, got {own} from {method!r}. Localize in "
             "this model, [layer neuron]."

@@ -11,8 +11,9 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_localize.batching import Report
 from tl_localize.losses import mean_log_odds
-from tl_localize.methods.base import BatchValues, Localizer, Report
+from tl_localize.methods.base import BatchValues, Localizer
 from tl_localize.methods.partial_runs import gate_gradients
 from tl_localize.neurons import NeuronView, Real, check_count, check_ratio
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
@@ -64,7 +65,7 @@ class GradientAlignment(Localizer):
     def passes(self) -> float:
         return 3.0 * self.points
 
-    def _attribute_batch(
+    def attribute_batch(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
     ) -> BatchValues:
         batch = SequenceBatch.of(sequences, neurons.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,17 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_localize.methods.base import Found, Report
-from tl_localize.methods.masks import MaskLearner, train_masks, tuned_layers
-from tl_localize.neurons import (
-    NeuronView,
-    Real,
-    check_count,
-    check_number,
-    check_positive,
-    check_seed,
-)
-from tl_localize.sequences import MemorizedSequence
+from tl_localize.methods.base import Values
+from tl_localize.methods.masks import CHECK_EVERY, Draw, MaskLearner, Parameters
+from tl_localize.neurons import NeuronView, Real, check_number, check_positive, check_seed
 
 # the paper's gamma and zeta: the interval to which the concrete variable is stretched
 GATE_LOW, GATE_HIGH = -0.1, 1.1
@@ -74,12 +66,10 @@ class HardConcrete(MaskLearner):
     stop_sparsity: Real = 0.1
     temperature: Real = 1.0
     initial_mask: Real = 1.05
-    first_layer: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count(0, first_layer=self.first_layer)
         check_positive(temperature=self.temperature)
         check_seed(self.seed)
         if not GATE_LOW < check_number("initial_mask", self.initial_mask) < GATE_HIGH:
@@ -88,41 +78,26 @@ class HardConcrete(MaskLearner):
                 "Use 0.5."
             )
 
-    def _attribute_many(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report
-    ) -> Iterator[Found]:
-        tuned = tuned_layers(neurons, self.first_layer)
-        start = torch.tensor(
-            math.log((self.initial_mask - GATE_LOW) / (GATE_HIGH - self.initial_mask)),
-            device=neurons.device,
-        )
-        untuned = start.expand(1, self.first_layer, neurons.n_neurons)
+    @property
+    def start(self) -> float:
+        return math.log((self.initial_mask - GATE_LOW) / (GATE_HIGH - self.initial_mask))
 
-        def gates(
-            location: Float[Tensor, "batch tuned neuron"], generator: torch.Generator
-        ) -> dict[int, Tensor]:
-            noise = torch.rand(1, neurons.n_layers, neurons.n_neurons, generator=generator).to(
-                location.device
-            )
-            everywhere = torch.cat([untuned.expand(len(location), -1, -1), location], dim=1)
-            return dict(enumerate(hard_concrete(everywhere, noise, self.temperature).unbind(1)))
+    def noise(self, neurons: NeuronView) -> Iterator[Draw]:
+        generator = torch.Generator().manual_seed(self.seed)
+        shape = (CHECK_EVERY, neurons.n_layers, neurons.n_neurons)
+        while True:
+            # one copy to the device for all steps between two tests of the stop
+            yield from torch.rand(shape, generator=generator).to(neurons.device)
 
+    def gates(self, parameters: Parameters, noise: Draw) -> Parameters:
+        return hard_concrete(parameters, noise, self.temperature)
+
+    def sparsity(self, parameters: Parameters) -> Float[Tensor, " batch"]:
         shift = self.temperature * math.log(-GATE_LOW / GATE_HIGH)
-        locations = train_masks(
-            neurons,
-            sequences,
-            start.expand(len(tuned), neurons.n_neurons),
-            gates,
-            lambda location: (location - shift).sigmoid().mean((1, 2)),
-            method=self,
-            size=size,
-            report=report,
-            seed=self.seed,
-        )
-        return (
-            one if isinstance(one, ValueError) else torch.cat([untuned[0], one]).sigmoid().cpu()
-            for one in locations
-        )
+        return (parameters - shift).sigmoid().mean((1, 2))
+
+    def scores(self, parameters: Values) -> Values:
+        return parameters.sigmoid().cpu()
 
 
 def hard_concrete(

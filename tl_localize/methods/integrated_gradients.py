@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
@@ -14,9 +14,9 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_localize.batching import halving, rows_that_fit
+from tl_localize.batching import Report, halving, rows_that_fit
 from tl_localize.forward import residual, resume, unembed
-from tl_localize.methods.base import Localizer, Report, Values
+from tl_localize.methods.base import Found, Localizer, Values, one_by_one
 from tl_localize.methods.partial_runs import CleanRun
 from tl_localize.methods.position_parallel import PositionParallelModel, why_not_parallel
 from tl_localize.neurons import NeuronView, check_count
@@ -88,9 +88,12 @@ class IntegratedGradients(Localizer):
     def passes(self) -> float:
         return 4.0 * self.steps
 
-    def _attribute(
-        self, neurons: NeuronView, sequence: MemorizedSequence, report: Report
-    ) -> Values:
+    def attribute_batch(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+    ) -> list[Found]:
+        return one_by_one(partial(self._scores, neurons), sequences, report)
+
+    def _scores(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Values:
         batch = SequenceBatch.of([sequence], neurons.device)
         parallel, clean, reason = None, None, why_not_parallel(neurons, len(sequence))
         scores = torch.zeros(neurons.n_layers, neurons.n_neurons)

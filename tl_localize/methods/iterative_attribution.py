@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_localize.batching import rows_that_fit
+from tl_localize.batching import Report, rows_that_fit
 from tl_localize.forward import generate
 from tl_localize.losses import mean_probability, memorization_loss
-from tl_localize.methods.base import BatchValues, Localizer, Report
-from tl_localize.methods.masks import tuned_layers
+from tl_localize.methods.base import BatchValues, Localizer
+from tl_localize.methods.masks import check_first_layer
 from tl_localize.methods.partial_runs import gate_gradients
 from tl_localize.neurons import NeuronView, Real, check_count, check_number, check_ratio, check_seed
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
@@ -88,13 +88,12 @@ class IterativeAttribution(Localizer):
     def passes(self) -> float:
         return 3.0 * (self.rounds + (self.contrast > 0))
 
-    def _attribute_batch(
+    def attribute_batch(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
     ) -> BatchValues:
-        batch, tuned = (
-            SequenceBatch.of(sequences, neurons.device),
-            slice(tuned_layers(neurons, self.first_layer).start, None),
-        )
+        check_first_layer(neurons, self.first_layer)
+        batch = SequenceBatch.of(sequences, neurons.device)
+        tuned = slice(self.first_layer, None)
         gates = torch.ones(len(batch), neurons.n_layers, neurons.n_neurons, device=neurons.device)
         # from 1 on for the first to leave down to above 0 for the last; 0: stays
         places = torch.zeros_like(gates)

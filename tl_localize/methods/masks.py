@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import repeat
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_localize.batching import Advance, minimize
+from tl_localize.batching import Report
 from tl_localize.losses import loss_scale, memorization_loss
-from tl_localize.methods.base import Localizer, Report
+from tl_localize.methods.base import Found, Localizer, Values
 from tl_localize.neurons import NeuronView, Real, check_between, check_count, check_positive
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 CHECK_EVERY = 10  # steps between two tests of the early stop
-Trained = Tensor | ValueError  # parameters [layer neuron], or why there are none
+Parameters = Float[Tensor, "batch layer neuron"]
+Draw = Float[Tensor, "layer neuron"]  # random numbers of one step
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskLearner(Localizer):
-    """A method that trains masks by ``train_masks``."""
+    """A method that trains masks: Adam minimizes memorization loss + sparsity_weight * sparsity.
+
+    One independent mask per sequence; the masks of a batch are trained side by side. Adam works
+    entry by entry, so a mask does not depend on the others, up to rounding. At every 10th step,
+    before the update, a mask is finished whose sparsity is below ``stop_sparsity``, or whose loss
+    is not finite; finished masks take no part in later passes. Layers below ``first_layer`` keep
+    their start.
+    """
 
     by_layer: ClassVar[bool] = False  # the masks of all layers are trained together
     chunk: ClassVar[int] = 16
@@ -32,6 +41,7 @@ class MaskLearner(Localizer):
     sparsity_weight: Real
     steps: int
     stop_sparsity: Real
+    first_layer: int = 0
 
     @property
     def passes(self) -> float:
@@ -42,86 +52,95 @@ class MaskLearner(Localizer):
         check_positive(learning_rate=self.learning_rate, sparsity_weight=self.sparsity_weight)
         check_count(steps=self.steps)
         check_between(0, 1, stop_sparsity=self.stop_sparsity)
+        check_count(0, first_layer=self.first_layer)
 
+    @property
+    @abstractmethod
+    def start(self) -> float:
+        """The first value of every parameter."""
 
-def train_masks(
-    neurons: NeuronView,
-    sequences: Sequence[MemorizedSequence],
-    start: Float[Tensor, "layer neuron"],
-    gates: Callable[[Tensor, torch.Generator], Mapping[int, Tensor]],
-    sparsity: Callable[[Tensor], Tensor],
-    *,
-    method: MaskLearner,
-    size: int,
-    report: Report,
-    seed: int = 0,
-) -> Iterator[Trained]:
-    """Minimize memorization loss + sparsity_weight * sparsity by Adam, one independent mask per
-    sequence, up to ``size`` in one batch.
+    def noise(self, neurons: NeuronView) -> Iterator[Draw]:
+        """The random numbers of each step, the same for every sequence; none by default."""
+        return repeat(torch.zeros(neurons.n_layers, neurons.n_neurons))
 
-    At every 10th step, before the update, a mask is finished whose sparsity term is below
-    ``stop_sparsity``, or whose loss is not finite.
+    @abstractmethod
+    def gates(self, parameters: Parameters, noise: Draw) -> Parameters:
+        """What the neurons are multiplied by."""
 
-    Args:
-        start: first values of the parameters of the tuned layers, the same for every sequence.
-        gates: parameters and a generator -> gate of each masked layer, [#batch neuron]; called once
-            a step.
-        sparsity: parameters -> sparsity term, [batch].
-        seed: of the generator (on the CPU), which begins anew for each batch.
+    @abstractmethod
+    def sparsity(self, parameters: Parameters) -> Float[Tensor, " batch"]:
+        """The term that makes each mask sparse."""
 
-    Returns:
-        the trained parameters of each sequence, [layer neuron]; an error where the loss is not
-        finite.
-    """
-    scale = loss_scale(neurons.model)
+    @abstractmethod
+    def scores(self, parameters: Values) -> Values:
+        """The scores that trained parameters are."""
 
-    @lru_cache(maxsize=1)
-    def together(numbers: tuple[int, ...]) -> SequenceBatch:
-        return SequenceBatch.of([sequences[number] for number in numbers], neurons.device)
+    def attribute_batch(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+    ) -> list[Found]:
+        check_first_layer(neurons, self.first_layer)
+        with neurons.lean():
+            return self._train(neurons, sequences, report)
 
-    def begin(batch: list[int]) -> tuple[list[Tensor], Advance[Trained]]:
-        generator = torch.Generator().manual_seed(seed)
-
-        def advance(
-            numbers: tuple[int, ...], parameters: list[Tensor], step: int
-        ) -> tuple[Sequence[Tensor], Mapping[int, Trained]]:
-            (values,) = parameters
-            if step == method.steps:
-                return [], dict(zip(numbers, values.detach().unbind(), strict=True))
-            with neurons.scaled(gates(values, generator)):
-                loss = memorization_loss(neurons.model, together(numbers))
-            term = sparsity(values)
-            finished: dict[int, Trained] = {}
+    def _train(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+    ) -> list[Found]:
+        n, scale, draws = len(sequences), loss_scale(neurons.model), self.noise(neurons)
+        shape = (n, neurons.n_layers, neurons.n_neurons)
+        parameters = torch.full(shape, self.start, device=neurons.device)
+        parameters.grad = torch.zeros_like(parameters)
+        adam = torch.optim.Adam([parameters], lr=float(self.learning_rate))
+        found: dict[int, Found] = {}
+        left, batch = list(range(n)), SequenceBatch.of(sequences, neurons.device)
+        for step in range(self.steps):
+            values = parameters[left]
+            untuned, tuned = values[:, : self.first_layer], values[:, self.first_layer :]
+            tuned.requires_grad_()
+            loss, sparsity = self._terms(neurons, batch, untuned, tuned, next(draws))
             if (step + 1) % CHECK_EVERY == 0:
-                below = (term < method.stop_sparsity).tolist()
-                for i, (number, value) in enumerate(zip(numbers, loss.tolist(), strict=True)):
-                    if not math.isfinite(value):
-                        where = f"{value} at step {step + 1} of {sequences[number]!r}"
-                        finished[number] = ValueError(
-                            f"loss must be finite, got {where}. Lower learning_rate or use float32."
+                sparse = (sparsity < self.stop_sparsity).tolist()
+                for row, nats in enumerate(loss.tolist()):
+                    if not math.isfinite(nats):
+                        found[left[row]] = ValueError(
+                            f"loss must be finite, got {nats} at step {step + 1} of "
+                            f"{sequences[left[row]]!r}. Lower learning_rate or use float32."
                         )
-                    elif below[i]:
-                        finished[number] = values[i].detach().clone()
-                if len(finished) == len(numbers):
-                    return [], finished
-            (gradient,) = torch.autograd.grad(
-                scale * (loss + method.sparsity_weight * term).sum(), values
-            )
-            return [gradient / scale], finished
+                    elif sparse[row]:
+                        found[left[row]] = self.scores(values[row])
+                if len(found) == n:
+                    break
+            total = scale * (loss + self.sparsity_weight * sparsity).sum()
+            (gradient,) = torch.autograd.grad(total, tuned)
+            parameters.grad[left, self.first_layer :] = gradient / scale
+            adam.step()
+            unfinished = [i for i in left if i not in found]
+            if len(unfinished) < len(left):
+                left = unfinished
+                batch = SequenceBatch.of([sequences[i] for i in left], neurons.device)
+            report(1 - len(left) / n * (1 - (step + 1) / self.steps))
+        return [found.get(i, self.scores(parameters[i])) for i in range(n)]
 
-        return [start.expand(len(batch), *start.shape).clone()], advance
+    def _terms(
+        self,
+        neurons: NeuronView,
+        batch: SequenceBatch,
+        untuned: Float[Tensor, "batch untuned neuron"],
+        tuned: Float[Tensor, "batch tuned neuron"],
+        noise: Draw,
+    ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+        """Memorization loss and sparsity of each mask."""
+        gates = [
+            *self.gates(untuned, noise[: self.first_layer]).unbind(1),
+            *self.gates(tuned, noise[self.first_layer :]).unbind(1),
+        ]
+        with neurons.scaled(dict(enumerate(gates))):
+            return memorization_loss(neurons.model, batch), self.sparsity(tuned)
 
-    rate, steps = method.learning_rate, method.steps
-    return minimize(
-        neurons, len(sequences), size, begin, learning_rate=rate, max_steps=steps, report=report
-    )
 
-
-def tuned_layers(neurons: NeuronView, first_layer: int) -> range:
-    """The layers whose masks are learned; ValueError if no layer is left."""
+def check_first_layer(neurons: NeuronView, first_layer: int) -> None:
+    """Raise ValueError where no layer of the model is left."""
     if first_layer >= neurons.n_layers:
         raise ValueError(
             f"first_layer must be below the model's {neurons.n_layers} layers, got {first_layer}. "
             "Use 0 or 1."
         )
-    return range(first_layer, neurons.n_layers)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from tl_localize.methods.base import Localizer, Report, Values
+from tl_localize.methods.base import Localizer, Values
 from tl_localize.neurons import NeuronView, check_seed
 from tl_localize.sequences import MemorizedSequence
 
@@ -36,9 +36,7 @@ class RandomBaseline(Localizer):
         super().__post_init__()
         check_seed(self.seed)
 
-    def _attribute(
-        self, neurons: NeuronView, sequence: MemorizedSequence, report: Report
-    ) -> Values:
+    def attribute(self, neurons: NeuronView, sequence: MemorizedSequence) -> Values:
         # of integers, so the same in every process
         mixed = hash((self.seed, *sequence.tokens.tolist())) % 2**63
         return torch.rand(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tl_localize.methods.base import Localizer, Report, Values
+from tl_localize.methods.base import Localizer, Values
 from tl_localize.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence
 
@@ -33,7 +33,5 @@ class RowNorm(Localizer):
     name: ClassVar[str] = "row_norm"
     title: ClassVar[str] = "RowNorm (control: never reads the sentence)"
 
-    def _attribute(
-        self, neurons: NeuronView, sequence: MemorizedSequence, report: Report
-    ) -> Values:
+    def attribute(self, neurons: NeuronView, sequence: MemorizedSequence) -> Values:
         return neurons.row_norms()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from tl_localize.methods.base import Found, Report
-from tl_localize.methods.masks import MaskLearner, train_masks, tuned_layers
-from tl_localize.neurons import NeuronView, Real, check_count
-from tl_localize.sequences import MemorizedSequence
+from tl_localize.methods.base import Values
+from tl_localize.methods.masks import Draw, MaskLearner, Parameters
+from tl_localize.neurons import Real
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,28 +47,16 @@ class Slimming(MaskLearner):
     sparsity_weight: Real = 1000.0
     steps: int = 60
     stop_sparsity: Real = 0.1
-    first_layer: int = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count(0, first_layer=self.first_layer)
+    @property
+    def start(self) -> float:
+        return 1.0
 
-    def _attribute_many(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report
-    ) -> Iterator[Found]:
-        tuned = tuned_layers(neurons, self.first_layer)
-        masks = train_masks(
-            neurons,
-            sequences,
-            torch.ones(len(tuned), neurons.n_neurons, device=neurons.device),
-            lambda m, generator: dict(zip(tuned, m.clamp(0, 1).unbind(1), strict=True)),
-            lambda m: m.abs().mean((1, 2)),
-            method=self,
-            size=size,
-            report=report,
-        )
-        untuned = torch.ones(self.first_layer, neurons.n_neurons)
-        return (
-            mask if isinstance(mask, ValueError) else torch.cat([untuned, mask.clamp(0, 1).cpu()])
-            for mask in masks
-        )
+    def gates(self, parameters: Parameters, noise: Draw) -> Parameters:
+        return parameters.clamp(0, 1)
+
+    def sparsity(self, parameters: Parameters) -> Float[Tensor, " batch"]:
+        return parameters.abs().mean((1, 2))
+
+    def scores(self, parameters: Values) -> Values:
+        return parameters.clamp(0, 1).cpu()

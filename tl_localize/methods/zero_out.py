@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -12,9 +13,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tl_localize.batching import halving, tokens_that_fit
+from tl_localize.batching import Report, halving, tokens_that_fit
 from tl_localize.forward import residual, resume, unembed
-from tl_localize.methods.base import Localizer, Report, Values
+from tl_localize.methods.base import Found, Localizer, Values, one_by_one
 from tl_localize.methods.partial_runs import CleanRun, ablation_estimate
 from tl_localize.neurons import NeuronView, check_count, check_ratio, check_seed
 from tl_localize.scores import NeuronScores, NeuronSet
@@ -84,7 +85,12 @@ class ZeroOut(Localizer):
     def passes(self) -> float:
         return 3000 * (self.screen or 1.0)
 
-    def _attribute(
+    def attribute_batch(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+    ) -> list[Found]:
+        return one_by_one(partial(self._scores, neurons), sequences, report)
+
+    def _scores(
         self, neurons: NeuronView, sequence: MemorizedSequence, report: Report
     ) -> Values | NeuronScores:
         if self.screen is None:
