@@ -331,7 +331,7 @@ def test_neurons_by_layer_rejects_what_is_no_set_of_one_model(
     scores: NeuronScores, unchecked: None
 ) -> None:
     found: Any = {"a": scores.top_k(0.01), "b": NeuronSet(torch.ones(2, 3) > 0)}
-    with pytest.raises(ValueError, match="found must hold sets of one model"):
+    with pytest.raises(ValueError, match=r"must have the shape \(3, 400\), got \(2, 3\)"):
         figures.neurons_by_layer(found)
     with pytest.raises(ValueError, match="found must hold at least one set"):
         figures.neurons_by_layer({})

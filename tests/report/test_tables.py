@@ -1,13 +1,30 @@
 """Tables: formats, and the paper's numbers beside ours."""
 
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pandas as pd
 import pytest
 
+from tl_localize import InjResults
+from tl_localize.report.tables import (
+    CAPTIONS,
+    del_tables,
+    inj_tables,
+    save_table,
+    single_layer_table,
+    to_markdown,
+)
+
+OURS, THEIRS = "ratio 1 %, 3 sentences", "ratio 1 %, published"
+DEL, DEL_PAPER = "0.5 % of each layer, 4 sequences", "0.5 % of each layer, published"
+
 
 @pytest.fixture
-def results():
-    from tl_localize.evals.inj_benchmark import InjResults
-
+def results() -> InjResults:
     rows = [
         {
             "sequence_id": s,
@@ -28,147 +45,83 @@ def results():
     return InjResults(pd.DataFrame(rows))
 
 
-def test_inj_tables_show_mean_and_error_in_percent(results):
-    from tl_localize.report.tables import inj_tables
-
-    table = inj_tables(results, "reference-gpt2")["inj"]
-    assert table.loc[("ratio 1 %, 3 sentences", "Hard Concrete"), "R@1x"] == "50.0 ± 5.8"
-
-
-def test_inj_tables_set_the_published_numbers_beside_ours(results):
-    from tl_localize.report.tables import inj_tables
-
+def test_inj_tables_set_the_published_numbers_beside_ours(results: InjResults) -> None:
     tables = inj_tables(results, "gpt2")
-    assert (
-        tables["inj"].loc[("paper", "ratio 1 %, published", "Hard Concrete"), "R@1x"]
-        == "49.5 ± 0.5"
-    )
-    assert (
-        tables["inj_across_layers"].loc[("paper", "ratio 0.1 %, published", "Slimming"), "R@5x"]
-        == "95.4"
-    )
-    assert (
-        tables["inj"].loc[("ours", "ratio 1 %, 3 sentences", "Hard Concrete"), "R@1x"]
-        == "50.0 ± 5.8"
-    )
+    table = tables["inj"]["R@1x"]
+    assert table["ours", OURS, "Hard Concrete"] == "50.0 ± 5.8"
+    assert table["paper", THEIRS, "Hard Concrete"] == "49.5 ± 0.5"
+    across = tables["inj_across_layers"]["R@5x"]
+    assert across["paper", "ratio 0.1 %, published", "Slimming"] == "95.4"
 
 
-def test_save_table_writes_three_formats_that_hold_the_same_cell(results, tmp_path):
-    from tl_localize.report.tables import inj_tables, save_table
-
+def test_save_table_writes_three_formats_that_hold_the_same_cell(
+    results: InjResults, tmp_path: Path
+) -> None:
     save_table(inj_tables(results, "x")["inj"], tmp_path, "inj", "A caption")
-    assert {path.suffix for path in tmp_path.iterdir()} == {".md", ".tex", ".csv"}
-    for path in tmp_path.iterdir():
-        assert "50.0 ± 5.8" in path.read_text(encoding="utf-8")
-    assert "A caption" in (tmp_path / "inj.tex").read_text(encoding="utf-8")
+    texts = {path.suffix: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    assert set(texts) == {".md", ".tex", ".csv"}
+    assert all("50.0 ± 5.8" in text for text in texts.values())
+    assert "A caption" in texts[".tex"] and texts[".md"].startswith("A caption\n\n|")
 
 
-def test_to_markdown_puts_the_index_into_columns(results):
-    from tl_localize.report.tables import inj_tables, to_markdown
-
+def test_to_markdown_puts_the_index_into_columns(results: InjResults) -> None:
     header = to_markdown(inj_tables(results, "x")["inj"]).splitlines()[0]
-    assert [cell.strip() for cell in header.strip("|").split("|")] == [
-        "setting",
-        "method",
-        "R@1x",
-        "R@2x",
-    ]
+    assert header.replace("|", " ").split() == ["setting", "method", "R@1x", "R@2x"]
 
 
-def test_del_tables_show_mean_and_error_in_points(del_results):
-    from tl_localize.report.tables import CAPTIONS, del_tables
-
+def test_del_tables_show_mean_and_error_in_points(del_results: Any) -> None:
     tables = del_tables(del_results, "reference-gpt2")
-    assert set(tables) == {name for name in CAPTIONS if name.startswith("del")} - {
-        "del_single_layer"
-    }
-    row = tables["del"].loc[("0.5 % of each layer, 4 sequences", "Hard Concrete")]
+    names = {name for name in CAPTIONS if name.startswith("del")}
+    assert set(tables) == names - {"del_single_layer"}
+    row = tables["del"].loc[(DEL, "Hard Concrete")]
     assert row["Δ Self-Acc (points)"] == "-35.0 ± 5.0"
     assert row["Δ Rand-PPL (2 ** nats)"] == "0.25 ± 0.00"
     assert tables["del_memorization"].loc["m", "Acc (%)"] == "95.0 ± 2.9"
 
 
-def test_del_tables_set_the_published_numbers_beside_ours(del_results):
-    from tl_localize.report.tables import del_tables
-
+def test_del_tables_set_the_published_numbers_beside_ours(del_results: Any) -> None:
     tables = del_tables(del_results, "EleutherAI/pythia-2.8b-deduped")
-    theirs = tables["del"].loc[("paper", "0.5 % of each layer, published", "Hard Concrete")]
-    assert (
-        theirs["Δ Self-Acc (points)"],
-        theirs["Δ Self-Dist (characters)"],
-        theirs["Δ Rand-PPL"],
-    ) == ("-53.2", "99.8", "")
-    assert theirs["Δ Rand-PPL (2 ** nats)"] == "0.56"
-    assert (
-        tables["del"].loc[
-            ("ours", "0.5 % of each layer, 4 sequences", "Random"), "Δ Self-Acc (points)"
-        ]
-        == "0.0 ± 0.0"
-    )
-    assert (
-        tables["del_memorization"].loc["pythia-2.8b-deduped, published", "Len (characters)"]
-        == "160"
-    )
+    theirs = tables["del"].loc[("paper", DEL_PAPER, "Hard Concrete")]
+    columns = ["Self-Acc (points)", "Self-Dist (characters)", "Rand-PPL", "Rand-PPL (2 ** nats)"]
+    found = [theirs[f"Δ {column}"] for column in columns]
+    assert found == ["-53.2", "99.8", "", "0.56"]
+    assert tables["del"].loc[("ours", DEL, "Random"), "Δ Self-Acc (points)"] == "0.0 ± 0.0"
+    before = tables["del_memorization"].loc["pythia-2.8b-deduped, published"]
+    assert before["Len (characters)"] == "160"
     assert tables["del_tests"].loc[(0.005, "Hard Concrete"), "published_p_value"] == 4.1e-78
-    assert (
-        del_tables(del_results, "gpt2-xl")["del_categories"].loc[("paper", "Poems"), "sequences"]
-        == "9"
-    )
+    categories = del_tables(del_results, "gpt2-xl")["del_categories"]
+    assert categories.loc[("paper", "Poems"), "sequences"] == "9"
 
 
-def test_del_tests_compare_with_integrated_gradients_in_points(del_results):
-    from tl_localize.report.tables import del_tables
-
+def test_del_tests_compare_with_integrated_gradients_in_points(del_results: Any) -> None:
     row = del_tables(del_results, "x")["del_tests"].loc[(0.005, "Hard Concrete")]
     assert row["difference of Δ Self-Acc (points)"] == pytest.approx(-17.5)
     assert row["level"] == 0.05 / 2
     assert bool(row["significant"])
 
 
-def test_del_categories_and_examples_show_each_category(del_results):
-    from tl_localize.report.tables import del_tables, to_markdown
-
+def test_del_categories_and_examples_show_each_category(del_results: Any) -> None:
     tables = del_tables(del_results, "x")
     assert tables["del_categories"]["sequences"].to_dict() == {"poems": "2", "code": "2"}
     assert tables["del_categories"]["Acc (%)"].to_dict() == {"poems": "100.0", "code": "90.0"}
     examples = tables["del_examples"]
     assert list(examples["category"][:2]) == ["poems", "code"]
-    assert examples.loc["a", ["prefix", "suffix", "Hard Concrete", "Random"]].tolist() == [
-        r"a|b\n",
-        "A",
-        "-40",
-        "0",
-    ]
+    shown = examples.loc["a", ["prefix", "suffix", "Hard Concrete", "Random"]].tolist()
+    assert shown == [r"a|b\n", "A", "-40", "0"]
     assert r"a\|b\n" in to_markdown(examples)  # a bar would end the cell
-    assert (
-        tables["del_related"].loc[(0.005, "Hard Concrete"), "Δ Acc of the same category (points)"]
-        == "-8.75 ± 1.25"
-    )
+    related = tables["del_related"]["Δ Acc of the same category (points)"]
+    assert related[0.005, "Hard Concrete"] == "-8.75 ± 1.25"
 
 
-def test_del_tables_without_categories_and_integrated_gradients(del_results):
-    from dataclasses import replace
-
-    from tl_localize.report.tables import del_tables
-
+def test_del_tables_without_categories_and_integrated_gradients(del_results: Any) -> None:
     frame = del_results.frame[del_results.frame["method"] != "integrated_gradients"]
-    bare = replace(
-        del_results, frame=frame, before=del_results.before.assign(category=""), confusion={}
-    )
-    assert set(del_tables(bare, "x")) == {
-        "del_memorization",
-        "del",
-        "del_at_price",
-        "del_pairs",
-        "del_examples",
-    }
+    before = del_results.before.assign(category="")
+    bare = replace(del_results, frame=frame, before=before, confusion={})
+    names = {"del_memorization", "del", "del_at_price", "del_pairs", "del_examples"}
+    assert set(del_tables(bare, "x")) == names
 
 
-def test_single_layer_table_by_hand():
-    import pandas as pd
-
-    from tl_localize.report.tables import single_layer_table
-
+def test_single_layer_table_by_hand() -> None:
     rows = [
         {
             "layer": layer,
@@ -176,26 +129,14 @@ def test_single_layer_table_by_hand():
             "delta_self_accuracy": -0.1 * multiple - change,
             "delta_neg_accuracy": 0.02,
             "ratio": 0.1,
+            "n_neurons": 7 * multiple + (layer is None),
         }
-        | {"n_neurons": 7 * multiple + (layer is None)}
         for layer, multiple in ((None, 1), (1, 1), (1, 5))
         for change in (0.0, 0.02)
     ]
-    other = {
-        "layer": 2,
-        "multiple": 1,
-        "delta_self_accuracy": -1.0,
-        "delta_neg_accuracy": 0.0,
-        "ratio": 0.05,
-        "n_neurons": 3,
-    }
+    other = {**rows[-1], "layer": 2, "ratio": 0.05}
     table = single_layer_table(pd.DataFrame([*rows, other]).astype({"layer": "Int64"}))
     assert list(table.index) == ["all layers", "layer 1"]
-    assert table.loc["layer 1"].tolist() == [
-        "7, 35",
-        "-11.0 ± 1.0",
-        "2.0 ± 0.0",
-        "-51.0 ± 1.0",
-        "2.0 ± 0.0",
-    ]
-    assert table.loc["all layers"].tolist() == ["8", "-11.0 ± 1.0", "2.0 ± 0.0", "", ""]
+    changes = ["-11.0 ± 1.0", "2.0 ± 0.0", "-51.0 ± 1.0", "2.0 ± 0.0"]
+    assert table.loc["layer 1"].tolist() == ["7, 35", *changes]
+    assert table.loc["all layers"].tolist() == ["8", *changes[:2], "", ""]

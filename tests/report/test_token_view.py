@@ -9,50 +9,58 @@ import torch
 
 from tl_localize import MemorizedSequence, NeuronSet
 from tl_localize.metrics import predicted_suffixes
-from tl_localize.report.token_view import TokenView, token_view
+from tl_localize.report.token_view import TokenView, pieces, token_view
 
 
 @pytest.fixture
 def view() -> TokenView:
     """Suffix b c d e: right, forgotten, learned, wrong."""
     sequence = MemorizedSequence(torch.tensor([0, 1, 2, 3, 4]), 1, "s0")
-    return TokenView(
-        sequence,
-        torch.tensor([1, 2, 9, 9]),
-        torch.tensor([1, 8, 3, 8]),
-        lambda ids: "".join("<bcdefgh\nj"[i] for i in ids),
-        5,
-    )
+    before, after = torch.tensor([1, 2, 9, 9]), torch.tensor([1, 8, 3, 8])
+    return TokenView(sequence, before, after, lambda ids: "".join("<bcdefgh\nj"[i] for i in ids), 5)
 
 
 def test_tells_four_states_apart(view: TokenView) -> None:
     assert view.states() == ["right", "forgotten", "learned", "wrong"]
 
 
-def test_without_colour_has_brackets(view: TokenView) -> None:
-    assert view.text(colour=False).startswith(
-        "< >>> b[c|\u23ce]d(e|\u23ce)\n5 neurons ablated: 1 of 2 recited tokens forgotten"
-    )
-
-
-def test_in_colour_has_escape_codes(view: TokenView) -> None:
+def test_shows_states_with_brackets_or_in_colour(view: TokenView) -> None:
+    shown, summary = view.text(colour=False).split("\n")
+    assert shown == "< >>> b[c|\u23ce]d(e|\u23ce)"
+    assert summary.startswith("5 neurons ablated: 1 of 2 recited tokens forgotten")
     assert "\033[7;31mc\033[0m" in view.text(colour=True)
 
 
-def test_escapes_text_and_shows_line_breaks(view: TokenView) -> None:
+def test_html_escapes_text_shows_line_breaks_and_says_what_its_marks_mean(view: TokenView) -> None:
     html = view._repr_html_()
     assert "&lt;" in html and "\u23ce" in html and ">c<" in html
-
-
-def test_says_what_its_marks_mean(view: TokenView) -> None:
-    html = view._repr_html_()
     assert all(f"{state}</span>: " in html for state in ("forgotten", "learned", "wrong"))
     whole = TokenView(view.sequence, view.sequence.suffix, view.sequence.suffix, view.decode, 0)
     assert "</span>: " not in whole._repr_html_()
 
 
-def test_without_colour_stays_on_one_line_where_a_break_is_predicted(view: TokenView) -> None:
-    assert view.text(colour=False).count("\n") == 1  # before the summary
+def utf8(ids: list[int]) -> str:
+    return bytes(ids).decode(errors="replace")
+
+
+def of_bytes(text: str, after: str, n_prefix: int) -> TokenView:
+    tokens, changed = (torch.tensor(list(one.encode())) for one in (text, after))
+    sequence = MemorizedSequence(tokens, n_prefix)
+    return TokenView(sequence, sequence.suffix, changed[n_prefix:], utf8, 1)
+
+
+def test_characters_that_are_several_tokens_are_shown_whole() -> None:
+    view = of_bytes("né à Łódź", "né à Łx.dź", 2)  # the prefix ends within the é
+    assert view.text(colour=False).startswith("n >>> é à Ł[ó|x.]dź\n")
+    assert "\ufffd" not in of_bytes("né 中", "né 中", 4)._repr_html_()
+
+
+def test_pieces_keep_the_space_that_a_decoder_drops_at_the_beginning_of_a_text() -> None:
+    words = ["▁the", "▁cat", "s"]
+    decoded = pieces(
+        lambda ids: "".join(words[i] for i in ids).replace("▁", " ").lstrip(), [0, 1, 2]
+    )
+    assert [text for _, _, text in decoded] == ["the", " cat", "s"]
 
 
 def test_measures_before_and_after(gpt2_like: Any, sequence: Any) -> None:
@@ -65,9 +73,5 @@ def test_measures_before_and_after(gpt2_like: Any, sequence: Any) -> None:
     (whole,) = predicted_suffixes(gpt2_like, [sequence])
     with neurons.dropped_out(gpt2_like):
         (ablated,) = predicted_suffixes(gpt2_like, [sequence])
-    assert (
-        torch.equal(view.before, whole)
-        and torch.equal(view.after, ablated)
-        and not torch.equal(whole, ablated)
-    )
-    assert len(repr(view)) < 140
+    assert torch.equal(view.before, whole) and torch.equal(view.after, ablated)
+    assert not torch.equal(whole, ablated)

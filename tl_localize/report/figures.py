@@ -351,7 +351,7 @@ def neurons_by_layer(
         truth: the true neurons, for example those of an injection: grey bars.
 
     Raises:
-        ValueError: no set, or sets of different shapes.
+        ValueError: no set, or sets of different models or units.
 
     >>> top = Attribution()(model, sequence).top_k(0.05, per="model")
     >>> neurons_by_layer({"attribution": top}).axes[0].get_title()
@@ -362,20 +362,16 @@ def neurons_by_layer(
             "found must hold at least one set, got none. Pass for example {'Hard Concrete': "
             "scores.top_k(0.01)}."
         )
-    for one in found.values():
+    (panel,) = axes(1, ax)
+    union = next(iter(found.values()))
+    for one in [*found.values(), *([truth] if truth else [])]:
         if not isinstance(one, NeuronSet):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 f"found must hold sets of neurons, got {type(one).__name__}. Take some, as "
                 "scores.top_k(0.01) does."
             )
-    sets = [*found.values(), *([truth] if truth else [])]
-    kinds = {(tuple(one.mask.shape), one.units.name) for one in sets}
-    if len(kinds) > 1:
-        raise ValueError(
-            f"found must hold sets of one model, got {sorted(kinds)}. Localize in one model."
-        )
-    (panel,) = axes(1, ax)
-    units, layers = sets[0].units.name, np.arange(len(sets[0].mask))
+        union = union | one  # raises where they are not of one model
+    units, layers = union.units.name, np.arange(len(union.mask))
     if truth:
         counts = truth.mask.sum(1).numpy()
         panel.bar(layers, counts, color="0.85", edgecolor="0.5", label="true", zorder=0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +12,18 @@ import pandas as pd
 from tl_localize.evals.del_results import METRICS, DelResults
 from tl_localize.evals.inj_results import InjResults
 from tl_localize.files import prepare_folder, write_text
+from tl_localize.reference import DATA
 from tl_localize.report.paper import TITLES, published, short_title
 from tl_localize.stats import mean_text, with_error
 
-CAPTIONS = {  # by file name
-    "inj": "INJ: recall (%) among the top 1x, 2x, 5x as many rows of each layer as were altered, mean ± standard error; "
-    "with distractors of the target's / the distractors' rows",
-    "inj_across_layers": "INJ: the same among the top rows of the whole model",
-    "inj_ablation": "INJ with distractors: change of accuracy (points) when the found rows are ablated",
-    "inj_truth": "INJ with distractors: does the ground truth hold? Accuracy (%) / loss (nats per token)",
-    "inj_tests": "INJ: one-tailed paired t-tests of recall against Integrated Gradients, Bonferroni",
-    "inj_pairs": "INJ, recall (%) at 1x: row minus column, and p of the one-tailed paired t-test that the row is larger",
-    "inj_pairs_foreign": "INJ with distractors, recall (%) of the distractors' rows at 1x: the same, p that the row is smaller",
-    "del_memorization": "How well the test sequences are memorized; accuracy teacher-forced, perplexity of general text",
-    "del": "DEL: change when the located neurons are ablated, mean ± standard error over targets",
-    "del_at_price": "DEL: Δ Self-Acc (points) at the same Δ Neg-Acc (points), interpolated between the ratios; -: the curve ends before",
-    "del_tests": "DEL, Δ Self-Acc: one-tailed paired t-tests against Integrated Gradients, Bonferroni",
-    "del_pairs": "DEL, Δ Self-Acc (points), largest ratio: row minus column, and p of the one-tailed paired t-test that the row is lower",
-    "del_categories": "The test sequences by category",
-    "del_related": "DEL: are sequences of the target's category hurt more than others? One-tailed paired t-tests",
-    "del_single_layer": "DEL, one layer against all at equal budget: change of accuracy (points), mean ± standard error over targets",
-    "del_examples": "Examples, and the change of their accuracy (points) by each method at the largest ratio",
-}
+CAPTIONS: dict[str, str] = json.loads((DATA / "captions.json").read_text(encoding="utf-8"))
 INDEX_NAMES = ("source", "setting", "method")  # of a table's last levels where they have no names
+MEMORIZATION = {  # the paper's metrics: title, factor, decimals
+    "accuracy": ("Acc (%)", 100, 1),
+    "levenshtein": ("Dist (characters)", 1, 2),
+    "perplexity_base2": ("PPL (2 ** nats)", 1, 2),
+    "suffix_length": ("Len (characters)", 1, 0),
+}
 
 
 def inj_tables(results: InjResults, model: str) -> dict[str, pd.DataFrame]:
@@ -45,28 +34,24 @@ def inj_tables(results: InjResults, model: str) -> dict[str, pd.DataFrame]:
     truth holds.
 
     >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
-    >>> results = InjBenchmark(model=model, sequences=[sentence], ratio=0.02, learning_rate=0.02).run([Attribution()])
-    >>> list(inj_tables(results, "gpt2")["inj"].index.unique(0))
+    >>> benchmark = InjBenchmark(model=model, sequences=[sentence], ratio=0.02, learning_rate=0.02)
+    >>> list(inj_tables(benchmark.run([Attribution()]), "gpt2")["inj"].index.unique(0))
     ['ours', 'paper']
     """
     tables = {"inj": results.table(), "inj_across_layers": results.table(across_layers=True)}
     if results.distractors:
         tables |= {"inj_ablation": results.ablation_table(), "inj_truth": results.truth_table()}
     else:
-        tables["inj"] = _with_paper(tables["inj"], "inj", model, _inj_layout)
-        tables["inj_across_layers"] = _with_paper(
-            tables["inj_across_layers"], "inj_global", model, _inj_layout
-        )
+        for name, theirs in (("inj", "inj"), ("inj_across_layers", "inj_global")):
+            tables[name] = _with_paper(tables[name], published(theirs, model), _inj_layout)
     used = results.frame[results.frame["converged"]]
     if used["group"].nunique() > 1:
         if used["method"].eq("integrated_gradients").any():
             tables["inj_tests"] = results.tests().set_index(["injection_ratio", "ratio", "method"])
-        tables["inj_pairs"] = results.pairs().rename(columns=short_title)
+        tables["inj_pairs"] = results.pairs()
         if results.distractors:
-            tables["inj_pairs_foreign"] = results.pairs("foreign_recall").rename(
-                columns=short_title
-            )
-    return {name: table.rename(index=TITLES) for name, table in tables.items()}
+            tables["inj_pairs_foreign"] = results.pairs("foreign_recall")
+    return {name: _with_titles(table) for name, table in tables.items()}
 
 
 def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
@@ -80,32 +65,28 @@ def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
     >>> list(del_tables(results, "reference-gpt2"))
     ['del_memorization', 'del', 'del_at_price', 'del_pairs', 'del_categories', 'del_examples']
     """
+    theirs = published("memorization", model)
+    before = _published_texts(theirs, MEMORIZATION, theirs["model"] + ", published")
     tables = {
-        "del_memorization": results.before_table(),
-        "del": _with_paper(results.table(), "del", model, _del_layout),
+        "del_memorization": pd.concat([results.before_table(), before]).fillna(""),
+        "del": _with_paper(results.table(), published("del", model), _del_layout),
+        "del_at_price": results.at_price(),
     }
-    if len(theirs := published("memorization", model)):
-        tables["del_memorization"] = pd.concat(
-            [tables["del_memorization"], _memorization_layout(theirs)]
-        ).fillna("")
-    tables["del_at_price"] = results.at_price()
     if results.frame["method"].eq("integrated_gradients").any():
         tables["del_tests"] = _del_tests(results, model)
     if results.frame["sequence_id"].nunique() > 1:
-        tables["del_pairs"] = results.pairs().rename(columns=short_title)
+        tables["del_pairs"] = results.pairs()
     if results.before["category"].ne("").any():
-        tables["del_categories"] = _with_paper(
-            _categories(results), "categories", model, _categories_layout
-        ).fillna("")
+        counts = published("categories", model)
+        categories = _with_paper(_categories(results), counts, _categories_layout)
+        tables["del_categories"] = categories.fillna("")
         if len(related := results.related()):
             tables["del_related"] = _related(related)
     tables["del_examples"] = _examples(results)
     if results.single_layer:
-        parts = {
-            method: single_layer_table(frame) for method, frame in results.single_layer.items()
-        }
+        parts = {name: single_layer_table(frame) for name, frame in results.single_layer.items()}
         tables["del_single_layer"] = pd.concat(parts, names=["method"])
-    return {name: table.rename(index=TITLES) for name, table in tables.items()}
+    return {name: _with_titles(table) for name, table in tables.items()}
 
 
 def single_layer_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -116,125 +97,103 @@ def single_layer_table(frame: pd.DataFrame) -> pd.DataFrame:
     factor of the budget, Self and Neg. The numbers of neurons differ a little: all layers together
     round down layer by layer, one layer takes the whole budget.
 
-    >>> frame = DelBenchmark(model, few[:2], text, ratios=(0.02,), n_dev=0).run_single_layer(Attribution(), 0.02)
+    >>> benchmark = DelBenchmark(model, few[:2], text, ratios=(0.02,), n_dev=0)
+    >>> frame = benchmark.run_single_layer(Attribution(), 0.02)
     >>> list(single_layer_table(frame).index[:2])
     ['all layers', 'layer 0']
     """
     rows: dict[str, dict[str, str]] = {}
-    frame = frame[frame["ratio"] == frame["ratio"].max()]
-    for (layer, factor), part in frame.assign(layer=frame["layer"].fillna(-1)).groupby(
-        ["layer", "multiple"]
-    ):
-        row = rows.setdefault("all layers" if layer == -1 else f"layer {layer}", {"neurons": ""})
-        row["neurons"] += f"{', ' * bool(row['neurons'])}{part['n_neurons'].mean():.0f}"
+    largest = frame[frame["ratio"] == frame["ratio"].max()]
+    named = largest["layer"].map("layer {}".format, na_action="ignore").fillna("all layers")
+    for (layer, factor), part in largest.groupby([named, "multiple"]):
+        row = rows.setdefault(layer, {"neurons": ""})
+        count = f"{part['n_neurons'].mean():.0f}"
+        row["neurons"] += f", {count}" if row["neurons"] else count
         for name, column in (("Self", "delta_self_accuracy"), ("Neg", "delta_neg_accuracy")):
             row[f"{factor} x budget, {name}"] = with_error(100 * part[column])
     return pd.DataFrame(rows).T.fillna("").rename_axis("ablated")
 
 
 def _with_paper(
-    ours: pd.DataFrame, table: str, model: str, layout: Callable[[pd.DataFrame], pd.DataFrame]
+    ours: pd.DataFrame, theirs: pd.DataFrame, layout: Callable[[pd.DataFrame], pd.DataFrame]
 ) -> pd.DataFrame:
     """Our table above the paper's, where the paper has this model."""
-    theirs = published(table, model)
-    return (
-        pd.concat({"ours": ours, "paper": layout(theirs)}, names=["source"])
-        if len(theirs)
-        else ours
-    )
+    if not len(theirs):
+        return ours
+    return pd.concat({"ours": ours, "paper": layout(theirs)}, names=["source"])
 
 
-def _blocks(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table of published numbers: from a text for each setting, method and metric, in the order
-    of first appearance.
+def _with_titles(table: pd.DataFrame) -> pd.DataFrame:
+    return table.rename(index=TITLES, columns={name: short_title(name) for name in TITLES})
+
+
+def _published_texts(
+    frame: pd.DataFrame, metrics: Mapping[str, tuple[str, int, int]], rows: Iterable[Any]
+) -> pd.DataFrame:
+    """Published numbers as a table of texts.
+
+    Args:
+        metrics: metric -> title of its column, factor, decimals.
+        rows: the row of the table in which each number stands.
     """
-    return frame.pivot_table(
-        index=["setting", "method"], columns="metric", values="text", aggfunc="first", sort=False
-    )
+    cells: dict[Any, dict[str, str]] = {}
+    for row, number in zip(rows, frame.to_dict("records"), strict=True):
+        title, factor, decimals = metrics[number["metric"]]
+        mean, error = factor * number["value"], factor * number["standard_error"]
+        cells.setdefault(row, {})[title] = mean_text(mean, error, decimals)
+    return pd.DataFrame(cells).T
 
 
 def _inj_layout(frame: pd.DataFrame) -> pd.DataFrame:
-    ratios, tops = (
-        frame["setting"].astype(float),
-        frame["metric"].str.removeprefix("recall@").astype(float),
-    )
-    percents = zip(100 * frame["value"], 100 * frame["standard_error"], strict=True)
-    named = frame.assign(
-        setting=[f"ratio {100 * ratio:g} %, published" for ratio in ratios],
-        metric=[f"R@{multiple:g}x" for multiple in (tops / ratios).round(6)],
-        text=[mean_text(mean, error) for mean, error in percents],
-    )
-    return _blocks(named)
+    ratios = frame["setting"].astype(float)
+    tops = frame["metric"].str.removeprefix("recall@").astype(float)
+    frame = frame.assign(metric=(tops / ratios).map("R@{:.6g}x".format))
+    settings = (100 * ratios).map("ratio {:g} %, published".format)
+    metrics = {name: (name, 100, 1) for name in frame["metric"]}
+    return _published_texts(frame, metrics, zip(settings, frame["method"], strict=True))
 
 
 def _del_layout(frame: pd.DataFrame) -> pd.DataFrame:
-    metrics = [METRICS[name.replace("delta_random_", "delta_")] for name in frame["metric"]]
-    named = frame.assign(
-        setting=[
-            f"{100 * float(ratio):g} % of each layer, published" for ratio in frame["setting"]
-        ],
-        metric=[title for title, _, _ in metrics],
-        text=[
-            f"{factor * value:.{decimals}f}"
-            for value, (_, factor, decimals) in zip(frame["value"], metrics, strict=True)
-        ],
-    )
-    return _blocks(named).reindex(
-        columns=[title for title, _, _ in METRICS.values()], fill_value=""
-    )
-
-
-def _memorization_layout(frame: pd.DataFrame) -> pd.DataFrame:
-    value: Any = frame.set_index("metric")["value"]
-    row = {
-        "Acc (%)": f"{100 * value['accuracy']:.1f}",
-        "Dist (characters)": f"{value['levenshtein']:.2f}",
-        "PPL (2 ** nats)": f"{value['perplexity_base2']:.2f}",
-        "Len (characters)": f"{value['suffix_length']:.0f}",
-    }
-    return pd.DataFrame({f"{frame['model'].iloc[0]}, published": row}).T
+    frame = frame.assign(metric=frame["metric"].str.replace("delta_random_", "delta_"))
+    shares = 100 * frame["setting"].astype(float)
+    settings = shares.map("{:g} % of each layer, published".format)
+    table = _published_texts(frame, METRICS, zip(settings, frame["method"], strict=True))
+    return table.reindex(columns=[title for title, _, _ in METRICS.values()], fill_value="")
 
 
 def _categories_layout(frame: pd.DataFrame) -> pd.DataFrame:
-    return pd.DataFrame(
-        {"sequences": [f"{count:.0f}" for count in frame["value"]]},
-        index=frame["note"].rename("category"),
-    )
+    counts = frame.set_index(frame["note"].rename("category"))["value"]
+    return counts.map("{:.0f}".format).to_frame("sequences")
 
 
 def _del_tests(results: DelResults, model: str) -> pd.DataFrame:
     tests = results.tests()
-    theirs = {
-        (row["method"], float(row["setting"])): row["value"]
-        for row in published("del_pvalues", model).to_dict("records")
-    }
-    if theirs:
-        tests["published_p_value"] = [
-            theirs.get(key, math.nan) for key in zip(tests["method"], tests["ratio"], strict=True)
-        ]
+    theirs = published("del_pvalues", model).rename(columns={"value": "published_p_value"})
+    if len(theirs):
+        theirs["ratio"] = theirs["setting"].astype(float)
+        tests = tests.merge(theirs[["method", "ratio", "published_p_value"]], how="left")
     tests["difference"] = (100 * tests["difference"]).round(6)  # equal means differ in the last bit
-    same = [name for name in ("model", "ablation") if tests[name].nunique() == 1]
-    keys = [name for name in ("model", "ablation", "ratio", "method") if name not in same]
-    return (
-        tests.drop(columns=same)
-        .rename(columns={"difference": "difference of Δ Self-Acc (points)"})
-        .set_index(keys)
-    )
+    tests = tests.rename(columns={"difference": "difference of Δ Self-Acc (points)"})
+    several = [name for name in ("model", "ablation") if tests[name].nunique() > 1]
+    indexed = tests.set_index([*several, "ratio", "method"])
+    return indexed.drop(columns=["model", "ablation"], errors="ignore")
+
+
+def _one_line(text: pd.Series) -> pd.Series:
+    return text.str.replace("\n", r"\n", regex=False)
 
 
 def _categories(results: DelResults) -> pd.DataFrame:
     """Of each category: how many sequences, their accuracy, and the beginning of the first one."""
-    groups: Any = results.before.drop_duplicates(["model", "sequence_id"]).groupby(
-        "category", sort=False
-    )
-    text = (groups["prefix"].first() + groups["suffix"].first()).str.replace(
-        "\n", r"\n", regex=False
-    )
-    example = text.where(text.str.len() <= 60, text.str[:59] + "…")
-    accuracy = (100 * groups["accuracy"].mean()).map("{:.1f}".format)
-    return pd.DataFrame(
-        {"sequences": groups.size().map(str), "Acc (%)": accuracy, "example": example}
-    ).rename(index={"": "(none)"})
+    unique = results.before.drop_duplicates(["model", "sequence_id"])
+    groups: Any = unique.groupby("category", sort=False)
+    text = _one_line(groups["prefix"].first() + groups["suffix"].first())
+    columns = {
+        "sequences": groups.size().map(str),
+        "Acc (%)": (100 * groups["accuracy"].mean()).map("{:.1f}".format),
+        "example": text.where(text.str.len() <= 60, text.str[:59] + "…"),
+    }
+    return pd.DataFrame(columns).rename(index={"": "(none)"})
 
 
 def _related(related: pd.DataFrame) -> pd.DataFrame:
@@ -250,30 +209,21 @@ def _examples(results: DelResults, n: int = 8) -> pd.DataFrame:
     """The first sequence of each category, then the next ones, with the change that each method
     makes at the largest ratio.
     """
-    frame: Any = results.frame[
-        results.frame["ratio"] == results.frame["ratio"].max()
-    ].drop_duplicates(["sequence_id", "method"])
-    before: Any = (
-        results.before.drop_duplicates("sequence_id")
-        .set_index("sequence_id")
-        .rename_axis("sequence")
-    )
-    before = before[before.index.isin(frame["sequence_id"])]
+    frame: Any = results.frame[results.frame["ratio"] == results.frame["ratio"].max()]
+    frame = frame.drop_duplicates(["sequence_id", "method"])
+    before: Any = results.before.drop_duplicates("sequence_id").set_index("sequence_id")
+    before = before[before.index.isin(frame["sequence_id"])].rename_axis("sequence")
     first = before.groupby("category").cumcount().sort_values(kind="stable").index[:n]
-    chosen = before.loc[first, ["category", "accuracy", "prefix", "suffix"]]
-    changes = frame.pivot(index="sequence_id", columns="method", values="delta_self_accuracy").loc[
-        first, frame["method"].unique()
-    ]
-    points = (100 * changes).map("{:.0f}".format, na_action="ignore").rename(columns=short_title)
-    texts = {
-        name: chosen[name].str.replace("\n", r"\n", regex=False) for name in ("prefix", "suffix")
+    before = before.loc[first]
+    columns = {
+        "category": before["category"],
+        "Acc (%)": (100 * before["accuracy"]).map("{:.0f}".format),
+        "prefix": _one_line(before["prefix"]),
+        "suffix": _one_line(before["suffix"]),
     }
-    accuracy = (100 * chosen["accuracy"]).map("{:.0f}".format)
-    return (
-        chosen.assign(**texts, accuracy=accuracy)
-        .rename(columns={"accuracy": "Acc (%)"})
-        .join(points)
-    )
+    changes = frame.pivot(index="sequence_id", columns="method", values="delta_self_accuracy")
+    points = (100 * changes).map("{:.0f}".format, na_action="ignore")[frame["method"].unique()]
+    return pd.DataFrame(columns).join(points)
 
 
 def to_markdown(table: pd.DataFrame) -> str:
@@ -285,9 +235,7 @@ def to_markdown(table: pd.DataFrame) -> str:
     | Hard Concrete |   87.2 |
     | Random        |    3.4 |
     """
-    escaped = flat(table).map(
-        lambda cell: cell.replace("|", r"\|") if isinstance(cell, str) else cell
-    )
+    escaped = flat(table).replace(r"\|", r"\\|", regex=True)  # a bar would end the cell
     return escaped.to_markdown(index=False, floatfmt=".3g")
 
 
@@ -304,16 +252,17 @@ def flat(table: pd.DataFrame) -> pd.DataFrame:
 def save_table(table: pd.DataFrame, folder: str | Path, name: str, caption: str = "") -> None:
     """Write NAME.md, NAME.tex and NAME.csv, each whole or not at all.
 
-    >>> save_table(pd.DataFrame({"R@1x": [87.2]}, index=["Hard Concrete"]), folder, "inj", "Recall in percent")
+    >>> save_table(pd.DataFrame({"R@1x": [87.2]}, index=["Hard Concrete"]), folder, "inj", "Recall")
     >>> sorted(path.name for path in folder.iterdir())
     ['inj.csv', 'inj.md', 'inj.tex']
     """
-    path, whole = prepare_folder(folder), flat(table)
-    write_text(
-        path / f"{name}.md", (f"{caption}\n\n" if caption else "") + to_markdown(table) + "\n"
-    )
-    write_text(
-        path / f"{name}.tex",
-        whole.to_latex(index=False, caption=caption or None, escape=True, float_format="%.3g"),
-    )
-    write_text(path / f"{name}.csv", whole.to_csv(index=False))
+    whole = flat(table)
+    latex = whole.to_latex(index=False, caption=caption or None, escape=True, float_format="%.3g")
+    texts = {
+        "md": f"{caption}\n\n{to_markdown(table)}\n".lstrip(),
+        "tex": latex,
+        "csv": whole.to_csv(index=False),
+    }
+    path = prepare_folder(folder)
+    for suffix, text in texts.items():
+        write_text(path / f"{name}.{suffix}", text)

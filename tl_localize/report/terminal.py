@@ -10,12 +10,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
-from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
 from tl_localize.evals.del_results import DelResults
@@ -41,9 +40,7 @@ def console(*, record: bool = False) -> Console:
 def save_svg(out: Console, path: Path) -> None:
     """Write what a recording console printed as a picture that needs no font from elsewhere."""
     fonts = re.compile(r"@font-face {.*?}", re.DOTALL)
-    write_text(
-        path, fonts.sub("", out.export_svg(title="tl-localize demo", theme=SVG_EXPORT_THEME))
-    )
+    write_text(path, fonts.sub("", out.export_svg(title="tl-localize demo")))
 
 
 def ranked(table: pd.DataFrame, *, lowest_first: bool = False) -> Iterator[tuple[str, Table]]:
@@ -54,35 +51,28 @@ def ranked(table: pd.DataFrame, *, lowest_first: bool = False) -> Iterator[tuple
         table: texts such as ``87.2 ± 0.9`` with the method as the last level of the index.
         lowest_first: the smallest number of the first column is the best.
 
-    >>> table = pd.DataFrame({"R@1x": ["3.4 ± 0.2", "58.9 ± 1.4", "87.2 ± 0.9"]}, index=["Random", "Slimming", "Hard Concrete"])
-    >>> ((_, shown),) = ranked(table)
+    >>> recalls = {"Random": "3.4 ± 0.2", "Slimming": "58.9 ± 1.4", "Hard Concrete": "87.2 ± 0.9"}
+    >>> ((_, shown),) = ranked(pd.DataFrame({"R@1x": recalls}))
     >>> [str(cell) for cell in shown.columns[0].cells]
     ['Hard Concrete', 'Slimming', 'Random']
     """
     above = list(range(table.index.nlevels - 1))
     for setting, part in table.groupby(level=above, sort=False) if above else [((), table)]:
         part = part.set_axis(part.index.get_level_values(-1))
-        first = [number(cell) if lowest_first else -number(cell) for cell in part.iloc[:, 0]]
-        part = part.iloc[
-            sorted(
-                range(len(part)),
-                key=lambda i: (part.index[i] in CONTROLS, math.isnan(first[i]), first[i]),
-            )
-        ]
-        kept = [
-            column for i, column in enumerate(part.columns) if i == 0 or part[column].nunique() > 1
-        ]
-        shown = Table(box=box.SIMPLE_HEAD, header_style="")
-        shown.add_column("method")
-        for column in kept:
-            shown.add_column(str(column), justify="right")
-        for place, (name, row) in enumerate(part.iterrows()):
-            if place and name in CONTROLS and part.index[place - 1] not in CONTROLS:
+        numbers = part.iloc[:, 0].str.extract(r"^(-?\d+\.?\d*)", expand=False).astype(float)
+        is_control = part.index.isin(CONTROLS)
+        part = part.iloc[np.lexsort((numbers if lowest_first else -numbers, is_control))]
+        kept = [column for column in part.columns[1:] if part[column].nunique() > 1]
+        shown = Table("method", box=box.SIMPLE_HEAD, header_style="")
+        for column in [part.columns[0], *kept]:
+            shown.add_column(column, justify="right")
+        n_methods = int((~is_control).sum())
+        for place, name in enumerate(part.index):
+            if place == n_methods:
                 shown.add_section()
-            style = "dim" if name in CONTROLS else ""
-            styles = ["bold" if place == 0 and not style else style, *[style] * (len(kept) - 1)]
-            cells = [Text(str(cell), one) for cell, one in zip(row[kept], styles, strict=True)]
-            shown.add_row(Text(short_title(str(name)), styles[0]), *cells)
+            style = "dim" if place >= n_methods else "" if place else "bold"
+            cells = part.iloc[place][[part.columns[0], *kept]]
+            shown.add_row(short_title(name), *map(str, cells), style=style)
         yield ", ".join(map(str, setting)), shown
 
 
@@ -92,29 +82,16 @@ def plain(table: pd.DataFrame) -> Table:
     >>> plain(pd.DataFrame({"done": [3]}, index=pd.Index(["slimming"], name="method"))).row_count
     1
     """
-    whole, shown = flat(table), Table(box=box.SIMPLE_HEAD, header_style="")
-    for name in whole.columns:
-        shown.add_column(
-            escape(str(name)),
-            justify="right" if pd.api.types.is_numeric_dtype(whole[name]) else "left",
-        )
+    whole = flat(table)
+    shown = Table(box=box.SIMPLE_HEAD, header_style="")
+    for name, column in whole.items():
+        is_number = pd.api.types.is_numeric_dtype(column)
+        shown.add_column(Text(str(name)), justify="right" if is_number else "left")
     for row in whole.itertuples(index=False):
         shown.add_row(
-            *(f"{cell:.3g}" if isinstance(cell, float) else escape(str(cell)) for cell in row)
+            *(Text(f"{cell:.3g}" if isinstance(cell, float) else str(cell)) for cell in row)
         )
     return shown
-
-
-def number(cell: object) -> float:
-    """The number that a cell begins with; what has none comes last.
-
-    >>> number("-20.4 ± 2.4"), number("")
-    (-20.4, nan)
-    """
-    try:
-        return float(str(cell).split()[0])
-    except (ValueError, IndexError):
-        return math.nan
 
 
 def bars(counts: list[int]) -> str:
@@ -131,35 +108,44 @@ def reading(results: InjResults | DelResults) -> str:
     """What the main table says, in a sentence: of the largest ratio, and of INJ for as many neurons
     as were injected.
     """
-    inj = isinstance(results, InjResults)
-    ratios = results.frame["injection_ratio" if inj else "ratio"]
-    frame = results.frame[ratios == ratios.max()]
-    if inj:
-        frame = frame[frame["converged"] & (frame["multiple"] == frame["multiple"].min())]
-    means = 100 * frame.groupby("method").mean(numeric_only=True)
+    if isinstance(results, InjResults):
+        return _inj_reading(results)
+    frame = results.frame[results.frame["ratio"] == results.frame["ratio"].max()]
+    columns = ["delta_self_accuracy", "delta_neg_accuracy"]
+    means = 100 * frame.groupby("method")[columns].mean()
     methods = means.drop(NO_METHODS, errors="ignore")
     if not len(methods):
         return ""
-    if not inj:
-        best = methods["delta_self_accuracy"].idxmin()
-        pairs = means.reindex([best, RandomBaseline.name])[
-            ["delta_self_accuracy", "delta_neg_accuracy"]
-        ].to_numpy()
-        own, by_chance = (
-            f"{target:+.1f} points on the target and {others:+.1f} on others"
-            for target, others in pairs
-        )
-        top = f"the top {100 * frame['ratio'].iloc[0]:g} % of each layer by {short_title(best)}"
-        return f"Accuracy without {top}: {own}; without as many at random: {by_chance}."
-    best, control = methods["recall"].idxmax(), means["recall"].get(RowNorm.name, math.nan)
-    found = f"{short_title(best)} finds {methods['recall'].max():.0f} % of"
+    best = methods["delta_self_accuracy"].idxmin()
+    own, by_chance = (
+        "{:+.1f} points on the target and {:+.1f} on others".format(*pair)
+        for pair in means.reindex([best, RandomBaseline.name]).to_numpy()
+    )
+    top = f"the top {100 * frame['ratio'].iloc[0]:g} % of each layer by {short_title(best)}"
+    return f"Accuracy without {top}: {own}; without as many at random: {by_chance}."
+
+
+def _inj_reading(results: InjResults) -> str:
+    frame = results.frame[results.frame["converged"]]
+    frame = frame[frame["injection_ratio"] == results.frame["injection_ratio"].max()]
+    means = 100 * frame[frame["multiple"] == frame["multiple"].min()].groupby("method").mean(
+        numeric_only=True
+    )
+    methods = means.drop(NO_METHODS, errors="ignore")
+    if not len(methods):
+        return ""
+    best = methods["recall"].idxmax()
+    recall, by_norm = means.loc[best, "recall"], means["recall"].get(RowNorm.name, math.nan)
+    found = f"{short_title(best)} finds {recall:.0f} % of"
     if results.distractors:
-        other = f"{means.loc[best, 'foreign_recall']:.0f} % of the distractors'"
-        return f"{found} the target's rows and {other}. A method that does not read the sentence finds as many of both."
-    if control < methods["recall"].max():
-        return f"{found} the injected rows; RowNorm, which never reads the sentence, finds {control:.0f} %."
+        return (
+            f"{found} the target's rows and {means.loc[best, 'foreign_recall']:.0f} % of the "
+            "distractors'. A method that does not read the sentence finds as many of both."
+        )
+    if by_norm < recall:
+        norm = f"RowNorm, which never reads the sentence, finds {by_norm:.0f} %."
+        return f"{found} the injected rows; {norm}"
     return (
-        f"No method beats RowNorm ({control:.0f} %), which never reads the sentence: what is found "
-        "here is altered rows, not the text. "
-        "Try --distractors 3."
+        f"No method beats RowNorm ({by_norm:.0f} %), which never reads the sentence: what is found "
+        "here is altered rows, not the text. Try --distractors 3."
     )

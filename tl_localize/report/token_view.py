@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
@@ -20,34 +19,37 @@ from tl_localize.scores import NeuronSet
 from tl_localize.sequences import MemorizedSequence
 
 BREAK = "\u23ce"  # stands for a line break
+CONTEXT = 8  # tokens that are decoded before a piece, so that it begins as it does in the text
 
 
-class _Look(NamedTuple):
-    """How a token in one state is shown; states differ without colour too. Forms are of the true
-    and the predicted token.
+class _Form(NamedTuple):
+    """How a token in one state is shown; states differ without colour too. The forms take the true
+    and the predicted text.
     """
 
     style: str = ""  # of HTML
-    terminal: str = ""
-    log: str = ""
+    terminal: str = "{0}"
+    log: str = "{0}"
     legend: str = ""
 
 
 _RED = "background:#c0392b;color:white;font-weight:bold;border-radius:3px;margin:0 1px"
-LOOKS = {
-    "forgotten": _Look(
+FORMS = {  # the state of a piece of several tokens is the first that one of them is in
+    "forgotten": _Form(
         _RED,
         "\033[7;31m{0}\033[0m",
         "[{0}|{1}]",
         "right before, now the token above it is predicted",
     ),
-    "learned": _Look(
-        "border-bottom:2px solid #1f618d", "\033[4;34m{0}\033[0m", "", "wrong before, right now"
-    ),
-    "wrong": _Look(
+    "wrong": _Form(
         "border-bottom:1px dotted #777", "\033[2;4m{0}\033[0m", "({0}|{1})", "wrong before and now"
     ),
-    "right": _Look(),
+    "learned": _Form(
+        "border-bottom:2px solid #1f618d",
+        "\033[4;34m{0}\033[0m",
+        legend="wrong before, right now",
+    ),
+    "right": _Form(),
 }
 
 
@@ -58,7 +60,8 @@ class TokenView:
 
     A notebook shows it in HTML: a forgotten token is white on a dark ground, and the token that is
     predicted instead stands above it. ``print(view)`` does the same in a terminal, and writes
-    ``[true|predicted]`` where there are no colours.
+    ``[true|predicted]`` where there are no colours. Tokens that share a character, such as the
+    bytes of an accented letter, are shown together.
 
     Args:
         before: [suffix] tokens predicted by the whole model, teacher-forced argmax.
@@ -66,7 +69,8 @@ class TokenView:
 
     >>> letters = lambda ids: "".join("abcdefghij"[i] for i in ids)
     >>> abc = MemorizedSequence(torch.tensor([0, 1, 2]), 1)
-    >>> print(TokenView(abc, torch.tensor([1, 2]), torch.tensor([1, 9]), letters, 5).text(colour=False))
+    >>> view = TokenView(abc, torch.tensor([1, 2]), torch.tensor([1, 9]), letters, 5)
+    >>> print(view.text(colour=False))
     a >>> b[c|j]
     5 neurons ablated: 1 of 2 recited tokens forgotten, 2 in the suffix
     """
@@ -82,14 +86,10 @@ class TokenView:
         """Of each suffix token: right, forgotten (right before, wrong after), learned (the reverse)
         or wrong (both times).
         """
-        was_right, is_right = (
-            self.before == self.sequence.suffix,
-            self.after == self.sequence.suffix,
-        )
-        return [
-            ("wrong", "learned", "forgotten", "right")[i]
-            for i in (2 * was_right + is_right).tolist()
-        ]
+        was_right = self.before == self.sequence.suffix
+        is_right = self.after == self.sequence.suffix
+        names = ("wrong", "learned", "forgotten", "right")
+        return [names[i] for i in (2 * was_right + is_right).tolist()]
 
     def text(self, colour: bool | None = None) -> str:
         """Prefix and suffix as text; by default in colour on a terminal that allows it, else with
@@ -97,15 +97,14 @@ class TokenView:
         """
         if colour is None:
             colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        parts = [self.decode(self.sequence.prefix.tolist()), " >>> "]
-        for true, predicted, state in self._tokens():
-            form = LOOKS[state].terminal if colour else LOOKS[state].log
-            parts.append(
-                form.format(*(text.replace("\n", BREAK) for text in (true, predicted)))
-                if form
-                else true
-            )
-        return "".join(parts) + f"\n{self._summary}"
+        prefix, suffix = self._pieces()
+        shown = f"{prefix} >>> "
+        for true, predicted, state in suffix:
+            form = FORMS[state].terminal if colour else FORMS[state].log
+            if state != "right":
+                true = true.replace("\n", BREAK)
+            shown += form.format(true, predicted)
+        return f"{shown}\n{self._summary}"
 
     def __str__(self) -> str:
         return self.text()
@@ -115,19 +114,21 @@ class TokenView:
 
     def html(self) -> str:
         """The view for a notebook or a page."""
-        prefix, tokens = (
-            self.decode(self.sequence.prefix.tolist()),
-            "".join(_html_token(*token) for token in self._tokens()),
-        )
-        seen = [
-            (state, look) for state, look in LOOKS.items() if look.legend and state in self.states()
-        ]
+        prefix, suffix = self._pieces()
+        shown = f'<span style="color:#777">{_html_text(prefix)}</span><b> | </b>'
+        for true, predicted, state in suffix:
+            token = f'<span style="{FORMS[state].style}" title="{state}">{_html_text(true)}</span>'
+            if state in ("forgotten", "wrong"):
+                above = f'<rt style="font-size:80%">{escape(predicted)}</rt>'
+                token = f"<ruby>{token}{above}</ruby>"
+            shown += token
         legend = ", ".join(
-            f'<span style="{look.style}">{state}</span>: {look.legend}' for state, look in seen
+            f'<span style="{form.style}">{state}</span>: {form.legend}'
+            for state, form in FORMS.items()
+            if form.legend and state in self.states()
         )
         box = "white-space:pre-wrap;font-family:monospace;line-height:2.4"
-        text = f'<span style="color:#777">{_html_text(prefix)}</span><b> | </b>{tokens}'
-        return f'<div>{escape(self._summary)}. {legend}</div><div style="{box}">{text}</div>'
+        return f'<div>{escape(self._summary)}. {legend}</div><div style="{box}">{shown}</div>'
 
     _repr_html_ = html
 
@@ -137,12 +138,52 @@ class TokenView:
         forgotten = f"{states.count('forgotten')} of {recited} recited tokens forgotten"
         return f"{self.n_ablated} {self.units} ablated: {forgotten}, {len(states)} in the suffix"
 
-    def _tokens(self) -> Iterator[tuple[str, str, str]]:
-        """Of each suffix token: its text, what is predicted after, its state."""
-        for true, predicted, state in zip(
-            self.sequence.suffix.tolist(), self.after.tolist(), self.states(), strict=True
-        ):
-            yield self.decode([true]), self.decode([predicted]), state
+    def _pieces(self) -> tuple[str, list[tuple[str, str, str]]]:
+        """The prefix as text, and of each piece of the suffix its text, what is predicted after,
+        and its state.
+        """
+        n, states, prefix = self.sequence.n_prefix, self.states(), ""
+        found: list[tuple[str, str, str]] = []
+        tokens = self.sequence.tokens.tolist()
+        predicted = [*tokens[:n], *self.after.tolist()]
+        for start, end, text in pieces(self.decode, tokens):
+            if end <= n:
+                prefix += text
+                continue
+            guess = text_after(self.decode, tokens[:start], predicted[start:end])
+            own = states[max(0, start - n) : end - n]
+            state = next(name for name in FORMS if name in own)
+            found.append((text, guess.replace("\n", BREAK), state))
+        return prefix, found
+
+
+def pieces(decode: Decode, tokens: list[int]) -> list[tuple[int, int, str]]:
+    """Tokens as text: the beginning, the end and the text of each piece.
+
+    A piece is one token, or several that share a character: byte-level tokenizers cut characters
+    that are not ASCII into bytes, of which none is text by itself.
+
+    >>> pieces(lambda ids: bytes(ids).decode(errors="replace"), [99, 195, 169, 33])
+    [(0, 1, 'c'), (1, 3, 'é'), (3, 4, '!')]
+    """
+    found: list[tuple[int, int, str]] = []
+    start = 0
+    for end in range(1, len(tokens) + 1):
+        text = text_after(decode, tokens[:start], tokens[start:end])
+        if not text.endswith("\ufffd") or end == len(tokens):
+            found.append((start, end, text))
+            start = end
+    return found
+
+
+def text_after(decode: Decode, before: list[int], tokens: list[int]) -> str:
+    """Tokens as text after others: some tokenizers drop the space before a text's first word.
+
+    >>> text_after(lambda ids: " ".join(map(str, ids)), [1, 2], [3])
+    ' 3'
+    """
+    context = before[-CONTEXT:]
+    return decode(context + tokens)[len(decode(context)) :]
 
 
 def token_view(
@@ -158,7 +199,8 @@ def token_view(
         ValueError: the sequence or the neurons do not fit the model, not one token is predicted
             right to begin with, or no decoder.
 
-    >>> token_view(model, sequence, Attribution()(model, sequence).top_k(0.05)).states().count("forgotten") > 0
+    >>> view = token_view(model, sequence, Attribution()(model, sequence).top_k(0.05))
+    >>> "forgotten" in view.states()
     True
     """
     if not isinstance(neurons, NeuronSet):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -178,15 +220,3 @@ def token_view(
 def _html_text(text: str) -> str:
     """Text escaped for HTML, with a sign before each line break."""
     return escape(text).replace("\n", f"{BREAK}\n")
-
-
-def _html_token(true: str, predicted: str, state: str) -> str:
-    if state == "right":
-        return f"<span>{_html_text(true)}</span>"
-    token = f'<span style="{LOOKS[state].style}" title="{state}">{_html_text(true)}</span>'
-    instead = escape(predicted).replace("\n", BREAK)
-    return (
-        token
-        if state == "learned"
-        else f'<ruby>{token}<rt style="font-size:80%">{instead}</rt></ruby>'
-    )
