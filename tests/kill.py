@@ -117,21 +117,21 @@ def temporary(folder: Path) -> set[str]:
 
 def logged(log: Path) -> None:
     """Let all runs of this process tell a log what they begin to compute and what is kept."""
-    from tl_localize.execution.engine import Maker
+    from tl_localize.execution.engine import Run
     from tl_localize.execution.store import Store
 
-    computed, write = Maker._computed, Store.write
+    compute, write = Run._compute, Store.write
 
     def line(text: str) -> None:
         with log.open("a") as file:
             file.write(text + "\n")
 
-    def told(self: Any, task: Any, needs: Any) -> Any:
+    def told(self: Any, task: Any, held: Any) -> Any:
         line(f"begin {task.file}")
-        return computed(self, task, needs)
+        return compute(self, task, held)
 
     def kept(self: Any, task: Any, record: Any) -> None:
         write(self, task, record)
         line(f"kept {task.file}")
 
-    Maker._computed, Store.write = told, kept
+    Run._compute, Store.write = told, kept

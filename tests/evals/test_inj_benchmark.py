@@ -231,19 +231,6 @@ def test_ground_truth_reads_every_state_of_the_model(together):
     assert truth.loc[0, "own_off_loss"] > truth.loc[0, "all_on_loss"]
 
 
-def test_results_of_the_former_objective_do_not_resume(together):
-    from tl_localize.methods import RowNorm
-
-    plan = together.plan([RowNorm()])
-    assert plan.settings["objective"] == "independent sets"
-    assert all(
-        need.inputs["objective"] == "independent sets"
-        for task in plan.tasks
-        for need in task.needs
-        if need.kind == "injections"
-    )
-
-
 def test_distractors_leave_the_weights_bit_equal(together):
     from tl_localize import Activations
 

@@ -56,7 +56,7 @@ def test_inj_results_save_writes_frame_and_settings(benchmark, tmp_path):
     results.save(tmp_path / "out")
     assert len(pd.read_csv(tmp_path / "out" / "frame.csv")) == len(results.frame)
     settings = json.loads((tmp_path / "out" / "settings.json").read_text())
-    assert settings["runs"][0]["methods"]["activations"] == "Activations(absolute='token')"
+    assert settings["runs"][0]["methods"]["activations"]["absolute"] == "token"
 
 
 def test_inj_results_save_takes_away_what_is_no_longer_missing(benchmark, tmp_path):

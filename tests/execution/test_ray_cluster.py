@@ -7,7 +7,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +17,9 @@ import pytest
 
 from tl_localize import Activations, InjBenchmark
 from tl_localize.execution import RayCluster, Store, status
-from tl_localize.execution.engine import Maker, Timer
+from tl_localize.execution.engine import Run, Timer
 from tl_localize.execution.environment import environment
 from tl_localize.execution.ray_cluster import Work
-from tl_localize.execution.store import Cache
 
 
 class ActorDied(Exception): ...
@@ -32,6 +31,11 @@ class FailedThere(Exception):
         self.cause = cause
 
 
+@dataclass
+class Put:
+    data: bytes
+
+
 class FakeRay:
     """Actors work when they are asked, in this process; what they are sent is pickled.
     ``dies(task)`` kills the one that begins a task.
@@ -39,6 +43,7 @@ class FakeRay:
 
     def __init__(self, dies: Callable[[Any], bool] = lambda task: False) -> None:
         self.dies, self.begun, self.hired, self.killed = dies, 0, 0, 0
+        self.sent: list[Put] = []
         self.exceptions = SimpleNamespace(RayActorError=ActorDied, RayTaskError=FailedThere)
 
     def is_initialized(self) -> bool:
@@ -46,6 +51,10 @@ class FakeRay:
 
     def cluster_resources(self) -> dict[str, float]:
         return {"CPU": 2.0}
+
+    def put(self, value: Any) -> Put:
+        self.sent.append(Put(pickle.dumps(value)))
+        return self.sent[-1]
 
     def kill(self, actor: Any) -> None:
         self.killed += 1
@@ -58,7 +67,10 @@ class FakeRay:
             def call(name: str, *given: Any) -> Any:
                 def work() -> Any:
                     actor[:] = actor or [kind(*arguments)]
-                    return getattr(actor[0], name)(*pickle.loads(pickle.dumps(given)))
+                    sent = pickle.loads(pickle.dumps(given))
+                    return getattr(actor[0], name)(
+                        *(pickle.loads(one.data) if isinstance(one, Put) else one for one in sent)
+                    )
 
                 return work() if name == "stop" else work
 
@@ -121,6 +133,7 @@ def test_workers_compute_what_one_process_computes(
     run_inj("whole")
     assert inj_numbers() == inj_numbers("whole")
     assert fake.hired == 2
+    assert len(fake.sent) == 1  # the sentences are sent once, not once a group
     assert told == sorted(told) and told[-1] == 1
     inj.run([*methods, Activations(absolute="mean")], Store(tmp_path / "other"), executor=executor)
     assert fake.hired == 2  # they go on to the next run
@@ -213,15 +226,9 @@ def test_benchmark_plans_the_same_tasks_on_a_worker(
     inj: Any, deletion: Any, methods: Any, tmp_path: Path
 ) -> None:
     for benchmark in (inj, deletion, replace(deletion, ablation="resample")):
-        maker = Maker(
-            benchmark,
-            benchmark.labelled(methods),
-            Store(tmp_path),
-            set(),
-            Timer(None, Cache(), []),
-            environment(benchmark.model),
-        )
-        work = pickle.loads(pickle.dumps(Work.of(maker, tmp_path)))
+        labelled, made_with = benchmark.labelled(methods), environment(benchmark.model)
+        run = Run(benchmark, labelled, Store(tmp_path), set(), made_with, Timer(None, []))
+        work = pickle.loads(pickle.dumps(Work.of(run, tmp_path)))
         again = work.kind(model=benchmark.model, **work.settings)
         assert [task.key for task in again.plan(methods).tasks] == [
             task.key for task in benchmark.plan(methods).tasks

@@ -45,7 +45,7 @@ def test_status_of_several_plans_counts_a_task_once(run_del: Any, tmp_path: Path
         "activations": 6,
         "hard_concrete": 6,
         "random": 6,
-        "activations, layer by layer": 3,
+        "activations (single_layer)": 3,
         "(scores)": 3 + 1 + 3,
     }
     assert (frame["done"] == frame["planned"]).all()

@@ -10,9 +10,9 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from folders import records, spoil
 from tl_localize.evals import InjResults
 from tl_localize.execution import Plan, Record, Store, Task, status
 from tl_localize.execution.store import Damaged, pack, unpack
+from tl_localize.files import Saved
 
 ROOT = Path(__file__).parents[2]
 TASK = Task("scores", {"sequence": "s0"})
@@ -37,6 +38,19 @@ def plan_of(rate: float, *labels: str) -> Plan:
 # ---------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Tensors(Saved):
+    tensors: dict[str, torch.Tensor]
+    required: ClassVar[tuple[str, ...]] = ()
+
+    def packed(self) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        return self.tensors, {}
+
+    @classmethod
+    def unpacked(cls, tensors: Any, metadata: Any) -> Any:
+        return cls(tensors)
+
+
 def test_record_is_read_back_to_the_bit(tmp_path: Path) -> None:
     value = {
         "nan": float("nan"),
@@ -51,15 +65,17 @@ def test_record_is_read_back_to_the_bit(tmp_path: Path) -> None:
         "c": torch.zeros(0, 3),
         "d": torch.ones(2) > 0,
     }
-    Store(tmp_path).write(TASK, Record(value, tensors, {"seconds": 0.1}))
-    record = Store(tmp_path).read(TASK)
-    assert record is not None
-    assert repr(record.value) == repr(value)
-    assert record.about == {"seconds": 0.1}
-    for name, tensor in tensors.items():
-        assert torch.equal(record.tensors[name], tensor) or name == "b"
-    assert record.tensors["b"].isnan().tolist() == [True, False]
-    assert Store(tmp_path).seconds(TASK) == 0.1
+    for given in (value, Tensors(tensors)):
+        Store(tmp_path).write(TASK, Record(given, {"seconds": 0.1}))
+        record = Store(tmp_path).read(TASK)
+        assert record and record.about == {"seconds": 0.1}
+        assert Store(tmp_path).seconds(TASK) == 0.1
+        if given is value:
+            assert repr(record.value) == repr(value)
+        else:
+            found = record.value.tensors
+            assert all(torch.equal(found[name], tensors[name]) for name in ("a", "c", "d"))
+            assert found["b"].isnan().tolist() == [True, False] and found["b"][1].isinf()
 
 
 def test_every_flipped_bit_is_noticed() -> None:
@@ -125,13 +141,14 @@ def test_full_tmpfs_for_real(tmp_path: Path) -> None:
     """A file system of 64 KiB in a namespace of its own: half a file is never left."""
     script = """
 import pathlib, sys
+from tl_localize import NeuronScores
 from tl_localize.execution import Record, Store, Task
 import torch
 store = Store(pathlib.Path(sys.argv[1]))
 done = 0
 try:
     for i in range(100):
-        store.write(Task("scores", {"i": i}), Record({}, {"values": torch.ones(50, 20)}))
+        store.write(Task("scores", {"i": i}), Record(NeuronScores(torch.ones(50, 20))))
         done += 1
 except OSError as error:
     assert "folder must have room" in str(error), error
@@ -193,7 +210,7 @@ def test_read_only_store_rejects_a_folder_that_is_none(tmp_path: Path) -> None:
 def test_plans_stand_in_the_order_in_which_they_were_last_asked_for(tmp_path: Path) -> None:
     first, second, third = plan_of(0.1, "a"), plan_of(0.1, "a", "b"), plan_of(0.1, "c")
     for plan in (first, first, second, third, first, second, first, second, second):
-        Store(tmp_path, command={"name": "inj"}).add_plan(plan, {"host": "h"})
+        Store(tmp_path).add_plan(plan, {"host": "h"})
     plans = Store(tmp_path).plans()
     assert [len(one.plan.tasks) for one in plans] == [1, 2, 1, 1, 2]
     assert [list(one.plan.methods) for one in plans] == [
@@ -203,7 +220,7 @@ def test_plans_stand_in_the_order_in_which_they_were_last_asked_for(tmp_path: Pa
         ["a"],
         ["a", "b"],
     ]
-    assert plans[0].about == {"environment": {"host": "h"}, "command": {"name": "inj"}}
+    assert plans[0].environment == {"host": "h"}
 
 
 def test_of_contradicting_plans_that_are_written_at_one_moment_one_stays(tmp_path: Path) -> None:
@@ -252,13 +269,13 @@ def test_plan_that_was_written_between_check_and_writing_is_seen(
     assert [one.plan.settings for one in Store(tmp_path).plans()] == [{"rate": 0.2}]
 
 
-@pytest.mark.parametrize("change", ["about", "plan", "sha256"])
+@pytest.mark.parametrize("change", ["environment", "plan", "sha256"])
 def test_changed_plan_is_set_aside(tmp_path: Path, change: str, caplog: Any) -> None:
     Store(tmp_path).add_plan(plan_of(0.1), {})
     (path,) = (tmp_path / "plans").iterdir()
     head, plan = map(json.loads, path.read_text().splitlines())
     body = {**head, "plan": plan}
-    body[change] = {"about": {"command": {}}, "plan": {**plan, "settings": {}}, "sha256": "0"}[
+    body[change] = {"environment": {"x": 1}, "plan": {**plan, "settings": {}}, "sha256": "0"}[
         change
     ]
     plan = body.pop("plan")

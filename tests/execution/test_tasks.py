@@ -60,10 +60,10 @@ def test_plan_is_the_same_after_a_file() -> None:
         for m in ("x", "y")
     ]
     plan = plan_of(tasks, settings={"stop_loss": float("inf")})
-    again = Plan.unpacked(json.loads(json.dumps(plan.packed())))
+    again = Plan.from_json(json.loads(json.dumps(plan.to_json())))
     assert [task.key for task in again.tasks] == [task.key for task in tasks]
     assert again.tasks[0].needs[0] is again.tasks[1].needs[0]
-    assert digest_of(again.packed()) == digest_of(plan.packed())
+    assert digest_of(again.to_json()) == digest_of(plan.to_json())
     assert plan.contradictions(again) == []
 
 

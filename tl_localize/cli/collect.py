@@ -101,7 +101,7 @@ def collect(
             "Name a corpus with --data."
         )
     chunks = chunks_of(given, of_row, criteria.length)
-    store = run.store(run.folder("collect", on.short))
+    store = Store(run.folder("collect", on.short))
     model = on.load()
     for one in given:
         one.checked(model)

@@ -165,7 +165,7 @@ def del_benchmark(
         f"{n_targets or n_test} of {n_test} sequences are targets ({n_dev} dev sequences are left "
         f"out), model {on.model}"
     )
-    store = run.store(folder, data=data, limit=limit, targets=targets)
+    store = Store(folder)
     runs = [
         *presets.del_runs(benchmark, chosen, fewer),
         *(presets.single_layer_run(benchmark, method) for method in alone),
@@ -202,7 +202,7 @@ def collected_default(
     say("The reference model's memorized sequences are collected from its training texts.")
     if lacking := lacking_texts():
         say(lacking)
-    search, store = reference_search(model), run.store(folder / "collection")
+    search, store = reference_search(model), Store(folder / "collection")
     found = searched(search, store, run, on.load, "this goes on, in shards or at once")
     with_planted(model, search.collection(found, n_dev=n_dev)).save(store.folder)
     save_tensors(

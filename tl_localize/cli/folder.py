@@ -12,17 +12,14 @@ import typer
 from tl_localize.cli.collect import made_collection, publish_collect
 from tl_localize.cli.del_benchmark import publish_del
 from tl_localize.cli.inj import publish_inj
-from tl_localize.cli.options import Printed, command_line
-from tl_localize.cli.tune import publish_tune
+from tl_localize.cli.options import Printed
+from tl_localize.cli.tune import TUNED, publish_tune
 from tl_localize.collect.filter import FilteredChunk, merged
 from tl_localize.collect.search import SearchResults
-from tl_localize.evals.del_benchmark import BY_LAYER
 from tl_localize.execution import Record, Store, Task
 from tl_localize.execution import status as status_of
 from tl_localize.execution.status import planned
-from tl_localize.execution.store import StoredPlan
 from tl_localize.execution.tasks import closure
-from tl_localize.methods import METHODS, RandomBaseline
 from tl_localize.report.terminal import console, plain
 
 Folder = Annotated[
@@ -91,9 +88,7 @@ def table(
         "del": partial(publish_del, printed=printed),
     }
     publish = {**of_results, "collect": publish_collect}[first.plan.benchmark]
-    (publish_tune if first.about["command"].get("name") == "tune" else publish)(
-        store, out or folder
-    )
+    (publish_tune if (folder / TUNED).is_file() else publish)(store, out or folder)
 
 
 def trace(
@@ -109,8 +104,8 @@ def trace(
         typer.Option(help="Only this sentence, group or target, or all whose names begin so."),
     ] = None,
 ) -> None:
-    """The tasks that a number in a table was made of, their files, and the command that makes them
-    again in a new folder.
+    """The tasks that a number in a table was made of, their files, and what made them: versions,
+    device, settings.
     """
     store = Store(folder, read_only=True)
     tasks = [task for task in planned(store) if task.kind != "baseline"]
@@ -141,13 +136,10 @@ def trace(
             typer.echo(f"  {folder / one.file}")
         for line in numbers(task, record, searched) if record else []:
             typer.echo(f"    {line}")
-        typer.echo(f"  {rerun_command(plan_of[task.key], task) if record else 'MISSING'}\n")
-    command = plans[-1].about["command"]
-    if command and tasks[0].kind == "collect":
-        typer.echo("Near-duplicates and what is drawn are found by the last step, from all chunks:")
-        typer.echo(
-            f"  {command_line(command['name'], {**command['options'], 'out': 'made-again'})}"
-        )
+        plan = plan_of[task.key].plan
+        for what in (plan.methods.get(task.label), plan.settings | plan.scoped):
+            typer.echo(f"  {what}")
+        typer.echo(f"  {record.about if record else 'MISSING'}\n")
 
 
 def numbers(
@@ -162,7 +154,7 @@ def numbers(
             {"came in": report.n_in, **removed},
             *({"id": m.id, "accuracy": m.accuracy, "distance": m.distance} for m in recited),
         ]
-    rows: list[dict[str, Any]] = record.value.get("frame", [])
+    rows: list[dict[str, Any]] = list(record.value.get("frame", []))
     for effect, budget in zip(
         record.value.get("effects", ()), task.inputs.get("budgets", ()), strict=True
     ):
@@ -174,30 +166,3 @@ def numbers(
         }
         rows.append({**alone, **own, "perplexity": effect["perplexity"]})
     return [{name: value for name, value in row.items() if name in SHOWN} for row in rows]
-
-
-def rerun_command(made_by: StoredPlan, task: Task) -> str:
-    """The command that makes one task again, with what is computed along with it, in a new folder."""
-    command, plan = made_by.about["command"], made_by.plan
-    if not command:
-        return f"made from Python, by the {plan.benchmark} benchmark with the settings of the plan"
-    options = dict(command["options"])
-    if plan.benchmark != "collect":
-        options["ratio"] = task.ratio
-    method = task.label.removesuffix(BY_LAYER)
-    only = command["name"] != "tune" and method in METHODS
-    if only:
-        options["methods"] = method
-        options["set"] = [text for text in options.get("set", []) if text.startswith(f"{method}.")]
-        options["single_layer"] = [method] if task.kind == "single_layer" else []
-    # Random always runs along
-    labels = {task.label, RandomBaseline.name} if only else {one.label for one in plan.tasks}
-    asked = [
-        one
-        for one in plan.tasks
-        if one.kind == "baseline" or (one.ratio == task.ratio and one.label in labels)
-    ]
-    # in the order in which shards share them
-    groups = list(dict.fromkeys(one.group or one.key for one in asked))
-    shard = f"{groups.index(task.group or task.key) + 1}/{len(groups)}"
-    return command_line(command["name"], {**options, "shard": shard, "out": "made-again"})

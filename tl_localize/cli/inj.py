@@ -104,7 +104,7 @@ def inj(
         say(f"Zero-Out ablates {SCREEN:.0%} of the neurons and estimates the others; {longer}.")
     given = rows.data(data)
     others = f"distractors-{distractors}" if distractors else ""
-    store = run.store(run.folder("inj", on.short, "" if kind == NEURONS else units, others))
+    store = Store(run.folder("inj", on.short, "" if kind == NEURONS else units, others))
     model = on.load()
     limit = limit or (INJ_SENTENCES if is_reference(on.model) and given is None else None)
     sequences = inj_sequences(model, given, n_max=limit)

@@ -5,7 +5,6 @@ to a mistake.
 from __future__ import annotations
 
 import inspect
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -200,15 +199,6 @@ class RunOptions:
         """
         return Store(self.out or Path("tl-localize-results") / "-".join(filter(None, parts))).folder
 
-    def store(self, folder: Path, **resolved: Any) -> Store:
-        """The store of a folder, with the record of the command; ``resolved`` are options that were
-        found while it ran.
-        """
-        return Store(
-            folder,
-            command={"name": self.command, "options": recorded({**self.options, **resolved})},
-        )
-
 
 @dataclass(frozen=True)
 class Printed:
@@ -274,34 +264,6 @@ def expanded(command: str, function: Callable[..., None]) -> Callable[..., None]
     return call
 
 
-def recorded(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that numbers depend on, as JSON takes them, with paths in full; what was left out
-    is left out.
-    """
-
-    def plain(name: str, value: Any) -> Any:
-        if isinstance(value, list):
-            return [plain(name, one) for one in value]
-        in_full = isinstance(value, Path) or (name == "model" and Path(value).is_dir())
-        return str(Path(value).absolute()) if in_full else value
-
-    own = [*inspect.signature(RunOptions).parameters, *inspect.signature(Printed).parameters]
-    return {
-        name: plain(name, value)
-        for name, value in options.items()
-        if name not in own and value not in (None, False, [])
-    }
-
-
-def command_line(name: str, options: Mapping[str, Any]) -> str:
-    """What a user types."""
-    words = ["tl-localize", name]
-    for option, value in options.items():
-        for one in value if isinstance(value, list | tuple) else [value]:
-            words += [f"--{option.replace('_', '-')}", *([] if one is True else [str(one)])]
-    return shlex.join(words)
-
-
 def say(text: str) -> None:
     """A line for the person at the terminal; tables go to standard output, everything else to
     standard error.
@@ -339,7 +301,9 @@ def publish(
         return
     results.save(folder)
     plan = store.plans()[0].plan
-    about = ", ".join(plan.settings[name] for name in ("model", "units") if name in plan.settings)
+    about = plan.settings["model"]
+    if "units" in plan.settings:
+        about += f", {plan.settings['units']['class']}"
     made = tables(results, plan.settings["model"])
     for name, table in made.items():
         save_table(table, folder, name, f"{CAPTIONS[name]} [{about}]")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -29,11 +30,13 @@ from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.evals.inj_results import InjResults
 from tl_localize.evals.tuning import Ranking, expand, read_grids, write_settings
 from tl_localize.execution import Store
-from tl_localize.files import nearest, prepare_folder, write_text
+from tl_localize.files import nearest, prepare_folder, write_json, write_text
 from tl_localize.reference import N_DEV, inj_sequences
 from tl_localize.report.tables import save_table
 from tl_localize.report.terminal import console, plain
 from tl_localize.units import NEURONS
+
+TUNED = "tuned.json"  # marks a folder of tl-localize tune: its methods, and the model
 
 
 def tune(
@@ -118,7 +121,10 @@ def tune(
         sequences, n_dev, text = presets.del_data(model, given, general, n_dev)
         presets.check_dev(n_dev, len(sequences))
         setting = DelBenchmark(model, sequences[:n_dev], text, ratios=(ratio,), n_dev=0, units=kind)
-    store = run.store(folder, data=data)
+    store = Store(folder)
+    tuned = read_tuned(store)["methods"] if (folder / TUNED).exists() else []
+    methods = list(dict.fromkeys([*tuned, method]))
+    write_json(folder / TUNED, {"model": on.model, "methods": methods})
     finish(
         store,
         compute([(setting, candidates)], store, run, on.load),
@@ -126,20 +132,24 @@ def tune(
     )
 
 
+def read_tuned(store: Store) -> dict[str, Any]:
+    """The model and the methods that were tuned in a folder."""
+    return json.loads((store.folder / TUNED).read_text())
+
+
 def publish_tune(store: Store, folder: Path, ratio: float | None = None) -> None:
     """The ranking of the settings, by default at the newest plan's ratio, and the best of each
     method where all is measured.
     """
     plans = store.plans()
-    given = plans[-1].about["command"]["options"]
+    given = read_tuned(store)
     benchmark = plans[-1].plan.benchmark
     results = InjResults.of(store) if benchmark == "inj" else DelResults.of(store)
     if not len(results.frame):
         say("Nothing is measured yet.")
         return
     write_text(prepare_folder(folder) / "frame.csv", results.frame.to_csv(index=False))
-    methods = {one.about["command"]["options"]["method"] for one in plans}
-    ranking = Ranking.of(results, [one.plan for one in plans], methods, ratio)
+    ranking = Ranking.of(results, [one.plan for one in plans], given["methods"], ratio)
     if ranking.n_lost:
         say(
             f"{ranking.n_lost} dev sentences are left out of the ranking, because their injections "

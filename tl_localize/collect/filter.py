@@ -72,22 +72,18 @@ class FilteredChunk:
         return {"report": vars(self.report), "recited": about}, {"tokens": tokens}
 
     @classmethod
-    def unpacked(
-        cls,
-        value: Mapping[str, Any],
-        tensors: Mapping[str, Tensor],
-        renamed: Callable[[str], str] = str,
-    ) -> FilteredChunk:
-        """What ``packed`` gave, with other ids."""
-        report = Report(**value["report"])
-        report.examples = {
-            name: [renamed(text) for text in texts] for name, texts in report.examples.items()
-        }
+    def unpacked(cls, value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FilteredChunk:
+        """What ``packed`` gave."""
         rows = zip(tensors["tokens"].numpy(), value["recited"], strict=True)
-        return cls(
-            report,
-            [replace(Recitation(row, **about), id=renamed(about["id"])) for row, about in rows],
-        )
+        return cls(Report(**value["report"]), [Recitation(row, **about) for row, about in rows])
+
+    def renamed(self, rename: Callable[[str], str]) -> FilteredChunk:
+        """The same with other ids."""
+        examples = {
+            name: [rename(text) for text in texts] for name, texts in self.report.examples.items()
+        }
+        recited = [replace(one, id=rename(one.id)) for one in self.recited]
+        return FilteredChunk(replace(self.report, examples=examples), recited)
 
 
 def merged(chunks: Iterable[FilteredChunk]) -> tuple[Report, list[Recitation]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Int, Integer
@@ -29,7 +30,8 @@ from tl_localize.collect.windows import (
 from tl_localize.execution.engine import Benchmark
 from tl_localize.execution.environment import fingerprint
 from tl_localize.execution.store import Cache
-from tl_localize.execution.tasks import Plan, Record, Task, digest_of
+from tl_localize.execution.tasks import Plan, Task, digest_of
+from tl_localize.files import Saved
 from tl_localize.metrics import Decode
 from tl_localize.neurons import LanguageModel, model_name
 from tl_localize.readers.data import Data, Entry
@@ -152,6 +154,25 @@ def parse_windows(text: str) -> Windows:
 
 
 @dataclass(frozen=True, eq=False)
+class SearchedChunk(Saved):
+    """What the criteria say of a chunk, and what the chunk was."""
+
+    required: ClassVar[tuple[str, ...]] = ("tokens",)
+    chunk: FilteredChunk
+    content: dict[str, Any]  # how many texts or rows there were, and their hash
+    of_texts: bool
+
+    def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        value, tensors = self.chunk.packed()
+        return tensors, {"chunk": json.dumps([value, self.content, self.of_texts])}
+
+    @classmethod
+    def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str]) -> SearchedChunk:
+        value, content, of_texts = json.loads(metadata["chunk"])
+        return cls(FilteredChunk.unpacked(value, tensors), content, of_texts)
+
+
+@dataclass(frozen=True, eq=False)
 class SearchResults:
     """What the chunks of a search gave, as far as they are searched.
 
@@ -186,17 +207,17 @@ class SearchResults:
                 chunk, content, counted[prefix] = None, {}, None
             else:
                 about = task.inputs["chunk"]
-                first = counted.get(prefix, 0) if record.value["of_texts"] else about["first"]
+                searched: SearchedChunk = record.value
+                first = counted.get(prefix, 0) if searched.of_texts else about["first"]
                 # ids that do not count from the beginning of the chunk
                 own = "id" in about or "kept" in about
-                renamed = partial(
+                rename = partial(
                     _numbered,
                     prefix=prefix if first is not None else f"{task.name}: ",
                     first=None if own else first or 0,
                 )
-                chunk = FilteredChunk.unpacked(record.value, record.tensors, renamed)
-                content = {"n": record.value["n"], "content": record.value["content"]}
-                counted[prefix] = None if first is None else first + record.value["n"]
+                chunk, content = searched.chunk.renamed(rename), searched.content
+                counted[prefix] = None if first is None else first + content["n"]
             found.chunks.append(chunk)
             found.contents.append(content)
         return found
@@ -256,15 +277,12 @@ class Search(Benchmark[SearchResults]):
         )
 
     def compute(
-        self, task: Task, needs: Sequence[Record], methods: Any, report: Callable[[float], None]
-    ) -> Record:
-        part, content = self.chunks[task.index].read()
-        value, tensors = self._filter.filter(
-            self._candidates(part, self.windows, self.criteria.length)
-        ).packed()
-        return Record(
-            {**value, **content, "of_texts": self.chunks[task.index].data.opened.in_bytes}, tensors
-        )
+        self, task: Task, needs: Sequence[Any], methods: Any, report: Callable[[float], None]
+    ) -> SearchedChunk:
+        chunk = self.chunks[task.index]
+        part, content = chunk.read()
+        found = self._filter.filter(self._candidates(part, self.windows, self.criteria.length))
+        return SearchedChunk(found, content, chunk.data.opened.in_bytes)
 
     def _candidates(self, part: Part, windows: Windows, length: int) -> Iterator[Candidate]:
         """The windows of a part, with ids that count from its beginning where the rows have none."""

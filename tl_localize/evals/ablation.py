@@ -17,7 +17,7 @@ from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
 from tl_localize.batching import bytes_to_keep, halving, tokens_that_fit
-from tl_localize.execution.tasks import Record, digest_of
+from tl_localize.execution.tasks import digest_of
 from tl_localize.forward import residual, resume
 from tl_localize.losses import unembed
 from tl_localize.methods.partial_runs import CleanRun
@@ -167,7 +167,7 @@ class AblationMeter:
         ablation: Ablation,
         decode: Decode,
         batch_tokens: int | None = None,
-        baseline: Record | None = None,
+        baseline: dict[str, Any] | None = None,
         units: Units = NEURONS,
     ) -> None:
         self.model, self.sequences, self.general_tokens = model, sequences, general_tokens
@@ -183,7 +183,7 @@ class AblationMeter:
         self.values: Tensor | None = None  # of an ablation that is the same for all targets
         self.texts = [decode(sequence.tokens.tolist()) for sequence in sequences]
         self.baseline = baseline or self._measured_baseline()
-        self.before: list[dict[str, Any]] = self.baseline.value["frame"]
+        self.before: list[dict[str, Any]] = self.baseline["frame"]
 
     def effect(self, target: int, chosen: NeuronSet) -> dict[str, Any]:
         """What a set of neurons changes when it is ablated for its target, after minus before, as
@@ -196,7 +196,7 @@ class AblationMeter:
         predicted, general = self._measured(chosen, self._values(target))
         changes = {"accuracy": [0.0] * len(predicted), "levenshtein": [0.0] * len(predicted)}
         for i, (guess, old, was) in enumerate(
-            zip(predicted, self.baseline.value["predicted"], self.before, strict=True)
+            zip(predicted, self.baseline["predicted"], self.before, strict=True)
         ):
             if guess != old:  # most stay as they were, and need no decoding
                 for name, value in self._compared(i, guess).items():
@@ -230,7 +230,7 @@ class AblationMeter:
             self.values = values
         return values
 
-    def _measured_baseline(self) -> Record:
+    def _measured_baseline(self) -> dict[str, Any]:
         """The model as it is: the rows of ``DelResults.before``, and the teacher-forced argmax of
         each suffix.
         """
@@ -257,7 +257,7 @@ class AblationMeter:
                     **general,
                 }
             )
-        return Record({"frame": rows, "predicted": predicted})
+        return {"frame": rows, "predicted": predicted}
 
     def _compared(self, index: int, predicted: list[int]) -> dict[str, float]:
         """Accuracy of a predicted suffix, and its distance in characters from the true one, as

@@ -15,13 +15,14 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor
 
+from tl_localize.batching import Report
 from tl_localize.evals.ablation import ABLATIONS, Ablation, AblationMeter
 from tl_localize.evals.del_results import DelResults
-from tl_localize.evals.localize import check_names, localized, scores_of, scores_task
-from tl_localize.execution.engine import Benchmark, Methods, Progress, Report
+from tl_localize.evals.localize import check_names, localized, scores_task
+from tl_localize.execution.engine import Benchmark, Methods, Progress
 from tl_localize.execution.environment import fingerprint
 from tl_localize.execution.store import Cache, Store
-from tl_localize.execution.tasks import Plan, Record, Task, digest_of
+from tl_localize.execution.tasks import Plan, Task, described, digest_of
 from tl_localize.methods import METHODS, RandomBaseline
 from tl_localize.methods.base import Method, check_methods, label_methods
 from tl_localize.metrics import Decode, decoder
@@ -37,8 +38,6 @@ from tl_localize.neurons import (
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, check_sequences, check_tokens
 from tl_localize.units import NEURONS, Units
-
-BY_LAYER = ", layer by layer"  # in the labels of single layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +211,7 @@ class DelBenchmark(Benchmark[DelResults]):
         if self.budget_factors:
             for method in methods:
                 check_by_layer(method)
-            return {label + BY_LAYER: method for label, method in label_methods(methods).items()}
+            return label_methods(methods)
         there = any(getattr(method, "name", "") == RandomBaseline.name for method in methods)
         return label_methods(
             [*methods, *([] if there else [RandomBaseline(seed=self.seed, units=self.units)])]
@@ -222,14 +221,12 @@ class DelBenchmark(Benchmark[DelResults]):
         labelled, test = self.labelled(methods), self.test_sequences
         check_names(test, labelled)
         made_of = fingerprint(self.model)
-        described = [
-            [s.id, s.category, s.fingerprint, self._decode(s.tokens.tolist())] for s in test
-        ]
+        texts = [[s.id, s.category, s.fingerprint, self._decode(s.tokens.tolist())] for s in test]
         data = {
             "model": model_name(self.model),
             "fingerprint": made_of,
             "n_sequences": len(test),
-            "sequences": digest_of(described),
+            "sequences": digest_of(texts),
             "general_text": f"{list(self.general_tokens.shape)} {digest_of(self.general_tokens.tolist())}",
         }
         baseline = Task("baseline", data, label="baseline", name="the model as it is", index=-1)
@@ -238,8 +235,11 @@ class DelBenchmark(Benchmark[DelResults]):
             label: self._scores(made_of, label, method, targets)
             for label, method in labelled.items()
         }
-        how: dict[str, Any] = {"first_layer": self.first_layer, "ablation": repr(self._ablation)}
-        how |= {} if self.units == NEURONS else {"units": repr(self.units)}
+        how: dict[str, Any] = {
+            "first_layer": self.first_layer,
+            "ablation": described(self._ablation),
+        }
+        how |= {} if self.units == NEURONS else {"units": described(self.units)}
         tasks = [baseline]
         for ratio in self.ratios:
             budgets = self.budgets(ratio)
@@ -275,7 +275,7 @@ class DelBenchmark(Benchmark[DelResults]):
                 "dtype": str(next(iter(self.model.parameters())).dtype),
             },
             parts=[[target.id, target.fingerprint] for target in targets],
-            methods={label: repr(method) for label, method in labelled.items()},
+            methods={label: described(method) for label, method in labelled.items()},
             tasks=tasks,
             grows="targets, methods and ratios",
         )
@@ -291,9 +291,7 @@ class DelBenchmark(Benchmark[DelResults]):
             chunk = targets[first : first + size]
             name = chunk[0].id if len(chunk) == 1 else f"{chunk[0].id} and {len(chunk) - 1} others"
             prints = [target.fingerprint for target in chunk]
-            task = scores_task(
-                made_of, label.removesuffix(self._suffix), method, prints, name=name, index=first
-            )
+            task = scores_task(made_of, label, method, prints, name=name, index=first)
             found += [(task, place) for place in range(len(chunk))]
         return found
 
@@ -332,19 +330,15 @@ class DelBenchmark(Benchmark[DelResults]):
 
     # Its tasks
 
-    def compute(
-        self, task: Task, needs: Sequence[Record], methods: Methods, report: Report
-    ) -> Record:
+    def compute(self, task: Task, needs: Sequence[Any], methods: Methods, report: Report) -> Any:
         if task.kind == "baseline":
             return self._meter().baseline
         if task.kind == "scores":
             chunk = self.test_sequences[task.index : task.index + len(task.inputs["sequences"])]
-            return localized(
-                methods[task.label + self._suffix], self.model, chunk, report, self.units
-            )
+            return localized(methods[task.label], self.model, chunk, report, self.units)
         baseline, chunk = needs
         meter, index, budgets = self._meter(baseline), task.inputs["target"], task.inputs["budgets"]
-        scores = scores_of(chunk, task.inputs["place"], self.test_sequences[index].id, self.units)
+        scores = chunk.of(task.inputs["place"], self.test_sequences[index], self.units)
         effects: list[dict[str, Any]] = []
         for i, budget in enumerate(budgets):
             report(i / len(budgets))
@@ -359,14 +353,14 @@ class DelBenchmark(Benchmark[DelResults]):
             "name",
             getattr(self._ablation, "__name__", type(self._ablation).__name__),
         )
-        return Record({"effects": effects, "ablation": name})
+        return {"effects": effects, "ablation": name}
 
-    def _meter(self, baseline: Record | None = None) -> AblationMeter:
+    def _meter(self, baseline: dict[str, Any] | None = None) -> AblationMeter:
         """The meter that belongs to a baseline; it is kept from task to task, because it keeps what
         no ablation changes.
         """
         meter: AblationMeter | None = self.__dict__.get("_kept")
-        if meter is None or baseline is None or meter.baseline.value is not baseline.value:
+        if meter is None or baseline is None or meter.baseline is not baseline:
             sequences, text = self.test_sequences, self.general_tokens
             how = (self._ablation, self._decode, self.batch_tokens, baseline, self.units)
             meter = AblationMeter(self.model, sequences, text, *how)
@@ -385,11 +379,6 @@ class DelBenchmark(Benchmark[DelResults]):
     @property
     def _decode(self) -> Decode:
         return self.decode or decoder(self.model)
-
-    @property
-    def _suffix(self) -> str:
-        """Of the labels."""
-        return BY_LAYER if self.budget_factors else ""
 
 
 def check_by_layer(method: Method) -> None:

@@ -12,19 +12,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property, reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
 
+from tl_localize.batching import Report
 from tl_localize.evals.inj_results import TRUE_ROWS, InjResults
-from tl_localize.evals.localize import check_names, localized, scores_of, scores_task
-from tl_localize.execution.engine import Benchmark, Methods, Report
+from tl_localize.evals.localize import ScoredChunk, check_names, localized, scores_task
+from tl_localize.execution.engine import Benchmark, Methods
 from tl_localize.execution.environment import fingerprint
 from tl_localize.execution.store import Cache
-from tl_localize.execution.tasks import Plan, Record, Task
+from tl_localize.execution.tasks import Plan, Task, described
 from tl_localize.injection import Injection, JointInjection, draw_sets, inject, inject_together
 from tl_localize.losses import memorization_loss
 from tl_localize.methods import RandomBaseline, RowNorm
@@ -49,6 +53,7 @@ Rows = list[dict[str, Any]]
 # does not need, and no method that reads the sentence can find them.
 INJECTION = {0.002: (0.05, 200), 0.02: (0.01, 200), 1.0: (0.003, 400)}
 TOGETHER = (0.005, 1000)  # with distractors
+ENDS = ("loss", "alone_loss", "off_kl", "other_kl")  # columns of what an injection reached
 PERFECT = {
     "recall": 1.0,
     "recall_across_layers": 1.0,
@@ -66,7 +71,7 @@ class Group:
     sequences: Sequence[MemorizedSequence]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class InjBenchmark(Benchmark[InjResults]):
     """Recall of the rows into which sentences were injected.
 
@@ -76,7 +81,6 @@ class InjBenchmark(Benchmark[InjResults]):
     them, are not measured.
 
     Source: Chang et al. (2024), arXiv:2311.09060, section 4.1. Differs: RowNorm and the form with
-
     distractors are ours.
 
     Args:
@@ -98,13 +102,14 @@ class InjBenchmark(Benchmark[InjResults]):
         ValueError: a ratio that selects no row, multiples that leave (0, 1], a sentence that does
             not fit the model, or fewer sentences than a group takes.
 
-    >>> benchmark = InjBenchmark(model=model, sequences=[sequence], ratio=0.01, max_steps=2)
+    >>> benchmark = InjBenchmark(model, [sequence], ratio=0.01, max_steps=2)
     >>> sorted(set(benchmark.run([Activations()]).frame["method"]))
     ['activations', 'random', 'row_norm']
     """
 
     model: LanguageModel
     sequences: Sequence[MemorizedSequence]
+    _: KW_ONLY
     ratio: Real
     learning_rate: Real | None = None
     max_steps: int | None = None
@@ -115,9 +120,8 @@ class InjBenchmark(Benchmark[InjResults]):
     units: Units = NEURONS
 
     def __repr__(self) -> str:
-        what = f"{len(self.sequences)} sequences, injection ratio {100 * self.ratio:g} %"
-        of = "" if self.units == NEURONS else f" of {self.units.name}"
-        return f"InjBenchmark({model_name(self.model)!r}, {what}{of}{', with distractors' if self.distractors else ''})"
+        about = f"{len(self.sequences)} sequences, ratio={self.ratio}"
+        return f"InjBenchmark({model_name(self.model)!r}, {about}, distractors={self.distractors})"
 
     def __post_init__(self) -> None:
         check_sequences(self.model, self.sequences)
@@ -155,22 +159,14 @@ class InjBenchmark(Benchmark[InjResults]):
                 f"last is {last}. Start lower."
             )
 
-    # The plan
-
     def labelled(self, methods: Sequence[Method]) -> Methods:
         """The methods by label; Random and RowNorm are always among them."""
         check_methods(methods, self.units)
-        controls: tuple[Method, ...] = (RandomBaseline(units=self.units), RowNorm(units=self.units))
-        labelled = label_methods(
-            [
-                *methods,
-                *(
-                    one
-                    for one in controls
-                    if not any(isinstance(method, type(one)) for method in methods)
-                ),
-            ]
-        )
+        every = list(methods)
+        for control in (RandomBaseline(units=self.units), RowNorm(units=self.units)):
+            if not any(isinstance(method, type(control)) for method in methods):
+                every.append(control)
+        labelled = label_methods(every)
         if TRUE_ROWS in labelled:
             raise ValueError(
                 f"methods must not be called {TRUE_ROWS!r}, got {labelled[TRUE_ROWS]!r}. That is "
@@ -182,83 +178,62 @@ class InjBenchmark(Benchmark[InjResults]):
         labelled = self.labelled(methods)
         check_names(self.sequences, labelled)
         made_of = fingerprint(self.model)
-        rate, steps = (
-            TOGETHER
-            if self.distractors
-            else next(both for largest, both in INJECTION.items() if self.ratio <= largest)
-        )
+        rate, steps = next(both for largest, both in INJECTION.items() if self.ratio <= largest)
+        if self.distractors:
+            rate, steps = TOGETHER
         scoped = {
             "learning_rate": rate if self.learning_rate is None else self.learning_rate,
             "max_steps": steps if self.max_steps is None else self.max_steps,
         }
         settings: dict[str, Any] = {"stop_loss": self.stop_loss, "distractors": self.distractors}
         if self.units != NEURONS:
-            settings["units"] = repr(self.units)
-        if self.distractors:
-            # an earlier one let the sets lean on one another
-            settings["objective"] = "independent sets"
-        multiples = list(map(float, self.multiples))
+            settings["units"] = described(self.units)
         tasks: list[Task] = []
         for index, group in enumerate(self.groups):
-            prints = [sequence.fingerprint for sequence in group.sequences]
-            place: dict[str, Any] = {"name": group.name, "index": index, "ratio": float(self.ratio)}
-            of = {
-                "model": made_of,
-                "sequences": prints,
-                "seed": group.seed,
-                "ratio": self.ratio,
-                **scoped,
-                **settings,
-            }
-            injection = Task("injections", of, (), "inject", **place)
-            about = {
-                "ids": [sequence.id for sequence in group.sequences],
-                "group": group.name,
-                "multiples": multiples,
-            }
-            for label, method in labelled.items():
-                scores = scores_task(made_of, label, method, prints, (injection,), **place)
-                tasks.append(
-                    Task(
-                        "inj",
-                        {**about, "label": label},
-                        (injection, scores),
-                        label,
-                        **place,
-                        group=injection.key,
-                    )
-                )
-            if self.distractors:
-                tasks.append(
-                    Task(
-                        "inj",
-                        {**about, "label": TRUE_ROWS},
-                        (injection,),
-                        TRUE_ROWS,
-                        **place,
-                        group=injection.key,
-                    )
-                )
+            tasks += self._tasks(index, group, labelled, made_of, {**scoped, **settings})
         return Plan(
             benchmark="inj",
             settings={
                 "model": model_name(self.model),
                 "fingerprint": made_of,
                 "dtype": str(next(iter(self.model.parameters())).dtype),
-                "multiples": multiples,
-                "seeds": f"{self.seed} + index of the {'group' if self.distractors else 'sentence'}",
+                "multiples": list(map(float, self.multiples)),
+                "seed": self.seed,
                 **settings,
             },
             parts=[
                 [group.name, [[s.id, s.fingerprint] for s in group.sequences]]
                 for group in self.groups
             ],
-            methods={label: repr(method) for label, method in labelled.items()},
+            methods={label: described(method) for label, method in labelled.items()},
             tasks=tasks,
             scope=f"ratio {float(self.ratio):g}",
             scoped={"ratio": float(self.ratio), **scoped},
             grows="sentences, methods and ratios",
         )
+
+    def _tasks(
+        self, index: int, group: Group, labelled: Methods, made_of: str, how: dict[str, Any]
+    ) -> list[Task]:
+        """The measurements of one group: of each method, and with distractors of the true rows."""
+        prints = [sequence.fingerprint for sequence in group.sequences]
+        place: dict[str, Any] = {"name": group.name, "index": index, "ratio": float(self.ratio)}
+        data = {"model": made_of, "sequences": prints, "seed": group.seed, "ratio": self.ratio}
+        injection = Task("injections", data | how, (), "inject", **place)
+        place["group"] = injection.key
+        about = {
+            "ids": [sequence.id for sequence in group.sequences],
+            "group": group.name,
+            "multiples": list(map(float, self.multiples)),
+        }
+        tasks: list[Task] = []
+        for label, method in labelled.items():
+            scores = scores_task(made_of, label, method, prints, (injection,), **place)
+            inputs = {**about, "label": label}
+            tasks.append(Task("inj", inputs, (injection, scores), label, **place))
+        if self.distractors:
+            tasks.append(Task(TRUE_ROWS, about, (injection,), TRUE_ROWS, **place))
+        return tasks
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -287,27 +262,17 @@ class InjBenchmark(Benchmark[InjResults]):
             )
             waiting = [sequence for sequence in waiting if sequence not in members.values()]
 
-    # Its tasks
-
-    def compute(
-        self, task: Task, needs: Sequence[Record], methods: Methods, report: Report
-    ) -> Record:
+    def compute(self, task: Task, needs: Sequence[Any], methods: Methods, report: Report) -> Any:
         group = self.groups[task.index]
         if task.kind == "injections":
-            injection = self.inject(group, task.inputs, report)
-            tensors, metadata = injection.packed()
-            return Record(dict(metadata), tensors, {"state": repr(injection)})
-        injection = (JointInjection if self.distractors else Injection).unpacked(
-            needs[0].tensors, needs[0].value
-        )
+            return self.inject(group, task.inputs, report)
+        injection: Injection | JointInjection = needs[0]
         if task.kind == "scores":
+            method = methods[task.label]
             with injection.applied(self.model):
-                return localized(
-                    methods[task.label], self.model, group.sequences, report, self.units
-                )
-        return self._measured(
-            group, injection, task.label, None if task.label == TRUE_ROWS else needs[1]
-        )
+                return localized(method, self.model, group.sequences, report, self.units)
+        chunk = None if task.kind == TRUE_ROWS else needs[1]
+        return self._measured(group, injection, task.label, chunk)
 
     def inject(
         self, group: Group, inputs: Mapping[str, Any], report: Report
@@ -315,113 +280,111 @@ class InjBenchmark(Benchmark[InjResults]):
         """Train the rows of one group. It is trained alone: side by side with others it would
         differ in the last digits.
         """
-        settings: dict[str, Any] = {
-            name: inputs[name]
-            for name in ("ratio", "seed", "learning_rate", "max_steps", "stop_loss")
-        }
-        settings["units"] = self.units
+        names = ("ratio", "seed", "learning_rate", "max_steps", "stop_loss")
+        settings: dict[str, Any] = {name: inputs[name] for name in names} | {"units": self.units}
         if self.distractors:
             return inject_together(self.model, group.sequences, **settings, progress=report)
         return inject(self.model, group.sequences[0], **settings)
 
     def _measured(
-        self, group: Group, injection: Injection | JointInjection, label: str, found: Record | None
-    ) -> Record:
+        self,
+        group: Group,
+        injection: Injection | JointInjection,
+        label: str,
+        chunk: ScoredChunk | None,
+    ) -> dict[str, Any]:
         """What one method found (None: the true rows): recalls, and with distractors what the
         ablation of its neurons does.
         """
         joint = injection if isinstance(injection, JointInjection) else None
-        injections = [injection] if isinstance(injection, Injection) else injection.injections
+        injections = injection.injections if isinstance(injection, JointInjection) else (injection,)
+        scores: list[NeuronScores] = []
+        if chunk:
+            scores = [chunk.of(k, one, self.units) for k, one in enumerate(group.sequences)]
         sets = [one.neurons for one in injections]
-        about_group = {
+        found = [one.top_k(self.ratio) for one in scores] or sets
+        effects = self._ablated(group, joint, found) if joint else [{}]
+        about = {
             "injection_ratio": self.ratio,
             "seed": group.seed,
             "group": group.name,
             "steps": len(injection.losses),
         }
-        truth = (
-            [row | about_group for row in ground_truth(self.model, joint, group.sequences)]
-            if joint and not found
-            else []
-        )
         frame: Rows = []
-        assignment: Rows = []
-        with injection.applied(self.model):
-            before = accuracy(self.model, group.sequences) if joint else torch.empty(0)
-            for k, (sequence, alone) in enumerate(zip(group.sequences, injections, strict=True)):
-                scores = scores_of(found, k, sequence.id, self.units) if found else None
-                top = scores.top_k(self.ratio) if scores else sets[k]
-                about = {"sequence_id": sequence.id, "method": label, **about_group}
-                about |= {"converged": alone.converged, "loss": float(alone.losses[-1])}
-                others, ablated = None, dict[str, float]()
-                if joint:
-                    about |= dict(
-                        zip(
-                            ("loss", "alone_loss", "off_kl", "other_kl"),
-                            joint.ends[k].tolist(),
-                            strict=True,
-                        )
-                    )
-                    others = NeuronSet(
-                        torch.stack([one.mask for j, one in enumerate(sets) if j != k]).any(0),
-                        self.units,
-                    )
-                    ablated = self._ablated(top, group.sequences, k, before)
-                if joint and found:
-                    for other, theirs in zip(group.sequences, sets, strict=True):
-                        names = {"method": label, "localized": sequence.id, "whose": other.id}
-                        assignment.append({**about_group, **names, "recall": top.recall_of(theirs)})
-                for multiple in self.multiples:
-                    looked_at = {"ratio": round(self.ratio * multiple, 10), "multiple": multiple}
-                    recalls = (
-                        recalls_at(scores, self.ratio * multiple, sets[k], others)
-                        if scores
-                        else PERFECT
-                    )
-                    frame.append(
-                        {
-                            **about,
-                            **looked_at,
-                            **recalls,
-                            **ablated,
-                            "seconds": found.value["seconds"] if found else 0.0,
-                        }
-                    )
-        converged = all(one.converged for one in injections)
-        return Record(
-            {"frame": frame, "truth": truth, "assignment": assignment, "converged": converged}
-        )
+        for k, (sequence, one) in enumerate(zip(group.sequences, injections, strict=True)):
+            row = {"sequence_id": sequence.id, "method": label, **about, "converged": one.converged}
+            ends = joint.ends[k].tolist() if joint else [float(one.losses[-1])]
+            row |= dict(zip(ENDS, ends, strict=False))
+            for multiple in self.multiples:
+                ratio = self.ratio * multiple
+                recalls = recalls_at(scores[k], ratio, sets, k) if scores else PERFECT
+                measured = {
+                    "ratio": round(ratio, 10),
+                    "multiple": multiple,
+                    **recalls,
+                    **effects[k],
+                }
+                frame.append({**row, **measured, "seconds": chunk.seconds if chunk else 0.0})
+        value: dict[str, Any] = {"frame": frame, "truth": [], "assignment": []}
+        if joint and scores:
+            rows = assigned(group, found, sets)
+            value["assignment"] = [{**about, "method": label, **one} for one in rows]
+        elif joint:
+            value["truth"] = [
+                one | about for one in ground_truth(self.model, joint, group.sequences)
+            ]
+        return {**value, "converged": all(one.converged for one in injections)}
 
     def _ablated(
-        self, found: NeuronSet, group: Sequence[MemorizedSequence], k: int, before: torch.Tensor
-    ) -> dict[str, float]:
-        """Change of accuracy on the target and on its distractors when the found neurons are
-        ablated.
+        self, group: Group, joint: JointInjection, found: Sequence[NeuronSet]
+    ) -> list[dict[str, float]]:
+        """Change of accuracy on each sentence and on its distractors when the neurons that were
+        found for it are ablated.
         """
-        with found.dropped_out(self.model):
-            change = (accuracy(self.model, group) - before).tolist()
-        foreign = sum(value for j, value in enumerate(change) if j != k)
-        return {
-            "delta_own_accuracy": change[k],
-            "delta_foreign_accuracy": foreign / self.distractors,
-        }
+        effects: list[dict[str, float]] = []
+        with joint.applied(self.model):
+            before = accuracy(self.model, group.sequences)
+            for k, neurons in enumerate(found):
+                with neurons.dropped_out(self.model):
+                    change = (accuracy(self.model, group.sequences) - before).tolist()
+                foreign = sum(value for j, value in enumerate(change) if j != k)
+                effects.append(
+                    {
+                        "delta_own_accuracy": change[k],
+                        "delta_foreign_accuracy": foreign / self.distractors,
+                    }
+                )
+        return effects
 
     def results(self, cache: Cache) -> InjResults:
         return InjResults.of(cache)
 
 
 def recalls_at(
-    scores: NeuronScores, ratio: float, own: NeuronSet, others: NeuronSet | None
+    scores: NeuronScores, ratio: float, sets: Sequence[NeuronSet], own: int
 ) -> dict[str, float]:
     """Recall of the target's rows, and of the distractors' (nan where there are none), among the
     top share.
     """
-    tops = {"": scores.top_k(ratio), "_across_layers": scores.top_k(ratio, per="model")}
-    recalls = {f"recall{suffix}": top.recall_of(own) for suffix, top in tops.items()}
-    return recalls | {
-        f"foreign_recall{suffix}": top.recall_of(others) if others else math.nan
-        for suffix, top in tops.items()
-    }
+    recalls: dict[str, float] = {}
+    foreign: dict[str, float] = {}
+    others = [one for k, one in enumerate(sets) if k != own]
+    for suffix, per in (("", "layer"), ("_across_layers", "model")):
+        top = scores.top_k(ratio, per=per)
+        recalls[f"recall{suffix}"] = top.recall_of(sets[own])
+        foreign[f"foreign_recall{suffix}"] = (
+            top.recall_of(reduce(or_, others)) if others else math.nan
+        )
+    return recalls | foreign
+
+
+def assigned(group: Group, found: Sequence[NeuronSet], sets: Sequence[NeuronSet]) -> Rows:
+    """The share of each sentence's rows among the neurons that were found for each sentence."""
+    return [
+        {"localized": one.id, "whose": other.id, "recall": neurons.recall_of(theirs)}
+        for one, neurons in zip(group.sequences, found, strict=True)
+        for other, theirs in zip(group.sequences, sets, strict=True)
+    ]
 
 
 def ground_truth(
@@ -436,35 +399,24 @@ def ground_truth(
     the other sets, one off at a time) should recite the sentence; ``own_off`` should be near
     ``untouched``.
     """
-    n, batch = len(group), SequenceBatch.of(group, NeuronView(model).device)
-    own = torch.eye(n, dtype=torch.bool)
-
-    def measured(on: torch.Tensor, zeroed: bool) -> torch.Tensor:
-        """Accuracy and loss of each sentence while some sets are on, [2 sentence]."""
-        with ExitStack() as stack, torch.no_grad():
-            for injection, is_on in zip(joint.injections, on.tolist(), strict=True):
-                if is_on or zeroed:
-                    stack.enter_context(injection.applied(model))
-                if zeroed and not is_on:
-                    stack.enter_context(injection.neurons.dropped_out(model))
-            return torch.stack([accuracy(model, group), memorization_loss(model, batch).cpu()])
-
-    columns = {"untouched": measured(torch.zeros_like(own[0]), False)[0]}
+    n = len(group)
+    every, own = torch.ones(n, dtype=torch.bool), torch.eye(n, dtype=torch.bool)
+    columns = {"untouched": measured_with(model, joint, group, ~every)[0]}
     for suffix, zeroed in (("", False), ("_zeroed", True)):
         # [2 sentence set]
         alone, without = (
-            torch.stack([measured(on, zeroed) for on in rows], dim=-1) for rows in (own, ~own)
+            torch.stack([measured_with(model, joint, group, on, zeroed) for on in rows], dim=-1)
+            for rows in (own, ~own)
         )
         on, off = (states.diagonal(dim1=1, dim2=2) for states in (alone, without))
         states = {
-            "all_on": measured(torch.ones_like(own[0]), zeroed),
+            "all_on": measured_with(model, joint, group, every, zeroed),
             "own_alone": on,
             "others_off": on,
             "own_off": off,
+            "other_off": (without.sum(-1) - off) / (n - 1),
         }
-        for state, (right, nats) in (
-            states | {"other_off": (without.sum(-1) - off) / (n - 1)}
-        ).items():
+        for state, (right, nats) in states.items():
             columns |= {f"{state}{suffix}": right, f"{state}{suffix}_loss": nats}
     return [
         {
@@ -475,3 +427,24 @@ def ground_truth(
         }
         for k, (sequence, injection) in enumerate(zip(group, joint.injections, strict=True))
     ]
+
+
+@torch.no_grad()
+def measured_with(
+    model: LanguageModel,
+    joint: JointInjection,
+    group: Sequence[MemorizedSequence],
+    on: Bool[Tensor, " sentence"],
+    zeroed: bool = False,
+) -> Float[Tensor, "2 sentence"]:
+    """Accuracy and loss of each sentence while some sets are on, and the others are the base
+    model's rows or zeroed.
+    """
+    batch = SequenceBatch.of(group, NeuronView(model).device)
+    with ExitStack() as stack:
+        for injection, is_on in zip(joint.injections, on.tolist(), strict=True):
+            if is_on or zeroed:
+                stack.enter_context(injection.applied(model))
+            if zeroed and not is_on:
+                stack.enter_context(injection.neurons.dropped_out(model))
+        return torch.stack([accuracy(model, group), memorization_loss(model, batch).cpu()])

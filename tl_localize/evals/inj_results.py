@@ -15,7 +15,7 @@ from tl_localize.execution.store import Cache
 from tl_localize.execution.tasks import tasks_of
 from tl_localize.stats import compare_all, compare_with_reference, paired_test, styled, with_error
 
-TRUE_ROWS = "true_rows"  # the label of the best that a method could do
+TRUE_ROWS = "true_rows"  # the rows of the truth itself: the best that a method could do
 FRAMES = ("frame", "truth", "assignment", "missing")
 
 
@@ -53,9 +53,8 @@ class InjResults:
         """Everything that the plans of a folder, or of a run in memory, have so far."""
         plans, failures = cache.plans(), cache.failures()
         rows: dict[str, list[dict[str, Any]]] = {name: [] for name in FRAMES}
-        for task in sorted(
-            tasks_of([one.plan for one in plans]), key=lambda task: task.label == TRUE_ROWS
-        ):
+        tasks = tasks_of([one.plan for one in plans])
+        for task in sorted(tasks, key=lambda task: task.kind == TRUE_ROWS):
             if record := cache.read(task):
                 for name in FRAMES[:-1]:
                     rows[name] += record.value[name]

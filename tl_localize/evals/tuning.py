@@ -4,7 +4,6 @@ one stated rule.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import itertools
 import json
@@ -21,7 +20,7 @@ from tl_localize.execution.tasks import Plan
 from tl_localize.files import nearest, reading, write_json
 from tl_localize.methods import METHODS, Localizer
 from tl_localize.neurons import Real
-from tl_localize.units import units_of
+from tl_localize.units import AttentionHeads, MLPNeurons
 
 Grid = Mapping[str, Sequence[Any]]
 
@@ -61,22 +60,19 @@ def expand(method: str, grid: Grid) -> list[Localizer]:
         ) from error
 
 
-def method_of(text: str) -> Localizer:
-    """The method that has this repr: what a plan says of it; ValueError where it is none of ours."""
+def method_of(given: dict[str, Any]) -> Localizer:
+    """The method that has this identity: what a plan says of it; ValueError where it is none of
+    ours.
+    """
     kinds = {kind.__name__: kind for kind in METHODS.values()}
+    units = {kind.__name__: kind for kind in (MLPNeurons, AttentionHeads)}
     try:
-        call: Any = ast.parse(text, mode="eval").body
-        texts = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
-        given: dict[str, Any] = {
-            name: units_of(text) if name == "units" else ast.literal_eval(text)
-            for name, text in texts.items()
-        }
-        return kinds[call.func.id](**given)
-    except (SyntaxError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"method must be the repr of one of {', '.join(kinds)}, got {text!r}. Was the plan "
-            "made by tune?"
-        ) from error
+        settings = {name: value for name, value in given.items() if name != "class"}
+        if "units" in settings:
+            settings["units"] = units[settings["units"]["class"]]()
+        return kinds[given["class"]](**settings)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"method must be one of ours, got {given!r}.") from error
 
 
 def read_grids(path: str | Path) -> dict[str, Grid]:
@@ -212,18 +208,15 @@ class Ranking:
             if plan.tasks[-1].ratio == ratio
             for label, text in plan.methods.items()
         }
-        candidates = [
-            method
-            for method in map(method_of, dict.fromkeys(labels.values()))
-            if method.name in names
-        ]
+        methods = {label: method_of(text) for label, text in labels.items()}
+        candidates = [method for method in dict.fromkeys(methods.values()) if method.name in names]
         column = "ratio" if isinstance(results, DelResults) else "injection_ratio"
         frame, missing = (
             part[part[column] == ratio] if len(part) else part
             for part in (results.frame, results.missing)
         )
         if len(frame):
-            frame = frame.assign(method=frame["method"].map(labels))
+            frame = frame.assign(method=[repr(methods.get(label)) for label in frame["method"]])
         if (
             not len(frame)
             or not frame["method"].isin([repr(method) for method in candidates]).any()

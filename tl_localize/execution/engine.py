@@ -12,24 +12,26 @@ import logging
 import re
 import time
 from abc import ABC, abstractmethod
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
-from tl_localize.batching import Report, out_of_memory
-from tl_localize.execution.environment import check_plain, environment, measured
-from tl_localize.execution.status import Times, hopeless
+from tl_localize.batching import Report, out_of_memory, tokens_that_fit
+from tl_localize.execution.environment import (
+    check_plain,
+    environment,
+    peak_memory,
+    reset_peak_memory,
+)
+from tl_localize.execution.status import Times, blocked
 from tl_localize.execution.store import Cache, Store
 from tl_localize.execution.tasks import Plan, Record, Task, closure
-from tl_localize.neurons import LanguageModel
+from tl_localize.neurons import LanguageModel, NeuronView
 
 LOG = logging.getLogger(__name__)
-# records that a process keeps for the next task: what it needs is often what the task before it
-# needed
-LAST = 4
 
 Results = TypeVar("Results")
 # the fraction of a run that is done, and what is being done
@@ -61,7 +63,7 @@ class Executor(Protocol):
     @property
     def shard(self) -> tuple[int, int]: ...
 
-    def __call__(self, maker: Maker, groups: Groups) -> Iterator[Outcome]: ...
+    def __call__(self, run: Run, groups: Groups) -> Iterator[Outcome]: ...
 
 
 @dataclass(frozen=True)
@@ -80,61 +82,60 @@ class InProcess:
     shard: tuple[int, int] = (1, 1)
     stop: Callable[[], bool] = lambda: False
 
-    def __call__(self, maker: Maker, groups: Groups) -> Iterator[Outcome]:
-        for task in (task for group in groups for task in group):
-            for outcome in maker.outcomes(task):
+    def __call__(self, run: Run, groups: Groups) -> Iterator[Outcome]:
+        for group in groups:
+            for outcome in run.outcomes(group):
                 yield outcome
                 if self.stop():
                     return
 
 
 @dataclass(eq=False)
-class Maker:
-    """Computes tasks of a run in this process, what they need first.
+class Run:
+    """What computes the tasks of a run in one process.
 
     Args:
         methods: by label.
         failed: keys of tasks that are not tried; those that fail are added.
         environment: of the model, for the records.
+        timer: told when a task begins.
     """
 
     benchmark: Benchmark[Any]
     methods: Methods
     cache: Cache
     failed: set[str]
-    watch: Timer
     environment: dict[str, Any]
-    last: OrderedDict[str, Record] = field(default_factory=OrderedDict[str, Record], init=False)
+    timer: Timer
 
-    def outcomes(self, task: Task) -> Generator[Outcome, None, Record | None]:
-        """What becomes of a task and of those that it needs and that are not there. Returns its
-        record, None where there is none.
-        """
-        record = self.last.pop(task.key, None)
-        if record is None and task.key not in self.failed:
-            record = self.cache.read(task)
-            if record is None:
-                needs: list[Record] = []
-                for need in task.needs:
-                    found = yield from self.outcomes(need)
-                    if found is None:
-                        return None
-                    needs.append(found)
-                record, outcome = self._computed(task, needs)
-                yield outcome
-        if record is not None:
-            self.last[task.key] = record
-            while len(self.last) > LAST:
-                self.last.popitem(last=False)
-        return record
+    def outcomes(self, group: Sequence[Task]) -> Iterator[Outcome]:
+        """Compute a group and what it needs that is not there. Values are held until it ends."""
+        held: dict[str, Any] = {}
+        waiting = list(reversed(group))
+        while waiting:
+            task = waiting.pop()
+            if task.key in held or self.cache.has(task) or blocked(task, self.failed):
+                continue
+            lacking = [need for need in task.needs if not self._hold(need, held)]
+            if lacking:
+                waiting += [task, *reversed(lacking)]
+            else:
+                yield self._compute(task, held)
 
-    def _computed(self, task: Task, needs: list[Record]) -> tuple[Record | None, Outcome]:
-        self.watch.begin(task)
+    def _hold(self, task: Task, held: dict[str, Any]) -> bool:
+        """Read what a task gave, unless it is held; whether it is there."""
+        if task.key not in held and (record := self.cache.read(task)):
+            held[task.key] = record.value
+        return task.key in held
+
+    def _compute(self, task: Task, held: dict[str, Any]) -> Outcome:
+        model, needs = self.benchmark.model, [held[need.key] for need in task.needs]
+        about = {**self.environment, "batch_tokens": tokens_that_fit(NeuronView(model))}
+        self.timer.begin(task)
+        reset_peak_memory(model)
+        started = time.perf_counter()
         try:
-            record, about = measured(
-                self.benchmark.model,
-                lambda: self.benchmark.compute(task, needs, self.methods, self.watch.within),
-            )
+            value = self.benchmark.compute(task, needs, self.methods, self.timer.report)
         except OSError:  # the folder's, not the task's
             raise
         except Exception as error:
@@ -143,10 +144,12 @@ class Maker:
             ):
                 raise  # after it, this process can compute nothing
             self.failed.add(task.key)
-            return None, Outcome(task, 0.0, self.cache.fail(task, error))
-        record = Record(record.value, record.tensors, {**self.environment, **about, **record.about})
-        self.cache.write(task, record)
-        return record, Outcome(task, about["seconds"])
+            return Outcome(task, 0.0, self.cache.fail(task, error))
+        seconds = time.perf_counter() - started
+        about |= {"seconds": seconds, "peak_memory": peak_memory(model)}
+        self.cache.write(task, Record(value, about))
+        held[task.key] = value
+        return Outcome(task, seconds)
 
 
 class Benchmark(ABC, Generic[Results]):
@@ -155,7 +158,7 @@ class Benchmark(ABC, Generic[Results]):
 
     ``run`` is the only way in: from Python, the command line, shards and Ray.
 
-    >>> benchmark = InjBenchmark(model=model, sequences=few[:1], ratio=0.02, max_steps=2)
+    >>> benchmark = InjBenchmark(model, few[:1], ratio=0.02, max_steps=2)
     >>> sorted({task.kind for task in closure(benchmark.plan([Activations()]).tasks)})
     ['inj', 'injections', 'scores']
     """
@@ -167,11 +170,9 @@ class Benchmark(ABC, Generic[Results]):
         """The tasks of a run. It costs no forward pass."""
 
     @abstractmethod
-    def compute(
-        self, task: Task, needs: Sequence[Record], methods: Methods, report: Report
-    ) -> Record:
-        """One task, from the records of what it needs; it depends on nothing else, so any process
-        may compute it at any time.
+    def compute(self, task: Task, needs: Sequence[Any], methods: Methods, report: Report) -> Any:
+        """One task, from the values of what it needs: rows as JSON takes them, or an object of a
+        ``Saved`` class. It depends on nothing else, so any process may compute it at any time.
         """
 
     @abstractmethod
@@ -206,20 +207,22 @@ class Benchmark(ABC, Generic[Results]):
             ValueError: the settings contradict those of the folder, or there are hooks on a model
                 whose results are kept.
         """
-        executor = executor or InProcess()
+        executor, cache = executor or InProcess(), store or Cache()
         labelled, plan = self.labelled(methods), self.plan(methods)
-        cache = Cache() if store is None else store
-        if store is not None:
+        if store:
             check_plain(self.model)
-            check_named(plan)
+            check_identities(plan)
         made_with = environment(self.model, plan.settings["fingerprint"])
         cache.add_plan(plan, made_with)
         failed = set() if retry_failed else set(cache.failures())
         groups = missing_groups(plan, cache, executor.shard, failed)
-        watch = Timer(progress, cache, [task for group in groups for task in group])
-        for outcome in executor(Maker(self, labelled, cache, failed, watch, made_with), groups):
-            watch.done(outcome)
-        watch.end(failed)
+        missing = [task for group in groups for task in group]
+        timer = Timer(progress, [task for task in closure(missing) if not cache.has(task)])
+        for outcome in executor(Run(self, labelled, cache, failed, made_with, timer), groups):
+            timer.done(outcome)
+        # a run that was stopped is not done
+        if progress and all(cache.has(task) or blocked(task, failed) for task in missing):
+            progress(1.0, "done")
         return self.results(cache)
 
 
@@ -233,96 +236,81 @@ def missing_groups(
     computed when something needs them.
     """
     index, count = shard
-
-    def missing(task: Task, own: bool) -> bool:
-        return not hopeless(task, failed) and (own or cache.has(task)) and cache.read(task) is None
-
     groups: dict[str, list[Task]] = {}
     for task in plan.tasks:
         groups.setdefault(task.group or task.key, []).append(task)
-    mine = list(groups.values())[index - 1 :: count]
-    wanted = {task.key for group in mine for task in group}
-    seen = set[str]()
-    found = [
-        [task for task in closure(group, seen) if missing(task, task.key in wanted)]
-        for group in mine
-    ]
-    return [group for group in found if group]
+    found: list[list[Task]] = []
+    checked: set[str] = set()
+    for group in list(groups.values())[index - 1 :: count]:
+        wanted = {task.key for task in group}
+        missing: list[Task] = []
+        for task in closure(group, checked):
+            expected = task.key in wanted or cache.has(task)
+            if expected and not blocked(task, failed) and cache.read(task) is None:
+                missing.append(task)
+        if missing:
+            found.append(missing)
+    return found
 
 
 class Timer:
     """Turns what is done into a fraction, by what tasks of each kind and label took so far, the
     task in hand included.
+
+    Args:
+        tasks: what is left to compute.
     """
 
-    def __init__(self, progress: Progress | None, cache: Cache, tasks: Sequence[Task]) -> None:
-        self.progress, self.cache, self.times = progress, cache, Times()
-        self.left = (
-            {task.key: task for task in closure(tasks) if not cache.has(task)} if progress else {}
-        )
+    def __init__(self, progress: Progress | None, tasks: Sequence[Task]) -> None:
+        self.progress, self.times = progress, Times()
+        self.left = {task.key for task in tasks}
         # of what is left, by kind and label
         self.weights: defaultdict[tuple[str, str], float] = defaultdict(float)
-        for task in self.left.values():
+        for task in tasks:
             self.weights[task.kind, task.label] += task.weight
         self.now: Task | None = None
         self.began = self.spent = self.shown = 0.0
 
     def begin(self, task: Task) -> None:
         self.now, self.began = task, time.perf_counter()
-        self.within(0.0)
+        self.report(0.0)
 
-    def within(self, fraction: float) -> None:
-        """The task in hand is so far."""
-        if self.progress and self.now:
-            name, own = (
-                (self.now.kind, self.now.label),
-                self.times.rate(self.now.kind, self.now.label, 1.0),
-            )
-            # the first of its label: what it has taken so far tells the rest
-            if fraction and name not in self.times.known:
-                own = (time.perf_counter() - self.began) / fraction / self.now.weight
-            left = sum(
-                weight * (own if which == name else self.times.rate(*which, 1.0))
-                for which, weight in self.weights.items()
-            )
-            done = self.spent + fraction * self.now.weight * own
-            self.shown = max(self.shown, min(1.0, done / max(self.spent + left, 1e-9)))
-            self.progress(self.shown, f"{self.now.label} on {self.now.name}")
+    def report(self, fraction: float) -> None:
+        """This fraction of the task in hand is done."""
+        task = self.now
+        if not self.progress or not task:
+            return
+        rates = {name: self.times.rate(*name, default=1.0) for name in self.weights}
+        own = task.kind, task.label
+        # the first of its label: what it has taken so far tells the rest
+        if fraction and own not in self.times.known:
+            rates[own] = (time.perf_counter() - self.began) / fraction / task.weight
+        left = sum(weight * rates[name] for name, weight in self.weights.items())
+        done = self.spent + fraction * task.weight * rates.get(own, 1.0)
+        self.shown = max(self.shown, min(1.0, done / max(self.spent + left, 1e-9)))
+        self.progress(self.shown, f"{task.label} on {task.name}")
 
     def done(self, outcome: Outcome) -> None:
         task = outcome.task
-        if self.left.pop(task.key, None):
+        if task.key in self.left:
+            self.left.remove(task.key)
             self.weights[task.kind, task.label] -= task.weight
         self.times.add(task, outcome.seconds)
         self.spent += outcome.seconds
+        about = task.label, task.name
         if outcome.reason:
-            LOG.warning(
-                "FAILED %s on %s: %s", task.label, task.name, outcome.reason.splitlines()[0]
-            )
+            LOG.warning("FAILED %s on %s: %s", *about, outcome.reason.splitlines()[0])
         else:
-            LOG.info("%s on %s: %.2f s, %s", task.label, task.name, outcome.seconds, task.file)
-
-    def end(self, failed: set[str]) -> None:
-        """Nothing more is computed; a run that was stopped is not done."""
-        if self.progress and all(
-            self.cache.has(task) or hopeless(task, failed) for task in self.left.values()
-        ):
-            self.progress(1.0, "done")
+            LOG.info("%s on %s: %.2f s, %s", *about, outcome.seconds, task.file)
 
 
-def check_named(plan: Plan) -> None:
-    """Raise ValueError unless the repr of each method and ablation can stand for it in the key of a
-    record.
-    """
-    for text in (
-        *plan.methods.values(),
-        *(value for value in plan.settings.values() if isinstance(value, str)),
-    ):
-        if " at 0x" in text:
+def check_identities(plan: Plan) -> None:
+    """Raise ValueError unless each method and setting can stand in the key of a record."""
+    for name, value in (plan.settings | plan.methods).items():
+        if isinstance(value, dict) and "only here" in value:
             raise ValueError(
-                "methods and ablations must have a repr that names all their settings, got "
-                f"{text}. Write a frozen dataclass, or run "
-                "without a store."
+                f"{name} must be a frozen dataclass of plain settings where results are kept, got "
+                f"{value['only here'][0]}. Write one, or run without a store."
             )
 
 

@@ -9,19 +9,14 @@ import json
 import platform
 import socket
 import sys
-import time
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from tl_localize.batching import tokens_that_fit
-from tl_localize.execution.tasks import canonical
-from tl_localize.neurons import LanguageModel, NeuronView, model_name
+from tl_localize.execution.tasks import canonical, hash_tensors
+from tl_localize.neurons import LanguageModel, model_name
 
-Result = TypeVar("Result")
 PACKAGES = ("tl_localize", "torch", "transformer-lens", "transformers", "numpy", "scipy", "pandas")
 
 
@@ -57,14 +52,9 @@ def fingerprint(model: LanguageModel) -> str:
     digits, taken anew each time.
     """
     named: Any = model
-    tensors: list[tuple[str, Tensor]] = [
-        *sorted(named.named_parameters()),
-        *sorted(named.named_buffers()),
-    ]
     digest = hashlib.sha256(canonical(_architecture(model)).encode())
-    for name, tensor in tensors:
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    hash_tensors(digest, dict(named.named_parameters()))
+    hash_tensors(digest, dict(named.named_buffers()))
     return digest.hexdigest()[:16]
 
 
@@ -152,26 +142,23 @@ def check_plain(model: LanguageModel) -> None:
         )
 
 
-def measured(model: LanguageModel, compute: Callable[[], Result]) -> tuple[Result, dict[str, Any]]:
-    """A result and what it took: seconds, peak memory in bytes (of the device, or of the process so
-    far), tokens of a batch.
-    """
+def reset_peak_memory(model: LanguageModel) -> None:
+    """Let ``peak_memory`` count from now on, where the device can."""
     device = next(iter(model.parameters())).device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    batch_tokens = tokens_that_fit(NeuronView(model))
-    started = time.perf_counter()
-    result = compute()
-    seconds = time.perf_counter() - started
-    memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _process_memory()
-    return result, {"seconds": seconds, "peak_memory": memory, "batch_tokens": batch_tokens}
 
 
-def _process_memory() -> int | None:
+def peak_memory(model: LanguageModel) -> int | None:
+    """Peak memory in bytes: of a GPU since ``reset_peak_memory``, else of the process so far; None
+    where it is not known.
+    """
+    device = next(iter(model.parameters())).device
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
     try:
         import resource
     except ImportError:  # Windows
         return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

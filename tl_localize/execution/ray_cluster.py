@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from tl_localize.execution.engine import Benchmark, Groups, InProcess, Maker, Outcome, Timer
+from tl_localize.execution.engine import Benchmark, Groups, InProcess, Outcome, Run, Timer
 from tl_localize.execution.environment import environment
-from tl_localize.execution.status import hopeless
-from tl_localize.execution.store import Cache, Store
+from tl_localize.execution.status import blocked
+from tl_localize.execution.store import Store
 from tl_localize.execution.tasks import Task, closure
 from tl_localize.neurons import LanguageModel
 
@@ -55,9 +55,9 @@ class RayCluster:
     stop: Callable[[], bool] = lambda: False
     idle: list[Any] = field(default_factory=list, init=False)
 
-    def __call__(self, maker: Maker, groups: Groups) -> Iterator[Outcome]:
-        ray, cache, failed = import_ray(), maker.cache, maker.failed
-        if not isinstance(cache, Store):
+    def __call__(self, run: Run, groups: Groups) -> Iterator[Outcome]:
+        ray = import_ray()
+        if not isinstance(run.cache, Store):
             raise ValueError(
                 "store must be given where Ray computes, got none. Pass store=Store(folder) that "
                 "all machines see."
@@ -66,60 +66,16 @@ class RayCluster:
             return
         if not ray.is_initialized():
             ray.init(address=self.address or "local", log_to_driver=False, include_dashboard=False)
-        work = Work.of(maker, cache.folder)
-        # deaths by the task that was in hand
-        waiting, deaths = deque(map(list, groups)), Counter[str]()
-        # what was asked for -> of whom, for which group; None is getting ready
-        busy: dict[Any, tuple[Any, list[Task] | None]] = {}
-
-        def engage() -> None:
-            worker: Any = self.idle.pop() if self.idle else self._hired(ray)
-            busy[worker.ready.remote()] = (worker, None)
-
-        for _ in range(min(self.workers or self._room(ray), len(waiting))):
-            engage()
-        stopped = False
-        while any(group for _, group in busy.values()) or (waiting and not stopped):
-            if self.stop() and not stopped:
-                stopped = True
-                for worker, group in busy.values():
-                    if group:
-                        worker.stop.remote()
-            ready, _ = ray.wait(list(busy), timeout=0.5)
+        pool = Pool(self, ray, run, run.cache, groups)
+        for _ in range(min(self.workers or self._room(ray), len(groups))):
+            pool.add_worker()
+        while pool.is_computing():
+            if self.stop():
+                pool.stop()
+            ready, _ = ray.wait(list(pool.busy), timeout=0.5)
             for reference in ready:
-                worker, group = busy.pop(reference)
-                try:
-                    outcomes: list[Outcome] = ray.get(reference)
-                except ray.exceptions.RayActorError as error:
-                    task = in_hand(group or [], cache, failed)
-                    deaths[task.key if task else ""] += 1
-                    if task and deaths[task.key] == ATTEMPTS:
-                        failed.add(task.key)
-                        yield Outcome(task, 0.0, cache.fail(task, error))
-                    elif deaths[""] == ATTEMPTS:
-                        reason = str(error).strip().splitlines()[-1]
-                        raise ValueError(
-                            f"worker must be able to start and load the model, got {reason} "
-                            f"{ATTEMPTS} times."
-                        ) from error
-                    if group:
-                        waiting.appendleft(group)
-                    if not stopped:
-                        engage()
-                    continue
-                # its text is a traceback, the cause's is a sentence
-                except ray.exceptions.RayTaskError as error:
-                    raise error.cause from error
-                deaths.pop("", None)
-                failed.update(outcome.task.key for outcome in outcomes if outcome.reason)
-                yield from outcomes
-                if waiting and not stopped:
-                    group = waiting.popleft()
-                    busy[worker.compute.remote(work, group, failed)] = (worker, group)
-                    maker.watch.begin(group[0])
-                else:
-                    self.idle.append(worker)
-        self.idle += [worker for worker, _ in busy.values()]
+                yield from pool.outcomes(reference)
+        self.idle += [worker for worker, _ in pool.busy.values()]
 
     def close(self) -> None:
         """End all workers."""
@@ -127,42 +83,99 @@ class RayCluster:
             import_ray().kill(worker)
         self.idle.clear()
 
-    def _hired(self, ray: Any) -> Any:
-        gpus = self._gpus(ray)
-        options = {
-            "num_gpus": gpus,
-            "num_cpus": 1 if gpus else torch.get_num_threads(),
-            "max_concurrency": 2,
-        }
-        return ray.remote(Worker).options(**options).remote(self.load, torch.get_num_threads())
+    def new_worker(self, ray: Any) -> Any:
+        """An actor that loads the model."""
+        gpus, threads = self._gpus(ray), torch.get_num_threads()
+        cpus = 1 if gpus else threads
+        options = ray.remote(Worker).options(num_gpus=gpus, num_cpus=cpus, max_concurrency=2)
+        return options.remote(self.load, threads)
 
     def _room(self, ray: Any) -> int:
         there, gpus = ray.cluster_resources(), self._gpus(ray)
-        return max(
-            1,
-            int(
-                there.get("GPU", 0) / gpus
-                if gpus
-                else there.get("CPU", 1) / torch.get_num_threads()
-            ),
-        )
+        if gpus:
+            return max(1, int(there.get("GPU", 0) / gpus))
+        return max(1, int(there.get("CPU", 1) / torch.get_num_threads()))
 
     def _gpus(self, ray: Any) -> float:
-        return (
-            self.gpus if self.gpus is not None else float(ray.cluster_resources().get("GPU", 0) > 0)
-        )
+        if self.gpus is not None:
+            return self.gpus
+        return float(ray.cluster_resources().get("GPU", 0) > 0)
 
 
-def in_hand(group: Sequence[Task], cache: Cache, failed: set[str]) -> Task | None:
-    """The first task of a group that is not there: what a worker died over."""
-    return next(
-        (
-            task
-            for task in closure(task for task in group if not hopeless(task, failed))
-            if not cache.has(task)
-        ),
-        None,
-    )
+class Pool:
+    """The workers of one run, and the groups of tasks that wait for them."""
+
+    def __init__(
+        self, cluster: RayCluster, ray: Any, run: Run, store: Store, groups: Groups
+    ) -> None:
+        self.cluster, self.ray, self.run, self.store = cluster, ray, run, store
+        # sent once to each machine, whatever the number of groups
+        self.work = ray.put(Work.of(run, store.folder))
+        self.waiting = deque(map(list, groups))
+        # what was asked for -> of which worker, for which group; none while it gets ready
+        self.busy: dict[Any, tuple[Any, list[Task]]] = {}
+        self.deaths = Counter[str]()  # by the task that was in hand
+        self.stopped = False
+
+    def add_worker(self) -> None:
+        idle = self.cluster.idle
+        worker = idle.pop() if idle else self.cluster.new_worker(self.ray)
+        self.busy[worker.ready.remote()] = worker, []
+
+    def is_computing(self) -> bool:
+        waiting = bool(self.waiting) and not self.stopped
+        return waiting or any(group for _, group in self.busy.values())
+
+    def stop(self) -> None:
+        """Let all workers finish the task in hand."""
+        if not self.stopped:
+            self.stopped = True
+            for worker, group in self.busy.values():
+                if group:
+                    worker.stop.remote()
+
+    def outcomes(self, reference: Any) -> list[Outcome]:
+        """What a worker has computed; it gets the next group."""
+        worker, group = self.busy.pop(reference)
+        try:
+            outcomes: list[Outcome] = self.ray.get(reference)
+        except self.ray.exceptions.RayActorError as error:
+            return self._died(group, error)
+        # its text is a traceback, the cause's is a sentence
+        except self.ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+        self.deaths.pop("", None)
+        failed = self.run.failed
+        failed.update(outcome.task.key for outcome in outcomes if outcome.reason)
+        if self.waiting and not self.stopped:
+            group = self.waiting.popleft()
+            self.busy[worker.compute.remote(self.work, group, failed)] = worker, group
+            self.run.timer.begin(group[0])
+        else:
+            self.cluster.idle.append(worker)
+        return outcomes
+
+    def _died(self, group: list[Task], error: Exception) -> list[Outcome]:
+        """A worker died: another one takes its place, and its group waits again."""
+        failed = self.run.failed
+        tasks = closure(task for task in group if not blocked(task, failed))
+        in_hand = next((task for task in tasks if not self.store.has(task)), None)
+        name = in_hand.key if in_hand else ""
+        self.deaths[name] += 1
+        often = self.deaths[name] == ATTEMPTS
+        if often and not in_hand:
+            reason = str(error).strip().splitlines()[-1]
+            raise ValueError(
+                f"worker must be able to start and load the model, got {reason} {ATTEMPTS} times."
+            ) from error
+        if group:
+            self.waiting.appendleft(group)
+        if not self.stopped:
+            self.add_worker()
+        if not often or not in_hand:
+            return []
+        failed.add(in_hand.key)
+        return [Outcome(in_hand, 0.0, self.store.fail(in_hand, error))]
 
 
 def import_ray() -> Any:
@@ -187,18 +200,13 @@ class Work:
     fingerprint: str
 
     @classmethod
-    def of(cls, maker: Maker, folder: Path) -> Work:
-        one: Any = maker.benchmark
+    def of(cls, run: Run, folder: Path) -> Work:
+        one: Any = run.benchmark
         settings = {
             f.name: getattr(one, f.name) for f in fields(one) if f.init and f.name != "model"
         }
-        return cls(
-            type(one),
-            settings,
-            dict(maker.methods),
-            folder.resolve(),
-            maker.environment["fingerprint"],
-        )
+        made_of = run.environment["fingerprint"]
+        return cls(type(one), settings, dict(run.methods), folder.resolve(), made_of)
 
 
 class Worker:
@@ -223,15 +231,9 @@ class Worker:
                 "Give all machines the same files."
             )
         benchmark = work.kind(model=self.model, **work.settings)
-        maker = Maker(
-            benchmark,
-            work.methods,
-            Store(work.folder),
-            failed,
-            Timer(None, Cache(), []),
-            self.environment,
-        )
-        return list(InProcess(stop=lambda: self.stopped)(maker, [group]))
+        store, timer = Store(work.folder), Timer(None, [])
+        run = Run(benchmark, work.methods, store, failed, self.environment, timer)
+        return list(InProcess(stop=lambda: self.stopped)(run, [group]))
 
     def stop(self) -> None:
         """Finish the task in hand; called while ``compute`` runs."""

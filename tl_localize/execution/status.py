@@ -63,39 +63,38 @@ def status(store: Store) -> Status:
     [1, 1]
     """
     tasks, failures, times = planned(store), store.failures(), Times()
-    measurements = {task.key for task in tasks}
     rows: dict[str, dict[str, float]] = {}
     missing: list[tuple[dict[str, float], Task]] = []
-    needed = [task for task in closure(tasks) if task.key not in measurements]
-    for task in [*tasks, *needed]:
-        label = task.label if task.key in measurements else f"({task.kind})"
+    known: set[str] = set()
+
+    def count(task: Task, label: str, took: float | None) -> dict[str, float]:
+        known.add(task.key)
         row = rows.setdefault(label, dict.fromkeys((*COUNTS, "seconds_left"), 0.0))
-        record = store.read(task) if task.key in measurements else None
-        took = (
-            record.about["seconds"]
-            if record
-            else None
-            if task.key in measurements
-            else store.seconds(task)
-        )
-        state = "done" if took is not None else "failed" if hopeless(task, failures) else "missing"
         row["planned"] += 1
-        row[state] += 1
-        row["not_converged"] += bool(record and record.value.get("converged") is False)
         if took is not None:
+            row["done"] += 1
             times.add(task, took)
-        elif state == "missing":
+        elif blocked(task, failures):
+            row["failed"] += 1
+        else:
+            row["missing"] += 1
             missing.append((row, task))
+        return row
+
+    for task in tasks:
+        record = store.read(task)
+        label = f"{task.label} ({task.kind})" if task.kind == "single_layer" else task.label
+        row = count(task, label, record.about["seconds"] if record else None)
+        rows_of = record.value if record else None
+        row["not_converged"] += isinstance(rows_of, dict) and rows_of.get("converged") is False
+    for task in closure(tasks):
+        if task.key not in known:
+            count(task, f"({task.kind})", store.seconds(task))
     for row, task in missing:
         row["seconds_left"] += task.weight * times.rate(task.kind, task.label)
-    known = {task.key for task in (*tasks, *needed)}
-    reasons = {
-        failure["task"]: failure["reason"] for key, failure in failures.items() if key in known
-    }
-    return Status(
-        pd.DataFrame(rows, index=[*COUNTS, "seconds_left"]).T.astype(dict.fromkeys(COUNTS, int)),
-        reasons,
-    )
+    frame = pd.DataFrame(rows, index=[*COUNTS, "seconds_left"]).T
+    reasons = {one["task"]: one["reason"] for key, one in failures.items() if key in known}
+    return Status(frame.astype(dict.fromkeys(COUNTS, int)), reasons)
 
 
 class Times:
@@ -116,8 +115,8 @@ class Times:
         return total / weight
 
 
-def hopeless(task: Task, failed: Collection[str]) -> bool:
-    """Whether the task, or one that it needs, has failed."""
+def blocked(task: Task, failed: Collection[str]) -> bool:
+    """Whether a failure is in the way: of the task, or of one that it needs."""
     return bool(failed) and any(one.key in failed for one in closure([task]))
 
 

@@ -20,7 +20,7 @@ import os
 import secrets
 import socket
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,27 +28,36 @@ from typing import Any, TypeVar
 import safetensors.torch
 from torch import Tensor
 
-from tl_localize.execution.tasks import FORMAT, Plan, Record, Task, canonical, digest_of
-from tl_localize.files import TEMPORARY, prepare_folder, remove_abandoned, write_whole
+from tl_localize.execution.tasks import FORMAT, Plan, Record, Task, digest_of, hash_tensors
+from tl_localize.files import TEMPORARY, Saved, prepare_folder, remove_abandoned, write_whole
 
 LOG = logging.getLogger(__name__)
 MARKER = "tl-localize.json"  # of a results folder: its format
+# what reading a damaged file raises
+DAMAGE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+    safetensors.SafetensorError,
+)
 Content = TypeVar("Content")
 
 
 @dataclass(frozen=True, eq=False)
 class StoredPlan:
-    """A plan, and what it came from.
+    """A plan, and what it was made with.
 
     Args:
-        about: ``environment``, and ``command`` (name and options of the command line, empty from
-            Python).
         number: of its file.
         digest: of the plan.
     """
 
     plan: Plan
-    about: dict[str, Any]
+    environment: dict[str, Any]
     number: int = 0
     digest: str = ""
 
@@ -71,7 +80,7 @@ class Cache:
         return self.kept
 
     def add_plan(self, plan: Plan, environment: dict[str, Any]) -> None:
-        self.kept.append(StoredPlan(plan, {"environment": environment, "command": {}}))
+        self.kept.append(StoredPlan(plan, environment))
         self.wanted.update(task.key for task in plan.tasks)
 
     def has(self, task: Task) -> bool:
@@ -107,12 +116,11 @@ class Store(Cache):
     Args:
         folder: made if it is not there, unless ``read_only``.
         read_only: nothing is written, and damaged files are named and left where they are.
-        command: name and options of the command line that fills it, for ``tl-localize trace``.
 
     Raises:
         ValueError: the folder can't be written; with ``read_only``, it is not a results folder.
 
-    >>> task = Task("scores", {"sequence": "s0", "method": "Activations()"})
+    >>> task = Task("scores", {"sequence": "s0", "method": "activations"})
     >>> Store(folder).write(task, Record({"scores": [0.5, 0.25]}))
     >>> Store(folder).has(task), Store(folder).read(task).value
     (True, {'scores': [0.5, 0.25]})
@@ -120,13 +128,10 @@ class Store(Cache):
 
     folder: Path
     read_only: bool = False
-    command: Mapping[str, Any] = field(default_factory=dict)
     # those without tensors that were read or written
     records: dict[str, Record] = field(default_factory=dict, init=False, repr=False)
-    # plans by their files
-    known: dict[tuple[Any, ...], StoredPlan] = field(default_factory=dict, init=False, repr=False)
-    # plans by their digest
-    parsed: dict[str, Plan] = field(default_factory=dict, init=False, repr=False)
+    # plans by name and time of their files
+    known: dict[tuple[str, int], StoredPlan] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
@@ -139,11 +144,10 @@ class Store(Cache):
             )
         try:
             found = json.loads((self.folder / MARKER).read_bytes())["format"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, *DAMAGE) as error:
             raise ValueError(
                 f"folder must hold a whole {MARKER}, got {str(self.folder)!r} without. Write "
-                f"{json.dumps({'format': FORMAT})} into it, if "
-                "this version made the folder."
+                f"{json.dumps({'format': FORMAT})} into it, if this version made the folder."
             ) from error
         if found != FORMAT:
             raise ValueError(
@@ -184,16 +188,15 @@ class Store(Cache):
         try:
             with open(f"{self.folder}/{task.file}", "rb", buffering=0) as file:
                 data = file.read()
-        except FileNotFoundError:
-            return None
-        try:
             body, tensors = unpack(data)
             if body["key"] != task.key:
                 raise Damaged("it belongs to another task")
-        except Damaged as error:
-            self.set_aside(self.folder / task.file, str(error))
+            record = Record(_value(body, tensors), body["about"])
+        except FileNotFoundError:
             return None
-        record = Record(body["value"], tensors, body["about"])
+        except DAMAGE as error:
+            self.set_aside(self.folder / task.file, error)
+            return None
         if not tensors:
             self.records[task.key] = record
         return record
@@ -203,19 +206,9 @@ class Store(Cache):
         if task.key in self.records:
             return self.records[task.key].about["seconds"]
         try:
-            with open(f"{self.folder}/{task.file}", "rb") as file:
-                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            return json.loads(header["__metadata__"]["record"])["about"]["seconds"]
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            OverflowError,
-            MemoryError,
-            RecursionError,
-        ):
+            with safetensors.safe_open(f"{self.folder}/{task.file}", framework="pt") as file:
+                return json.loads(file.metadata()["record"])["about"]["seconds"]
+        except (OSError, *DAMAGE):
             return None
 
     def write(self, task: Task, record: Record) -> None:
@@ -224,15 +217,14 @@ class Store(Cache):
         Raises:
             OSError: there is no room, or the folder can't be written; what is done is kept.
         """
-        body = {
-            "key": task.key,
-            "kind": task.kind,
-            "inputs": task.inputs,
-            "value": record.value,
-            "about": record.about,
-        }
-        self._write(self.folder / task.file, pack(body, record.tensors))
-        if not record.tensors:
+        tensors: dict[str, Tensor] = {}
+        value = record.value
+        body = {"key": task.key, "kind": task.kind, "inputs": task.inputs, "about": record.about}
+        if isinstance(value, Saved):
+            body["class"] = type(value).__name__
+            tensors, value = value.packed()
+        self._write(self.folder / task.file, pack({**body, "value": value}, tensors))
+        if not tensors:
             self.records[task.key] = record
         (self.folder / "failures" / f"{task.key}.json").unlink(missing_ok=True)
 
@@ -250,14 +242,7 @@ class Store(Cache):
 
     def failures(self) -> dict[str, dict[str, Any]]:
         """What failed, by the key of its task: task (its file), reason, traceback."""
-
-        def read(path: Path) -> tuple[str, dict[str, Any]]:
-            value = json.loads(path.read_bytes())
-            if value.get("key") != path.stem or not {"task", "reason"} <= value.keys():
-                raise Damaged("it says of no task why it failed")
-            return path.stem, value
-
-        return dict(self._each("failures", read))
+        return {failure["key"]: failure for failure in self._each("failures", _failure)}
 
     # Plans
 
@@ -268,12 +253,11 @@ class Store(Cache):
         Raises:
             ValueError: it contradicts a plan that is there.
         """
-        text, about = (
-            json.dumps(plan.packed(), default=str),
-            {"environment": environment, "command": self.command},
-        )
+        text = json.dumps(plan.to_json(), default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()
-        self.parsed[digest] = plan
+        head = json.dumps(
+            {"sha256": digest_of([digest, environment]), "environment": environment}, default=str
+        )
         while True:
             plans = self.plans()
             for other in plans:
@@ -281,40 +265,34 @@ class Store(Cache):
                     raise ValueError(
                         f"settings must agree with those of {str(self.folder)!r}, got\n  "
                         + "\n  ".join(wrong[:5])
-                        + "\n"
-                        f"Give the same settings, to which {plan.grows} may be added, or another "
-                        "folder with --out."
+                        + f"\nGive the same settings, to which {plan.grows} may be added, or "
+                        "another folder with --out."
                     )
             if plans and plans[-1].digest == digest:
                 return
             number = 1 + (plans[-1].number if plans else 0)
-            head = json.dumps({"sha256": digest_of([digest, about]), "about": about}, default=str)
+            path = self.folder / "plans" / f"{number:04d}.json"
             try:
-                self._write(
-                    self.folder / "plans" / f"{number:04d}.json",
-                    f"{head}\n{text}".encode(),
-                    new=True,
-                )
+                self._write(path, f"{head}\n{text}".encode(), new=True)
             except FileExistsError:
                 continue
             # the first says where it stands in tables
             for older in [one for one in plans if one.digest == digest][1:]:
-                (self.folder / "plans" / f"{older.number:04d}.json").unlink(missing_ok=True)
+                path.with_name(f"{older.number:04d}.json").unlink(missing_ok=True)
             return
 
     def plans(self) -> list[StoredPlan]:
         return sorted(self._each("plans", self._plan), key=lambda one: one.number)
 
     def _plan(self, path: Path) -> StoredPlan:
-        status = path.stat()
-        file = (path.name, status.st_ino, status.st_mtime_ns, status.st_size)
+        file = (path.name, path.stat().st_mtime_ns)
         if file not in self.known:
             head, _, text = path.read_bytes().partition(b"\n")
             body, digest = json.loads(head), hashlib.sha256(text).hexdigest()
-            if digest_of([digest, body["about"]]) != body["sha256"]:
+            if digest_of([digest, body["environment"]]) != body["sha256"]:
                 raise Damaged("its content is not what its checksum says")
-            plan = self.parsed[digest] = self.parsed.get(digest) or Plan.unpacked(json.loads(text))
-            self.known[file] = StoredPlan(plan, body["about"], int(path.stem), digest)
+            plan = Plan.from_json(json.loads(text))
+            self.known[file] = StoredPlan(plan, body["environment"], int(path.stem), digest)
         return self.known[file]
 
     # Files
@@ -328,18 +306,8 @@ class Store(Cache):
             # another run has just put a newer plan in its place, or computed the task that failed
             except FileNotFoundError:
                 continue
-            except (
-                ValueError,
-                KeyError,
-                TypeError,
-                AttributeError,
-                IndexError,
-                RecursionError,
-                IsADirectoryError,
-            ) as error:
-                self.set_aside(
-                    path, str(error) if isinstance(error, Damaged) else "it is not whole"
-                )
+            except (IsADirectoryError, *DAMAGE) as error:
+                self.set_aside(path, error)
         return found
 
     def _write(self, path: Path, data: bytes, *, new: bool = False) -> None:
@@ -348,24 +316,36 @@ class Store(Cache):
                 f"folder must be open for writing, got {str(self.folder)!r} as read-only."
             )
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(
-            path, data, None if path.parent == self.folder else self.folder / "tmp", new=new
-        )
+        temporary = None if path.parent == self.folder else self.folder / "tmp"
+        write_whole(path, data, temporary, new=new)
 
-    def set_aside(self, path: Path, why: str) -> None:
+    def set_aside(self, path: Path, error: Exception) -> None:
         """Move a damaged file out of the way, and say so."""
+        why = str(error) if isinstance(error, Damaged) else "it is not whole"
         name = f"{path.name}.{secrets.token_hex(4)}"
+        where = "is not read"
         if not self.read_only:
             try:
                 os.replace(path, self.folder / "set_aside" / name)
             except FileNotFoundError:  # another run was faster
                 return
-        where = (
-            "is not read"
-            if self.read_only
-            else f"was set aside as set_aside/{name}, and is made again if it is needed"
-        )
+            where = f"was set aside as set_aside/{name}, and is made again if it is needed"
         LOG.error("%s %s: %s.", path.relative_to(self.folder), where, why)
+
+
+def _value(body: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
+    """What a record holds, from its file."""
+    if "class" not in body:
+        return body["value"]
+    kinds = {kind.__name__: kind for kind in Saved.__subclasses__()}
+    return kinds[body["class"]].unpacked(tensors, body["value"])
+
+
+def _failure(path: Path) -> dict[str, Any]:
+    value = json.loads(path.read_bytes())
+    if value["key"] != path.stem or not {"task", "reason"} <= value.keys():
+        raise Damaged("it says of no task why it failed")
+    return value
 
 
 def pack(body: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
@@ -373,8 +353,7 @@ def pack(body: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
     # in ASCII: a file name on a disk may hold half a character
     text = json.dumps(body, default=str)
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    seal = _seal(text, *_split(safetensors.torch.save(whole)))
-    return safetensors.torch.save(whole, {"record": text, "sha256": seal})
+    return safetensors.torch.save(whole, {"record": text, "sha256": _seal(text, whole)})
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -384,31 +363,19 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
         Damaged: it is not a file that ``pack`` made, to the last bit.
     """
     try:
-        header, numbers = _split(data)
-        metadata = header.pop("__metadata__")
-        if metadata["sha256"] != _seal(metadata["record"], header, numbers):
+        tensors = safetensors.torch.load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        text, seal = header["__metadata__"]["record"], header["__metadata__"]["sha256"]
+        if seal != _seal(text, tensors):
             raise Damaged("its checksum is wrong")
-        return json.loads(metadata["record"]), safetensors.torch.load(data) if header else {}
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        OverflowError,
-        safetensors.SafetensorError,
-    ) as error:
-        if isinstance(error, Damaged):
-            raise
+        return json.loads(text), tensors
+    except Damaged:
+        raise
+    except DAMAGE as error:
         raise Damaged("it is not whole" if data else "it is empty") from error
 
 
-def _split(data: bytes) -> tuple[dict[str, Any], memoryview]:
-    end = 8 + int.from_bytes(data[:8], "little")
-    return json.loads(data[8:end]), memoryview(data)[end:]
-
-
-def _seal(text: str, header: dict[str, Any], numbers: memoryview) -> str:
-    digest = hashlib.sha256(canonical([text, header]).encode(errors="surrogatepass"))
-    digest.update(numbers)
+def _seal(text: str, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode(errors="surrogatepass"))
+    hash_tensors(digest, tensors)
     return digest.hexdigest()

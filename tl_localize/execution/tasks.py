@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
-FORMAT = 3  # of records and plans; part of every key
+from tl_localize.identity import identity
+
+FORMAT = 4  # of records and plans; part of every key
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,30 +74,21 @@ class Task:
         """
         return self.ratio, self.index, self.kind, self.label
 
-    def __repr__(self) -> str:
-        return f"Task({self.kind!r}, {self.label!r} on {self.name!r})"
-
 
 @dataclass(frozen=True, eq=False)
 class Record:
     """The result of a task.
 
     Args:
-        value: the result, as JSON takes it.
-        tensors: the tensors of the result.
+        value: the result: rows as JSON takes them, or an object of a ``Saved`` class.
         about: how it was made: versions, device, threads, seconds, peak memory.
 
-    >>> Record({"ids": ["s0"]}, {"values": torch.zeros(6, 1536)})
-    Record(['ids'], values [6, 1536])
+    >>> Record({"frame": [{"recall": 0.5}]}).value["frame"]
+    [{'recall': 0.5}]
     """
 
-    value: dict[str, Any]
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    value: Any
     about: dict[str, Any] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        shapes = "".join(f", {name} {list(tensor.shape)}" for name, tensor in self.tensors.items())
-        return f"Record({list(self.value)}{shapes})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +99,7 @@ class Plan:
         benchmark: ``"inj"``, ``"del"`` or ``"collect"``.
         settings: the same in all plans of a folder.
         parts: sentences, targets or chunks; plans of a folder agree on those that both have.
-        methods: label -> method with all its settings; plans of a folder agree on those that both
-            have.
+        methods: label -> ``described`` method; plans of a folder agree on those that both have.
         tasks: those whose records make the tables; they lead to all others by their needs.
         scope: plans of different scopes, such as different ratios of INJ, may differ in ``scoped``
             and ``methods``.
@@ -119,69 +112,67 @@ class Plan:
     benchmark: str
     settings: dict[str, Any]
     parts: list[Any]
-    methods: dict[str, str]
+    methods: dict[str, Any]
     tasks: list[Task]
     scope: str = ""
     scoped: dict[str, Any] = field(default_factory=dict)
     grows: str = "parts, methods and ratios"
 
-    def __repr__(self) -> str:
-        return f"Plan({self.benchmark!r}, {len(self.tasks)} tasks)"
-
     def contradictions(self, old: Plan) -> list[str]:
         """What differs from an older plan of the same folder and may not."""
         if old.benchmark != self.benchmark:
             return [f"benchmark: {old.benchmark} in the folder, {self.benchmark} now"]
-        pairs = [
-            (name, old.settings.get(name), self.settings.get(name))
-            for name in old.settings | self.settings
-        ]
+        before, now = dict(old.settings), dict(self.settings)
         if old.scope == self.scope:
-            pairs += [
-                (name, old.scoped.get(name), self.scoped.get(name))
-                for name in old.scoped | self.scoped
-            ]
-            pairs += [
-                (f"methods.{label}", old.methods[label], self.methods[label])
-                for label in old.methods.keys() & self.methods
-            ]
-        pairs += [
-            (f"part {i}", one, other)
-            for i, (one, other) in enumerate(zip(old.parts, self.parts, strict=False))
-        ]
+            before |= old.scoped
+            now |= self.scoped
+            for label in old.methods.keys() & self.methods:
+                before[f"methods.{label}"] = old.methods[label]
+                now[f"methods.{label}"] = self.methods[label]
+        for i in range(min(len(old.parts), len(self.parts))):
+            before[f"part {i}"], now[f"part {i}"] = old.parts[i], self.parts[i]
         return [
-            f"{name}: {one} in the folder, {other} now"
-            for name, one, other in pairs
-            if canonical(one) != canonical(other)
+            f"{name}: {before.get(name)} in the folder, {now.get(name)} now"
+            for name in before | now
+            if canonical(before.get(name)) != canonical(now.get(name))
         ]
 
-    def packed(self) -> dict[str, Any]:
-        """As JSON takes it; a need stands as the number of its task in the list, and keys stand
-        there so that nobody hashes them again.
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON takes it: a need stands as the number of its task in the list, and keys
+        stand there so that nobody hashes them again.
         """
         everything = list(closure(self.tasks))
         numbers = {task.key: i for i, task in enumerate(everything)}
-        packed = [
+        tasks = [
             {**vars(task), "needs": [numbers[need.key] for need in task.needs]}
             for task in everything
         ]
         return {
             **vars(self),
-            "tasks": packed,
+            "tasks": tasks,
             "results": [numbers[task.key] for task in self.tasks],
         }
 
     @classmethod
-    def unpacked(cls, value: dict[str, Any]) -> Plan:
-        """What ``packed`` gave."""
+    def from_json(cls, value: dict[str, Any]) -> Plan:
+        """What ``to_json`` gave."""
         tasks: list[Task] = []
-        for one in value["tasks"]:
-            fields: dict[str, Any] = {**one, "needs": tuple(tasks[i] for i in one["needs"])}
-            key = fields.pop("key")
-            tasks.append(Task(**fields))
-            vars(tasks[-1])["key"] = key
-        others = {name: part for name, part in value.items() if name not in ("tasks", "results")}
-        return cls(**others, tasks=[tasks[i] for i in value["results"]])
+        for one in value.pop("tasks"):
+            key = one.pop("key")
+            task = Task(**{**one, "needs": tuple(tasks[i] for i in one["needs"])})
+            vars(task)["key"] = key
+            tasks.append(task)
+        return cls(tasks=[tasks[i] for i in value.pop("results")], **value)
+
+
+def described(value: Any) -> Any:
+    """A setting for keys and plans: its ``identity``. What has none, such as a function, is
+    described in a way that holds in this process alone; a run with a store refuses it.
+    """
+    try:
+        return identity(value)
+    except ValueError:
+        return {"only here": [repr(value), id(value)]}
 
 
 def closure(tasks: Iterable[Task], seen: set[str] | None = None) -> Iterator[Task]:
@@ -189,8 +180,7 @@ def closure(tasks: Iterable[Task], seen: set[str] | None = None) -> Iterator[Tas
     seen = set() if seen is None else seen
     for task in tasks:
         if task.key not in seen:
-            if new := [need for need in task.needs if need.key not in seen]:
-                yield from closure(new, seen)
+            yield from closure(task.needs, seen)
             seen.add(task.key)
             yield task
 
@@ -200,9 +190,12 @@ def tasks_of(plans: Sequence[Plan]) -> list[Task]:
     place the newest counts.
     """
     found = {task.place: task for plan in plans for task in plan.tasks}
-    ratios, labels = (list(dict.fromkeys(place[i] for place in found)) for i in (0, 3))
-    rank = {name: i for names in (ratios, labels) for i, name in enumerate(names)}
-    return sorted(found.values(), key=lambda task: (rank[task.ratio], task.index, rank[task.label]))
+    ratios = list(dict.fromkeys(task.ratio for task in found.values()))
+    labels = list(dict.fromkeys(task.label for task in found.values()))
+    return sorted(
+        found.values(),
+        key=lambda task: (ratios.index(task.ratio), task.index, labels.index(task.label)),
+    )
 
 
 _canonical = json.JSONEncoder(
@@ -218,3 +211,10 @@ def canonical(value: Any) -> str:
 def digest_of(value: Any) -> str:
     """A hash of content: 32 hexadecimal digits."""
     return hashlib.sha256(canonical(value).encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+def hash_tensors(digest: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Add tensors to a hash: names, shapes and all bits."""
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
