@@ -244,16 +244,11 @@ def test_read_settings_names_a_file_of_another_form(tmp_path, content):
         read_settings(tmp_path / "s.json")
 
 
-def test_method_of_reads_a_repr_and_nothing_else(candidates):
+def test_method_of_reads_an_identity_and_nothing_else(candidates):
     from tl_localize.evals.tuning import method_of
+    from tl_localize.identity import identity
 
-    assert [method_of(repr(method)) for method in candidates] == candidates
-    for text in (
-        "Unknown()",
-        "Slimming",
-        "__import__('os')",
-        "Slimming(steps=",
-        "Slimming(steps=print)",
-    ):
-        with pytest.raises(ValueError, match="method must be the repr of one of"):
-            method_of(text)
+    assert [method_of(identity(method)) for method in candidates] == candidates
+    for wrong in ({"class": "Unknown"}, {"class": "Slimming", "step": 1}, {}):
+        with pytest.raises(ValueError, match="method must be one of ours"):
+            method_of(wrong)

@@ -217,4 +217,6 @@ def hash_tensors(digest: Any, tensors: Mapping[str, Tensor]) -> None:
     """Add tensors to a hash: names, shapes and all bits."""
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        if tensor.numel():
+            flat = tensor.detach().cpu().contiguous().flatten()
+            digest.update(flat.view(torch.uint8).numpy().data)

@@ -397,7 +397,7 @@ class Explorer:
         text, meter = self.pairs[0][0], self._meter(self.ablations[0])
         chosen = self.chosen(0, self.start, "layer", self._layer_choices()[0][1])
         before, (_, after) = (
-            torch.tensor(meter.baseline.value["predicted"][text]),
+            torch.tensor(meter.baseline["predicted"][text]),
             meter.probabilities(text, chosen),
         )
         return TokenView(
