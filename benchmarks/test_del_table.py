@@ -217,7 +217,7 @@ def single_layers(benchmark, model_name, tuned, publish, publish_figure):
 
     (method,) = del_methods(SINGLE_LAYER, [], model_name, tuned)
     single, methods = single_layer_run(benchmark(N_TARGETS_SINGLE_LAYER), method)
-    frame = single.run(methods).single_layer[method.name]
+    frame = single.run(methods)
     publish(
         single_layer_table(frame),
         model_name,

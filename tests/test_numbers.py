@@ -24,6 +24,7 @@ from tl_localize import (
     MemorizedSequence,
     NeuronScores,
     NeuronSet,
+    SingleLayerStudy,
     check_recited,
     explore,
     inject,
@@ -59,10 +60,8 @@ def inj(model: Any, given: dict[str, Any]) -> InjBenchmark:
     return InjBenchmark(**({"model": model, "sequences": GOOD, "ratio": 0.1} | given))
 
 
-def del_of(model: Any, given: dict[str, Any]) -> DelBenchmark:
-    return DelBenchmark(
-        model, GOOD, TEXT, **({"ratios": (0.1,), "n_dev": 0, "decode": str} | given)
-    )
+def del_of(model: Any, given: dict[str, Any], kind: Any = DelBenchmark) -> Any:
+    return kind(model, GOOD, TEXT, **({"ratios": (0.1,), "n_dev": 0, "decode": str} | given))
 
 
 def many(model: Any, given: dict[str, Any]) -> object:
@@ -75,6 +74,14 @@ def without_none(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(value for value in values if value is not None)
 
 
+DELETION = {
+    "ratios": one_of(FRACTION),
+    "n_dev": (*FROM_0, 2),
+    "n_targets": (*COUNT, 3),
+    "first_layer": LAYER,
+    "seed": SEED,
+    "batch_tokens": COUNT,
+}
 MASK = {
     "learning_rate": POSITIVE,
     "sparsity_weight": POSITIVE,
@@ -148,21 +155,10 @@ CALLS: dict[str, tuple[Call, dict[str, tuple[Any, ...]]]] = {
             "distractors": FROM_0,
         },
     ),
-    "DelBenchmark": (
-        del_of,
-        {
-            "ratios": one_of(FRACTION),
-            "n_dev": (*FROM_0, 2),
-            "n_targets": (*COUNT, 3),
-            "first_layer": LAYER,
-            "seed": SEED,
-            "batch_tokens": COUNT,
-            "budget_factors": one_of(COUNT),
-        },
-    ),
-    "DelBenchmark.run_single_layer": (
-        lambda m, given: del_of(m, {}).run_single_layer(Activations(), **({"ratio": 0.1} | given)),
-        {"ratio": FRACTION, "multiples": one_of(COUNT)},
+    "DelBenchmark": (del_of, DELETION),
+    "SingleLayerStudy": (
+        lambda m, given: del_of(m, given, SingleLayerStudy),
+        DELETION | {"multiples": one_of(COUNT)},
     ),
     "MemorizedSequence": (
         lambda m, given: MemorizedSequence(torch.arange(5), **given),
@@ -207,12 +203,6 @@ CALLS: dict[str, tuple[Call, dict[str, tuple[Any, ...]]]] = {
 }
 # Numbers by which something is looked up: what is not there is named with what is.
 LOOKED_UP = {
-    "DelBenchmark.budgets.ratio",
-    "DelBenchmark.chosen.ratio",
-    "DelBenchmark.chosen.layer",
-    "DelBenchmark.chosen.count",
-}
-LOOKED_UP |= {
     "DelResults.confusion",
     "DelResults.confusion_levenshtein",
     "DelResults.confusion_by_category.ratio",
@@ -267,7 +257,7 @@ def test_number_that_breaks_its_rule_is_refused_by_its_name(
     function, _, setting = name.rpartition(".")
     with pytest.raises((ValueError, TypeError)) as caught:
         CALLS[function][0](gpt2_like, {setting: value})
-    own = {"seeds": "seed", "ratios": "ratio", "budget_factors": "multiples"}.get(setting, setting)
+    own = {"seeds": "seed", "ratios": "ratio"}.get(setting, setting)
     assert re.match(
         rf"{own}( of \S+)? must .+, got .+\. \S.*[.?]$", str(caught.value), re.DOTALL
     ), str(caught.value)

@@ -3,6 +3,7 @@ from .evals import (
     DelResults as DelResults,
     InjBenchmark as InjBenchmark,
     InjResults as InjResults,
+    SingleLayerStudy as SingleLayerStudy,
 )
 from .explorer import explore as explore
 from .injection import (

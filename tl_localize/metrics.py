@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,20 +24,23 @@ from tl_localize.sequences import (
     check_tokens,
     tokenizer_of,
 )
+from tl_localize.units import NEURONS, Units
 
 Decode = Callable[[list[int]], str]
 PUBLISHED_CHUNKS = 128  # of the sequences of general text, whose losses the authors average first
 
 
 def predicted_suffixes(
-    model: LanguageModel, sequences: Sequence[MemorizedSequence]
+    model: LanguageModel,
+    sequences: Sequence[MemorizedSequence],
+    batch_tokens: int | None = None,
+    units: Units = NEURONS,
 ) -> Iterator[Int[Tensor, " suffix"]]:
     """Teacher-forced argmax of each suffix token, sequence by sequence (eq. 1 of the paper)."""
     sequences = check_sequences(model, sequences)
-    view = NeuronView(model)
-    batches = halving(
-        partial(_predicted, view), sequences, rows_that_fit(view, max(map(len, sequences)))
-    )
+    view = NeuronView(model, units)
+    size = rows_that_fit(view, max(map(len, sequences)), batch_tokens=batch_tokens)
+    batches = halving(partial(_predicted, view), sequences, size)
     return chain.from_iterable(predicted for _, predicted in batches)
 
 
@@ -190,44 +194,44 @@ def mean_base2(losses: Float[Tensor, " sequence"]) -> float:
 
 
 def sequence_losses(
-    model: LanguageModel, tokens: Integer[Tensor, "batch pos"]
+    model: LanguageModel,
+    tokens: Integer[Tensor, "batch pos"],
+    batch_tokens: int | None = None,
+    units: Units = NEURONS,
 ) -> Float[Tensor, " batch"]:
     """Loss of each sequence, nats per token."""
-    view, cfg = NeuronView(model), model.cfg
-    if not isinstance(tokens, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+    view = NeuronView(model, units)
+    check_text(model, tokens, "tokens")
+
+    def losses(rows: list[int]) -> Tensor:
+        part = tokens[rows].long().to(view.device)
+        with used(model):
+            logits = unembed(model, residual(model, part)[:, :-1])
+        losses = F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="none")
+        return losses.view(len(rows), -1).mean(1).cpu()
+
+    size = rows_that_fit(view, tokens.shape[1], batch_tokens=batch_tokens)
+    return torch.cat([loss for _, loss in halving(losses, range(len(tokens)), size)])
+
+
+def check_text(model: LanguageModel, tokens: Any, name: str) -> None:
+    """Raise TypeError or ValueError unless these are rows of text that the model can read."""
+    n_ctx = model.cfg.n_ctx
+    if not isinstance(tokens, Tensor):
         raise TypeError(
-            f"tokens must be a tensor of token ids [batch pos], got {type(tokens).__name__}. "
+            f"{name} must be a tensor of token ids [batch pos], got {type(tokens).__name__}. "
             "model.to_tokens(text) makes one."
         )
     if (
         tokens.is_floating_point()
         or tokens.ndim != 2
-        or not 2 <= tokens.shape[1] <= cfg.n_ctx
+        or not 2 <= tokens.shape[1] <= n_ctx
         or not len(tokens)
     ):
         raise ValueError(
-            f"tokens must be token ids [batch pos] of 2 to n_ctx={cfg.n_ctx} positions, got shape "
+            f"{name} must be token ids [batch pos] of 2 to n_ctx={n_ctx} positions, got shape "
             f"{tuple(tokens.shape)} of {tokens.dtype}. "
             "Cut general text into pieces of that length."
         )
     # torch has no minimum of the unsigned types that files of tokens come in
-    tokens = tokens.long()
-    check_tokens(model, tokens)
-
-    def losses(rows: list[int]) -> Tensor:
-        part = tokens[rows].to(view.device)
-        with used(model):
-            logits = unembed(model, residual(model, part)[:, :-1])
-        return (
-            F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="none")
-            .view(len(rows), -1)
-            .mean(1)
-            .cpu()
-        )
-
-    return torch.cat(
-        [
-            loss
-            for _, loss in halving(losses, range(len(tokens)), rows_that_fit(view, tokens.shape[1]))
-        ]
-    )
+    check_tokens(model, tokens.long(), f" in {name}")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from noise import Noise
 
-from tl_localize import NeuronSet, accuracy, perplexity
+from tl_localize import accuracy, perplexity
 from tl_localize.evals import DelResults, Mean, Resample, Zero
 from tl_localize.execution import Store
 
@@ -23,6 +23,9 @@ RATIO = 0.2
 def test_ablations_clamp_neurons_at_values_of_general_text(
     gpt2_like: Any, benchmark_of: Any, ablation: Any
 ) -> None:
+    """In float64: a perplexity of 330 has 1.6e-4 for each rounding of its loss in float32."""
+    gpt2_like.cfg.dtype = torch.float64
+    gpt2_like.double()
     benchmark = benchmark_of(gpt2_like, ablation=ablation, ratios=(RATIO,), n_targets=1)
     results = benchmark.run([Noise()])
     target = benchmark.test_sequences[0]
@@ -40,7 +43,7 @@ def test_ablations_clamp_neurons_at_values_of_general_text(
         after = perplexity(gpt2_like, benchmark.general_tokens)
         expected = accuracy(gpt2_like, benchmark.test_sequences)
     row = results.frame.iloc[0]
-    assert row["delta_perplexity"] == pytest.approx(after - before, abs=1e-4)
+    assert row["delta_perplexity"] == pytest.approx(after - before, abs=1e-5)
     changed = (
         results.confusion["noise", RATIO].iloc[0].to_numpy() + results.before["accuracy"].to_numpy()
     )
@@ -101,7 +104,7 @@ def test_ablation_of_a_user_works_everywhere(
     assert "constant, 20 % of each layer, 2 sequences" in alone.table().index.get_level_values(0)
     with pytest.raises(
         ValueError,
-        match=r"ablation: .*0\.5.* in the folder, .*0\.6.* now",
+        match=r"ablation: .*Constant.* 0.5.* in the folder, .*Constant.* 0.6.* now",
     ):
         replace(benchmark, ablation=Constant(0.6)).run([Noise()], Store(tmp_path))
     by_function = replace(
@@ -117,26 +120,3 @@ def test_ablation_of_another_shape_is_refused(
         ValueError, match=r"ablation must give values of the shape \(2, 48\), got \(48,\) from"
     ):
         benchmark_of(gpt2_like, ablation=lambda neurons, target: torch.zeros(48)).run([Noise()])
-
-
-@pytest.mark.parametrize("room", [0, 4000, 2**30])
-def test_what_is_kept_between_forwards_changes_no_bit(
-    any_model: Any, benchmark_of: Any, monkeypatch: Any, room: int
-) -> None:
-    """Nothing kept, some batches, all: ablated in each order, with every layer as the first."""
-    benchmark = benchmark_of(any_model, first_layer=0, batch_tokens=40)
-    generator = torch.Generator().manual_seed(5)
-    masks = [
-        torch.rand(any_model.cfg.n_layers, any_model.cfg.d_mlp, generator=generator) < 0.3
-        for _ in range(4)
-    ]
-    masks[0][0], masks[1][1:], masks[3][:] = False, False, False
-    sets = [NeuronSet(mask) for mask in masks]
-    apart = [benchmark._meter().effect(0, chosen) for chosen in sets]
-    monkeypatch.setattr("tl_localize.evals.ablation.bytes_to_keep", lambda view: room)
-    meter = benchmark._meter()
-    together = [meter.effect(0, chosen) for chosen in (*sets, *reversed(sets))]
-    assert bool(meter.kept) == (room > 0)
-    assert sum(resid.nbytes for resid in meter.kept.values()) <= room
-    for got, expected in zip(together, [*apart, *reversed(apart)], strict=True):
-        assert got == expected

@@ -1,8 +1,8 @@
-"""DEL: the same numbers as ablating one set of neurons after the other, and as the authors' code."""
+"""DEL: the numbers of ablating one set of neurons after the other, and of the authors' code."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 import torch
 from noise import Noise, letters
-from oracles import ATTENTION
 
 from tl_localize import (
     METHODS,
@@ -27,7 +26,8 @@ from tl_localize import (
     perplexity,
     perplexity_base2,
 )
-from tl_localize.evals import DelBenchmark
+from tl_localize.evals import DelBenchmark, SingleLayerStudy
+from tl_localize.evals.presets import single_layer_run
 from tl_localize.execution import Store
 
 RATIO = 0.2
@@ -97,23 +97,6 @@ def test_del_gives_the_numbers_of_ablating_one_set_after_the_other(
                 expected["delta_neg_levenshtein"]
             )
     assert some_effect > 0.5  # else the comparison would say nothing
-
-
-@pytest.mark.parametrize("attention", ATTENTION)
-def test_forwards_that_start_above_the_bottom_are_whole_ones(
-    make_model: Any, benchmark_of: Any, attention: str
-) -> None:
-    model = make_model(7, **({"n_layers": 3} | ATTENTION[attention]))
-    benchmark = benchmark_of(model, first_layer=2)
-    meter, sequence = benchmark._meter(), benchmark.test_sequences[0]
-    neurons = Noise()(model, sequence).top_k(0.5, first_layer=2)
-    effect, expected = meter.effect(0, neurons), naive(benchmark, 0, neurons)
-    assert effect["accuracy"][0] == pytest.approx(expected["delta_self_accuracy"])
-    assert np.mean(effect["levenshtein"][1:]) == pytest.approx(expected["delta_neg_levenshtein"])
-    assert effect["perplexity"] == pytest.approx(
-        expected["delta_perplexity"], abs=TOLERANCE, rel=1e-4
-    )
-    assert abs(effect["perplexity"]) > 10 * TOLERANCE
 
 
 def test_del_uses_map_where_there_is_one(gpt2_like: Any, benchmark_of: Any) -> None:
@@ -220,42 +203,35 @@ def test_del_measures_the_model_with_the_hooks_it_has(gpt2_like: Any, benchmark_
 
 
 def test_single_layers_get_the_budget_of_all_layers(neox_like: Any, benchmark_of: Any) -> None:
-    benchmark = benchmark_of(neox_like)
-    frame = benchmark.run_single_layer(Noise(), RATIO, multiples=(1, 2))
-    everywhere = frame[frame["layer"].isna()]
+    benchmark = replace(benchmark_of(neox_like), ratios=(RATIO,))
+    own = {field.name: getattr(benchmark, field.name) for field in fields(benchmark)}
+    with pytest.raises(
+        ValueError, match=r"multiple \* 22 in \[1, 56\], the neurons of one layer, got 5"
+    ):
+        SingleLayerStudy(**own)
+    frame = SingleLayerStudy(**own, multiples=(1, 2)).run([Noise()])
+    everywhere = frame[frame["layer"].isna()].drop(columns=["layer", "multiple"])
+    expected = benchmark.run([Noise()]).frame.query("method == 'noise'")
     pd.testing.assert_frame_equal(
-        everywhere.drop(columns=["layer", "multiple"]).reset_index(drop=True),
-        benchmark.run([Noise()])
-        .frame.query("method == 'noise' and ratio == @RATIO")
-        .reset_index(drop=True),
-        rtol=1e-4,
+        everywhere.reset_index(drop=True), expected.reset_index(drop=True), rtol=1e-4
     )
     assert (everywhere["n_neurons"] == 2 * 11).all()  # int(0.2 * 56) of each of two layers
     assert (frame[frame["multiple"] == 2]["n_neurons"] == 2 * 22).all()  # int(0.2 * 56 * 2), twice
     target = benchmark.test_sequences[3]
     mask = torch.zeros(3, 56, dtype=torch.bool)
     mask[2, Noise()(neox_like, target).values[2].topk(22).indices] = True
-    row = frame[(frame.sequence_id == target.id) & (frame.layer == 2) & (frame.multiple == 1)].iloc[
-        0
-    ]
+    row = frame.query("sequence_id == @target.id and layer == 2 and multiple == 1").iloc[0]
     expected = naive(benchmark, 3, NeuronSet(mask))
     assert dict(row[[*expected]]) == pytest.approx(expected, abs=TOLERANCE, rel=1e-4)
-    with pytest.raises(
-        ValueError, match=r"multiple \* 22 in \[1, 56\], the neurons of one layer, got 5"
-    ):
-        benchmark.run_single_layer(Noise(), RATIO)
 
 
 @pytest.mark.parametrize("name", ["hard_concrete", "slimming"])
 def test_single_layers_refuse_masks_of_all_layers(
-    neox_like: Any, benchmark_of: Any, name: str
+    gpt2_like: Any, benchmark_of: Any, name: str
 ) -> None:
-    message = (
-        "method must score each layer by itself for single layers, got .*Use one of "
-        ".*integrated_gradients"
-    )
-    with pytest.raises(ValueError, match=message):
-        benchmark_of(neox_like).run_single_layer(METHODS[name](), RATIO, multiples=(1,))
+    study, methods = single_layer_run(benchmark_of(gpt2_like, ratios=(0.1,)), METHODS[name]())
+    with pytest.raises(ValueError, match=r"method must score each layer by itself .*Use one of"):
+        study.run(methods)
 
 
 @pytest.mark.parametrize(
@@ -280,11 +256,11 @@ def test_single_layers_refuse_masks_of_all_layers(
         ),
         (
             {"general_tokens": torch.zeros(2, 40, dtype=torch.long)},
-            r"2 to n_ctx=32 positions, got \(2, 40\)",
+            r"2 to n_ctx=32 positions, got shape \(2, 40\)",
         ),
         (
             {"general_tokens": torch.zeros(0, 5, dtype=torch.long)},
-            "general_tokens must have the shape",
+            "general_tokens must be token ids",
         ),
         ({"sequences": []}, "sequences must hold at least one sequence"),
     ],
@@ -320,7 +296,7 @@ def test_del_refuses_other_types(
 def test_del_refuses_general_text_that_is_no_tokens(
     unchecked: None, gpt2_like: Any, recited: Any
 ) -> None:
-    for given, error in (("some text", TypeError), ([1, 2, 3], ValueError)):
+    for given, error in (("some text", TypeError), (torch.tensor([1, 2, 3]), ValueError)):
         with pytest.raises(error, match="general_tokens must"):
             DelBenchmark(
                 gpt2_like, recited(gpt2_like), given, ratios=(RATIO,), n_dev=2, decode=letters
@@ -370,7 +346,7 @@ class Given:
 def test_del_agrees_with_the_authors_code(
     golden: Path, golden_settings: dict[str, Any], ratio: float
 ) -> None:
-    """Silenced neurons, all 24 accuracies and distances, and the perplexity, of ten attributions."""
+    """The ablated neurons, all accuracies and distances, the perplexity, of ten attributions."""
     model = load_model(golden, device="cpu")
     reference, scores, expected = (
         dict(np.load(golden / f"{name}.npz")) for name in ("reference", "suffix", "del_eval")

@@ -71,6 +71,7 @@ def run_inj(inj: Any, methods: list[Any], tmp_path: Path) -> Run:
 def run_del(deletion: Any, methods: list[Any], tmp_path: Path) -> Run:
     """DEL at two ratios, and layer by layer, into a folder."""
     from tl_localize import Activations
+    from tl_localize.evals.presets import single_layer_run
 
     def run(
         name: str = "run",
@@ -80,7 +81,7 @@ def run_del(deletion: Any, methods: list[Any], tmp_path: Path) -> Run:
         **changes: Any,
     ) -> Any:
         one = replace(deletion, **changes)
-        single = replace(one, ratios=one.ratios[:1], budget_factors=(1, 5))
+        single, _ = single_layer_run(replace(one, ratios=one.ratios[:1]), Activations())
         outcomes = run_into(one, methods, tmp_path / name, stop_after, shard)
         left = None if stop_after is None else stop_after - len(outcomes)
         return (
@@ -147,6 +148,7 @@ def inj_numbers(tmp_path: Path) -> Callable[..., Any]:
 def del_numbers(tmp_path: Path) -> Callable[..., Any]:
     """All that DEL measured."""
     from tl_localize.evals import DelResults
+    from tl_localize.evals.single_layer import single_layers
     from tl_localize.execution import Store
 
     def numbers(name: str = "run") -> list[str]:
@@ -157,14 +159,14 @@ def del_numbers(tmp_path: Path) -> Callable[..., Any]:
             for found in (results.confusion, results.confusion_levenshtein)
             for matrix in found.values()
         ]
-        layers = [frame.to_csv() for frame in results.single_layer.values()]
-        assert len(layers) == 1
+        layers = single_layers(Store(tmp_path / name))
+        assert set(layers["method"]) == {"activations"}
         return [
             results.frame.to_csv(),
             results.before.to_csv(),
             results.table().to_csv(),
             *matrices,
-            *layers,
+            layers.to_csv(),
         ]
 
     return numbers

@@ -16,8 +16,11 @@ import torch
 from folders import records, run_into, spoil
 from pandas.testing import assert_frame_equal
 
-from tl_localize import Activations, DelBenchmark, HardConcrete, IntegratedGradients, NeuronScores
+from tl_localize import Activations, HardConcrete, IntegratedGradients, NeuronScores
 from tl_localize.evals import DelResults, InjBenchmark, InjResults
+from tl_localize.evals.ablation import AblationMeter
+from tl_localize.evals.presets import single_layer_run
+from tl_localize.evals.single_layer import single_layers
 from tl_localize.execution import InProcess, Store, status
 from tl_localize.execution.engine import Outcome, Run, Timer, missing_groups, parse_shard
 from tl_localize.execution.store import unpack
@@ -51,9 +54,8 @@ def test_del_in_a_folder_gives_what_it_gives_in_memory(
     for key, matrix in alone.confusion.items():
         assert_frame_equal(stored.confusion[key], matrix)
         assert_frame_equal(stored.confusion_levenshtein[key], alone.confusion_levenshtein[key])
-    assert_frame_equal(
-        stored.single_layer["activations"], deletion.run_single_layer(Activations(), 0.1)
-    )
+    study, methods = single_layer_run(replace(deletion, ratios=(0.1,)), Activations())
+    assert_frame_equal(single_layers(Store(tmp_path / "run")), study.run(methods))
 
 
 def test_run_in_memory_raises_the_error_of_a_method(inj: Any, deletion: Any) -> None:
@@ -531,7 +533,7 @@ def test_failed_baseline_is_tried_once(
         calls.append(self)
         raise ValueError("loss on general_tokens must be finite, got one that is not")
 
-    monkeypatch.setattr(DelBenchmark, "_meter", wrong)
+    monkeypatch.setattr(AblationMeter, "_measured_baseline", wrong)
     outcomes = run_del()
     assert len(calls) == len(outcomes) == 1
     assert status(Store(tmp_path / "run")).frame.loc[

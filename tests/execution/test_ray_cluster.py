@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tl_localize import Activations, InjBenchmark
+from tl_localize.evals.ablation import AblationMeter
 from tl_localize.execution import RayCluster, Store, status
 from tl_localize.execution.engine import Run, Timer
 from tl_localize.execution.environment import environment
@@ -205,7 +206,7 @@ def test_baseline_that_failed_on_one_worker_is_not_tried_on_the_next(
         raise ValueError("loss on general_tokens must be finite, got one that is not")
 
     executor, _ = cluster(workers=1)
-    monkeypatch.setattr(type(deletion), "_meter", wrong)
+    monkeypatch.setattr(AblationMeter, "_measured_baseline", wrong)
     results = deletion.run(methods, Store(tmp_path), executor=executor)
     assert len(calls) == 1
     assert len(results.missing) == 3 * 3 * 2

@@ -28,8 +28,9 @@ from tl_localize.collect.collection import check_draw
 from tl_localize.collect.reference_texts import reference_search, with_planted
 from tl_localize.evals import presets
 from tl_localize.evals.ablation import ABLATIONS
-from tl_localize.evals.del_benchmark import DelBenchmark, check_by_layer
+from tl_localize.evals.del_benchmark import DelBenchmark
 from tl_localize.evals.del_results import DelResults
+from tl_localize.evals.single_layer import single_layers
 from tl_localize.evals.tuning import read_settings
 from tl_localize.execution import Store
 from tl_localize.files import nearest, save_tensors, write_text
@@ -114,8 +115,6 @@ def del_benchmark(
         if single_layer
         else []
     )
-    for method in alone:
-        check_by_layer(method)
     given = rows.data(data)
     presets.check_data(on.model, given, general)
     options.check_ratios(ratio)
@@ -175,13 +174,12 @@ def del_benchmark(
 
 def publish_del(store: Store, folder: Path, printed: Printed) -> None:
     """All tables and figures of DEL from the folder of a run, and the main table on the terminal."""
-    results = DelResults.of(store)
-    options.publish(results, store, folder, del_tables, del_figures, printed)
-    for name, frame in results.single_layer.items():
-        write_text(
-            folder / f"single_layer_{name}.csv",
-            frame[frame["ratio"] == frame["ratio"].max()].to_csv(index=False),
-        )
+    layers = single_layers(store)
+    how = partial(del_tables, layers=layers), partial(del_figures, layers=layers)
+    options.publish(DelResults.of(store), store, folder, *how, printed)
+    for name, frame in layers.groupby("method") if len(layers) else ():
+        largest = frame[frame["ratio"] == frame["ratio"].max()]
+        write_text(folder / f"single_layer_{name}.csv", largest.to_csv(index=False))
 
 
 def collected_default(

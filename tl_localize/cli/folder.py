@@ -155,14 +155,12 @@ def numbers(
             *({"id": m.id, "accuracy": m.accuracy, "distance": m.distance} for m in recited),
         ]
     rows: list[dict[str, Any]] = list(record.value.get("frame", []))
-    for effect, budget in zip(
-        record.value.get("effects", ()), task.inputs.get("budgets", ()), strict=True
-    ):
+    for effect in record.value.get("effects", ()):
         own = {
             f"self_{name}": effect[name][effect["target"]] for name in ("accuracy", "levenshtein")
         }
-        alone = {
-            name: budget[name] for name in ("layer", "multiple") if budget["layer"] is not None
-        }
+        alone: dict[str, Any] = {}
+        if effect.get("layer") is not None:
+            alone = {name: effect[name] for name in ("layer", "multiple")}
         rows.append({**alone, **own, "perplexity": effect["perplexity"]})
     return [{name: value for name, value in row.items() if name in SHOWN} for row in rows]

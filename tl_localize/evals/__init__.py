@@ -5,6 +5,7 @@ from tl_localize.evals.del_benchmark import DelBenchmark
 from tl_localize.evals.del_results import DelResults
 from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.evals.inj_results import InjResults
+from tl_localize.evals.single_layer import SingleLayerStudy
 
 __all__ = [
     "Ablation",
@@ -14,5 +15,6 @@ __all__ = [
     "InjResults",
     "Mean",
     "Resample",
+    "SingleLayerStudy",
     "Zero",
 ]

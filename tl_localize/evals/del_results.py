@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from tl_localize.stats import (
     mean_text,
     paired_test,
     styled,
-    summarize,
     with_error,
 )
 
@@ -37,6 +36,8 @@ METRICS: dict[str, tuple[str, int, int]] = {  # column: title, factor, decimals
     "delta_perplexity_base2": ("Δ Rand-PPL (2 ** nats)", 1, 2),
 }
 PRICES = (0.5, 1.0, 3.0)  # points of Neg at which methods are compared
+RUN = ["model", "ablation", "method"]  # what has a curve of its own
+Matrices = dict[tuple[str, float], pd.DataFrame]  # by method and ratio, [ablated measured]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,21 +46,19 @@ class DelResults:
     characters, perplexities exp of nats.
 
     Args:
-        frame: one row per target x method x ratio: model, sequence_id, category, method, ratio,
+        frame: One row per target x method x ratio: model, sequence_id, category, method, ratio,
             ablation, n_neurons, delta_self_accuracy, delta_self_levenshtein, delta_neg_accuracy,
             delta_neg_levenshtein (means over the other test sequences, nan where there is none),
             delta_perplexity, delta_perplexity_base2 (2 ** nats, as published), and what they were
             before.
-        before: one row per test sequence: model, sequence_id, category, prefix and suffix (text),
+        before: One row per test sequence: model, sequence_id, category, prefix and suffix (text),
             accuracy, levenshtein, length (characters of the suffix), perplexity, perplexity_base2
             (of the general text: one number for all).
         confusion: (method, ratio) -> change of accuracy, [ablated measured].
-        confusion_levenshtein: the same for the distance.
-        settings: what it was measured with.
-        missing: what a run was asked for and has not got, one row per sequence x method x ratio:
+        confusion_levenshtein: The same for the distance.
+        settings: What it was measured with.
+        missing: What a run was asked for and has not got, one row per sequence x method x ratio:
             ratio, sequence_id, method, reason.
-        single_layer: method -> frame of ``DelBenchmark.run_single_layer``, where it was run, of all
-            ratios.
 
     >>> DelBenchmark(model, few, text, ratios=(0.005,), n_dev=1).run([Activations()])
     DelResults(2 targets x 2 methods, 0.5 % of each layer ablated)
@@ -67,78 +66,36 @@ class DelResults:
 
     frame: pd.DataFrame
     before: pd.DataFrame
-    confusion: dict[tuple[str, float], pd.DataFrame] = field(default_factory=dict)
-    confusion_levenshtein: dict[tuple[str, float], pd.DataFrame] = field(default_factory=dict)
+    confusion: Matrices = field(default_factory=dict)
+    confusion_levenshtein: Matrices = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     missing: pd.DataFrame = field(default_factory=pd.DataFrame)
-    single_layer: dict[str, pd.DataFrame] = field(default_factory=dict)
 
     @classmethod
     def of(cls, cache: Cache) -> DelResults:
         """Everything that the plans of a folder, or of a run in memory, have so far."""
+        before, rows, effects = measured(cache, "del")
         plans, failures = cache.plans(), cache.failures()
-        before = pd.DataFrame()
-        rows: list[dict[str, Any]] = []
-        single: dict[str, list[dict[str, Any]]] = {}
         missing: list[dict[str, Any]] = []
-        effects: dict[tuple[str, float], list[dict[str, Any]]] = {}
         for task in tasks_of([one.plan for one in plans]):
-            record = cache.read(task)
-            if task.kind == "baseline":
-                before = pd.DataFrame(record.value["frame"] if record else [])
-            elif record is None:
-                if task.kind == "del":
-                    about = {"ratio": task.ratio, "sequence_id": task.name, "method": task.label}
-                    missing.append(about | {"reason": reason_of(task, failures)})
-            elif len(before):
-                method, ablation = task.needs[1].label, {"ablation": record.value["ablation"]}
-                for effect, budget in zip(
-                    record.value["effects"], task.inputs["budgets"], strict=True
-                ):
-                    row = row_of(effect, before, method, task.ratio) | ablation
-                    if task.kind == "del":
-                        effects.setdefault((method, task.ratio), []).append(effect)
-                        rows.append(row)
-                    else:
-                        single.setdefault(method, []).append(
-                            row | {name: budget[name] for name in ("layer", "multiple")}
-                        )
-        if not rows and not single:
-            before = pd.DataFrame()
-        ids = list(before.get("sequence_id", []))
-        ablated = {
-            key: pd.Index([ids[one["target"]] for one in part], name="ablated")
-            for key, part in effects.items()
-        }
-        measured = pd.Index(ids, name="measured")
-        confusion, levenshtein = (
-            {
-                key: pd.DataFrame([one[name] for one in part], ablated[key], measured)
-                for key, part in effects.items()
-            }
-            for name in ("accuracy", "levenshtein")
-        )
-        by_layer = {
-            method: pd.DataFrame(part).astype({"layer": "Int64"}) for method, part in single.items()
-        }
+            if task.kind == "del" and cache.read(task) is None:
+                about = {"ratio": task.ratio, "sequence_id": task.name, "method": task.label}
+                missing.append({**about, "reason": reason_of(task, failures)})
         return cls(
             pd.DataFrame(rows),
-            before,
-            confusion,
-            levenshtein,
+            before if rows else pd.DataFrame(),
+            _matrices(rows, effects, before, "accuracy"),
+            _matrices(rows, effects, before, "levenshtein"),
             settings_of(plans),
             pd.DataFrame(missing),
-            by_layer,
         )
 
     def __repr__(self) -> str:
         if not len(self.frame):
             return "DelResults(nothing measured)"
         ratios = ", ".join(f"{100 * ratio:g} %" for ratio in self.frame["ratio"].unique())
-        counts = (
-            f"{self.frame['sequence_id'].nunique()} targets x {self.frame['method'].nunique()} "
-            "methods"
-        )
+        n_targets, n_methods = self.frame[["sequence_id", "method"]].nunique()
+        counts = f"{n_targets} targets x {n_methods} methods"
         return f"DelResults({counts}, {ratios} of each layer ablated)"
 
     def _repr_html_(self) -> str:
@@ -149,14 +106,13 @@ class DelResults:
         )
 
     def summary(self) -> pd.DataFrame:
-        """Mean and standard error over targets: model, ablation, method, ratio, metric, mean,
-        standard_error, n.
+        """The numbers of ``table``: model, ablation, method, ratio, metric, mean, standard_error
+        and n, the number of targets. Accuracies are fractions.
         """
-        keys = ["model", "ablation", "method", "ratio"]
-        parts = [summarize(self.frame, keys, metric).assign(metric=metric) for metric in METRICS]
-        return pd.concat(parts, ignore_index=True).reindex(
-            columns=[*keys, "metric", "mean", "standard_error", "n"]
-        )
+        keys = [*RUN, "ratio", "metric"]
+        long = self.frame.melt([*RUN, "ratio"], list(METRICS), "metric")
+        values = long.groupby(keys, sort=False)["value"]
+        return values.agg(mean="mean", standard_error="sem", n="size").reset_index()
 
     def curve(self) -> pd.DataFrame:
         """Self over Neg as more is ablated: means in points over the targets that a method has at
@@ -166,29 +122,22 @@ class DelResults:
         better.
 
         Returns:
-            one row per method and ratio (per model and ablation): self, self_error, neg, neg_error
+            One row per method and ratio (per model and ablation): self, self_error, neg, neg_error
             (standard errors over targets), n.
         """
-        rows: list[tuple[Any, ...]] = []
-        for key, (ratios, own, neg) in self._curves().items():
-            for i, ratio in enumerate(ratios):
-                rows.append(
-                    (*key, ratio, *mean_and_error(own[:, i]), *mean_and_error(neg[:, i]), len(own))
-                )
-        return pd.DataFrame(
-            rows,
-            columns=[
-                "model",
-                "ablation",
-                "method",
-                "ratio",
-                "self",
-                "self_error",
-                "neg",
-                "neg_error",
-                "n",
-            ],
-        )
+        parts = {
+            key: pd.DataFrame(
+                {
+                    "self": points["self"].mean(),
+                    "self_error": points["self"].sem(),
+                    "neg": points["neg"].mean(),
+                    "neg_error": points["neg"].sem(),
+                    "n": len(points),
+                }
+            )
+            for key, points in self._points().items()
+        }
+        return pd.concat(parts, names=[*RUN, "ratio"]).reset_index() if parts else pd.DataFrame()
 
     def at_price(self) -> pd.DataFrame:
         """Self (points) where the others lose 0.5, 1 and 3 points (Neg), on the curve of each
@@ -199,32 +148,34 @@ class DelResults:
         targets; there is none where the curve needs each target to get so far.
 
         Returns:
-            text, one row per method (per model, ablation and method where there are several).
+            Text, one row per method (per model, ablation and method where there are several).
         """
-        keys = [i for i, key in enumerate(("model", "ablation")) if self.frame[key].nunique() > 1]
+        curves = self._points()
         rows: dict[Any, dict[str, str]] = {}
-        curves = self._curves()
-        for key, (ratios, own, neg) in curves.items():
+        for key, points in curves.items():
+            own, neg = points["self"].to_numpy(), points["neg"].to_numpy()
             row = {f"Self at Neg = -{price:g}": _at(price, own, neg) for price in PRICES}
-            ends = " / ".join(with_error(x[:, -1]) for x in (own, neg))
-            row |= {"the curve ends at": f"{ends} ({100 * ratios[-1]:g} %)"}
-            if len({len(one) for _, one, _ in curves.values()}) > 1:
-                row |= {"targets": f"{len(own)}"}
-            rows[(*(key[i] for i in keys), key[-1]) if keys else key[-1]] = row
-        return pd.DataFrame(rows).T
+            ends = f"{with_error(own[:, -1])} / {with_error(neg[:, -1])}"
+            row["the curve ends at"] = f"{ends} ({100 * points['self'].columns[-1]:g} %)"
+            rows[key] = row | {"targets": f"{len(points)}"}
+        table = pd.DataFrame(rows).T
+        if len(table) and table["targets"].nunique() == 1:
+            table = table.drop(columns="targets")
+        for name in ("ablation", "model"):
+            if self.frame[name].nunique() == 1:
+                table = table.droplevel(RUN.index(name))
+        return table
 
-    def _curves(self) -> dict[tuple[str, str, str], tuple[list[float], np.ndarray, np.ndarray]]:
-        """By model, ablation and method: the ratios, and Self and Neg in points, [target ratio]."""
-        columns, found = ["delta_self_accuracy", "delta_neg_accuracy"], dict[Any, Any]()
-        for key, part in self.frame.groupby(["model", "ablation", "method"], sort=False):
-            wide: Any = (
-                100 * part.pivot(index="sequence_id", columns="ratio", values=columns).dropna()
-            )
+    def _points(self) -> dict[tuple[str, str, str], pd.DataFrame]:
+        """By model, ablation and method: Self and Neg in points, [target (self or neg, ratio)], of
+        the targets that have all ratios.
+        """
+        names = {"delta_self_accuracy": "self", "delta_neg_accuracy": "neg"}
+        found: dict[Any, pd.DataFrame] = {}
+        for key, part in self.frame.rename(columns=names).groupby(RUN, sort=False):
+            wide = part.pivot(index="sequence_id", columns="ratio", values=["self", "neg"]).dropna()
             if len(wide):
-                found[key] = (
-                    [float(ratio) for ratio in wide[columns[0]]],
-                    *(wide[name].to_numpy(dtype=float) for name in columns),
-                )
+                found[key] = 100 * wide
         return found
 
     def table(self) -> pd.DataFrame:
@@ -235,45 +186,34 @@ class DelResults:
         stay. Where methods have different numbers of targets, a column says how many.
         """
         blocks: dict[str, pd.DataFrame] = {}
-        frame: Any = self.frame
-        several = frame["model"].nunique() > 1
-        for (model, ablation, ratio), block in frame.groupby(
-            ["model", "ablation", "ratio"], sort=False
-        ):
-            rows = {
-                method: {
+        groups = self.frame.groupby(["model", "ablation", "ratio"], sort=False)
+        for (model, ablation, ratio), block in groups:
+            rows: dict[Any, dict[str, str]] = {}
+            for method, part in block.groupby("method", sort=False):
+                rows[method] = {
                     title: with_error(factor * part[column], decimals)
                     for column, (title, factor, decimals) in METRICS.items()
                 }
-                for method, part in block.groupby("method", sort=False)
-            }
-            counts = block.groupby("method").size()
+            table = pd.DataFrame(rows).T
+            counts = block["method"].value_counts()
             if counts.nunique() > 1:
-                rows = {
-                    method: row | {"targets": f"{counts[method]}"} for method, row in rows.items()
-                }
-            parts = [
-                f"{100 * ratio:g} % of each layer",
-                f"{block['sequence_id'].nunique()} sequences",
-            ]
+                table["targets"] = [f"{counts[method]}" for method in rows]
+            name = f"{100 * ratio:g} % of each layer, {block['sequence_id'].nunique()} sequences"
             if len(self.missing):
-                lacking = self.missing[self.missing["ratio"] == ratio]["method"]
-                parts.append(f"{len(lacking)} measurements MISSING")
-                rows = {
-                    method: row | {"missing": f"{(lacking == method).sum()}"}
-                    for method, row in rows.items()
-                }
-            name = ", ".join(
-                [*([model] if several else []), *([] if ablation == "zero" else [ablation]), *parts]
-            )
-            blocks[name] = pd.DataFrame(rows).T
+                lacking = self.missing.loc[self.missing["ratio"] == ratio, "method"]
+                table["missing"] = [f"{(lacking == method).sum()}" for method in rows]
+                name += f", {len(lacking)} measurements MISSING"
+            if ablation != "zero":
+                name = f"{ablation}, {name}"
+            if self.frame["model"].nunique() > 1:
+                name = f"{model}, {name}"
+            blocks[name] = table
         return pd.concat(blocks)
 
     def before_table(self) -> pd.DataFrame:
         """How well each model memorizes the test sequences, as text: the paper's table of accuracy,
         distance, perplexity and length.
         """
-        before: Any = self.before
         rows = {
             model: {
                 "Acc (%)": with_error(100 * part["accuracy"], 1),
@@ -283,7 +223,7 @@ class DelResults:
                 "Len (characters)": f"{part['length'].mean():.0f}",
                 "Sequences": f"{len(part)}",
             }
-            for model, part in before.groupby("model", sort=False)
+            for model, part in self.before.groupby("model", sort=False)
         }
         return pd.DataFrame(rows).T
 
@@ -319,36 +259,25 @@ class DelResults:
         one-tailed paired t-test that the related ones fall more.
 
         Returns:
-            one row per method and ratio: related, related_error, unrelated, unrelated_error,
+            One row per method and ratio: related, related_error, unrelated, unrelated_error,
             p_value, n. Empty without categories.
         """
-        category = self._categories()
-        rows: list[tuple[Any, ...]] = []
+        category = self.before.set_index("sequence_id")["category"]
+        rows: list[dict[str, Any]] = []
         for (method, ratio), matrix in self.confusion.items():
-            groups = np.array([category[name] for name in matrix.columns])
-            pairs: list[tuple[float, float]] = []
-            for name, changes in zip(matrix.index, matrix.to_numpy(), strict=True):
-                same = (groups == category[name]) & (matrix.columns != name)
-                other = groups != category[name]
-                if category[name] and same.any() and other.any():
-                    pairs.append((float(changes[same].mean()), float(changes[other].mean())))
-            if pairs:
-                related, unrelated = np.array(pairs).T
-                means = (*mean_and_error(related), *mean_and_error(unrelated))
-                rows.append(
-                    (method, ratio, *means, paired_test(related, unrelated, "less"), len(pairs))
-                )
-        columns = [
-            "method",
-            "ratio",
-            "related",
-            "related_error",
-            "unrelated",
-            "unrelated_error",
-            "p_value",
-            "n",
-        ]
-        return pd.DataFrame(rows, columns=columns)
+            pairs = matrix.melt(ignore_index=False, value_name="change").reset_index()
+            pairs = pairs[pairs["ablated"] != pairs["measured"]]
+            own = pairs["ablated"].map(category)
+            pairs = pairs.assign(same=own == pairs["measured"].map(category))[own != ""]
+            means = pairs.pivot_table("change", "ablated", "same", sort=False)
+            means = means.reindex(columns=[True, False]).dropna()
+            if len(means):
+                row: dict[str, Any] = {"method": method, "ratio": ratio}
+                row["related"], row["related_error"] = mean_and_error(means[True])
+                row["unrelated"], row["unrelated_error"] = mean_and_error(means[False])
+                row["p_value"] = paired_test(means[True], means[False], "less")
+                rows.append({**row, "n": len(means)})
+        return pd.DataFrame(rows)
 
     def confusion_by_category(self, method: str, ratio: float) -> pd.DataFrame:
         """Change of accuracy, [ablated measured], sequences of one category side by side; both axes
@@ -358,19 +287,16 @@ class DelResults:
             raise ValueError(
                 f"method and ratio must be one of {sorted(self.confusion)}, got {(method, ratio)}."
             )
-        category = self._categories()
-        order = list(dict.fromkeys(category.values()))
         matrix = self.confusion[method, ratio]
+        groups = self.before.groupby("category", sort=False)["sequence_id"]
+        labels = [(category, name) for category, names in groups for name in names]
         for axis in (0, 1):
-            names = sorted(matrix.axes[axis], key=lambda name: order.index(category[name]))
-            labels = pd.MultiIndex.from_tuples(
-                [(category[name], name) for name in names], names=["category", "id"]
+            found = [label for label in labels if label[1] in matrix.axes[axis]]
+            index = pd.MultiIndex.from_tuples(found, names=["category", "id"])
+            matrix = matrix.reindex([name for _, name in found], axis=axis).set_axis(
+                index, axis=axis
             )
-            matrix = matrix.reindex(names, axis=axis).set_axis(labels, axis=axis)
         return matrix
-
-    def _categories(self) -> dict[str, str]:
-        return dict(zip(self.before["sequence_id"], self.before["category"], strict=True))
 
     @classmethod
     def join(cls, results: Sequence[DelResults]) -> DelResults:
@@ -380,26 +306,19 @@ class DelResults:
         Confusion matrices are kept where all runs are of one model and one ablation; of two of one
         name, that of more targets.
         """
-        keys = ["model", "ablation", "method", "ratio", "sequence_id"]
-        frame: Any = pd.concat([part.frame for part in results], ignore_index=True).drop_duplicates(
-            keys, ignore_index=True
-        )
-        before: Any = pd.concat([part.before for part in results], ignore_index=True)
-        matrices: tuple[dict[tuple[str, float], pd.DataFrame], ...] = {}, {}
-        for part in results if len(frame[["model", "ablation"]].drop_duplicates()) == 1 else ():
-            for found, more in zip(
-                matrices, (part.confusion, part.confusion_levenshtein), strict=True
-            ):
-                found |= {
-                    key: matrix
-                    for key, matrix in more.items()
-                    if len(matrix) > len(found.get(key, ()))
-                }
-        unique = before.drop_duplicates(["model", "sequence_id"], ignore_index=True)
+        frame = pd.concat([part.frame for part in results], ignore_index=True)
+        before = pd.concat([part.before for part in results], ignore_index=True)
+        confusion: Matrices = {}
+        levenshtein: Matrices = {}
+        if len(frame[["model", "ablation"]].drop_duplicates()) == 1:
+            for part in sorted(results, key=lambda part: part.frame["sequence_id"].nunique()):
+                confusion |= part.confusion
+                levenshtein |= part.confusion_levenshtein
         return cls(
-            frame,
-            unique,
-            *matrices,
+            frame.drop_duplicates([*RUN, "ratio", "sequence_id"], ignore_index=True),
+            before.drop_duplicates(["model", "sequence_id"], ignore_index=True),
+            confusion,
+            levenshtein,
             {"runs": [run for part in results for run in part.settings.get("runs", [])]},
         )
 
@@ -418,44 +337,82 @@ class DelResults:
                 "accuracy": pd.concat(self.confusion),
                 "levenshtein": pd.concat(self.confusion_levenshtein),
             }
-            frames["confusion"] = pd.concat(
-                both, names=["change of", "method", "ratio", "ablated"]
-            ).reset_index()
+            names = ["change of", "method", "ratio", "ablated"]
+            frames["confusion"] = pd.concat(both, names=names).reset_index()
         save_results(folder, self.settings, frames)
 
 
+def measured(
+    cache: Cache, kind: str
+) -> tuple[pd.DataFrame, list[dict[str, Any]], list[dict[str, Any]]]:
+    """What the tasks of a kind have measured so far: the sequences before, a row for each effect,
+    and the effects.
+    """
+    before = pd.DataFrame()
+    rows: list[dict[str, Any]] = []
+    effects: list[dict[str, Any]] = []
+    for task in tasks_of([one.plan for one in cache.plans()]):
+        record = cache.read(task) if task.kind in ("baseline", kind) else None
+        if record is None:
+            continue
+        if task.kind == "baseline":
+            before = pd.DataFrame(record.value["frame"])
+            continue
+        for effect in record.value["effects"] if len(before) else ():
+            row = row_of(effect, before, task.label, task.ratio)
+            rows.append(row | {"ablation": record.value["ablation"]})
+            effects.append(effect)
+    return before, rows, effects
+
+
+def _matrices(
+    rows: list[dict[str, Any]], effects: list[dict[str, Any]], before: pd.DataFrame, name: str
+) -> Matrices:
+    """Changes of one measure by method and ratio, a row for each target."""
+    changes = pd.DataFrame([effect[name] for effect in effects])
+    matrices: Matrices = {}
+    if rows:
+        frame = pd.DataFrame(rows)
+        changes.columns = pd.Index(before["sequence_id"], name="measured")
+        for key, part in frame.groupby(["method", "ratio"], sort=False):
+            ablated = pd.Index(part["sequence_id"], name="ablated")
+            matrices[key] = changes.loc[part.index].set_axis(ablated)
+    return matrices
+
+
 def _at(price: float, own: np.ndarray, neg: np.ndarray) -> str:
-    """Self where Neg is first so low, with its error, from Self and Neg in points, [target ratio]."""
-
-    def at(some: np.ndarray) -> float:
-        return interpolated_at(price, -neg[some].mean(0), own[some].mean(0))
-
-    everyone = np.arange(n := len(own))
-    found, without = at(everyone), [at(np.delete(everyone, i)) for i in everyone] if n > 1 else []
-    return "-" if math.isnan(found) else mean_text(found, jackknife(without))
+    """Self where Neg is first so low, with its error, from Self and Neg in points, both [target
+    ratio].
+    """
+    found = interpolated_at(price, -neg.mean(0), own.mean(0))
+    if math.isnan(found):
+        return "-"
+    without: list[float] = []
+    for i in range(len(own)) if len(own) > 1 else ():
+        costs, gains = -np.delete(neg, i, 0).mean(0), np.delete(own, i, 0).mean(0)
+        without.append(interpolated_at(price, costs, gains))
+    return mean_text(found, jackknife(without))
 
 
 def row_of(
-    effect: dict[str, Any], before: pd.DataFrame, method: str, ratio: float
+    effect: Mapping[str, Any], before: pd.DataFrame, method: str, ratio: float
 ) -> dict[str, Any]:
-    """A row of the frame, without the ablation."""
-    i, was = effect["target"], {name: before[name].to_numpy() for name in before.columns}
-    row: dict[str, Any] = {name: was[name][i] for name in ("model", "sequence_id", "category")}
+    """A row of the frame, from what ``AblationMeter.effect`` gave."""
+    i = effect["target"]
+    was = before.iloc[i]
+    row = {name: was[name] for name in ("model", "sequence_id", "category")}
     row |= {"method": method, "ratio": ratio, "n_neurons": effect["n_neurons"]}
     for name in ("accuracy", "levenshtein"):
-        row |= {
-            f"delta_self_{name}": effect[name][i],
-            f"delta_neg_{name}": mean_of_others(effect[name], i),
-        }
-        row |= {
-            f"self_{name}_before": float(was[name][i]),
-            f"neg_{name}_before": mean_of_others(was[name], i),
-        }
+        row[f"delta_self_{name}"] = effect[name][i]
+        row[f"delta_neg_{name}"] = mean_of_others(effect[name], i)
+        row[f"self_{name}_before"] = was[name]
+        row[f"neg_{name}_before"] = mean_of_others(before[name], i)
     for name in ("perplexity", "perplexity_base2"):
-        row |= {f"delta_{name}": effect[name], f"{name}_before": float(was[name][i])}
+        row[f"delta_{name}"] = effect[name]
+        row[f"{name}_before"] = was[name]
     return row
 
 
-def mean_of_others(values: Sequence[float] | np.ndarray, index: int) -> float:
+def mean_of_others(values: Sequence[float] | pd.Series, index: int) -> float:
     """Mean over all but one; nan where there is no other."""
     return float(np.delete(values, index).mean()) if len(values) > 1 else math.nan

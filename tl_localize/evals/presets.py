@@ -7,8 +7,10 @@ table is the output of one command.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +23,7 @@ from torch import Tensor
 from tl_localize.collect import Collection
 from tl_localize.evals.del_benchmark import DelBenchmark
 from tl_localize.evals.inj_benchmark import InjBenchmark
+from tl_localize.evals.single_layer import SingleLayerStudy
 from tl_localize.files import nearest
 from tl_localize.methods import METHODS, IterativeAttribution, Localizer, RandomBaseline
 from tl_localize.models import is_reference
@@ -46,7 +49,6 @@ DEL_GENERAL = 48  # rows of general text of a reference model
 FIRST_LAYER = DelBenchmark.first_layer  # layer 0 is spared, and learned masks leave it open
 # shares of a layer's heads: that DEL ablates, and that Iterative Attribution takes at most
 HEAD_RATIOS, HEADS_SHARE = (0.17, 0.34), 0.5
-BUDGET_FACTORS = (1, 5)  # of the budget of all layers, for a single layer
 GENERAL = "general.safetensors"  # in a collection's folder: text for the perplexity
 
 
@@ -59,7 +61,7 @@ def paper_model(name: str) -> str:
 
 
 def paper_settings(
-    model: str, benchmark: Literal["inj", "del"], ratio: float | None = None
+    model: str, benchmark: Literal["inj", "del"], ratio: float = 0.01
 ) -> dict[str, dict[str, Any]]:
     """The authors' hyperparameters of Slimming and Hard Concrete, by method name; empty for a model
     that they did not use.
@@ -67,15 +69,12 @@ def paper_settings(
     At an injection ratio that the paper does not have, they are those of the nearest one.
 
     Source: Chang et al. (2024), arXiv:2311.09060, and the authors' code
-
     (github.com/terarachang/MemPi).
     """
     settings: dict[str, Any] = PAPER[benchmark].get(paper_model(model), {})
-    return (
-        settings.get("0.001" if ratio is not None and ratio < 0.003 else "0.01", {})
-        if benchmark == "inj"
-        else settings
-    )
+    if benchmark == "inj":
+        return settings.get("0.001" if ratio < 0.003 else "0.01", {})
+    return settings
 
 
 def settings_source(model: str, benchmark: Literal["inj", "del"]) -> str:
@@ -104,6 +103,36 @@ def parse_units(name: str) -> Units:
     return UNITS[name]
 
 
+def make_method(name: str, settings: Mapping[str, Any], units: Units = NEURONS) -> Localizer:
+    """A method by name; ValueError where the name or a setting is unknown, with the nearest one.
+
+    >>> make_method("slimming", {"steps": 60}).steps
+    60
+    """
+    if name not in METHODS:
+        raise ValueError(
+            f"methods must be among {', '.join(METHODS)}, got {name!r}.{nearest(name, METHODS)}"
+        )
+    known = settings_of(name)
+    for setting in settings:
+        if setting not in known:
+            raise ValueError(
+                f"settings of {name} must be among {', '.join(known)}, got "
+                f"{setting!r}.{nearest(setting, known)}"
+            )
+    try:
+        return METHODS[name](**settings, units=units)
+    except TypeError as error:
+        raise ValueError(
+            f"settings of {name} must be values that it takes, got {settings} ({error})."
+        ) from error
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """The settings of a method with their defaults; the units have an option of their own."""
+    return {f.name: f.default for f in dataclasses.fields(METHODS[name]) if f.name != "units"}
+
+
 def make_methods(
     names: str, settings: Sequence[str] = (), *defaults: Settings, units: Units = NEURONS
 ) -> list[Localizer]:
@@ -111,52 +140,31 @@ def make_methods(
     of which the last ones count most.
 
     Args:
-        names: comma-separated, or ``all``.
+        names: Comma-separated, or ``all``.
 
-    >>> make_methods("slimming", ["slimming.steps=60"], {"slimming": {"learning_rate": 0.1, "steps": 5}})[0].steps
+    >>> make_methods("slimming", ["slimming.steps=60"], {"slimming": {"steps": 5}})[0].steps
     60
     """
-    wanted = (
-        list(METHODS)
-        if names == "all"
-        else [name.strip() for name in names.split(",") if name.strip()]
-    )
-    if unknown := [name for name in wanted if name not in METHODS]:
-        raise ValueError(
-            f"methods must be among {', '.join(METHODS)}, got "
-            f"{unknown[0]!r}.{nearest(unknown[0], METHODS)}"
-        )
-    values = {
-        name: {field: value for source in defaults for field, value in source.get(name, {}).items()}
-        for name in wanted
-    }
+    wanted = list(METHODS)
+    if names != "all":
+        wanted = [name.strip() for name in names.split(",") if name.strip()]
+    values: dict[str, dict[str, Any]] = {name: {} for name in wanted}
+    for name in wanted:
+        for source in defaults:
+            values[name].update(source.get(name, {}))
     for setting in settings:
-        key, equals, text = setting.partition("=")
-        name, dot, field = key.partition(".")
-        if not equals or not dot:
+        match = re.fullmatch(r"(\w+)\.(\w+)=(.*)", setting)
+        if not match or match[1] not in values:
             raise ValueError(
-                f"--set must read METHOD.SETTING=VALUE, got {setting!r}. For example "
-                "hard_concrete.steps=200."
+                f"--set must read METHOD.SETTING=VALUE, of one of {', '.join(wanted)}, got "
+                f"{setting!r}. For example hard_concrete.steps=200."
             )
-        if name not in values:
-            raise ValueError(
-                f"--set must name a chosen method ({', '.join(wanted)}), got "
-                f"{name!r}.{nearest(name, wanted)}"
-            )
-        # an option of its own
-        known = {f.name: f.default for f in dataclasses.fields(METHODS[name]) if f.name != "units"}
-        if field not in known:
-            raise ValueError(
-                f"--set must name a setting of {name} ({', '.join(known)}), got "
-                f"{field!r}.{nearest(field, known)}"
-            )
-        default: Any = known[field]
-        kind = type(default) if default is not None else int if text.isdecimal() else float
+        name, field, text = match.groups()
         try:
-            values[name][field] = kind(text)
-        except ValueError as error:
-            raise ValueError(f"--set must give {kind.__name__} to {key}, got {text!r}.") from error
-    return [METHODS[name](**values[name], units=units) for name in wanted]
+            values[name][field] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            values[name][field] = text
+    return [make_method(name, values[name], units) for name in wanted]
 
 
 def sparing(first_layer: int) -> Settings:
@@ -225,19 +233,12 @@ def inj_runs(
     """
     runs: list[tuple[InjBenchmark, list[Localizer]]] = []
     for ratio in ratios or inj_ratios(name, units):
-        chosen = make_methods(
-            methods,
-            settings,
-            of_units(units, paper_settings(name, "inj", ratio)),
-            tuned or {},
-            units=units,
+        paper = of_units(units, paper_settings(name, "inj", ratio))
+        chosen = make_methods(methods, settings, paper, tuned or {}, units=units)
+        benchmark = InjBenchmark(
+            model=model, sequences=sequences, ratio=ratio, units=units, **options
         )
-        runs.append(
-            (
-                InjBenchmark(model=model, sequences=sequences, ratio=ratio, units=units, **options),
-                chosen,
-            )
-        )
+        runs.append((benchmark, chosen))
     return runs
 
 
@@ -261,17 +262,13 @@ def parse_targets(text: str) -> tuple[int | None, dict[str, int]]:
     """
     counts: dict[str, int] = {}
     for part in text.split(","):
-        name, equals, number = part.strip().rpartition("=")
-        if not number.isdecimal() or (equals and name not in METHODS):
+        name, _, count = part.strip().rpartition("=")
+        if name not in ("", *METHODS) or not count.isdecimal() or part.startswith("="):
             raise ValueError(
                 "targets must be a number, and METHOD=NUMBER where a method has fewer, got "
                 f"{text!r}. Write 25,zero_out=6."
             )
-        if not int(number):
-            raise ValueError(
-                f"targets must be at least 1, got {text}. Leave it out for the default."
-            )
-        counts[name] = int(number)
+        counts[name] = int(count)
     return counts.pop("", None), counts
 
 
@@ -289,16 +286,16 @@ def del_runs(
 
 def single_layer_run(
     benchmark: DelBenchmark, method: Localizer
-) -> tuple[DelBenchmark, list[Localizer]]:
-    """One layer against all layers, at the largest ratio of which the largest budget fits into one
-    layer, else at the smallest.
+) -> tuple[SingleLayerStudy, list[Localizer]]:
+    """The study of single layers with the data of a DEL benchmark, at the largest ratio of which
+    the largest budget fits into one layer, else at the smallest.
     """
     n_layers = benchmark.model.cfg.n_layers - benchmark.first_layer
-    ratio = max(
-        [r for r in benchmark.ratios if max(BUDGET_FACTORS) * r * n_layers <= 1],
-        default=min(benchmark.ratios),
-    )
-    return dataclasses.replace(benchmark, ratios=(ratio,), budget_factors=BUDGET_FACTORS), [method]
+    largest = 1 / n_layers / max(SingleLayerStudy.multiples)
+    fitting = [ratio for ratio in benchmark.ratios if ratio <= largest]
+    own = {f.name: getattr(benchmark, f.name) for f in dataclasses.fields(benchmark) if f.init}
+    own["ratios"] = (max(fitting, default=min(benchmark.ratios)),)
+    return SingleLayerStudy(**own), [method]
 
 
 def check_data(model: str, source: Data | Path | None, general: Path | None) -> None:
@@ -309,14 +306,11 @@ def check_data(model: str, source: Data | Path | None, general: Path | None) -> 
             "with --data."
         )
     data = source.path if isinstance(source, Data) else source
-    for name, path in (("data", data), ("general", general)):
-        if path is not None and not path.exists():
-            raise FileNotFoundError(
-                f"{name} must be an existing path, got {str(path)!r}. Check the spelling."
-            )
     if data is not None and general is None and not (data / GENERAL).is_file():
-        wrong = f"got none for {str(data)!r}. Name a token file with --general."
-        raise ValueError(f"general must be given where the data have no {GENERAL}, {wrong}")
+        raise ValueError(
+            f"general must be given where the data have no {GENERAL}, got none for {str(data)!r}. "
+            "Name a token file with --general."
+        )
 
 
 def del_data(

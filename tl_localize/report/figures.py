@@ -121,9 +121,9 @@ def recall_curve(results: InjResults, ax: Axes | None = None) -> Figure:
     return with_legend(panels)
 
 
-def del_figures(results: DelResults) -> dict[str, Figure]:
+def del_figures(results: DelResults, layers: pd.DataFrame | None = None) -> dict[str, Figure]:
     """The DEL figures by file name: what is forgotten, at which price, the confusion matrices at
-    the largest ratio, each single-layer run.
+    the largest ratio, each method of a ``SingleLayerStudy``, whose frame ``layers`` is.
 
     >>> results = DelBenchmark(model, few, text, ratios=(0.05,), n_dev=0).run([Attribution()])
     >>> sorted(del_figures(results))
@@ -134,8 +134,9 @@ def del_figures(results: DelResults) -> dict[str, Figure]:
         "del_prices": prices(results),
         "del_confusion": confusion(results),
     }
-    for name, frame in results.single_layer.items():
-        figures[f"del_single_layer_{name}"] = single_layer(frame)
+    if layers is not None and len(layers):
+        for name, frame in layers.groupby("method"):
+            figures[f"del_single_layer_{name}"] = single_layer(frame)
     return figures
 
 
@@ -252,7 +253,7 @@ def _mark_categories(panel: Axes, categories: pd.Index) -> None:
 
 def single_layer(frame: pd.DataFrame, ax: Axes | None = None, *, first_layer: int = 0) -> Figure:
     """DEL: the whole budget of neurons in one layer against a share in every layer, from
-    ``DelBenchmark.run_single_layer``.
+    ``SingleLayerStudy``.
 
     The method's colour is the target (Self), grey the others (Neg); bands are the largest share of
     every layer. Mean and standard error over targets. A layer that costs the others more than half
@@ -261,8 +262,7 @@ def single_layer(frame: pd.DataFrame, ax: Axes | None = None, *, first_layer: in
     Args:
         first_layer: layers below it are left out.
 
-    >>> benchmark = DelBenchmark(model, few, text, ratios=(0.02,), n_dev=0)
-    >>> frame = benchmark.run_single_layer(Attribution(), 0.02)
+    >>> frame = SingleLayerStudy(model, few, text, ratios=(0.02,), n_dev=0).run([Attribution()])
     >>> single_layer(frame, first_layer=1).axes[0].get_title()
     'Attribution: 153 neurons of one layer, 150 of all'
     """

@@ -54,9 +54,11 @@ def inj_tables(results: InjResults, model: str) -> dict[str, pd.DataFrame]:
     return {name: _with_titles(table) for name, table in tables.items()}
 
 
-def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
+def del_tables(
+    results: DelResults, model: str, layers: pd.DataFrame | None = None
+) -> dict[str, pd.DataFrame]:
     """The DEL tables by file name (``CAPTIONS``), with the paper's numbers beside ours where it has
-    this model.
+    this model; ``layers`` is what ``SingleLayerStudy`` measured.
 
     ``del_tests`` is there if Integrated Gradients ran, ``del_categories`` and ``del_related`` if
     the sequences have categories, ``del_single_layer`` if a method was run in single layers.
@@ -83,22 +85,21 @@ def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
         if len(related := results.related()):
             tables["del_related"] = _related(related)
     tables["del_examples"] = _examples(results)
-    if results.single_layer:
-        parts = {name: single_layer_table(frame) for name, frame in results.single_layer.items()}
+    if layers is not None and len(layers):
+        parts = {method: single_layer_table(part) for method, part in layers.groupby("method")}
         tables["del_single_layer"] = pd.concat(parts, names=["method"])
     return {name: _with_titles(table) for name, table in tables.items()}
 
 
 def single_layer_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """One layer against all layers at equal budget, from a frame of
-    ``DelBenchmark.run_single_layer``: change of accuracy in points, text.
+    """One layer against all layers at equal budget, from the frame of ``SingleLayerStudy`` for one
+    method: change of accuracy in points, text.
 
     There is a row for all layers together and one for each, at the largest ratio; columns for each
     factor of the budget, Self and Neg. The numbers of neurons differ a little: all layers together
     round down layer by layer, one layer takes the whole budget.
 
-    >>> benchmark = DelBenchmark(model, few[:2], text, ratios=(0.02,), n_dev=0)
-    >>> frame = benchmark.run_single_layer(Attribution(), 0.02)
+    >>> frame = SingleLayerStudy(model, few[:2], text, ratios=(0.02,), n_dev=0).run([Attribution()])
     >>> list(single_layer_table(frame).index[:2])
     ['all layers', 'layer 0']
     """
