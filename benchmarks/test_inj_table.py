@@ -38,14 +38,17 @@ def sentences(model, request):
 @pytest.fixture(scope="session")
 def run(model, model_name, sentences, tuned, request):
     """INJ with some methods on the first sentences, at each of the model's ratios."""
-    from tl_localize.evals.inj_results import InjResults
     from tl_localize.evals.presets import inj_runs
+    from tl_localize.execution import Cache
     from tl_localize.models import is_reference
 
     def measure(methods, limit, seed=0):
         limit = request.config.getoption("--limit") or (limit if is_reference(model_name) else None)
         runs = inj_runs(model, model_name, sentences[:limit], methods, [], tuned, seed=seed)
-        return InjResults.join([one.run(some) for one, some in runs])
+        cache = Cache()
+        for one, some in runs:
+            results = one.run(some, cache)
+        return results
 
     return measure
 

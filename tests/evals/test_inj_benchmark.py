@@ -83,7 +83,7 @@ def test_inj_benchmark_repeats_bit_by_bit(benchmark):
     [
         ({"ratio": 1.5}, r"ratio must be a fraction in \(0, 1\], got 1.5"),
         ({"sequences": []}, "sequences must hold at least one sequence"),
-        ({"multiples": (1, 10)}, "multiples must keep ratio"),
+        ({"multiples": (1, 10)}, "ratio times each of multiples must be a fraction"),
         ({"distractors": -1}, "distractors must be a whole number from 0 on, got -1"),
         (
             {"ratio": 0.0105, "multiples": (0.5,)},
@@ -215,7 +215,7 @@ def test_ground_truth_reads_every_state_of_the_model(together):
     masks = [injection.neurons.mask for injection in joint.injections]
     columns = {"all_on": lambda k: (), "own_alone": lambda k: (1 - k,), "own_off": lambda k: (k,)}
     # there is one other
-    columns |= {"others_off": columns["own_alone"], "other_off": columns["own_alone"]}
+    columns["other_off"] = columns["own_alone"]
     for name, (state, off) in ((n, c) for n in ("", "_zeroed") for c in columns.items()):
         for k, sequence in enumerate(group.sequences):
             with torch.no_grad():

@@ -10,16 +10,16 @@ has to read the sentence to tell which are its rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from operator import or_
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from tl_localize.batching import Report
@@ -40,13 +40,15 @@ from tl_localize.neurons import (
     Real,
     check_count,
     check_positive,
+    check_ratio,
+    check_seed,
     model_name,
 )
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 from tl_localize.units import NEURONS, Units
 
-Rows = list[dict[str, Any]]
+Row = dict[str, Any]
 
 # Learning rate and steps of an injection by ratio: the paper's up to 2 %. Beyond, each row takes
 # part in writing the sentence only if the steps are smaller: at 0.01 rows grow that the sentence
@@ -126,38 +128,38 @@ class InjBenchmark(Benchmark[InjResults]):
     def __post_init__(self) -> None:
         check_sequences(self.model, self.sequences)
         check_count(0, distractors=self.distractors)
-        check_positive(stop_loss=self.stop_loss)
-        if self.learning_rate is not None:
-            check_positive(learning_rate=self.learning_rate)
-        if self.max_steps is not None:
-            check_count(max_steps=self.max_steps)
-        for multiple in self.multiples:
-            check_positive(multiples=multiple)
         view = NeuronView(self.model, self.units)
         # raises where the sets can't be drawn
         draw_sets(view, self.ratio, self.seed, self.distractors + 1)
-        if not self.multiples or not all(
-            0 < self.ratio * multiple <= 1 for multiple in self.multiples
-        ):
-            raise ValueError(
-                f"multiples must keep ratio * multiple in (0, 1], got {self.multiples} with ratio "
-                f"{self.ratio}. "
-                "Use a smaller ratio (0.01 is 1 %) or smaller multiples."
-            )
+        training = self.training
+        check_count(max_steps=training.pop("max_steps"))
+        check_positive(**training)
         blank = NeuronScores(torch.zeros(view.n_layers, view.n_neurons), units=self.units)
-        blank.top_k(self.ratio * min(self.multiples))  # raises where it selects none
+        for multiple in self.multiples:
+            check_positive(multiples=multiple)
+            check_ratio("ratio times each of multiples", self.ratio * multiple)
+            blank.top_k(self.ratio * multiple)  # raises where it selects none
+        if not self.multiples:
+            raise ValueError("multiples must hold at least one number, got (). 1 is the ratio.")
         if not self.groups:
             raise ValueError(
                 f"distractors must leave at least one group of {self.distractors + 1} sentences "
-                "that begin with different tokens, got "
-                f"{self.distractors} for {len(self.sequences)} sentences. Give more sentences or "
-                "fewer distractors."
+                f"that begin with different tokens, got {self.distractors} for "
+                f"{len(self.sequences)} sentences. Give more sentences or fewer distractors."
             )
-        if (last := self.seed + len(self.groups) - 1) >= 2**32:
-            raise ValueError(
-                f"seed must leave room below 2**32 for one seed each, got {self.seed}, so that the "
-                f"last is {last}. Start lower."
-            )
+        check_seed(self.seed + len(self.groups) - 1, bits=32)
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """The settings of ``inject``, with the defaults of this ratio."""
+        rate, steps = next(both for largest, both in INJECTION.items() if self.ratio <= largest)
+        if self.distractors:
+            rate, steps = TOGETHER
+        return {
+            "learning_rate": rate if self.learning_rate is None else self.learning_rate,
+            "max_steps": steps if self.max_steps is None else self.max_steps,
+            "stop_loss": self.stop_loss,
+        }
 
     def labelled(self, methods: Sequence[Method]) -> Methods:
         """The methods by label; Random and RowNorm are always among them."""
@@ -178,19 +180,11 @@ class InjBenchmark(Benchmark[InjResults]):
         labelled = self.labelled(methods)
         check_names(self.sequences, labelled)
         made_of = fingerprint(self.model)
-        rate, steps = next(both for largest, both in INJECTION.items() if self.ratio <= largest)
-        if self.distractors:
-            rate, steps = TOGETHER
-        scoped = {
-            "learning_rate": rate if self.learning_rate is None else self.learning_rate,
-            "max_steps": steps if self.max_steps is None else self.max_steps,
-        }
-        settings: dict[str, Any] = {"stop_loss": self.stop_loss, "distractors": self.distractors}
-        if self.units != NEURONS:
-            settings["units"] = described(self.units)
+        ratio, training = float(self.ratio), self.training
+        settings: dict[str, Any] = {"distractors": self.distractors, **self._units()}
         tasks: list[Task] = []
         for index, group in enumerate(self.groups):
-            tasks += self._tasks(index, group, labelled, made_of, {**scoped, **settings})
+            tasks += self._tasks(index, group, labelled, {"model": made_of, **settings, **training})
         return Plan(
             benchmark="inj",
             settings={
@@ -207,19 +201,22 @@ class InjBenchmark(Benchmark[InjResults]):
             ],
             methods={label: described(method) for label, method in labelled.items()},
             tasks=tasks,
-            scope=f"ratio {float(self.ratio):g}",
-            scoped={"ratio": float(self.ratio), **scoped},
+            scope=f"ratio {ratio:g}",
+            scoped={"ratio": ratio, **training},
             grows="sentences, methods and ratios",
         )
 
+    def _units(self) -> dict[str, Any]:
+        return {} if self.units == NEURONS else {"units": described(self.units)}
+
     def _tasks(
-        self, index: int, group: Group, labelled: Methods, made_of: str, how: dict[str, Any]
+        self, index: int, group: Group, labelled: Methods, how: dict[str, Any]
     ) -> list[Task]:
         """The measurements of one group: of each method, and with distractors of the true rows."""
         prints = [sequence.fingerprint for sequence in group.sequences]
         place: dict[str, Any] = {"name": group.name, "index": index, "ratio": float(self.ratio)}
-        data = {"model": made_of, "sequences": prints, "seed": group.seed, "ratio": self.ratio}
-        injection = Task("injections", data | how, (), "inject", **place)
+        inputs = {**how, "sequences": prints, "seed": group.seed, "ratio": self.ratio}
+        injection = Task("injections", inputs, (), "inject", **place)
         place["group"] = injection.key
         about = {
             "ids": [sequence.id for sequence in group.sequences],
@@ -228,9 +225,9 @@ class InjBenchmark(Benchmark[InjResults]):
         }
         tasks: list[Task] = []
         for label, method in labelled.items():
-            scores = scores_task(made_of, label, method, prints, (injection,), **place)
-            inputs = {**about, "label": label}
-            tasks.append(Task("inj", inputs, (injection, scores), label, **place))
+            scores = scores_task(how["model"], label, method, prints, (injection,), **place)
+            needs = (injection, scores)
+            tasks.append(Task("inj", {**about, "label": label}, needs, label, **place))
         if self.distractors:
             tasks.append(Task(TRUE_ROWS, about, (injection,), TRUE_ROWS, **place))
         return tasks
@@ -265,7 +262,7 @@ class InjBenchmark(Benchmark[InjResults]):
     def compute(self, task: Task, needs: Sequence[Any], methods: Methods, report: Report) -> Any:
         group = self.groups[task.index]
         if task.kind == "injections":
-            return self.inject(group, task.inputs, report)
+            return self.inject(group, report)
         injection: Injection | JointInjection = needs[0]
         if task.kind == "scores":
             method = methods[task.label]
@@ -274,14 +271,12 @@ class InjBenchmark(Benchmark[InjResults]):
         chunk = None if task.kind == TRUE_ROWS else needs[1]
         return self._measured(group, injection, task.label, chunk)
 
-    def inject(
-        self, group: Group, inputs: Mapping[str, Any], report: Report
-    ) -> Injection | JointInjection:
+    def inject(self, group: Group, report: Report) -> Injection | JointInjection:
         """Train the rows of one group. It is trained alone: side by side with others it would
         differ in the last digits.
         """
-        names = ("ratio", "seed", "learning_rate", "max_steps", "stop_loss")
-        settings: dict[str, Any] = {name: inputs[name] for name in names} | {"units": self.units}
+        settings: dict[str, Any] = {"ratio": self.ratio, "seed": group.seed, **self.training}
+        settings["units"] = self.units
         if self.distractors:
             return inject_together(self.model, group.sequences, **settings, progress=report)
         return inject(self.model, group.sequences[0], **settings)
@@ -298,42 +293,31 @@ class InjBenchmark(Benchmark[InjResults]):
         """
         joint = injection if isinstance(injection, JointInjection) else None
         injections = injection.injections if isinstance(injection, JointInjection) else (injection,)
+        sets = [one.neurons for one in injections]
         scores: list[NeuronScores] = []
         if chunk:
             scores = [chunk.of(k, one, self.units) for k, one in enumerate(group.sequences)]
-        sets = [one.neurons for one in injections]
         found = [one.top_k(self.ratio) for one in scores] or sets
+        about = {"injection_ratio": self.ratio, "seed": group.seed, "group": group.name}
+        about["steps"] = len(injection.losses)
+        frame, truth, assignment = list[Row](), list[Row](), list[Row]()
         effects = self._ablated(group, joint, found) if joint else [{}]
-        about = {
-            "injection_ratio": self.ratio,
-            "seed": group.seed,
-            "group": group.name,
-            "steps": len(injection.losses),
-        }
-        frame: Rows = []
         for k, (sequence, one) in enumerate(zip(group.sequences, injections, strict=True)):
-            row = {"sequence_id": sequence.id, "method": label, **about, "converged": one.converged}
             ends = joint.ends[k].tolist() if joint else [float(one.losses[-1])]
+            row = {"sequence_id": sequence.id, "method": label, **about, "converged": one.converged}
             row |= dict(zip(ENDS, ends, strict=False))
             for multiple in self.multiples:
                 ratio = self.ratio * multiple
                 recalls = recalls_at(scores[k], ratio, sets, k) if scores else PERFECT
-                measured = {
-                    "ratio": round(ratio, 10),
-                    "multiple": multiple,
-                    **recalls,
-                    **effects[k],
-                }
-                frame.append({**row, **measured, "seconds": chunk.seconds if chunk else 0.0})
-        value: dict[str, Any] = {"frame": frame, "truth": [], "assignment": []}
-        if joint and scores:
-            rows = assigned(group, found, sets)
-            value["assignment"] = [{**about, "method": label, **one} for one in rows]
-        elif joint:
-            value["truth"] = [
-                one | about for one in ground_truth(self.model, joint, group.sequences)
-            ]
-        return {**value, "converged": all(one.converged for one in injections)}
+                row |= {"ratio": round(ratio, 10), "multiple": multiple, **recalls, **effects[k]}
+                frame.append(row | {"seconds": chunk.seconds if chunk else 0.0})
+            for other, rows in zip(group.sequences, sets if joint and scores else (), strict=False):
+                pair = {"method": label, "localized": sequence.id, "whose": other.id}
+                assignment.append({**about, **pair, "recall": found[k].recall_of(rows)})
+        if joint and not scores:
+            truth = [row | about for row in ground_truth(self.model, joint, group.sequences)]
+        converged = all(one.converged for one in injections)
+        return {"frame": frame, "truth": truth, "assignment": assignment, "converged": converged}
 
     def _ablated(
         self, group: Group, joint: JointInjection, found: Sequence[NeuronSet]
@@ -347,13 +331,9 @@ class InjBenchmark(Benchmark[InjResults]):
             for k, neurons in enumerate(found):
                 with neurons.dropped_out(self.model):
                     change = (accuracy(self.model, group.sequences) - before).tolist()
-                foreign = sum(value for j, value in enumerate(change) if j != k)
-                effects.append(
-                    {
-                        "delta_own_accuracy": change[k],
-                        "delta_foreign_accuracy": foreign / self.distractors,
-                    }
-                )
+                own = change.pop(k)
+                foreign = sum(change) / self.distractors
+                effects.append({"delta_own_accuracy": own, "delta_foreign_accuracy": foreign})
         return effects
 
     def results(self, cache: Cache) -> InjResults:
@@ -367,66 +347,51 @@ def recalls_at(
     top share.
     """
     recalls: dict[str, float] = {}
-    foreign: dict[str, float] = {}
     others = [one for k, one in enumerate(sets) if k != own]
     for suffix, per in (("", "layer"), ("_across_layers", "model")):
         top = scores.top_k(ratio, per=per)
         recalls[f"recall{suffix}"] = top.recall_of(sets[own])
-        foreign[f"foreign_recall{suffix}"] = (
+        recalls[f"foreign_recall{suffix}"] = (
             top.recall_of(reduce(or_, others)) if others else math.nan
         )
-    return recalls | foreign
-
-
-def assigned(group: Group, found: Sequence[NeuronSet], sets: Sequence[NeuronSet]) -> Rows:
-    """The share of each sentence's rows among the neurons that were found for each sentence."""
-    return [
-        {"localized": one.id, "whose": other.id, "recall": neurons.recall_of(theirs)}
-        for one, neurons in zip(group.sequences, found, strict=True)
-        for other, theirs in zip(group.sequences, sets, strict=True)
-    ]
+    return recalls
 
 
 def ground_truth(
     model: LanguageModel, joint: JointInjection, group: Sequence[MemorizedSequence]
-) -> Rows:
+) -> list[Row]:
     """Is each sentence in its own rows, in all of them and nowhere else? One row per sentence.
 
     Each state stands four times: ``<state>`` is the accuracy as a fraction and ``<state>_loss`` the
     loss in nats per token, where rows that are off are the base model's; ``<state>_zeroed`` and
     ``<state>_zeroed_loss`` where the model has all sets, and the neurons of those that are off are
-    ablated. ``all_on``, ``own_alone``, ``others_off`` (the same state) and ``other_off`` (mean over
+    ablated. ``all_on``, ``own_alone`` and ``other_off`` (mean over
     the other sets, one off at a time) should recite the sentence; ``own_off`` should be near
     ``untouched``.
     """
-    n = len(group)
-    every, own = torch.ones(n, dtype=torch.bool), torch.eye(n, dtype=torch.bool)
-    columns = {"untouched": measured_with(model, joint, group, ~every)[0]}
+    measured = partial(measured_with, model, joint, group)
+    own = torch.eye(len(group), dtype=torch.bool)
+    untouched = measured(torch.zeros(len(group)))[0].tolist()
+    rows: list[Row] = []
+    for sequence, injection, right in zip(group, joint.injections, untouched, strict=True):
+        unlearned = "" if injection.converged else str(injection.unlearned())
+        about = {"sequence_id": sequence.id, "converged": injection.converged}
+        rows.append({**about, "unlearned": unlearned, "untouched": right})
     for suffix, zeroed in (("", False), ("_zeroed", True)):
         # [2 sentence set]
-        alone, without = (
-            torch.stack([measured_with(model, joint, group, on, zeroed) for on in rows], dim=-1)
-            for rows in (own, ~own)
-        )
-        on, off = (states.diagonal(dim1=1, dim2=2) for states in (alone, without))
+        alone = torch.stack([measured(on, zeroed) for on in own], dim=-1)
+        without = torch.stack([measured(on, zeroed) for on in ~own], dim=-1)
+        own_off = without.diagonal(dim1=1, dim2=2)
         states = {
-            "all_on": measured_with(model, joint, group, every, zeroed),
-            "own_alone": on,
-            "others_off": on,
-            "own_off": off,
-            "other_off": (without.sum(-1) - off) / (n - 1),
+            "all_on": measured(torch.ones(len(group)), zeroed),
+            "own_alone": alone.diagonal(dim1=1, dim2=2),
+            "own_off": own_off,
+            "other_off": (without.sum(-1) - own_off) / (len(group) - 1),
         }
-        for state, (right, nats) in states.items():
-            columns |= {f"{state}{suffix}": right, f"{state}{suffix}_loss": nats}
-    return [
-        {
-            "sequence_id": sequence.id,
-            **{name: float(values[k]) for name, values in columns.items()},
-            "converged": injection.converged,
-            "unlearned": "" if injection.converged else str(injection.unlearned()),
-        }
-        for k, (sequence, injection) in enumerate(zip(group, joint.injections, strict=True))
-    ]
+        for state, values in states.items():
+            for row, right, nats in zip(rows, *values.tolist(), strict=True):
+                row |= {f"{state}{suffix}": right, f"{state}{suffix}_loss": nats}
+    return rows
 
 
 @torch.no_grad()
@@ -434,7 +399,7 @@ def measured_with(
     model: LanguageModel,
     joint: JointInjection,
     group: Sequence[MemorizedSequence],
-    on: Bool[Tensor, " sentence"],
+    on: Shaped[Tensor, " sentence"],
     zeroed: bool = False,
 ) -> Float[Tensor, "2 sentence"]:
     """Accuracy and loss of each sentence while some sets are on, and the others are the base

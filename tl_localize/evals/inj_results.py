@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,21 +83,6 @@ class InjResults:
             else "recall of the injected rows"
         )
         return styled(self.table(), f"{self!r}: {unit} in percent, mean \u00b1 standard error")
-
-    @classmethod
-    def join(cls, results: Sequence[InjResults]) -> InjResults:
-        """Runs of several injection ratios, or several methods, as one."""
-        parts = {
-            name: [frame for one in results if len(frame := getattr(one, name))] for name in FRAMES
-        }
-        frames = {
-            name: pd.concat(some, ignore_index=True) if some else pd.DataFrame()
-            for name, some in parts.items()
-        }
-        return cls(
-            settings={"runs": [run for part in results for run in part.settings.get("runs", [])]},
-            **frames,
-        )
 
     @property
     def distractors(self) -> bool:

@@ -33,8 +33,9 @@ class ScoredChunk(Saved):
     Args:
         seconds: of one sequence, on average.
 
-    >>> ScoredChunk([NeuronScores(torch.zeros(2, 3))], seconds=0.5).of(0, sequence).sequence_id
-    'seq-0'
+    >>> chunk = ScoredChunk([NeuronScores(torch.zeros(2, 3))], seconds=0.5)
+    >>> chunk.of(0, sequence).sequence_id == sequence.id
+    True
     """
 
     required: ClassVar[tuple[str, ...]] = ()

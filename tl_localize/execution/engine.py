@@ -171,8 +171,8 @@ class Benchmark(ABC, Generic[Results]):
 
     @abstractmethod
     def compute(self, task: Task, needs: Sequence[Any], methods: Methods, report: Report) -> Any:
-        """One task, from the values of what it needs: rows as JSON takes them, or an object of a
-        ``Saved`` class. It depends on nothing else, so any process may compute it at any time.
+        """One task, from the values of what it needs: rows as JSON takes them, or an object that
+        can be saved, such as an injection. It depends on nothing else, so any process may compute it at any time.
         """
 
     @abstractmethod
@@ -186,7 +186,7 @@ class Benchmark(ABC, Generic[Results]):
     def run(
         self,
         methods: Sequence[Any] = (),
-        store: Store | None = None,
+        store: Cache | None = None,
         progress: Progress | None = None,
         *,
         executor: Executor | None = None,
@@ -198,7 +198,8 @@ class Benchmark(ABC, Generic[Results]):
             methods: anything that maps (model, sequence) to NeuronScores; its ``map`` is used where
                 it has one.
             store: a results folder: what is there is not computed again, a task that fails is
-                recorded and the others go on. Without one nothing is kept, and an error is raised.
+                recorded and the others go on. A ``Cache`` keeps the results of several runs in
+                memory; there an error is raised.
             progress: called with the fraction done and what is being done.
             executor: who computes; ``InProcess()`` by default.
             retry_failed: compute again what failed before.
@@ -209,7 +210,7 @@ class Benchmark(ABC, Generic[Results]):
         """
         executor, cache = executor or InProcess(), store or Cache()
         labelled, plan = self.labelled(methods), self.plan(methods)
-        if store:
+        if isinstance(cache, Store):
             check_plain(self.model)
             check_identities(plan)
         made_with = environment(self.model, plan.settings["fingerprint"])

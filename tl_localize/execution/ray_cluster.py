@@ -85,16 +85,17 @@ class RayCluster:
 
     def new_worker(self, ray: Any) -> Any:
         """An actor that loads the model."""
-        gpus, threads = self._gpus(ray), torch.get_num_threads()
-        cpus = 1 if gpus else threads
-        options = ray.remote(Worker).options(num_gpus=gpus, num_cpus=cpus, max_concurrency=2)
-        return options.remote(self.load, threads)
+        threads, gpus = torch.get_num_threads(), self._gpus(ray)
+        actor = ray.remote(Worker).options(
+            num_gpus=gpus, num_cpus=1 if gpus else threads, max_concurrency=2
+        )
+        return actor.remote(self.load, threads)
 
     def _room(self, ray: Any) -> int:
+        """How many workers the cluster has room for."""
         there, gpus = ray.cluster_resources(), self._gpus(ray)
-        if gpus:
-            return max(1, int(there.get("GPU", 0) / gpus))
-        return max(1, int(there.get("CPU", 1) / torch.get_num_threads()))
+        room = there["GPU"] / gpus if gpus else there["CPU"] / torch.get_num_threads()
+        return max(1, int(room))
 
     def _gpus(self, ray: Any) -> float:
         if self.gpus is not None:
