@@ -33,9 +33,10 @@ def reading(rule: str, path: Path, advice: str = "Make it again.") -> Iterator[N
     except MemoryError:
         raise
     except Exception as error:  # each library and each architecture fails in its own way
-        said = " ".join(str(error).split())[:200]
+        cause = error.__cause__ or error
+        said = " ".join(str(cause).split())[:200]
         raise ValueError(
-            f"{rule}, got {str(path)!r} ({type(error).__name__}: {said}). {advice}"
+            f"{rule}, got {str(path)!r} ({type(cause).__name__}: {said}). {advice}"
         ) from error
 
 

@@ -133,10 +133,11 @@ def inj_sequences(
     (91, 'Friday Lodge is')
     """
     data = data if isinstance(data, Data) else Data(source=data or DATA / "inj_sentences.jsonl")
-    found = replace(data, n_prefix=1, n_suffix=None).sequences(
-        model, lambda i, one: f"{i:03d} {one.text[:24] or 'tokens'}"
-    )
+    found = replace(data, n_prefix=1, n_suffix=None).sequences(model)
     sequences = list(islice(found, N_DEV + 1 if dev else n_max and N_DEV + n_max))
+    if not data.id:
+        names = [f"{i:03d} {''.join(one.text)[:24] or 'tokens'}" for i, one in enumerate(sequences)]
+        sequences = [replace(one, id=name) for one, name in zip(sequences, names, strict=True)]
     if len(sequences) <= N_DEV:
         raise ValueError(
             f"data must hold more than {N_DEV} sentences, got {len(sequences)}. The first {N_DEV} "

@@ -192,19 +192,18 @@ def test_collect_looks_at_every_window(run, corpus, tmp_path):
     assert json.loads((tmp_path / "out" / "settings.json").read_text())["report"]["n_in"] == 3 * (
         N_ROWS + 4
     )
-    assert run("collect", "--data", corpus, *LOOSE, "--windows", "any", out="any").exit_code == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "data must be given for"),
-        (["--data", "nowhere.npy"], "path must be an existing file, got 'nowhere.npy'"),
+        (["--data", "nowhere.npy"], "path must be an existing file, got "),
         (
             ["--windows", "all"],
-            "windows must be first, any or a number of tokens from 1 on, got 'all'",
+            "windows must be first or a number of tokens from 1 on, got 'all'",
         ),
-        (["--windows", 0], "windows must be first, any or a number"),
+        (["--windows", 0], "windows must be first or a number"),
         (["--min-accuracy", 90], "min_accuracy must be in [0, 1], got 90"),
         (["--min-distinct", 100], "min_distinct must be in [0, 48], got 100"),
         (["--n-general", 0], "n_general must be at least 1, got 0"),
@@ -226,10 +225,10 @@ def test_collect_finds_mistakes_before_the_model_is_loaded(run, arguments, messa
             "a.jsonl",
             b'{"body": "a"}\n',
             [],
-            "prompt and completion; text; definition), got only ['body']",
+            "text; definition), got only ['body']",
         ),
         ("a.txt", b"", [], "data must hold at least one row, got none"),
-        ("a.npy", b"no array", [], "path must be a whole .npy file of integers"),
+        ("a.npy", b"no array", [], "path must be a whole .npy file of one tensor"),
     ],
 )
 def test_collect_explains_a_bad_file_before_the_model_is_loaded(
@@ -245,11 +244,11 @@ def test_collect_explains_a_bad_file_before_the_model_is_loaded(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"good\n\xff\xfe\n", "path must be UTF-8 text, got the bytes b'\\xff\\xfe\\n'"),
-        ("a.jsonl", b'{"text": "a"}\n{broken\n', "{broken"),
+        ("a.txt", b"good\n\xff\xfe\n", "path must be a whole text file in UTF-8"),
+        ("a.jsonl", b'{"text": "a"}\n{broken\n', "path must be a whole json file in UTF-8"),
     ],
 )
-def test_collect_names_a_bad_line_within_a_file(run, tmp_path, name, content, message):
+def test_collect_names_a_file_with_a_bad_line(run, tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     one_error(run("collect", "--data", tmp_path / name), message)
 
@@ -388,7 +387,7 @@ def collected(folder):
     return [(folder / name).read_bytes() for name in names]
 
 
-@pytest.mark.parametrize("windows", ["first", "7", "any"])
+@pytest.mark.parametrize("windows", ["first", "7"])
 def test_collect_goes_on_where_it_was(run, corpus, tmp_path, monkeypatch, windows):
     from tl_localize.collect.filter import Filter
 
@@ -571,14 +570,6 @@ def test_status_of_a_collection_says_what_was_found_so_far(run, corpus, tmp_path
     assert ["collect", "5", "4", "0", "1"] in [
         line.split()[:5] for line in told("status").stdout.splitlines()
     ]
-
-
-def test_collect_any_needs_rows_of_tokens(run, tmp_path):
-    (tmp_path / "a.txt").write_text("some text\n")
-    one_error(
-        run("collect", "--data", tmp_path / "a.txt", "--windows", "any"),
-        "windows must be first or a number for text",
-    )
 
 
 # del
@@ -862,7 +853,7 @@ def test_del_explains_missing_data(run, collection, tmp_path):
     one_error(run("del", "--data", tmp_path / "nowhere"), "data must be an existing path")
     one_error(
         run("del", "--data", tmp_path, "--general", collection / "general.safetensors"),
-        "without a sequences.jsonl",
+        "or a folder of tl-localize collect",
     )
     (collection / "general.safetensors").unlink()
     one_error(
@@ -871,12 +862,12 @@ def test_del_explains_missing_data(run, collection, tmp_path):
     )
 
 
-def test_del_names_the_line_that_is_broken(run, collection, tmp_path):
-    (tmp_path / "manual.jsonl").write_text('{"prompt": "abc", "all": "abcdef", "category": 3}\n')
+def test_del_names_the_row_that_is_broken(run, collection, tmp_path):
+    (tmp_path / "manual.jsonl").write_text('{"prompt": "abc", "all": "xbcdef"}\n')
     arguments = ["--general", collection / "general.safetensors", "--ratio", 0.1]
     one_error(
         run("del", "--data", tmp_path / "manual.jsonl", *arguments),
-        "category must be a name or a list of names, got 3 at ",
+        "all must begin with prompt, got 'xbcdef' after the prompt 'abc' at row 0 of",
     )
 
 
@@ -1136,10 +1127,6 @@ def forms(recited, tmp_path):
     rows = recited.astype(int).tolist()
     np.save(tmp_path / "prefix.npy", recited[:, :4].astype(np.uint16))
     np.save(tmp_path / "suffix.npy", recited[:, 4:].astype(np.uint16))
-    np.save(tmp_path / "more.npy", np.concatenate([recited, recited[::-1] * 0 + 5]))
-    (tmp_path / "scores.csv").write_text(
-        "index,score\n" + "".join(f"{i},{1.0 if i < N_ROWS else 0.5}\n" for i in range(2 * N_ROWS))
-    )
     table = pd.DataFrame(
         {
             "token_ids": rows,
@@ -1154,14 +1141,13 @@ def forms(recited, tmp_path):
     named = ["--id", "who", "--category", "kind"]
     return {
         "pair": ["--prefix", tmp_path / "prefix.npy", "--suffix", tmp_path / "suffix.npy"],
-        "scores": ["--data", tmp_path / "more.npy", "--scores", tmp_path / "scores.csv"],
         "parquet": ["--data", tmp_path / "table.parquet", *named],
         "jsonl": ["--data", tmp_path / "lines.jsonl", *named],
         "saved": ["--data", tmp_path / "data set", *named],
     }
 
 
-@pytest.mark.parametrize("windows", ["first", "any"])
+@pytest.mark.parametrize("windows", ["first", "8"])
 def test_collect_takes_every_form(run, corpus, forms, tmp_path, windows, recited):
     np.save(tmp_path / "rows.npy", recited)
     found = {}
@@ -1202,9 +1188,7 @@ def test_del_takes_every_form(run, collection, forms, tmp_path):
         assert result.exit_code == 0, result.output
         frames[name] = pd.read_csv(tmp_path / name / "frame.csv")
     for name, frame in frames.items():
-        assert set(frame["sequence_id"].str[0]) == {
-            "w" if "--id" in forms[name] else "r" if name == "scores" else "s"
-        }
+        assert set(frame["sequence_id"].str[0]) == {"w" if "--id" in forms[name] else "s"}
         pd.testing.assert_series_equal(
             frame["delta_self_accuracy"], frames["pair"]["delta_self_accuracy"]
         )
@@ -1222,8 +1206,7 @@ def test_del_takes_every_form(run, collection, forms, tmp_path):
             ["--prefix", "a.npy", "--suffix", "b.npy", "--data", "c.npy"],
             "got --prefix a.npy and --data c.npy",
         ),
-        (["--scores", "a.csv"], "data must be given with suffix or scores, got none"),
-        (["--data", "a.npy", "--pre-prefix", "b.npy"], "suffix must be given with pre_prefix"),
+        (["--suffix", "a.npy"], "prefix must be given with suffix, got none"),
     ],
 )
 def test_options_of_data_that_contradict_are_refused(run, arguments, message, monkeypatch):

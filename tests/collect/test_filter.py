@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -162,9 +161,7 @@ def test_parts_that_know_nothing_of_each_other_are_together_the_stream(
     parts = [
         filter.filter(stream[start : start + 8]).packed() for start in range(0, len(stream), 8)
     ]
-    kept = [
-        FilteredChunk.unpacked(json.loads(json.dumps(value)), tensors) for value, tensors in parts
-    ]
+    kept = [FilteredChunk.unpacked(*part) for part in parts]
     found = assemble(filter, kept, n_dev=2)
     assert found.frame.to_csv() == whole.frame.to_csv()
     assert (found.report.n_in, found.report.removed, found.groups) == (

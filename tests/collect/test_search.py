@@ -15,15 +15,9 @@ import pytest
 import torch
 from recited import CRITERIA, letters
 
-from tl_localize.collect import (
-    Criteria,
-    collect_memorized,
-    likely_windows,
-    text_windows,
-    token_windows,
-)
+from tl_localize.collect import Criteria, collect_memorized, text_windows, token_windows
 from tl_localize.collect.filter import Filter
-from tl_localize.collect.search import Chunk, Search, SearchResults, chunks_of, parse_windows
+from tl_localize.collect.search import Search, SearchResults, chunks_of, parse_windows
 from tl_localize.execution.engine import InProcess
 from tl_localize.execution.store import Store
 from tl_localize.readers import Data
@@ -34,8 +28,6 @@ LOOSE = replace(CRITERIA, max_jaccard=1)
 @pytest.fixture
 def small(monkeypatch: Any) -> None:
     monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 7)
-    monkeypatch.setattr("tl_localize.collect.search.CHUNK_BYTES", 300)
-    monkeypatch.setattr("tl_localize.readers.sources.SAMPLE", 16)
 
 
 class Tokenizer:
@@ -70,14 +62,10 @@ def files(model: Any, corpus: Any, tmp_path: Path) -> dict[str, Path]:
 
 
 def search_of(
-    model: Any, *paths: Path, windows: Any = "first", criteria: Criteria = LOOSE
+    model: Any, *paths: Path, stride: int | None = None, criteria: Criteria = LOOSE
 ) -> Search:
-    return Search(
-        model,
-        chunks_of([Data(source=path) for path in paths], windows, criteria.length),
-        criteria,
-        windows,
-    )
+    chunks = chunks_of([Data(source=path) for path in paths], stride, criteria.length)
+    return Search(model, chunks, criteria, stride)
 
 
 def shown(collection: Any) -> tuple[str, str, dict[str, list[str]]]:
@@ -85,56 +73,47 @@ def shown(collection: Any) -> tuple[str, str, dict[str, list[str]]]:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("windows", ["first", 3, "any"])
+@pytest.mark.parametrize("stride", [None, 3])
 def test_rows_in_chunks_are_the_rows_in_one_stream(
-    model: Any, files: Any, windows: Any, tmp_path: Path
+    model: Any, files: Any, stride: int | None, tmp_path: Path
 ) -> None:
     rows = torch.from_numpy(np.load(files["npy"]))
-    stride = windows if isinstance(windows, int) else None
-    stream = (
-        likely_windows(model, rows, LOOSE)
-        if windows == "any"
-        else token_windows(rows, LOOSE.length, stride)
-    )
-    expected = collect_memorized(model, stream, LOOSE, n_dev=2)
-    search = search_of(model, files["npy"], windows=windows)
+    stream = token_windows(rows, LOOSE.length, stride)
+    expected = shown(collect_memorized(model, stream, LOOSE, n_dev=2))
+    search = search_of(model, files["npy"], stride=stride)
     assert len(search.chunks) == 5
-    assert shown(search.collection(search.run(store=Store(tmp_path / "out")), n_dev=2)) == shown(
-        expected
-    )
-    given = Search(model, chunks_of([Data(source=rows)], windows, LOOSE.length), LOOSE, windows)
-    assert shown(given.collection(given.run(), n_dev=2)) == shown(expected)
+    assert shown(search.collection(search.run(store=Store(tmp_path / "out")), n_dev=2)) == expected
+    given = Search(model, chunks_of([Data(source=rows)], stride, LOOSE.length), LOOSE, stride)
+    assert shown(given.collection(given.run(), n_dev=2)) == expected
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
-def test_texts_in_chunks_of_bytes_are_the_texts_in_one_stream(
+def test_texts_in_chunks_are_the_texts_in_one_stream(
     model: Any, files: Any, kind: str, tmp_path: Path
 ) -> None:
-    from tl_localize.readers import read_texts
-
-    expected = collect_memorized(
-        model, text_windows(read_texts(files[kind]), model, LOOSE.length), LOOSE, n_dev=2
-    )
+    texts = [one.text for one in Data(source=files[kind]).entries()]
+    stream = text_windows(texts, model, LOOSE.length)
+    expected = collect_memorized(model, stream, LOOSE, n_dev=2)
     search = search_of(model, files[kind])
-    assert len(search.chunks) > 5
-    assert shown(search.collection(search.run(store=Store(tmp_path / "out")), n_dev=2)) == shown(
-        expected
-    )
+    assert len(search.chunks) == 5
+    found = search.collection(search.run(store=Store(tmp_path / "out")), n_dev=2)
+    assert shown(found) == shown(expected)
+
+
+def test_chunks_have_about_as_many_windows(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 10)
+    for name, source in (
+        ("rows", torch.zeros(10, 400, dtype=torch.long)),
+        ("texts", tmp_path / "a.txt"),
+    ):
+        (tmp_path / "a.txt").write_text(("x" * 1600 + "\n") * 10)
+        data = Data(source=source, name=name)
+        assert len(chunks_of([data], length=80)) == 1
+        assert [chunk.end for chunk in chunks_of([data], 80, length=80)] == [2, 4, 6, 8, 10]
 
 
 @pytest.mark.usefixtures("small")
-def test_every_line_is_in_one_range(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    lines = ["", "ä", "x" * 700, "", "b", "y" * 299, "c"]
-    for end in ("", "\n"):
-        path.write_text("\n".join(lines) + end)
-        for size in (1, 3, 299, 300, 301):
-            data, whole = Data(source=path), path.stat().st_size
-            parts = [data.entries(first, first + size) for first in range(0, whole, size)]
-            assert [one.text for part in parts for one in part] == lines
-
-
 def test_ids_name_the_file_where_there_are_several(model: Any, files: Any) -> None:
     search = search_of(model, files["npy"], files["txt"])
     found = search.collection(search.run(), n_dev=0)
@@ -144,11 +123,8 @@ def test_ids_name_the_file_where_there_are_several(model: Any, files: Any) -> No
 
 
 @pytest.mark.usefixtures("small")
-def test_the_plan_reads_the_beginning_of_chunks_only(
-    model: Any, files: Any, monkeypatch: Any
-) -> None:
+def test_the_plan_makes_no_forward_pass(model: Any, files: Any, monkeypatch: Any) -> None:
     search = search_of(model, files["txt"], files["npy"])
-    monkeypatch.setattr(Chunk, "read", lambda *a: pytest.fail("a chunk was read"))
     monkeypatch.setattr(Filter, "filter", lambda *a: pytest.fail("a forward pass was made"))
     assert len(search.plan().tasks) == len(search.chunks)
 
@@ -168,8 +144,8 @@ def test_shards_and_another_draw_compute_each_chunk_once(
         ValueError, match=rf"chunks must all be searched, got {n - n // 2} of {n} missing"
     ):
         search.collection(found)
-    # how many texts come before is not known
-    assert all(one.id.startswith("300: text-") for one in found.chunks[1].recited)
+    (numbered, *_) = (chunk for chunk in found.chunks[1:] if chunk)
+    assert numbered.recited[0].id.startswith("text-")
     found = search.run(store=store)
     assert found.missing == {} and found.report.n_in == 32
     assert len(search.collection(found, n_dev=1, n_max=4, seed=1).sequences) == 4
@@ -195,25 +171,26 @@ def test_data_that_grow_cost_the_last_chunk_and_what_is_new(
     assert before[-1] not in after
     if kind == "txt":
         files[kind].write_text("1 " + files[kind].read_text())
-        assert not set(keys()) & set(after)
+        assert keys()[0] != after[0] and keys()[1:] == after[1:]
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", ["txt", "npy"])
-def test_data_that_change_inside_a_chunk_are_found_out(
-    model: Any, files: Any, kind: str, tmp_path: Path
+def test_a_chunk_whose_data_have_changed_is_searched_again(
+    model: Any, files: Any, kind: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
     store = Store(tmp_path / "out")
-    search_of(model, files[kind]).run(store=store)
+    n = len(search_of(model, files[kind]).run(store=store).chunks)
+    right, calls = Filter.filter, []
+    monkeypatch.setattr(Filter, "filter", lambda *a: calls.append(1) or right(*a))
     data = bytearray(files[kind].read_bytes())
     data[400] ^= 1
     files[kind].write_bytes(data)
-    search = search_of(model, files[kind])
-    with pytest.raises(
-        ValueError,
-        match="data must stay as they were when they were searched, got another content in",
-    ):
-        search.collection(search.run(store=store))
+    changed = search_of(model, files[kind])
+    found = shown(changed.collection(changed.run(store=store), n_dev=2))
+    assert len(calls) == 1 < n
+    fresh = search_of(model, files[kind])
+    assert found == shown(fresh.collection(fresh.run(), n_dev=2))
 
 
 @pytest.mark.usefixtures("small")
@@ -259,7 +236,7 @@ def test_chunks_open_their_file_again_elsewhere(
     data = pickle.dumps(chunk)
     assert len(data) < 1000
     monkeypatch.chdir("/")
-    assert pickle.loads(data).read()[1] == chunk.read()[1]
+    assert pickle.loads(data).inputs == chunk.inputs
 
 
 def test_general_text_is_the_beginning_of_texts_that_were_not_collected(
@@ -273,37 +250,24 @@ def test_general_text_is_the_beginning_of_texts_that_were_not_collected(
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "windows", "message"),
+    ("name", "content", "message"),
     [
-        (
-            "a.jsonl",
-            b'{"body": "a"}\n',
-            "first",
-            r"row must have columns of tokens or text .*, got only \['body'\]",
-        ),
-        ("a.txt", b"", "first", "data must hold at least one row, got none"),
-        ("a.npy", b"no array", "first", "path must be a whole .npy file of integers"),
-        ("a.txt", b"some text\n", "any", "windows must be first or a number for text, got any"),
+        ("a.jsonl", b'{"body": "a"}\n', r"columns of tokens or text .*, got only \['body'\]"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"', "path must be a whole json file in UTF-8"),
+        ("a.txt", b"", "whole text file|data must hold at least one row, got none"),
+        ("a.npy", b"no array", "path must be a whole .npy file"),
     ],
 )
 def test_mistakes_in_the_data_are_found_without_a_model(
-    tmp_path: Path, name: str, content: bytes, windows: Any, message: str
+    tmp_path: Path, name: str, content: bytes, message: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        chunks_of([Data(source=tmp_path / name)], windows)
+        chunks_of([Data(source=tmp_path / name)])
     with pytest.raises(FileNotFoundError, match="path must be an existing file"):
         chunks_of([Data(source=tmp_path / f"no-{name}")])
-
-
-@pytest.mark.usefixtures("small")
-def test_a_broken_line_has_its_number_in_the_file_also_from_a_later_chunk(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"".join(b'{"text": "%d"}\n' % i for i in range(60)) + b'{"text": "\xff"}\n')
-    chunks = chunks_of([Data(source=path)])
-    assert len(chunks) > 2
-    with pytest.raises(ValueError, match=r"path must be UTF-8 text, got the bytes .* line 61"):
-        [chunk.read() for chunk in chunks[1:]]
+    with pytest.raises(ValueError, match="data must be rows that can be counted, got the stream"):
+        chunks_of([Data(source=iter(["a"]))])
 
 
 def test_files_of_one_name_are_refused(files: Any, tmp_path: Path) -> None:
@@ -313,10 +277,7 @@ def test_files_of_one_name_are_refused(files: Any, tmp_path: Path) -> None:
 
 
 def test_parse_windows() -> None:
-    assert [parse_windows(text) for text in ("first", "any", "12")] == ["first", "any", 12]
-    for text in ("all", "0", "-1", "1.5"):
-        with pytest.raises(
-            ValueError,
-            match=f"windows must be first, any or a number of tokens from 1 on, got '{text}'",
-        ):
+    assert [parse_windows(text) for text in ("first", "12")] == [None, 12]
+    for text in ("all", "any", "0", "-1", "1.5"):
+        with pytest.raises(ValueError, match=f"windows must be first or a number .*, got '{text}'"):
             parse_windows(text)

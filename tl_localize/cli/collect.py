@@ -45,10 +45,7 @@ def collect(
     on: ModelOptions,
     rows: RowOptions,
     windows: Annotated[
-        str,
-        typer.Option(
-            help="Of each row: first, any (wherever it may be memorized), or one every N tokens."
-        ),
+        str, typer.Option(help="Of each row: first, or one every N tokens.")
     ] = "first",
     n_prefix: Annotated[int, typer.Option(help="Tokens that prompt the model.")] = PAPER.n_prefix,
     n_suffix: Annotated[int, typer.Option(help="Tokens that it must recite.")] = PAPER.n_suffix,
@@ -88,7 +85,7 @@ def collect(
     same command, and the last step is made once all chunks are there. Exit status 1: a chunk
     failed; 130: interrupted.
     """
-    of_row = parse_windows(windows)
+    stride = parse_windows(windows)
     criteria = Criteria(
         **{name: value for name, value in run.options.items() if name in asdict(PAPER)}
     )
@@ -100,7 +97,7 @@ def collect(
             f"data must be given for {on.model!r}, whose training text is not shipped, got none. "
             "Name a corpus with --data."
         )
-    chunks = chunks_of(given, of_row, criteria.length)
+    chunks = chunks_of(given, stride, criteria.length)
     store = Store(run.folder("collect", on.short))
     model = on.load()
     for one in given:
@@ -108,9 +105,9 @@ def collect(
     if not given and (lacking := lacking_texts()):
         say(lacking)
     search = (
-        Search(model, chunks, criteria, of_row)
+        Search(model, chunks, criteria, stride)
         if given
-        else reference_search(model, criteria, of_row)
+        else reference_search(model, criteria, stride)
     )
     found = searched(search, store, run, on.load, "this makes the collection")
     collection = search.collection(found, n_dev=n_dev, n_max=n_max, seed=seed)

@@ -88,9 +88,6 @@ class RowOptions:
     suffix: Annotated[
         Path | None, typer.Option(help="Token file of the suffixes, a row for each of --prefix.")
     ] = None
-    pre_prefix: Annotated[
-        Path | None, typer.Option(help="Token file of what stands before the prefixes.")
-    ] = None
     key: Annotated[
         str | None,
         typer.Option(
@@ -99,12 +96,6 @@ class RowOptions:
     ] = None
     id: Annotated[str | None, typer.Option(help="Column of the sequences' ids.")] = None
     category: Annotated[str | None, typer.Option(help="Column of their categories.")] = None
-    scores: Annotated[
-        Path | None, typer.Option(help="CSV of index and score: which rows of the data to take.")
-    ] = None
-    min_score: Annotated[
-        float | None, typer.Option(help="Least score of a row that is taken. Default: 1.")
-    ] = None
     any_tokens: Annotated[
         bool,
         typer.Option("--any-tokens", help="Also tokens that no text makes, such as random ones."),
@@ -119,10 +110,9 @@ class RowOptions:
                 f"{other}."
             )
         if path is None and self.prefix is None:
-            if self.suffix or self.scores:
+            if self.suffix:
                 raise ValueError(
-                    "data must be given with suffix or scores, got none. Name it with --data or "
-                    "--prefix."
+                    "prefix must be given with suffix, got none. Name it with --prefix."
                 )
             return None
         given = {

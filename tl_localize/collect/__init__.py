@@ -3,7 +3,7 @@
 from tl_localize.collect.collection import Collection, collect_memorized
 from tl_localize.collect.criteria import Criteria, Report
 from tl_localize.collect.general_text import perplexity_split
-from tl_localize.collect.windows import Candidate, likely_windows, text_windows, token_windows
+from tl_localize.collect.windows import Candidate, text_windows, token_windows
 
 __all__ = [
     "Candidate",
@@ -11,7 +11,6 @@ __all__ = [
     "Criteria",
     "Report",
     "collect_memorized",
-    "likely_windows",
     "perplexity_split",
     "text_windows",
     "token_windows",

@@ -17,7 +17,7 @@ import torch
 
 from tl_localize.collect.criteria import CRITERIA, LOOSEN, NEAR, SURPLUS, Criteria, Report
 from tl_localize.collect.duplicates import near_duplicates
-from tl_localize.collect.filter import Filter, FilteredChunk, merged
+from tl_localize.collect.filter import Filter, FilteredChunk, Recitation, merged
 from tl_localize.execution.environment import environment
 from tl_localize.files import prepare_folder, reading, write_json, write_text
 from tl_localize.metrics import Decode
@@ -167,7 +167,7 @@ def collect_memorized(
     sequences first.
 
     Args:
-        stream: Candidates (``token_windows``, ``text_windows``, ``likely_windows``) or plain
+        stream: Candidates (``token_windows``, ``text_windows``) or plain
             vectors of token ids; of a longer one the first 32 + 48 tokens are taken. Read once.
         n_dev: how many of the found ones are drawn for the choice of hyperparameters.
         n_max: draw at most so many, dev ones included (the authors keep 505).
@@ -205,69 +205,63 @@ def assemble(
     ``collect_memorized``.
     """
     check_draw(n_dev, n_max, seed)
-    criteria = filter.criteria
     report, found = merged(chunks)
+    _check_found(report, found)
+    groups = _grouped(found, filter.criteria, report)
+    if len(groups) <= n_dev:
+        raise ValueError(
+            f"n_dev must leave at least one of the {len(groups)} memorized sequences for the test, "
+            f"got {n_dev} ({report}). Give more text, loosen a criterion, or use a smaller dev set."
+        )
+    order = np.random.default_rng(seed).permutation(len(groups)).tolist()
+    drawn = order[:n_dev] + sorted(order[n_dev:n_max])
+    for i in order[len(drawn) :]:
+        one = groups[i][0]
+        report.remove(SURPLUS, one.id, f"more than {n_max} were found", one.text)
+    chosen = [groups[i][0] for i in drawn]
+    sequences = [_sequence(filter, one) for one in chosen]
+    frame = pd.DataFrame([vars(one) for one in chosen])
+    frame["split"] = ["dev" if i < n_dev else "test" for i in range(len(chosen))]
+    frame["prefix"] = [one.text[0] for one in sequences]
+    frame["suffix"] = [one.text[1] for one in sequences]
+    copies = {groups[i][0].id: [one.id for one in groups[i][1:]] for i in drawn if groups[i][1:]}
+    settings = {"seed": seed, "n_max": n_max, "environment": environment(filter.model)}
+    return Collection(sequences, n_dev, frame[COLUMNS], report, filter.criteria, copies, settings)
+
+
+def _check_found(report: Report, found: list[Recitation]) -> None:
+    """Raise ValueError where nothing came in, or nothing is memorized."""
     if not report.n_in:
         raise ValueError("stream must hold at least one sequence, got none. Check the data file.")
     if not found:
         last = [criterion for criterion in CRITERIA if report.removed[criterion]][-1]
-        failed = f"The last ones failed by {last!r}. {LOOSEN[last]}"
         raise ValueError(
             f"stream must hold a memorized sequence, got none: {report}. DEL has nothing to ablate "
-            f"here. {failed}"
+            f"here. The last ones failed by {last!r}. {LOOSEN[last]}"
         )
-    groups = near_duplicates(
-        np.stack([one.tokens for one in found]), criteria.max_jaccard, criteria.ngram
-    )
-    best = [
-        min(group, key=lambda i: (found[i].distance, -found[i].accuracy, i)) for group in groups
-    ]
-    for group, chosen in zip(groups, best, strict=True):
-        for i in group:
-            if i != chosen:
-                report.remove(NEAR, found[i].id, f"of {found[chosen].id}", found[i].text)
-    if len(best) <= n_dev:
-        wrong = (
-            f"got {n_dev} ({report}). Give more text, loosen a criterion, or use a smaller dev set."
-        )
-        raise ValueError(
-            f"n_dev must leave at least one of the {len(best)} memorized sequences for the test, "
-            f"{wrong}"
-        )
-    order = np.random.default_rng(seed).permutation(len(best))
-    # of best and groups
-    kept: list[int] = [*order[:n_dev].tolist(), *sorted(order[n_dev:n_max].tolist())]
-    for k in order[len(kept) :]:
-        report.remove(
-            SURPLUS, found[best[k]].id, f"more than {n_max} were found", found[best[k]].text
-        )
-    chosen = [found[best[k]] for k in kept]
-    others = {
-        found[best[k]].id: [found[i].id for i in groups[k] if i != best[k]]
-        for k in kept
-        if len(groups[k]) > 1
-    }
-    sequences: list[MemorizedSequence] = []
-    for one in chosen:
-        prefix, suffix = (
-            filter.decode(part.tolist()) for part in np.split(one.tokens, [criteria.n_prefix])
-        )
-        if one.text.startswith(prefix):  # no character is cut by the boundary
-            suffix = one.text[len(prefix) :]
-        sequences.append(
-            MemorizedSequence(
-                torch.from_numpy(one.tokens),
-                criteria.n_prefix,
-                one.id,
-                one.category,
-                (prefix, suffix),
-            )
-        )
-    frame = pd.DataFrame([vars(one) for one in chosen])
-    frame["split"] = ["dev" if i < n_dev else "test" for i in range(len(chosen))]
-    frame["prefix"], frame["suffix"] = zip(*(one.text for one in sequences), strict=True)
-    settings = {"seed": seed, "n_max": n_max, "environment": environment(filter.model)}
-    return Collection(sequences, n_dev, frame[COLUMNS], report, criteria, others, settings)
+
+
+def _grouped(found: list[Recitation], criteria: Criteria, report: Report) -> list[list[Recitation]]:
+    """Groups of near-duplicates, the one that is recited best first; the others are removed."""
+    tokens = np.stack([one.tokens for one in found])
+    groups: list[list[Recitation]] = []
+    for indices in near_duplicates(tokens, criteria.max_jaccard, criteria.ngram):
+        members = [found[i] for i in indices]
+        best = min(members, key=lambda one: (one.distance, -one.accuracy))
+        others = [one for one in members if one is not best]
+        for one in others:
+            report.remove(NEAR, one.id, f"of {best.id}", one.text)
+        groups.append([best, *others])
+    return groups
+
+
+def _sequence(filter: Filter, one: Recitation) -> MemorizedSequence:
+    n_prefix = filter.criteria.n_prefix
+    prefix, suffix = (filter.decode(part.tolist()) for part in np.split(one.tokens, [n_prefix]))
+    if one.text.startswith(prefix):  # no character is cut by the boundary
+        suffix = one.text[len(prefix) :]
+    tokens = torch.from_numpy(one.tokens)
+    return MemorizedSequence(tokens, n_prefix, one.id, one.category, (prefix, suffix))
 
 
 def _seal(folder: Path) -> str:

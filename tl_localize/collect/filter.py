@@ -7,10 +7,11 @@ passed so far.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from tl_localize.collect.criteria import (
     Report,
 )
 from tl_localize.collect.windows import Candidate
+from tl_localize.files import Saved
 from tl_localize.forward import generate
 from tl_localize.losses import residual, unembed
 from tl_localize.metrics import Decode, decoder
@@ -57,33 +59,26 @@ class Recitation:
 
 
 @dataclass(frozen=True, eq=False)
-class FilteredChunk:
+class FilteredChunk(Saved):
     """What the criteria say of a part of a stream, without knowledge of the others."""
 
+    required: ClassVar[tuple[str, ...]] = ("tokens",)
     report: Report  # what came in, and what was removed before generation
     recited: list[Recitation]  # what was left for generation
 
-    def packed(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         about = [
             {name: value for name, value in vars(one).items() if name != "tokens"}
             for one in self.recited
         ]
         tokens = torch.from_numpy(np.array([one.tokens for one in self.recited], dtype=np.int64))
-        return {"report": vars(self.report), "recited": about}, {"tokens": tokens}
+        return {"tokens": tokens}, {"chunk": json.dumps([vars(self.report), about])}
 
     @classmethod
-    def unpacked(cls, value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FilteredChunk:
-        """What ``packed`` gave."""
-        rows = zip(tensors["tokens"].numpy(), value["recited"], strict=True)
-        return cls(Report(**value["report"]), [Recitation(row, **about) for row, about in rows])
-
-    def renamed(self, rename: Callable[[str], str]) -> FilteredChunk:
-        """The same with other ids."""
-        examples = {
-            name: [rename(text) for text in texts] for name, texts in self.report.examples.items()
-        }
-        recited = [replace(one, id=rename(one.id)) for one in self.recited]
-        return FilteredChunk(replace(self.report, examples=examples), recited)
+    def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str]) -> FilteredChunk:
+        report, recited = json.loads(metadata["chunk"])
+        rows = zip(tensors["tokens"].numpy(), recited, strict=True)
+        return cls(Report(**report), [Recitation(row, **about) for row, about in rows])
 
 
 def merged(chunks: Iterable[FilteredChunk]) -> tuple[Report, list[Recitation]]:

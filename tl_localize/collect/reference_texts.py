@@ -14,7 +14,7 @@ from torch import Tensor
 from tl_localize.collect.collection import Collection
 from tl_localize.collect.criteria import Criteria
 from tl_localize.collect.duplicates import origins
-from tl_localize.collect.search import Search, Windows, chunks_of
+from tl_localize.collect.search import Search, chunks_of
 from tl_localize.neurons import LanguageModel
 from tl_localize.readers import Data
 from tl_localize.reference import N_TOKENS, general_texts, load_planted
@@ -39,18 +39,14 @@ def training_rows(model: LanguageModel) -> Int[Tensor, "row pos"]:
 
 
 def reference_search(
-    model: LanguageModel, criteria: Criteria | None = None, windows: Windows = "first"
+    model: LanguageModel, criteria: Criteria | None = None, stride: int | None = None
 ) -> Search:
     """The search of the texts that the reference models saw in training, as far as this Python has
     them (``reference.lacking_texts``).
     """
     criteria = criteria or Criteria()
-    return Search(
-        model,
-        chunks_of([Data(source=training_rows(model), name=TRAINING)], windows, criteria.length),
-        criteria,
-        windows,
-    )
+    data = Data(source=training_rows(model), name=TRAINING)
+    return Search(model, chunks_of([data], stride, criteria.length), criteria, stride)
 
 
 def with_planted(model: LanguageModel, found: Collection) -> Collection:

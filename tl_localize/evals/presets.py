@@ -29,7 +29,6 @@ from tl_localize.methods import METHODS, IterativeAttribution, Localizer, Random
 from tl_localize.models import is_reference
 from tl_localize.neurons import LanguageModel
 from tl_localize.readers import Data, stacked_tokens
-from tl_localize.readers.sources import holds_data
 from tl_localize.reference import DATA, N_DEV
 from tl_localize.sequences import MemorizedSequence
 from tl_localize.units import NEURONS, UNITS, Units
@@ -321,7 +320,7 @@ def del_data(
     """
     data = source if isinstance(source, Data) else Data(source=source)
     text = stacked_tokens(general or Path(str(data.path)) / GENERAL, model)
-    if data.path and data.path.is_dir() and not holds_data(data.path):
+    if data.path and (data.path / "sequences.jsonl").is_file():
         collection = Collection.load(data.path)
         return collection.sequences, collection.n_dev, text
     return list(data.sequences(model)), n_dev, text
