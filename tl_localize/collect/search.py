@@ -50,8 +50,8 @@ class Chunk:
         """What its key holds of the data: the range, and a digest of all its rows."""
         digest = hashlib.sha256()
         for one in self.data.entries(self.first, self.end):
-            about = repr((one.text, one.id, one.category))
-            digest.update(about.encode(errors="surrogatepass"))
+            row = repr((one.text, one.id, one.category))
+            digest.update(row.encode(errors="surrogatepass"))
             if one.tokens is not None:
                 digest.update(one.tokens.numpy().tobytes())
         about = {"prefix": self.prefix, "first": self.first, "end": self.end}
