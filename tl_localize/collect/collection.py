@@ -53,7 +53,8 @@ class Collection:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return f"Collection({len(self.sequences)} of {self.report.n_in} sequences memorized, {self.n_dev} for development)"
+        found = f"{len(self.sequences)} of {self.report.n_in} sequences memorized"
+        return f"Collection({found}, {self.n_dev} for development)"
 
     def labelled(self, labels: Mapping[str, tuple[str, str]]) -> Collection:
         """The same with other ids and categories: old id -> (new id, category), for as many as one

@@ -30,7 +30,8 @@ def near_duplicates(
     Returns:
         indices of each group, rising; groups in order of their first member.
 
-    >>> near_duplicates(np.array([[1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5, 4], [0, 2, 3, 4, 5, 6]]), ngram=3)
+    >>> tokens = np.array([[1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5, 4], [0, 2, 3, 4, 5, 6]])
+    >>> near_duplicates(tokens, ngram=3)
     [[0, 2], [1]]
     """
     sets = [ngrams(row, ngram) for row in tokens]

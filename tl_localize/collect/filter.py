@@ -265,7 +265,11 @@ class Filter:
 
 
 def as_candidate(item: Any, id: str) -> Candidate:
-    """A Candidate as it is, or one of a plain vector of token ids; ValueError where it is neither."""
+    """A Candidate as it is, or one of a plain vector of token ids.
+
+    Raises:
+        ValueError: It is neither.
+    """
     if isinstance(item, Candidate):
         return item
     tokens = item.detach().cpu().long().numpy() if isinstance(item, Tensor) else np.asarray(item)

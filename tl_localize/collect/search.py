@@ -156,7 +156,8 @@ class Search(Benchmark[SearchResults]):
     """The search of a corpus for memorized sequences: ``run`` filters the chunks, ``collection``
     makes the last step.
 
-    >>> search = Search(model, chunks_of([Data(source=torch.stack([one.tokens for one in few]))]), Criteria())
+    >>> data = Data(source=torch.stack([one.tokens for one in few]))
+    >>> search = Search(model, chunks_of([data]), Criteria())
     >>> search.collection(search.run(), n_dev=1)
     Collection(3 of 3 sequences memorized, 1 for development)
     """

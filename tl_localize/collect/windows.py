@@ -40,7 +40,7 @@ def token_windows(
         tokens: a tensor [sequence pos], which may be mapped from a file (``readers.read_tokens``),
             or an iterable of rows, such as ``(row["tokens"] for row in dataset)``.
 
-    >>> [window.id for window in token_windows(text, length=64, stride=64)]  # of a row of 128 tokens
+    >>> [window.id for window in token_windows(text[:, :128], length=64, stride=64)]
     ['row-0+0', 'row-0+64']
     """
     return entry_windows(Data(source=tokens).entries(), None, length, stride)
@@ -60,7 +60,7 @@ def text_windows(
 
 def entry_windows(
     entries: Iterable[Entry],
-    model: LanguageModel | None,
+    model: Any,
     length: int = 80,
     stride: int | None = None,
     *,
@@ -70,7 +70,7 @@ def entry_windows(
     """The same for rows of data, with their own ids and categories where they have some.
 
     Args:
-        model: Its tokenizer reads texts.
+        model: Its tokenizer reads texts; None where all rows are tokens.
         first: Number of the first row, in ids.
         prefix: Of all ids.
     """
