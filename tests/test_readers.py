@@ -325,12 +325,11 @@ def test_empty_damaged_and_other_files_are_named(tmp_path: Path, lettered: Any) 
     parquet(tmp_path / "empty.parquet", tokens=[])
     for path in [*tmp_path.iterdir()]:
         if path.name != "whole.parquet":
-            kind = {".jsonl": "json", ".txt": "text"}.get(path.suffix, path.suffix[1:])
-            message = rf"whole {kind} file in UTF-8, got .*{path.name}|in UTF-8, got .*latin.jsonl|got none"
+            message = rf"in UTF-8, got .*{path.name}|at least one row, got none in .*{path.name}"
             with pytest.raises(ValueError, match=message):
                 read(lettered, path)
     (tmp_path / "folder").mkdir()
-    with pytest.raises(ValueError, match="or a folder of parquet files, got .*folder"):
+    with pytest.raises(ValueError, match=r"or a folder of parquet files, got .*folder"):
         read(lettered, tmp_path / "folder")
 
 
