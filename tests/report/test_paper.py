@@ -16,3 +16,13 @@ def test_published_serves_one_model_by_its_transformer_lens_name() -> None:
 def test_published_names_the_known_tables() -> None:
     with pytest.raises(ValueError, match="table must be one of"):
         published("figure 7")
+
+
+@pytest.mark.parametrize("table", ["inj", "inj_global", "del", "memorization", "categories"])
+def test_texts_of_the_published_tables_are_their_values(table: str) -> None:
+    frame = published(table)
+    shown = frame["text"].str.split().str[0]
+    decimals = shown.str.partition(".")[2].str.len()
+    in_percent = frame["metric"].str.contains("recall|accuracy")
+    exact = frame["value"].where(~in_percent, 100 * frame["value"])
+    assert ((shown.astype(float) - exact).abs() <= 0.5 * 10.0**-decimals + 1e-9).all()

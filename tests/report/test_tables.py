@@ -86,7 +86,7 @@ def test_del_tables_set_the_published_numbers_beside_ours(del_results: Any) -> N
     found = [theirs[f"Δ {column}"] for column in columns]
     assert found == ["-53.2", "99.8", "", "0.56"]
     assert tables["del"].loc[("ours", DEL, "Random"), "Δ Self-Acc (points)"] == "0.0 ± 0.0"
-    before = tables["del_memorization"].loc["pythia-2.8b-deduped, published"]
+    before = tables["del_memorization"].loc[("paper", "pythia-2.8b-deduped")]
     assert before["Len (characters)"] == "160"
     assert tables["del_tests"].loc[(0.005, "Hard Concrete"), "published_p_value"] == 4.1e-78
     categories = del_tables(del_results, "gpt2-xl")["del_categories"]

@@ -11,13 +11,14 @@ import base64
 import itertools
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from tl_localize.evals.ablation import ABLATIONS, AblationMeter, activations
@@ -30,10 +31,9 @@ from tl_localize.neurons import LanguageModel, NeuronView, Real, check_ratio, mo
 from tl_localize.reference import held_out_tokens, reference_sequences
 from tl_localize.report.looks import looks
 from tl_localize.report.paper import short_title
-from tl_localize.report.token_view import TokenView
+from tl_localize.report.token_view import TokenView, pieces, text_after
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, check_sequences
-from tl_localize.units import NEURONS
 
 RATIOS = (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.15, 0.25)
 N_OTHERS = 6  # shipped texts that stand for the others, of a shipped model
@@ -41,92 +41,148 @@ GENERAL_ROWS = 1  # of general text, for the perplexity
 CARDS = 16  # neurons of each method whose cards a saved file holds
 PROMOTED = 8  # tokens on a card
 HIGH = 0.01  # share of the model's neurons that "ranks high" means
+SCRIPT = Path(__file__).with_name("explorer.js")
 Request = Sequence[Any]
 
 
+def explore(
+    model: LanguageModel,
+    sequence: MemorizedSequence | Sequence[MemorizedSequence],
+    scores: NeuronScores | Iterable[NeuronScores],
+    others: Sequence[MemorizedSequence] | None = None,
+    *,
+    general: Integer[Tensor, "sequence pos"] | None = None,
+    ratios: Sequence[Real] = RATIOS,
+    ablation: str | Sequence[str] | None = None,
+    ratio: Real = 0.1,
+    decode: Decode | None = None,
+) -> Explorer:
+    """Explore which neurons some scores name, and what the model forgets without them. A notebook
+    shows the view.
+
+    Sliders choose the share of the neurons and the layers. The view shows the probability of each
+    true token before and after, the accuracy on this text (Self) and on the others (Neg), the
+    neurons of each layer, accuracy against ratio for each layer, and maps of layer x neuron and
+    layer x token. A click on a neuron shows its card. Two methods or texts stand side by side;
+    equally many random neurons are added as a control.
+
+    Args:
+        sequence: A text that the model recites, or several to choose from.
+        scores: Of one method or of several, all of one kind of unit; each has the id of its text as
+            ``sequence_id``.
+        others: The texts that should survive; of a shipped model some of its shipped texts,
+            otherwise none.
+        general: General text for perplexity, mean and resample; of a shipped model the shipped
+            text.
+        ratios: Shares of the neurons that the slider offers; shares that take no neuron of a layer
+            are left out.
+        ablation: ``"zero"``, ``"mean"``, ``"resample"``, or several of them to choose from; by
+            default all, without general text only zero.
+        ratio: The share to begin with; the nearest of ``ratios`` is taken.
+        decode: Token ids -> text; the tokenizer's unless given.
+
+    Raises:
+        TypeError: The scores are something else, such as a ``NeuronSet``.
+        ValueError: Scores of another model or of a text that is not given, an unknown ablation, a
+            ratio outside (0, 1].
+
+    >>> scores = Attribution()(model, sequence)
+    >>> view = explore(model, sequence, scores, few[1:], ratios=(0.05,), ablation="zero")
+    >>> view.save(folder / "explorer.html")
+    >>> (folder / "explorer.html").stat().st_size < 500_000
+    True
+    """
+    texts = [sequence] if isinstance(sequence, MemorizedSequence) else sequence
+    texts = check_sequences(model, texts)
+    pairs = _paired(model, texts, scores)
+    view = NeuronView(model, pairs[0][1].units)
+    if is_reference(model_name(model)):
+        general = held_out_tokens()[:16] if general is None else general
+        if others is None:
+            known = {one.fingerprint for one in texts}
+            pool = [one for one in reference_sequences(model) if one.fingerprint not in known]
+            others = pool[:: max(1, len(pool) // N_OTHERS)][:N_OTHERS]
+    for one in (*ratios, ratio):
+        check_ratio("ratio", one)
+    shares = sorted(float(one) for one in ratios if round(view.n_neurons * one))
+    if not shares:
+        raise ValueError(f"ratios must take a neuron of each layer, got {list(ratios)}.")
+    if ablation is None:
+        ablation = ["zero"] if general is None else list(ABLATIONS)
+    ablations = [ablation] if isinstance(ablation, str) else list(ablation)
+    if not ablations or not set(ablations) <= set(ABLATIONS):
+        raise ValueError(f"ablation must be of {list(ABLATIONS)}, got {ablation!r}.")
+    if general is None and ablations != ["zero"]:
+        raise ValueError(
+            f"general must be text for the ablations {ablations}, got None. Pass token ids "
+            "[sequence pos]."
+        )
+    start = min(range(len(shares)), key=lambda i: abs(shares[i] - ratio))
+    decode = decode or decoder(model)
+    return Explorer(
+        view, texts, pairs, list(others or []), general, shares, start, ablations, decode
+    )
+
+
+def _paired(
+    model: LanguageModel,
+    texts: Sequence[MemorizedSequence],
+    scores: NeuronScores | Iterable[NeuronScores],
+) -> list[tuple[int, NeuronScores]]:
+    """The index of a text and scores for it; random scores last, for each text that has none."""
+    scores = [scores] if isinstance(scores, NeuronScores | NeuronSet) else list(scores)
+    pairs: list[tuple[int, NeuronScores]] = []
+    ids = [text.id for text in texts]
+    for one in scores:
+        if not isinstance(one, NeuronScores):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"scores must be NeuronScores or several, got {type(one).__name__}. The view takes "
+                "sets of them by itself; token_view(model, sequence, neurons) shows one set."
+            )
+        view = NeuronView(model, scores[0].units)
+        shape = (view.n_layers, view.n_neurons)
+        known = one.sequence_id in ids or (len(ids) == 1 and not one.sequence_id)
+        if one.values.shape != shape or one.units != view.units or not known:
+            wanted = f"this model {shape}, of {view.units.name} and of one of the texts {ids}"
+            raise ValueError(f"scores must be of {wanted}, got {one!r}. Localize them again.")
+        pairs.append((ids.index(one.sequence_id) if one.sequence_id else 0, one))
+    if not pairs:
+        raise ValueError(
+            "scores must hold those of at least one method, got none. Call a method: "
+            "Attribution()(model, sequence)."
+        )
+    control = RandomBaseline(units=scores[0].units)
+    with_random = {text for text, one in pairs if one.method == control.name}
+    for text in sorted({text for text, _ in pairs} - with_random):
+        pairs.append((text, control(model, texts[text])))
+    return pairs
+
+
+@dataclass(eq=False, repr=False)
 class Explorer:
-    """The view that ``explore`` makes: a notebook shows it, ``save`` writes it, ``answer`` gives its
-    numbers.
+    """The view that ``explore`` makes: a notebook shows it, ``save`` writes it.
+
+    >>> scores = Attribution()(model, sequence)
+    >>> view = explore(model, sequence, scores, few[1:], ratios=(0.05,), ablation="zero")
+    >>> view.answer(["step", 0, 0, "layer", "1", "zero"])["n"]
+    77
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        sequence: MemorizedSequence | Sequence[MemorizedSequence],
-        scores: NeuronScores | Iterable[NeuronScores],
-        others: Sequence[MemorizedSequence] | None = None,
-        *,
-        general: Integer[Tensor, "sequence pos"] | None = None,
-        ratios: Sequence[Real] = RATIOS,
-        ablations: Sequence[str] | None = None,
-        ratio: Real = 0.1,
-        decode: Decode | None = None,
-    ) -> None:
-        scores = [scores] if isinstance(scores, NeuronScores) else list(scores)
-        self.view, self.decode = (
-            NeuronView(model, scores[0].units if scores else NEURONS),
-            decode or decoder(model),
-        )
-        self.texts = check_sequences(
-            model, [sequence] if isinstance(sequence, MemorizedSequence) else sequence
-        )
-        shipped = is_reference(model_name(model))
-        if others is None:
-            known = {one.fingerprint for one in self.texts}
-            pool = (
-                [one for one in reference_sequences(model) if one.fingerprint not in known]
-                if shipped
-                else []
-            )
-            others = pool[:: max(1, len(pool) // N_OTHERS)][:N_OTHERS]
-        self.others, self.general = (
-            list(others),
-            held_out_tokens()[:16] if general is None and shipped else general,
-        )
-        for one in (*ratios, ratio):
-            check_ratio("ratio", one)
-        self.ratios = sorted(float(one) for one in ratios if round(self.view.n_neurons * one))
-        self.ablations = list(ablations or (ABLATIONS if self.general is not None else ["zero"]))
-        if not self.ratios or not set(self.ablations) <= set(ABLATIONS):
-            given = f"the ratios {list(ratios)} and the ablations {self.ablations}"
-            raise ValueError(
-                f"ratios must take a neuron of each layer, and ablations be of {list(ABLATIONS)}, "
-                f"got {given}."
-            )
-        if self.general is None and self.ablations != ["zero"]:
-            raise ValueError(
-                f"general must be text for the ablations {self.ablations}, got None. Pass token "
-                "ids [sequence pos]."
-            )
-        self.start = min(range(len(self.ratios)), key=lambda i: abs(self.ratios[i] - ratio))
-        shape, ids = (self.view.n_layers, self.view.n_neurons), [one.id for one in self.texts]
-        self.pairs: list[tuple[int, NeuronScores]] = []  # the index of a text, and scores for it
-        for one in scores:
-            same = tuple(one.values.shape) == shape and repr(one.units) == repr(self.view.units)
-            if not same or (len(ids) > 1 and one.sequence_id not in ids):
-                wanted = (
-                    f"this model {shape}, of {self.view.units.name} and of one of the texts {ids}"
-                )
-                raise ValueError(f"scores must be of {wanted}, got {one!r}. Localize them again.")
-            self.pairs.append((ids.index(one.sequence_id) if len(ids) > 1 else 0, one))
-        if not self.pairs:
-            raise ValueError(
-                "scores must hold those of at least one method, got none. Call a method: "
-                "Attribution()(model, sequence)."
-            )
-        for text in sorted(
-            {text for text, _ in self.pairs}
-            - {text for text, one in self.pairs if one.method == RandomBaseline.name}
-        ):
-            self.pairs.append(
-                (text, RandomBaseline(units=self.view.units)(model, self.texts[text]))
-            )
-        self._meters: dict[str, AblationMeter] = {}
-        self._answers: dict[str, Any] = {}
+    view: NeuronView
+    texts: list[MemorizedSequence]
+    pairs: list[tuple[int, NeuronScores]]  # the index of a text, and scores for it
+    others: list[MemorizedSequence]
+    general: Integer[Tensor, "sequence pos"] | None
+    ratios: list[float]
+    start: int  # the index of the ratio to begin with
+    ablations: list[str]
+    decode: Decode
+    answers: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         methods = ", ".join(dict.fromkeys(short_title(one.method) for _, one in self.pairs))
-        return f"Explorer({', '.join(one.id for one in self.texts)!r}: {methods}; {len(self.others)} other texts)"
+        texts = ", ".join(one.id for one in self.texts)
+        return f"Explorer({texts!r}: {methods}; {len(self.others)} other texts)"
 
     # What the view asks for
 
@@ -140,11 +196,11 @@ class Explorer:
         ``layers`` is text such as ``"1,2,3"``, ``per`` is "layer" or "model".
         """
         key = "/".join(map(str, request))
-        if key not in self._answers:
+        if key not in self.answers:
             kinds: dict[str, Any] = {"step": self._step, "layer": self._layer, "card": self._card}
             with torch.no_grad():
-                self._answers[key] = kinds[request[0]](*request[1:])
-        return self._answers[key]
+                self.answers[key] = kinds[request[0]](*request[1:])
+        return self.answers[key]
 
     def chosen(self, pair: int, ratio: int, per: str, layers: str) -> NeuronSet:
         """The neurons that a setting of the sliders ablates: the top share of some layers, each by
@@ -152,100 +208,109 @@ class Explorer:
         """
         values = self.pairs[pair][1].values
         some = [int(layer) for layer in layers.split(",")]
-        mask = torch.zeros_like(values, dtype=torch.bool)
-        mask[some] = (
-            NeuronScores(values[some])
-            .top_k(self.ratios[ratio], per="model" if per == "model" else "layer")
-            .mask
+        best = NeuronScores(values[some]).top_k(
+            self.ratios[ratio], per="model" if per == "model" else "layer"
         )
+        mask = torch.zeros_like(values, dtype=torch.bool)
+        mask[some] = best.mask
         return NeuronSet(mask, self.view.units)
 
-    def _meter(self, ablation: str) -> AblationMeter:
-        if ablation not in self._meters:
-            general = self.texts[0].tokens[None] if self.general is None else self.general
-            baseline = next(iter(self._meters.values())).baseline if self._meters else None
-            sequences = [*self.texts, *self.others]
-            how = ABLATIONS[ablation](general, 0)
-            text, units = general[:GENERAL_ROWS], self.view.units
-            self._meters[ablation] = AblationMeter(
-                self.view.model, sequences, text, how, self.decode, baseline=baseline, units=units
+    @cached_property
+    def _meters(self) -> dict[str, AblationMeter]:
+        """By ablation; what the model is without one is measured once."""
+        general = self.texts[0].tokens[None] if self.general is None else self.general
+        meters: dict[str, AblationMeter] = {}
+        baseline = None
+        for name in self.ablations:
+            meters[name] = AblationMeter(
+                self.view.model,
+                [*self.texts, *self.others],
+                general[:GENERAL_ROWS],
+                ABLATIONS[name](general, 0),
+                self.decode,
+                baseline=baseline,
+                units=self.view.units,
             )
-        return self._meters[ablation]
+            baseline = meters[name].baseline
+        return meters
 
     def _step(self, pair: int, ratio: int, per: str, layers: str, ablation: str) -> dict[str, Any]:
-        text, meter, chosen = (
-            self.pairs[pair][0],
-            self._meter(ablation),
-            self.chosen(pair, ratio, per, layers),
-        )
+        text, meter = self.pairs[pair][0], self._meters[ablation]
+        chosen = self.chosen(pair, ratio, per, layers)
         effect = meter.effect(text, chosen)
-        after = [
-            row["accuracy"] + change
-            for row, change in zip(meter.before, effect["accuracy"], strict=True)
-        ]
         p, predicted = meter.probabilities(text, chosen)
-        wrong = (predicted != self.texts[text].suffix).nonzero().flatten().tolist()
+        changes = zip(meter.before, effect["accuracy"], strict=True)
+        after = [row["accuracy"] + change for row, change in changes]
+        names = [one.id for one in meter.sequences]
         return {
             "n": len(chosen),
             "layers": chosen.mask.sum(1).tolist(),
             "p": _permille(p),
-            "wrong": [[i, self.decode([int(predicted[i])])] for i in wrong],
-            "self": round(after[text], 4),
-            "neg": self._neg(text, after),
-            "others": [
-                [one.id, round(after[i], 3)] for i, one in enumerate(meter.sequences) if i != text
-            ],
-            "perplexity": self._perplexity(meter, effect["perplexity"]),
+            "wrong": self._wrong(text, predicted),
+            "others": [[names[i], round(after[i], 3)] for i in range(len(after)) if i != text],
+            **self._averages(text, after, effect["perplexity"]),
         }
 
-    def _neg(self, text: int, accuracies: list[float]) -> float | None:
-        """Mean accuracy of the other sequences."""
-        others = accuracies[:text] + accuracies[text + 1 :]
-        return round(sum(others) / len(others), 4) if others else None
+    def _averages(self, text: int, accuracy: list[float], change: float) -> dict[str, Any]:
+        """Accuracy on the text and on all others, and the perplexity after this change."""
+        others = [one for i, one in enumerate(accuracy) if i != text]
+        perplexity = self._meters[self.ablations[0]].before[0]["perplexity"] + change
+        return {
+            "self": round(accuracy[text], 4),
+            "neg": round(sum(others) / len(others), 4) if others else None,
+            "perplexity": None if self.general is None else round(perplexity, 2),
+        }
 
-    def _perplexity(self, meter: AblationMeter, change: float = 0) -> float | None:
-        return None if self.general is None else round(meter.before[0]["perplexity"] + change, 2)
+    def _wrong(self, text: int, predicted: Int[Tensor, " suffix"]) -> list[list[Any]]:
+        """Where each piece begins in which a token is not predicted, and what is predicted."""
+        one = self.texts[text]
+        true, guess = one.tokens.tolist(), [*one.prefix.tolist(), *predicted.tolist()]
+        return [
+            [start, text_after(self.decode, true[:start], guess[start:end])]
+            for start, end, _ in pieces(self.decode, true)
+            if guess[start:end] != true[start:end]
+        ]
 
     def _layer(self, pair: int, layer: int, ablation: str) -> dict[str, Any]:
-        text, meter = self.pairs[pair][0], self._meter(ablation)
-        found = [
-            meter.probabilities(text, self.chosen(pair, i, "layer", str(layer)))
-            for i in range(len(self.ratios))
-        ]
-        right = [
-            float((predicted == self.texts[text].suffix).float().mean()) for _, predicted in found
-        ]
-        return {"p": [_permille(p) for p, _ in found], "self": [round(share, 4) for share in right]}
+        text, found = self.pairs[pair][0], {"p": [], "self": []}
+        for ratio in range(len(self.ratios)):
+            chosen = self.chosen(pair, ratio, "layer", str(layer))
+            p, predicted = self._meters[ablation].probabilities(text, chosen)
+            right = (predicted == self.texts[text].suffix).float().mean()
+            found["p"].append(_permille(p))
+            found["self"].append(round(float(right), 4))
+        return found
 
     def _card(self, pair: int, layer: int, neuron: int) -> dict[str, Any]:
         text, own = self.pairs[pair]
         row, fires = self._written(text, layer, neuron)
-        logits = unembed(self.view.model, torch.stack([row, torch.zeros_like(row)]))
-        promoted = (logits[0] - logits[1]).cpu()
+        logits = unembed(self.view.model, torch.stack([row, torch.zeros_like(row)])).cpu()
+        promoted = logits[0] - logits[1]
         order = promoted.argsort(descending=True)
+        shown = {"promoted": order[:PROMOTED], "suppressed": order.flip(0)[:PROMOTED]}
+        words = {
+            name: [[self.decode([int(i)]), round(float(promoted[i]), 3)] for i in tokens]
+            for name, tokens in shown.items()
+        }
         ranks = [
             [short_title(one.method), *self._rank(one, layer, neuron)]
             for i, one in self.pairs
             if i == text
         ]
-        elsewhere = sorted(
-            (self._rank(one, layer, neuron)[0], one.sequence_id) for one in self._elsewhere
-        )
+        elsewhere = [
+            [one.sequence_id, self._rank(one, layer, neuron)[0]] for one in self._elsewhere
+        ]
         return {
+            **words,
             "fires": [round(x, 3) for x in fires.float().cpu().tolist()],
-            "promoted": [
-                [self.decode([int(i)]), round(float(promoted[i]), 3)] for i in order[:PROMOTED]
-            ],
-            "suppressed": [
-                [self.decode([int(i)]), round(float(promoted[i]), 3)]
-                for i in order.flip(0)[:PROMOTED]
-            ],
             "ranks": ranks,
             "score": float(own.values[layer, neuron]),
             "elsewhere": [
-                [name, rank] for rank, name in elsewhere if rank <= HIGH * own.values.numel()
+                one
+                for one in sorted(elsewhere, key=lambda one: one[1])
+                if one[1] <= HIGH * own.values.numel()
             ],
-            "compared": len(self._elsewhere),
+            "compared": len(elsewhere),
         }
 
     def _written(
@@ -254,10 +319,8 @@ class Explorer:
         """The direction that a unit writes, and how much of it at each position; of a head the mean
         of what it writes, and its norms.
         """
-        act, rows = (
-            activations(self.view, self.texts[text].tokens[None])[layer][0, :, neuron],
-            self.view.rows(layer)[neuron],
-        )
+        act = activations(self.view, self.texts[text].tokens[None])[layer][0, :, neuron]
+        rows = self.view.rows(layer)[neuron]
         if act.ndim == 1:
             return rows, act
         written = act.flatten(1) @ rows.flatten(0, -2)
@@ -266,37 +329,31 @@ class Explorer:
     @staticmethod
     def _rank(scores: NeuronScores, layer: int, neuron: int) -> tuple[int, int]:
         """From 1: among all neurons, and among those of its layer."""
-        value = scores.values[layer, neuron]
-        return int((scores.values > value).sum()) + 1, int((scores.values[layer] > value).sum()) + 1
+        higher = scores.values > scores.values[layer, neuron]
+        return int(higher.sum()) + 1, int(higher[layer].sum()) + 1
 
     @cached_property
     def _elsewhere(self) -> list[NeuronScores]:
         """Attribution scores of the other texts: one forward and one backward pass of each."""
+        if not self.others:
+            return []
         with torch.enable_grad():
-            return (
-                list(Attribution(units=self.view.units).map(self.view.model, self.others))
-                if self.others
-                else []
-            )
+            return list(Attribution(units=self.view.units).map(self.view.model, self.others))
 
     # What is shown
 
     @cached_property
     def data(self) -> dict[str, Any]:
         """What the view needs before it asks."""
-        meter = self._meter(self.ablations[0])
-        nothing = NeuronSet(
-            torch.zeros(self.view.n_layers, self.view.n_neurons, dtype=torch.bool), self.view.units
-        )
-        accuracies = [row["accuracy"] for row in meter.before]
+        meter = self._meters[self.ablations[0]]
+        accuracy = [row["accuracy"] for row in meter.before]
         texts = [
             {
                 "id": one.id,
-                "tokens": [self.decode([token]) for token in one.tokens.tolist()],
+                "pieces": pieces(self.decode, one.tokens.tolist()),
                 "prefix": one.n_prefix,
-                "p": _permille(meter.probabilities(i, nothing)[0]),
-                "self": round(accuracies[i], 4),
-                "neg": self._neg(i, accuracies),
+                "p": _permille(meter.probabilities(i, self._nothing)[0]),
+                **self._averages(i, accuracy, 0.0),
             }
             for i, one in enumerate(self.texts)
         ]
@@ -307,10 +364,7 @@ class Explorer:
                 "method": short_title(one.method),
                 "colour": colours[one.method].colour,
                 "map": _quantized(one.values),
-                "top": [
-                    [int(a), int(b), float(c)]
-                    for a, b, c in one.to_frame().head(CARDS).itertuples(index=False)
-                ],
+                "top": one.to_frame().head(CARDS)[["layer", "neuron"]].to_numpy().tolist(),
             }
             for text, one in self.pairs
         ]
@@ -324,49 +378,41 @@ class Explorer:
             "start": self.start,
             "layers": self._layer_choices(),
             "ablations": self.ablations,
-            "n_others": len(self.texts) + len(self.others) - 1,
-            "perplexity": self._perplexity(meter),
+            "n_others": len(accuracy) - 1,
         }
 
-    def _layer_choices(self) -> list[list[Any]]:
+    @property
+    def _nothing(self) -> NeuronSet:
+        mask = torch.zeros(self.view.n_layers, self.view.n_neurons, dtype=torch.bool)
+        return NeuronSet(mask, self.view.units)
+
+    def _layer_choices(self) -> list[list[str]]:
         """Names and layers of the positions of the slider; layer 0, which every text needs, is in
         few.
         """
-        n = self.view.n_layers
-        upper = list(range(1, n)) or [0]
-        choices = [[f"layers 1 to {n - 1}", upper]] if n > 1 else []
-        choices += [["all layers", list(range(n))]] + [
-            [f"only layer {k}", [k]] for k in range(n if n > 1 else 0)
-        ]
-        if n > 2:
-            choices += [
-                [f"layers 1 to {n - 1} without {k}", [layer for layer in upper if layer != k]]
-                for k in upper
-            ]
-        return [[name, ",".join(map(str, layers))] for name, layers in choices]
+        every = list(range(self.view.n_layers))
+        choices = {"all layers": every}
+        if every[1:]:
+            above = f"layers 1 to {every[-1]}"
+            choices = {above: every[1:], **choices} | {f"only layer {k}": [k] for k in every}
+            for k in every[1:] if every[2:] else []:
+                choices[f"{above} without {k}"] = [layer for layer in every[1:] if layer != k]
+        return [[name, ",".join(map(str, layers))] for name, layers in choices.items()]
 
     def _grid(self, ablations: Sequence[str]) -> dict[str, Any]:
         """The answers that a saved file holds: every position of the sliders, and the cards of each
         method's best neurons.
         """
-        choices = [layers for _, layers in self._layer_choices()]
-        steps = itertools.product(
-            range(len(self.pairs)), range(len(self.ratios)), ("layer", "model"), choices, ablations
-        )
-        requests: list[Request] = [
-            ("step", *step) for step in steps if step[2] == "layer" or "," in step[3]
-        ]
-        requests += [
-            ("layer", *one)
-            for one in itertools.product(
-                range(len(self.pairs)), range(self.view.n_layers), ablations
-            )
-        ]
-        requests += [
-            ("card", i, layer, neuron)
-            for i, pair in enumerate(self.data["pairs"])
-            for layer, neuron, _ in pair["top"]
-        ]
+        layers = [layers for _, layers in self._layer_choices()]
+        requests: list[Request] = []
+        for pair, shown in enumerate(self.data["pairs"]):
+            ratios = range(len(self.ratios))
+            for step in itertools.product(ratios, ["layer", "model"], layers, ablations):
+                if step[1] == "layer" or "," in step[2]:  # of one layer both are the same
+                    requests.append(["step", pair, *step])
+            for layer in itertools.product(range(self.view.n_layers), ablations):
+                requests.append(["layer", pair, *layer])
+            requests += [["card", pair, *neuron] for neuron in shown["top"]]
         return {"/".join(map(str, request)): self.answer(request) for request in requests}
 
     def html(self, ablations: Sequence[str] | None = None) -> str:
@@ -377,32 +423,30 @@ class Explorer:
         few ``ratios`` is faster.
 
         Args:
-            ablations: those that the page offers; by default the first only.
+            ablations: Those that the page offers; by default the first only.
         """
         ablations = list(ablations or self.ablations[:1])
         data = self.data | {"ablations": ablations, "answers": self._grid(ablations)}
         packed = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
         name, script = f"tl-localize-{id(self)}", SCRIPT.read_text(encoding="utf-8")
         start = f"mount(document.getElementById({name!r}), {packed});"
-        return f'<div id="{name}">{self._repr_html_()}</div><script type="module">{script}\n{start}</script>'
+        still = f'<div id="{name}">{self._repr_html_()}</div>'
+        return f'{still}<script type="module">{script}\n{start}</script>'
 
     def save(self, path: str | Path, ablations: Sequence[str] | None = None) -> None:
         """Write the view, as of ``html``, as one file that opens offline."""
-        title = f"<title>{escape(repr(self))}</title>"
-        page = f'<!doctype html><html lang="en"><head><meta charset="utf-8">{title}</head><body>{self.html(ablations)}</body></html>'
+        dark = '<meta name="color-scheme" content="light dark">'
+        head = f'<head><meta charset="utf-8">{dark}<title>{escape(repr(self))}</title></head>'
+        page = f'<!doctype html><html lang="en">{head}<body>{self.html(ablations)}</body></html>'
         write_whole(Path(path), page.encode())
 
     def _repr_html_(self) -> str:
         """The token view of the first setting, where no script runs."""
-        text, meter = self.pairs[0][0], self._meter(self.ablations[0])
+        text, meter = self.pairs[0][0], self._meters[self.ablations[0]]
         chosen = self.chosen(0, self.start, "layer", self._layer_choices()[0][1])
-        before, (_, after) = (
-            torch.tensor(meter.baseline["predicted"][text]),
-            meter.probabilities(text, chosen),
-        )
-        return TokenView(
-            self.texts[text], before, after, self.decode, len(chosen), chosen.units.name
-        ).html()
+        before, after = (meter.probabilities(text, one)[1] for one in (self._nothing, chosen))
+        one, units = self.texts[text], chosen.units.name
+        return TokenView(one, before, after, self.decode, len(chosen), units).html()
 
     @cached_property
     def widget(self) -> Any:
@@ -429,74 +473,13 @@ class Explorer:
         try:
             # Colab finds the widget's script by what is about it
             live, about = self.widget._repr_mimebundle_()
-            return live | shown, about
         except ImportError:
             hint = (
                 "For the interactive view: pip install 'tl_localize[notebooks]', or "
                 "view.save('explorer.html')."
             )
             return shown | {"text/html": f"<p>{escape(hint)}</p>{shown['text/html']}"}, {}
-
-
-def explore(
-    model: LanguageModel,
-    sequence: MemorizedSequence | Sequence[MemorizedSequence],
-    scores: NeuronScores | Iterable[NeuronScores],
-    others: Sequence[MemorizedSequence] | None = None,
-    *,
-    general: Integer[Tensor, "sequence pos"] | None = None,
-    ratios: Sequence[Real] = RATIOS,
-    ablations: Sequence[str] | None = None,
-    ratio: Real = 0.1,
-    decode: Decode | None = None,
-) -> Explorer:
-    """Explore which neurons some scores name, and what the model forgets without them.
-    A notebook shows the view.
-
-    Sliders choose the share of the neurons and the layers. The view shows the probability of each
-    true token before and after, the accuracy on this text (Self) and on the others (Neg), the
-    neurons of each layer, accuracy against ratio for each layer, and maps of layer x neuron and
-    layer x token. A click on a neuron shows its card. Two methods or texts stand side by side;
-    equally many random neurons are added as a control.
-
-    Args:
-        sequence: a text that the model recites, or several to choose from.
-        scores: of one method or of several, all of one kind of unit; of several texts, each with
-            its ``sequence_id``.
-        others: the texts that should survive; of a shipped model some of its shipped texts,
-            otherwise none.
-        general: general text for perplexity, mean and resample; of a shipped model the shipped
-            text.
-        ratios: shares of the neurons that the slider offers; shares that take no neuron of a layer
-            are left out.
-        ablations: of ``"zero"``, ``"mean"``, ``"resample"``; by default all, without general text
-            only zero.
-        ratio: the share to begin with; the nearest of ``ratios`` is taken.
-        decode: token ids -> text; the tokenizer's unless given.
-
-    Raises:
-        ValueError: scores of another model or of a text that is not given, an unknown ablation, a
-            ratio outside (0, 1].
-
-    >>> view = explore(model, sequence, Attribution()(model, sequence), few[1:], general=text, ratios=(0.05,), ablations=["zero"])
-    >>> view.save(folder / "explorer.html")
-    >>> (folder / "explorer.html").stat().st_size < 500_000
-    True
-    """
-    return Explorer(
-        model,
-        sequence,
-        scores,
-        others,
-        general=general,
-        ratios=ratios,
-        ablations=ablations,
-        ratio=ratio,
-        decode=decode,
-    )
-
-
-SCRIPT = Path(__file__).with_name("explorer.js")
+        return live | shown, about
 
 
 def _permille(p: Float[Tensor, " token"]) -> list[int]:
@@ -509,6 +492,5 @@ def _quantized(values: Float[Tensor, "layer neuron"]) -> str:
     """
     low, high = values.amin(1, keepdim=True).clamp(min=0), values.amax(1, keepdim=True)
     shares = (values - low) / (high - low).clamp(min=torch.finfo(values.dtype).tiny)
-    return base64.b64encode(
-        (255 * shares.clamp(0, 1)).round().to(torch.uint8).numpy().tobytes()
-    ).decode()
+    levels = (255 * shares.clamp(0, 1)).round().to(torch.uint8)
+    return base64.b64encode(levels.numpy().tobytes()).decode()

@@ -1,33 +1,42 @@
 // The view of tl_localize's explorer: plain JavaScript, no library, no network. `mount` draws it into an element and asks for numbers
 // through `ask(request)`, which gives a promise: of a Python kernel (default export, for anywidget) or of the answers in a saved file.
 
+// A page or a notebook is dark by the reader's preference, or by the theme of JupyterLab, VS Code or the documentation.
+const DARK = "--fg:#ddd;--bg:#1c1d1f;--dim:#a0a0a0;--line:#4a4a4a;--grid:#3a3a3a;--was:#777;--code:#333;--wrong:#c0492a;--above:#ff9d73;color-scheme:dark";
+const THEMES = ['[data-jp-theme-light="false"]', ".vscode-dark", '[data-md-color-scheme="slate"]'];
+const LIGHT_THEMES = ['[data-jp-theme-light="true"]', ".vscode-light", '[data-md-color-scheme="default"]'];
+const LIGHT = "--fg:#222;--bg:#fff;--dim:#666;--line:#ccc;--grid:#e4e4e4;--was:#bbb;--code:#f0f0f0;--wrong:#a33400;--above:#b03a00;color-scheme:light";
 const STYLE = `
-.tlx{all:initial;display:block;font:14px/1.45 system-ui,sans-serif;color:#222;background:#fff;padding:12px;border:1px solid #ddd;
- border-radius:6px;container-type:inline-size;color-scheme:light;box-sizing:border-box}
-.tlx *{box-sizing:border-box}.tlx h4{margin:14px 0 2px;font-size:13px;font-weight:600}.tlx small,.tlx-note{color:#666;font-size:12px}
+.tlx{all:initial;display:block;font:14px/1.45 system-ui,sans-serif;color:var(--fg);background:var(--bg);padding:12px;border:1px solid var(--line);
+ border-radius:6px;container-type:inline-size;box-sizing:border-box;${LIGHT}}
+@media (prefers-color-scheme:dark){.tlx{${DARK}}}
+${LIGHT_THEMES.map((theme) => `${theme} .tlx`).join(",")}{${LIGHT}}
+${THEMES.map((theme) => `${theme} .tlx`).join(",")}{${DARK}}
+.tlx *{box-sizing:border-box}.tlx h4{margin:14px 0 2px;font-size:13px;font-weight:600}.tlx small,.tlx-note{color:var(--dim);font-size:12px}
 .tlx-controls{display:grid;grid-template-columns:max-content minmax(140px,340px) 1fr;gap:4px 12px;align-items:center}
 .tlx input[type=range]{width:100%;accent-color:#0072b2}.tlx label{cursor:pointer;margin-right:10px}.tlx select{font:inherit;width:100%;max-width:340px;min-width:0}
+.tlx-busy{visibility:hidden;color:var(--dim);font-size:12px}.tlx.busy .tlx-busy{animation:tlx-show 0s .2s forwards}@keyframes tlx-show{to{visibility:visible}}
 .tlx-panels{display:grid;grid-template-columns:minmax(0,1fr);gap:20px;margin-top:10px}
 @container (max-width:480px){.tlx-controls{grid-template-columns:minmax(0,1fr)}.tlx .tlx-row{grid-template-columns:minmax(0,1fr)}}
 @container (min-width:820px){.tlx-panels.two{grid-template-columns:repeat(2,minmax(0,1fr))}}
 .tlx-panel{border-top:4px solid var(--c);padding-top:6px;min-width:0}.tlx-numbers{display:flex;flex-wrap:wrap;gap:4px 20px;margin:6px 0}
-.tlx-numbers b{display:block;font-size:17px;font-weight:600;white-space:nowrap}.tlx-numbers b i{color:#888;font-style:normal;font-weight:400}
-.tlx-text{font-family:ui-monospace,monospace;font-size:13px;line-height:1;padding:4px 0}.tlx-text .tlx-note{font-family:system-ui,sans-serif;line-height:1.4;margin-top:7px}
-.tlx-row{display:grid;grid-template-columns:minmax(0,2fr) minmax(0,3fr);gap:12px}.tlx-prefix{color:#777;line-height:1.6;white-space:pre-wrap}
-.tlx-token{display:inline-block;position:relative;white-space:pre;padding:15px 0 9px;vertical-align:bottom}
-.tlx-token em{position:absolute;top:1px;left:0;font:10px ui-monospace,monospace;color:#b03a00;max-width:100%;overflow:hidden}
-.tlx-token i{position:absolute;left:0;height:3px;background:#bbb;bottom:4px}.tlx-token i+i{background:var(--c);bottom:0}
-.tlx-token span{border-radius:2px;display:inline-block;padding:1px 0}.tlx-token.wrong span{background:#a33400!important;color:#fff}
-.tlx svg{display:block;width:100%;height:auto;overflow:visible}.tlx svg text{font:11px system-ui,sans-serif;fill:#444}
-.tlx canvas{width:100%;display:block;cursor:crosshair;image-rendering:pixelated;border:1px solid #ccc}
-.tlx-chip{font:12px ui-monospace,monospace;border:1px solid #bbb;background:#fff;color:#222;border-radius:10px;padding:0 7px;margin:2px 3px 2px 0;cursor:pointer}
+.tlx-numbers b{display:block;font-size:17px;font-weight:600;white-space:nowrap}.tlx-numbers b i{color:var(--dim);font-style:normal;font-weight:400}
+.tlx-text{font-family:ui-monospace,monospace;font-size:13px;line-height:1.3;padding:4px 0}.tlx-text .tlx-note{font-family:system-ui,sans-serif;line-height:1.4;margin-top:7px}
+.tlx-row{display:grid;grid-template-columns:minmax(0,2fr) minmax(0,3fr);gap:12px}.tlx-prefix{color:var(--dim);line-height:1.6;white-space:pre-wrap}
+.tlx-token{display:inline-flex;flex-direction:column;vertical-align:bottom;white-space:pre;padding-top:2px}
+.tlx-token em{font:10px/13px ui-monospace,monospace;color:var(--above);height:13px;padding-right:4px}
+.tlx-token i{height:3px;margin-top:1px;background:var(--was)}.tlx-token i+i{background:var(--c)}
+.tlx-token span{border-radius:2px;padding:1px 0}.tlx-token.wrong span{background:var(--wrong)!important;color:#fff}
+.tlx svg{display:block;width:100%;height:auto;overflow:visible}.tlx svg text{font:11px system-ui,sans-serif;fill:var(--fg)}
+.tlx canvas{width:100%;display:block;cursor:crosshair;image-rendering:pixelated;border:1px solid var(--line)}
+.tlx-chip{font:12px ui-monospace,monospace;border:1px solid var(--line);background:var(--bg);color:var(--fg);border-radius:10px;padding:0 7px;margin:2px 3px 2px 0;cursor:pointer}
 .tlx-chip.on{background:#0072b2;border-color:#0072b2;color:#fff}.tlx-chip:disabled{cursor:default}.tlx-chip.best.on{background:var(--c);border-color:var(--c)}
-.tlx-card{border:1px solid #ccc;border-left:4px solid var(--c);border-radius:4px;padding:6px 10px;margin-top:8px}
-.tlx-card table{border-collapse:collapse;font-size:13px}.tlx-card td,.tlx-card th{padding:0 14px 0 0;text-align:left;font-weight:400}.tlx-card th{color:#666}
+.tlx-card{border:1px solid var(--line);border-left:4px solid var(--c);border-radius:4px;padding:6px 10px;margin-top:8px}
+.tlx-card table{border-collapse:collapse;font-size:13px}.tlx-card td,.tlx-card th{padding:0 14px 0 0;text-align:left;font-weight:400}.tlx-card th{color:var(--dim)}
 .tlx-fires{font-family:ui-monospace,monospace;font-size:12px;white-space:pre-wrap}.tlx-fires span,.tlx code{border-radius:2px;padding:0 1px}
-.tlx code{background:#f0f0f0;font:12px ui-monospace,monospace;margin-right:6px;white-space:pre}.tlx-error{color:#a00}`;
+.tlx code{background:var(--code);color:inherit;font:12px ui-monospace,monospace;margin-right:6px;white-space:pre}.tlx-error{color:var(--above)}`;
 
-const VIRIDIS = ["#440154", "#414487", "#2a788e", "#22a884", "#7ad151"];
+const VIRIDIS = ["#8a5bb0", "#5b6fc4", "#2a8f9e", "#22a884", "#8fbf2f"]; // readable on white and on black
 const layerColour = (k, n) => VIRIDIS[Math.round((k / Math.max(1, n - 1)) * 4)];
 const percent = (x) => (x == null ? "-" : `${+(100 * x).toFixed(1)} %`);
 const visible = (text) => text.replaceAll("\n", "\u23ce");
@@ -49,11 +58,8 @@ const svg = (tag, attributes, ...children) => make(`svg:${tag}`, attributes, ...
 const bar = (share) => `width:calc((100% - 1px) * ${share})`;
 const titled = (node, text) => (node.append(svg("title", {}, text)), node);
 
-/** White to vermillion for a loss of probability, to blue for a gain. */
-function change(x) {
-  const [to, share] = x >= 0 ? [[213, 94, 0], Math.min(1, x)] : [[0, 114, 178], Math.min(1, -x)];
-  return `rgb(${to.map((c) => Math.round(255 + share * (c - 255))).join(",")})`;
-}
+/** From the background to vermillion for a loss of probability, to blue for a gain. */
+const change = (x) => `rgba(${x >= 0 ? "213,94,0" : "0,114,178"},${Math.min(1, Math.abs(x)).toFixed(3)})`;
 
 export function mount(root, data, ask) {
   const [nLayers, nNeurons] = data.shape;
@@ -71,7 +77,8 @@ export function mount(root, data, ask) {
   }
 
   // The frame, which stays
-  const box = make("div", { class: "tlx" }, make("style", {}, STYLE));
+  const box = make("div", { class: "tlx", "data-lm-suppress-shortcuts": "true" }, make("style", {}, STYLE));
+  box.addEventListener("keydown", (event) => event.stopPropagation()); // a notebook would move to the next cell
   const ratio = make("input", { type: "range", min: 0, max: data.ratios.length - 1, value: state.ratio, "aria-label": `share of the ${data.units[1]}` });
   const layers = make("input", { type: "range", min: 0, max: data.layers.length - 1, value: 0, "aria-label": "layers" });
   const ratioText = make("span"), layerText = make("span");
@@ -103,7 +110,8 @@ export function mount(root, data, ask) {
       make("span", {}, "Ablate the top"), ratio, make("span", {}, ratioText, " ", radios("per", ["layer", "model"], (v) => (v === "layer" ? "of each layer" : "of these layers together"))),
       make("span", {}, "in"), layers, make("span", {}, layerText, " ", ...chips),
       make("span", {}, "by"), radios("ablation", data.ablations, (v) => ({ zero: "zero", mean: "its mean", resample: "a random value" })[v] ?? v),
-      make("small", {}, `${data.model}, ${data.n_others} other texts` + (saved ? "; a saved page, without a kernel" : ""))),
+      make("small", {}, `${data.model}, ${data.n_others} other texts` + (saved ? "; a saved page, without a kernel" : "")),
+      make("span", { class: "tlx-busy", role: "status" }, "computing \u2026")),
     error, panels);
   root.replaceChildren(box);
 
@@ -112,6 +120,7 @@ export function mount(root, data, ask) {
   async function update() {
     if (running) return void (again = true); // while Python computes, only the last setting waits
     running = true;
+    box.classList.add("busy");
     const name = data.layers.findIndex(([, some]) => some === state.layers);
     if (name >= 0) layers.value = name;
     ratioText.textContent = `${+(100 * data.ratios[state.ratio]).toPrecision(3)} %`;
@@ -140,25 +149,30 @@ export function mount(root, data, ask) {
       error.textContent = `${problem.message ?? problem}`;
     }
     running = false;
-    if (again) { again = false; update(); }
+    if (again) { again = false; return update(); }
+    box.classList.remove("busy");
   }
 
   /** One method on one text. */
   function panel(index) {
     const pair = data.pairs[index], text = data.texts[pair.text];
-    const suffix = text.tokens.slice(text.prefix);
+    const isPrefix = ([, end]) => end <= text.prefix;
+    const prefix = text.pieces.filter(isPrefix), suffix = text.pieces.filter((piece) => !isPrefix(piece));
+    // of tokens that share a character, the probability of all of them
+    const probability = ([start, end], p) => p.slice(Math.max(0, start - text.prefix), end - text.prefix).reduce((all, one) => (all * one) / 1000, 1);
+    const name = (layer, neuron) => `L${layer} ${data.units[0][0].toUpperCase()}${neuron}`;
     const part = (name) => make("div", { class: `tlx-${name}` });
     const [numbers, view, bars, curves, tokens, card] = ["numbers", "text", "bars", "curves", "tokens", "cards"].map(part);
     const readout = make("small", {}, `A click shows a ${data.units[0]}.`);
     const best = make("div", {}, ...pair.top.map(([layer, neuron]) =>
-      make("button", { class: "tlx-chip best", type: "button", onclick: () => open(layer, neuron), "data-neuron": `${layer}.${neuron}` }, `${layer}.${neuron}`)));
-    const node = make("div", { class: "tlx-panel", style: `--c:${pair.colour}` },
+      make("button", { class: "tlx-chip best", type: "button", onclick: () => open(layer, neuron), "data-neuron": `${layer}.${neuron}` }, name(layer, neuron))));
+    const node = make("div", { class: "tlx-panel", style: `--c:${pair.colour === "#000000" ? "var(--fg)" : pair.colour}` },
       make("b", {}, pair.method), ` on ${text.id || "this text"}`, numbers, view,
       make("div", { class: "tlx-row" }, make("div", {}, make("h4", {}, "Neurons ablated"), bars),
         make("div", {}, make("h4", {}, "Self accuracy without the top of one layer"), curves)),
       make("h4", {}, "Probability that each token loses without the top of one layer"), tokens,
       make("h4", {}, `Scores by layer and ${data.units[0]}`), heatmap(pair, readout, (layer, neuron) => open(layer, neuron)), readout,
-      make("h4", {}, `The best ${data.units[1]} (layer.${data.units[0]})`), best, card);
+      make("h4", {}, `The best ${data.units[1]} (L: layer, ${data.units[0][0].toUpperCase()}: ${data.units[0]})`), best, card);
     node.pair = index;
 
     node.draw = (step) => {
@@ -166,24 +180,25 @@ export function mount(root, data, ask) {
       numbers.replaceChildren(
         big("Self accuracy", percent(text.self), percent(step.self), "suffix tokens of this text that are predicted right, from the true tokens before them"),
         ...(step.neg == null ? [] : [big("Neg accuracy", percent(text.neg), percent(step.neg), "the same on the other texts:\n" + step.others.map(([id, x]) => `${id} ${percent(x)}`).join("\n"))]),
-        ...(step.perplexity == null ? [] : [big("Perplexity of general text", data.perplexity, step.perplexity, "exp of nats per token; lower is better")]),
+        ...(step.perplexity == null ? [] : [big("Perplexity of general text", text.perplexity, step.perplexity, "exp of nats per token; lower is better")]),
         make("span", {}, make("small", {}, `${data.units[1]} ablated`), make("b", { class: "tlx-n" }, `${step.n}`)));
       const wrong = new Map(step.wrong);
       view.replaceChildren(
-        make("span", { class: "tlx-prefix" }, text.tokens.slice(0, text.prefix).join("")), make("b", {}, " | "),
-        ...suffix.map((token, i) => {
-          const [before, after] = [text.p[i] / 1000, step.p[i] / 1000];
-          const says = wrong.has(i) ? `; predicted instead: ${JSON.stringify(wrong.get(i))}` : "";
-          return make("span", { class: wrong.has(i) ? "tlx-token wrong" : "tlx-token", title: `${JSON.stringify(token)}: probability ${percent(before)} \u2192 ${percent(after)}${says}` },
-            wrong.has(i) ? make("em", {}, visible(wrong.get(i)).trim()) : null,
-            make("span", { style: `background:${change(before - after)}` }, visible(token)),
+        make("span", { class: "tlx-prefix" }, prefix.map(([, , shown]) => shown).join("")), make("b", {}, " | "),
+        ...suffix.map((piece) => {
+          const [start, , shown] = piece, guess = wrong.get(start);
+          const [before, after] = [probability(piece, text.p), probability(piece, step.p)];
+          const says = guess == null ? "" : `; predicted instead: ${JSON.stringify(guess)}`;
+          return make("span", { class: guess == null ? "tlx-token" : "tlx-token wrong", title: `${JSON.stringify(shown)}: probability ${percent(before)} \u2192 ${percent(after)}${says}` },
+            make("em", {}, guess == null ? "" : visible(guess).trim() || "\u2423"),
+            make("span", { style: `background:${change(before - after)}` }, visible(shown)),
             make("i", { style: bar(before) }), make("i", { style: bar(after) }));
         }),
         make("div", { class: "tlx-note" }, "Bars: probability of the true token, grey before and coloured after. White on dark: no longer predicted; above it the token predicted instead."));
       const most = Math.max(1, ...step.layers);
       bars.replaceChildren(svg("svg", { viewBox: `0 0 230 ${nLayers * 14 + 2}`, role: "img" }, ...step.layers.flatMap((n, k) => [
         svg("text", { x: 46, y: k * 14 + 11, "text-anchor": "end" }, `layer ${k}`),
-        svg("rect", { x: 52, y: k * 14 + 2, width: (140 * n) / most, height: 10, fill: pair.colour }),
+        svg("rect", { x: 52, y: k * 14 + 2, width: (140 * n) / most, height: 10, style: "fill:var(--c)" }),
         svg("text", { x: 56 + (140 * n) / most, y: k * 14 + 11 }, `${n}`)])));
     };
 
@@ -195,10 +210,10 @@ export function mount(root, data, ask) {
       }
       curves.replaceChildren(chart(found.map((one) => one.self)));
       const width = 520 / suffix.length;
-      const cells = found.flatMap((one, k) => one.p[state.ratio].map((p, i) => {
-        const lost = (text.p[i] - p) / 1000;
-        const cell = svg("rect", { x: 46 + i * width, y: k * 12, width: width - 0.5, height: 11.5, fill: change(lost), stroke: "#ddd", "stroke-width": 0.3 });
-        return titled(cell, `layer ${k}, token ${i} ${JSON.stringify(suffix[i])}: ${percent(text.p[i] / 1000)} \u2192 ${percent(p / 1000)}`);
+      const cells = found.flatMap((one, k) => suffix.map((piece, i) => {
+        const [before, after] = [probability(piece, text.p), probability(piece, one.p[state.ratio])];
+        const cell = svg("rect", { x: 46 + i * width, y: k * 12, width: width - 0.5, height: 11.5, style: `fill:${change(before - after)};stroke:var(--line)`, "stroke-width": 0.3 });
+        return titled(cell, `layer ${k}, ${JSON.stringify(piece[2])}: ${percent(before)} \u2192 ${percent(after)}`);
       }));
       tokens.replaceChildren(svg("svg", { viewBox: `0 0 570 ${nLayers * 12 + 12}`, role: "img" },
         ...found.map((_, k) => svg("text", { x: 42, y: k * 12 + 10, "text-anchor": "end" }, `layer ${k}`)), ...cells,
@@ -218,10 +233,10 @@ export function mount(root, data, ask) {
         return [svg("polyline", { points: line.map((v, i) => `${x(i)},${y(v)}`).join(" "), fill: "none", stroke: colour, "stroke-width": 1.6 }),
           ...line.map((v, i) => titled(svg("circle", { cx: x(i), cy: y(v), r: 3, fill: colour }), `layer ${k}, top ${+(100 * data.ratios[i]).toPrecision(3)} %: accuracy ${percent(v)}`))];
       });
-      const ticks = [low, (1 + low) / 2, 1].flatMap((v) => [svg("line", { x1: 40, x2: 300, y1: y(v), y2: y(v), stroke: "#e4e4e4" }), svg("text", { x: 36, y: y(v) + 4, "text-anchor": "end" }, percent(v))]);
+      const ticks = [low, (1 + low) / 2, 1].flatMap((v) => [svg("line", { x1: 40, x2: 300, y1: y(v), y2: y(v), style: "stroke:var(--grid)" }), svg("text", { x: 36, y: y(v) + 4, "text-anchor": "end" }, percent(v))]);
       const shares = data.ratios.map((r, i) => svg("text", { x: x(i), y: 136, "text-anchor": "middle" }, `${+(100 * r).toPrecision(2)}`));
       return svg("svg", { viewBox: `0 0 350 ${Math.max(150, ends[ends.length - 1].at + 8)}`, role: "img" }, ...ticks,
-        svg("line", { x1: x(state.ratio), x2: x(state.ratio), y1: 8, y2: 122, stroke: "#999", "stroke-dasharray": "3 3" }), ...drawn, ...shares,
+        svg("line", { x1: x(state.ratio), x2: x(state.ratio), y1: 8, y2: 122, stroke: "#888", "stroke-dasharray": "3 3" }), ...drawn, ...shares,
         svg("text", { x: 170, y: 149, "text-anchor": "middle" }, "top share of the layer (%)"),
         ...ends.map(({ k, at }) => svg("text", { x: 306, y: at + 4, style: `fill:${layerColour(k, nLayers)}` }, `layer ${k}`)));
     }
@@ -237,7 +252,10 @@ export function mount(root, data, ask) {
       card.replaceChildren(make("div", { class: "tlx-card" },
         make("b", {}, `${data.units[0][0].toUpperCase()}${data.units[0].slice(1)} ${neuron} of layer ${layer}`),
         make("h4", {}, `Where it fires in the text (orange: positive, blue: negative; strongest ${+strongest.toPrecision(3)})`),
-        make("div", { class: "tlx-fires" }, ...text.tokens.map((token, i) => make("span", { style: `background:${change(found.fires[i] / strongest)}`, title: `activation ${found.fires[i]}` }, visible(token)))),
+        make("div", { class: "tlx-fires" }, ...text.pieces.map(([start, end, shown]) => {
+          const fires = found.fires.slice(start, end).sort((a, b) => Math.abs(b) - Math.abs(a));
+          return make("span", { style: `background:${change(fires[0] / strongest)}`, title: `activation ${fires.join(", ")}` }, visible(shown));
+        })),
         make("h4", {}, isNeuron ? "Tokens it promotes when it is positive (W_out row times unembedding)" : "Tokens that its mean output in this text promotes"), ...words(found.promoted),
         make("h4", {}, "Tokens it suppresses"), ...words(found.suppressed),
         make("h4", {}, "Its rank"), make("table", {}, make("tr", {}, ...["method", "in the model", "in its layer"].map((head) => make("th", {}, head))),
@@ -259,11 +277,11 @@ export function mount(root, data, ask) {
     };
     const canvas = make("canvas", { width: columns, height: nLayers, style: `height:${Math.max(60, nLayers * 11)}px`, "aria-label": `scores by layer and ${data.units[0]}` });
     const paint = canvas.getContext("2d"), image = paint.createImageData(columns, nLayers);
-    const colour = [1, 3, 5].map((i) => parseInt(pair.colour.slice(i, i + 2), 16));
+    const colour = pair.colour === "#000000" ? [128, 128, 128] : [1, 3, 5].map((i) => parseInt(pair.colour.slice(i, i + 2), 16));
     for (let k = 0; k < nLayers; k++)
       for (let c = 0; c < columns; c++) {
         const share = bytes[k * nNeurons + strongest(k, c)] / 255;
-        image.data.set([...colour.map((v) => 255 + share * (v - 255)), 255], 4 * (k * columns + c));
+        image.data.set([...colour, 255 * share], 4 * (k * columns + c));
       }
     paint.putImageData(image, 0, 0);
     const at = (event) => {

@@ -35,7 +35,7 @@ def published(table: str, model: str | None = None) -> pd.DataFrame:
     standard_error, note.
 
     Recalls and accuracies are fractions; perplexities are 2 ** nats, and say so in the metric's
-    name.
+    name. What stands beside our tables has its row, column and text there.
 
     Args:
         table: ``inj``, ``inj_global``, ``inj_expanded``, ``inj_seeds``, ``inj_pvalues``, ``del``,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from tl_localize.evals.del_results import METRICS, DelResults
+from tl_localize.evals.del_results import DelResults
 from tl_localize.evals.inj_results import InjResults
 from tl_localize.files import prepare_folder, write_text
 from tl_localize.reference import DATA
@@ -18,12 +17,6 @@ from tl_localize.stats import mean_text, with_error
 
 CAPTIONS: dict[str, str] = json.loads((DATA / "captions.json").read_text(encoding="utf-8"))
 INDEX_NAMES = ("source", "setting", "method")  # of a table's last levels where they have no names
-MEMORIZATION = {  # the paper's metrics: title, factor, decimals
-    "accuracy": ("Acc (%)", 100, 1),
-    "levenshtein": ("Dist (characters)", 1, 2),
-    "perplexity_base2": ("PPL (2 ** nats)", 1, 2),
-    "suffix_length": ("Len (characters)", 1, 0),
-}
 
 
 def inj_tables(results: InjResults, model: str) -> dict[str, pd.DataFrame]:
@@ -43,7 +36,7 @@ def inj_tables(results: InjResults, model: str) -> dict[str, pd.DataFrame]:
         tables |= {"inj_ablation": results.ablation_table(), "inj_truth": results.truth_table()}
     else:
         for name, theirs in (("inj", "inj"), ("inj_across_layers", "inj_global")):
-            tables[name] = _with_paper(tables[name], published(theirs, model), _inj_layout)
+            tables[name] = _with_paper(tables[name], theirs, model)
     used = results.frame[results.frame["converged"]]
     if used["group"].nunique() > 1:
         if used["method"].eq("integrated_gradients").any():
@@ -67,11 +60,9 @@ def del_tables(
     >>> list(del_tables(results, "reference-gpt2"))
     ['del_memorization', 'del', 'del_at_price', 'del_pairs', 'del_categories', 'del_examples']
     """
-    theirs = published("memorization", model)
-    before = _published_texts(theirs, MEMORIZATION, theirs["model"] + ", published")
     tables = {
-        "del_memorization": pd.concat([results.before_table(), before]).fillna(""),
-        "del": _with_paper(results.table(), published("del", model), _del_layout),
+        "del_memorization": _with_paper(results.before_table(), "memorization", model),
+        "del": _with_paper(results.table(), "del", model),
         "del_at_price": results.at_price(),
     }
     if results.frame["method"].eq("integrated_gradients").any():
@@ -79,9 +70,7 @@ def del_tables(
     if results.frame["sequence_id"].nunique() > 1:
         tables["del_pairs"] = results.pairs()
     if results.before["category"].ne("").any():
-        counts = published("categories", model)
-        categories = _with_paper(_categories(results), counts, _categories_layout)
-        tables["del_categories"] = categories.fillna("")
+        tables["del_categories"] = _with_paper(_categories(results), "categories", model)
         if len(related := results.related()):
             tables["del_related"] = _related(related)
     tables["del_examples"] = _examples(results)
@@ -115,56 +104,18 @@ def single_layer_table(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).T.fillna("").rename_axis("ablated")
 
 
-def _with_paper(
-    ours: pd.DataFrame, theirs: pd.DataFrame, layout: Callable[[pd.DataFrame], pd.DataFrame]
-) -> pd.DataFrame:
+def _with_paper(ours: pd.DataFrame, table: str, model: str) -> pd.DataFrame:
     """Our table above the paper's, where the paper has this model."""
+    theirs = published(table, model)
     if not len(theirs):
         return ours
-    return pd.concat({"ours": ours, "paper": layout(theirs)}, names=["source"])
+    rows = ["row", "method"] if theirs["method"].notna().all() else ["row"]
+    texts = theirs.pivot_table("text", rows, "column", aggfunc="first", sort=False)
+    return pd.concat({"ours": ours, "paper": texts}, names=["source"]).fillna("")
 
 
 def _with_titles(table: pd.DataFrame) -> pd.DataFrame:
     return table.rename(index=TITLES, columns={name: short_title(name) for name in TITLES})
-
-
-def _published_texts(
-    frame: pd.DataFrame, metrics: Mapping[str, tuple[str, int, int]], rows: Iterable[Any]
-) -> pd.DataFrame:
-    """Published numbers as a table of texts.
-
-    Args:
-        metrics: metric -> title of its column, factor, decimals.
-        rows: the row of the table in which each number stands.
-    """
-    cells: dict[Any, dict[str, str]] = {}
-    for row, number in zip(rows, frame.to_dict("records"), strict=True):
-        title, factor, decimals = metrics[number["metric"]]
-        mean, error = factor * number["value"], factor * number["standard_error"]
-        cells.setdefault(row, {})[title] = mean_text(mean, error, decimals)
-    return pd.DataFrame(cells).T
-
-
-def _inj_layout(frame: pd.DataFrame) -> pd.DataFrame:
-    ratios = frame["setting"].astype(float)
-    tops = frame["metric"].str.removeprefix("recall@").astype(float)
-    frame = frame.assign(metric=(tops / ratios).map("R@{:.6g}x".format))
-    settings = (100 * ratios).map("ratio {:g} %, published".format)
-    metrics = {name: (name, 100, 1) for name in frame["metric"]}
-    return _published_texts(frame, metrics, zip(settings, frame["method"], strict=True))
-
-
-def _del_layout(frame: pd.DataFrame) -> pd.DataFrame:
-    frame = frame.assign(metric=frame["metric"].str.replace("delta_random_", "delta_"))
-    shares = 100 * frame["setting"].astype(float)
-    settings = shares.map("{:g} % of each layer, published".format)
-    table = _published_texts(frame, METRICS, zip(settings, frame["method"], strict=True))
-    return table.reindex(columns=[title for title, _, _ in METRICS.values()], fill_value="")
-
-
-def _categories_layout(frame: pd.DataFrame) -> pd.DataFrame:
-    counts = frame.set_index(frame["note"].rename("category"))["value"]
-    return counts.map("{:.0f}".format).to_frame("sequences")
 
 
 def _del_tests(results: DelResults, model: str) -> pd.DataFrame:
