@@ -280,7 +280,7 @@ def test_single_layer_names_the_layer_that_destroys_everything(layers: pd.DataFr
 def test_del_figures_are_named_and_have_titles_and_units(
     del_results: Any, layers: pd.DataFrame
 ) -> None:
-    drawn = figures.del_figures(replace(del_results, single_layer={"activations": layers}))
+    drawn = figures.del_figures(del_results, layers)
     names = ["forgetting", "prices", "confusion", "single_layer_activations"]
     assert list(drawn) == [f"del_{name}" for name in names]
     for figure in drawn.values():
