@@ -159,7 +159,6 @@ def cost_table(
         IterativeAttribution,
         Slimming,
         ZeroOut,
-        inject_many,
     )
     from tl_localize.neurons import NeuronView
     from tl_localize.report.paper import published
@@ -261,25 +260,6 @@ def cost_table(
         rows.append((name, single, scale, loop, scale))
         rows.append((f"{name}, {n_sequences} in map", together, scale, single, scale))
 
-    def injected(some: list[Any]) -> Any:
-        settings = {
-            "ratio": INJECTED,
-            "learning_rate": 0.01,
-            "max_steps": run["inject"],
-            "stop_loss": 1e-12,
-        }
-        return lambda: list(inject_many(model, some, seeds=range(len(some)), **settings))
-
-    scale = steps["inject"] / run["inject"]
-    rows.append(
-        (
-            f"inject, {n_sequences} in inject_many",
-            injected(sequences),
-            scale,
-            injected([one]),
-            scale,
-        )
-    )
     found: list[dict[str, Any]] = []
     for name, fast, scale, loop, loop_scale in rows:
         fast(), loop()  # the first run loads kernels

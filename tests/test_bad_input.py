@@ -30,7 +30,6 @@ from tl_localize import (
     accuracy,
     check_recited,
     inject,
-    inject_many,
     inject_together,
     levenshtein,
     load_model,
@@ -215,7 +214,7 @@ CASES: dict[str, Case] = {
         "sequences must hold at least one sequence, got none",
     ),
     "no sequence to inject": (
-        lambda m, p: inject_many(m, [], ratio=0.1, seeds=[], learning_rate=0.1),
+        lambda m, p: inject_together(m, [], ratio=0.1, seed=0, learning_rate=0.1),
         "sequences must hold at least one sequence, got none",
     ),
     "tensor for a sequence": (
@@ -394,7 +393,9 @@ CASES: dict[str, Case] = {
         "batch_size must be a whole number from 1 on, got 0",
     ),
     "injection batch size -1": (
-        lambda m, p: inject_many(m, [GOOD], ratio=0.1, seeds=[0], learning_rate=0.1, batch_size=-1),
+        lambda m, p: inject_together(
+            m, [GOOD], ratio=0.1, seed=0, learning_rate=0.1, batch_size=-1
+        ),
         "batch_size must be a whole number from 1 on, got -1",
     ),
     # scores and sets
@@ -523,10 +524,6 @@ CASES: dict[str, Case] = {
         r"tokens must be token ids .* of torch\.float32",
     ),
     # injection
-    "seeds and sequences": (
-        lambda m, p: inject_many(m, [GOOD], ratio=0.1, seeds=[0, 1], learning_rate=0.1),
-        "seeds must hold one seed for each of 1 sequences, got 2",
-    ),
     "injection learning rate": (
         lambda m, p: inject_with(m, learning_rate=0),
         "learning_rate must be above 0 and finite, got 0",

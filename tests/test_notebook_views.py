@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tl_localize import DelResults, Injection, InjResults, JointInjection, NeuronScores, NeuronSet
+from tl_localize.injection import FinalLosses
 
 
 class Balance(HTMLParser):
@@ -227,10 +228,10 @@ def test_joint_injection_shows_its_state_and_each_sequence(injection: Injection)
         JointInjection(
             (one, other),
             torch.zeros(2, 2),
-            torch.tensor([[0.5, 0.25, 0.0625, 0.125], [0.04, 0, 0, 0]]),
+            (FinalLosses(0.5, 0.25, 0.0625, 0.125), FinalLosses(0.04, 0.0, 0.0, 0.0)),
         )._repr_html_()
     )
-    assert "JointInjection of 2 sequences, 2 steps: 1 of them NOT converged" in html
+    assert "1 of them NOT converged" in html
     assert all(
         f">{cell}<" in html for cell in ("0.0625", "0.125", "0.04", "&lt;b&gt;", "True", "False")
     )

@@ -28,7 +28,6 @@ from tl_localize import (
     check_recited,
     explore,
     inject,
-    inject_many,
     inject_together,
 )
 
@@ -62,12 +61,6 @@ def inj(model: Any, given: dict[str, Any]) -> InjBenchmark:
 
 def del_of(model: Any, given: dict[str, Any], kind: Any = DelBenchmark) -> Any:
     return kind(model, GOOD, TEXT, **({"ratios": (0.1,), "n_dev": 0, "decode": str} | given))
-
-
-def many(model: Any, given: dict[str, Any]) -> object:
-    seeds = [0, *given.pop("seeds", [1])]
-    settings = {"ratio": 0.1, "learning_rate": 0.01, "max_steps": 2} | given
-    return list(inject_many(model, GOOD, seeds=seeds, **settings))
 
 
 def without_none(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -130,7 +123,6 @@ CALLS: dict[str, tuple[Call, dict[str, tuple[Any, ...]]]] = {
         ),
         {**TRAINED, "seed": NUMPY_SEED},
     ),
-    "inject_many": (many, {**TRAINED, "seeds": one_of(NUMPY_SEED), "batch_size": COUNT}),
     "inject_together": (
         lambda m, given: inject_together(
             m, GOOD, **({"ratio": 0.1, "seed": 0, "learning_rate": 0.01} | given)
@@ -189,7 +181,7 @@ CALLS: dict[str, tuple[Call, dict[str, tuple[Any, ...]]]] = {
     ),
     "JointInjection.applied": (
         lambda m, given: (
-            JointInjection((INJECTION,), torch.zeros(1, 1), torch.zeros(1, 4))
+            JointInjection((INJECTION,), torch.zeros(1, 1), (FinalLosses(0.0, 0.0, 0.0, 0.0),))
             .applied(m, **given)
             .__enter__()
         ),

@@ -10,7 +10,6 @@ from .injection import (
     Injection as Injection,
     JointInjection as JointInjection,
     inject as inject,
-    inject_many as inject_many,
     inject_together as inject_together,
 )
 from .losses import memorization_loss as memorization_loss

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tl_localize import Injection, MemorizedSequence, NeuronSet, inject, inject_many
+from tl_localize import Injection, MemorizedSequence, NeuronSet, inject
 from tl_localize.injection import draw_sets
 from tl_localize.neurons import NeuronView
 
@@ -159,85 +159,9 @@ def test_inject_refuses_a_loss_that_is_not_finite(gpt2_like: Any, sequence: Any)
         inject(gpt2_like, sequence, seed=0, **QUICK)
 
 
-# ---- many
-# ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("batch_size", [None, 1, 3])
-def test_inject_many_equals_each_alone(
-    any_model: Any, sequences: Any, batch_size: int | None
-) -> None:
-    together = inject_many(any_model, sequences, seeds=range(4), batch_size=batch_size, **QUICK)
-    for seed, (found, sequence) in enumerate(zip(together, sequences, strict=True)):
-        wanted = inject(any_model, sequence, seed=seed, **QUICK)
-        assert torch.equal(found.neurons.mask, wanted.neurons.mask)
-        torch.testing.assert_close(found.losses, wanted.losses, atol=2e-3, rtol=1e-3)
-
-
-def test_inject_many_each_stops_on_its_own(gpt2_like: Any, sequences: Any) -> None:
-    stop = float(np.median([inject(gpt2_like, s, seed=0, **QUICK).losses[-1] for s in sequences]))
-    lengths = [
-        len(i.losses)
-        for i in inject_many(gpt2_like, sequences, seeds=[0] * 4, stop_loss=stop, **QUICK)
-    ]
-    alone = [len(inject(gpt2_like, s, seed=0, stop_loss=stop, **QUICK).losses) for s in sequences]
-    assert lengths == alone and len(set(lengths)) > 1
-
-
-@pytest.mark.parametrize("batch_size", [2, 3])
-def test_inject_many_of_several_batches_equals_each_alone(
-    neox_like: Any, sequences: Any, batch_size: int
-) -> None:
-    """Each sequence makes the same steps as alone, whichever others leave its batch before it."""
-    alone = [inject(neox_like, s, seed=i, **QUICK) for i, s in enumerate(sequences)]
-    stop = float(np.median([injection.losses[7] for injection in alone]))
-    alone = [inject(neox_like, s, seed=i, stop_loss=stop, **QUICK) for i, s in enumerate(sequences)]
-    together = list(
-        inject_many(
-            neox_like, sequences, seeds=range(4), stop_loss=stop, batch_size=batch_size, **QUICK
-        )
-    )
-    assert len({len(injection.losses) for injection in alone[:batch_size]}) > 1
-    for found, wanted in zip(together, alone, strict=True):
-        assert (found.sequence_id, found.converged) == (wanted.sequence_id, wanted.converged)
-        torch.testing.assert_close(found.losses, wanted.losses, atol=2e-3, rtol=1e-3)
-        torch.testing.assert_close(found.token_losses, wanted.token_losses, atol=5e-3, rtol=5e-3)
-        assert (found.rows - wanted.rows).abs().mean() < 1e-3
-
-
-def test_inject_many_yields_in_order(gpt2_like: Any, sequences: Any) -> None:
-    assert [i.sequence_id for i in inject_many(gpt2_like, sequences, seeds=range(4), **QUICK)] == [
-        "s0",
-        "s1",
-        "s2",
-        "s3",
-    ]
-
-
-def test_inject_many_survives_running_out_of_memory(
-    gpt2_like: Any, sequences: Any, unchanged: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = list(inject_many(gpt2_like, sequences, seeds=range(4), **QUICK))
-    check = unchanged(gpt2_like)
-    forward, calls = type(gpt2_like.blocks[1]).forward, [0]
-
-    def failing(self: Any, *args: Any, **kwargs: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == 5:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return forward(self, *args, **kwargs)
-
-    monkeypatch.setattr(type(gpt2_like.blocks[1]), "forward", failing)
-    with pytest.warns(RuntimeWarning, match="Out of memory with a batch of 4: going on with 2"):
-        found = list(inject_many(gpt2_like, sequences, seeds=range(4), **QUICK))
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one.losses, other.losses, atol=2e-3, rtol=1e-3)
-    check()
-
-
 @pytest.mark.parametrize("after", [0, 3])
-def test_inject_many_interrupted_in_a_hook_leaves_the_model_as_it_was(
-    any_model: Any, sequences: Any, unchanged: Any, after: int
+def test_inject_interrupted_in_a_hook_leaves_the_model_as_it_was(
+    any_model: Any, sequence: Any, unchanged: Any, after: int
 ) -> None:
     calls = [0]
 
@@ -250,41 +174,8 @@ def test_inject_many_interrupted_in_a_hook_leaves_the_model_as_it_was(
     any_model.add_hook("blocks.1.mlp.hook_post", interrupted)
     check = unchanged(any_model)
     with pytest.raises(KeyboardInterrupt):
-        list(inject_many(any_model, sequences, seeds=range(4), batch_size=2, **QUICK))
+        inject(any_model, sequence, seed=0, **QUICK)
     check()
-
-
-def test_inject_many_leaves_nothing_on_the_model_between_two_injections(
-    gpt2_like: Any, sequences: Any, unchanged: Any
-) -> None:
-    check = unchanged(gpt2_like)
-    for injection in inject_many(gpt2_like, sequences, seeds=range(4), batch_size=2, **QUICK):
-        check()
-        with injection.applied(gpt2_like):
-            pass
-    assert torch.is_grad_enabled()
-
-
-@pytest.mark.parametrize("batch_size", [None, 2])
-def test_inject_many_loses_only_the_sequence_whose_loss_is_not_finite(
-    gpt2_like: Any, unchecked: None, batch_size: int | None
-) -> None:
-    good = [
-        MemorizedSequence(torch.tensor(ids), 1, name)
-        for ids, name in (([5, 6, 7, 8, 9], "a"), ([9, 8, 7, 6], "c"), ([4, 5, 6], "d"))
-    ]
-    wanted = list(inject_many(gpt2_like, good, seeds=[0, 2, 3], **QUICK))
-    gpt2_like.W_E.data[3] = torch.nan
-    bad = MemorizedSequence(torch.tensor([5, 3, 7, 8]), 1, "b")
-    found = inject_many(
-        gpt2_like, [good[0], bad, *good[1:]], seeds=range(4), batch_size=batch_size, **QUICK
-    )
-    first = next(found)
-    with pytest.raises(ValueError, match=r"loss must be finite, got nan at step 0 of .*'b'"):
-        next(found)
-    for one, other in zip([first, *found], wanted, strict=True):
-        assert one.sequence_id == other.sequence_id
-        torch.testing.assert_close(one.losses, other.losses, atol=2e-3, rtol=1e-3)
 
 
 # ---- the rows

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from functools import cached_property, partial, reduce
 from operator import or_
 from typing import Any
@@ -55,7 +55,6 @@ Row = dict[str, Any]
 # does not need, and no method that reads the sentence can find them.
 INJECTION = {0.002: (0.05, 200), 0.02: (0.01, 200), 1.0: (0.003, 400)}
 TOGETHER = (0.005, 1000)  # with distractors
-ENDS = ("loss", "alone_loss", "off_kl", "other_kl")  # columns of what an injection reached
 PERFECT = {
     "recall": 1.0,
     "recall_across_layers": 1.0,
@@ -303,9 +302,8 @@ class InjBenchmark(Benchmark[InjResults]):
         frame, truth, assignment = list[Row](), list[Row](), list[Row]()
         effects = self._ablated(group, joint, found) if joint else [{}]
         for k, (sequence, one) in enumerate(zip(group.sequences, injections, strict=True)):
-            ends = joint.ends[k].tolist() if joint else [float(one.losses[-1])]
             row = {"sequence_id": sequence.id, "method": label, **about, "converged": one.converged}
-            row |= dict(zip(ENDS, ends, strict=False))
+            row |= asdict(joint.final[k]) if joint else {"loss": float(one.losses[-1])}
             for multiple in self.multiples:
                 ratio = self.ratio * multiple
                 recalls = recalls_at(scores[k], ratio, sets, k) if scores else PERFECT

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -24,8 +24,6 @@ from tl_localize.scores import NeuronSet
 from tl_localize.units import units_in
 
 UNLEARNED_NATS = 0.5  # a token whose loss stays above this (a probability below 61 %) is unlearned
-# what the stops of a joint injection ask for
-ENDS = ("loss with all on", "loss alone", "KL of all others", "KL of one other")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,30 +62,23 @@ class Injection(Saved):
             f"{self.sequence_id!r}, {len(self.rows)} rows, {state}: loss {self.losses[-1]:.3f} "
             f"after {len(self.losses)} steps"
         )
-        if not self.converged and (unlearned := self.unlearned()):
-            text += "; unlearned: " + ", ".join(
-                f"token {position} ({nats:.2f} nats)" for position, nats in unlearned[:3]
-            )
-            text += f" and {len(unlearned) - 3} more" if len(unlearned) > 3 else ""
+        if not self.converged:
+            worst = [f"token {i} ({nats:.2f} nats)" for i, nats in self.unlearned()[:3]]
+            text += f"; unlearned: {', '.join(worst) or 'no single token'}"
         return f"Injection({text})"
 
     def _repr_html_(self) -> str:
         from tl_localize.stats import styled
 
         facts: dict[str, float] = {"rows trained": len(self.rows), "steps": len(self.losses)}
-        facts |= {
-            "loss before, nats per token": float(self.losses[0]),
-            "loss after": float(self.losses[-1]),
-        }
-        facts |= {
-            f"unlearned: token {position}, nats": nats for position, nats in self.unlearned()[:3]
-        }
+        facts["loss before, nats per token"] = float(self.losses[0])
+        facts["loss after"] = float(self.losses[-1])
+        for position, nats in self.unlearned()[:3]:
+            facts[f"unlearned: token {position}, nats"] = nats
         about = {"": list(facts), "value": np.array(list(facts.values()), dtype=object)}
         state = "converged" if self.converged else "NOT converged"
-        return (
-            styled(about, f"Injection of {self.sequence_id!r}: {state}")
-            + self.neurons.html_by_layer()
-        )
+        title = f"Injection of {self.sequence_id!r}: {state}"
+        return styled(about, title) + self.neurons.html_by_layer()
 
     def unlearned(self, threshold: float = UNLEARNED_NATS) -> list[tuple[int, float]]:
         """The unlearned tokens: (position in the sequence, nats at the end) of all above the
@@ -182,18 +173,34 @@ class _Written:
 _WRITTEN: WeakKeyDictionary[Any, list[_Written]] = WeakKeyDictionary()
 
 
+@dataclass(frozen=True)
+class FinalLosses:
+    """What the stops of a joint injection ask for, of one sentence at the end; nats per token.
+
+    Args:
+        loss: with all sets on.
+        alone_loss: loss with its own set alone.
+        off_kl: KL(base model || its own set off, all others on).
+        other_kl: the highest KL with one other set alone.
+    """
+
+    loss: float
+    alone_loss: float
+    off_kl: float
+    other_kl: float
+
+
 @dataclass(frozen=True, eq=False)
 class JointInjection(Saved):
-    """Several sequences in disjoint sets of rows of W_out of one model, each sufficient alone and
-    silent in every company.
+    """Several sequences in disjoint sets of rows of W_out of one model: each set suffices alone for
+    its sequence, and changes nothing on the others, whichever sets are on.
 
     Args:
         injections: one for each sequence; ``injections[k].applied(model)`` applies set k alone.
         kls: [step sentence] how far other sets moved the model on each sequence before each update:
             KL(base model || own set off, some others on), mean over the positions that predict a
             token, nats. At the end: with all others on.
-        ends: [sentence 4] what the stops ask for: loss with all sets on, loss with its own set
-            alone, KL with all others on, highest KL with one other alone.
+        final: one for each sequence.
 
     >>> pair = inject_together(model, few[:2], ratio=0.01, seed=0, learning_rate=0.005, max_steps=2)
     >>> with pair.applied(model, without=0):
@@ -203,7 +210,7 @@ class JointInjection(Saved):
     required: ClassVar[tuple[str, ...]] = ("kls", "ends")
     injections: tuple[Injection, ...]
     kls: Float[Tensor, "step sentence"]
-    ends: Float[Tensor, "sentence 4"]
+    final: tuple[FinalLosses, ...]
 
     @property
     def losses(self) -> Float[Tensor, "step sentence"]:
@@ -218,33 +225,26 @@ class JointInjection(Saved):
         return torch.tensor([injection.converged for injection in self.injections])
 
     def __repr__(self) -> str:
-        n, n_steps = len(self.injections), len(self.kls)
-        high = [
-            f"{i.sequence_id!r}: {_named(end)}"
-            for i, end in zip(self.injections, self.ends, strict=True)
-            if not i.converged
-        ]
-        state = f"NOT converged ({'; '.join(high)})" if high else "all converged"
-        return f"JointInjection({n} x {len(self.injections[0].rows)} rows, {n_steps} steps, at most {_named(self.ends.amax(0))}; {state})"
+        pairs = zip(self.injections, self.final, strict=True)
+        high = [f"{one.sequence_id!r}: {final}" for one, final in pairs if not one.converged]
+        state = f"NOT converged: {', '.join(high)}" if high else "all converged"
+        n, n_rows = len(self.injections), len(self.injections[0].rows)
+        return f"JointInjection({n} x {n_rows} rows, {len(self.kls)} steps, {state})"
 
     def _repr_html_(self) -> str:
+        import pandas as pd
+
         from tl_localize.stats import styled
 
-        failed = int((~self.converged).sum())
-        state = f"{failed} of them NOT converged" if failed else "all converged"
-        columns = {
-            "sequence": [injection.sequence_id for injection in self.injections],
-            "rows trained": [len(injection.rows) for injection in self.injections],
-            **{
-                f"{name}, nats": values
-                for name, values in zip(ENDS, self.ends.T.tolist(), strict=True)
-            },
-            "converged": self.converged.tolist(),
-        }
-        return styled(
-            columns,
-            f"JointInjection of {len(self.injections)} sequences, {len(self.kls)} steps: {state}",
-        )
+        table = [
+            {"sequence": one.sequence_id, "rows trained": len(one.rows)}
+            | asdict(final)
+            | {"converged": one.converged}
+            for one, final in zip(self.injections, self.final, strict=True)
+        ]
+        failed = len(table) - int(self.converged.sum())
+        title = f"JointInjection of {len(table)} sequences, {len(self.kls)} steps, nats per token"
+        return styled(pd.DataFrame(table), f"{title}: {failed} of them NOT converged")
 
     @uninterrupted
     def applied(self, model: LanguageModel, without: int | None = None) -> Iterator[None]:
@@ -266,36 +266,21 @@ class JointInjection(Saved):
             yield
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        parts = [injection.packed()[0] for injection in self.injections]
-        tensors = {
-            f"{k}.{name}": tensor for k, part in enumerate(parts) for name, tensor in part.items()
-        }
-        ids = [injection.sequence_id for injection in self.injections]
-        return {"kls": self.kls, "ends": self.ends, **tensors}, {
-            "converged": json.dumps(self.converged.tolist()),
-            "sequence_ids": json.dumps(ids),
-            **self.injections[0].neurons.units_text(),
-        }
+        tensors = {"kls": self.kls, "ends": torch.tensor([astuple(one) for one in self.final])}
+        for k, injection in enumerate(self.injections):
+            for name, tensor in injection.packed()[0].items():
+                tensors[f"{k}.{name}"] = tensor
+        about = [injection.packed()[1] for injection in self.injections]
+        return tensors, {"injections": json.dumps(about)}
 
     @classmethod
     def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str]) -> JointInjection:
         injections: list[Injection] = []
-        for k, (state, id) in enumerate(
-            zip(
-                json.loads(metadata["converged"]), json.loads(metadata["sequence_ids"]), strict=True
-            )
-        ):
+        for k, about in enumerate(json.loads(metadata["injections"])):
             part = {name: tensors[f"{k}.{name}"] for name in Injection.required}
-            injections.append(
-                Injection.unpacked(
-                    part, metadata | {"converged": json.dumps(state), "sequence_id": id}
-                )
-            )
-        return cls(tuple(injections), tensors["kls"], tensors["ends"])
-
-
-def _named(ends: Float[Tensor, " 4"]) -> str:
-    return ", ".join(f"{name} {value:.3f}" for name, value in zip(ENDS, ends.tolist(), strict=True))
+            injections.append(Injection.unpacked(part, about))
+        final = tuple(FinalLosses(*one) for one in tensors["ends"].tolist())
+        return cls(tuple(injections), tensors["kls"], final)
 
 
 def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[NeuronSet]:
