@@ -158,8 +158,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-# ---- weights
-# ---------------------------------------------------------------------------------------------------------
+# Weights
 
 
 ONLY_HOOKED = pytest.mark.skipif(
@@ -191,35 +190,31 @@ def test_load_model_as_a_bridge_has_the_logits_of_transformers(tmp_path: Path, f
     assert (model(TOKENS) - expected).abs().max() < 1e-4
 
 
-def test_load_model_gives_the_class_that_there_is(folder: Path) -> None:
-    assert is_bridge(load_model(folder, device="cpu")) is not has_hooked_transformer()
-
-
-@pytest.mark.parametrize(
-    ("family", "d_mlp"),
-    [("gpt2 with n_inner of 8 n_embd", 128), ("neox", 80), ("llama with grouped heads", 80)],
-)
-def test_load_model_takes_the_neurons_from_the_config(
-    tmp_path: Path, family: str, d_mlp: int
+def test_a_loaded_model_is_what_was_promised(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    save(FAMILIES[family](), tmp_path)
-    assert load_model(tmp_path, device="cpu").cfg.d_mlp == d_mlp
+    weight = load_file(folder / "model.safetensors")["transformer.h.1.mlp.c_proj.weight"]
+    torch.manual_seed(0)
+    drawn = torch.rand(3)
+    torch.manual_seed(0)
+    monkeypatch.chdir(folder.parent)
+    model = load_model("model", device="cpu")
+    assert torch.equal(torch.rand(3), drawn)  # the global seed is left alone
+    assert capfd.readouterr() == ("", "")
+    assert is_bridge(model) is not has_hooked_transformer()
+    assert torch.equal(model.W_out[1], weight) and model.cfg.d_mlp == 128
+    assert not model.training and model.cfg.default_prepend_bos is False
+    assert model.tokenizer is None  # the folder has none
+    with torch.no_grad():
+        model.W_E.zero_()
+        model.blocks[0].mlp.W_out.zero_()
+    again = load_model(folder, device="cpu")  # shares no memory with the file
+    assert again.W_E.any() and again.blocks[0].mlp.W_out.any()
+    neurons = ZeroOut()(again, MemorizedSequence(TOKENS[0, :6], 3)).top_k(0.1)
+    assert isinstance(neurons, NeuronSet) and len(neurons) == 26
 
 
-def test_load_model_leaves_the_rows_as_they_are(tmp_path: Path) -> None:
-    hf = save(gpt2(), tmp_path)
-    assert torch.equal(
-        load_model(tmp_path, device="cpu").W_out[1], hf.transformer.h[1].mlp.c_proj.weight
-    )
-
-
-def test_load_model_saved_by_transformers_has_no_n_ctx(folder: Path) -> None:
-    assert "n_ctx" not in json.loads((folder / "config.json").read_text())
-
-
-@pytest.mark.parametrize(
-    "word", ["llama", "gemma", "pythia", "gpt2", "Meta-Llama-3", "opt", "stanford-crfm"]
-)
+@pytest.mark.parametrize("word", ["llama", "pythia", "gpt2", "Meta-Llama-3", "opt"])
 @torch.no_grad()
 def test_load_model_does_not_read_the_path_for_a_name(tmp_path: Path, word: str) -> None:
     hf = save(neox(), tmp_path / word / f"my-{word}-model")
@@ -249,37 +244,6 @@ def test_load_model_reads_sharded_weights(tmp_path: Path) -> None:
     assert (load_model(tmp_path, device="cpu")(TOKENS) - hf(TOKENS).logits).abs().max() < 1e-4
 
 
-@torch.no_grad()
-def test_load_model_takes_a_relative_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder.parent)
-    assert load_model("model", device="cpu").cfg.d_mlp == 128
-
-
-def test_load_model_is_in_eval_mode(folder: Path) -> None:
-    assert not load_model(folder, device="cpu").training
-
-
-def test_load_model_never_adds_bos_to_text(folder: Path) -> None:
-    assert load_model(folder, device="cpu").cfg.default_prepend_bos is False
-
-
-def test_load_model_has_no_tokenizer_when_the_folder_has_none(folder: Path) -> None:
-    assert load_model(folder, device="cpu").tokenizer is None
-
-
-def test_load_model_leaves_the_global_seed_alone(folder: Path) -> None:
-    torch.manual_seed(0)
-    wanted = torch.rand(3)
-    torch.manual_seed(0)
-    load_model(folder, device="cpu")
-    assert torch.equal(torch.rand(3), wanted)
-
-
-def test_load_model_is_silent(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    load_model(folder, device="cpu")
-    assert capfd.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize("shown", [True, False])
 def test_load_model_gives_the_progress_bars_back(folder: Path, shown: bool) -> None:
     from transformers.utils import logging
@@ -293,23 +257,7 @@ def test_load_model_gives_the_progress_bars_back(folder: Path, shown: bool) -> N
         (logging.enable_progress_bar if before else logging.disable_progress_bar)()
 
 
-def test_load_model_shares_no_memory_with_the_file(folder: Path) -> None:
-    first, second = load_model(folder, device="cpu"), load_model(folder, device="cpu")
-    with torch.no_grad():
-        first.W_E.zero_()
-        first.blocks[0].mlp.W_out.zero_()
-    assert second.W_E.any() and second.blocks[0].mlp.W_out.any()
-
-
-def test_loaded_model_localizes_and_forgets(folder: Path) -> None:
-    model = load_model(folder, device="cpu")
-    sequence = MemorizedSequence(TOKENS[0, :6], 3)
-    neurons = ZeroOut()(model, sequence).top_k(0.1)
-    assert isinstance(neurons, NeuronSet) and len(neurons) == 26
-
-
-# ---- tokenizers
-# ------------------------------------------------------------------------------------------------------
+# Tokenizers
 
 TEXTS = ("Two roads diverged in", " a yellow wood,\n\nAnd sorry I could not travel 12345 bo")
 
@@ -363,44 +311,25 @@ def readable(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_from_text_has_the_tokens_of_the_folders_own_tokenizer(readable: Path) -> None:
-    from transformers import AutoTokenizer
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        wanted = AutoTokenizer.from_pretrained(readable)(
-            TEXTS[0] + TEXTS[1], add_special_tokens=False
-        )["input_ids"]
-    model = load_model(readable, device="cpu")
-    assert MemorizedSequence.from_text(model, *TEXTS).tokens.tolist() == wanted
-
-
-def test_from_text_survives_the_round_trip(readable: Path) -> None:
-    model = load_model(readable, device="cpu")
-    sequence = MemorizedSequence.from_text(model, *TEXTS)
-    assert (
-        model.tokenizer.decode(sequence.prefix),
-        model.tokenizer.decode(sequence.suffix),
-    ) == TEXTS
-
-
-def test_loaded_model_tokenizes_without_bos(readable: Path) -> None:
-    model = load_model(readable, device="cpu")
-    assert (
-        model.to_tokens(TEXTS[0])[0].tolist()
-        == model.tokenizer(TEXTS[0], add_special_tokens=False)["input_ids"]
-    )
-
-
-def test_load_model_with_tokenizer_is_silent(
+def test_a_loaded_model_reads_text_with_the_folders_own_tokenizer(
     readable: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    load_model(readable, device="cpu")
+    from transformers import AutoTokenizer
+
+    model = load_model(readable, device="cpu")
     assert capfd.readouterr() == ("", "")
+    sequence = MemorizedSequence.from_text(model, *TEXTS)
+    parts = model.tokenizer.decode(sequence.prefix), model.tokenizer.decode(sequence.suffix)
+    assert parts == TEXTS
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        own = AutoTokenizer.from_pretrained(readable)
+    wanted, start = own([TEXTS[0] + TEXTS[1], TEXTS[0]], add_special_tokens=False)["input_ids"]
+    assert sequence.tokens.tolist() == wanted
+    assert model.to_tokens(TEXTS[0])[0].tolist() == start  # without BOS
 
 
-# ---- refusals
-# --------------------------------------------------------------------------------------------------------
+# Refusals
 
 
 @pytest.mark.parametrize("family", REFUSED)
@@ -424,18 +353,54 @@ def test_load_model_refuses_other_logits(folder: Path, monkeypatch: pytest.Monke
         load_model(folder, device="cpu")
 
 
-def test_load_model_refuses_a_folder_without_config(folder: Path) -> None:
+def precision() -> tuple[str, Any]:
+    """What both settings of torch say."""
+    new = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    try:
+        return torch.get_float32_matmul_precision(), new
+    except RuntimeError:
+        return "only the new one was set", new
+
+
+@pytest.mark.parametrize("old", ["highest", "high", "medium"])
+@pytest.mark.parametrize("new", [None, "tf32"])
+def test_logits_are_checked_at_full_precision(folder: Path, old: str, new: str | None) -> None:
+    """Where TF32 is allowed its rounding would refuse every model on a GPU."""
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
+    inside: set[tuple[str, Any]] = set()
+    hook = register_module_forward_pre_hook(lambda *_: inside.add(precision()))
+    matmul: Any = torch.backends.cuda.matmul
+    try:
+        torch.set_float32_matmul_precision(old)
+        if new is not None and hasattr(matmul, "fp32_precision"):
+            matmul.fp32_precision = new
+        before = precision()
+        load_model(folder, device="cpu")
+        assert inside and inside <= {("highest", None), ("highest", "ieee")}
+        assert precision() == before
+    finally:
+        hook.remove()
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("name", ["reference-gpt2", "reference-pythia"])
+def test_shipped_models_load_where_tf32_is_allowed(name: str) -> None:
+    try:
+        torch.set_float32_matmul_precision("high")
+        load_model(name, device="cuda")
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", "{}", '{"model_type": "no-such-model"}'])
+def test_load_model_refuses_a_damaged_config(folder: Path, content: str | None) -> None:
     (folder / "config.json").unlink()
-    with pytest.raises(
-        ValueError, match=r"name_or_path must be a directory with a config\.json, got"
-    ):
-        load_model(folder)
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"model_type": "no-such-model"}'])
-def test_load_model_refuses_a_damaged_config(folder: Path, content: str) -> None:
-    (folder / "config.json").write_text(content)
-    with pytest.raises(ValueError, match=r"name_or_path must .*config\.json"):
+    if content is not None:
+        (folder / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"name_or_path must hold a config\.json .*, got .*model"):
         load_model(folder)
 
 
@@ -474,17 +439,14 @@ def test_a_file_that_transformers_can_not_read_is_named_with_its_place(
     assert len(str(caught.value)) < 600 + len(str(folder))
 
 
-def test_load_model_refuses_a_folder_without_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="name_or_path must hold safetensors weights, got"):
-        load_model(folder)
-
-
-@pytest.mark.parametrize("keep", [0, 4, 1000])
-def test_load_model_refuses_damaged_weights(folder: Path, keep: int) -> None:
+@pytest.mark.parametrize("keep", [None, 0, 4, 1000])
+def test_load_model_refuses_damaged_weights(folder: Path, keep: int | None) -> None:
     weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:keep])
-    with pytest.raises(ValueError, match="name_or_path must hold whole safetensors weights, got"):
+    start = weights.read_bytes()[:keep]
+    weights.unlink()
+    if keep is not None:
+        weights.write_bytes(start)
+    with pytest.raises(ValueError, match=r"with safetensors weights .*, got .*model"):
         load_model(folder)
 
 
@@ -561,9 +523,7 @@ def beside_an_index(path: Path) -> Path:
 def test_load_model_checks_the_whole_file_that_it_loads_beside_an_index(tmp_path: Path) -> None:
     whole = beside_an_index(tmp_path)
     whole.write_bytes(whole.read_bytes()[:1000])
-    with pytest.raises(
-        ValueError, match=r"must hold whole safetensors weights, got .*/model\.safetensors"
-    ):
+    with pytest.raises(ValueError, match=rf"with safetensors weights .*, got '{tmp_path}'"):
         load_model(tmp_path)
 
 
@@ -590,26 +550,12 @@ def test_load_model_refuses_an_unknown_name_and_offers_near_ones(name: str, near
         load_model(name)
 
 
-def test_load_model_refuses_cuda_where_there_is_none(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("device", ["gpu", "meta", "cuda:77"])
+def test_a_device_that_is_not_there_is_refused_before_weights_are_read(
+    tmp_path: Path, device: str
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(
-        ValueError, match="device must be there, got 'cuda' on a machine where torch sees no CUDA"
-    ):
-        load_model(folder, device="cuda")
-
-
-def test_load_model_refuses_a_device_before_it_reads_weights(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="device must be a torch device"):
-        load_model(tmp_path, device="gpu")
-
-
-def test_load_model_refuses_a_cuda_device_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ValueError, match="device must be there, got 'cuda:7' of 2 CUDA devices"):
-        check_device("cuda:7")
+    with pytest.raises(ValueError, match=f"device must be there, got '{device}', which torch can"):
+        load_model(tmp_path, device=device)
 
 
 @pytest.mark.parametrize(("there", "wanted"), [(True, "cuda"), (False, "cpu")])
@@ -629,8 +575,7 @@ def test_load_model_needs_transformer_lens_only_when_it_loads() -> None:
     assert "transformer_lens" not in vars(sys.modules["tl_localize.models"])
 
 
-# ---- GGUF files
-# ------------------------------------------------------------------------------------------------------
+# GGUF files
 
 
 def write_gguf(path: Path, model: Any) -> None:
