@@ -40,7 +40,6 @@ N_OTHERS = 6  # shipped texts that stand for the others, of a shipped model
 GENERAL_ROWS = 1  # of general text, for the perplexity
 CARDS = 16  # neurons of each method whose cards a saved file holds
 PROMOTED = 8  # tokens on a card
-HIGH = 0.01  # share of the model's neurons that "ranks high" means
 SCRIPT = Path(__file__).with_name("explorer.js")
 Request = Sequence[Any]
 
@@ -164,8 +163,8 @@ class Explorer:
 
     >>> scores = Attribution()(model, sequence)
     >>> view = explore(model, sequence, scores, few[1:], ratios=(0.05,), ablation="zero")
-    >>> view.answer(["step", 0, 0, "layer", "1", "zero"])["n"]
-    77
+    >>> view.answer(["step", 0, 0, "layer", "1", "zero"])["layers"]
+    [0, 77, 0, 0, 0, 0]
     """
 
     view: NeuronView
@@ -181,8 +180,7 @@ class Explorer:
 
     def __repr__(self) -> str:
         methods = ", ".join(dict.fromkeys(short_title(one.method) for _, one in self.pairs))
-        texts = ", ".join(one.id for one in self.texts)
-        return f"Explorer({texts!r}: {methods}; {len(self.others)} other texts)"
+        return f"Explorer({self.texts[0].id!r}: {methods}; {len(self.others)} other texts)"
 
     # What the view asks for
 
@@ -217,7 +215,7 @@ class Explorer:
 
     @cached_property
     def _meters(self) -> dict[str, AblationMeter]:
-        """By ablation; what the model is without one is measured once."""
+        """By ablation; the model as it is, is measured once."""
         general = self.texts[0].tokens[None] if self.general is None else self.general
         meters: dict[str, AblationMeter] = {}
         baseline = None
@@ -239,26 +237,12 @@ class Explorer:
         chosen = self.chosen(pair, ratio, per, layers)
         effect = meter.effect(text, chosen)
         p, predicted = meter.probabilities(text, chosen)
-        changes = zip(meter.before, effect["accuracy"], strict=True)
-        after = [row["accuracy"] + change for row, change in changes]
-        names = [one.id for one in meter.sequences]
         return {
-            "n": len(chosen),
             "layers": chosen.mask.sum(1).tolist(),
             "p": _permille(p),
             "wrong": self._wrong(text, predicted),
-            "others": [[names[i], round(after[i], 3)] for i in range(len(after)) if i != text],
-            **self._averages(text, after, effect["perplexity"]),
-        }
-
-    def _averages(self, text: int, accuracy: list[float], change: float) -> dict[str, Any]:
-        """Accuracy on the text and on all others, and the perplexity after this change."""
-        others = [one for i, one in enumerate(accuracy) if i != text]
-        perplexity = self._meters[self.ablations[0]].before[0]["perplexity"] + change
-        return {
-            "self": round(accuracy[text], 4),
-            "neg": round(sum(others) / len(others), 4) if others else None,
-            "perplexity": None if self.general is None else round(perplexity, 2),
+            "accuracy": [round(change, 4) for change in effect["accuracy"]],
+            "perplexity": round(effect["perplexity"], 2),
         }
 
     def _wrong(self, text: int, predicted: Int[Tensor, " suffix"]) -> list[list[Any]]:
@@ -282,7 +266,7 @@ class Explorer:
         return found
 
     def _card(self, pair: int, layer: int, neuron: int) -> dict[str, Any]:
-        text, own = self.pairs[pair]
+        text = self.pairs[pair][0]
         row, fires = self._written(text, layer, neuron)
         logits = unembed(self.view.model, torch.stack([row, torch.zeros_like(row)])).cpu()
         promoted = logits[0] - logits[1]
@@ -292,25 +276,14 @@ class Explorer:
             name: [[self.decode([int(i)]), round(float(promoted[i]), 3)] for i in tokens]
             for name, tokens in shown.items()
         }
-        ranks = [
-            [short_title(one.method), *self._rank(one, layer, neuron)]
-            for i, one in self.pairs
-            if i == text
-        ]
-        elsewhere = [
-            [one.sequence_id, self._rank(one, layer, neuron)[0]] for one in self._elsewhere
-        ]
+        same_text = [one for i, one in self.pairs if i == text]
         return {
             **words,
             "fires": [round(x, 3) for x in fires.float().cpu().tolist()],
-            "ranks": ranks,
-            "score": float(own.values[layer, neuron]),
+            "ranks": [[short_title(one.method), *_ranks(one, layer, neuron)] for one in same_text],
             "elsewhere": [
-                one
-                for one in sorted(elsewhere, key=lambda one: one[1])
-                if one[1] <= HIGH * own.values.numel()
+                [one.sequence_id, _ranks(one, layer, neuron)[0]] for one in self._elsewhere
             ],
-            "compared": len(elsewhere),
         }
 
     def _written(
@@ -326,12 +299,6 @@ class Explorer:
         written = act.flatten(1) @ rows.flatten(0, -2)
         return written.mean(0), written.norm(dim=-1)
 
-    @staticmethod
-    def _rank(scores: NeuronScores, layer: int, neuron: int) -> tuple[int, int]:
-        """From 1: among all neurons, and among those of its layer."""
-        higher = scores.values > scores.values[layer, neuron]
-        return int(higher.sum()) + 1, int(higher[layer].sum()) + 1
-
     @cached_property
     def _elsewhere(self) -> list[NeuronScores]:
         """Attribution scores of the other texts: one forward and one backward pass of each."""
@@ -346,14 +313,12 @@ class Explorer:
     def data(self) -> dict[str, Any]:
         """What the view needs before it asks."""
         meter = self._meters[self.ablations[0]]
-        accuracy = [row["accuracy"] for row in meter.before]
         texts = [
             {
                 "id": one.id,
                 "pieces": pieces(self.decode, one.tokens.tolist()),
                 "prefix": one.n_prefix,
                 "p": _permille(meter.probabilities(i, self._nothing)[0]),
-                **self._averages(i, accuracy, 0.0),
             }
             for i, one in enumerate(self.texts)
         ]
@@ -378,7 +343,9 @@ class Explorer:
             "start": self.start,
             "layers": self._layer_choices(),
             "ablations": self.ablations,
-            "n_others": len(accuracy) - 1,
+            "names": [one.id for one in meter.sequences],
+            "accuracy": [round(row["accuracy"], 4) for row in meter.before],
+            "perplexity": self.general is not None and round(meter.before[0]["perplexity"], 2),
         }
 
     @property
@@ -480,6 +447,12 @@ class Explorer:
             )
             return shown | {"text/html": f"<p>{escape(hint)}</p>{shown['text/html']}"}, {}
         return live | shown, about
+
+
+def _ranks(scores: NeuronScores, layer: int, neuron: int) -> tuple[int, int]:
+    """From 1: among all neurons, and among those of its layer."""
+    higher = scores.values > scores.values[layer, neuron]
+    return int(higher.sum()) + 1, int(higher[layer].sum()) + 1
 
 
 def _permille(p: Float[Tensor, " token"]) -> list[int]:

@@ -42,6 +42,9 @@ const percent = (x) => (x == null ? "-" : `${+(100 * x).toFixed(1)} %`);
 const visible = (text) => text.replaceAll("\n", "\u23ce");
 const SVG = "http://www.w3.org/2000/svg";
 
+const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
+const HIGH = 0.01; // share of the model's neurons that "ranks high" means
+
 /** An element with attributes and children; text becomes text, never HTML. */
 function make(tag, attributes = {}, ...children) {
   const node = tag.startsWith("svg:") ? document.createElementNS(SVG, tag.slice(4)) : document.createElement(tag);
@@ -110,7 +113,7 @@ export function mount(root, data, ask) {
       make("span", {}, "Ablate the top"), ratio, make("span", {}, ratioText, " ", radios("per", ["layer", "model"], (v) => (v === "layer" ? "of each layer" : "of these layers together"))),
       make("span", {}, "in"), layers, make("span", {}, layerText, " ", ...chips),
       make("span", {}, "by"), radios("ablation", data.ablations, (v) => ({ zero: "zero", mean: "its mean", resample: "a random value" })[v] ?? v),
-      make("small", {}, `${data.model}, ${data.n_others} other texts` + (saved ? "; a saved page, without a kernel" : "")),
+      make("small", {}, `${data.model}, ${data.names.length - 1} other texts` + (saved ? "; a saved page, without a kernel" : "")),
       make("span", { class: "tlx-busy", role: "status" }, "computing \u2026")),
     error, panels);
   root.replaceChildren(box);
@@ -175,13 +178,16 @@ export function mount(root, data, ask) {
       make("h4", {}, `The best ${data.units[1]} (L: layer, ${data.units[0][0].toUpperCase()}: ${data.units[0]})`), best, card);
     node.pair = index;
 
+    const own = pair.text, others = [...data.names.keys()].filter((i) => i !== own);
+    const mean = (accuracy) => sum(others.map((i) => accuracy[i])) / others.length;
     node.draw = (step) => {
+      const after = data.accuracy.map((before, i) => before + step.accuracy[i]);
       const big = (label, before, after, title) => make("span", { title }, make("small", {}, label), make("b", { class: `tlx-${label.split(" ")[0].toLowerCase()}` }, make("i", {}, `${before} \u2192 `), after));
       numbers.replaceChildren(
-        big("Self accuracy", percent(text.self), percent(step.self), "suffix tokens of this text that are predicted right, from the true tokens before them"),
-        ...(step.neg == null ? [] : [big("Neg accuracy", percent(text.neg), percent(step.neg), "the same on the other texts:\n" + step.others.map(([id, x]) => `${id} ${percent(x)}`).join("\n"))]),
-        ...(step.perplexity == null ? [] : [big("Perplexity of general text", text.perplexity, step.perplexity, "exp of nats per token; lower is better")]),
-        make("span", {}, make("small", {}, `${data.units[1]} ablated`), make("b", { class: "tlx-n" }, `${step.n}`)));
+        big("Self accuracy", percent(data.accuracy[own]), percent(after[own]), "suffix tokens of this text that are predicted right, from the true tokens before them"),
+        ...(others.length ? [big("Neg accuracy", percent(mean(data.accuracy)), percent(mean(after)), "the same on the other texts:\n" + others.map((i) => `${data.names[i]} ${percent(after[i])}`).join("\n"))] : []),
+        ...(data.perplexity === false ? [] : [big("Perplexity of general text", data.perplexity, +(data.perplexity + step.perplexity).toFixed(2), "exp of nats per token; lower is better")]),
+        make("span", {}, make("small", {}, `${data.units[1]} ablated`), make("b", { class: "tlx-n" }, `${sum(step.layers)}`)));
       const wrong = new Map(step.wrong);
       view.replaceChildren(
         make("span", { class: "tlx-prefix" }, prefix.map(([, , shown]) => shown).join("")), make("b", {}, " | "),
@@ -248,6 +254,7 @@ export function mount(root, data, ask) {
       if (!found) return card.replaceChildren(make("div", { class: "tlx-card" }, `A saved page holds the cards of the best ${data.units[1]} only; explore() in a notebook shows all.`));
       const isNeuron = data.units[0] === "neuron";
       const strongest = Math.max(1e-9, ...found.fires.map(Math.abs));
+      const high = found.elsewhere.filter(([, rank]) => rank <= HIGH * nLayers * nNeurons).sort((a, b) => a[1] - b[1]);
       const words = (list) => list.map(([token, x]) => make("code", { title: `logit ${x}` }, visible(token)));
       card.replaceChildren(make("div", { class: "tlx-card" },
         make("b", {}, `${data.units[0][0].toUpperCase()}${data.units[0].slice(1)} ${neuron} of layer ${layer}`),
@@ -260,8 +267,8 @@ export function mount(root, data, ask) {
         make("h4", {}, "Tokens it suppresses"), ...words(found.suppressed),
         make("h4", {}, "Its rank"), make("table", {}, make("tr", {}, ...["method", "in the model", "in its layer"].map((head) => make("th", {}, head))),
           ...found.ranks.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, `${cell}`))))),
-        make("h4", {}, `Other texts in which it ranks in the top 1 % (by Attribution, of ${found.compared})`),
-        found.elsewhere.length ? make("span", {}, found.elsewhere.map(([id, rank]) => `${id} (rank ${rank})`).join(", ")) : make("small", {}, "none")));
+        make("h4", {}, `Other texts in which it ranks in the top ${100 * HIGH} % (by Attribution, of ${found.elsewhere.length})`),
+        high.length ? make("span", {}, high.map(([id, rank]) => `${id} (rank ${rank})`).join(", ")) : make("small", {}, "none")));
     }
     return node;
   }

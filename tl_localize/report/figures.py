@@ -189,7 +189,9 @@ def prices(results: DelResults, ax: Axes | None = None) -> Figure:
             if price < panel.get_xlim()[1]:
                 panel.axvline(price, color="0.85", linewidth=1, zorder=0)
         title = "DEL: what is forgotten at which price"
-        finish(panel, NEG, SELF, ", ".join([title, *key]) if len(curves) > 1 else title)
+        for name in key if len(curves) > 1 else ():
+            title += f", {name}"
+        finish(panel, NEG, SELF, title)
     return with_legend(panels)
 
 
@@ -229,7 +231,7 @@ def confusion(results: DelResults, ratio: Real | None = None) -> Figure:
         finish(panel, "", "", short_title(name))
         _mark_categories(panel, order.get_level_values("category"))
         panel.label_outer()
-    figure = panels[0].figure
+    figure: Any = panels[0].figure
     label = "change of accuracy (percentage points)"
     figure.colorbar(panels[0].images[0], ax=panels, label=label)
     figure.supxlabel("measured sequence", fontsize=10)

@@ -125,7 +125,8 @@ def with_legend(panels: Sequence[Axes]) -> Figure:
             frameon=False,
             fontsize=9,
         )
-    return panels[-1].figure
+    figure: Any = panels[-1].figure
+    return figure
 
 
 def drawn(figure: Figure, suffix: str, **settings: Any) -> bytes:
