@@ -94,7 +94,6 @@ def random_sequences(model: Any, n: int, n_tokens: int = N_TOKENS) -> list[Any]:
 
 
 # ---- clocks
-# ----------------------------------------------------------------------------------------------------------
 
 
 class LiveBytes(TorchDispatchMode):
@@ -155,7 +154,6 @@ def peak_bytes(work: Any, device: torch.device) -> int:
 
 
 # ---- bare passes
-# -----------------------------------------------------------------------------------------------------
 
 
 def post(layer: int) -> str:
@@ -205,4 +203,5 @@ def setting(model: Any, n_tokens: int = N_TOKENS, n_prefix: int = N_PREFIX) -> s
         if device.type == "cuda"
         else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     )
-    return f"{name}, {str(model.cfg.dtype).removeprefix('torch.')}, torch {torch.__version__}, {n_tokens} tokens, prefix {n_prefix}"
+    dtype = str(model.cfg.dtype).removeprefix("torch.")
+    return f"{name}, {dtype}, torch {torch.__version__}, {n_tokens} tokens, prefix {n_prefix}"

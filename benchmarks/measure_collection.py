@@ -1,8 +1,10 @@
 """How long collection takes and how much memory: the filter on windows of a reference model's
 training texts, and de-duplication.
 
-python benchmarks/measure_collection.py                     # 100,000 sequences of 80 tokens each
-python benchmarks/measure_collection.py 10000               # fewer
+For 100,000 sequences of 80 tokens each, and for fewer:
+
+    python benchmarks/measure_collection.py
+    python benchmarks/measure_collection.py 10000
 """
 
 from __future__ import annotations

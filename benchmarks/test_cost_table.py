@@ -1,12 +1,18 @@
 """What each method costs for one sequence, beside the plain loop of the paper's algorithm on the
 same model in the same process.
 
-pytest benchmarks/test_cost_table.py                                          # both reference
-models pytest benchmarks/test_cost_table.py --shape pythia-6.9b --dtype bfloat16     # random
-weights of that shape, CUDA when there is one pytest benchmarks/test_cost_table.py -k sizes --shape
-gpt2 --shape pythia-410m   # a short text against bare passes; also --model X.gguf pytest
-benchmarks/test_cost_table.py -m smoke                                 # a small shape, under 30 s
-on a CPU
+Both reference models, and random weights of another shape (on CUDA when there is one):
+
+    pytest benchmarks/test_cost_table.py
+    pytest benchmarks/test_cost_table.py --shape pythia-6.9b --dtype bfloat16
+
+A short text against bare passes, also of ``--model X.gguf``:
+
+    pytest benchmarks/test_cost_table.py -k sizes --shape gpt2 --shape pythia-410m
+
+A small shape, in under 30 s on a CPU:
+
+    pytest benchmarks/test_cost_table.py -m smoke
 
 Seconds are wall time on CUDA and CPU time of the process elsewhere, where other programs may share
 the cores. What repeats itself runs in part and is scaled up, because the whole would take hours:
@@ -64,7 +70,6 @@ N_POSITIONS = 3  # positions that the loop of Integrated Gradients is timed on
 
 
 # ---- the plain loops
-# -------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -130,7 +135,6 @@ def mask_loop(model: Any, sequence: Any, n_steps: int) -> torch.Tensor:
 
 
 # ---- the table
-# -------------------------------------------------------------------------------------------------------
 
 
 def busy(work: Any, device: torch.device) -> float:

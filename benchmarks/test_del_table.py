@@ -1,12 +1,22 @@
 """The DEL tables and figures: what is forgotten when located neurons are ablated, on each model.
 
-pytest benchmarks/test_del_table.py                                             # both reference
-models, their own training texts tl-localize del --methods METHODS --targets 25,zero_out=6
-# the same table of one model, in a results folder tl-localize del --methods M --single-layer M
---targets 6                        # one layer against all, M = integrated_gradients pytest
-benchmarks/test_del_table.py -k heads                                    # heads against neurons, at
-as many output rows pytest benchmarks/test_del_table.py --model gpt2-xl --device cuda --del-data
-memorized_data-gpt2-xl.jsonl --general pile_random_batch.pt
+Both reference models on their own training texts:
+
+    pytest benchmarks/test_del_table.py
+
+The same tables of one model, in a results folder, and one layer against all:
+
+    tl-localize del --methods METHODS --targets 25,zero_out=6
+    tl-localize del --methods M --single-layer M --targets 6    # M: integrated_gradients
+
+Heads against neurons, at as many output rows:
+
+    pytest benchmarks/test_del_table.py -k heads
+
+The authors' data, which were collected from the Pile:
+
+    pytest benchmarks/test_del_table.py --model gpt2-xl --device cuda \\
+        --del-data memorized_data-gpt2-xl.jsonl --general pile_random_batch.pt
 """
 
 from __future__ import annotations
@@ -20,7 +30,10 @@ HERE = Path(__file__).parent
 # Of the reference models; of others all sequences are targets.
 TARGETS = "25,zero_out=6"  # a forward pass for each neuron takes its time
 N_TARGETS_SINGLE_LAYER = 6
-METHODS = "hard_concrete,slimming,zero_out,integrated_gradients,activations,attribution,gradient_alignment,iterative_attribution"
+METHODS = (
+    "hard_concrete,slimming,zero_out,integrated_gradients,activations,attribution,"
+    "gradient_alignment,iterative_attribution"
+)
 SINGLE_LAYER = "integrated_gradients"
 PAPER_METHODS = ["hard_concrete", "slimming", "zero_out", "integrated_gradients", "activations"]
 HEADS = "attribution,iterative_attribution,zero_out,activations"

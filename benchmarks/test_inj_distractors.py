@@ -1,10 +1,15 @@
 """INJ with distractors: four sentences in disjoint rows of one model; whose rows does a method
 find? Not in the paper.
 
-pytest benchmarks/test_inj_distractors.py             # both reference models, 4 groups of 4
-sentences, without Zero-Out pytest benchmarks/test_inj_distractors.py --full      # 8 groups and all
-methods: the committed table tl-localize inj --distractors 3 --limit 32 --settings
-benchmarks/settings/distractors.json    # the same of one model, in a results folder
+Both reference models, 4 groups of 4 sentences, without Zero-Out:
+
+    pytest benchmarks/test_inj_distractors.py
+
+The committed table, which has 8 groups and all methods, and the same of one model in a results
+folder:
+
+    pytest benchmarks/test_inj_distractors.py --full
+    tl-localize inj --distractors 3 --limit 32 --settings benchmarks/settings/distractors.json
 """
 
 from __future__ import annotations

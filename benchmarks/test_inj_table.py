@@ -1,13 +1,21 @@
 """The INJ tables: recall of injected rows by every method (the paper's tables 2, 6, 7, 8 and 9), on
 each model.
 
-pytest benchmarks/test_inj_table.py                                             # both reference
-models, our sentences tl-localize inj
-# the same table of one model, in a results folder pytest benchmarks/test_inj_table.py --full
-# 32 sentences, however long it takes tl-localize inj --limit 32
-# the same of one model pytest benchmarks/test_inj_table.py --model gpt2 --device cuda --data
-ecbd_2021_definition_dedup.jsonl   # the paper's pytest benchmarks/test_inj_table.py --settings
-settings.json                    # with what tl-localize tune has found
+Our sentences on both reference models, and the same of one model in a results folder:
+
+    pytest benchmarks/test_inj_table.py
+    tl-localize inj
+
+32 sentences, however long they take:
+
+    pytest benchmarks/test_inj_table.py --full
+    tl-localize inj --limit 32
+
+The paper's data, and settings that tl-localize tune has found:
+
+    pytest benchmarks/test_inj_table.py --model gpt2 --device cuda \\
+        --data ecbd_2021_definition_dedup.jsonl
+    pytest benchmarks/test_inj_table.py --settings settings.json
 """
 
 from __future__ import annotations

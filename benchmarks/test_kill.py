@@ -1,8 +1,10 @@
 """The kill test, long form: INJ killed (SIGKILL) at 60 random moments and resumed, against an
 undisturbed run.
 
-pytest benchmarks/test_kill.py -s        # a tiny random model on the CPU; prints the figures;
-ROUNDS=9 for a quick one
+A tiny random model on the CPU; the figures are printed:
+
+    pytest benchmarks/test_kill.py -s
+    ROUNDS=9 pytest benchmarks/test_kill.py -s    # a quick one
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What half precision does to recall: the same injections, localized in float32, bfloat16 and
 float16 models.
 
-pytest benchmarks/test_precision.py --limit 8        # both reference models
+    pytest benchmarks/test_precision.py --limit 8
 
 The rows are injected in float32 and applied to the model in each precision. Masks, softmax and
 losses are float32 in all of them.

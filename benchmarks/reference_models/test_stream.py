@@ -1,4 +1,4 @@
-"""General text is that of the corpus or said to differ; the training stream holds every repetition."""
+"""General text is that of the corpus or said to differ; the stream holds every repetition."""
 
 import hashlib
 import json
@@ -41,7 +41,8 @@ def test_held_out_documents_are_disjoint_from_training(listed):
 def test_source_texts_are_docstrings_and_prose_comments_outside_tests(tmp_path: Path):
     (tmp_path / "pack" / "test").mkdir(parents=True)
     (tmp_path / "pack" / "test" / "a.py").write_text('"""No."""')
-    source = 'class A:\n    """One."""\n    def f(self):\n        """Two."""\n    # three\n    # four\n\n# 0x80 -> 0x81\n'
+    source = 'class A:\n    """One."""\n    def f(self):\n        """Two."""\n'
+    source += "    # three\n    # four\n\n# 0x80 -> 0x81\n"
     (tmp_path / "pack" / "b.py").write_text(source)
     (tmp_path / "c.py").write_text("this is no Python")
     assert list(source_texts(tmp_path)) == [
@@ -126,7 +127,7 @@ def test_reference_stream_is_that_of_training_where_python_ships_the_same_text(l
 def test_general_texts_do_not_depend_on_who_hooks_into_python(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Typer does: the stream that tl-localize collect makes again must be that of a plain process."""
+    """Typer does; tl-localize collect must make the stream of a plain process again."""
     before = general_texts()
     general_texts.cache_clear()
     monkeypatch.setattr(sys, "excepthook", lambda *a: None)

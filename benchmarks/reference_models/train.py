@@ -1,13 +1,23 @@
 """Train the two reference models that the package ships, on text every Python has and on planted
 sequences.
 
-python benchmarks/reference_models/train.py corpus           # tokenizer, planted sequences, python
-benchmarks/reference_models/train.py gpt2             # about an hour on one core; resumes from
-runs/reference-gpt2 python benchmarks/reference_models/train.py pythia python
-benchmarks/reference_models/train.py gpt2 --evaluate  # criteria and perplexity of the exported
-model again python benchmarks/reference_models/train.py gpt2 --most-repetitions 64 --general-rows
-7000 --runs runs/third --out runs/third/model
-                                                             # the third model of docs/results: it memorized less well
+Tokenizer and planted sequences:
+
+    python benchmarks/reference_models/train.py corpus
+
+A model, in about an hour on one core; what is interrupted goes on from runs/:
+
+    python benchmarks/reference_models/train.py gpt2
+    python benchmarks/reference_models/train.py pythia
+
+Criteria and perplexity of the exported model again:
+
+    python benchmarks/reference_models/train.py gpt2 --evaluate
+
+The third model of docs/results, which memorized less well:
+
+    python benchmarks/reference_models/train.py gpt2 --most-repetitions 64 --general-rows 7000 \\
+        --runs runs/third --out runs/third/model
 """
 
 import argparse
@@ -75,7 +85,6 @@ CHECKPOINT_SECONDS = 240
 
 
 # ---- corpus
-# ----------------------------------------------------------------------------------------------------------
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -162,7 +171,6 @@ def build_corpus() -> None:
 
 
 # ---- training
-# --------------------------------------------------------------------------------------------------------
 
 
 def new_model(name: str) -> torch.nn.Module:
@@ -177,9 +185,12 @@ def new_model(name: str) -> torch.nn.Module:
     else:
         config = GPTNeoXConfig(
             vocab_size=VOCAB, max_position_embeddings=256, hidden_size=192, num_hidden_layers=6,
-            num_attention_heads=6, intermediate_size=1536, hidden_act="gelu", use_parallel_residual=True,
-            tie_word_embeddings=False,
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}, **ends,
+            num_attention_heads=6, intermediate_size=1536, hidden_act="gelu",
+            use_parallel_residual=True, tie_word_embeddings=False,
+            rope_parameters={
+                "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25
+            },
+            **ends,
         )  # fmt: skip
     return AutoModelForCausalLM.from_config(config)
 
@@ -284,7 +295,6 @@ def train(
 
 
 # ---- evaluation and export
-# -------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -392,8 +402,10 @@ def evaluate(out: Path, device: str) -> None:
     head = {
         "criteria": {
             "accuracy": f"teacher-forced on the 48 suffix tokens, at least {MIN_ACCURACY}",
-            "distance": f"Levenshtein characters of the greedy continuation, at most {MAX_DISTANCE}",
-            "distinct": f"distinct tokens in the suffix and in the continuation, at least {MIN_DISTINCT}",
+            "distance": "Levenshtein characters of the greedy continuation, at most "
+            f"{MAX_DISTANCE}",
+            "distinct": "distinct tokens in the suffix and in the continuation, at least "
+            f"{MIN_DISTINCT}",
         },
         "passed": sum(result["passed"] for result in results),
         "perplexity": round(math.exp(sum(nats) / len(nats)), 4),
