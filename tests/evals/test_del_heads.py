@@ -22,14 +22,11 @@ from tl_localize import (
     Units,
     explore,
 )
-from tl_localize.evals import DelBenchmark, SingleLayerStudy
-from tl_localize.evals.ablation import Mean, Resample
+from tl_localize.evals import SingleLayerStudy
+from tl_localize.evals.ablation import ABLATIONS, Mean
 from tl_localize.evals.presets import (
-    HEAD_RATIOS,
     del_methods,
     del_ratios,
-    make_methods,
-    parse_units,
 )
 from tl_localize.execution import Store
 from tl_localize.neurons import NeuronView
@@ -47,12 +44,10 @@ def model(request: pytest.FixtureRequest) -> Any:
     )
 
 
-def predicted(
+def share_right(
     model: Any, sequence: Any, chosen: Any = (), values: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Teacher-forced argmax of a suffix while some heads are set to values, by an assignment for
-    each.
-    """
+) -> float:
+    """Teacher-forced accuracy while some heads are set to values, by an assignment for each."""
 
     def put(act: torch.Tensor, hook: Any, *, layer: int) -> torch.Tensor:
         act = act.clone()
@@ -61,16 +56,10 @@ def predicted(
                 act[:, :, head] = 0 if values is None else values[layer, head]
         return act
 
-    hooks = [
-        (f"blocks.{layer}.attn.hook_z", lambda act, hook, layer=layer: put(act, hook, layer=layer))
-        for layer in range(2)
-    ]
+    hooks = [(f"blocks.{layer}.attn.hook_z", partial(put, layer=layer)) for layer in range(2)]
     with torch.no_grad(), model.hooks(fwd_hooks=hooks):
-        return model(sequence.tokens[None])[0, sequence.n_prefix - 1 : -1].argmax(-1)
-
-
-def share_right(model: Any, sequence: Any, *given: Any) -> float:
-    return float((predicted(model, sequence, *given) == sequence.suffix).float().mean())
+        predicted = model(sequence.tokens[None])[0, sequence.n_prefix - 1 : -1].argmax(-1)
+    return float((predicted == sequence.suffix).float().mean())
 
 
 @pytest.mark.parametrize(
@@ -89,11 +78,7 @@ def test_del_of_heads_ablates_heads(
         for i, row in enumerate(frame[frame["method"] == method.name].itertuples()):
             target, sequences = benchmark.test_sequences[i], benchmark.test_sequences
             chosen = list(method(model, target).top_k(0.4, first_layer=1, rounding="floor"))
-            values = (
-                None
-                if ablation == "zero"
-                else {"mean": Mean(general), "resample": Resample(general, 3)}[ablation](view, i)
-            )
+            values = ABLATIONS[ablation](general, 3)(view, i)
             changes = [
                 share_right(model, one, chosen, values) - share_right(model, one)
                 for one in sequences
@@ -199,55 +184,24 @@ def test_single_layer_of_heads(gpt2_like: Any, benchmark_of: Any) -> None:
     assert sorted(set(frame["n_neurons"])) == [1, 3]
 
 
-def test_del_refuses_methods_of_other_units(gpt2_like: Any, benchmark_of: Any) -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"methods must score AttentionHeads\(\), as the benchmark, got MLPNeurons\(\) of A",
-    ):
-        benchmark_of(gpt2_like, ratios=(0.4,), units=HEADS).run([Attribution()])
-    with pytest.raises(
-        ValueError,
-        match=r"methods must score MLPNeurons\(\), as the benchmark, got AttentionHeads\(\)",
-    ):
+def test_del_refuses_what_is_of_other_units(gpt2_like: Any, benchmark_of: Any) -> None:
+    heads = benchmark_of(gpt2_like, ratios=(0.4,), units=HEADS)
+    with pytest.raises(ValueError, match=r"methods must score AttentionHeads\(\).* got MLPNeurons"):
+        heads.run([Attribution()])
+    with pytest.raises(ValueError, match=r"methods must score MLPNeurons\(\).* got AttentionHeads"):
         benchmark_of(gpt2_like, ratios=(0.4,)).run([Attribution(units=HEADS)])
-
-
-def test_del_refuses_scores_of_other_units_from_a_function(
-    gpt2_like: Any, benchmark_of: Any
-) -> None:
-    def mine(model: Any, sequence: Any) -> NeuronScores:
-        return NeuronScores(torch.rand(2, 3), "mine", sequence.id)
-
-    with pytest.raises(
-        ValueError, match=r"scores must be of AttentionHeads\(\), got MLPNeurons\(\)"
-    ):
-        benchmark_of(gpt2_like, ratios=(0.4,), units=HEADS).run([mine])
-
-
-def test_del_refuses_a_ratio_without_a_head(gpt2_like: Any, benchmark_of: Any) -> None:
+    with pytest.raises(ValueError, match=r"scores must be of AttentionHeads\(\), got MLPNeurons"):
+        heads.run([lambda model, sequence: NeuronScores(torch.rand(2, 3), "mine", sequence.id)])
     with pytest.raises(ValueError, match=r"ratio must select at least one of 3 heads, got 0\.1"):
-        benchmark_of(gpt2_like, ratios=(0.1,), units=HEADS)
+        replace(heads, ratios=(0.1,))
 
 
 def test_default_ratios_take_a_head_of_each_layer_and_iterative_attribution_covers_them() -> None:
-    methods = {method.name: method for method in del_methods("all", units=HEADS)}
+    methods: Any = {method.name: method for method in del_methods("all", units=HEADS)}
     assert all(method.units == HEADS for method in methods.values())
     for n_heads in (6, 8, 12, 16, 20, 25, 32, 64):
-        counts = [int(n_heads * ratio) for ratio in del_ratios("", HEADS)]
-        assert 1 <= counts[0] < counts[1] <= round(methods["iterative_attribution"].share * n_heads)
-    assert (
-        del_ratios("gpt2") == (0.001, 0.005) and del_ratios("reference-gpt2", HEADS) == HEAD_RATIOS
-    )
-
-
-def test_units_by_name() -> None:
-    assert parse_units("heads") == HEADS
-    with pytest.raises(
-        ValueError, match=r"units must be one of neurons, heads, got 'head'\. Did you mean heads"
-    ):
-        parse_units("head")
-    with pytest.raises(ValueError, match="settings of attribution must be among"):
-        make_methods("attribution", ["attribution.units=heads"])
+        few, many = (int(n_heads * ratio) for ratio in del_ratios("", HEADS))
+        assert 1 <= few < many <= round(methods["iterative_attribution"].share * n_heads)
 
 
 def test_views_say_heads(model: Any, recited: Any) -> None:
@@ -294,11 +248,3 @@ def test_explorer_refuses_scores_of_two_units(gpt2_like: Any, sequence: Any) -> 
     both = [Attribution()(gpt2_like, sequence), Attribution(units=HEADS)(gpt2_like, sequence)]
     with pytest.raises(ValueError, match=r"scores must be of this model \(2, 48\), of neurons"):
         explore(gpt2_like, sequence, both, [], decode=letters)
-
-
-def test_benchmark_of_heads_says_so(unchecked: None, gpt2_like: Any, benchmark_of: Any) -> None:
-    assert "40 % of each layer of heads" in repr(
-        benchmark_of(gpt2_like, ratios=(0.4,), units=HEADS)
-    )
-    with pytest.raises(TypeError, match="units must be Units"):
-        DelBenchmark(gpt2_like, [], torch.zeros(1, 4), units="heads")  # pyright: ignore[reportArgumentType] - a mistake
