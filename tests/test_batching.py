@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tl_localize.batching import halving, minimize, out_of_memory, rows_that_fit, tokens_that_fit
+from tl_localize.batching import halving, out_of_memory, rows_that_fit, tokens_that_fit
 from tl_localize.neurons import NeuronView
 
 
@@ -138,122 +138,3 @@ def test_rows_that_fit_are_at_least_one_and_as_given(gpt2_like: Any) -> None:
     ) == (3, 2, 1)
     with pytest.raises(ValueError, match="batch_size must be a whole number from 1 on, got 0"):
         rows_that_fit(view, 10, 0)
-
-
-# ---- minimization
-# ----------------------------------------------------------------------------------------------------
-
-TARGETS = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
-
-
-class Problems:
-    """Go to TARGETS[number] in ``lengths[number]`` steps of Adam; remembers the problems of each
-    step.
-    """
-
-    def __init__(self, lengths: list[int]) -> None:
-        self.lengths, self.batches = lengths, list[tuple[int, ...]]()
-
-    def begin(self, batch: list[int]) -> Any:
-        return [torch.zeros(len(batch), 3), torch.zeros(len(batch), 2, 3)], self.advance
-
-    def advance(self, numbers: tuple[int, ...], parameters: list[torch.Tensor], step: int) -> Any:
-        self.batches.append(numbers)
-        one, two = parameters
-        ends = {
-            number: one[i].detach() + two[i].detach().sum(0)
-            for i, number in enumerate(numbers)
-            if step == self.lengths[number]
-        }
-        if len(ends) == len(numbers):
-            return [], ends
-        loss = ((one + two.sum(1) - TARGETS[list(numbers)]) ** 2).sum()
-        return torch.autograd.grad(loss, parameters), ends
-
-    def solve(
-        self, model: Any, size: int, report: Any = lambda fraction: None
-    ) -> list[torch.Tensor]:
-        n = len(self.lengths)
-        return list(
-            minimize(
-                NeuronView(model),
-                n,
-                size,
-                self.begin,
-                learning_rate=0.1,
-                max_steps=max(self.lengths),
-                report=report,
-            )
-        )
-
-
-def alone(number: int, n_steps: int) -> torch.Tensor:
-    """The same problem by torch.optim.Adam, without a batch."""
-    one, two = torch.zeros(3, requires_grad=True), torch.zeros(2, 3, requires_grad=True)
-    adam = torch.optim.Adam([one, two], lr=0.1)
-    for _ in range(n_steps):
-        adam.zero_grad()
-        ((one + two.sum(0) - TARGETS[number]) ** 2).sum().backward()
-        adam.step()
-    return (one + two.sum(0)).detach()
-
-
-@settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=9), size=st.integers(1, 12))
-def test_minimize_solves_each_problem_as_if_alone_and_in_order(
-    gpt2_like: Any, lengths: list[int], size: int
-) -> None:
-    problems = Problems(lengths)
-    found = problems.solve(gpt2_like, size)
-    assert len(found) == len(lengths) and max(map(len, problems.batches)) == min(size, len(lengths))
-    for number, values in enumerate(found):
-        torch.testing.assert_close(values, alone(number, lengths[number]))
-
-
-def test_minimize_starts_the_next_batch_when_all_have_stopped(gpt2_like: Any) -> None:
-    problems = Problems([2, 1, 1])
-    problems.solve(gpt2_like, 2)
-    assert problems.batches == [(0, 1), (0, 1), (0,), (2,), (2,)]
-
-
-def test_minimize_report_rises_to_one(gpt2_like: Any) -> None:
-    seen: list[float] = []
-    Problems([3, 1, 4, 2]).solve(gpt2_like, 2, seen.append)
-    assert seen == sorted(seen) and seen[-1] == 1 and seen[0] > 0
-
-
-@pytest.mark.parametrize("at", [1, 2, 4])
-def test_minimize_begins_a_batch_anew_when_memory_runs_out(gpt2_like: Any, at: int) -> None:
-    lengths = [3, 5, 4, 2, 6, 3]
-    problems = Problems(lengths)
-    advance = problems.advance
-
-    def failing(*args: Any) -> Any:
-        result = advance(*args)
-        if len(problems.batches) == at:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return result
-
-    problems.advance = failing  # type: ignore[method-assign]
-    with pytest.warns(
-        RuntimeWarning, match="Out of memory with a batch of 4: going on with 2"
-    ) as caught:
-        found = problems.solve(gpt2_like, 4)
-    assert len(caught) == 1 and max(map(len, problems.batches[at:])) == 2
-    for number, values in enumerate(found):
-        torch.testing.assert_close(values, alone(number, lengths[number]))
-
-
-def test_minimize_raises_when_one_problem_does_not_fit(gpt2_like: Any, unchanged: Any) -> None:
-    problems = Problems([2, 2, 2])
-
-    def failing(*args: Any) -> Any:
-        raise MemoryError
-
-    problems.advance = failing  # type: ignore[method-assign]
-    check = unchanged(gpt2_like)
-    with pytest.warns(RuntimeWarning), pytest.raises(MemoryError):
-        problems.solve(gpt2_like, 3)
-    check()

@@ -1,28 +1,23 @@
-"""Batch sizes that fit into memory, and the minimization of many independent problems in batches."""
+"""Batch sizes that fit into memory."""
 
 from __future__ import annotations
 
 import gc
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
-from tl_localize.neurons import NeuronView, Real, check_count
+from tl_localize.neurons import NeuronView, check_count
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Report = Callable[[float], None]  # the fraction of the work that is done
-Advance = Callable[
-    [tuple[int, ...], list[Tensor], int], tuple[Sequence[Tensor], Mapping[int, Result]]
-]
 
 CPU_BYTES = 2**30  # working memory of one batch; more is not faster on a CPU
 CUDA_SHARE = 0.5  # share of the free memory that one batch may take
-CUDA_SHARE_KEPT = 0.25  # share for what is kept from one pass to the next
 MAX_TOKENS = {"cpu": 4096, "cuda": 131072}
 
 
@@ -53,15 +48,6 @@ def rows_that_fit(
     return max(1, (batch_tokens or tokens_that_fit(neurons)) // length)
 
 
-def bytes_to_keep(neurons: NeuronView) -> int:
-    """Bytes that may be kept from one forward pass to the next instead of computing them again."""
-    return (
-        int(CUDA_SHARE_KEPT * free_on_cuda(neurons.device))
-        if neurons.device.type == "cuda"
-        else CPU_BYTES
-    )
-
-
 def free_on_cuda(device: torch.device) -> int:
     """Free bytes of a GPU: what the driver calls free, and what torch keeps in reserve."""
     return (
@@ -69,74 +55,6 @@ def free_on_cuda(device: torch.device) -> int:
         + torch.cuda.memory_reserved(device)
         - torch.cuda.memory_allocated(device)
     )
-
-
-def minimize(
-    neurons: NeuronView,
-    n: int,
-    size: int,
-    begin: Callable[[list[int]], tuple[list[Tensor], Advance[Result]]],
-    *,
-    learning_rate: Real,
-    max_steps: int,
-    report: Callable[[float], None] = lambda fraction: None,
-) -> Iterator[Result]:
-    """Minimize problems 0 to n - 1 by Adam (torch.optim.Adam), up to ``size`` in one batch; yields
-    their results in order.
-
-    Adam works entry by entry, so a problem's result does not depend on the others of its batch, up
-    to rounding. A problem leaves the batch at its own stop; the next batch starts when all have
-    stopped. When memory runs out, the batch begins anew with half of its problems.
-
-    Args:
-        begin: numbers of the problems of a batch -> the first values of their parameters, new
-            tensors [batch ...], and ``advance``. ``advance(numbers, parameters, step)`` gets the
-            numbers of the unfinished problems, their parameters and the updates so far. It returns
-            the results of those that are now finished, and the gradients of the parameters (none if
-            all are finished).
-        max_steps: updates of each problem at most; ``report`` needs it, and gets the fraction of
-            the work that is done.
-    """
-    share = 0.0
-
-    def solve(batch: list[int]) -> list[Result]:
-        nonlocal share
-        results: dict[int, Result] = {}
-        # whatever mode the caller is in
-        with torch.inference_mode(False), torch.enable_grad(), neurons.lean():
-            parameters, advance = begin(batch)
-            adam = torch.optim.Adam(
-                [values.requires_grad_() for values in parameters], lr=float(learning_rate)
-            )
-            left, step = tuple(batch), 0
-            while left:
-                parameters: list[Tensor] = adam.param_groups[0]["params"]
-                gradients, finished = advance(left, parameters, step)
-                results |= finished
-                for parameter, gradient in zip(parameters, gradients, strict=bool(gradients)):
-                    parameter.grad = gradient
-                if gradients:
-                    adam.step()
-                step += 1
-                if finished:
-                    keep = [i for i, number in enumerate(left) if number not in finished]
-                    index = torch.tensor(keep, dtype=torch.long, device=neurons.device)
-                    kept = [parameter.detach()[index].requires_grad_() for parameter in parameters]
-                    # Adam's state goes on with the unfinished problems only
-                    for old, new in zip(parameters, kept, strict=True):
-                        state = adam.state.pop(old, {})
-                        adam.state[new] = {
-                            name: value[index] if value.ndim else value
-                            for name, value in state.items()
-                        }
-                    adam.param_groups[0]["params"] = kept
-                    left = tuple(left[i] for i in keep)
-                share = max(share, (batch[0] + len(results) + len(left) * step / max_steps) / n)
-                report(share)
-        return [results[number] for number in batch]
-
-    for _, results in halving(solve, range(n), size):
-        yield from results
 
 
 def part_of(report: Report, start: float, end: float) -> Report:

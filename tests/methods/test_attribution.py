@@ -49,9 +49,14 @@ def test_attribution_ranks_like_zero_out(any_model: Any, sequence: Any) -> None:
 
 
 def test_attribution_of_many_equals_one_by_one(any_model: Any, sequences: Any) -> None:
+    """Up to rounding: of the largest score, either way is up to 12 float32 roundings off the scores
+    of the model in float64, and the two are up to 7 apart.
+    """
     together = list(Attribution().map(any_model, sequences))
     for sequence, scores in zip(sequences, together, strict=True):
-        assert (Attribution()(any_model, sequence).values - scores.values).abs().max() < 1e-6
+        alone = Attribution()(any_model, sequence).values
+        rounding = torch.finfo(torch.float32).eps * alone.abs().max()
+        assert (alone - scores.values).abs().max() < 16 * rounding
 
 
 def test_attribution_leaves_model_as_it_was(any_model: Any, sequences: Any, unchanged: Any) -> None:
