@@ -190,21 +190,6 @@ def test_batch_pads_on_the_right(shapes: Shapes) -> None:
         assert torch.equal(row[: len(sequence)], sequence.tokens)
 
 
-@given(SHAPES, st.data())
-def test_batch_take_is_the_batch_of_those_rows(shapes: Shapes, data: Any) -> None:
-    sequences = counting(shapes)
-    keep = data.draw(st.lists(st.integers(0, len(shapes) - 1), min_size=1, unique=True))
-    taken, wanted = (
-        SequenceBatch.of(sequences).take(torch.tensor(keep)),
-        SequenceBatch.of([sequences[i] for i in keep]),
-    )
-    assert len(taken) == len(keep)
-    for row in range(len(keep)):
-        assert torch.equal(taken.targets[taken.rows == row], wanted.targets[wanted.rows == row])
-        assert torch.equal(taken.positions[taken.rows == row], wanted.positions[wanted.rows == row])
-        assert torch.equal(taken.tokens[row, : wanted.tokens.shape[1]], wanted.tokens[row])
-
-
 def test_batch_mean_by_hand() -> None:
     batch = SequenceBatch.of(counting([(4, 1), (3, 2)]))
     assert batch.mean(torch.tensor([1.0, 2.0, 6.0, 5.0])).tolist() == [3.0, 5.0]

@@ -220,16 +220,6 @@ class SequenceBatch:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def take(self, keep: Int[Tensor, " kept"]) -> SequenceBatch:
-        """Only the given rows, in the given order."""
-        where = keep.new_full((len(self),), -1).scatter(
-            0, keep, torch.arange(len(keep), device=keep.device)
-        )
-        kept = where[self.rows] >= 0
-        return SequenceBatch(
-            self.tokens[keep], where[self.rows][kept], self.positions[kept], self.targets[kept]
-        )
-
     def mean(self, values: Float[Tensor, " target"]) -> Float[Tensor, " batch"]:
         """Mean of a number per target over each row's targets, float32."""
         count = torch.bincount(self.rows, minlength=len(self))

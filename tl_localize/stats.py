@@ -66,15 +66,6 @@ def paired_test(
     return float(stats.ttest_rel(a, b, alternative=alternative).pvalue)
 
 
-def summarize(frame: pd.DataFrame, by: Sequence[str], value: str) -> pd.DataFrame:
-    """Mean, standard error and count of a column in each group, in order of first appearance."""
-    rows = [
-        (*key, *mean_and_error(group), len(group))
-        for key, group in frame.groupby(list(by), sort=False)[value]
-    ]
-    return pd.DataFrame(rows, columns=[*by, "mean", "standard_error", "n"])
-
-
 def compare_with_reference(
     frame: pd.DataFrame,
     reference: str,
