@@ -101,6 +101,7 @@ def benchmark(model, model_name, collection, files, request):
 def results(benchmark, collection, model_name, tuned, publish, publish_figure, request):
     from tl_localize.evals.del_results import DelResults
     from tl_localize.evals.presets import del_methods, del_runs, parse_targets
+    from tl_localize.execution.store import Cache
     from tl_localize.report.figures import del_figures
     from tl_localize.report.tables import CAPTIONS, del_tables
 
@@ -111,7 +112,10 @@ def results(benchmark, collection, model_name, tuned, publish, publish_figure, r
         del_methods(METHODS, [], model_name, tuned),
         fewer if as_committed else {},
     )
-    measured = DelResults.join([one.run(some) for one, some in runs])
+    cache = Cache()
+    for one, some in runs:
+        one.run(some, cache)
+    measured = DelResults.of(cache)
     for name, table in del_tables(measured, model_name).items():
         publish(table, model_name, name, CAPTIONS[name])
     for name, figure in del_figures(measured).items():

@@ -10,26 +10,21 @@ import numpy as np
 import pandas as pd
 import pytest
 from noise import Noise, letters
+from scipy.stats import ttest_rel
 
 from tl_localize import accuracy, levenshtein, perplexity
-from tl_localize.evals import DelResults
-
-RATIO = 0.2
+from tl_localize.execution.store import Cache
 
 
 def test_before_says_how_well_the_model_memorizes(gpt2_like: Any, benchmark_of: Any) -> None:
     benchmark = benchmark_of(gpt2_like)
-    results = benchmark.run([Noise()])
-    sequences = benchmark.test_sequences
+    results, sequences = benchmark.run([Noise()]), benchmark.test_sequences
     before = results.before
-    assert before["accuracy"].to_numpy() == pytest.approx(
-        accuracy(gpt2_like, sequences).numpy(), abs=1e-6
-    )
-    assert list(before["levenshtein"]) == levenshtein(gpt2_like, sequences, letters).tolist()
-    assert list(before["length"]) == [len(letters(s.suffix.tolist())) for s in sequences]
-    assert before["perplexity"].unique() == pytest.approx(
-        perplexity(gpt2_like, benchmark.general_tokens)
-    )
+    assert before["accuracy"].tolist() == pytest.approx(accuracy(gpt2_like, sequences).tolist())
+    assert before["levenshtein"].tolist() == levenshtein(gpt2_like, sequences, letters).tolist()
+    assert before["length"].tolist() == [len(letters(s.suffix.tolist())) for s in sequences]
+    whole = perplexity(gpt2_like, benchmark.general_tokens)
+    assert before["perplexity"].unique() == pytest.approx(whole)
     assert results.before_table().loc["gpt2-like", "Sequences"] == "5"
 
 
@@ -63,8 +58,6 @@ def test_table_has_the_paper_s_rows_and_errors(gpt2_like: Any, benchmark_of: Any
 
 
 def test_tests_ask_whether_self_accuracy_falls_more(gpt2_like: Any, benchmark_of: Any) -> None:
-    from scipy.stats import ttest_rel
-
     results = benchmark_of(gpt2_like).run([Noise(), Noise("integrated_gradients", 5)])
     tests = results.tests().set_index(["method", "ratio"])
     wide = results.frame.query("ratio == 0.5").pivot(
@@ -103,54 +96,24 @@ def test_related_compares_the_category_with_all_others(gpt2_like: Any, benchmark
     results = benchmark_of(gpt2_like).run([Noise()])  # test sequences: b b a b a
     row = results.related().set_index(["method", "ratio"]).loc[("noise", 0.5)]
     matrix = results.confusion["noise", 0.5].to_numpy()
-    related = [
-        matrix[0, [1, 3]],
-        matrix[1, [0, 3]],
-        matrix[2, [4]],
-        matrix[3, [0, 1]],
-        matrix[4, [2]],
-    ]
-    unrelated = [
-        matrix[0, [2, 4]],
-        matrix[1, [2, 4]],
-        matrix[2, [0, 1, 3]],
-        matrix[3, [2, 4]],
-        matrix[4, [0, 1, 3]],
-    ]
-    assert row["related"] == pytest.approx(np.mean([part.mean() for part in related]))
-    assert row["unrelated"] == pytest.approx(np.mean([part.mean() for part in unrelated]))
+    own = [[1, 3], [0, 3], [4], [0, 1], [2]]
+    related = [matrix[i, others].mean() for i, others in enumerate(own)]
+    unrelated = [np.delete(matrix[i], [i, *others]).mean() for i, others in enumerate(own)]
+    assert row["related"] == pytest.approx(np.mean(related))
+    assert row["unrelated"] == pytest.approx(np.mean(unrelated))
     assert row["n"] == 5
     nameless = replace(results, before=results.before.assign(category=""))
     assert len(nameless.related()) == 0
 
 
-def test_join_keeps_what_runs_share_once(gpt2_like: Any, benchmark_of: Any) -> None:
-    benchmark = benchmark_of(gpt2_like)
-    first, second = benchmark.run([Noise()]), benchmark.run([Noise("other", 9)])
-    joined = DelResults.join([first, second])
-    pd.testing.assert_frame_equal(
-        joined.frame.sort_values(["method", "ratio", "sequence_id"], ignore_index=True),
-        benchmark.run([Noise(), Noise("other", 9)]).frame.sort_values(
-            ["method", "ratio", "sequence_id"], ignore_index=True
-        ),
-    )
-    assert len(joined.before) == 5
-    assert {method for method, _ in joined.confusion} == {"noise", "other", "random"}
-    mixed = DelResults.join([first, benchmark_of(gpt2_like, ablation="mean").run([Noise()])])
-    assert mixed.confusion == {}
-    assert len(mixed.table()) == 4 * 2
-
-
-def test_join_of_runs_with_different_targets_says_how_many(
+def test_runs_into_one_cache_with_different_targets_say_how_many(
     gpt2_like: Any, benchmark_of: Any
 ) -> None:
-    many, few = (
-        benchmark_of(gpt2_like, n_targets=4).run([Noise()]),
-        benchmark_of(gpt2_like, n_targets=2).run([Noise("other", 9)]),
-    )
-    joined = DelResults.join([many, few])
-    assert joined.table()["targets"].tolist() == ["4", "4", "2"] * 2
-    assert {key[0]: len(matrix) for key, matrix in joined.confusion.items()} == {
+    cache = Cache()
+    many = benchmark_of(gpt2_like, n_targets=4).run([Noise()], cache)
+    both = benchmark_of(gpt2_like, n_targets=2).run([Noise("other", 9)], cache)
+    assert both.table()["targets"].tolist() == ["4", "4", "2"] * 2
+    assert {key[0]: len(matrix) for key, matrix in both.confusion.items()} == {
         "noise": 4,
         "random": 4,
         "other": 2,
@@ -166,22 +129,17 @@ def priced(del_results: Any) -> Any:
     Integrated Gradients has the fourth target at 0.1 % only, and its Neg is the smaller at the
     larger ratio.
     """
-    own = {
-        ("a", 0.001): -8,
-        ("b", 0.001): -10,
-        ("c", 0.001): -12,
-        ("a", 0.005): -20,
-        ("b", 0.005): -30,
-        ("c", 0.005): -40,
+    own = {0.001: {"a": -8, "b": -10, "c": -12}, 0.005: {"a": -20, "b": -30, "c": -40}}
+    negs = {
+        "hard_concrete": {0.001: -0.4, 0.005: -2.0},
+        "integrated_gradients": {0.001: -0.8, 0.005: -0.2},
     }
     rows = [
         {"model": "m", "ablation": "zero", "sequence_id": name, "method": method, "ratio": ratio}
         | {"delta_self_accuracy": value / 100, "delta_neg_accuracy": neg[ratio] / 100}
-        for method, neg in (
-            ("hard_concrete", {0.001: -0.4, 0.005: -2.0}),
-            ("integrated_gradients", {0.001: -0.8, 0.005: -0.2}),
-        )
-        for (name, ratio), value in own.items()
+        for method, neg in negs.items()
+        for ratio, values in own.items()
+        for name, value in values.items()
     ]
     rows.append(rows[-1] | {"sequence_id": "d", "ratio": 0.001, "delta_self_accuracy": -1.0})
     return replace(del_results, frame=pd.DataFrame(rows))
@@ -232,8 +190,6 @@ def test_at_price_has_no_error_where_the_curve_without_a_target_ends_before(pric
 def test_pairs_compare_each_method_with_every_other_at_the_largest_ratio(
     gpt2_like: Any, benchmark_of: Any
 ) -> None:
-    from scipy.stats import ttest_rel
-
     results = benchmark_of(gpt2_like).run([Noise(), Noise("other", 5)])
     pairs = results.pairs()
     assert list(pairs.index) == list(pairs.columns) == ["noise", "other", "random"]
@@ -249,9 +205,7 @@ def test_pairs_compare_each_method_with_every_other_at_the_largest_ratio(
     assert (np.diag(pairs) == "").all()
 
 
-def test_at_price_keeps_models_apart(del_results):
-    from dataclasses import replace
-
+def test_at_price_keeps_models_apart(del_results: Any) -> None:
     two = [del_results.frame, del_results.frame.assign(model="other")]
     assert set(replace(del_results, frame=pd.concat(two)).at_price().index) == {
         (m, n) for m in ("m", "other") for n in ("hard_concrete", "integrated_gradients", "random")

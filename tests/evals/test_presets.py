@@ -23,6 +23,7 @@ from tl_localize.evals.presets import (
     single_layer_run,
 )
 from tl_localize.execution import Store
+from tl_localize.execution.store import Cache
 
 
 def test_paper_settings_make_valid_methods() -> None:
@@ -114,7 +115,10 @@ def test_del_runs_are_one_for_each_number_of_targets(gpt2_like: Any, benchmark_o
     runs = del_runs(benchmark_of(gpt2_like, n_dev=4), methods, {"zero_out": 2})
     named = [(one.n_targets, [method.name for method in some]) for one, some in runs]
     assert named == [(None, ["activations", "random"]), (2, ["zero_out"])]
-    frame = DelResults.join([one.run(some) for one, some in runs]).frame
+    cache = Cache()
+    for one, some in runs:
+        one.run(some, cache)
+    frame = DelResults.of(cache).frame
     counts = frame.groupby("method")["sequence_id"].nunique().to_dict()
     assert counts == {"activations": 3, "random": 3, "zero_out": 2}
 

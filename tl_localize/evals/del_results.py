@@ -186,7 +186,7 @@ class DelResults:
         stay. Where methods have different numbers of targets, a column says how many.
         """
         blocks: dict[str, pd.DataFrame] = {}
-        groups = self.frame.groupby(["model", "ablation", "ratio"], sort=False)
+        groups: Any = self.frame.groupby(["model", "ablation", "ratio"], sort=False)
         for (model, ablation, ratio), block in groups:
             rows: dict[Any, dict[str, str]] = {}
             for method, part in block.groupby("method", sort=False):
@@ -298,30 +298,6 @@ class DelResults:
             )
         return matrix
 
-    @classmethod
-    def join(cls, results: Sequence[DelResults]) -> DelResults:
-        """Runs of several methods, ablations or models as one; what two runs share (Random) is kept
-        once.
-
-        Confusion matrices are kept where all runs are of one model and one ablation; of two of one
-        name, that of more targets.
-        """
-        frame = pd.concat([part.frame for part in results], ignore_index=True)
-        before = pd.concat([part.before for part in results], ignore_index=True)
-        confusion: Matrices = {}
-        levenshtein: Matrices = {}
-        if len(frame[["model", "ablation"]].drop_duplicates()) == 1:
-            for part in sorted(results, key=lambda part: part.frame["sequence_id"].nunique()):
-                confusion |= part.confusion
-                levenshtein |= part.confusion_levenshtein
-        return cls(
-            frame.drop_duplicates([*RUN, "ratio", "sequence_id"], ignore_index=True),
-            before.drop_duplicates(["model", "sequence_id"], ignore_index=True),
-            confusion,
-            levenshtein,
-            {"runs": [run for part in results for run in part.settings.get("runs", [])]},
-        )
-
     def save(self, folder: str | Path) -> None:
         """Write frame.csv, before.csv, summary.csv, confusion.csv, missing.csv and settings.json,
         each whole or not at all.
@@ -372,9 +348,9 @@ def _matrices(
     changes = pd.DataFrame([effect[name] for effect in effects])
     matrices: Matrices = {}
     if rows:
-        frame = pd.DataFrame(rows)
         changes.columns = pd.Index(before["sequence_id"], name="measured")
-        for key, part in frame.groupby(["method", "ratio"], sort=False):
+        groups: Any = pd.DataFrame(rows).groupby(["method", "ratio"], sort=False)
+        for key, part in groups:
             ablated = pd.Index(part["sequence_id"], name="ablated")
             matrices[key] = changes.loc[part.index].set_axis(ablated)
     return matrices

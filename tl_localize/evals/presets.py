@@ -294,7 +294,9 @@ def single_layer_run(
     fitting = [ratio for ratio in benchmark.ratios if ratio <= largest]
     own = {f.name: getattr(benchmark, f.name) for f in dataclasses.fields(benchmark) if f.init}
     own["ratios"] = (max(fitting, default=min(benchmark.ratios)),)
-    return SingleLayerStudy(**own), [method]
+    study = SingleLayerStudy(**own)
+    study.labelled([method])  # raises for a learned mask, before anything else runs
+    return study, [method]
 
 
 def check_data(model: str, source: Data | Path | None, general: Path | None) -> None:
@@ -305,6 +307,9 @@ def check_data(model: str, source: Data | Path | None, general: Path | None) -> 
             "with --data."
         )
     data = source.path if isinstance(source, Data) else source
+    for name, path in (("data", data), ("general", general)):
+        if path is not None and not path.exists():
+            raise FileNotFoundError(f"{name} must be an existing path, got {str(path)!r}.")
     if data is not None and general is None and not (data / GENERAL).is_file():
         raise ValueError(
             f"general must be given where the data have no {GENERAL}, got none for {str(data)!r}. "
