@@ -1,4 +1,5 @@
-"""Runs every notebook to the end and prints wall time and processor time of each. Started by ``pytest notebooks``, not by ``pytest``.
+"""Runs every notebook to the end and prints wall time and processor time of each. Started by
+``pytest notebooks``, not by ``pytest``.
 
 ``pytest notebooks --write`` keeps the outputs in the files, without times and machine names.
 """
@@ -13,9 +14,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-pytestmark = pytest.mark.filterwarnings(
-    "default"
-)  # of Jupyter's own; a notebook's warnings would be in its outputs
+# Jupyter's own warnings; those of a notebook would be in its outputs
+pytestmark = pytest.mark.filterwarnings("default")
 HERE = Path(__file__).parent
 
 
@@ -33,19 +33,16 @@ def test_notebook_runs(
     ).execute()
     seconds = time.perf_counter() - started
     with capsys.disabled():  # also where the test passes
-        print(
-            f"\n{path.name}: {seconds:.0f} s wall time, {kernels_time() - before:.0f} s processor time"
-        )
+        used = kernels_time() - before
+        print(f"\n{path.name}: {seconds:.0f} s wall time, {used:.0f} s processor time")
     if request.config.getoption("--write"):
         for cell in notebook.cells:
             cell.metadata.pop("execution", None)  # times
             for output in cell.get("outputs", []):
-                output.get("data", {}).pop(
-                    "application/vnd.jupyter.widget-view+json", None
-                )  # of a kernel that is gone; its HTML stays
-        notebook.metadata = {
-            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}
-        }
+                # the widget is of a kernel that is gone; its HTML stays
+                output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
+        kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+        notebook.metadata = {"kernelspec": kernel}
         nbformat.write(notebook, path)
 
 

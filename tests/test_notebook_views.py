@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -10,8 +11,21 @@ import pandas as pd
 import pytest
 import torch
 
-from tl_localize import DelResults, Injection, InjResults, JointInjection, NeuronScores, NeuronSet
+from tl_localize import (
+    DelBenchmark,
+    DelResults,
+    InjBenchmark,
+    Injection,
+    InjResults,
+    JointInjection,
+    NeuronScores,
+    NeuronSet,
+)
+from tl_localize.collect import Collection, Criteria, Report, token_windows
+from tl_localize.evals.del_results import METRICS
 from tl_localize.injection import FinalLosses
+from tl_localize.sequences import SequenceBatch
+from tl_localize.stats import styled
 
 
 class Balance(HTMLParser):
@@ -46,15 +60,9 @@ def scores() -> NeuronScores:
 
 @pytest.fixture
 def injection() -> Injection:
-    mask = torch.tensor([[True, False, False], [False, True, True]])
-    return Injection(
-        NeuronSet(mask),
-        torch.zeros(3, 4),
-        torch.tensor([6.0, 0.04]),
-        torch.tensor([0.04, 0.9]),
-        True,
-        "s0",
-    )
+    found = NeuronSet.from_pairs([(0, 0), (1, 1), (1, 2)], (2, 3))
+    curve, by_token = torch.tensor([6.0, 0.04]), torch.tensor([0.04, 0.9])
+    return Injection(found, torch.zeros(3, 4), curve, by_token, True, "s0")
 
 
 def frame(**columns: Any) -> pd.DataFrame:
@@ -76,8 +84,6 @@ def inj_results() -> InjResults:
 
 @pytest.fixture
 def del_results() -> DelResults:
-    from tl_localize.evals.del_results import METRICS
-
     return DelResults(
         frame(model="m", ablation="zero", ratio=0.01, **dict.fromkeys(METRICS, 0.5)), pd.DataFrame()
     )
@@ -133,105 +139,48 @@ def test_results_of_nothing_can_be_shown(empty: Any) -> None:
 
 
 def test_styled_tables_escape_text_and_shorten_numbers() -> None:
-    from tl_localize.stats import styled
-
-    html = check_html(
-        styled(
-            pd.DataFrame({"<name>": ["<a>", "b"], "score": [0.960942, 2.0]}), "<caption>", ["score"]
-        )
-    )
-    assert (
-        all(f"&lt;{text}&gt;" in html for text in ("name", "a", "caption"))
-        and ">0.96094<" in html
-        and ">2<" in html
-    )
+    table = pd.DataFrame({"<name>": ["<a>", "b"], "score": [0.960942, 2.0]})
+    html = check_html(styled(table, "<caption>", ["score"]))
+    texts = ["&lt;name&gt;", "&lt;a&gt;", "&lt;caption&gt;", ">0.96094<", ">2<"]
+    assert all(text in html for text in texts)
     assert "&lt;x&gt;" in check_html(styled(pd.DataFrame({"score": [1.0]}, index=["<x>"])))
 
 
 def test_styled_tables_without_rows_can_be_shown() -> None:
-    from tl_localize.stats import styled
-
     assert "name" in check_html(styled(pd.DataFrame({"name": []})))
 
 
-# ---- one line each
-# ---------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
-def collection(gpt2_like: Any, sequence: Any) -> Any:
-    from tl_localize.collect import Collection, Criteria, Report
-
-    return Collection(
-        [sequence], 1, pd.DataFrame({"id": ["a"]}), Report(3, {"accuracy": 2}), Criteria()
-    )
-
-
-def make_del_benchmark(model: Any, sequence: Any) -> Any:
-    from tl_localize import DelBenchmark
-
-    return DelBenchmark(
-        model,
-        [sequence],
-        torch.zeros(1, 8, dtype=torch.long),
-        ratios=(0.25, 0.5),
-        n_dev=0,
-        decode=str,
-    )
+def shown(gpt2_like: Any, sequence: Any, scores: NeuronScores, injection: Injection) -> list[Any]:
+    """Of each class one object; benchmarks hold a model, sequences and general text."""
+    report = Report(3, {"accuracy": 2})
+    text = torch.zeros(1, 90, dtype=torch.long)
+    settings: Any = {"ratios": (0.25, 0.5), "n_dev": 0, "decode": str}
+    return [
+        Collection([sequence], 1, pd.DataFrame({"id": ["a"]}), report, Criteria()),
+        report,
+        next(token_windows(text)),
+        SequenceBatch.of([sequence, sequence]),
+        DelBenchmark(gpt2_like, [sequence], text[:, :8], **settings),
+        InjBenchmark(model=gpt2_like, sequences=[sequence], ratio=0.1),
+        sequence,
+        scores,
+        injection,
+        injection.neurons,
+    ]
 
 
-def test_collection_is_shown_in_a_line(collection: Any) -> None:
-    assert repr(collection) == "Collection(1 of 3 sequences memorized, 1 for development)"
-    assert repr(collection.report) == "Report(3 came in, 2 removed: accuracy, 1 left)"
-
-
-def test_candidate_is_shown_in_a_line() -> None:
-    from tl_localize.collect import token_windows
-
-    assert (
-        repr(next(token_windows(torch.zeros(1, 90, dtype=torch.long))))
-        == "Candidate('row-0', 80 tokens)"
-    )
-
-
-def test_batch_is_shown_in_a_line(sequence: Any) -> None:
-    from tl_localize.sequences import SequenceBatch
-
-    targets = len(sequence) - sequence.n_prefix
-    assert (
-        repr(SequenceBatch.of([sequence, sequence]))
-        == f"SequenceBatch(2 sequences, {2 * targets} targets, cpu)"
-    )
-
-
-def test_del_benchmark_is_shown_in_a_line(gpt2_like: Any, sequence: Any) -> None:
-    shown = repr(make_del_benchmark(gpt2_like, sequence))
-    assert shown.startswith("DelBenchmark('") and shown.endswith(
-        "', 1 targets among 1 sequences, 25 %, 50 % of each layer, zero)"
-    )
-
-
-def test_inj_benchmark_is_shown_in_a_line(gpt2_like: Any, sequence: Any) -> None:
-    from tl_localize import InjBenchmark
-
-    shown = repr(InjBenchmark(model=gpt2_like, sequences=[sequence], ratio=0.1))
-    assert shown.startswith("InjBenchmark('") and shown.endswith(
-        "', 1 sequences, injection ratio 10 %)"
-    )
+def test_objects_are_shown_in_a_line_that_begins_with_their_class(shown: list[Any]) -> None:
+    for one in shown:
+        text = repr(one)
+        assert text.startswith(type(one).__name__) and len(text) < 160, text
+        assert "\n" not in text and "tensor(" not in text
 
 
 def test_joint_injection_shows_its_state_and_each_sequence(injection: Injection) -> None:
-    from dataclasses import replace
-
     one, other = injection, replace(injection, sequence_id="<b>", converged=False)
-    html = check_html(
-        JointInjection(
-            (one, other),
-            torch.zeros(2, 2),
-            (FinalLosses(0.5, 0.25, 0.0625, 0.125), FinalLosses(0.04, 0.0, 0.0, 0.0)),
-        )._repr_html_()
-    )
+    losses = (FinalLosses(0.5, 0.25, 0.0625, 0.125), FinalLosses(0.04, 0.0, 0.0, 0.0))
+    html = check_html(JointInjection((one, other), torch.zeros(2, 2), losses)._repr_html_())
     assert "1 of them NOT converged" in html
-    assert all(
-        f">{cell}<" in html for cell in ("0.0625", "0.125", "0.04", "&lt;b&gt;", "True", "False")
-    )
+    cells = ("0.0625", "0.125", "0.04", "&lt;b&gt;", "True", "False")
+    assert all(f">{cell}<" in html for cell in cells)
