@@ -325,11 +325,11 @@ CASES: dict[str, Case] = {
     ),
     "empty folder": (
         lambda m, p: load_model(p),
-        "name_or_path must be a directory with a config.json, got",
+        "name_or_path must hold a config.json that transformers can read, got",
     ),
     "unknown device": (
         lambda m, p: load_model(p, device="gpu"),
-        "device must be a torch device, got 'gpu'",
+        "device must be there, got 'gpu'",
     ),
     "device that is not there": (
         lambda m, p: load_model(p, device="xpu:7"),

@@ -114,7 +114,11 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file whole or not at all; FileNotFoundError if the folder is not there."""
+    """Write a safetensors file whole or not at all.
+
+    Raises:
+        FileNotFoundError: The folder is not there.
+    """
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(

@@ -351,11 +351,12 @@ def read_tokens(path: str | Path) -> Integer[Tensor, "sequence pos"]:
     tensor([[5, 6, 7]], dtype=torch.uint16)
     """
     path = Path(path)
-    kind = _suffix(path)
+    _check_file(path)
+    kind = path.suffix
     if kind not in READERS:
         raise ValueError(
-            f"path must be a file of tokens ({', '.join(READERS)}), got {str(path)!r}. Read other "
-            "files with read_sequences."
+            f"path must end in {', '.join(READERS)} (token ids) or {', '.join(KINDS)} (rows), got "
+            f"{str(path)!r}. Name the file after what it holds; .txt is one text a line."
         )
     with reading(f"path must be a whole {kind} file of one tensor", path):
         tokens = READERS[kind](path)
@@ -393,25 +394,19 @@ READERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def _suffix(path: Path) -> str:
+def _check_file(path: Path) -> None:
     if not path.is_file():
         raise FileNotFoundError(
             f"path must be an existing file, got {str(path)!r}. Check the spelling."
         )
-    return path.suffix
 
 
 def _open(path: Path) -> Any:
     if not path.is_dir():
-        suffix = _suffix(path)
-        if suffix in KINDS:
-            return _table(KINDS[suffix], [path])
-        if suffix in READERS:
-            return Tokens(read_tokens(path), files=[path])
-        raise ValueError(
-            f"path must end in {', '.join([*KINDS, *READERS])}, got {str(path)!r}. Name the file "
-            "after what it holds; .txt is one text a line."
-        )
+        if path.suffix in KINDS:
+            _check_file(path)
+            return _table(KINDS[path.suffix], [path])
+        return Tokens(read_tokens(path), files=[path])
     if (path / "state.json").is_file():
         import datasets
 

@@ -178,13 +178,13 @@ def _docstrings(path: Path) -> dict[str, str]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return {}
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    texts = [
-        text.strip()
-        for node in ast.walk(tree)
-        if isinstance(node, kinds) and (text := ast.get_docstring(node))
-    ]
-    return {hashlib.sha256(text.encode()).hexdigest()[:16]: text for text in texts}
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = (ast.get_docstring(node) or "").strip()
+            if text:
+                found[hashlib.sha256(text.encode()).hexdigest()[:16]] = text
+    return found
 
 
 def lacking_texts() -> str:

@@ -183,25 +183,13 @@ class Filter:
         return passed
 
     def _accurate(self, batch: list[Candidate]) -> list[tuple[Candidate, Hits]]:
-        """Accuracy of the whole suffix; a copy of what has passed before is removed without a
-        forward pass.
-        """
-        fresh = {
-            tokens: candidate
-            for candidate in batch
-            if (tokens := candidate.tokens.tobytes()) not in self.seen
-        }
-        hits_of = (
-            dict(zip(fresh, self._hits([*fresh.values()], self.criteria.n_suffix), strict=True))
-            if fresh
-            else {}
-        )
+        """Accuracy of the whole suffix; a copy of what has passed before is removed."""
         passed: list[tuple[Candidate, Hits]] = []
-        for candidate in batch:
+        for candidate, hits in zip(batch, self._hits(batch, self.criteria.n_suffix), strict=True):
             tokens = candidate.tokens.tobytes()
             if tokens in self.seen:
                 self._remove(REPEATED, candidate, "seen before")
-            elif (~(hits := hits_of[tokens])).sum() > self.criteria.max_misses:
+            elif (~hits).sum() > self.criteria.max_misses:
                 self._remove(INACCURATE, candidate, f"accuracy {hits.mean():.2f}")
             else:
                 self.seen.add(tokens)
