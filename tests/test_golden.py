@@ -29,7 +29,6 @@ from tl_localize import (
     perplexity_base2,
 )
 from tl_localize.methods.masks import MaskLearner
-from tl_localize.sequences import SequenceBatch
 
 TARGETS = (0, 1, 2)
 SETTINGS = {"full": (1, 0), "suffix": (16, 1)}  # prompt length, first tuned layer
@@ -168,9 +167,9 @@ def test_golden_model_gives_the_recorded_neurons(
 def test_golden_memorization_loss(
     model: Any, reference: dict[str, np.ndarray], tokens: str, losses: str
 ) -> None:
-    batch = SequenceBatch.of([MemorizedSequence(torch.tensor(row), 1) for row in reference[tokens]])
+    sequences = [MemorizedSequence(torch.tensor(row), 1) for row in reference[tokens]]
     with torch.no_grad():
-        found = memorization_loss(model, batch).numpy()
+        found = memorization_loss(model, sequences).numpy()
     np.testing.assert_allclose(found, reference[losses], atol=1e-5)
 
 

@@ -23,7 +23,7 @@ def by_hand(model: Any, sequence: MemorizedSequence) -> torch.Tensor:
 @torch.no_grad()
 def test_memorization_loss_is_the_mean_over_suffix_tokens(any_model: Any, sequences: Any) -> None:
     wanted = torch.stack([by_hand(any_model, sequence) for sequence in sequences])
-    torch.testing.assert_close(memorization_loss(any_model, SequenceBatch.of(sequences)), wanted)
+    torch.testing.assert_close(memorization_loss(any_model, sequences), wanted)
 
 
 @torch.no_grad()
@@ -32,12 +32,12 @@ def test_memorization_loss_of_a_model_that_knows_nothing_is_log_vocab(
 ) -> None:
     gpt2_like.unembed.W_U.zero_()
     gpt2_like.unembed.b_U.zero_()
-    losses = memorization_loss(gpt2_like, SequenceBatch.of(sequences))
+    losses = memorization_loss(gpt2_like, sequences)
     torch.testing.assert_close(losses, torch.full((4,), 61.0).log())
 
 
 def test_memorization_loss_has_a_gradient(any_model: Any, sequences: Any) -> None:
-    memorization_loss(any_model, SequenceBatch.of(sequences)).sum().backward()
+    memorization_loss(any_model, sequences).sum().backward()
     assert any_model.blocks[0].mlp.W_out.grad.abs().max() > 0
 
 
@@ -65,12 +65,11 @@ def test_unembed_keeps_leading_axes(any_model: Any) -> None:
 
 @torch.no_grad()
 def test_memorization_loss_sees_the_users_hooks(any_model: Any, sequence: Any) -> None:
-    batch = SequenceBatch.of([sequence])
-    before = memorization_loss(any_model, batch)
+    before = memorization_loss(any_model, [sequence])
     with any_model.hooks(
         fwd_hooks=[("blocks.1.hook_resid_post", lambda act, hook: torch.zeros_like(act))]
     ):
-        assert (memorization_loss(any_model, batch) - before).abs() > 1e-3
+        assert (memorization_loss(any_model, [sequence]) - before).abs() > 1e-3
 
 
 @torch.no_grad()
@@ -79,9 +78,7 @@ def test_memorization_loss_sees_hooks_above_the_last_layer(any_model: Any, seque
         fwd_hooks=[("ln_final.hook_normalized", lambda act, hook: torch.zeros_like(act))]
     ):
         wanted = by_hand(any_model, sequence)
-        torch.testing.assert_close(
-            memorization_loss(any_model, SequenceBatch.of([sequence]))[0], wanted
-        )
+        torch.testing.assert_close(memorization_loss(any_model, [sequence])[0], wanted)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -98,6 +95,4 @@ def test_memorization_loss_takes_no_token_for_padding(
         bos_token_id = eos_token_id = None
 
     gpt2_like.tokenizer = Tokenizer()
-    torch.testing.assert_close(
-        memorization_loss(gpt2_like, SequenceBatch.of([sequence]))[0], wanted
-    )
+    torch.testing.assert_close(memorization_loss(gpt2_like, [sequence])[0], wanted)

@@ -158,15 +158,11 @@ CALLS: dict[str, tuple[Call, dict[str, tuple[Any, ...]]]] = {
     ),
     "NeuronScores": (
         lambda m, given: NeuronScores(torch.rand(2, 48), **given),
-        {"missed": without_none(UNIT)},
-    ),
-    "NeuronScores.top": (
-        lambda m, given: SCORES.top(**({"n": 3} | given)),
-        {"n": (*COUNT, None, 97), "first_layer": LAYER},
+        {"missed": without_none(UNIT), "first_layer": without_none(LAYER)},
     ),
     "NeuronScores.top_k": (
-        lambda m, given: SCORES.top_k(**({"ratio": 0.1} | given)),
-        {"ratio": FRACTION, "first_layer": LAYER},
+        lambda m, given: SCORES.top_k(**(given if "count" in given else {"ratio": 0.1} | given)),
+        {"ratio": FRACTION, "count": (*COUNT, 49), "first_layer": without_none(LAYER)},
     ),
     "NeuronSet.from_pairs": (
         lambda m, given: NeuronSet.from_pairs(**({"pairs": [(0, 0)], "shape": (2, 48)} | given)),

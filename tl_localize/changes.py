@@ -1,152 +1,151 @@
-"""Changes of a model that end with their ``with`` block, at whatever moment Ctrl-C comes, and by
-one thread at a time.
+"""Changes of a model that end with their ``with`` block, and one thread at a time.
 
-Python raises KeyboardInterrupt between any two instructions, also within ``__exit__`` before it has
-done anything. So what begins or ends a change of a model is never interrupted: Ctrl-C that comes
-meanwhile is raised right afterwards.
+A block notes how each change is undone before it makes the change. When the block ends, it undoes
+all of them, the newest first. Ctrl-C or an alarm may come between any two instructions of Python,
+also just before a block begins to undo. What such an exception leaves is undone when the object of
+the ``with`` is deleted or, where a traceback still holds it, at the next use of the model.
 """
 
 from __future__ import annotations
 
-import signal
+import gc
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import wraps
-from inspect import currentframe
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, currentframe
 from types import FrameType
-from typing import Any, ParamSpec, TypeVar, no_type_check
-from weakref import WeakKeyDictionary
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary, ref
 
 Value = TypeVar("Value")
-Given = ParamSpec("Given")
-
-# model -> the thread that uses it, and how many blocks it is in
-_USERS: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
-_LOCK = threading.Lock()
+# Undoes one change. It is right also where the change was never made, or is undone already.
+Undo = Callable[[], object]
+PAUSES = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 
 
-class _Holding:
-    """The handler of Ctrl-C inside a block: as before in the block, and held back while the block
-    begins or ends.
+@dataclass(eq=False)
+class _Block:
+    """What is known of a block that has begun and not ended.
+
+    Args:
+        context: The object of the ``with`` statement.
+        frame: The running function that has the ``with`` statement. None for a generator, which
+            may pause inside the block, and for an ExitStack.
+        undos: How its changes are undone, the oldest first.
     """
 
-    def __init__(self, before: Callable[[int, FrameType | None], Any]) -> None:
-        self.before, self.came = before, False
+    context: ref[Any]
+    thread: int
+    frame: FrameType | None
+    undos: list[Undo] = field(default_factory=list[Undo])
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if _between(frame):
-            self.came = True
-        else:
-            self.before(number, frame)
+    def undo(self, open_blocks: list[_Block]) -> None:
+        try:
+            self._undo_changes()
+        except BaseException:
+            self._undo_changes()  # again, as Ctrl-C is not pressed twice in a millisecond
+            raise
+        if self in open_blocks:
+            open_blocks.remove(self)
+        self.frame = None  # which may hold the object of the `with` statement
 
-    def deliver(self, frame: FrameType | None) -> None:
-        """Hand on what was held back, unless a block around this one begins or ends just now."""
-        if self.came and not _between(frame):
-            self.came = False
-            self.before(signal.SIGINT, frame)
+    def _undo_changes(self) -> None:
+        while self.undos:
+            self.undos[-1]()
+            self.undos.pop()
 
 
-@no_type_check  # run-time checkers wrap methods, and a wrapper can be interrupted
-class Uninterrupted(AbstractContextManager[Value]):
-    """A context manager whose beginning and end Ctrl-C does not interrupt."""
+# model -> its blocks that have begun and not ended, the oldest first
+_OPEN: WeakKeyDictionary[Any, list[_Block]] = WeakKeyDictionary()
 
-    def __init__(self, context: AbstractContextManager[Value]) -> None:
-        self.context = context
-        self.held: _Holding | None = None
+
+class Use(AbstractContextManager[Value], Generic[Value]):
+    """A block in which one thread works with a model, with some changes. Enter it by ``with`` or by
+    an ExitStack, once.
+
+    Args:
+        model: The model that is used.
+        changes: Yields how a change is undone, then makes it, and so on for the next.
+        value: What ``with ... as`` gives.
+
+    Raises:
+        RuntimeError: When it is entered: another thread is in a block of the model, so that its
+            hooks and changed rows would enter the numbers.
+    """
+
+    def __init__(self, model: Any, changes: Iterable[Undo] = (), value: Any = None) -> None:
+        self.model, self.changes, self.value = model, changes, value
+        self.block: _Block | None = None
 
     def __enter__(self) -> Value:
-        holding = self._hold()
-        entered = False
+        if self.block:
+            raise RuntimeError("with must get a new block, got one that was used. Make another.")
+        undo_interrupted(self.model)
+        frame: Any = getattr(currentframe(), "f_back", None)
+        if frame.f_code.co_flags & PAUSES or frame.f_globals.get("__name__") == "contextlib":
+            frame = None
+        self.open_blocks = _OPEN.setdefault(self.model, [])
+        self.block = _Block(ref(self), threading.get_ident(), frame)
+        self.open_blocks.append(self.block)
         try:
-            value = self.context.__enter__()
-            entered = True
-            if holding:
-                # in no variable: a frame that holds itself keeps this block
-                holding.deliver(getattr(currentframe(), "f_back", None))
+            if any(other.thread != self.block.thread for other in self.open_blocks):
+                raise RuntimeError(
+                    "model must be used by one thread at a time, got a call while another thread "
+                    "has hooks or changed rows on it, or computes. Take turns, or give each thread "
+                    "a model of its own."
+                )
+            for undo in self.changes:
+                self.block.undos.append(undo)
         except BaseException:
-            if entered:
-                self.context.__exit__(*sys.exc_info())
-            self._let_go()
+            self.block.undo(self.open_blocks)
             raise
-        return value
+        return self.value
 
-    def __exit__(self, *error: Any) -> bool | None:
-        holding = self._hold() or self.held
-        try:
-            return self.context.__exit__(*error)
-        finally:
-            self._let_go()
-            if holding:
-                holding.deliver(getattr(currentframe(), "f_back", None))
+    def __exit__(self, *error: object) -> None:
+        if self.block:
+            self.block.undo(self.open_blocks)
 
-    def _hold(self) -> _Holding | None:
-        """The handler that holds Ctrl-C back, put in place unless it is; None in other threads, in
-        which no handler runs.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            return None
-        now: Any = signal.getsignal(signal.SIGINT)
-        if not isinstance(now, _Holding) and callable(now):
-            now = self.held = _Holding(now)
-            signal.signal(signal.SIGINT, now)
-        return now if isinstance(now, _Holding) else None
-
-    def _let_go(self) -> None:
-        if (
-            self.held
-            and signal.getsignal(signal.SIGINT) is self.held
-            and threading.current_thread() is threading.main_thread()
-        ):
-            signal.signal(signal.SIGINT, self.held.before)
+    def __del__(self) -> None:
+        self.__exit__()
 
 
-_BETWEEN = {Uninterrupted.__enter__.__code__, Uninterrupted.__exit__.__code__}
-
-
-def _between(frame: FrameType | None) -> bool:
-    """Whether a block begins or ends in this frame, or in one that called it."""
+def undo_interrupted(model: Any) -> None:
+    """Undo what interrupted blocks have left: their object is deleted, their function no longer
+    runs, or their thread has ended.
+    """
+    open_blocks = _OPEN.get(model)
+    if not open_blocks:
+        return
+    ended = {block.frame for block in open_blocks if block.thread == threading.get_ident()}
+    frame = currentframe()
     while frame:
-        if frame.f_code in _BETWEEN:
-            return True
+        ended.discard(frame)
         frame = frame.f_back
-    return False
+    # not Thread.is_alive: in Python 3.11 an interrupt within it marks the main thread as ended
+    threads = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    for block in reversed(list(open_blocks)):
+        gone = block.context() is None or block.thread not in threads
+        if gone or (block.frame is not None and block.frame in ended):
+            block.undo(open_blocks)
 
 
-def uninterrupted(
-    function: Callable[Given, Iterator[Value]],
-) -> Callable[Given, AbstractContextManager[Value]]:
-    """As ``contextlib.contextmanager``, for what changes a model: Ctrl-C interrupts neither the
-    part before the yield nor that after it.
-    """
-    make = contextmanager(function)
-
-    @wraps(function)
-    def made(*args: Given.args, **kwargs: Given.kwargs) -> AbstractContextManager[Value]:
-        return Uninterrupted(make(*args, **kwargs))
-
-    return made
+def adding_hook(module: Any, hook: Any, register: str, **options: Any) -> Iterable[Undo]:
+    """The change that a method ``register`` of a module of torch or of a hook point makes."""
+    yield partial(_remove_hook, module, hook)
+    getattr(module, register)(hook, **options)
 
 
-@uninterrupted
-def used(model: Any) -> Iterator[None]:
-    """Only this thread works with the model; RuntimeError where another one does, whose hooks and
-    changed rows would enter its numbers.
-    """
-    own = threading.get_ident()
-    with _LOCK:
-        user, n_blocks = _USERS.get(model, (own, 0))
-        if n_blocks and user != own:
-            raise RuntimeError(
-                "model must be used by one thread at a time, got a call while another thread has "
-                "hooks or changed rows on it, or computes. "
-                "Take turns, or give each thread a model of its own."
-            )
-        _USERS[model] = (own, n_blocks + 1)
-    try:
-        yield
-    finally:
-        with _LOCK:
-            user, n_blocks = _USERS[model]
-            _USERS[model] = (user, n_blocks - 1)
+def _remove_hook(module: Any, hook: Any) -> None:
+    """Take a hook away, wherever an interrupted method has put it."""
+    for hooks in (module._forward_hooks, module._forward_pre_hooks):
+        for key, function in list(hooks.items()):
+            # TransformerLens registers a function of its own, which has the hook in its closure
+            inside = gc.get_referents(*(getattr(function, "__closure__", None) or ()))
+            if any(one is hook for one in (function, *inside)):
+                del hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
+    if handles := getattr(module, "fwd_hooks", None):
+        module.fwd_hooks = [one for one in handles if one.hook.id in module._forward_hooks]

@@ -8,9 +8,9 @@ are made by the model itself, and an exception leaves the pass where it is to st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_localize.changes import uninterrupted
+from tl_localize.changes import Undo, Use, adding_hook
 
 Stream = Float[Tensor, "batch pos d_model"]
 # order of axes in memory
@@ -131,19 +131,22 @@ def unembed(model: Any, resid: Float[Tensor, "*shape d_model"]) -> Float[Tensor,
     )
 
 
-@uninterrupted
-def entering(model: Any) -> Iterator[dict[int, Tensor]]:
+def entering(model: Any) -> Use[dict[int, Tensor]]:
     """The residual stream that enters each layer in the last forward pass, before the layer's
     hooks.
     """
     store: dict[int, Tensor] = {}
-    with ExitStack() as stack:
-        for layer, block in enumerate(model.blocks):
-            hook = partial(_record_input, store=store, layer=layer)
-            stack.enter_context(
-                block.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
-            )
-        yield store
+    changes = (
+        _before(block, partial(_record_input, store=store, layer=layer))
+        for layer, block in enumerate(model.blocks)
+    )
+    return Use(model, chain.from_iterable(changes), store)
+
+
+def _before(module: Any, hook: Any) -> Iterable[Undo]:
+    """A hook that runs before the module and before its other hooks."""
+    name = "register_forward_pre_hook"
+    return adding_hook(module, hook, name, prepend=True, with_kwargs=True)
 
 
 def _record_input(
@@ -283,77 +286,48 @@ def _run(
     """A Bridge's forward pass from layer ``start`` on, which ``resid`` enters, to layer ``stop``,
     by default to the logits.
     """
-    with (
-        _cut(list(model.blocks), _forms(model) if start else [], start, resid, stop),
-        ExitStack() as stack,
-    ):
-        found = stack.enter_context(_forms_seen(model)) if not start and model not in _FORMS else []
+    if start and model not in _FORMS:
+        # the user's hooks see a pass of one token
+        _run(model, tokens.new_zeros(1, 1))
+    found: list[Any] = []
+    changes = _cutting(model, start, resid, stop)
+    if model not in _FORMS:
+        look = partial(_look_at_form, found=found)
+        looking = (
+            adding_hook(block, look, "register_forward_hook", prepend=True)
+            for block in model.blocks
+        )
+        changes = chain(changes, chain.from_iterable(looking))
+    with Use(model, changes):
         try:
             return model(tokens, use_cache=False)
         except _Reached as reached:
             return reached.resid
         finally:
-            if found and len(found) == len(model.blocks):
+            if len(found) == len(model.blocks):
                 _FORMS[model] = found
 
 
-@uninterrupted
-def _cut(
-    blocks: list[Any], forms: list[Any], start: int, resid: Tensor | None, stop: int | None
-) -> Iterator[None]:
+def _look_at_form(module: object, inputs: object, output: Any, *, found: list[Any]) -> None:
+    """Keep what a block hands on: None for the residual stream, or a list or tuple of it and
+    Nones.
+    """
+    several = isinstance(output, tuple | list)
+    found.append(type(output)([None] * len(output)) if several else None)
+
+
+def _cutting(model: Any, start: int, resid: Tensor | None, stop: int | None) -> Iterable[Undo]:
     """Forward passes skip the blocks below ``start``, and end before ``stop``."""
-    with ExitStack() as stack:
-        for block, form in zip(blocks[:start], forms, strict=False):
-            handed = resid if form is None else type(form)([resid, *form[1:]])
-            # What torch calls for block(...): so the block's own hooks don't run either. `setattr`
-            # would reach the wrapped module.
-            stack.callback(vars(block).pop, "_call_impl", None)
-            vars(block)["_call_impl"] = lambda *args, handed=handed, **kwargs: handed
-        if resid is not None and start < len(blocks):
-            stack.enter_context(
-                blocks[start].register_forward_pre_hook(
-                    partial(_put_in, resid=resid), prepend=True, with_kwargs=True
-                )
-            )
-        if stop == len(blocks):
-            stack.enter_context(blocks[-1].register_forward_hook(_leave_after))
-        elif stop is not None:
-            stack.enter_context(
-                blocks[stop].register_forward_pre_hook(
-                    _leave_before, prepend=True, with_kwargs=True
-                )
-            )
-        yield
-
-
-@uninterrupted
-def _forms_seen(model: Any) -> Iterator[list[Any]]:
-    """What the blocks hand on in the next pass, in order: None for the residual stream, or a list
-    or tuple of it and Nones.
-    """
-    found: list[Any] = []
-
-    def look(module: object, inputs: object, output: Any) -> None:
-        found.append(
-            type(output)([None] * len(output)) if isinstance(output, tuple | list) else None
-        )
-
-    with ExitStack() as stack:
-        for block in model.blocks:
-            stack.enter_context(block.register_forward_hook(look, prepend=True))
-        yield found
-
-
-@torch.no_grad()
-def _forms(model: Any) -> list[Any]:
-    """What each block of a Bridge hands on, from its first whole pass; the user's hooks see one of
-    a single token where there was none.
-    """
-    if model not in _FORMS:
-        with _forms_seen(model) as found:
-            model(
-                torch.zeros(1, 1, dtype=torch.long, device=next(iter(model.parameters())).device),
-                use_cache=False,
-            )
-        _FORMS[model] = found
-    return _FORMS[model]
+    blocks = list(model.blocks)
+    for block, form in zip(blocks[:start], _FORMS.get(model, []), strict=False):
+        handed = resid if form is None else type(form)([resid, *form[1:]])
+        # What torch calls for block(...): so the block's own hooks don't run either. `setattr`
+        # would reach the wrapped module.
+        yield partial(vars(block).pop, "_call_impl", None)
+        vars(block)["_call_impl"] = lambda *args, handed=handed, **kwargs: handed
+    if resid is not None and start < len(blocks):
+        yield from _before(blocks[start], partial(_put_in, resid=resid))
+    if stop == len(blocks):
+        yield from adding_hook(blocks[-1], partial(_leave_after), "register_forward_hook")
+    elif stop is not None:
+        yield from _before(blocks[stop], partial(_leave_before))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_localize.changes import used
+from tl_localize.changes import Use
 from tl_localize.forward import residual, unembed
-from tl_localize.neurons import LanguageModel, check_model
-from tl_localize.sequences import SequenceBatch
-
-MAKE_BATCH = "SequenceBatch.of(sequences, model.cfg.device)"
+from tl_localize.neurons import LanguageModel, NeuronView
+from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 
 
 def target_logits(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, "target vocab"]:
@@ -45,41 +45,31 @@ def mean_log_odds(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, "
     return batch.mean(logits.gather(-1, true)[:, 0] - others)
 
 
-def memorization_loss(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, " batch"]:
+def batch_loss(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, " batch"]:
+    """``memorization_loss`` of a batch on the model's device, as methods use it."""
+    return batch.mean(F.cross_entropy(target_logits(model, batch), batch.targets, reduction="none"))
+
+
+def memorization_loss(
+    model: LanguageModel, sequences: Iterable[MemorizedSequence]
+) -> Float[Tensor, " sequence"]:
     """How badly the model recites each suffix: nats per suffix token; smaller means better
-    memorized.
+    memorized. Autograd can differentiate it.
 
         loss(x) = 1/T sum over t of -log P(s_t | p, s_<t)
 
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (4); with a prefix of one token it is their
-
     eq. (11).
 
-    Args:
-        batch: on the model's device; ``SequenceBatch.of(sequences, model.cfg.device)`` makes one.
-
     Returns:
-        [batch] nats per suffix token, on the model's device.
+        [sequence] nats per suffix token, on the model's device.
 
     Raises:
-        ValueError: the batch is on another device.
+        ValueError: A sequence does not fit the model.
 
-    >>> bool(memorization_loss(model, SequenceBatch.of([sequence], model.cfg.device)) < 0.1)
+    >>> bool(memorization_loss(model, [sequence]) < 0.1)
     True
     """
-    check_model(model)
-    if not isinstance(batch, SequenceBatch):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(
-            f"batch must be a SequenceBatch, got {type(batch).__name__}. Make one with "
-            f"{MAKE_BATCH}."
-        )
-    device, given = next(iter(model.parameters())).device, batch.targets.device
-    if given != device:
-        raise ValueError(
-            f"batch must be on the model's device {str(device)!r}, got {str(given)!r}. Make it "
-            f"with {MAKE_BATCH}."
-        )
-    with used(model):
-        return batch.mean(
-            F.cross_entropy(target_logits(model, batch), batch.targets, reduction="none")
-        )
+    sequences = check_sequences(model, sequences)
+    with Use(model):
+        return batch_loss(model, SequenceBatch.of(sequences, NeuronView(model).device))

@@ -14,7 +14,7 @@ from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
 from tl_localize.batching import halving, rows_that_fit
-from tl_localize.changes import used
+from tl_localize.changes import Use
 from tl_localize.losses import residual, target_logits, unembed
 from tl_localize.neurons import LanguageModel, NeuronView, Real, check_between
 from tl_localize.sequences import (
@@ -48,7 +48,7 @@ def _predicted(
     view: NeuronView, sequences: list[MemorizedSequence]
 ) -> Sequence[Int[Tensor, " suffix"]]:
     batch = SequenceBatch.of(sequences, view.device)
-    with used(view.model), torch.no_grad():
+    with Use(view.model), torch.no_grad():
         predicted = target_logits(view.model, batch).argmax(-1).cpu()
     return predicted.split([len(sequence) - sequence.n_prefix for sequence in sequences])
 
@@ -205,7 +205,7 @@ def sequence_losses(
 
     def losses(rows: list[int]) -> Tensor:
         part = tokens[rows].long().to(view.device)
-        with used(model):
+        with Use(model):
             logits = unembed(model, residual(model, part)[:, :-1])
         losses = F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="none")
         return losses.view(len(rows), -1).mean(1).cpu()

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
+from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -16,11 +16,10 @@ from einops import einsum
 from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor
 
-from tl_localize.changes import uninterrupted, used
+from tl_localize.changes import Undo, Use, adding_hook, undo_interrupted
 from tl_localize.units import NEURONS, Acts, Units, check_units, model_name
 
 Hook = Callable[..., Tensor]
-Context = AbstractContextManager[None]
 # where a float is meant: the run-time type checker of the tests, unlike PEP 484, does not take an
 # int for it
 Real = float | int
@@ -121,6 +120,13 @@ def check_count(lowest: int = 1, **settings: Any) -> None:
             )
 
 
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise ValueError unless it is one of the choices."""
+    if value not in choices:
+        known = ", ".join(map(repr, choices))
+        raise ValueError(f"{name} must be one of {known}, got {value!r}. Choose one of them.")
+
+
 def check_seed(seed: Any, bits: int = 63) -> None:
     """Raise TypeError or ValueError unless it is a whole number from 0 to 2**bits - 1 (torch takes
     63 bits, numpy's RandomState 32).
@@ -188,9 +194,15 @@ def clamp_neurons(
     )
 
 
-def _remove(point: Any, handle: Any) -> None:
-    handle.hook.remove()
-    point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
+def _see_rows(act: Acts, hook: object = None, *, seen: dict[int, Tensor], layer: int) -> Acts:
+    """Keep the activations until the output of their layer uses them."""
+    if seen:
+        raise RuntimeError(
+            f"the rows of layer {min(seen)} must be applied in each pass, and were not. Leave "
+            "compatibility mode."
+        )
+    seen[layer] = act
+    return act
 
 
 def _add_change(
@@ -253,21 +265,21 @@ class NeuronView:
         initialize_vector_functions()
         check_model(model)
         check_units(units)
+        undo_interrupted(model)
         self.model: Any = model
         self.units = units
         self.points: Mapping[str, Any] = model.hook_dict  # a Bridge makes it anew each time
         self.shape = units.shape(model)
         self.n_layers, self.n_neurons = len(self.model.blocks), self.shape[0]
-        if missing := [
-            point for point in map(units.point, range(self.n_layers)) if point not in self.points
-        ]:
-            name = model_name(model)
-            raise ValueError(
-                f"units must be in hook points of the model, got {missing[0]!r} of {units!r}, "
-                f"which {name!r} lacks."
-            )
-        if len(devices := {str(parameter.device) for parameter in model.parameters()}) > 1:
-            found = f"{model_name(model)!r} on {', '.join(sorted(devices))}"
+        for layer in range(self.n_layers):
+            if (point := units.point(layer)) not in self.points:
+                raise ValueError(
+                    f"units must be in hook points of the model, got {point!r} of {units!r}, which "
+                    f"{model_name(model)!r} lacks."
+                )
+        devices = {parameter.device for parameter in model.parameters()}
+        if len(devices) > 1:
+            found = f"{model_name(model)!r} on {', '.join(sorted(map(str, devices)))}"
             raise ValueError(
                 f"model must be on one device, got {found}. Move it with model.to(device)."
             )
@@ -311,12 +323,8 @@ class NeuronView:
         """Euclidean norm of each row of W_out, or of all rows of a unit together, float32 on the
         CPU.
         """
-        return torch.stack(
-            [
-                self.rows(layer).float().flatten(1).contiguous().norm(dim=-1).cpu()
-                for layer in range(self.n_layers)
-            ]
-        )
+        rows = [self.rows(layer).float().flatten(1) for layer in range(self.n_layers)]
+        return torch.stack([of_layer.contiguous().norm(dim=-1).cpu() for of_layer in rows])
 
     @torch.no_grad()
     def strengths(self, layer: int, act: Float[Tensor, "*some"]) -> Float[Tensor, "*rest neuron"]:
@@ -341,27 +349,22 @@ class NeuronView:
         """The sum over the entries of each unit, of values whose last axes are those of ``shape``;
         a neuron is one entry.
         """
-        return (
-            values
-            if len(self.shape) == 1
-            else values.flatten(values.ndim - len(self.shape) + 1).sum(-1)
-        )
+        if len(self.shape) == 1:
+            return values
+        return values.flatten(values.ndim - len(self.shape) + 1).sum(-1)
 
-    @uninterrupted
-    def recorded(self) -> Iterator[dict[int, Tensor]]:
+    def recorded(self) -> Use[dict[int, Tensor]]:
         """The neurons of each layer in the last forward pass, [batch pos neuron *width], as the
         model used them.
         """
         store: dict[int, Tensor] = {}
-        with self._hooks(
-            {
-                layer: partial(record_neurons, store=store, layer=layer)
-                for layer in range(self.n_layers)
-            }
-        ):
-            yield store
+        hooks = {
+            layer: partial(record_neurons, store=store, layer=layer)
+            for layer in range(self.n_layers)
+        }
+        return Use(self.model, self._hooking(hooks), store)
 
-    def scaled(self, gates: Mapping[int, Num[Tensor, "#batch neuron"]]) -> Context:
+    def scaled(self, gates: Mapping[int, Num[Tensor, "#batch neuron"]]) -> Use[None]:
         """Multiply the neurons of the given layers by gates (one row for all, or one per row of the
         batch).
         """
@@ -372,23 +375,23 @@ class NeuronView:
                     f"{rule}, got {tuple(gate.shape)} at layer {layer}. One row serves the whole "
                     "batch."
                 )
-        return self._hooks(
-            {layer: partial(scale_neurons, gate=gate) for layer, gate in gates.items()}
-        )
+        hooks = {layer: partial(scale_neurons, gate=gate) for layer, gate in gates.items()}
+        return Use(self.model, self._hooking(hooks))
 
     def patched_at(
         self, layer: int, position: int, values: Float[Tensor, "batch neuron *width"]
-    ) -> Context:
+    ) -> Use[None]:
         """Replace the neurons of one layer at one position."""
-        return self._hooks({layer: partial(patch_neurons_at, position=position, values=values)})
+        hook = partial(patch_neurons_at, position=position, values=values)
+        return Use(self.model, self._hooking({layer: hook}))
 
-    def patched(self, layer: int, values: Acts) -> Context:
+    def patched(self, layer: int, values: Acts) -> Use[None]:
         """Replace the neurons of one layer at every position."""
-        return self._hooks({layer: partial(patch_neurons, values=values)})
+        return Use(self.model, self._hooking({layer: partial(patch_neurons, values=values)}))
 
     def clamped(
         self, chosen: Bool[Tensor, "layer neuron"], values: Float[Tensor, "layer neuron *width"]
-    ) -> Context:
+    ) -> Use[None]:
         """Set the chosen neurons to values, at every position."""
         hooks: dict[int, Hook] = {}
         for layer in chosen.any(-1).nonzero().flatten().tolist():
@@ -396,50 +399,32 @@ class NeuronView:
             hooks[layer] = partial(
                 clamp_neurons, index=index, values=values[layer].to(self.device)[index]
             )
-        return self._hooks(hooks)
+        return Use(self.model, self._hooking(hooks))
 
     def output_hooked(self, layer: int) -> bool:
         """Whether a hook may change what the MLP of a layer writes before it reaches the next
         layer.
         """
-        block, known = self.model.blocks[layer], self.points
-        names = (
-            f"blocks.{layer}.{name}"
-            for name in (
-                "mlp.out.hook_out",
-                "mlp.hook_out",
-                "hook_mlp_out",
-                "hook_resid_post",
-                "hook_out",
-            )
-        )
-        return any(
-            module._forward_hooks
-            for module in (block.mlp, block, *(known[name] for name in names if name in known))
-        )
+        block = self.model.blocks[layer]
+        names = ("mlp.out.hook_out", "mlp.hook_out", "hook_mlp_out", "hook_resid_post", "hook_out")
+        points = [self.points.get(f"blocks.{layer}.{name}") for name in names]
+        modules = [block.mlp, block, *(point for point in points if point is not None)]
+        return any(module._forward_hooks for module in modules)
 
-    @uninterrupted
     def hooked(
         self, last: Sequence[tuple[str, Hook]] = (), first: Sequence[tuple[str, Hook]] = ()
-    ) -> Iterator[None]:
+    ) -> Use[None]:
         """Hooks that run after those already on the model (``last``), and hooks that run before
         them (``first``).
         """
-        with used(self.model), ExitStack() as stack:
-            for hooks, prepend in ((first, True), (last, False)):
-                for name, hook in hooks:
-                    point = self.points[name]
-                    point.add_hook(hook, prepend=prepend)
-                    stack.callback(_remove, point, point.fwd_hooks[0 if prepend else -1])
-            yield
+        return Use(self.model, chain(self._adding(first, True), self._adding(last, False)))
 
-    @uninterrupted
     def rows_changed(
         self,
         index: Mapping[int, Int[Tensor, "#batch row"]],
         change: Mapping[int, Float[Tensor, "#batch row d_model"]],
         on: Mapping[int, Bool[Tensor, "batch row"]] | None = None,
-    ) -> Iterator[None]:
+    ) -> Use[None]:
         """Run as if, for batch row b, ``change[layer][b]`` were added to the rows
         ``index[layer][b]`` of W_out (of W_O, head by head).
 
@@ -448,8 +433,11 @@ class NeuronView:
         the changes apply to batch row b, by default all.
         """
         seen: dict[int, Tensor] = {}
-        hooks = {
-            layer: partial(
+        before: dict[int, Hook] = {}
+        after: dict[int, Hook] = {}
+        for layer in index:
+            before[layer] = partial(_see_rows, seen=seen, layer=layer)
+            after[layer] = partial(
                 _add_change,
                 seen=seen,
                 layer=layer,
@@ -457,90 +445,75 @@ class NeuronView:
                 change=change[layer],
                 on=on[layer] if on else None,
             )
-            for layer in index
-        }
-        with ExitStack() as stack:
-            stack.enter_context(
-                self._hooks(
-                    {layer: partial(record_neurons, store=seen, layer=layer) for layer in index}
-                )
-            )
-            stack.enter_context(self._output_hooks(hooks))
-            yield
-            if seen:
-                raise RuntimeError(
-                    f"the rows of layer {min(seen)} must be applied in each pass, and were not. "
-                    "Leave compatibility mode."
-                )
+        return Use(self.model, chain(self._hooking(before), self._hooking_outputs(after)))
 
-    @uninterrupted
-    def outputs(self) -> Iterator[dict[int, Tensor]]:
+    def outputs(self) -> Use[dict[int, Tensor]]:
         """Zeros that are added to what the rows of each layer write, [batch pos d_model]: their
         gradient is the gradient of the output.
         """
         zeros: dict[int, Tensor] = {}
-        with self._output_hooks(
-            {layer: partial(_add_zeros, zeros=zeros, layer=layer) for layer in range(self.n_layers)}
-        ):
-            yield zeros
+        hooks = {
+            layer: partial(_add_zeros, zeros=zeros, layer=layer) for layer in range(self.n_layers)
+        }
+        return Use(self.model, self._hooking_outputs(hooks), zeros)
 
-    @uninterrupted
-    def _output_hooks(self, hooks: Mapping[int, Hook]) -> Iterator[None]:
-        """Hooks of what the rows of some layers write, bias included, before the model's own hooks
-        see it.
-        """
-        with ExitStack() as stack:
-            for layer, hook in hooks.items():
-                if isinstance(place := self.units.output(self.model, layer), str):
-                    stack.enter_context(self.hooked(first=[(place, hook)]))
-                else:
-                    stack.enter_context(place.register_forward_hook(partial(_after_module, hook)))
-            yield
-
-    @uninterrupted
-    def frozen(self) -> Iterator[None]:
+    def frozen(self) -> Use[None]:
         """Autograd ignores the weights; afterwards each parameter's ``requires_grad`` is what it
         was.
         """
-        with used(self.model), ExitStack() as stack:
-            for parameter in [
-                parameter for parameter in self.model.parameters() if parameter.requires_grad
-            ]:
-                stack.callback(parameter.requires_grad_, True)
-                parameter.requires_grad_(False)
-            yield
+        return Use(self.model, self._freezing())
 
-    @uninterrupted
-    def one_gelu_kernel(self) -> Iterator[None]:
+    def one_gelu_kernel(self) -> Use[None]:
         """Compute GPT-2's GELU by one kernel of torch instead of eight, in float32 and float64;
         equal up to rounding.
         """
-        with used(self.model), ExitStack() as stack:
-            for block in self.model.blocks:
-                mlp: Any = getattr(block, "mlp", None)
-                if getattr(getattr(mlp, "W_out", None), "dtype", None) not in (
-                    torch.float32,
-                    torch.float64,
-                ):
-                    continue
-                if getattr(getattr(mlp, "act_fn", None), "__name__", "") == "gelu_new":
-                    stack.callback(setattr, mlp, "act_fn", mlp.act_fn)
-                    mlp.act_fn = partial(torch.nn.functional.gelu, approximate="tanh")
-                # of a Bridge: the module of transformers
-                wrapped = getattr(mlp, "original_component", None)
-                for name, child in list(wrapped.named_children()) if wrapped is not None else ():
-                    if type(child).__name__ == "NewGELUActivation":
-                        stack.callback(setattr, wrapped, name, child)
-                        setattr(wrapped, name, torch.nn.GELU(approximate="tanh"))
-            yield
+        return Use(self.model, self._simplifying_gelu())
 
-    @uninterrupted
-    def lean(self) -> Iterator[None]:
+    def lean(self) -> Use[None]:
         """``frozen`` and ``one_gelu_kernel``: the same gradients of neurons for less time and
         memory.
         """
-        with self.frozen(), self.one_gelu_kernel():
-            yield
+        return Use(self.model, chain(self._freezing(), self._simplifying_gelu()))
 
-    def _hooks(self, hooks: Mapping[int, Hook]) -> Context:
-        return self.hooked(last=[self.units.hook(layer, hook) for layer, hook in hooks.items()])
+    # What a block changes: each yields how a change is undone, and then makes it.
+
+    def _adding(self, hooks: Iterable[tuple[str, Hook]], prepend: bool) -> Iterator[Undo]:
+        for name, hook in hooks:
+            own = partial(hook)  # another object than the same hook of another block
+            yield from adding_hook(self.points[name], own, "add_hook", prepend=prepend)
+
+    def _hooking(self, hooks: Mapping[int, Hook]) -> Iterator[Undo]:
+        return self._adding([self.units.hook(layer, hooks[layer]) for layer in hooks], False)
+
+    def _hooking_outputs(self, hooks: Mapping[int, Hook]) -> Iterator[Undo]:
+        """Hooks of what the rows of some layers write, bias included, before the model's own hooks
+        see it.
+        """
+        for layer, hook in hooks.items():
+            place = self.units.output(self.model, layer)
+            if isinstance(place, str):
+                yield from self._adding([(place, hook)], True)
+            else:
+                yield from adding_hook(place, partial(_after_module, hook), "register_forward_hook")
+
+    def _freezing(self) -> Iterator[Undo]:
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                yield partial(parameter.requires_grad_, True)
+                parameter.requires_grad_(False)
+
+    def _simplifying_gelu(self) -> Iterator[Undo]:
+        for block in self.model.blocks:
+            mlp: Any = getattr(block, "mlp", None)
+            dtype = getattr(getattr(mlp, "W_out", None), "dtype", None)
+            if dtype not in (torch.float32, torch.float64):
+                continue
+            if getattr(getattr(mlp, "act_fn", None), "__name__", "") == "gelu_new":
+                yield partial(setattr, mlp, "act_fn", mlp.act_fn)
+                mlp.act_fn = partial(torch.nn.functional.gelu, approximate="tanh")
+            # of a Bridge: the module of transformers
+            wrapped = getattr(mlp, "original_component", None)
+            for name, child in list(wrapped.named_children()) if wrapped is not None else ():
+                if type(child).__name__ == "NewGELUActivation":
+                    yield partial(setattr, wrapped, name, child)
+                    setattr(wrapped, name, torch.nn.GELU(approximate="tanh"))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tl_localize.changes import uninterrupted
+from tl_localize.changes import Use
 from tl_localize.files import Saved
+from tl_localize.identity import identity_text
 from tl_localize.neurons import (
     Hook,
     LanguageModel,
@@ -22,55 +23,55 @@ from tl_localize.neurons import (
     Real,
     as_tensor,
     check_between,
+    check_choice,
     check_count,
     check_ratio,
     zero_neurons,
 )
-from tl_localize.units import NEURONS, Units, check_units, units_in
+from tl_localize.units import NEURONS, Units, check_units, read_units
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
-SHOWN = 8  # neurons that a notebook lists, of all or of each layer
-SHOWN_RATIO = 0.01  # share of all neurons that a notebook counts by layer
+LISTED = 8  # neurons that a notebook lists, of all or of each layer
+COUNTED = 0.01  # share of all neurons that a notebook counts by layer
+
+
+def rounded_down(ratio: Real, n: int) -> int:
+    """How many of n a ratio is, rounded down; up to rounding errors, so that 0.29 of 100 is 29."""
+    return math.floor(round(ratio * n, 6))
 
 
 @dataclass(frozen=True, eq=False)
-class NeuronSet:
+class NeuronSet(Saved):
     """A set of neurons.
+
+    It behaves as a set of pairs (layer, neuron): ``&``, ``|``, ``-``, ``^``, ``<=``, ``==``,
+    ``in``, ``len`` and iteration.
 
     Args:
         mask: [layer neuron], True for the neurons in the set. Kept on the CPU.
-        units: what "neuron" means here: for example attention heads. Sets of different units are
+        units: What "neuron" means here: for example attention heads. Sets of different units are
             not combined.
 
     Raises:
-        ValueError: the mask is not boolean, or not of two axes.
-
-    It behaves as a set of pairs (layer, neuron): ``&``, ``|``, ``-``, ``==``, ``in``, ``len`` and
-    iteration.
+        ValueError: The mask is not boolean, or not of two axes.
 
     >>> found, truth = (NeuronSet.from_pairs(pairs, (2, 4)) for pairs in ([(0, 0), (1, 0), (1, 3)], [(0, 0), (0, 1)]))
     >>> len(found), found.recall_of(truth), list(found & truth)
     (3, 0.5, [(0, 0)])
     """
 
+    required: ClassVar[tuple[str, ...]] = ("mask",)
     mask: Bool[Tensor, "layer neuron"]
     units: Units = NEURONS
 
     def __post_init__(self) -> None:
-        if isinstance(self.mask, NeuronScores):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(
-                "mask must be a boolean tensor [layer neuron], got NeuronScores. Take some, as "
-                "scores.top_k(0.01) does."
-            )
         mask = as_tensor("mask", self.mask)
         if mask.ndim != 2 or mask.dtype != torch.bool:
             raise ValueError(
                 f"mask must be a boolean tensor [layer neuron], got shape {tuple(mask.shape)} of "
-                f"{mask.dtype}. "
-                "Compare scores with a threshold, or use NeuronScores.top_k."
+                f"{mask.dtype}. Compare scores with a threshold, or use NeuronScores.top_k."
             )
         check_units(self.units)
         object.__setattr__(self, "mask", mask.detach().to("cpu", copy=True))
@@ -95,10 +96,6 @@ class NeuronSet:
             mask[layer, neuron] = True
         return cls(mask, units)
 
-    def units_text(self) -> dict[str, str]:
-        """What a file says of the units: nothing where they are neurons."""
-        return {} if self.units == NEURONS else {"units": repr(self.units)}
-
     def __len__(self) -> int:
         return int(self.mask.sum())
 
@@ -108,8 +105,8 @@ class NeuronSet:
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, NeuronSet)
+            and self.units == other.units
             and torch.equal(self.mask, other.mask)
-            and repr(self.units) == repr(other.units)
         )
 
     def __hash__(self) -> int:
@@ -124,11 +121,18 @@ class NeuronSet:
     def __sub__(self, other: NeuronSet) -> NeuronSet:
         return replace(self, mask=self.mask & ~self._fitting(other))
 
+    def __xor__(self, other: NeuronSet) -> NeuronSet:
+        return replace(self, mask=self.mask ^ self._fitting(other))
+
+    def __le__(self, other: NeuronSet) -> bool:
+        return not len(self - other)
+
     def jaccard(self, other: NeuronSet) -> float:
         """Neurons in both sets, as a fraction of those in either; ValueError where the shapes
         differ or both are empty.
         """
-        if not (union := len(self | other)):
+        union = len(self | other)
+        if not union:
             raise ValueError(
                 "other must hold a neuron where this set has none, got two empty sets. Their "
                 "overlap is not defined."
@@ -148,39 +152,33 @@ class NeuronSet:
                 f"{name} must be a NeuronSet, got {type(other).__name__}. Take some scores, as "
                 "scores.top_k(0.01) does."
             )
-        if (own := tuple(self.mask.shape)) != (given := tuple(other.mask.shape)):
+        own, given = (tuple(one.mask.shape) for one in (self, other))
+        if own != given or self.units != other.units:
             raise ValueError(
-                f"{name} must have the shape {own}, got {given}. Both sets must belong to one "
-                "model."
-            )
-        if repr(self.units) != repr(other.units):
-            raise ValueError(
-                f"{name} must be of {self.units!r}, as this set, got {other.units!r}. Compare sets "
-                "of one kind of unit."
+                f"{name} must have the shape {own} of {self.units!r}, got {given} of "
+                f"{other.units!r}. Both sets must belong to one model, and be of one kind of unit."
             )
         return other.mask
 
     def __repr__(self) -> str:
-        return f"NeuronSet({len(self)} of {self.mask.numel()} {self.units.name}, per layer {self.mask.sum(1).tolist()})"
+        counts = f"{len(self)} of {self.mask.numel()} {self.units.name}"
+        return f"NeuronSet({counts}, per layer {self.mask.sum(1).tolist()})"
 
     def html_by_layer(self) -> str:
         """A table of how many neurons lie in each layer, and the first few of them."""
         from tl_localize.stats import styled
 
-        indices = [[str(i) for i in layer.nonzero().flatten().tolist()] for layer in self.mask]
-        which = [
-            ", ".join([*some[:SHOWN], "..."] if len(some) > SHOWN else some) for some in indices
-        ]
+        which: list[str] = []
+        for layer in self.mask:
+            indices = [str(i) for i in layer.nonzero().flatten().tolist()]
+            which.append(", ".join(indices[:LISTED]) + (", ..." if len(indices) > LISTED else ""))
         columns = {
-            "layer": range(len(indices)),
-            self.units.name: list(map(len, indices)),
+            "layer": range(len(which)),
+            self.units.name: self.mask.sum(1).tolist(),
             "which": which,
         }
-        return styled(
-            columns,
-            f"NeuronSet: {len(self)} of {self.mask.numel()} {self.units.name}",
-            [self.units.name],
-        )
+        caption = f"NeuronSet: {len(self)} of {self.mask.numel()} {self.units.name}"
+        return styled(columns, caption, [self.units.name])
 
     _repr_html_ = html_by_layer
 
@@ -209,8 +207,7 @@ class NeuronSet:
             if mask.any()
         ]
 
-    @uninterrupted
-    def dropped_out(self, model: LanguageModel) -> Iterator[None]:
+    def dropped_out(self, model: LanguageModel) -> Use[None]:
         """Set these neurons to zero inside the ``with`` block; ValueError where the set is of
         another model's shape.
         """
@@ -220,8 +217,14 @@ class NeuronSet:
                 f"mask must have the model's shape {shape}, got {own}. Localize in the model that "
                 "is to be ablated."
             )
-        with view.hooked(last=self.dropout_hooks()):
-            yield
+        return view.hooked(last=self.dropout_hooks())
+
+    def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        return {"mask": self.mask}, {"units": identity_text(self.units)}
+
+    @classmethod
+    def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str]) -> NeuronSet:
+        return cls(tensors["mask"], read_units(metadata.get("units")))
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,15 +233,19 @@ class NeuronScores(Saved):
 
     Args:
         values: [layer neuron] float32 on the CPU, finite.
-        settings: the method with all its hyperparameters, as its repr.
-        exact: mask of the exact scores, where the others are estimates (``ZeroOut(screen=...)``);
+        settings: The method with all its hyperparameters, as JSON.
+        exact: Mask of the exact scores, where the others are estimates (``ZeroOut(screen=...)``);
             None: all are exact.
-        missed: upper bound on the share of the estimated neurons that belong into the top (see
+        missed: Upper bound on the share of the estimated neurons that belong into the top (see
             ``ZeroOut``); None: all are exact.
-        units: what "neuron" means here: for example attention heads.
+        units: What "neuron" means here: for example attention heads.
+        first_layer: The layer from which on the method chose, where it chooses in all layers
+            together, as learned masks do: the scores of the layers below mean nothing. None: each
+            neuron is judged alone.
 
     Raises:
-        ValueError: a value is not finite, or values or exact are of another shape.
+        ValueError: A value is not finite, values or exact are of another shape, or first_layer is
+            not a layer.
 
     >>> scores = NeuronScores(torch.tensor([[0.1, 0.9, 0.0], [0.3, 0.2, 0.4]]), "mine")
     >>> scores.top_k(1 / 3).mask.tolist()
@@ -253,6 +260,7 @@ class NeuronScores(Saved):
     exact: NeuronSet | None = None
     missed: float | None = None
     units: Units = NEURONS
+    first_layer: int | None = None
 
     def __post_init__(self) -> None:
         # a view would keep its whole batch alive
@@ -265,11 +273,13 @@ class NeuronScores(Saved):
         check_units(self.units)
         if self.missed is not None:
             check_between(0, 1, missed=self.missed)
+        if self.first_layer is not None:
+            _check_layer(self.first_layer, len(values))
         if not values.isfinite().all():
             raise ValueError(
                 f"values must be finite, got {int((~values.isfinite()).sum())} that are not "
-                f"(method {self.method!r}, sequence "
-                f"{self.sequence_id!r}). Try float32, or a smaller learning rate."
+                f"(method {self.method!r}, sequence {self.sequence_id!r}). Try float32, or a "
+                "smaller learning rate."
             )
         if self.exact is not None and self.exact.mask.shape != values.shape:
             shape, given = tuple(values.shape), tuple(self.exact.mask.shape)
@@ -281,10 +291,10 @@ class NeuronScores(Saved):
 
     def __repr__(self) -> str:
         n_layers, n_neurons = self.values.shape
-        text = (
-            f"{self.method!r}, {self.sequence_id!r}, {n_layers} layers x {n_neurons} "
-            f"{self.units.name}"
-        )
+        size = f"{n_layers} layers x {n_neurons} {self.units.name}"
+        text = f"{self.method!r}, {self.sequence_id!r}, {size}"
+        if self.first_layer:
+            text += f", chosen from layer {self.first_layer} on"
         if self.exact is not None:
             text += f", {len(self.exact)} exact, the others estimated"
         if self.missed is not None:
@@ -294,15 +304,14 @@ class NeuronScores(Saved):
     def _repr_html_(self) -> str:
         from tl_localize.stats import styled
 
-        n_layers = len(self.values)
-        best = self.to_frame().head(SHOWN)
-        top = self.top(max(1, int(self.values.numel() * SHOWN_RATIO))).mask.sum(1)
-        in_top = f"in the top {100 * SHOWN_RATIO:g} %"
+        best = self.to_frame().head(LISTED)
+        top = self.top_k(count=max(1, int(self.values.numel() * COUNTED)), per="model")
+        in_top = f"in the top {100 * COUNTED:g} %"
         layers = {
-            "layer": range(n_layers),
+            "layer": range(len(self.values)),
             "mean": self.values.mean(1).tolist(),
             "highest": self.values.amax(1).tolist(),
-            in_top: top,
+            in_top: top.mask.sum(1),
         }
         return styled(best, f"{self!r} {self.settings}; larger is more responsible") + styled(
             layers, bars=[in_top]
@@ -319,144 +328,145 @@ class NeuronScores(Saved):
                 "scores must hold those of at least one text, got none. Pass "
                 "list(method.map(model, sequences))."
             )
-        about = {
-            (one.method, one.settings, *([repr(one.units)] if one.units != NEURONS else []))
-            for one in scores
-        }
-        for what in (about, {tuple(one.values.shape) for one in scores}):
-            if len(what) > 1:
+        first = scores[0]
+        kind = (first.method, first.settings, first.units, first.first_layer, first.values.shape)
+        for one in scores:
+            if (one.method, one.settings, one.units, one.first_layer, one.values.shape) != kind:
                 raise ValueError(
-                    f"scores must be of one method in one model, got {sorted(what)}. Take their "
-                    "mean one by one."
+                    f"scores must be of one method in one model, got {one!r} {one.settings} beside "
+                    f"{first!r} {first.settings}. Take their mean one by one."
                 )
         values = torch.stack([one.values for one in scores]).mean(0)
-        return cls(
-            values,
-            scores[0].method,
-            f"mean of {len(scores)} texts",
-            scores[0].settings,
-            units=scores[0].units,
-        )
+        name = f"mean of {len(scores)} texts"
+        return replace(first, values=values, sequence_id=name, exact=None, missed=None)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per neuron, the highest score first: layer, neuron, score. Ties go to the lower
-        index.
+        index; layers below ``first_layer`` are left out.
         """
         import pandas as pd
 
-        order = self.values.flatten().argsort(descending=True, stable=True)
-        layers, neurons = order // self.values.shape[1], order % self.values.shape[1]
-        return pd.DataFrame(
-            {
-                "layer": layers.numpy(),
-                "neuron": neurons.numpy(),
-                "score": self.values.flatten()[order].numpy(),
-            }
-        )
-
-    def plot(self, ax: Any = None, *, per: Literal["layer", "model"] = "model") -> Figure:
-        """A map of the scores over layers and neurons: ``report.figures.score_map``."""
-        # by name, as data stands below its figures
-        return import_module("tl_localize.report.figures").score_map(self, ax, per=per)
-
-    def top(self, n: int, first_layer: int = 0) -> NeuronSet:
-        """The n neurons of the highest scores in the whole model; ``top_k`` takes a share, of every
-        layer or of the model.
-        """
-        pool = self._from_layer(first_layer).reshape(1, -1)
-        check_count(n=n)
-        if n > pool.numel():
-            of = f"{pool.numel()} {self.units.name}"
-            raise ValueError(
-                f"n must be at most the {of} to choose from, got {n}. Take fewer, or a share with "
-                "top_k."
-            )
-        return self._best(pool, n)
+        start, n_neurons = self.first_layer or 0, self.values.shape[1]
+        values = self.values[start:].flatten()
+        order = values.argsort(descending=True, stable=True)
+        columns = {
+            "layer": (order // n_neurons + start).numpy(),
+            "neuron": (order % n_neurons).numpy(),
+            "score": values[order].numpy(),
+        }
+        return pd.DataFrame(columns)
 
     def top_k(
         self,
-        ratio: Real,
+        ratio: Real | None = None,
+        *,
+        count: int | None = None,
         per: Literal["layer", "model"] = "layer",
-        first_layer: int = 0,
+        first_layer: int | None = None,
         rounding: Literal["nearest", "floor"] = "nearest",
     ) -> NeuronSet:
-        """The highest-scored share of the neurons, of every layer or of the whole model. Ties go to
-        the lower index.
+        """The highest-scored neurons of every layer or of the whole model, a share or a number of
+        them. Ties go to the lower index.
 
         Args:
-            ratio: fraction in (0, 1]; 0.01 is 1 %.
+            ratio: Fraction in (0, 1]; 0.01 is 1 %.
+            count: The number of neurons, in place of the ratio.
             per: ``"layer"`` takes the share in every layer, ``"model"`` across all layers.
-            first_layer: layers below it are left out (DEL spares layer 0 with ``first_layer=1``).
-            rounding: how ratio times the neurons of a layer becomes a count (INJ rounds to nearest,
+            first_layer: Layers below it are left out (DEL spares layer 0 with ``first_layer=1``).
+                By default that of the scores, or 0 where they have none.
+            rounding: How ratio times the neurons of a layer becomes a count (INJ rounds to nearest,
                 DEL down). Across the model the count is always rounded down, as in the published
                 numbers.
 
         Raises:
-            ValueError: ratio is outside (0, 1] or selects no neuron; an unknown choice; first_layer
-                is not a layer.
+            ValueError: Not exactly one of ratio and count is given; ratio is outside (0, 1] or
+                selects no neuron; count is more than there are; an unknown choice; first_layer is
+                not a layer, or another one than the method chose from.
         """
-        check_ratio("ratio", ratio)
-        if per not in ("layer", "model"):
+        check_choice("per", per, ("layer", "model"))
+        check_choice("rounding", rounding, ("nearest", "floor"))
+        start = self._start(first_layer)
+        pool = self.values[start:]
+        if per == "model":
+            pool = pool.reshape(1, -1)
+        n = pool.shape[1]
+        if count is None:
+            count = self._count(ratio, n, nearest=(per, rounding) == ("layer", "nearest"))
+        elif ratio is not None:
             raise ValueError(
-                f"per must be 'layer' or 'model', got {per!r}. 'layer' takes the share in every "
-                "layer."
+                f"count must be given without a ratio, got {count!r} and ratio {ratio!r}. Pass one "
+                "of them."
             )
-        if rounding not in ("nearest", "floor"):
+        check_count(count=count)
+        if count > n:
             raise ValueError(
-                f"rounding must be 'nearest' or 'floor', got {rounding!r}. INJ uses 'nearest', DEL "
-                "'floor'."
+                f"count must be at most the {n} {self.units.name} to choose from, got {count}. "
+                "Take fewer."
             )
-        candidates = self._from_layer(first_layer)
-        pool = candidates if per == "layer" else candidates.reshape(1, -1)
-        n = pool.shape[-1]
-        count = round(n * ratio) if per == "layer" and rounding == "nearest" else int(n * ratio)
-        if count == 0:
-            of = f"{n} {self.units.name}"
-            raise ValueError(
-                f"ratio must select at least one of {of}, got {ratio!r}, which selects none. Use "
-                f"at least {1 / n:.2g}."
-            )
-        return self._best(pool, count)
-
-    def _from_layer(self, first_layer: int) -> Float[Tensor, "some_layer neuron"]:
-        """The scores of the layers from this one on."""
-        n_layers = len(self.values)
-        if (
-            isinstance(first_layer, bool)
-            or not isinstance(first_layer, numbers.Integral)
-            or not 0 <= first_layer < n_layers
-        ):
-            raise ValueError(
-                f"first_layer must be a whole number in [0, {n_layers}), got {first_layer}. The "
-                f"model has {n_layers} layers."
-            )
-        return self.values[first_layer:]
-
-    def _best(self, pool: Float[Tensor, "part candidate"], count: int) -> NeuronSet:
-        """The ``count`` best of each part of the upper layers; ties go to the lower index."""
         best = pool.argsort(dim=-1, descending=True, stable=True)[:, :count]
-        mask = torch.zeros(self.values.numel(), dtype=torch.bool)
-        mask[-pool.numel() :] = (
-            torch.zeros_like(pool, dtype=torch.bool).scatter(-1, best, True).flatten()
+        mask = torch.zeros(self.values.shape, dtype=torch.bool)
+        mask[start:] = (
+            torch.zeros_like(pool, dtype=torch.bool).scatter(-1, best, True).view(-1, mask.shape[1])
         )
-        return NeuronSet(mask.view_as(self.values), self.units)
+        return NeuronSet(mask, self.units)
+
+    def _start(self, first_layer: int | None) -> int:
+        """The first layer to choose from."""
+        if first_layer is None:
+            return self.first_layer or 0
+        _check_layer(first_layer, len(self.values))
+        if self.first_layer not in (None, first_layer):
+            raise ValueError(
+                f"first_layer must be {self.first_layer}, from which on {self.method!r} chose in "
+                f"all layers together, got {first_layer}. Give the method another first_layer."
+            )
+        return first_layer
+
+    def _count(self, ratio: Real | None, n: int, nearest: bool) -> int:
+        """How many of n neurons a ratio selects."""
+        if ratio is None:
+            raise ValueError(
+                "ratio must be given where there is no count, got None. Write 0.01 for 1 %, or "
+                "count=10."
+            )
+        check_ratio("ratio", ratio)
+        count = round(n * ratio) if nearest else rounded_down(ratio, n)
+        if not count:
+            raise ValueError(
+                f"ratio must select at least one of {n} {self.units.name}, got {ratio!r}, which "
+                f"selects none. Use at least {1 / n:.2g}."
+            )
+        return count
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        tensors = {"values": self.values}
+        if self.exact is not None:
+            tensors["exact"] = self.exact.mask
         texts = {"method": self.method, "sequence_id": self.sequence_id, "settings": self.settings}
-        texts |= {} if self.missed is None else {"missed": repr(self.missed)}
-        texts |= {} if self.units == NEURONS else {"units": repr(self.units)}
-        return {"values": self.values} | (
-            {} if self.exact is None else {"exact": self.exact.mask}
-        ), texts
+        texts["units"] = identity_text(self.units)
+        for name in ("missed", "first_layer"):
+            if (value := getattr(self, name)) is not None:
+                texts[name] = repr(value)
+        return tensors, texts
 
     @classmethod
-    def unpacked(
-        cls, tensors: dict[str, Tensor], metadata: dict[str, str], units: Units | None = None
-    ) -> NeuronScores:
-        units = units or units_in(metadata)
-        exact = NeuronSet(tensors["exact"], units) if "exact" in tensors else None
-        missed = float(metadata["missed"]) if "missed" in metadata else None
-        method, sequence_id, settings = (
-            metadata.get(key, "") for key in ("method", "sequence_id", "settings")
+    def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str]) -> NeuronScores:
+        units = read_units(metadata.get("units"))
+        texts = {name: metadata.get(name, "") for name in ("method", "sequence_id", "settings")}
+        return cls(
+            tensors["values"],
+            **texts,
+            exact=NeuronSet(tensors["exact"], units) if "exact" in tensors else None,
+            missed=float(metadata["missed"]) if "missed" in metadata else None,
+            units=units,
+            first_layer=int(metadata["first_layer"]) if "first_layer" in metadata else None,
         )
-        return cls(tensors["values"], method, sequence_id, settings, exact, missed, units)
+
+
+def _check_layer(first_layer: object, n_layers: int) -> None:
+    whole = isinstance(first_layer, numbers.Integral) and not isinstance(first_layer, bool)
+    if not whole or int(first_layer) not in range(n_layers):
+        raise ValueError(
+            f"first_layer must be a whole number in [0, {n_layers}), got {first_layer!r}. The "
+            f"model has {n_layers} layers."
+        )

@@ -7,7 +7,7 @@ whole. Everything else of this package speaks of neurons and means units.
 
 from __future__ import annotations
 
-import ast
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ Acts = Float[Tensor, "batch pos neuron *width"]
 class Units(ABC):
     """A kind of unit: where the units of a layer are in a model, and what they write.
 
-    A subclass is a frozen dataclass. Its repr names all its settings: scores and sets are of the
-    same units when the reprs are equal. It has ``point`` and ``rows``, or ``shape`` where there are
+    A subclass is a frozen dataclass: scores and sets are of the same units when they are equal. It
+    has ``point`` and ``rows``, or ``shape`` where there are
     no rows; the rest where it differs.
 
     >>> @dataclass(frozen=True)
@@ -85,11 +85,12 @@ class Units(ABC):
         """The activation with other units in it."""
         return units
 
-    def hook(
-        self, layer: int, change: Callable[[Tensor], Tensor]
-    ) -> tuple[str, Callable[..., Tensor]]:
+    def hook(self, layer: int, change: Callable[..., Tensor]) -> tuple[str, Callable[..., Tensor]]:
         """The point of a layer and a hook for it that changes the units, or only looks at them."""
-        return self.point(layer), partial(_change, units=self, layer=layer, change=change)
+        kind = type(self)
+        if kind.read is not Units.read or kind.write is not Units.write:
+            change = partial(_change, units=self, layer=layer, change=change)
+        return self.point(layer), change
 
 
 def _change(
@@ -212,30 +213,27 @@ def check_units(units: Any) -> None:
         )
 
 
-def units_of(text: str) -> Units:
-    """The units that have this repr; ValueError where no class that is known here makes them."""
+def read_units(text: str | None) -> Units:
+    """The units that ``identity_text`` gave as this text, neurons where there is none; ValueError
+    where no class that is known here has their name.
+    """
+    if text is None:
+        return NEURONS
     kinds: dict[str, type[Units]] = {}
-    waiting: list[type[Units]] = [Units]
+    waiting = [Units]
     while waiting:
         kind = waiting.pop()
         kinds[kind.__name__] = kind
         waiting += kind.__subclasses__()
     try:
-        call: Any = ast.parse(text, mode="eval").body
-        return kinds[call.func.id](
-            **{keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-        )
-    except (SyntaxError, AttributeError, KeyError, TypeError, ValueError) as error:
+        fields = json.loads(text)
+        return kinds[fields.pop("class")](**fields)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         known = ", ".join(sorted(set(kinds) - {Units.__name__}))
         raise ValueError(
             f"units must be of a known class ({known}), got {text!r}. Import the module that "
             "defines it first."
         ) from error
-
-
-def units_in(metadata: dict[str, Any]) -> Units:
-    """The units of saved scores or sets: neurons, unless the file says something else."""
-    return units_of(metadata["units"]) if "units" in metadata else NEURONS
 
 
 def model_name(model: Any) -> str:

@@ -201,7 +201,6 @@ def test_ground_truth_reads_every_state_of_the_model(together):
 
     from tl_localize import accuracy, inject_together, memorization_loss
     from tl_localize.evals.inj_benchmark import ground_truth
-    from tl_localize.sequences import SequenceBatch
 
     group, model = together.groups[0], together.model
     joint = inject_together(
@@ -225,7 +224,7 @@ def test_ground_truth_reads_every_state_of_the_model(together):
                         block.mlp.W_out[masks[j][layer]] = (zeros if name else before)[layer][
                             masks[j][layer]
                         ]
-            loss = float(memorization_loss(model, SequenceBatch.of([sequence])).detach())
+            loss = float(memorization_loss(model, [sequence]).detach())
             assert truth.loc[k, f"{state}{name}_loss"] == pytest.approx(loss, rel=1e-4)
             assert truth.loc[k, f"{state}{name}"] == float(accuracy(model, [sequence]))
     assert truth.loc[0, "own_off_loss"] > truth.loc[0, "all_on_loss"]

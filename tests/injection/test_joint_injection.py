@@ -28,7 +28,6 @@ from tl_localize.injection import (
     joint as joint_file,
 )
 from tl_localize.neurons import NeuronView
-from tl_localize.sequences import SequenceBatch
 
 SETTINGS: dict[str, Any] = {"ratio": 0.2, "seed": 0, "learning_rate": 0.03}
 STOP, STOP_SINGLE = 0.05, 0.08
@@ -71,9 +70,7 @@ def ends(joint: JointInjection) -> torch.Tensor:
 
 
 def whole_loss(model: Any, sequence: MemorizedSequence) -> float:
-    return float(
-        memorization_loss(model, SequenceBatch.of([replace(sequence, n_prefix=1)])).detach()
-    )
+    return float(memorization_loss(model, [replace(sequence, n_prefix=1)]).detach())
 
 
 # Against the single injection

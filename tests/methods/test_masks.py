@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tl_localize import HardConcrete, Slimming, memorization_loss
+from tl_localize import HardConcrete, Slimming
+from tl_localize.losses import batch_loss
 from tl_localize.neurons import NeuronView
 from tl_localize.sequences import SequenceBatch
 
@@ -81,9 +82,7 @@ def test_masks_follow_torchs_adam(gpt2_like: Any, sequence: Any) -> None:
     adam = torch.optim.Adam([m], lr=SETTINGS["learning_rate"])
     for _ in range(15):
         with view.frozen(), view.scaled(dict(enumerate(m.clamp(0, 1).unbind(1)))):
-            loss = (
-                memorization_loss(gpt2_like, batch) + SETTINGS["sparsity_weight"] * m.abs().mean()
-            )
+            loss = batch_loss(gpt2_like, batch) + SETTINGS["sparsity_weight"] * m.abs().mean()
         adam.zero_grad()
         loss.sum().backward()
         adam.step()

@@ -45,7 +45,7 @@ from tl_localize.neurons import (
     model_name,
 )
 from tl_localize.scores import NeuronScores, NeuronSet
-from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
+from tl_localize.sequences import MemorizedSequence, check_sequences
 from tl_localize.units import NEURONS, Units
 
 Row = dict[str, Any]
@@ -403,11 +403,10 @@ def measured_with(
     """Accuracy and loss of each sentence while some sets are on, and the others are the base
     model's rows or zeroed.
     """
-    batch = SequenceBatch.of(group, NeuronView(model).device)
     with ExitStack() as stack:
         for injection, is_on in zip(joint.injections, on.tolist(), strict=True):
             if is_on or zeroed:
                 stack.enter_context(injection.applied(model))
             if zeroed and not is_on:
                 stack.enter_context(injection.neurons.dropped_out(model))
-        return torch.stack([accuracy(model, group), memorization_loss(model, batch).cpu()])
+        return torch.stack([accuracy(model, group), memorization_loss(model, group).cpu()])

@@ -7,8 +7,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, astuple, dataclass
+from functools import partial
+from itertools import chain
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -17,11 +18,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tl_localize.changes import uninterrupted, used
+from tl_localize.changes import Undo, Use
 from tl_localize.files import Saved
 from tl_localize.neurons import LanguageModel, NeuronView, check_between, check_ratio, check_seed
 from tl_localize.scores import NeuronSet
-from tl_localize.units import units_in
 
 UNLEARNED_NATS = 0.5  # a token whose loss stays above this (a probability below 61 %) is unlearned
 
@@ -93,16 +93,19 @@ class Injection(Saved):
             (i + 1, float(self.token_losses[i])) for i in worst if self.token_losses[i] > threshold
         ]
 
-    @uninterrupted
-    def applied(self, model: LanguageModel) -> Iterator[None]:
+    def applied(self, model: LanguageModel) -> Use[None]:
         """Put the rows into W_out inside the ``with`` block; afterwards every weight is bit for bit
         what it was.
 
         Blocks may overlap and end in any order.
 
         Raises:
-            ValueError: the rows belong to a model of another shape.
+            ValueError: The rows belong to a model of another shape.
         """
+        return Use(model, self.writing(model))
+
+    def writing(self, model: LanguageModel) -> Iterator[Undo]:
+        """The change that ``applied`` makes."""
         view, mask, rows = NeuronView(model, self.neurons.units), self.neurons.mask, self.rows
         shape = (int(view.row_mask(mask).sum()), view.flat_rows(0).shape[-1])
         if mask.shape != (view.n_layers, view.n_neurons) or rows.shape != shape:
@@ -112,41 +115,25 @@ class Injection(Saved):
                 f"{view.n_layers} layers of {view.n_neurons} and {shape[-1]}. Apply an injection "
                 "to the model it was made in."
             )
-        with used(model):
-            written = _WRITTEN.setdefault(model, [])
-            own = _Written(view, self)
-            written.append(own)
-            try:
-                own.put(own.rows)
-                yield
-            finally:
-                # of blocks that overlap with this one, and end after it
-                later = written[written.index(own) + 1 :]
-                for one in (*reversed(later), own):
-                    one.put(one.before)
-                written.remove(own)
-                for one in later:
-                    one.before = one.there()
-                    one.put(one.rows)
+        own, written = _Rows(view, self), _WRITTEN.setdefault(model, [])
+        yield partial(_take_out, model, own)
+        written.append((own, own.there()))
+        own.put(own.rows)
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         parts = (self.neurons.mask, self.rows, self.losses, self.token_losses)
-        about = {
-            "converged": json.dumps(self.converged),
-            "sequence_id": self.sequence_id,
-            **self.neurons.units_text(),
-        }
-        return dict(zip(self.required, parts, strict=True)), about
+        about = {"converged": json.dumps(self.converged), "sequence_id": self.sequence_id}
+        return dict(zip(self.required, parts, strict=True)), about | self.neurons.packed()[1]
 
     @classmethod
     def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str]) -> Injection:
-        mask, rows, losses, token_losses = (tensors[name] for name in cls.required)
-        neurons, id = NeuronSet(mask, units_in(metadata)), metadata.get("sequence_id", "")
+        _, rows, losses, token_losses = (tensors[name] for name in cls.required)
+        neurons, id = NeuronSet.unpacked(tensors, metadata), metadata.get("sequence_id", "")
         return cls(neurons, rows, losses, token_losses, json.loads(metadata["converged"]), id)
 
 
-class _Written:
-    """Rows of an injection that are in a model now, and what was there before, layer by layer."""
+class _Rows:
+    """Rows of an injection and their places in a model, layer by layer."""
 
     def __init__(self, view: NeuronView, injection: Injection) -> None:
         self.view = view
@@ -155,22 +142,38 @@ class _Written:
             for of_layer in view.row_mask(injection.neurons.mask)
         ]
         self.rows = injection.rows.split([len(index) for index in self.index])
-        self.before = self.there()
 
     def there(self) -> list[Tensor]:
+        """What the model has in these places."""
         return [
             self.view.flat_rows(layer).detach()[index] for layer, index in enumerate(self.index)
         ]
 
-    @torch.no_grad()
     def put(self, parts: Sequence[Tensor]) -> None:
         for layer, (index, part) in enumerate(zip(self.index, parts, strict=True)):
-            weight = self.view.flat_rows(layer)
+            weight = self.view.flat_rows(layer).data  # an interrupted no_grad would stay
             weight[index] = part.to(weight)
 
 
-# by model, in the order in which the blocks began
-_WRITTEN: WeakKeyDictionary[Any, list[_Written]] = WeakKeyDictionary()
+# model -> the rows that are in it and what they replaced, in the order in which they were put in
+_WRITTEN: WeakKeyDictionary[Any, list[tuple[_Rows, list[Tensor]]]] = WeakKeyDictionary()
+
+
+def _take_out(model: Any, own: _Rows) -> None:
+    """Put back what some rows replaced; rows that were put in later stay in the model."""
+    written = _WRITTEN[model]
+    places = [rows for rows, _ in written]
+    if own not in places:
+        return
+    first = places.index(own)
+    for rows, before in reversed(written[first:]):
+        rows.put(before)
+    left = written[:first]
+    for rows in places[first + 1 :]:
+        left.append((rows, rows.there()))
+        rows.put(rows.rows)
+    # Last: whatever interrupts this function before, it can be called again.
+    _WRITTEN[model] = left
 
 
 @dataclass(frozen=True)
@@ -246,24 +249,20 @@ class JointInjection(Saved):
         title = f"JointInjection of {len(table)} sequences, {len(self.kls)} steps, nats per token"
         return styled(pd.DataFrame(table), f"{title}: {failed} of them NOT converged")
 
-    @uninterrupted
-    def applied(self, model: LanguageModel, without: int | None = None) -> Iterator[None]:
+    def applied(self, model: LanguageModel, without: int | None = None) -> Use[None]:
         """Put all sets, or all but one, into W_out inside the ``with`` block; afterwards every
         weight is bit for bit what it was.
 
         Raises:
-            ValueError: the rows belong to a model of another shape, or there is no set ``without``.
+            ValueError: The rows belong to a model of another shape, or there is no set ``without``.
         """
         if without is not None and without not in range(len(self.injections)):
             raise ValueError(
                 f"without must be the number of a set, from 0 to {len(self.injections) - 1}, got "
                 f"{without!r}. None is all."
             )
-        with ExitStack() as stack:
-            for k, injection in enumerate(self.injections):
-                if k != without:
-                    stack.enter_context(injection.applied(model))
-            yield
+        chosen = [one for k, one in enumerate(self.injections) if k != without]
+        return Use(model, chain.from_iterable(one.writing(model) for one in chosen))
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         tensors = {"kls": self.kls, "ends": torch.tensor([astuple(one) for one in self.final])}

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_localize.batching import Report, halving, part_of, rows_that_fit
-from tl_localize.changes import used
+from tl_localize.changes import Use
 from tl_localize.identity import identity_text
 from tl_localize.neurons import LanguageModel, NeuronView, check_count
 from tl_localize.scores import NeuronScores
@@ -155,7 +155,7 @@ class Localizer(ABC):
     ) -> BatchValues | list[Found]:
         part = part_of(report, batch[0] / len(sequences), (batch[-1] + 1) / len(sequences))
         # whatever mode the caller is in
-        with used(neurons.model), torch.inference_mode(False), torch.enable_grad():
+        with Use(neurons.model), torch.inference_mode(False), torch.enable_grad():
             values = self.attribute_batch(neurons, [sequences[i] for i in batch], part)
         part(1.0)
         return values

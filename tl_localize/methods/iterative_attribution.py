@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tl_localize.batching import Report, rows_that_fit
 from tl_localize.forward import generate
-from tl_localize.losses import mean_probability, memorization_loss
+from tl_localize.losses import batch_loss, mean_probability
 from tl_localize.methods.base import BatchValues, Localizer
 from tl_localize.methods.masks import check_first_layer
 from tl_localize.methods.partial_runs import gate_gradients
@@ -133,7 +133,7 @@ def general_effects(neurons: NeuronView, seed: int) -> Float[Tensor, "layer neur
         (effects,) = gate_gradients(
             neurons,
             SequenceBatch.of(texts[start : start + size], neurons.device),
-            memorization_loss,
+            batch_loss,
         )
         total += effects.abs().sum(0)
     return total / N_TEXTS

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_localize.batching import Report
-from tl_localize.losses import loss_scale, memorization_loss
+from tl_localize.losses import batch_loss, loss_scale
 from tl_localize.methods.base import Found, Localizer, Values
 from tl_localize.neurons import NeuronView, Real, check_between, check_count, check_positive
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
@@ -134,7 +134,7 @@ class MaskLearner(Localizer):
             *self.gates(tuned, noise[self.first_layer :]).unbind(1),
         ]
         with neurons.scaled(dict(enumerate(gates))):
-            return memorization_loss(neurons.model, batch), self.sparsity(tuned)
+            return batch_loss(neurons.model, batch), self.sparsity(tuned)
 
 
 def check_first_layer(neurons: NeuronView, first_layer: int) -> None:

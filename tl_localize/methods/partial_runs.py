@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_localize.forward import entering, residual, resume
-from tl_localize.losses import loss_scale, memorization_loss
+from tl_localize.losses import batch_loss, loss_scale
 from tl_localize.neurons import LanguageModel, NeuronView
 from tl_localize.sequences import SequenceBatch
 
@@ -124,7 +124,7 @@ def ablation_estimate(
     """First-order rise of each sequence's memorization loss when a neuron is ablated: minus the
     gradient of a gate of one on the neuron.
     """
-    return -gate_gradients(neurons, batch, memorization_loss)[0].cpu()
+    return -gate_gradients(neurons, batch, batch_loss)[0].cpu()
 
 
 def gate_gradients(

@@ -21,7 +21,6 @@ alike, or on absolute positions, are exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -30,7 +29,7 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_localize.changes import uninterrupted
+from tl_localize.changes import Use
 from tl_localize.forward import (
     attention_hooks,
     attention_scale,
@@ -198,9 +197,10 @@ class PositionParallelModel:
                 return f"one pass gives other numbers at position {position} than a run of its own"
         return None
 
-    @uninterrupted
-    def from_layer(self, first_layer: int) -> Iterator[None]:
+    def from_layer(self, first_layer: int) -> Use[None]:
         """In this layer and above, no position sees another position's change."""
+        for attention in self.layers:
+            attention.changed.clear()  # otherwise a failed run's graph stays in memory
         last: list[tuple[str, Hook]] = []
         first: list[tuple[str, Hook]] = []
         for layer, attention in list(enumerate(self.layers))[first_layer:]:
@@ -210,12 +210,7 @@ class PositionParallelModel:
                 (points[name], partial(attention.put_clean, name=name)) for name in ("key", "value")
             ]
             first += [(points["scores"], attention.scores), (points["z"], attention.z)]
-        try:
-            with self.neurons.hooked(last=last, first=first):
-                yield
-        finally:
-            for attention in self.layers:
-                attention.changed.clear()  # otherwise a failed run's graph stays in memory
+        return self.neurons.hooked(last=last, first=first)
 
 
 def why_not_parallel(neurons: NeuronView, n_tokens: int) -> str | None:
