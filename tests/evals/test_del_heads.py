@@ -214,7 +214,7 @@ def test_views_say_heads(model: Any, recited: Any) -> None:
     assert "the best heads" in score_map(scores).axes[0].get_xlabel()
     assert neurons_by_layer({"attribution": chosen}).axes[0].get_ylabel() == "heads"
     assert "heads" in chosen.html_by_layer() and "heads" in repr(chosen)
-    with pytest.raises(ValueError, match="must have the shape .+ of AttentionHeads"):
+    with pytest.raises(ValueError, match=r"must have the shape .+ of AttentionHeads"):
         neurons_by_layer({"a": chosen, "b": replace(chosen, units=type(Attribution().units)())})
 
 
