@@ -17,7 +17,8 @@ ${THEMES.map((theme) => `${theme} .tlx`).join(",")}{${DARK}}
 .tlx input[type=range]{width:100%;accent-color:#0072b2}.tlx label{cursor:pointer;margin-right:10px}.tlx select{font:inherit;width:100%;max-width:340px;min-width:0}
 .tlx-busy{visibility:hidden;color:var(--dim);font-size:12px}.tlx.busy .tlx-busy{animation:tlx-show 0s .2s forwards}@keyframes tlx-show{to{visibility:visible}}
 .tlx-panels{display:grid;grid-template-columns:minmax(0,1fr);gap:20px;margin-top:10px}
-@container (max-width:480px){.tlx-controls{grid-template-columns:minmax(0,1fr)}.tlx .tlx-row{grid-template-columns:minmax(0,1fr)}}
+@container (max-width:480px){.tlx-controls{grid-template-columns:minmax(0,1fr)}.tlx .tlx-row{grid-template-columns:minmax(0,1fr)}
+ .tlx-tokens{overflow-x:auto}.tlx .tlx-tokens svg{min-width:560px}.tlx .tlx-bars svg{max-width:260px}}
 @container (min-width:820px){.tlx-panels.two{grid-template-columns:repeat(2,minmax(0,1fr))}}
 .tlx-panel{border-top:4px solid var(--c);padding-top:6px;min-width:0}.tlx-numbers{display:flex;flex-wrap:wrap;gap:4px 20px;margin:6px 0}
 .tlx-numbers b{display:block;font-size:17px;font-weight:600;white-space:nowrap}.tlx-numbers b i{color:var(--dim);font-style:normal;font-weight:400}
