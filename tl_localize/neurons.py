@@ -71,6 +71,12 @@ def check_model(model: object) -> None:
             f"model must be a TransformerLens model, got {type(model).__name__}. Make one with "
             "load_model(name_or_path)."
         )
+    for module in getattr(model, "modules", tuple)():
+        if isinstance(module, torch.nn.Dropout) and module.training and module.p:
+            raise ValueError(
+                "model must not be in training mode, got active dropout, which makes each pass "
+                "another one. Call model.eval() first."
+            )
 
 
 def as_tensor(name: str, value: Any) -> Tensor:

@@ -22,9 +22,10 @@ from tl_localize.evals.ablation import AblationMeter
 from tl_localize.evals.presets import single_layer_run
 from tl_localize.evals.single_layer import single_layers
 from tl_localize.execution import InProcess, Store, status
-from tl_localize.execution.engine import Outcome, Run, Timer, missing_groups, parse_shard
+from tl_localize.execution.engine import Outcome, Run, Timer, missing_groups, parse_shard, shares
+from tl_localize.execution.environment import fingerprint
 from tl_localize.execution.store import unpack
-from tl_localize.execution.tasks import Record, Task, closure
+from tl_localize.execution.tasks import Plan, Record, Task, closure
 
 # ---- a folder gives what memory gives
 # --------------------------------------------------------------------------------
@@ -122,7 +123,8 @@ def test_resuming_with_nothing_to_do_reads_each_record_once(
 
     monkeypatch.setattr("tl_localize.execution.store.open", counted, raising=False)
     assert run_into(benchmark, methods, tmp_path) == []
-    assert sorted(opened) == sorted(path.name for path in records(tmp_path))
+    read = [name for name in opened if name.endswith(".safetensors")]
+    assert sorted(read) == sorted(path.name for path in records(tmp_path))
 
 
 @pytest.mark.parametrize("which", ["inj", "deletion"])
@@ -132,23 +134,34 @@ def test_shard_begins_by_reading_records_of_its_own_groups(
     benchmark = request.getfixturevalue(which)
     benchmark.run(methods, Store(tmp_path))
     plan = benchmark.plan(methods)
-    groups = list(dict.fromkeys(task.group or task.key for task in plan.tasks))
     read: list[str] = []
     right = Store.read
     monkeypatch.setattr(
         Store, "read", lambda store, task: read.append(task.key) or right(store, task)
     )
     assert missing_groups(plan, Store(tmp_path), (2, 3)) == []
-    own = [
-        task.key
-        for task in closure(task for task in plan.tasks if (task.group or task.key) in groups[1::3])
-    ]
+    own = [task.key for task in closure(task for group in shares(plan, 3)[1] for task in group)]
     assert sorted(read) == sorted(own)
     # the tables are of all that is there
     monkeypatch.setattr(type(benchmark), "results", lambda *_: None)
     read.clear()
     benchmark.run(methods, Store(tmp_path), executor=InProcess((2, 3)))
     assert set(read) == set(own)
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_shards_have_about_the_same_weight(count: int) -> None:
+    """Of 25 targets with one method that costs 100 times as much as another."""
+    tasks = [
+        Task("scores", {"i": i, "label": label}, label=label, weight=weight)
+        for i in range(25)
+        for label, weight in (("cheap", 1.0), ("dear", 100.0))
+    ]
+    plan = Plan("del", {}, [], {}, tasks)
+    found = [[task for group in groups for task in group] for groups in shares(plan, count)]
+    assert Counter(task.key for part in found for task in part) == Counter(t.key for t in tasks)
+    loads = [sum(task.weight for task in part) for part in found]
+    assert max(loads) - min(loads) <= 101
 
 
 # ---- growing, and contradictions
@@ -261,6 +274,109 @@ def test_run_refuses_a_model_with_hooks(gpt2_like: Any, run_inj: Any, tmp_path: 
     ):
         run_inj()
     assert not records(tmp_path / "run")
+
+
+def activation_swapped(model: Any) -> None:
+    model.blocks[1].mlp.act_fn = torch.nn.LeakyReLU()
+
+
+def class_changed(model: Any) -> None:
+    mlp = model.blocks[1].mlp
+
+    class Halved(type(mlp)):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) / 2
+
+    mlp.__class__ = Halved
+
+
+def forward_replaced(model: Any) -> None:
+    right = model.blocks[0].mlp.forward
+    model.blocks[0].mlp.forward = lambda x: 0.99 * right(x)
+
+
+def gradient_scaled(model: Any) -> None:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, x: Any) -> Any:
+            return x.clone()
+
+        @staticmethod
+        def backward(_: Any, gradient: Any) -> Any:
+            return 2 * gradient
+
+    right = model.blocks[0].mlp.act_fn
+    model.blocks[0].mlp.act_fn = lambda x: Scaled.apply(right(x))
+
+
+@pytest.mark.parametrize(
+    "change", [activation_swapped, class_changed, forward_replaced, gradient_scaled]
+)
+def test_folder_refuses_a_model_of_the_same_weights_that_computes_something_else(
+    run_inj: Any, gpt2_like: Any, change: Any
+) -> None:
+    run_inj(methods=[Activations()], stop_after=1)
+    before = fingerprint(gpt2_like)
+    change(gpt2_like)
+    assert fingerprint(gpt2_like) == before
+    with pytest.raises(ValueError, match=r"the same weights give another (logits|gradient) than"):
+        run_inj(methods=[Activations()])
+
+
+def test_folder_refuses_a_bridge_whose_activation_function_was_swapped(
+    make_sequences: Any, tmp_path: Path
+) -> None:
+    from architectures import tiny_bridge
+
+    model = tiny_bridge(0, {"model_name": "gpt2-like"})
+    inj = InjBenchmark(model, make_sequences((8, 3)), ratio=0.2, max_steps=2)
+    inj.run([Activations()], Store(tmp_path))
+    model.original_model.transformer.h[1].mlp.act = torch.nn.LeakyReLU()
+    with pytest.raises(ValueError, match="the same weights give another logits than"):
+        inj.run([Activations()], Store(tmp_path))
+
+
+def test_folder_takes_the_model_in_another_number_of_threads(run_inj: Any) -> None:
+    run_inj(methods=[Activations()])
+    torch.set_num_threads(2)
+    try:
+        assert run_inj(methods=[Activations()]) == []
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_folder_refuses_another_precision_of_matrix_products(run_inj: Any) -> None:
+    run_inj(methods=[Activations()], stop_after=1)
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(ValueError, match="matmul_precision: highest in the folder, high now"):
+            run_inj(methods=[Activations()])
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("place", ["hook point", "module"])
+def test_run_refuses_a_model_with_backward_hooks(run_inj: Any, gpt2_like: Any, place: str) -> None:
+    if place == "module":
+        gpt2_like.blocks[1].mlp.register_full_backward_hook(lambda *_: None)
+    else:
+        gpt2_like.add_hook("blocks.1.hook_resid_pre", lambda *_, **__: None, dir="bwd")
+    with pytest.raises(ValueError, match="model must have no hooks where results are kept"):
+        run_inj()
+
+
+def test_active_dropout_is_refused_everywhere(run_inj: Any, inj: Any, gpt2_like: Any) -> None:
+    gpt2_like.blocks[0].mlp.dropout = torch.nn.Dropout(0.1)
+    for work in (
+        run_inj,
+        lambda: inj.run([Activations()]),
+        lambda: Activations()(gpt2_like, inj.sequences[0]),
+    ):
+        gpt2_like.train()
+        with pytest.raises(ValueError, match="must not be in training mode, got active dropout"):
+            work()
+        gpt2_like.eval()
+    assert run_inj(methods=[Activations()], stop_after=1)
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/2/3", "²/3", "-1/2"])
@@ -410,6 +526,39 @@ def test_chunk_must_be_a_whole_number(
         deletion.plan([InFours()])
 
 
+def test_del_that_grows_keeps_its_partial_chunk(
+    six_targets: Any, tmp_path: Path, caplog: Any
+) -> None:
+    """From 3 to 5 to 6 targets in chunks of 4, and back; two shards that start anew agree."""
+    methods = [InFours(steps=3)]
+    few, more = (replace(six_targets, n_targets=n) for n in (3, 5))
+    run_into(few, methods, tmp_path)
+    caplog.clear()
+    added = run_into(more, methods, tmp_path)
+    assert "13 of 21 results are kept from before" in caplog.text
+    new = {(one.task.kind, one.task.label, one.task.index) for one in added}
+    assert new == {
+        ("scores", "hard_concrete", 3),
+        *((kind, "random", i) for kind in ("scores", "del") for i in (3, 4)),
+        *(("del", "hard_concrete", i) for i in (3, 4)),
+    }
+    cuts = {
+        one.task.index: len(one.task.inputs["sequences"])
+        for one in added
+        if one.task.kind == "scores" and one.task.label == "hard_concrete"
+    }
+    assert cuts == {3: 2}
+    assert run_into(few, methods, tmp_path) == []
+    last = run_into(six_targets, methods, tmp_path)
+    assert {one.task.index for one in last} == {5}
+    assert not len(DelResults.of(Store(tmp_path)).missing)
+    frame, whole = DelResults.of(Store(tmp_path)).frame, six_targets.run(methods).frame
+    columns = ["sequence_id", "method", "ratio", "n_neurons"]
+    assert sorted(map(tuple, frame[columns].to_numpy())) == sorted(
+        map(tuple, whole[columns].to_numpy())
+    )
+
+
 # ---- progress
 # --------------------------------------------------------------------------------------------------------
 
@@ -512,6 +661,24 @@ def test_failure_that_is_mended_leaves_no_trace(
     assert Store(tmp_path / "run").failures() == {}
     finished("inj", "undisturbed")
     assert inj_numbers() == inj_numbers("undisturbed")
+
+
+def test_failure_beside_a_finished_record_is_forgotten(
+    run_inj: Any, finished: Any, inj: Any, methods: Any, tmp_path: Path
+) -> None:
+    """Another run failed on a task that this one had just finished."""
+    finished("inj")
+    for kind in ("scores", "inj"):
+        plan = inj.plan(methods)
+        task = next(task for task in closure(plan.tasks) if task.kind == kind)
+        store = Store(tmp_path / "run")
+        store.fail(task, ValueError("out of memory"))
+        if kind == "scores":
+            records(tmp_path / "run", "inj")[0].unlink()
+            assert len(run_inj()) == 1  # the cell that needs it
+        assert Store(tmp_path / "run").failures() == {}
+        state = status(Store(tmp_path / "run"))
+        assert state.reasons == {} and state.frame["failed"].sum() == 0
 
 
 def test_failed_injection_holds_up_its_own_sentence_only(

@@ -192,7 +192,9 @@ def test_worker_with_another_model_ends_the_run(
 ) -> None:
     executor, _ = cluster()
     other = make_model(9, model_name="gpt2-like")
-    with pytest.raises(ValueError, match="model must be the same on all machines, got weights"):
+    with pytest.raises(
+        ValueError, match="model must be the same on all machines, got on a worker weights"
+    ):
         inj.run(methods, Store(tmp_path), executor=replace(executor, load=lambda: other))
 
 

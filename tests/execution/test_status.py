@@ -46,7 +46,7 @@ def test_status_of_several_plans_counts_a_task_once(run_del: Any, tmp_path: Path
         "hard_concrete": 6,
         "random": 6,
         "activations (single_layer)": 3,
-        "(scores)": 3 + 1 + 3,
+        "(scores)": 3 + 2 + 3,
     }
     assert (frame["done"] == frame["planned"]).all()
 

@@ -116,6 +116,63 @@ def test_what_is_no_record_is_set_aside(tmp_path: Path, data: bytes, caplog: Any
     assert f"{TASK.file} was set aside as set_aside/{TASK.key}" in caplog.text
 
 
+def something_else(path: Path, what: str) -> None:
+    path.unlink(missing_ok=True)
+    if what == "folder":
+        (path / "inside").mkdir(parents=True)
+    elif what == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(path if what == "loop" else "nowhere")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("what", ["folder", "pipe", "loop", "dangling"])
+@pytest.mark.parametrize("kind", ["records/inj", "records/scores", "plans", "failures"])
+def test_what_is_no_file_is_set_aside(
+    run_inj: Any, finished: Any, inj_numbers: Any, tmp_path: Path, what: str, kind: str, caplog: Any
+) -> None:
+    finished("inj")
+    before = inj_numbers()
+    path = next(iter(sorted((tmp_path / "run" / kind).iterdir())), None)
+    path = path or tmp_path / "run" / "failures" / "x.json"
+    something_else(path, what)
+    assert status(Store(tmp_path / "run", read_only=True)) if kind != "plans" else True
+    run_inj()
+    assert inj_numbers() == before
+    assert f"{kind}/{path.name} was set aside" in caplog.text
+    assert "it is no file" in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("what", ["folder", "pipe", "loop"])
+def test_marker_that_is_no_file_is_named(tmp_path: Path, what: str) -> None:
+    Store(tmp_path)
+    something_else(tmp_path / "tl-localize.json", what)
+    with pytest.raises(ValueError, match=r"folder must hold a whole tl-localize.json"):
+        Store(tmp_path, read_only=True)
+
+
+@pytest.mark.parametrize("reason", [None, {}, "", 3])
+def test_failure_without_a_reason_is_damage(tmp_path: Path, reason: Any, caplog: Any) -> None:
+    store = Store(tmp_path)
+    store.fail(TASK, ValueError("x"))
+    path = tmp_path / "failures" / f"{TASK.key}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "reason": reason}))
+    assert Store(tmp_path).failures() == {}
+    assert "it says of no task why it failed" in caplog.text
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**20, 2**62, 2**64 - 1])
+def test_record_with_a_wrong_length_is_damage(tmp_path: Path, length: int, caplog: Any) -> None:
+    store, path = Store(tmp_path), tmp_path / TASK.file
+    store.write(TASK, Record({"a": 1}, {"seconds": 1.0}))
+    path.write_bytes(length.to_bytes(8, "little") + path.read_bytes()[8:])
+    fresh = Store(tmp_path)
+    assert fresh.seconds(TASK) is None and fresh.read(TASK) is None
+    assert "was set aside" in caplog.text
+
+
 def test_full_disk_stops_with_a_message_and_loses_nothing(
     run_inj: Any, inj_numbers: Any, leftovers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

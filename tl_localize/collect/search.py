@@ -171,7 +171,7 @@ class Search(Benchmark[SearchResults]):
     def __repr__(self) -> str:
         return f"Search({model_name(self.model)!r}, {len(self.chunks)} chunks, {self.criteria!r})"
 
-    def plan(self, methods: Sequence[Any] = ()) -> Plan:
+    def plan(self, methods: Sequence[Any] = (), before: Sequence[Plan] = ()) -> Plan:
         made_of = fingerprint(self.model)
         probe = range(0, self.model.cfg.d_vocab, 1 + self.model.cfg.d_vocab // 256)
         # distances depend on how tokens are spelled

@@ -21,7 +21,7 @@ from tl_localize.evals.localize import check_names, localized, scores_task
 from tl_localize.execution.engine import Benchmark, Methods, Results
 from tl_localize.execution.environment import fingerprint
 from tl_localize.execution.store import Cache
-from tl_localize.execution.tasks import Plan, Task, described, digest_of
+from tl_localize.execution.tasks import Plan, Task, closure, described, digest_of
 from tl_localize.identity import identity
 from tl_localize.methods import RandomBaseline
 from tl_localize.methods.base import Method, check_methods, label_methods
@@ -120,7 +120,7 @@ class Deletion(Benchmark[Results]):
         check_methods(methods, self.units)
         return label_methods(methods)
 
-    def plan(self, methods: Sequence[Method]) -> Plan:
+    def plan(self, methods: Sequence[Method], before: Sequence[Plan] = ()) -> Plan:
         labelled, test = self.labelled(methods), self.test_sequences
         check_names(test, labelled)
         made_of, text = fingerprint(self.model), self.general_tokens
@@ -140,7 +140,7 @@ class Deletion(Benchmark[Results]):
             how["units"] = identity(self.units)
         targets = test[: self.n_targets]
         scores = {
-            label: self._scores(made_of, label, method, targets)
+            label: self._scores(made_of, label, method, before)
             for label, method in labelled.items()
         }
         tasks = [baseline]
@@ -173,14 +173,24 @@ class Deletion(Benchmark[Results]):
         )
 
     def _scores(
-        self, made_of: str, label: str, method: Method, targets: Sequence[MemorizedSequence]
+        self, made_of: str, label: str, method: Method, before: Sequence[Plan]
     ) -> list[tuple[Task, int]]:
-        """For each target the task that scores it, and its place in the task's chunk."""
+        """For each target the task that scores it, and its place in the task's chunk.
+
+        Chunks that a folder has stay as they are, though there are more or fewer targets now.
+        """
         size = getattr(method, "chunk", 1)
         check_count(chunk=size)
+        known: dict[int, int] = {}  # chunks of earlier runs: first target -> how many
+        for task in closure(task for plan in before for task in plan.tasks):
+            if task.kind == "scores" and task.inputs["method"] == described(method):
+                known.setdefault(task.index, len(task.inputs["sequences"]))
         found: list[tuple[Task, int]] = []
-        for first in range(0, len(targets), size):
-            chunk = targets[first : first + size]
+        n_targets = self.n_targets or len(self.test_sequences)
+        while (first := len(found)) < n_targets:
+            later = [start for start in known if start > first]
+            end = min(first + size, n_targets, *later)
+            chunk = self.test_sequences[first : first + known.get(first, end - first)]
             name = chunk[0].id if len(chunk) == 1 else f"{chunk[0].id} and {len(chunk) - 1} others"
             prints = [target.fingerprint for target in chunk]
             task = scores_task(made_of, label, method, prints, name=name, index=first)

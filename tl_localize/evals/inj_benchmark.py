@@ -175,7 +175,7 @@ class InjBenchmark(Benchmark[InjResults]):
             )
         return labelled
 
-    def plan(self, methods: Sequence[Method]) -> Plan:
+    def plan(self, methods: Sequence[Method], before: Sequence[Plan] = ()) -> Plan:
         labelled = self.labelled(methods)
         check_names(self.sequences, labelled)
         made_of = fingerprint(self.model)

@@ -21,13 +21,14 @@ import torch
 
 from tl_localize.batching import Report, out_of_memory, tokens_that_fit
 from tl_localize.execution.environment import (
+    behaviour,
     check_plain,
     environment,
     peak_memory,
     reset_peak_memory,
 )
 from tl_localize.execution.status import Times, blocked
-from tl_localize.execution.store import Cache, Store
+from tl_localize.execution.store import Cache
 from tl_localize.execution.tasks import Plan, Record, Task, closure
 from tl_localize.neurons import LanguageModel, NeuronView
 
@@ -71,8 +72,7 @@ class InProcess:
     """This process computes, one task after the other.
 
     Args:
-        shard: (i, n): every n-th group of tasks, beginning with the i-th, so that n jobs share the
-            work.
+        shard: (i, n): the i-th of n parts of about the same weight, so that n jobs share the work.
         stop: asked after each task; when it says True, the run ends with what is done.
 
     >>> InProcess(shard=(2, 8)).shard
@@ -139,6 +139,8 @@ class Run:
         except OSError:  # the folder's, not the task's
             raise
         except Exception as error:
+            if self.cache.has(task):  # another run has computed it meanwhile
+                return Outcome(task, 0.0)
             if isinstance(error, getattr(torch, "AcceleratorError", ())) and not out_of_memory(
                 error
             ):
@@ -166,8 +168,12 @@ class Benchmark(ABC, Generic[Results]):
     model: LanguageModel
 
     @abstractmethod
-    def plan(self, methods: Sequence[Any]) -> Plan:
-        """The tasks of a run. It costs no forward pass."""
+    def plan(self, methods: Sequence[Any], before: Sequence[Plan] = ()) -> Plan:
+        """The tasks of a run. It costs no forward pass.
+
+        Args:
+            before: the plans that its folder has.
+        """
 
     @abstractmethod
     def compute(self, task: Task, needs: Sequence[Any], methods: Methods, report: Report) -> Any:
@@ -209,15 +215,21 @@ class Benchmark(ABC, Generic[Results]):
                 whose results are kept.
         """
         executor, cache = executor or InProcess(), store or Cache()
-        labelled, plan = self.labelled(methods), self.plan(methods)
-        if isinstance(cache, Store):
+        before = [one.plan for one in cache.plans()]
+        labelled, plan = self.labelled(methods), self.plan(methods, before)
+        made_with = environment(self.model, plan.settings["fingerprint"])
+        shown: dict[str, Any] = {}
+        if store:
             check_plain(self.model)
             check_identities(plan)
-        made_with = environment(self.model, plan.settings["fingerprint"])
-        cache.add_plan(plan, made_with)
+            shown = {"behaviour": behaviour(self.model)}
+        cache.add_plan(plan, made_with | shown)
         failed = set() if retry_failed else set(cache.failures())
         groups = missing_groups(plan, cache, executor.shard, failed)
         missing = [task for group in groups for task in group]
+        if before and missing:
+            kept = sum(cache.has(task) for task in plan.tasks)
+            LOG.warning("%d of %d results are kept from before.", kept, len(plan.tasks))
         timer = Timer(progress, [task for task in closure(missing) if not cache.has(task)])
         for outcome in executor(Run(self, labelled, cache, failed, made_with, timer), groups):
             timer.done(outcome)
@@ -230,19 +242,14 @@ class Benchmark(ABC, Generic[Results]):
 def missing_groups(
     plan: Plan, cache: Cache, shard: tuple[int, int] = (1, 1), failed: Set[str] = frozenset()
 ) -> list[list[Task]]:
-    """What is missing in the groups that fall to one of n shards: every n-th of them, whatever is
-    already done.
+    """What is missing in the groups that fall to one of n shards, whatever is already done.
 
     Needs of a group are in it where their records are damaged; where there are none, they are
     computed when something needs them.
     """
-    index, count = shard
-    groups: dict[str, list[Task]] = {}
-    for task in plan.tasks:
-        groups.setdefault(task.group or task.key, []).append(task)
     found: list[list[Task]] = []
     checked: set[str] = set()
-    for group in list(groups.values())[index - 1 :: count]:
+    for group in shares(plan, shard[1])[shard[0] - 1]:
         wanted = {task.key for task in group}
         missing: list[Task] = []
         for task in closure(group, checked):
@@ -251,6 +258,25 @@ def missing_groups(
                 missing.append(task)
         if missing:
             found.append(missing)
+    return found
+
+
+def shares(plan: Plan, count: int) -> list[list[list[Task]]]:
+    """The groups of a plan for each of n shards, so that their weights are about the same: the
+    heaviest group first, each to the shard that has the least so far.
+    """
+    groups: dict[str, list[Task]] = {}
+    for task in plan.tasks:
+        groups.setdefault(task.group or task.key, []).append(task)
+    weights = {name: sum(task.weight for task in closure(group)) for name, group in groups.items()}
+    loads = [0.0] * count
+    shard_of: dict[str, int] = {}
+    for name in sorted(groups, key=lambda name: -weights[name]):
+        shard_of[name] = loads.index(min(loads))
+        loads[shard_of[name]] += weights[name]
+    found: list[list[list[Task]]] = [[] for _ in loads]
+    for name, group in groups.items():
+        found[shard_of[name]].append(group)
     return found
 
 

@@ -5,7 +5,6 @@ memory.
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import socket
 import sys
@@ -13,11 +12,31 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformer_lens.hook_points import HookPoint
 
 from tl_localize.execution.tasks import canonical, hash_tensors
 from tl_localize.neurons import LanguageModel, model_name
 
 PACKAGES = ("tl_localize", "torch", "transformer-lens", "transformers", "numpy", "scipy", "pandas")
+
+# entries of a config that change no number
+ELSEWHERE = (
+    "device",
+    "n_devices",
+    "seed",
+    "model_name",
+    "original_architecture",
+    "from_checkpoint",
+    "checkpoint",
+    "init",
+    "tokenizer",
+)
+PROBE = 128  # tokens on which a model shows what it computes
+# Share of the largest number by which machines may differ on them, in float32. Devices and threads
+# differ by 1e-6 to 1e-5, another activation function by 1e-2 or more.
+TOLERANCE = 5e-4
 
 
 def environment(model: LanguageModel, made_of: str = "") -> dict[str, Any]:
@@ -34,6 +53,7 @@ def environment(model: LanguageModel, made_of: str = "") -> dict[str, Any]:
         else str(parameter.device),
         "dtype": str(parameter.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "host": socket.gethostname(),
         "python": platform.python_version(),
         **{name: _version(name) for name in PACKAGES},
@@ -48,89 +68,97 @@ def _version(package: str) -> str:
 
 
 def fingerprint(model: LanguageModel) -> str:
-    """Hash of all weights and buffers, the config and the activation functions: 16 hexadecimal
-    digits, taken anew each time.
+    """Hash of all weights and buffers and the plain entries of the config: 16 hexadecimal digits,
+    taken anew each time.
     """
     named: Any = model
-    digest = hashlib.sha256(canonical(_architecture(model)).encode())
+    config = {
+        name: value
+        for name, value in vars(model.cfg).items()
+        if isinstance(value, str | int | float | bool) and not name.startswith(ELSEWHERE)
+    }
+    digest = hashlib.sha256(canonical(config).encode())
     hash_tensors(digest, dict(named.named_parameters()))
     hash_tensors(digest, dict(named.named_buffers()))
     return digest.hexdigest()[:16]
 
 
-def _architecture(model: Any) -> dict[str, Any]:
-    """The plain entries of the config that change what the model computes, and the functions
-    between its weights.
+def behaviour(model: LanguageModel) -> dict[str, list[float]]:
+    """What the model computes on fixed tokens: some logits, and some entries of the gradient of
+    their loss with respect to the token embeddings. The last number is the largest of all.
+
+    Activation functions, classes of modules and hooks are not in the weights; here they show.
     """
-    elsewhere = (
-        "device",
-        "n_devices",
-        "seed",
-        "model_name",
-        "original_architecture",
-        "from_checkpoint",
-        "checkpoint",
-        "init",
-        "tokenizer",
-    )
-    plain = {
-        name: value
-        for name, value in vars(model.cfg).items()
-        if isinstance(value, str | int | float | bool)
-    }
-    functions = [
-        getattr(getattr(block.mlp, "act_fn", None), "__qualname__", "") for block in model.blocks
-    ]
-    shown: dict[str, Any] = {
-        name: value for name, value in plain.items() if not name.startswith(elsewhere)
-    } | {"functions": functions}
-    # of a Bridge: the config of transformers
-    wrapped = getattr(getattr(model, "original_model", None), "config", None)
-    if wrapped is not None:
-        given = json.loads(wrapped.to_json_string(use_diff=False))
-        shown["transformers"] = {
-            k: v
-            for k, v in given.items()
-            if k not in ("_name_or_path", "transformers_version", "dtype")
-        }
-    return shown
+    one: Any = model
+    device = next(iter(model.parameters())).device
+    tokens = torch.arange(min(PROBE, model.cfg.n_ctx), device=device) * 7919 % model.cfg.d_vocab
+    embedded: list[Tensor] = []
+
+    def leaf(module: Any, given: Any, output: Tensor) -> Tensor:
+        embedded.append(output.detach().requires_grad_())
+        return embedded[0]
+
+    handle = one.embed.register_forward_hook(leaf)
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            logits = one(tokens[None])[0].float()
+            loss = F.cross_entropy(logits[:-1], tokens[1:])
+            (gradient,) = torch.autograd.grad(loss, embedded)
+    finally:
+        handle.remove()
+    return {"logits": _probed(logits), "gradient": _probed(gradient)}
+
+
+def _probed(values: Tensor) -> list[float]:
+    flat = values.detach().float().flatten().cpu()
+    some = flat[:: 1 + len(flat) // 16]
+    return [*some.tolist(), float(flat.abs().max())]
+
+
+def conflicts(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    """Why numbers that were made in two environments do not belong into one folder."""
+    found: list[str] = []
+    name = "float32_matmul_precision"  # "high" is TF32
+    if now.get(name) != before.get(name):
+        found.append(f"torch.{name}: {before.get(name)} in the folder, {now.get(name)} now")
+    if "behaviour" in now and "behaviour" in before:
+        eps = torch.finfo(getattr(torch, now["dtype"])).eps
+        tolerance = max(TOLERANCE, 10 * eps)
+        for what, new in now["behaviour"].items():
+            old = before["behaviour"][what]
+            furthest = max(abs(x - y) for x, y in zip(old, new, strict=True))
+            if not furthest <= tolerance * old[-1]:
+                found.append(
+                    f"model: the same weights give another {what} than in the folder (off by "
+                    f"{furthest:.2g} of {old[-1]:.2g}). Was a module or a hook exchanged?"
+                )
+    return found
 
 
 def check_plain(model: LanguageModel) -> None:
-    """Raise ValueError if something changes the model's numbers that its fingerprint does not know.
+    """Raise ValueError if something that the user put there changes the model's numbers.
 
-    Records are kept under the fingerprint, so hooks, a replaced ``forward``, autocast and another
-    default dtype are refused.
+    Records are kept under the fingerprint, so hooks, autocast and another default dtype are
+    refused.
     """
-    points = model.hook_dict.items()
-    if hooked := [
-        name
-        for name, point in points
-        if point._forward_hooks or point._forward_pre_hooks or point._backward_hooks
-    ]:
-        raise ValueError(
-            f"model must have no hooks where results are kept, got some at {hooked[0]!r}. Take "
-            "them away with model.reset_hooks(), or run "
-            "without a store, which keeps nothing."
-        )
     named: Any = model
     for name, module in named.named_modules():
-        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        replaced = [vars(module)["forward"]] if "forward" in vars(module) else []
-        # A Bridge replaces and hooks what it wraps.
-        if any(
-            not str(getattr(one, "__module__", "")).startswith("transformer_lens")
-            for one in (*hooks, *replaced)
-        ):
-            what = "a replaced forward" if replaced else "a hook of torch"
+        hooks = [
+            *module._forward_hooks.values(),
+            *module._forward_pre_hooks.values(),
+            *module._backward_hooks.values(),
+            *module._backward_pre_hooks.values(),
+        ]
+        # a Bridge hooks what it wraps; at hook points every hook is a user's
+        if not isinstance(module, HookPoint):
+            hooks = [hook for hook in hooks if not _of_transformer_lens(hook)]
+        if hooks:
             raise ValueError(
-                f"model must be as it was loaded where results are kept, got {what} on "
-                f"{name or 'the model'!r}. Run without a store."
+                f"model must have no hooks where results are kept, got some at {name!r}. Take "
+                "them away with model.reset_hooks(), or run without a store."
             )
-    if any(
-        torch.is_autocast_enabled(kind)
-        for kind in {"cpu", next(iter(model.parameters())).device.type}
-    ):
+    device = next(iter(model.parameters())).device
+    if any(torch.is_autocast_enabled(kind) for kind in {"cpu", device.type}):
         raise ValueError(
             "model must run outside torch.autocast where results are kept, got it on. Load the "
             "model in the dtype you want."
@@ -140,6 +168,10 @@ def check_plain(model: LanguageModel) -> None:
             "default dtype must be torch.float32 where results are kept, got "
             f"{torch.get_default_dtype()}. Set it back."
         )
+
+
+def _of_transformer_lens(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("transformer_lens")
 
 
 def reset_peak_memory(model: LanguageModel) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tl_localize.execution.engine import Benchmark, Groups, InProcess, Outcome, Run, Timer
-from tl_localize.execution.environment import environment
+from tl_localize.execution.environment import behaviour, conflicts, environment
 from tl_localize.execution.status import blocked
 from tl_localize.execution.store import Store
 from tl_localize.execution.tasks import Task, closure
@@ -89,7 +89,7 @@ class RayCluster:
         actor = ray.remote(Worker).options(
             num_gpus=gpus, num_cpus=1 if gpus else threads, max_concurrency=2
         )
-        return actor.remote(self.load, threads)
+        return actor.remote(self.load, threads, torch.get_float32_matmul_precision())
 
     def _room(self, ray: Any) -> int:
         """How many workers the cluster has room for."""
@@ -198,7 +198,7 @@ class Work:
     settings: dict[str, Any]
     methods: dict[str, Any]
     folder: Path
-    fingerprint: str
+    environment: dict[str, Any]
 
     @classmethod
     def of(cls, run: Run, folder: Path) -> Work:
@@ -206,17 +206,19 @@ class Work:
         settings = {
             f.name: getattr(one, f.name) for f in fields(one) if f.init and f.name != "model"
         }
-        made_of = run.environment["fingerprint"]
-        return cls(type(one), settings, dict(run.methods), folder.resolve(), made_of)
+        made_with = run.environment | {"behaviour": behaviour(one.model)}
+        return cls(type(one), settings, dict(run.methods), folder.resolve(), made_with)
 
 
 class Worker:
     """An actor: it holds the model and computes groups of tasks."""
 
-    def __init__(self, load: Callable[[], LanguageModel], threads: int) -> None:
+    def __init__(self, load: Callable[[], LanguageModel], threads: int, precision: str) -> None:
         torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
         self.model = load()
         self.environment = environment(self.model)
+        self.behaviour = behaviour(self.model)
         self.stopped = False
 
     def ready(self) -> list[Outcome]:
@@ -225,11 +227,14 @@ class Worker:
         return []
 
     def compute(self, work: Work, group: list[Task], failed: set[str]) -> list[Outcome]:
-        if (mine := self.environment["fingerprint"]) != work.fingerprint:
+        mine = self.environment | {"behaviour": self.behaviour}
+        wrong = conflicts(mine, work.environment)
+        if mine["fingerprint"] != work.environment["fingerprint"]:
+            wrong = [f"weights {mine['fingerprint']}, not {work.environment['fingerprint']}"]
+        if wrong:
             raise ValueError(
-                f"model must be the same on all machines, got weights {mine} on a worker and "
-                f"{work.fingerprint} here. "
-                "Give all machines the same files."
+                f"model must be the same on all machines, got on a worker {wrong[0]}. Give all "
+                "machines the same files."
             )
         benchmark = work.kind(model=self.model, **work.settings)
         store, timer = Store(work.folder), Timer(None, [])

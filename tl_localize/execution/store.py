@@ -20,7 +20,7 @@ import os
 import secrets
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 import safetensors.torch
 from torch import Tensor
 
+from tl_localize.execution.environment import conflicts
 from tl_localize.execution.tasks import FORMAT, Plan, Record, Task, digest_of, hash_tensors
 from tl_localize.files import TEMPORARY, Saved, prepare_folder, remove_abandoned, write_whole
 
@@ -80,6 +81,8 @@ class Cache:
         return self.kept
 
     def add_plan(self, plan: Plan, environment: dict[str, Any]) -> None:
+        """Remember what a run was asked for; ValueError where it contradicts an earlier plan."""
+        check_agreement(plan, environment, self.kept, "memory")
         self.kept.append(StoredPlan(plan, environment))
         self.wanted.update(task.key for task in plan.tasks)
 
@@ -143,7 +146,7 @@ class Store(Cache):
                 "Check the path."
             )
         try:
-            found = json.loads((self.folder / MARKER).read_bytes())["format"]
+            found = json.loads(content_of(self.folder / MARKER))["format"]
         except (OSError, *DAMAGE) as error:
             raise ValueError(
                 f"folder must hold a whole {MARKER}, got {str(self.folder)!r} without. Write "
@@ -177,7 +180,7 @@ class Store(Cache):
     def has(self, task: Task) -> bool:
         """Whether there is a record; ``read`` says whether it can be trusted."""
         # no Path: for 100,000 records that is a second
-        return task.key in self.records or os.path.exists(f"{self.folder}/{task.file}")
+        return task.key in self.records or os.path.lexists(f"{self.folder}/{task.file}")
 
     def read(self, task: Task) -> Record | None:
         """The record of a task; None if there is none, also where a damaged file was in its place,
@@ -186,9 +189,7 @@ class Store(Cache):
         if task.key in self.records:
             return self.records[task.key]
         try:
-            with open(f"{self.folder}/{task.file}", "rb", buffering=0) as file:
-                data = file.read()
-            body, tensors = unpack(data)
+            body, tensors = unpack(content_of(f"{self.folder}/{task.file}"))
             if body["key"] != task.key:
                 raise Damaged("it belongs to another task")
             record = Record(_value(body, tensors), body["about"])
@@ -205,6 +206,8 @@ class Store(Cache):
         """What the task took, from the head of its file; None if there is no record."""
         if task.key in self.records:
             return self.records[task.key].about["seconds"]
+        if not os.path.isfile(f"{self.folder}/{task.file}"):
+            return None
         try:
             with safetensors.safe_open(f"{self.folder}/{task.file}", framework="pt") as file:
                 return json.loads(file.metadata()["record"])["about"]["seconds"]
@@ -242,7 +245,12 @@ class Store(Cache):
 
     def failures(self) -> dict[str, dict[str, Any]]:
         """What failed, by the key of its task: task (its file), reason, traceback."""
-        return {failure["key"]: failure for failure in self._each("failures", _failure)}
+        found: dict[str, dict[str, Any]] = {}
+        for failure in self._each("failures", _failure):
+            # another run may have computed it meanwhile
+            if not os.path.lexists(self.folder / failure["task"]):
+                found[failure["key"]] = failure
+        return found
 
     # Plans
 
@@ -260,14 +268,7 @@ class Store(Cache):
         )
         while True:
             plans = self.plans()
-            for other in plans:
-                if wrong := plan.contradictions(other.plan):
-                    raise ValueError(
-                        f"settings must agree with those of {str(self.folder)!r}, got\n  "
-                        + "\n  ".join(wrong[:5])
-                        + f"\nGive the same settings, to which {plan.grows} may be added, or "
-                        "another folder with --out."
-                    )
+            check_agreement(plan, environment, plans, str(self.folder))
             if plans and plans[-1].digest == digest:
                 return
             number = 1 + (plans[-1].number if plans else 0)
@@ -285,9 +286,9 @@ class Store(Cache):
         return sorted(self._each("plans", self._plan), key=lambda one: one.number)
 
     def _plan(self, path: Path) -> StoredPlan:
-        file = (path.name, path.stat().st_mtime_ns)
+        file = (path.name, path.lstat().st_mtime_ns)
         if file not in self.known:
-            head, _, text = path.read_bytes().partition(b"\n")
+            head, _, text = content_of(path).partition(b"\n")
             body, digest = json.loads(head), hashlib.sha256(text).hexdigest()
             if digest_of([digest, body["environment"]]) != body["sha256"]:
                 raise Damaged("its content is not what its checksum says")
@@ -306,7 +307,7 @@ class Store(Cache):
             # another run has just put a newer plan in its place, or computed the task that failed
             except FileNotFoundError:
                 continue
-            except (IsADirectoryError, *DAMAGE) as error:
+            except DAMAGE as error:
                 self.set_aside(path, error)
         return found
 
@@ -333,6 +334,21 @@ class Store(Cache):
         LOG.error("%s %s: %s.", path.relative_to(self.folder), where, why)
 
 
+def check_agreement(
+    plan: Plan, environment: dict[str, Any], others: Sequence[StoredPlan], where: str
+) -> None:
+    """Raise ValueError where a plan or what it is computed with contradicts an earlier one."""
+    for other in others:
+        wrong = plan.contradictions(other.plan) or conflicts(environment, other.environment)
+        if wrong:
+            raise ValueError(
+                f"settings must agree with those of {where!r}, got\n  "
+                + "\n  ".join(wrong[:5])
+                + f"\nGive the same settings, to which {plan.grows} may be added, or another "
+                "folder with --out."
+            )
+
+
 def _value(body: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
     """What a record holds, from its file."""
     if "class" not in body:
@@ -342,10 +358,23 @@ def _value(body: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
 
 
 def _failure(path: Path) -> dict[str, Any]:
-    value = json.loads(path.read_bytes())
-    if value["key"] != path.stem or not {"task", "reason"} <= value.keys():
+    value = json.loads(content_of(path))
+    texts = [value[name] for name in ("key", "task", "reason")]
+    if value["key"] != path.stem or not all(isinstance(text, str) and text for text in texts):
         raise Damaged("it says of no task why it failed")
     return value
+
+
+def content_of(path: str | Path) -> bytes:
+    """The bytes of a file; FileNotFoundError where nothing is there, Damaged where something else
+    is, such as a folder, a pipe, or a link that leads nowhere.
+    """
+    if not os.path.lexists(path):
+        raise FileNotFoundError(path)
+    if not os.path.isfile(path):
+        raise Damaged("it is no file")
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
 
 
 def pack(body: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
