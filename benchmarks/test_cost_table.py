@@ -192,9 +192,7 @@ def cost_table(
     def zero_out() -> Any:
         """The exact part, on an even sample of the neurons."""
         method = ZeroOut()
-        return lambda: method._exact(
-            view, one, chosen, torch.zeros(n_layers, d_mlp), lambda fraction: None
-        )
+        return lambda: method.exact(view, one, chosen, lambda fraction: None)
 
     def zero_out_loops(size: int) -> Any:
         chunks = torch.tensor(some_neurons).split(size)
@@ -354,9 +352,7 @@ def size_table(
             name: partial(shortened.get(name) or method(), model, one)
             for name, method in METHODS.items()
         },
-        "zero_out": lambda: screened._exact(
-            view, one, chosen, torch.zeros(chosen.shape), lambda fraction: None
-        ),
+        "zero_out": lambda: screened.exact(view, one, chosen, lambda fraction: None),
         "inject": lambda: inject(
             model, one, ratio=INJECTED, seed=0, learning_rate=0.01, max_steps=steps, stop_loss=1e-12
         ),

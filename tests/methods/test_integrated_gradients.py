@@ -15,7 +15,7 @@ from oracles import ATTENTION, ONE_BY_ONE, plain_integrated_gradients, times, tu
 from torch import Tensor
 
 from tl_localize import IntegratedGradients, MemorizedSequence, NeuronSet
-from tl_localize.methods import integrated_gradients
+from tl_localize.methods import integrated_gradients, position_parallel
 
 FEW = IntegratedGradients(steps=3)
 
@@ -205,7 +205,7 @@ def test_integrated_gradients_of_a_text_recited_almost_surely_do_not_underflow(
     """In float16 a gradient below 6e-8 is zero, and that of a probability near one is smaller."""
     if slow:
         monkeypatch.setattr(
-            integrated_gradients,
+            position_parallel,
             "why_not_parallel",
             lambda neurons, n_tokens: "this test asks for it",
         )

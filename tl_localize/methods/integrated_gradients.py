@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
@@ -17,14 +17,11 @@ from torch import Tensor
 from tl_localize.batching import Report, halving, rows_that_fit
 from tl_localize.forward import residual, resume, unembed
 from tl_localize.methods.base import Found, Localizer, Values, one_by_one
-from tl_localize.methods.partial_runs import CleanRun
-from tl_localize.methods.position_parallel import PositionParallelModel, why_not_parallel
+from tl_localize.methods.position_parallel import NotParallel, PositionParallelModel
 from tl_localize.neurons import NeuronView, check_count
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 Steps = Float[Tensor, " step"]
-# layer, its neurons [target neuron *width], weighted sum of the gradients, of the same shape
-LayerTotals = tuple[int, Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +72,12 @@ class IntegratedGradients(Localizer):
     def quadrature(self) -> tuple[Steps, Steps]:
         """Points in [0, 1] and their weights, which sum to 1."""
         if self.rule == "gauss-legendre":
-            points, weights = np.polynomial.legendre.leggauss(self.steps)
-            return torch.tensor((points + 1) / 2, dtype=torch.float32), torch.tensor(
-                weights / 2, dtype=torch.float32
-            )
-        middles = (torch.arange(self.steps) + 0.5) / self.steps
-        return middles if self.rule == "midpoint" else torch.linspace(0, 1, self.steps), torch.full(
-            (self.steps,), 1 / self.steps
-        )
+            nodes, weights = np.polynomial.legendre.leggauss(self.steps)
+            return torch.tensor((nodes + 1) / 2).float(), torch.tensor(weights / 2).float()
+        points = torch.linspace(0, 1, self.steps)
+        if self.rule == "midpoint":
+            points = (torch.arange(self.steps) + 0.5) / self.steps
+        return points, torch.full((self.steps,), 1 / self.steps)
 
     @property
     def passes(self) -> float:
@@ -95,58 +90,43 @@ class IntegratedGradients(Localizer):
 
     def _scores(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Values:
         batch = SequenceBatch.of([sequence], neurons.device)
-        parallel, clean, reason = None, None, why_not_parallel(neurons, len(sequence))
         scores = torch.zeros(neurons.n_layers, neurons.n_neurons)
         with neurons.lean():
-            if reason is None:
-                clean = CleanRun.of(neurons, batch.tokens)
+            try:
                 parallel = PositionParallelModel.of(neurons, batch.tokens)
-                reason = parallel.why_not(clean)
-            if parallel is None or clean is None or reason:
+                acts = parallel.clean.acts
+            except NotParallel as reason:
                 warnings.warn(
                     "Integrated Gradients takes one position at a time, the slow way, because "
                     f"{reason}.",
                     stacklevel=2,
                 )
-                totals = self._position_by_position(neurons, batch)
-            else:
-                totals = self._position_parallel(parallel, clean, batch)
-            for layer, act, total in totals:
+                parallel = None
+                with torch.no_grad(), neurons.recorded() as recorded:
+                    residual(neurons.model, batch.tokens)
+                acts = {layer: act[0] for layer, act in recorded.items()}
+            for layer, act in acts.items():
+                act = act[batch.positions]
+                if parallel:
+                    work = partial(parallel_gradients, parallel, batch, layer)
+                    total = self._over_points(neurons, len(sequence), work)
+                else:
+                    total = self._position_by_position(neurons, batch, layer, act)
                 scores[layer] = neurons.by_unit((act.float() * total).mean(0)).cpu()
                 report((layer + 1) / neurons.n_layers)
         return scores
 
-    def _position_parallel(
-        self, parallel: PositionParallelModel, clean: CleanRun, batch: SequenceBatch
-    ) -> Iterator[LayerTotals]:
-        """All positions at once, and as many points of the path in one batch as fit."""
-        for layer in range(clean.neurons.n_layers):
-            total = self._over_points(
-                clean.neurons,
-                batch.tokens.shape[1],
-                partial(parallel_gradients, parallel, clean, batch, layer),
-            )
-            yield layer, clean.acts[layer][batch.positions], total
-
     def _position_by_position(
-        self, neurons: NeuronView, batch: SequenceBatch
-    ) -> Iterator[LayerTotals]:
+        self, neurons: NeuronView, batch: SequenceBatch, layer: int, act: Tensor
+    ) -> Tensor:
         """The definition: for each position a run of the sequence up to it. Correct for every
         model, and slow.
         """
-        with torch.no_grad(), neurons.recorded() as recorded:
-            residual(neurons.model, batch.tokens)
-        for layer in range(neurons.n_layers):
-            act = recorded[layer][0, batch.positions]
-            gradients = [
-                partial(position_gradients, neurons, batch, layer, act[i], i)
-                for i in range(len(act))
-            ]
-            totals = [
-                self._over_points(neurons, n + 1, one)
-                for n, one in zip(batch.positions.tolist(), gradients, strict=True)
-            ]
-            yield layer, act, torch.stack(totals)
+        totals: list[Tensor] = []
+        for target, position in enumerate(batch.positions.tolist()):
+            work = partial(position_gradients, neurons, batch, layer, act[target], target)
+            totals.append(self._over_points(neurons, position + 1, work))
+        return torch.stack(totals)
 
     def _over_points(
         self, neurons: NeuronView, length: int, gradients: Callable[[Tensor, Tensor], Tensor]
@@ -163,28 +143,21 @@ class IntegratedGradients(Localizer):
 
 
 def parallel_gradients(
-    parallel: PositionParallelModel,
-    clean: CleanRun,
-    batch: SequenceBatch,
-    layer: int,
-    points: Steps,
-    weights: Steps,
+    parallel: PositionParallelModel, batch: SequenceBatch, layer: int, points: Steps, weights: Steps
 ) -> Float[Tensor, "target neuron *width"]:
     """Weighted sum over some points of the path of the probability's gradient with respect to a
-    layer's neurons, at all targets.
+    layer's neurons, at all targets: one pass changes all positions.
     """
+    clean = parallel.clean
     neurons, act = clean.neurons, clean.acts[layer]
-    share = points[(..., *(None,) * act.ndim)].to(act.device)
-    if layer in clean.additive:
+    share = points.view(-1, *[1] * act.ndim)
+    additive = layer in clean.additive
+    if additive:
         # A run from the next layer: with a share of the neurons' output, and with d/d(a h) = W_out
         # d/d(residual stream).
         entering = clean.entering[layer + 1]
         written = (act @ neurons.rows(layer).detach()).float()
-        changed = (
-            (entering - (1 - share) * written.to(entering.device))
-            .to(entering.dtype)
-            .requires_grad_()
-        )
+        changed = (entering - (1 - share) * written).to(entering.dtype).requires_grad_()
         with parallel.from_layer(layer + 1):
             resid = resume(neurons.model, layer + 1, changed)[:, batch.positions]
             gradient, scale = probability_gradient(neurons, resid, batch.targets, changed)
@@ -194,15 +167,11 @@ def parallel_gradients(
             resid = clean.again(layer, len(points))[:, batch.positions]
             gradient, scale = probability_gradient(neurons, resid, batch.targets, changed)
     # A position is changed by its own target alone.
-    of_targets = gradient[:, batch.positions].float().flatten(2) * scale.to(gradient.device)
-    total = einsum(
-        weights.to(gradient.device), of_targets, "step, step target entry -> target entry"
-    )
-    return (
-        total @ neurons.rows(layer).detach().float().T
-        if layer in clean.additive
-        else total.view(-1, *neurons.shape)
-    )
+    of_targets = gradient[:, batch.positions].float().flatten(2) * scale
+    total = einsum(weights, of_targets, "step, step target entry -> target entry")
+    if additive:
+        return total @ neurons.rows(layer).detach().float().T
+    return total.view(-1, *neurons.shape)
 
 
 def position_gradients(
@@ -216,20 +185,13 @@ def position_gradients(
 ) -> Float[Tensor, " neuron *width"]:
     """The same at one target, by runs of the sequence up to its position."""
     position = int(batch.positions[target])
-    values = (
-        (points[(..., *(None,) * act.ndim)].to(act.device) * act.float())
-        .to(act.dtype)
-        .requires_grad_()
-    )
-    with neurons.patched_at(layer, position, values):
-        resid = residual(neurons.model, batch.tokens[:, : position + 1].expand(len(points), -1))[
-            :, -1:
-        ]
-        gradient, scale = probability_gradient(neurons, resid, batch.targets[target][None], values)
-    return (
-        weights.to(gradient.device)
-        @ (gradient.float().flatten(1) * scale[:, 0].to(gradient.device))
-    ).view(act.shape)
+    share = points.view(-1, *[1] * act.ndim)
+    changed = (share * act.float()).to(act.dtype).requires_grad_()
+    tokens = batch.tokens[:, : position + 1].expand(len(points), -1)
+    with neurons.patched_at(layer, position, changed):
+        resid = residual(neurons.model, tokens)[:, -1:]
+        gradient, scale = probability_gradient(neurons, resid, batch.targets[target, None], changed)
+    return (weights @ (gradient.float().flatten(1) * scale[:, 0])).view(act.shape)
 
 
 def probability_gradient(
@@ -248,7 +210,7 @@ def probability_gradient(
     logits = unembed(neurons.model, resid)
     with torch.no_grad():
         upstream = logits.softmax(-1)
-        where = targets.to(logits.device).expand(len(resid), -1)[..., None]
+        where = targets.expand(len(resid), -1)[..., None]
         chosen = upstream.gather(-1, where)
         # p_y (1 - p_y), without the rounding of 1 - p_y
         largest = chosen * upstream.scatter_(-1, where, 0.0).sum(-1, keepdim=True)

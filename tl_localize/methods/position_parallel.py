@@ -48,8 +48,11 @@ Scores = Float[Tensor, "batch head pos pos"]
 N_POINTS = 6  # query, key, value, scores, pattern, z
 
 
-class NotLive(RuntimeError):
-    """A hook of attention was not called, or later than the hook that needs what it keeps."""
+class NotParallel(RuntimeError):
+    """This model's positions can't be changed in one pass; says why."""
+
+
+NOT_LIVE = "the hooks of attention are not live"
 
 
 # TransformerLens asks every hook for its repr, and tensors are slow to print
@@ -61,15 +64,11 @@ class PositionParallelAttention:
     # measured
     scale: float
     soft_cap: float
-    normed: bool = False  # queries and keys come from a Bridge's norms
-    # key and value, [1 pos kv_head d_head]
+    normed: bool  # queries and keys come from a Bridge's norms
+    # all points of the clean run, then key and value, [1 pos kv_head d_head]
     clean: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    # query, key, value, weight (the pattern's diagonal) of this run
+    # query, key, value and pattern of the run with changes
     changed: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-
-    def record(self, act: Tensor, hook: object = None, *, name: str) -> Tensor:
-        self.clean[name] = act
-        return act
 
     def measure_scale(self) -> None:
         """The scale by regression of the scores' diagonal on q . k, where the model does not tell
@@ -92,8 +91,9 @@ class PositionParallelAttention:
             self.scale = float((dots * dots).sum() / (dots * own).sum()) if dots.any() else 0.0
         self.clean = {name: act for name, act in self.clean.items() if name in ("key", "value")}
 
-    def query(self, act: Point, hook: object = None) -> Point:
-        self.changed["query"] = act
+    def keep(self, act: Point, hook: object = None, *, name: str) -> Point:
+        """Queries or the pattern."""
+        self.changed[name] = act
         return act
 
     def put_clean(self, act: Point, hook: object = None, *, name: str) -> Point:
@@ -114,19 +114,17 @@ class PositionParallelAttention:
             own = self.soft_cap * torch.tanh(own / self.soft_cap)
         return act.diagonal_scatter(own.to(act), dim1=-2, dim2=-1)
 
-    def pattern(self, act: Scores, hook: object = None) -> Scores:
-        self.changed["weight"] = act.diagonal(dim1=-2, dim2=-1)
-        return act
-
     def z(self, act: Query, hook: object = None) -> Query:
         """Replaces each position's own clean value by its changed one."""
-        change = self._per_head(self.now("value") - self.clean["value"], act.shape[2])
-        return act + self.now("weight").transpose(1, 2)[..., None].to(change) * change
+        value = self.now("value")
+        change = self._per_head(value - self.clean["value"], act.shape[2])
+        weight = self.now("pattern").diagonal(dim1=-2, dim2=-1)
+        return act + weight.transpose(1, 2)[..., None].to(change) * change
 
     def now(self, name: str) -> Tensor:
         """A tensor of this run, which a hook that was called before must have kept."""
         if name not in self.changed:
-            raise NotLive(name)
+            raise NotParallel(NOT_LIVE)
         return self.changed[name]
 
     def _by_head(self, query: Tensor, key: Tensor, n_heads: int) -> tuple[Query, Query]:
@@ -150,67 +148,80 @@ class PositionParallelAttention:
 
 @dataclass(frozen=True, eq=False)
 class PositionParallelModel:
-    """``PositionParallelAttention`` in every layer."""
+    """``PositionParallelAttention`` in every layer, and the clean run of a sequence."""
 
-    neurons: NeuronView
+    clean: CleanRun
     layers: list[PositionParallelAttention]
 
     @classmethod
     @torch.no_grad()
     def of(cls, neurons: NeuronView, tokens: Int[Tensor, "1 pos"]) -> PositionParallelModel:
-        """The hooks with the clean keys and values of a sequence."""
+        """The hooks with the clean keys and values of a sequence.
+
+        Raises:
+            NotParallel: a run of its own gives other numbers at a position than one pass.
+        """
+        if reason := why_not_parallel(neurons, tokens.shape[1]):
+            raise NotParallel(reason)
         cap = float(getattr(neurons.model.cfg, "attn_scores_soft_cap", 0) or 0)
-        layers = [
-            PositionParallelAttention(attention_scale(neurons.model, layer), cap)
-            for layer in range(neurons.n_layers)
-        ]
+        layers: list[PositionParallelAttention] = []
         last: list[tuple[str, Hook]] = []
-        for layer, attention in enumerate(layers):
+        for layer in range(neurons.n_layers):
             points = attention_hooks(neurons.model, layer)
-            attention.normed = points["query"].endswith("norm.hook_out")
-            last += [(points[name], partial(attention.record, name=name)) for name in points]
+            normed = points["query"].endswith("norm.hook_out")
+            scale = attention_scale(neurons.model, layer)
+            layers.append(PositionParallelAttention(scale, cap, normed))
+            kept = layers[-1].clean
+            last += [(point, partial(_record, kept=kept, name=n)) for n, point in points.items()]
+        clean = CleanRun.of(neurons, tokens)
         with neurons.hooked(last=last):
             residual(neurons.model, tokens)
         for attention in layers:
             attention.measure_scale()
-        return cls(neurons, layers)
+        parallel = cls(clean, layers)
+        parallel._check()
+        return parallel
 
-    @torch.no_grad()
-    def why_not(self, clean: CleanRun) -> str | None:
-        """Why this model's positions can't be changed in one pass, or None: measured where layer 0
-        is ablated, at two positions.
+    def _check(self) -> None:
+        """Raise NotParallel unless one pass gives what separate runs give, where layer 0 is
+        ablated, at two positions.
         """
-        n, last = clean.tokens.shape[1], self.neurons.n_layers
-        if last > 1 and any(not attention.scale for attention in self.layers[1:]):
-            return "the hooks of attention are not live"
-        try:
-            with self.from_layer(1), self.neurons.patched(0, torch.zeros_like(clean.acts[0])[None]):
-                together = clean.again(0, 1)[0]
-        except NotLive:
-            return "the hooks of attention are not live"
+        clean, neurons = self.clean, self.clean.neurons
+        if any(not attention.scale for attention in self.layers[1:]):
+            raise NotParallel(NOT_LIVE)
+        zeros = torch.zeros_like(clean.acts[0])
+        with self.from_layer(1), neurons.patched(0, zeros[None]):
+            together = clean.again(0, 1)[0]
+        n = len(zeros)
         for position in {n // 2, n - 1}:
-            zeros = torch.zeros_like(clean.acts[0][:1])
-            with self.neurons.patched_at(0, position, zeros):
-                alone = residual(self.neurons.model, clean.tokens[:, : position + 1])[0, -1]
-            before = clean.entering[last][0, position]
+            with neurons.patched_at(0, position, zeros[:1]):
+                alone = residual(neurons.model, clean.tokens[:, : position + 1])[0, -1]
+            before = clean.entering[neurons.n_layers][0, position]
             if not fits(alone - before, together[position] - before, alone):
-                return f"one pass gives other numbers at position {position} than a run of its own"
-        return None
+                raise NotParallel(
+                    f"one pass gives other numbers at position {position} than a run of its own"
+                )
 
     def from_layer(self, first_layer: int) -> Use[None]:
         """In this layer and above, no position sees another position's change."""
+        neurons = self.clean.neurons
         for attention in self.layers:
             attention.changed.clear()  # otherwise a failed run's graph stays in memory
         last: list[tuple[str, Hook]] = []
         first: list[tuple[str, Hook]] = []
         for layer, attention in list(enumerate(self.layers))[first_layer:]:
-            points = attention_hooks(self.neurons.model, layer)
-            last += [(points["query"], attention.query), (points["pattern"], attention.pattern)]
-            last += [
-                (points[name], partial(attention.put_clean, name=name)) for name in ("key", "value")
-            ]
+            points = attention_hooks(neurons.model, layer)
+            for name in ("query", "pattern"):
+                last.append((points[name], partial(attention.keep, name=name)))
+            for name in ("key", "value"):
+                last.append((points[name], partial(attention.put_clean, name=name)))
             first += [(points["scores"], attention.scores), (points["z"], attention.z)]
-        return self.neurons.hooked(last=last, first=first)
+        return neurons.hooked(last=last, first=first)
+
+
+def _record(act: Tensor, hook: object = None, *, kept: dict[str, Tensor], name: str) -> Tensor:
+    kept[name] = act
+    return act
 
 
 def why_not_parallel(neurons: NeuronView, n_tokens: int) -> str | None:

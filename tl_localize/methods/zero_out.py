@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -95,84 +95,62 @@ class ZeroOut(Localizer):
     ) -> Values | NeuronScores:
         if self.screen is None:
             everything = torch.ones(neurons.n_layers, neurons.n_neurons, dtype=torch.bool)
-            return self._exact(
-                neurons,
-                sequence,
-                everything,
-                torch.zeros_like(everything, dtype=torch.float32),
-                report,
-            )
+            return self.exact(neurons, sequence, everything, report)
         estimates = ablation_estimate(neurons, SequenceBatch.of([sequence], neurons.device))[0]
         count = max(1, round(self.screen * neurons.n_neurons))
         top = screened(estimates, output_norms(neurons, sequence), count)
-        lots = torch.rand(
-            estimates.shape, generator=torch.Generator().manual_seed(self.seed)
-        ).masked_fill(top, -1.0)
-        drawn = lots.argsort(dim=-1, descending=True)[
-            :, : min(self.screen_sample, neurons.n_neurons - count)
-        ]
+        lots = torch.rand(estimates.shape, generator=torch.Generator().manual_seed(self.seed))
+        order = lots.masked_fill(top, -1.0).argsort(dim=-1, descending=True)
+        drawn = order[:, : min(self.screen_sample, neurons.n_neurons - count)]
         sample = torch.zeros_like(top).scatter(-1, drawn, True)
-        values = self._exact(neurons, sequence, top | sample, estimates, report)
-        exact = NeuronSet(top | sample, neurons.units)
+        chosen = top | sample
+        exact = self.exact(neurons, sequence, chosen, report)
         return NeuronScores(
-            values, exact=exact, missed=missed_share(values, top, sample), units=neurons.units
+            torch.where(chosen, exact, estimates),
+            exact=NeuronSet(chosen, neurons.units),
+            missed=missed_share(exact, top, sample),
+            units=neurons.units,
         )
 
     @torch.no_grad()
-    def _exact(
-        self,
-        neurons: NeuronView,
-        sequence: MemorizedSequence,
-        chosen: Mask,
-        others: Values,
-        report: Report,
+    def exact(
+        self, neurons: NeuronView, sequence: MemorizedSequence, chosen: Mask, report: Report
     ) -> Values:
-        """Exact scores of the chosen neurons, and the numbers given for the others."""
-        batch, scores, done = SequenceBatch.of([sequence], neurons.device), others.clone(), 0
+        """Exact scores of the chosen neurons, and 0 for the others."""
+        batch = SequenceBatch.of([sequence], neurons.device)
+        scores = torch.zeros(chosen.shape)
+        at_once = (
+            self.batch_tokens or TOKENS_AT_ONCE.get(neurons.device.type) or tokens_that_fit(neurons)
+        )
+        size = max(1, at_once // len(sequence))
         with neurons.one_gelu_kernel():
             clean = CleanRun.of(neurons, batch.tokens)
+            baseline = token_losses(neurons, clean.entering[neurons.n_layers], batch)
             for layer in range(neurons.n_layers):
                 # Ablating a neuron that is zero at every position changes nothing.
                 writes = neurons.by_unit(clean.acts[layer].any(0)).bool().cpu()
-                scores[layer, chosen[layer] & ~writes] = 0.0
-                done += int((chosen[layer] & ~writes).sum())
-                for chunk, rise in self._rises(
-                    clean, batch, layer, (chosen[layer] & writes).nonzero().flatten().tolist()
-                ):
-                    scores[layer, chunk] = rise
-                    done += len(chunk)
-                    report(done / int(chosen.sum()))
+                some = (chosen[layer] & writes).nonzero().flatten().tolist()
+                work = partial(ablated_losses, clean, batch, layer)
+                for chunk, losses in halving(work, some, size):
+                    scores[layer, chunk] = (losses - baseline).mean(1).float()
+                report((layer + 1) / neurons.n_layers)
         return scores
 
-    def _rises(
-        self, clean: CleanRun, batch: SequenceBatch, layer: int, chosen: Sequence[int]
-    ) -> Iterator[tuple[list[int], Tensor]]:
-        """Rise of the loss for each of the chosen neurons of a layer, in chunks, on the CPU;
-        nothing below the layer runs again.
-        """
-        neurons, act = clean.neurons, clean.acts[layer]
-        baseline = token_losses(neurons, clean.entering[neurons.n_layers], batch)
-        at_once = (
-            self.batch_tokens or TOKENS_AT_ONCE.get(act.device.type) or tokens_that_fit(neurons)
-        )
-        size = max(1, at_once // batch.tokens.shape[1])
 
-        def losses(chunk: list[int]) -> Tensor:
-            if layer in clean.additive:
-                # [neuron pos d_model]
-                written = act.T[chunk][:, :, None] * neurons.rows(layer)[chunk][:, None, :]
-                entering = clean.entering[layer + 1]
-                return token_losses(
-                    neurons,
-                    resume(neurons.model, layer + 1, entering - written.to(entering)),
-                    batch,
-                )
-            gates = 1 - F.one_hot(torch.tensor(chunk, device=act.device), neurons.n_neurons)
-            with neurons.scaled({layer: gates}):
-                return token_losses(neurons, clean.again(layer, len(chunk)), batch)
-
-        for chunk, loss in halving(losses, chosen, size):
-            yield chunk, (loss - baseline).mean(1).float()
+def ablated_losses(clean: CleanRun, batch: SequenceBatch, layer: int, chunk: list[int]) -> Tensor:
+    """``token_losses`` with each of some neurons of a layer ablated, [neuron target]; nothing below
+    the layer runs again.
+    """
+    neurons, act = clean.neurons, clean.acts[layer]
+    if layer in clean.additive:
+        # [neuron pos d_model]
+        written = act.T[chunk][:, :, None] * neurons.rows(layer)[chunk][:, None, :]
+        entering = clean.entering[layer + 1]
+        resid = resume(neurons.model, layer + 1, entering - written.to(entering))
+        return token_losses(neurons, resid, batch)
+    gates = 1 - F.one_hot(torch.tensor(chunk, device=act.device), neurons.n_neurons)
+    with neurons.scaled({layer: gates}):
+        return token_losses(neurons, clean.again(layer, len(chunk)), batch)
 
 
 @torch.no_grad()
@@ -236,13 +214,8 @@ def token_losses(
     for part in predicting.split(size):
         logits = unembed(neurons.model, part)
         highest = logits.amax(-1, keepdim=True)
-        true = logits.gather(
-            -1, sequence.targets.to(logits.device).expand(len(part), -1)[..., None]
-        )
-        parts.append(
-            torch.cat(
-                [highest, true, torch.sub(logits, highest).exp_().sum(-1, keepdim=True)], dim=-1
-            )
-        )
+        true = logits.gather(-1, sequence.targets.expand(len(part), -1)[..., None])
+        total = torch.sub(logits, highest).exp_().sum(-1, keepdim=True)
+        parts.append(torch.cat([highest, true, total], dim=-1))
     highest, true, total = torch.cat(parts).cpu().double().unbind(-1)
     return total.log() + highest - true
