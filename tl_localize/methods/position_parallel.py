@@ -21,6 +21,8 @@ alike, or on absolute positions, are exact.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,7 +31,6 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_localize.changes import Use
 from tl_localize.forward import (
     attention_hooks,
     attention_scale,
@@ -202,11 +203,10 @@ class PositionParallelModel:
                     f"one pass gives other numbers at position {position} than a run of its own"
                 )
 
-    def from_layer(self, first_layer: int) -> Use[None]:
+    @contextmanager
+    def from_layer(self, first_layer: int) -> Iterator[None]:
         """In this layer and above, no position sees another position's change."""
         neurons = self.clean.neurons
-        for attention in self.layers:
-            attention.changed.clear()  # otherwise a failed run's graph stays in memory
         last: list[tuple[str, Hook]] = []
         first: list[tuple[str, Hook]] = []
         for layer, attention in list(enumerate(self.layers))[first_layer:]:
@@ -216,7 +216,12 @@ class PositionParallelModel:
             for name in ("key", "value"):
                 last.append((points[name], partial(attention.put_clean, name=name)))
             first += [(points["scores"], attention.scores), (points["z"], attention.z)]
-        return neurons.hooked(last=last, first=first)
+        try:
+            with neurons.hooked(last=last, first=first):
+                yield
+        finally:
+            for attention in self.layers:
+                attention.changed.clear()  # otherwise a failed run's graph stays in memory
 
 
 def _record(act: Tensor, hook: object = None, *, kept: dict[str, Tensor], name: str) -> Tensor:
