@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,7 +73,8 @@ class DelResults:
     @classmethod
     def of(cls, cache: Cache) -> DelResults:
         """Everything that the plans of a folder, or of a run in memory, have so far."""
-        before, rows, effects = measured(cache, "del")
+        before, effects = measured(cache, "del")
+        frame = frame_of(effects, before)
         plans, failures = cache.plans(), cache.failures()
         missing: list[dict[str, Any]] = []
         for task in tasks_of([one.plan for one in plans]):
@@ -82,10 +82,10 @@ class DelResults:
                 about = {"ratio": task.ratio, "sequence_id": task.name, "method": task.label}
                 missing.append({**about, "reason": reason_of(task, failures)})
         return cls(
-            pd.DataFrame(rows),
-            before if rows else pd.DataFrame(),
-            _matrices(rows, effects, before, "accuracy"),
-            _matrices(rows, effects, before, "levenshtein"),
+            frame,
+            before if len(frame) else pd.DataFrame(),
+            _matrices("accuracy", effects, frame, before),
+            _matrices("levenshtein", effects, frame, before),
             settings_of(plans),
             pd.DataFrame(missing),
         )
@@ -125,18 +125,12 @@ class DelResults:
             One row per method and ratio (per model and ablation): self, self_error, neg, neg_error
             (standard errors over targets), n.
         """
-        parts = {
-            key: pd.DataFrame(
-                {
-                    "self": points["self"].mean(),
-                    "self_error": points["self"].sem(),
-                    "neg": points["neg"].mean(),
-                    "neg_error": points["neg"].sem(),
-                    "n": len(points),
-                }
-            )
-            for key, points in self._points().items()
-        }
+        parts: dict[Any, pd.DataFrame] = {}
+        for key, points in self._points().items():
+            parts[key] = pd.DataFrame({"n": len(points)}, points["self"].columns)
+            for name in ("self", "neg"):
+                parts[key][name] = points[name].mean()
+                parts[key][f"{name}_error"] = points[name].sem()
         return pd.concat(parts, names=[*RUN, "ratio"]).reset_index() if parts else pd.DataFrame()
 
     def at_price(self) -> pd.DataFrame:
@@ -262,20 +256,24 @@ class DelResults:
             One row per method and ratio: related, related_error, unrelated, unrelated_error,
             p_value, n. Empty without categories.
         """
-        category = self.before.set_index("sequence_id")["category"]
+        categories = self.before.set_index("sequence_id")["category"]
         rows: list[dict[str, Any]] = []
         for (method, ratio), matrix in self.confusion.items():
-            pairs = matrix.melt(ignore_index=False, value_name="change").reset_index()
-            pairs = pairs[pairs["ablated"] != pairs["measured"]]
-            own = pairs["ablated"].map(category)
-            pairs = pairs.assign(same=own == pairs["measured"].map(category))[own != ""]
-            means = pairs.pivot_table("change", "ablated", "same", sort=False)
-            means = means.reindex(columns=[True, False]).dropna()
+            own = categories[matrix.index].to_numpy()[:, None]
+            same = own == categories[matrix.columns].to_numpy()
+            itself = matrix.index.to_numpy()[:, None] == matrix.columns.to_numpy()
+            means = pd.DataFrame(
+                {
+                    "related": matrix.where(same & ~itself).mean(axis=1),
+                    "unrelated": matrix.mask(same).mean(axis=1),
+                }
+            )
+            means = means[own != ""].dropna()
             if len(means):
                 row: dict[str, Any] = {"method": method, "ratio": ratio}
-                row["related"], row["related_error"] = mean_and_error(means[True])
-                row["unrelated"], row["unrelated_error"] = mean_and_error(means[False])
-                row["p_value"] = paired_test(means[True], means[False], "less")
+                for name in means:
+                    row[name], row[f"{name}_error"] = mean_and_error(means[name])
+                row["p_value"] = paired_test(means["related"], means["unrelated"], "less")
                 rows.append({**row, "n": len(means)})
         return pd.DataFrame(rows)
 
@@ -318,41 +316,54 @@ class DelResults:
         save_results(folder, self.settings, frames)
 
 
-def measured(
-    cache: Cache, kind: str
-) -> tuple[pd.DataFrame, list[dict[str, Any]], list[dict[str, Any]]]:
-    """What the tasks of a kind have measured so far: the sequences before, a row for each effect,
-    and the effects.
+def measured(cache: Cache, kind: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """What the tasks of a kind have measured so far: the sequences before, and a row for each
+    effect.
     """
     before = pd.DataFrame()
-    rows: list[dict[str, Any]] = []
     effects: list[dict[str, Any]] = []
     for task in tasks_of([one.plan for one in cache.plans()]):
         record = cache.read(task) if task.kind in ("baseline", kind) else None
-        if record is None:
-            continue
-        if task.kind == "baseline":
+        if record and task.kind == "baseline":
             before = pd.DataFrame(record.value["frame"])
-            continue
-        for effect in record.value["effects"] if len(before) else ():
-            row = row_of(effect, before, task.label, task.ratio)
-            rows.append(row | {"ablation": record.value["ablation"]})
-            effects.append(effect)
-    return before, rows, effects
+        elif record:
+            about = {"method": task.label, "ratio": task.ratio}
+            about["ablation"] = record.value["ablation"]
+            effects += [{**about, **effect} for effect in record.value["effects"]]
+    return before, pd.DataFrame(effects if len(before) else [])
+
+
+def frame_of(effects: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame:
+    """Of each effect the target (self), and the mean over the other sequences (neg)."""
+    if not len(effects):
+        return pd.DataFrame()
+    targets = before.loc[effects["target"]].reset_index(drop=True)
+    frame = targets[["model", "sequence_id", "category"]].join(
+        effects[["method", "ratio", "ablation", "n_neurons"]]
+    )
+    own = np.arange(len(before)) == effects[["target"]].to_numpy()  # [effect sequence]
+    for name in ("accuracy", "levenshtein"):
+        changes = pd.DataFrame(effects[name].tolist())
+        was = pd.DataFrame([before[name].tolist()] * len(effects))
+        for column, values in ((f"delta_%s_{name}", changes), (f"%s_{name}_before", was)):
+            frame[column % "self"] = values.where(own).sum(axis=1)
+            frame[column % "neg"] = values.mask(own).mean(axis=1)
+    for name in ("perplexity", "perplexity_base2"):
+        frame[f"delta_{name}"], frame[f"{name}_before"] = effects[name], targets[name]
+    return frame
 
 
 def _matrices(
-    rows: list[dict[str, Any]], effects: list[dict[str, Any]], before: pd.DataFrame, name: str
+    name: str, effects: pd.DataFrame, frame: pd.DataFrame, before: pd.DataFrame
 ) -> Matrices:
-    """Changes of one measure by method and ratio, a row for each target."""
-    changes = pd.DataFrame([effect[name] for effect in effects])
+    """Changes of one measure by method and ratio, [ablated measured]."""
     matrices: Matrices = {}
-    if rows:
-        changes.columns = pd.Index(before["sequence_id"], name="measured")
-        groups: Any = pd.DataFrame(rows).groupby(["method", "ratio"], sort=False)
+    if len(frame):
+        changes = pd.DataFrame(effects[name].tolist(), frame["sequence_id"], before["sequence_id"])
+        changes = changes.rename_axis("ablated").rename_axis("measured", axis=1)
+        groups: Any = frame.groupby(["method", "ratio"], sort=False)
         for key, part in groups:
-            ablated = pd.Index(part["sequence_id"], name="ablated")
-            matrices[key] = changes.loc[part.index].set_axis(ablated)
+            matrices[key] = changes.iloc[part.index]
     return matrices
 
 
@@ -368,27 +379,3 @@ def _at(price: float, own: np.ndarray, neg: np.ndarray) -> str:
         costs, gains = -np.delete(neg, i, 0).mean(0), np.delete(own, i, 0).mean(0)
         without.append(interpolated_at(price, costs, gains))
     return mean_text(found, jackknife(without))
-
-
-def row_of(
-    effect: Mapping[str, Any], before: pd.DataFrame, method: str, ratio: float
-) -> dict[str, Any]:
-    """A row of the frame, from what ``AblationMeter.effect`` gave."""
-    i = effect["target"]
-    was = before.iloc[i]
-    row = {name: was[name] for name in ("model", "sequence_id", "category")}
-    row |= {"method": method, "ratio": ratio, "n_neurons": effect["n_neurons"]}
-    for name in ("accuracy", "levenshtein"):
-        row[f"delta_self_{name}"] = effect[name][i]
-        row[f"delta_neg_{name}"] = mean_of_others(effect[name], i)
-        row[f"self_{name}_before"] = was[name]
-        row[f"neg_{name}_before"] = mean_of_others(before[name], i)
-    for name in ("perplexity", "perplexity_base2"):
-        row[f"delta_{name}"] = effect[name]
-        row[f"{name}_before"] = was[name]
-    return row
-
-
-def mean_of_others(values: Sequence[float] | pd.Series, index: int) -> float:
-    """Mean over all but one; nan where there is no other."""
-    return float(np.delete(values, index).mean()) if len(values) > 1 else math.nan

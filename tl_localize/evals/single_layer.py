@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from tl_localize.evals.del_benchmark import Deletion
-from tl_localize.evals.del_results import measured
+from tl_localize.evals.del_results import frame_of, measured
 from tl_localize.execution.engine import Methods
 from tl_localize.execution.store import Cache
 from tl_localize.methods import METHODS
@@ -95,8 +95,8 @@ def single_layers(cache: Cache) -> pd.DataFrame:
     """What ``SingleLayerStudy`` has measured so far, of all methods and ratios; empty where nothing
     is measured.
     """
-    _, rows, effects = measured(cache, "single_layer")
-    if not rows:
+    before, effects = measured(cache, "single_layer")
+    if not len(effects):
         return pd.DataFrame()
-    about = pd.DataFrame(effects)[["layer", "multiple"]].astype({"layer": "Int64"})
-    return pd.DataFrame(rows).join(about)
+    about = effects[["layer", "multiple"]].astype({"layer": "Int64"})
+    return frame_of(effects, before).join(about)
