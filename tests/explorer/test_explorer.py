@@ -75,6 +75,19 @@ def test_chosen_neurons_lie_in_the_chosen_layers(explorer: Any) -> None:
     assert explorer.chosen(0, 1, "model", "0,1") == explorer.pairs[0][1].top_k(0.5, per="model")
 
 
+def test_layers_in_which_a_method_did_not_choose_are_not_ablated(
+    gpt2_like: Any, sequences: Any
+) -> None:
+    """Masks give the layers that they spare the highest score, 1."""
+    values = torch.stack([torch.ones(48), torch.rand(48)])
+    scores = NeuronScores(values, "mine", sequences[0].id, first_layer=1)
+    view = explore(gpt2_like, sequences[0], scores, decode=letters, ratios=RATIOS)
+    for layers, per in (("0,1", "layer"), ("0,1", "model"), ("1", "layer")):
+        assert view.chosen(0, 1, per, layers) == scores.top_k(0.5)
+    assert view.answer(["step", 0, 1, "layer", "0", "zero"])["layers"] == [0, 0]
+    assert all(layer == 1 for layer, _ in view.data["pairs"][0]["top"])
+
+
 def test_layer_is_the_step_of_that_layer_at_every_ratio(explorer: Any) -> None:
     found = explorer.answer(["layer", 0, 1, "resample"])
     steps = [explorer.answer(["step", 0, ratio, "layer", "1", "resample"]) for ratio in (0, 1)]

@@ -311,6 +311,17 @@ def test_score_map_shows_the_share_of_each_layer_and_names_its_best_neurons(
     assert ax.get_title() == "Attribution: a poem" and ax.yaxis_inverted()
 
 
+def test_score_map_leaves_out_layers_in_which_the_method_did_not_choose(
+    scores: NeuronScores,
+) -> None:
+    """Masks give the layers that they spare the highest score, 1."""
+    spared = torch.cat([torch.ones(1, 400), scores.values])
+    (ax,) = figures.score_map(NeuronScores(spared, first_layer=1)).axes
+    widths = np.sum([[bar.get_width() for bar in bars] for bars in ax.containers], 0)
+    assert widths == pytest.approx([100 * 2 / 7, 100 * 5 / 7, 0], abs=1e-4)
+    assert ax.get_yticks().tolist() == [1, 2, 3]
+
+
 def test_score_map_of_no_positive_score_can_be_drawn() -> None:
     (ax,) = figures.score_map(NeuronScores(-torch.ones(2, 3))).axes
     assert all(bar.get_width() == 0 for bars in ax.containers for bar in bars)
@@ -331,7 +342,7 @@ def test_neurons_by_layer_rejects_what_is_no_set_of_one_model(
     scores: NeuronScores, unchecked: None
 ) -> None:
     found: Any = {"a": scores.top_k(0.01), "b": NeuronSet(torch.ones(2, 3) > 0)}
-    with pytest.raises(ValueError, match=r"must have the shape \(3, 400\), got \(2, 3\)"):
+    with pytest.raises(ValueError, match="Both sets must belong to one model"):
         figures.neurons_by_layer(found)
     with pytest.raises(ValueError, match="found must hold at least one set"):
         figures.neurons_by_layer({})

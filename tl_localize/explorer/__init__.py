@@ -202,15 +202,15 @@ class Explorer:
 
     def chosen(self, pair: int, ratio: int, per: str, layers: str) -> NeuronSet:
         """The neurons that a setting of the sliders ablates: the top share of some layers, each by
-        itself or all together.
+        itself or all together; none of a layer in which the method did not choose.
         """
-        values = self.pairs[pair][1].values
-        some = [int(layer) for layer in layers.split(",")]
-        best = NeuronScores(values[some]).top_k(
-            self.ratios[ratio], per="model" if per == "model" else "layer"
-        )
-        mask = torch.zeros_like(values, dtype=torch.bool)
-        mask[some] = best.mask
+        scores = self.pairs[pair][1]
+        first = scores.first_layer or 0
+        some = [layer for layer in map(int, layers.split(",")) if layer >= first]
+        mask = self._nothing.mask.clone()
+        if some:
+            which = "model" if per == "model" else "layer"
+            mask[some] = NeuronScores(scores.values[some]).top_k(self.ratios[ratio], per=which).mask
         return NeuronSet(mask, self.view.units)
 
     @cached_property
@@ -328,7 +328,7 @@ class Explorer:
                 "text": text,
                 "method": short_title(one.method),
                 "colour": colours[one.method].colour,
-                "map": _quantized(one.values),
+                "map": _quantized(one),
                 "top": one.to_frame().head(CARDS)[["layer", "neuron"]].to_numpy().tolist(),
             }
             for text, one in self.pairs
@@ -459,10 +459,12 @@ def _permille(p: Float[Tensor, " token"]) -> list[int]:
     return (1000 * p).round().int().tolist()
 
 
-def _quantized(values: Float[Tensor, "layer neuron"]) -> str:
+def _quantized(scores: NeuronScores) -> str:
     """Scores as bytes, in base64: from 0 for the lowest positive score of their layer, or what is
     not positive, to 255 for the highest.
     """
+    values = scores.values.clone()
+    values[: scores.first_layer or 0] = 0
     low, high = values.amin(1, keepdim=True).clamp(min=0), values.amax(1, keepdim=True)
     shares = (values - low) / (high - low).clamp(min=torch.finfo(values.dtype).tiny)
     levels = (255 * shares.clamp(0, 1)).round().to(torch.uint8)

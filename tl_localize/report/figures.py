@@ -306,7 +306,8 @@ def single_layer(frame: pd.DataFrame, ax: Axes | None = None, *, first_layer: in
 
 def score_map(scores: NeuronScores, ax: Axes | None = None) -> Figure:
     """In which layers the scores lie: each layer's share of the total of all positive scores, the
-    part that its top 1 % of neurons has, and the names of its best neurons.
+    part that its top 1 % of neurons has, and the names of its best neurons. Layers in which the
+    method did not choose are left out.
 
     >>> score_map(Attribution()(model, sequence)).axes[0].get_ylabel()
     'layer'
@@ -316,21 +317,21 @@ def score_map(scores: NeuronScores, ax: Axes | None = None) -> Figure:
             f"scores must be NeuronScores, got {type(scores).__name__}. Draw sets with "
             "neurons_by_layer."
         )
-    values, best = scores.values.clamp(min=0).sort(descending=True, stable=True)
+    start = scores.first_layer or 0
+    values, best = scores.values[start:].clamp(min=0).sort(descending=True, stable=True)
     n_layers, n_neurons = values.shape
     (panel,) = axes(1, ax, (5.4, max(2.6, 0.24 * n_layers + 1.2)))
     shares = 100 * values.numpy() / max(float(values.sum()), np.finfo(np.float32).tiny)
     n_top = max(1, round(TOP * n_neurons))
     top, rest = shares[:, :n_top].sum(1), shares[:, n_top:].sum(1)
     colour, one = looks([scores.method])[scores.method].colour, scores.units.one
-    layers, many = range(n_layers), scores.units.name
+    layers, many = range(start, start + n_layers), scores.units.name
     panel.barh(layers, top, color=colour, label=f"its best {n_top} {many if n_top > 1 else one}")
     panel.barh(layers, rest, left=top, color=colour, alpha=0.35, label=f"its other {many}")
-    for layer in layers:
-        names = ", ".join(str(int(neuron)) for neuron in best[layer, :NAMED])
+    for layer, end, neurons in zip(layers, top + rest, best[:, :NAMED].tolist(), strict=True):
         panel.annotate(
-            names,
-            (top[layer] + rest[layer], layer),
+            ", ".join(map(str, neurons)),
+            (end, layer),
             xytext=(4, 0),
             textcoords="offset points",
             va="center",
