@@ -80,7 +80,7 @@ def test_compare_with_reference_divides_the_level_by_the_settings():
     )
     tests = compare_with_reference(frame, "reference", "recall", ["ratio"])
     assert list(tests["method"]) == ["good", "good"]
-    assert tests["level"].tolist() == [0.025, 0.025]
+    assert tests["tests"].tolist() == [2, 2] and tests["level"].tolist() == [0.025, 0.025]
     assert tests["significant"].all()
 
 

@@ -85,7 +85,8 @@ def compare_with_reference(
         by: the columns that make a setting.
 
     Returns:
-        one row per method and setting: difference of the means, p_value, level, significant, n.
+        one row per method and setting: difference of the means, p_value, n (pairs), tests (by how
+        many alpha is divided), level (alpha / tests), significant.
 
     Raises:
         ValueError: the reference is not in the frame.
@@ -113,9 +114,10 @@ def compare_with_reference(
             numbers = {
                 "difference": difference,
                 "p_value": p,
+                "n": len(pair),
+                "tests": len(settings),
                 "level": level,
                 "significant": bool(p < level),
-                "n": len(pair),
             }
             rows.append({"method": method, **dict(zip(by, key, strict=True)), **numbers})
     return pd.DataFrame(rows)

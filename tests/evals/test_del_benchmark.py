@@ -30,6 +30,7 @@ from tl_localize.evals import DelBenchmark, SingleLayerStudy
 from tl_localize.evals.del_results import METRICS
 from tl_localize.evals.presets import single_layer_run
 from tl_localize.execution import Store
+from tl_localize.execution.tasks import closure
 
 RATIO = 0.2
 TOLERANCE = 2e-4  # of a perplexity near 100 in float32
@@ -104,6 +105,29 @@ def test_del_never_measures_a_dev_sequence(gpt2_like: Any, benchmark_of: Any) ->
     without = replace(benchmark, sequences=benchmark.sequences[2:], n_dev=0).run([Noise()])
     assert set(frame["sequence_id"]) == {"s2", "s3", "s4", "s5", "s6"}
     pd.testing.assert_frame_equal(frame, without.frame)
+
+
+@pytest.mark.parametrize(("few", "many"), [(3, 4), (8, 25), (20, 24)])
+def test_del_that_grows_keeps_all_that_it_has(
+    gpt2_like: Any, make_sequences: Any, general: torch.Tensor, few: int, many: int
+) -> None:
+    """In chunks of 16: a folder that has some targets is asked for more, and for fewer again."""
+    methods, sequences = [Slimming()], make_sequences(*[(8, 3)] * 27)
+    benchmark = DelBenchmark(gpt2_like, sequences, general, ratios=(0.2,), n_dev=2, decode=letters)
+
+    def tasks(n: int, before: Any = ()) -> tuple[Any, dict[str, Any]]:
+        plan = replace(benchmark, n_targets=n).plan(methods, before)
+        return plan, {task.key: task for task in closure(plan.tasks)}
+
+    first, old = tasks(few)
+    grown, new = tasks(many, [first])
+    assert old.keys() <= new.keys()
+    for key in new.keys() - old.keys():
+        assert few <= new[key].index < many
+    scored = [task for task in new.values() if task.kind == "scores" and task.label == "slimming"]
+    assert sum(len(task.inputs["sequences"]) for task in scored) == many
+    assert tasks(many, [first, grown])[1].keys() == new.keys()
+    assert tasks(few, [first, grown])[1].keys() == old.keys()
 
 
 def test_del_adds_random_once(gpt2_like: Any, benchmark_of: Any) -> None:

@@ -104,8 +104,8 @@ class Deletion(Benchmark[Results]):
         """The sets that are ablated one after the other for a target, and what is said of each."""
 
     def _inputs(self) -> dict[str, Any]:
-        """What the sets depend on, beside scores and ratio."""
-        return {"first_layer": self.first_layer}
+        """What the sets depend on, beside scores, ratio and first layer."""
+        return {}
 
     @cached_property
     def test_sequences(self) -> list[MemorizedSequence]:
@@ -123,54 +123,48 @@ class Deletion(Benchmark[Results]):
     def plan(self, methods: Sequence[Method], before: Sequence[Plan] = ()) -> Plan:
         labelled, test = self.labelled(methods), self.test_sequences
         check_names(test, labelled)
-        made_of, text = fingerprint(self.model), self.general_tokens
-        sequences = [
-            [s.id, s.category, s.fingerprint, self._decode(s.tokens.tolist())] for s in test
-        ]
-        data = {
-            "model": model_name(self.model),
-            "fingerprint": made_of,
-            "n_sequences": len(test),
-            "sequences": digest_of(sequences),
-            "general_text": f"{list(text.shape)} {digest_of(text.tolist())}",
-        }
+        data = self._data()
         baseline = Task("baseline", data, label="baseline", name="the model as it is", index=-1)
-        how: dict[str, Any] = {"ablation": described(self._ablation)}
+        how = {"first_layer": self.first_layer, "ablation": described(self._ablation)}
         if self.units != NEURONS:
             how["units"] = identity(self.units)
         targets = test[: self.n_targets]
         scores = {
-            label: self._scores(made_of, label, method, before)
+            label: self._scores(data["fingerprint"], label, method, before)
             for label, method in labelled.items()
         }
         tasks = [baseline]
         for ratio in self.ratios:
             for index, target in enumerate(targets):
+                place: dict[str, Any] = {"name": target.id, "index": index, "ratio": float(ratio)}
                 for label in labelled:
-                    chunk, place = scores[label][index]
-                    inputs = {"target": index, "place": place, "ratio": ratio}
-                    tasks.append(
-                        Task(
-                            self.kind,
-                            {**inputs, **self._inputs(), **how},
-                            (baseline, chunk),
-                            label,
-                            target.id,
-                            index,
-                            float(ratio),
-                            group=chunk.key,
-                        )
-                    )
-        dtype = str(next(iter(self.model.parameters())).dtype)
-        others = {"first_layer": self.first_layer, "seed": self.seed, "dtype": dtype}
+                    chunk, i = scores[label][index]
+                    inputs = {"target": index, "place": i, "ratio": ratio, **self._inputs(), **how}
+                    needs = (baseline, chunk)
+                    tasks.append(Task(self.kind, inputs, needs, label, **place, group=chunk.key))
         return Plan(
             benchmark="del",
-            settings={**data, **how, **others},
+            settings={**data, **how, "seed": self.seed},
             parts=[[target.id, target.fingerprint] for target in targets],
             methods={label: described(method) for label, method in labelled.items()},
             tasks=tasks,
             grows="targets, methods and ratios",
         )
+
+    def _data(self) -> dict[str, Any]:
+        """What the model as it is depends on."""
+        test, text = self.test_sequences, self.general_tokens
+        sequences = [
+            [s.id, s.category, s.fingerprint, self._decode(s.tokens.tolist())] for s in test
+        ]
+        return {
+            "model": model_name(self.model),
+            "fingerprint": fingerprint(self.model),
+            "dtype": str(next(iter(self.model.parameters())).dtype),
+            "n_sequences": len(test),
+            "sequences": digest_of(sequences),
+            "general_text": f"{list(text.shape)} {digest_of(text.tolist())}",
+        }
 
     def _scores(
         self, made_of: str, label: str, method: Method, before: Sequence[Plan]

@@ -63,7 +63,7 @@ class SingleLayerStudy(Deletion[pd.DataFrame]):
         return labelled
 
     def _inputs(self) -> dict[str, Any]:
-        return {**super()._inputs(), "multiples": list(self.multiples)}
+        return {"multiples": list(self.multiples)}
 
     def _sets(self, scores: NeuronScores, ratio: Real) -> list[tuple[dict[str, Any], NeuronSet]]:
         everywhere = scores.top_k(ratio, first_layer=self.first_layer, rounding="floor")
