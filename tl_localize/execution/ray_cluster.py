@@ -185,8 +185,7 @@ def import_ray() -> Any:
         return import_module("ray")
     except ImportError as error:
         raise ImportError(
-            "engine 'ray' needs Ray: pip install 'tl_localize[ray]'. Without it, --engine process "
-            "does the same."
+            "engine 'ray' needs Ray: pip install ray. Without it, --engine process does the same."
         ) from error
 
 

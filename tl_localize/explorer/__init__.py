@@ -442,7 +442,7 @@ class Explorer:
             live, about = self.widget._repr_mimebundle_()
         except ImportError:
             hint = (
-                "For the interactive view: pip install 'tl_localize[notebooks]', or "
+                "For the interactive view: pip install anywidget ipywidgets, or "
                 "view.save('explorer.html')."
             )
             return shown | {"text/html": f"<p>{escape(hint)}</p>{shown['text/html']}"}, {}

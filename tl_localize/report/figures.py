@@ -1,4 +1,4 @@
-"""Figures by matplotlib (``pip install tl_localize[plots]``): each returns the figure, and draws
+"""Figures by matplotlib (``pip install matplotlib``): each returns the figure, and draws
 into an axis that it is given.
 
 A method has one colour and one marker in all of them (``report.looks``). A legend stands to the

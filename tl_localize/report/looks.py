@@ -84,7 +84,7 @@ def axes(n: int, ax: Axes | None = None, size: tuple[float, float] = (4.8, 4.2))
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("Figures need matplotlib: pip install 'tl_localize[plots]'.") from error
+        raise ImportError("Figures need matplotlib: pip install matplotlib.") from error
 
     class Shown(Figure):
         """A figure that a notebook shows: IPython draws matplotlib's own figures only where pyplot
