@@ -51,22 +51,18 @@ def test_inj_benchmark_random_recalls_its_share(gpt2_like, sentences):
         assert group["recall"].mean() == pytest.approx(0.2 * multiple, abs=0.03)
 
 
-def test_inj_benchmark_leaves_the_weights_bit_equal(benchmark, gpt2_like):
+def test_inj_benchmark_leaves_the_weights_bit_equal(benchmark, together, gpt2_like, unchanged):
     from tl_localize import Activations
 
-    before = [parameter.detach().clone() for parameter in gpt2_like.parameters()]
-    benchmark.run([Activations()])
-    assert all(torch.equal(a, b) for a, b in zip(before, gpt2_like.parameters(), strict=True))
-
-
-def test_inj_benchmark_restores_the_weights_when_a_method_fails(benchmark, gpt2_like):
     def broken(model, sequence):
         raise RuntimeError("broken method")
 
-    before = [parameter.detach().clone() for parameter in gpt2_like.parameters()]
+    check = unchanged(gpt2_like)
+    benchmark.run([Activations()])
+    together.run([Activations()])
     with pytest.raises(RuntimeError, match="broken method"):
         benchmark.run([broken])
-    assert all(torch.equal(a, b) for a, b in zip(before, gpt2_like.parameters(), strict=True))
+    check()
 
 
 def test_inj_benchmark_repeats_bit_by_bit(benchmark):
@@ -85,6 +81,7 @@ def test_inj_benchmark_repeats_bit_by_bit(benchmark):
         ({"sequences": []}, "sequences must hold at least one sequence"),
         ({"multiples": (1, 10)}, "ratio times each of multiples must be a fraction"),
         ({"distractors": -1}, "distractors must be a whole number from 0 on, got -1"),
+        ({"distractors": 3, "ratio": 0.05}, "distractors must leave at least one group of 4"),
         (
             {"ratio": 0.0105, "multiples": (0.5,)},
             "ratio must select at least one of 48 neurons, got 0.00525",
@@ -228,20 +225,3 @@ def test_ground_truth_reads_every_state_of_the_model(together):
             assert truth.loc[k, f"{state}{name}_loss"] == pytest.approx(loss, rel=1e-4)
             assert truth.loc[k, f"{state}{name}"] == float(accuracy(model, [sequence]))
     assert truth.loc[0, "own_off_loss"] > truth.loc[0, "all_on_loss"]
-
-
-def test_distractors_leave_the_weights_bit_equal(together):
-    from tl_localize import Activations
-
-    before = [parameter.detach().clone() for parameter in together.model.parameters()]
-    together.run([Activations()])
-    assert all(torch.equal(a, b) for a, b in zip(before, together.model.parameters(), strict=True))
-
-
-def test_distractors_must_leave_a_group(together):
-    from dataclasses import replace
-
-    with pytest.raises(
-        ValueError, match="distractors must leave at least one group of 6 sentences"
-    ):
-        replace(together, distractors=5)

@@ -346,8 +346,8 @@ def recalls_at(
     """
     recalls: dict[str, float] = {}
     others = [one for k, one in enumerate(sets) if k != own]
-    for suffix, per in (("", "layer"), ("_across_layers", "model")):
-        top = scores.top_k(ratio, per=per)
+    tops = {"": scores.top_k(ratio), "_across_layers": scores.top_k(ratio, per="model")}
+    for suffix, top in tops.items():
         recalls[f"recall{suffix}"] = top.recall_of(sets[own])
         recalls[f"foreign_recall{suffix}"] = (
             top.recall_of(reduce(or_, others)) if others else math.nan

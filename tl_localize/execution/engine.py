@@ -218,12 +218,7 @@ class Benchmark(ABC, Generic[Results]):
         before = [one.plan for one in cache.plans()]
         labelled, plan = self.labelled(methods), self.plan(methods, before)
         made_with = environment(self.model, plan.settings["fingerprint"])
-        shown: dict[str, Any] = {}
-        if store:
-            check_plain(self.model)
-            check_identities(plan)
-            shown = {"behaviour": behaviour(self.model)}
-        cache.add_plan(plan, made_with | shown)
+        self._add_plan(plan, cache, made_with, lasting=store is not None)
         failed = set() if retry_failed else set(cache.failures())
         groups = missing_groups(plan, cache, executor.shard, failed)
         missing = [task for group in groups for task in group]
@@ -237,6 +232,16 @@ class Benchmark(ABC, Generic[Results]):
         if progress and all(cache.has(task) or blocked(task, failed) for task in missing):
             progress(1.0, "done")
         return self.results(cache)
+
+    def _add_plan(
+        self, plan: Plan, cache: Cache, made_with: dict[str, Any], *, lasting: bool
+    ) -> None:
+        """Remember a plan; where results are kept, only of a model and settings that keys name."""
+        if lasting:
+            check_plain(self.model)
+            check_identities(plan)
+            made_with = made_with | {"behaviour": behaviour(self.model)}
+        cache.add_plan(plan, made_with)
 
 
 def missing_groups(

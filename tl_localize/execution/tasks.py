@@ -159,7 +159,8 @@ class Plan:
         tasks: list[Task] = []
         for one in value.pop("tasks"):
             key = one.pop("key")
-            task = Task(**{**one, "needs": tuple(tasks[i] for i in one["needs"])})
+            one["needs"] = tuple(tasks[i] for i in one["needs"])
+            task = Task(**one)
             vars(task)["key"] = key
             tasks.append(task)
         return cls(tasks=[tasks[i] for i in value.pop("results")], **value)
