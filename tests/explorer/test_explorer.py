@@ -130,6 +130,7 @@ def test_explorer_rejects_what_does_not_fit(
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (of_other, {}, "scores must be of this model"),
         ([own, of_other], {}, "scores must be of this model"),
+        (NeuronScores(own.values, "mine", "?"), {}, "scores must be of this model"),
         (NeuronScores(torch.zeros(2, 40)), {}, "scores must be of this model"),
         ([], {}, "at least one method"),
         (own.top_k(0.1), {}, "scores must be NeuronScores or several, got NeuronSet"),
@@ -149,16 +150,16 @@ def test_explorer_rejects_what_does_not_fit(
 def test_scores_without_an_id_are_of_the_only_text(gpt2_like: Any, sequences: Any) -> None:
     scores = NeuronScores(torch.rand(2, 48), "mine")
     assert explore(gpt2_like, sequences[0], scores, decode=letters, ratios=RATIOS).pairs[0][0] == 0
-    with pytest.raises(ValueError, match="scores must be of this model"):
-        explore(gpt2_like, sequences, scores, decode=letters)
 
 
 def test_characters_that_are_several_tokens_are_whole(gpt2_like: Any) -> None:
     """é is two of these tokens, which have no text alone."""
-    tokens = list("né".encode())  # 110, 195, 169
-    of_bytes = {2: tokens[0], 3: tokens[1], 4: tokens[2]}
-    decode = lambda ids: bytes(of_bytes.get(i, 120) for i in ids).decode(errors="replace")  # noqa: E731
-    text = MemorizedSequence(torch.tensor([9, 2, 3, 4]), 1, "accent")
+    codes = "xné".encode().ljust(61, b"x")
+
+    def decode(ids: list[int]) -> str:
+        return bytes(codes[i] for i in ids).decode(errors="replace")
+
+    text = MemorizedSequence(torch.tensor([0, 1, 2, 3]), 1, "accent")
     scores = Attribution()(gpt2_like, text)
     view = explore(gpt2_like, text, scores, decode=decode, ratios=RATIOS)
     assert view.data["texts"][0]["pieces"] == [(0, 1, "x"), (1, 2, "n"), (2, 4, "é")]
