@@ -9,6 +9,7 @@ import torch
 
 from tl_localize import MemorizedSequence, NeuronSet
 from tl_localize.metrics import predicted_suffixes
+from tl_localize.report.terminal import console
 from tl_localize.report.token_view import TokenView, pieces, token_view
 
 
@@ -29,6 +30,14 @@ def test_shows_states_with_brackets_or_in_colour(view: TokenView) -> None:
     assert shown == "< >>> b[c|\u23ce]d(e|\u23ce)"
     assert summary.startswith("5 neurons ablated: 1 of 2 recited tokens forgotten")
     assert "\033[7;31mc\033[0m" in view.text(colour=True)
+
+
+def test_is_shown_with_brackets_where_there_is_no_terminal_or_no_output(
+    view: TokenView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert str(view) == view.text(colour=False)
+    monkeypatch.setattr("sys.stdout", None)
+    assert str(view) == view.text(colour=False) and console().width == 200
 
 
 def test_html_escapes_text_shows_line_breaks_and_says_what_its_marks_mean(view: TokenView) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,8 +32,10 @@ def console(*, record: bool = False) -> Console:
     """Standard output; in a pipe nothing is wrapped. ``record`` keeps what is printed for
     ``save_svg``.
     """
-    width = 110 if record else None if sys.stdout.isatty() else 200
-    return Console(width=width, highlight=False, record=record)
+    out = Console(highlight=False, record=record)
+    if record or not out.is_terminal:
+        out.width = 110 if record else 200
+    return out
 
 
 def save_svg(out: Console, path: Path) -> None:

@@ -4,13 +4,12 @@ terminal, brackets in a log.
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
 from jaxtyping import Int
+from rich.console import Console
 from torch import Tensor
 
 from tl_localize.metrics import Decode, check_recited, decoder, predicted_suffixes
@@ -33,10 +32,9 @@ class _Form(NamedTuple):
     legend: str = ""
 
 
-_RED = "background:#c0392b;color:white;font-weight:bold;border-radius:3px;margin:0 1px"
 FORMS = {  # the state of a piece of several tokens is the first that one of them is in
     "forgotten": _Form(
-        _RED,
+        "background:#c0392b;color:white;font-weight:bold;border-radius:3px;margin:0 1px",
         "\033[7;31m{0}\033[0m",
         "[{0}|{1}]",
         "right before, now the token above it is predicted",
@@ -96,7 +94,8 @@ class TokenView:
         brackets.
         """
         if colour is None:
-            colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+            out = Console()
+            colour = out.is_terminal and not out.no_color
         prefix, suffix = self._pieces()
         shown = f"{prefix} >>> "
         for true, predicted, state in suffix:
