@@ -12,12 +12,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tl_localize.cli import COMMANDS, app
+from tl_localize.cli import PANELS, app
 
 BAD = ["", "\udcff", "nan", "-1", "²", "\x00"]
 NAMES = [
     name
-    for group in COMMANDS.values()
+    for group in PANELS.values()
     for name in group
     if name not in ("methods", "models", "texts", "demo")
 ]
@@ -34,7 +34,7 @@ def test_a_value_that_an_option_can_not_take_is_an_error_and_no_traceback(
     def reached(*_: object) -> None:
         raise Reached
 
-    monkeypatch.setattr("tl_localize.cli.options.load_model", reached)
+    monkeypatch.setattr("tl_localize.cli.running.load_model", reached)
     monkeypatch.chdir(tmp_path)
     root: Any = typer.main.get_command(app)
     command = root.get_command(click.Context(root), name)

@@ -26,7 +26,7 @@ def given(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
     """Options of del and tune: rows that the model recites from their third token on, and general
     text.
     """
-    monkeypatch.setattr("tl_localize.cli.del_benchmark.del_figures", lambda *a: {})
+    monkeypatch.setattr("tl_localize.cli.publish.del_figures", lambda *a: {})
     model = load_model(model_dir, device="cpu")
     rows = torch.randint(256, (6, 3), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
@@ -108,7 +108,7 @@ def test_tune_of_heads(given: list[Any], tmp_path: Path) -> None:
 
 
 def test_inj_of_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tl_localize.cli.inj.inj_figures", lambda *a: {})
+    monkeypatch.setattr("tl_localize.cli.publish.inj_figures", lambda *a: {})
     options = [
         "--limit",
         1,
@@ -145,7 +145,7 @@ def test_localize_heads(model_dir: Path, tmp_path: Path) -> None:
     ]
     result = run("localize", "--model", model_dir, *text, "--out", tmp_path / "scores.safetensors")
     assert result.exit_code == 0, result.output
-    assert "ZeroOut(units=AttentionHeads()" in result.stdout
+    assert '{"class": "ZeroOut"' in result.stdout and "AttentionHeads" in result.stdout
     scores = NeuronScores.load(tmp_path / "scores.safetensors")
     assert scores.units == AttentionHeads() and scores.values.shape == (2, 2)
 

@@ -9,37 +9,33 @@ from tl_localize.models import REFERENCE_MODELS
 from tl_localize.reference import load_planted
 from tl_localize.report.terminal import console, plain
 
-
-def methods() -> None:
-    """The methods by the name that --methods takes, and what their scores mean."""
-    meanings = [(one.__doc__ or "").split("\n")[0] for one in METHODS.values()]
-    console().print(
-        plain(pd.DataFrame({"score of a neuron": meanings}, index=pd.Index(METHODS, name="method")))
-    )
+REFERENCE_TEXT = (
+    "shipped: 6 layers of 1536 neurons, trained on Python's documentation and 320 planted texts"
+)
 
 
-def models() -> None:
-    """What --model takes."""
-    shipped = dict.fromkeys(
-        REFERENCE_MODELS,
-        "shipped: 6 layers of 1536 neurons, trained on Python's documentation and 320 planted texts",
-    )
-    others = {
+def list_methods() -> None:
+    meanings = {name: (one.__doc__ or "").split("\n")[0] for name, one in METHODS.items()}
+    frame = pd.DataFrame({"score of a neuron": meanings}).rename_axis("method")
+    console().print(plain(frame))
+
+
+def list_models() -> None:
+    known = dict.fromkeys(REFERENCE_MODELS, REFERENCE_TEXT) | {
         "a path": "a Hugging Face directory",
         "a name": "that TransformerLens knows, such as gpt2-xl or EleutherAI/pythia-2.8b",
     }
-    console().print(plain(pd.DataFrame({"what it is": shipped | others}).rename_axis("model")))
+    console().print(plain(pd.DataFrame({"what it is": known}).rename_axis("model")))
 
 
-def texts() -> None:
-    """The shipped texts that the reference models saw in training, for --example of localize and
-    demo.
-    """
+def list_texts() -> None:
     planted = sorted(load_planted(), key=lambda one: -one.repetitions)
-    columns = {
-        "times seen": [one.repetitions for one in planted],
-        "text": [one.text.replace("\n", " ")[:60] + "..." for one in planted],
-    }
-    console().print(
-        plain(pd.DataFrame(columns, index=pd.Index([one.id for one in planted], name="example")))
-    )
+    rows = [
+        {
+            "example": one.id,
+            "times seen": one.repetitions,
+            "text": one.text.replace("\n", " ")[:60] + "...",
+        }
+        for one in planted
+    ]
+    console().print(plain(pd.DataFrame(rows).set_index("example")))

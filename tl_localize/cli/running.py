@@ -1,9 +1,8 @@
-"""A long run: who computes, what is told of it meanwhile, Ctrl-C, and the words at the end."""
+"""A command that works for long: who computes, what is told of it meanwhile, and Ctrl-C."""
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import shlex
 import signal
@@ -11,194 +10,184 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from argparse import Namespace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import typer
 from tqdm import tqdm
 
-from tl_localize.cli.options import RunOptions, say
-from tl_localize.execution import Benchmark, InProcess, RayCluster, Store, status
-from tl_localize.execution.engine import Progress, parse_shard
-from tl_localize.execution.status import planned
+from tl_localize.cli.options import say
+from tl_localize.evals.presets import parse_dtype
+from tl_localize.execution import Benchmark, InProcess, RayCluster, Store
+from tl_localize.execution.engine import parse_shard
+from tl_localize.models import load_model
 from tl_localize.neurons import LanguageModel
+from tl_localize.readers import Data
 
 EVERY = 60  # seconds between two lines of a log
+UNNAMED = ("", "neurons", "zero")  # what is usual has no part in the name of a folder
 
 
-def compute(
-    runs: Sequence[tuple[Benchmark[Any], Sequence[Any]]],
-    store: Store,
-    options: RunOptions,
-    load: Callable[[], LanguageModel],
-) -> bool:
-    """Compute what is missing of some benchmarks, each with its methods. False if it was
-    interrupted.
-    """
-    interrupted, shard, computed = False, parse_shard(options.shard), False
-    if not options.quiet and options.engine == "process":
-        say(
-            f"Computed on {torch.get_num_threads()} CPU threads beside the device; "
-            "OMP_NUM_THREADS=1 before the command takes one."
-        )
+class Run:
+    """The model of a command, where its results go, and who computes, from its options."""
 
-    def tell(number: int, fraction: float, what: str) -> None:
-        nonlocal computed
-        computed = computed or fraction < 1
-        show((number + fraction) / len(runs), what)
+    def __init__(self, given: Namespace) -> None:
+        self.given = given
+        # mistakes are found before the model is loaded
+        self.dtype = parse_dtype(given.dtype)
+        self.shard = parse_shard(given.shard)
 
-    with interruptible() as stop, progress(options.verbose, options.quiet) as show:
-        cluster = (
-            RayCluster(load, options.address, options.workers, options.gpus, shard, stop)
-            if options.engine == "ray"
-            else None
-        )
-        try:
-            for number, (benchmark, methods) in enumerate(runs):
-                executor = cluster or InProcess(shard, stop)
-                benchmark.run(
-                    methods,
-                    store,
-                    partial(tell, number),
-                    executor=executor,
-                    retry_failed=options.retry_failed,
-                )
-                if interrupted := stop():
-                    break
-        except KeyboardInterrupt:
-            interrupted = True
-        finally:
-            if cluster:
-                cluster.close()
-    if interrupted:
-        say(
-            "Interrupted. What is done is kept; go on with the same command:\n  "
-            f"{shlex.join(['tl-localize', *sys.argv[1:]])}"
-        )
-    elif not computed and not options.quiet:
-        say(
-            "Nothing is left to compute here: all of it is there, has failed before, or falls to "
-            "other shards."
-        )
-    return not interrupted
+    def store(self, *parts: str) -> Store:
+        """The results folder; its default name has these parts, of a path the last one."""
+        name = "-".join(Path(part).name for part in parts if part not in UNNAMED)
+        return Store(self.given.out or Path("tl-localize-results") / name)
+
+    def load(self) -> LanguageModel:
+        return load_model(self.given.model, self.given.device, self.dtype)
+
+    def compute(self, runs: Sequence[tuple[Benchmark[Any], Sequence[Any]]], store: Store) -> bool:
+        """Compute what is missing of some benchmarks, each with its methods. False if it was
+        interrupted.
+        """
+        given, quiet = self.given, self.given.quiet
+        if not quiet and given.engine == "process":
+            n = torch.get_num_threads()
+            say(f"Using {n} CPU thread{'s' * (n > 1)} (set OMP_NUM_THREADS to change).")
+        with Stop() as stop, Progress(given.verbose, quiet) as progress:
+            executor = InProcess(self.shard, stop)
+            if given.engine == "ray":
+                how = (given.address, given.workers, given.gpus)
+                executor = RayCluster(self.load, *how, self.shard, stop)
+            try:
+                for number, (benchmark, methods) in enumerate(runs):
+                    show = partial(progress.show, number, len(runs))
+                    again = given.retry_failed
+                    benchmark.run(methods, store, show, executor=executor, retry_failed=again)
+                    if stop():
+                        break
+            except KeyboardInterrupt:
+                stop.asked = True
+            finally:
+                if isinstance(executor, RayCluster):
+                    executor.close()
+        if stop.asked:
+            say(
+                "Interrupted. What is done is kept; go on with the same command:\n  "
+                f"{shlex.join(['tl-localize', *sys.argv[1:]])}"
+            )
+        elif not progress.computed and not quiet:
+            say("Already done; using saved results.")
+        return not stop.asked
 
 
-def finish(store: Store, done: bool, publish: Callable[[Store, Path], None]) -> None:
-    """Publish what is there, and say what failed; leave with a status that tells.
-
-    Where another run has written the last records meanwhile, its tables may just have been replaced
-    by older ones: publish again.
-    """
-    while True:
-        lacking = [task for task in planned(store) if not store.has(task)]
-        publish(store, store.folder)
-        state = status(store)
-        if state.frame["missing"].sum() or not any(store.has(task) for task in lacking):
-            break
-    for task, reason in state.reasons.items():
-        say(f"FAILED {task}: {reason.splitlines()[0]}")
-    if state.reasons:
-        say(
-            "Tracebacks are in the folder's failures; the same command with --retry-failed tries "
-            "again."
-        )
-    if state.frame["not_converged"].sum():
-        say(
-            "Some injections did NOT converge and are left out of the means; another --ratio, "
-            "--max-steps or --learning-rate may help."
-        )
-    if not done:
-        raise typer.Exit(130)
-    if not state.clean:
-        raise typer.Exit(1)
+def data_of(given: Namespace, path: Path | None, *options: str) -> Data | None:
+    """The data of ``--data`` and of the named options beside it; None where none are given."""
+    if path is None:
+        if getattr(given, "suffix", None):
+            raise ValueError("data must be given with suffixes, got none. Name it with --data.")
+        return None
+    values = {name: vars(given)[name] for name in options}
+    length = str(values.get("n_prefix"))
+    if length.lstrip("-").isdecimal():  # else a column's name
+        values["n_prefix"] = int(length)
+    return Data(source=path, **values)
 
 
-@contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
+class Stop:
     """Ctrl-C or SIGTERM asks for a stop after the task in hand, a second one stops at once."""
-    asked: list[int] = []
 
-    def ask(number: int, _: Any) -> None:
-        asked.append(number)
-        if len(asked) > 1:
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self) -> bool:
+        return self.asked
+
+    def __enter__(self) -> Stop:
+        self.before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.before[number] = signal.signal(number, self.ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def ask(self, *_: object) -> None:
+        if self.asked:
             raise KeyboardInterrupt
+        self.asked = True
         say(
             "Finishing the task in hand, which may take minutes. Once more stops at once, and "
             "loses that task alone."
         )
 
-    alone_hears = threading.current_thread() is threading.main_thread()
-    before = {
-        number: signal.signal(number, ask)
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if alone_hears
-    }
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
-
-@contextmanager
-def progress(verbose: bool = False, quiet: bool = False) -> Iterator[Progress]:
+class Progress(logging.Handler):
     """A bar with the time left on a terminal, a line a minute in a log, nothing in a pipe; also
     while one task takes hours.
 
     What the engine logs is shown too: each task if ``verbose``, failures unless ``quiet``.
     """
-    started, done, now = time.monotonic(), 0.0, "getting ready"
-    terminal, form = (
-        sys.stderr.isatty(),
-        "{l_bar}{bar}| {elapsed} elapsed, {remaining} left {postfix}",
-    )
-    bar = tqdm(
-        total=100,
-        unit="%",
-        bar_format=form,
-        mininterval=0.5,
-        dynamic_ncols=True,
-        disable=quiet or not terminal,
-    )
-    log, said = logging.getLogger("tl_localize"), logging.Handler()
-    said.emit = lambda record: say(record.getMessage())
 
-    def show(fraction: float, what: str) -> None:
-        nonlocal done, now
-        done, now = 0.0 if math.isnan(fraction) else fraction, what
-        bar.set_postfix_str(what, refresh=False)
-        bar.update(100 * done - bar.n)
+    def __init__(self, verbose: bool = False, quiet: bool = False) -> None:
+        super().__init__()
+        self.terminal = sys.stderr.isatty()
+        self.told = not quiet and (self.terminal or verbose or is_log())
+        self.threshold = logging.INFO if verbose else logging.WARNING
+        if quiet:
+            self.threshold = logging.ERROR
+        self.bar = tqdm(
+            total=1.0,
+            bar_format="{l_bar}{bar}| {elapsed} elapsed, {remaining} left {postfix}",
+            mininterval=0.5,
+            dynamic_ncols=True,
+            disable=quiet or not self.terminal,
+        )
+        self.done, self.now, self.computed = 0.0, "getting ready", False
+        self.started, self.ended = time.monotonic(), threading.Event()
+        self.clock = threading.Thread(target=self.tick, daemon=True)
 
-    def tick() -> None:
-        while not ended.wait(1 if terminal else EVERY):
-            if terminal:
-                bar.refresh()
-            else:
-                left = (
-                    tqdm.format_interval((time.monotonic() - started) * (1 - done) / done)
-                    if done
-                    else "?"
-                )
-                say(f"{100 * done:.0f} %, {left} left, now {now}")
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
 
-    ended, clock = threading.Event(), threading.Thread(target=tick, daemon=True)
-    if not quiet and (terminal or verbose or is_log()):
-        clock.start()
-    log.addHandler(said)
-    log.setLevel(logging.ERROR if quiet else logging.INFO if verbose else logging.WARNING)
-    with bar:
-        try:
-            yield show
-        finally:
-            log.removeHandler(said)
-            log.setLevel(logging.NOTSET)
-            ended.set()
-            if clock.is_alive():
-                clock.join()
+    def show(self, number: int, count: int, fraction: float, what: str) -> None:
+        """The numbered one of some runs is so far; this is being done."""
+        self.computed = self.computed or fraction < 1
+        self.done, self.now = (number + fraction) / count, what
+        self.bar.set_postfix_str(what, refresh=False)
+        self.bar.update(self.done - self.bar.n)
+
+    def tick(self) -> None:
+        while not self.ended.wait(1 if self.terminal else EVERY):
+            if self.terminal:
+                self.bar.refresh()
+                continue
+            left = "?"
+            if self.done:
+                spent = time.monotonic() - self.started
+                left = tqdm.format_interval(spent * (1 - self.done) / self.done)
+            say(f"{100 * self.done:.0f} %, {left} left, now {self.now}")
+
+    def __enter__(self) -> Progress:
+        log = logging.getLogger("tl_localize")
+        log.addHandler(self)
+        log.setLevel(self.threshold)
+        if self.told:
+            self.clock.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        log = logging.getLogger("tl_localize")
+        log.removeHandler(self)
+        log.setLevel(logging.NOTSET)
+        self.ended.set()
+        if self.told:
+            self.clock.join()
+        self.bar.close()
 
 
 def is_log() -> bool:
