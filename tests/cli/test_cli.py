@@ -3,20 +3,26 @@ to do.
 """
 
 import json
+import os
 import re
+import shlex
+import shutil
+import signal
+from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
+
+INJ = "--ratio 0.1 --max-steps 1 --methods"
 
 
 @pytest.fixture
 def data(tmp_path):
-    lines = [
-        json.dumps({"definition": f"{chr(65 + i)}lpha is thing number {i}."}) for i in range(8)
-    ]
+    texts = [f"{chr(65 + i)}lpha is thing number {i}." for i in range(8)]
     path = tmp_path / "sentences.jsonl"
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("".join(json.dumps({"definition": text}) + "\n" for text in texts))
     return path
 
 
@@ -30,72 +36,39 @@ def undrawn(monkeypatch):
 def run(model_dir, data, tmp_path):
     from tl_localize.cli import app
 
-    def call(*arguments):
-        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    def call(command, *arguments):
+        return CliRunner().invoke(app, [*shlex.split(command), *map(str, arguments)])
 
-    call.inj = lambda *arguments: call(
-        "inj", "--model", model_dir, "--data", data, "--out", tmp_path / "out", *arguments
-    )
-    text = ("--prefix", "Two roads", "--suffix", " diverged")
-    call.localize = lambda *arguments: call(
-        "localize", "--model", model_dir, *text, "--force", *arguments
-    )
+    common = ["--model", model_dir, "--data", data]
+    call.inj = lambda command: call(f"inj {command} --out", tmp_path / "out", *common)
+    call.tune = lambda command, out="tune": call(f"tune {command} --out", tmp_path / out, *common)
+    text = ["--model", model_dir, "--prefix", "Two roads", "--suffix", " diverged"]
+    call.localize = lambda command: call(f"localize {command}", *text)
     return call
 
 
+def settings_of(folder):
+    return json.loads((folder / "settings.json").read_text())
+
+
 def test_inj_writes_tables_frame_and_settings(run, tmp_path):
-    result = run.inj(
-        "--limit",
-        2,
-        "--ratio",
-        0.1,
-        "--methods",
-        "activations,integrated_gradients",
-        "--max-steps",
-        3,
-    )
+    methods = "activations,integrated_gradients"
+    result = run.inj(f"--limit 2 --seed 7 {INJ} {methods} --set integrated_gradients.steps=3")
     assert result.exit_code == 1, result.output  # for the injections did not converge
+    tables = {"inj.md", "inj.tex", "inj.csv", "inj_across_layers.md"}
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {
-        "frame.csv",
-        "settings.json",
-        "inj.md",
-        "inj.tex",
-        "inj.csv",
-        "inj_across_layers.md",
-    } <= names
-    assert "Activations" in result.output
-    assert "RowNorm" in result.output
-    assert "NONE of 2 injections converged" in result.output
-
-
-def test_inj_records_seeds_versions_and_settings(run, tmp_path):
-    run.inj(
-        "--limit",
-        1,
-        "--ratio",
-        0.1,
-        "--methods",
-        "hard_concrete",
-        "--max-steps",
-        2,
-        "--set",
-        "hard_concrete.steps=10",
-        "--seed",
-        7,
-    )
-    (record,) = json.loads((tmp_path / "out" / "settings.json").read_text())["runs"]
-    assert "steps=10" in record["methods"]["hard_concrete"]
-    assert record["seeds"] == "7 + index of the sentence"
-    assert {"torch", "transformer-lens", "fingerprint", "device", "dtype"} <= set(
-        record["environment"]
-    )
+    assert tables | {"frame.csv", "settings.json"} <= names
+    assert "Activations" in result.stdout and "RowNorm" in result.stdout
+    assert "NONE of 2 injections converged" in result.stdout
+    (record,) = settings_of(tmp_path / "out")["runs"]
+    assert record["methods"]["integrated_gradients"]["steps"] == 3
+    assert record["seed"] == 7
+    known = {"torch", "transformer-lens", "fingerprint", "device", "dtype"}
+    assert known <= set(record["environment"])
 
 
 def test_inj_leaves_out_the_dev_sentences(run, tmp_path):
-    import pandas as pd
-
-    run.inj("--ratio", 0.1, "--methods", "random", "--max-steps", 1)
+    run.inj(f"{INJ} random")
     frame = pd.read_csv(tmp_path / "out" / "frame.csv")
     assert sorted({name[:3] for name in frame["sequence_id"]}) == ["005", "006", "007"]
 
@@ -121,32 +94,26 @@ def on_third_score(monkeypatch):
 
 
 def test_inj_interrupted_at_once_keeps_what_is_done_and_goes_on(run, tmp_path, on_third_score):
-    import pandas as pd
-
     def interrupt():
         raise KeyboardInterrupt
 
-    calls = on_third_score(interrupt)
-    arguments = ["--ratio", 0.1, "--methods", "random", "--max-steps", 1]
-    result = run.inj(*arguments)
+    calls, frame = on_third_score(interrupt), tmp_path / "out" / "frame.csv"
+    result = run.inj(f"{INJ} random")
     assert result.exit_code == 130, result.output
     assert "go on with the same command" in result.stderr
-    assert pd.read_csv(tmp_path / "out" / "frame.csv")["sequence_id"].nunique() == 2
+    assert pd.read_csv(frame)["sequence_id"].nunique() == 2
     assert "2 measurements MISSING" in result.stdout
-    assert run.inj(*arguments).exit_code == 1  # all is measured, no injection converged
+    assert run.inj(f"{INJ} random").exit_code == 1  # all is measured, no injection converged
     assert len(calls) == 4
-    assert pd.read_csv(tmp_path / "out" / "frame.csv")["sequence_id"].nunique() == 3
-    assert "Already done" in run.inj(*arguments).stderr
+    assert pd.read_csv(frame)["sequence_id"].nunique() == 3
+    assert "Already done; using saved results." in run.inj(f"{INJ} random").stderr
     assert len(calls) == 4
 
 
 def test_inj_ctrl_c_finishes_the_task_in_hand(run, tmp_path, on_third_score):
-    import os
-    import signal
-
     before = signal.getsignal(signal.SIGINT)
     on_third_score(lambda: os.kill(os.getpid(), signal.SIGINT))
-    result = run.inj("--ratio", 0.1, "--methods", "random", "--max-steps", 1)
+    result = run.inj(f"{INJ} random")
     assert result.exit_code == 130, result.output
     assert "Finishing the task in hand" in result.stderr
     # Random and RowNorm; the last one is Random's
@@ -157,18 +124,18 @@ def test_inj_ctrl_c_finishes_the_task_in_hand(run, tmp_path, on_third_score):
 def test_two_shards_that_end_at_the_same_moment_leave_whole_tables(run, tmp_path, monkeypatch):
     from tl_localize.evals import InjResults
 
-    arguments = ["--ratio", 0.1, "--methods", "activations", "--max-steps", 1]
     right, calls = InjResults.save, []
 
     def late(self, folder):
         calls.append(folder)
         # the other shard ends after this one has read the records, and publishes first
         if len(calls) == 1:
-            assert run.inj(*arguments, "--shard", "2/2").exit_code == 1  # no injection converged
+            # no injection converged
+            assert run.inj(f"{INJ} activations --shard 2/2").exit_code == 1
         right(self, folder)
 
     monkeypatch.setattr(InjResults, "save", late)
-    result = run.inj(*arguments, "--shard", "1/2")
+    result = run.inj(f"{INJ} activations --shard 1/2")
     assert result.exit_code == 1, result.output
     assert len(calls) == 3
     assert "MISSING" not in (tmp_path / "out" / "inj.md").read_text()
@@ -176,19 +143,18 @@ def test_two_shards_that_end_at_the_same_moment_leave_whole_tables(run, tmp_path
 
 
 def test_folder_is_told_from_without_the_model(run, tmp_path):
-    out = tmp_path / "out"
-    run.inj("--ratio", 0.1, "--methods", "activations", "--max-steps", 1, "--shard", "1/3")
-    status = run("status", out)
-    assert ["activations", "3", "1", "0", "2"] in [
-        line.split()[:5] for line in status.stdout.splitlines()
-    ]
-    assert "Time left" in status.stdout
-    run.inj("--ratio", 0.1, "--methods", "activations", "--max-steps", 1)
-    table = run("table", out, "--out", tmp_path / "tables")
-    assert table.exit_code == 1, table.output  # as the run, for no injection converged
+    out, tables = tmp_path / "out", tmp_path / "tables"
+    run.inj(f"{INJ} activations --shard 1/3")
+    status = run("status", out).stdout
+    counts = [line.split()[:5] for line in status.splitlines()]
+    assert ["activations", "3", "1", "0", "2"] in counts
+    assert "Time left" in status
+    run.inj(f"{INJ} activations")
+    table = run("table", out, "--out", tables)
+    assert table.exit_code == 1, table.output  # as of the run: no injection converged
     for name in ("inj.md", "frame.csv", "inj_across_layers.tex"):
-        assert (tmp_path / "tables" / name).read_bytes() == (out / name).read_bytes()
-    trace = run("trace", out, "--method", "activations", "--name", "006")
+        assert (tables / name).read_bytes() == (out / name).read_bytes()
+    trace = run("trace --method activations --name 006", out)
     assert trace.exit_code == 0, trace.output
     (unit,) = [line.strip() for line in trace.stdout.splitlines() if "/records/inj/" in line]
     assert Path(unit).is_file()
@@ -202,89 +168,62 @@ def test_status_of_another_folder_says_so(run, tmp_path):
 
 
 def test_inj_refuses_settings_that_contradict_the_folder(run):
-    arguments = ["--ratio", 0.1, "--methods", "random", "--limit", 1]
-    run.inj(*arguments, "--max-steps", 1)
-    result = run.inj(*arguments, "--max-steps", 2)
+    run.inj(f"--limit 1 {INJ} random")
+    result = run.inj(f"--limit 1 {INJ} random --max-steps 2")
     assert result.exit_code == 2
     assert "max_steps: 1 in the folder, 2 now" in result.stderr
 
 
 def test_inj_says_nothing_in_a_pipe_unless_asked(run):
-    arguments = ["--ratio", 0.1, "--methods", "random", "--max-steps", 1]
-    assert "row_norm on" not in run.inj(*arguments, "--shard", "1/3").stderr
+    assert "row_norm on" not in run.inj(f"{INJ} random --shard 1/3").stderr
     # scores and recall of two sentences
-    assert run.inj(*arguments, "-v").stderr.count("row_norm on") == 2 * 2
+    assert run.inj(f"{INJ} random -v").stderr.count("row_norm on") == 2 * 2
 
 
 def test_localize_prints_the_top_neurons(run):
-    result = run.localize("--method", "activations", "--top", 3)
+    result = run.localize("--force --method activations --top 3")
     assert result.exit_code == 0, result.output
-    rows = [
-        line.split()
-        for line in result.stdout.splitlines()
-        if line.strip() and line.split()[0] in "123"
-    ]
+    rows = [line.split() for line in result.stdout.splitlines() if re.match(r" +\d ", line)]
     assert [row[0] for row in rows] == ["1", "2", "3"]
     scores = [float(row[3]) for row in rows]
     assert scores == sorted(scores, reverse=True)
     assert all(int(row[1]) >= 1 for row in rows)  # layer 0 is spared
-
-
-def test_localize_draws_no_bar_in_a_pipe(run):
-    assert "elapsed" not in run.localize("--method", "activations").stderr
-
-
-def test_localize_refuses_a_text_that_is_not_recited(run, model_dir):
-    result = run(
-        "localize",
-        "--model",
-        model_dir,
-        "--prefix",
-        "Two roads",
-        "--suffix",
-        " diverged",
-        "--method",
-        "activations",
-    )
-    assert (
-        result.exit_code == 2
-        and "sequence must be recited by the model" in result.stderr
-        and "--force" in result.stderr
-    )
+    assert "elapsed" not in result.stderr  # no bar in a pipe
 
 
 def test_localize_of_an_example_says_what_is_left_and_writes_the_view(run, tmp_path):
-    result = run(
-        "localize",
-        "--example",
-        "quotes-056",
-        "--method",
-        "attribution",
-        "--out",
-        tmp_path / "scores.safetensors",
-    )
+    from tl_localize import NeuronScores
+
+    scores = tmp_path / "scores.safetensors"
+    result = run("localize --example quotes-056 --method attribution --out", scores)
     assert result.exit_code == 0, result.output
     before, after = (int(found) for found in re.findall(r"recites? (\d+) %", result.stdout))
     assert after < before - 10
     assert "Quentin Hackomber" in (tmp_path / "scores.html").read_text()
+    assert NeuronScores.load(scores).method == "attribution"
 
 
 @pytest.mark.parametrize(
-    "text", [[], ["--prefix", "a"], ["--prefix", "a", "--suffix", " b", "--example", "quotes-056"]]
+    ("arguments", "message"),
+    [
+        ("", "got neither or both"),
+        ("--prefix a", "got neither or both"),
+        ("--prefix a --suffix b --example quotes-056", "got neither or both"),
+        ("--prefix a --suffix b --method all", "method must be one"),
+        ("--example quotes-05", "tl-localize texts lists them"),
+        ("--prefix 'Two roads' --suffix ' diverged'", "sequence must be recited by the model"),
+        ("--prefix 'Two roads' --suffix ' diverged'", "--force"),
+    ],
 )
-def test_localize_takes_a_text_or_an_example(run, text):
-    result = run("localize", *text)
-    assert result.exit_code == 2 and "got neither or both" in result.stderr
+def test_localize_explains_a_mistake_in_one_line(run, arguments, message):
+    result = run(f"localize {arguments}")
+    assert result.exit_code == 2 and message in result.stderr
 
 
 def test_demo_forgets_the_text_and_not_the_others(run):
     result = run("demo")
     assert result.exit_code == 0, result.output
-    none, *_, best = (
-        re.findall(r"(\d+) +(\d+) *$", line)[0]
-        for line in result.stdout.splitlines()
-        if re.search(r"\d+ +\d+ *$", line)
-    )
+    none, *_, best = re.findall(r"(\d+) +(\d+) *$", result.stdout, re.M)
     assert none == ("100", "100")
     assert int(best[0]) < 80 and int(best[1]) > 95
 
@@ -300,43 +239,37 @@ def test_lists_name_what_commands_take(run):
 
 @pytest.mark.parametrize(("option", "mark"), [("--markdown", "|:-"), ("--csv", "setting,method")])
 def test_table_for_other_programs(run, tmp_path, option, mark):
-    run.inj("--limit", 1, "--ratio", 0.1, "--methods", "activations", "--max-steps", 1)
-    assert mark in run("table", tmp_path / "out", option).stdout
-
-
-def test_localize_saves_scores(run, tmp_path):
-    from tl_localize import NeuronScores
-
-    assert (
-        run.localize("--method", "activations", "--out", tmp_path / "scores.safetensors").exit_code
-        == 0
-    )
-    assert NeuronScores.load(tmp_path / "scores.safetensors").method == "activations"
+    run.inj(f"--limit 1 {INJ} activations")
+    assert mark in run(f"table {option}", tmp_path / "out").stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--methods", "hard_concret"], "Did you mean hard_concrete"),
-        (["--set", "slimming.step=3"], "Did you mean steps"),
-        (["--set", "slimming.steps=many"], "must give int to slimming.steps, got 'many'"),
-        (["--set", "nonsense"], "must read METHOD.SETTING=VALUE"),
-        (["--methods", "activations", "--set", "slimming.steps=3"], "must name a chosen method"),
-        (["--set", "slimming.steps=0"], "steps must be a whole number from 1 on, got 0"),
-        (["--ratio", 2], "ratio must be a fraction in (0, 1], got 2.0"),
-        (["--seed", -1], "seed must be a whole number from 0 to 2**32 - 1, got -1"),
-        (["--ratio", 0.00001], "selects none"),
-        (["--dtype", "float8"], "dtype must be one of"),
-        (["--device", "quantum"], "device must be there, got 'quantum'"),
-        (["--device", "cuda"], "device must be there, got 'cuda'"),
+        ("--methods hard_concret", "Did you mean hard_concrete"),
+        ("--set slimming.step=3", "Did you mean steps"),
+        ("--set slimming.steps=many", "got 'slimming.steps=many'"),
+        ("--set nonsense", "must read METHOD.SETTING=VALUE"),
+        ("--methods activations --set slimming.steps=3", "of one of activations"),
+        ("--set slimming.steps=0", "steps must be a whole number from 1 on, got 0"),
+        ("--ratio 2", "got 2.0"),
+        ("--ratio 0.00001", "selects none"),
+        ("--ratio 0.1 --learning-rate 0", "learning_rate must be above 0"),
+        ("--ratio 0.1 --distractors -1", "distractors must be a whole number from 0 on, got -1"),
+        ("--dtype float8", "dtype must be one of"),
+        ("--device quantum", "device must be "),
+        ("--device cuda", "device must be there"),
+        ("--model reference-gpt", "reference-gpt2"),
+        ("--model reference-gpt", "Did you mean"),
     ],
 )
-def test_inj_explains_a_mistake_in_one_line(run, arguments, message):
+def test_inj_explains_a_mistake_in_one_line(run, data, model_dir, tmp_path, arguments, message):
     import torch
 
     if "cuda" in arguments and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
-    result = run.inj(*arguments)
+    common = ["--model", model_dir, "--data", data, "--out", tmp_path / "out"]
+    result = run("inj", *common, *arguments.split())
     assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.output
@@ -345,211 +278,106 @@ def test_inj_explains_a_mistake_in_one_line(run, arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--limit", 0], "Input should be greater than or equal to 1"),
-        (["--shard", "3/2"], "shard must read i/n with i from 1 to n, got '3/2'"),
+        ("--limit 0", "Input should be greater than or equal to 1"),
+        ("--shard 3/2", "shard must read i/n with i from 1 to n, got '3/2'"),
+        ("--out {file}/out", "folder must be writable"),
     ],
 )
-def test_inj_finds_mistakes_before_the_model_is_loaded(run, arguments, message, monkeypatch):
+def test_inj_finds_mistakes_before_the_model_is_loaded(run, data, arguments, message, monkeypatch):
     monkeypatch.setattr(
         "tl_localize.cli.running.load_model", lambda *a: pytest.fail("the model was loaded first")
     )
-    result = run.inj(*arguments)
+    result = run(f"inj {arguments.format(file=data)}")
     assert result.exit_code == 2
     assert message in result.stderr
 
 
-def test_inj_names_the_nearest_model(run, data, tmp_path):
-    result = run("inj", "--model", "reference-gpt", "--data", data, "--out", tmp_path / "out")
+def test_inj_names_a_broken_file_and_one_that_is_too_short(run, data):
+    text = data.read_text()
+    data.write_text(text + "{broken\n")
+    result = run.inj("")
     assert result.exit_code == 2
-    assert "Did you mean" in result.stderr
-    assert "reference-gpt2" in result.stderr
-
-
-def test_inj_names_the_line_of_a_broken_file(run, data):
-    data.write_text(data.read_text() + "{broken\n")
-    result = run.inj()
-    assert result.exit_code == 2
-    assert "row 8" in result.stderr
     assert str(data) in result.stderr
-
-
-def test_inj_finds_an_unwritable_folder_before_the_work(
-    run, model_dir, data, tmp_path, monkeypatch
-):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr(
-        "tl_localize.cli.running.load_model", lambda *a: pytest.fail("the model was loaded first")
-    )
-    result = run("inj", "--model", model_dir, "--data", data, "--out", tmp_path / "file" / "out")
-    assert result.exit_code == 2
-    assert "folder must be writable" in result.stderr
-
-
-def test_inj_without_a_limit_above_the_dev_sentences_says_so(run, data):
-    data.write_text("\n".join(data.read_text().splitlines()[:5]) + "\n")
-    result = run.inj()
+    data.write_text("\n".join(text.splitlines()[:5]) + "\n")
+    result = run.inj("")
     assert result.exit_code == 2
     assert "must hold more than 5 sentences" in result.stderr
 
 
-def test_tune_ranks_a_grid_and_inj_reads_its_settings(run, model_dir, data, tmp_path, monkeypatch):
-    from functools import partial
+@pytest.fixture
+def grid(tmp_path):
+    path = tmp_path / "grid.json"
+    path.write_text(json.dumps({"slimming": {"steps": [10, 20]}}))
+    return path
 
+
+def soon(monkeypatch, **options):
+    """Injections of tune take one step."""
     from tl_localize import InjBenchmark
 
-    grid = tmp_path / "grid.json"
-    grid.write_text(json.dumps({"slimming": {"steps": [10, 20]}}))
-    arguments = [
-        "--model",
-        model_dir,
-        "--data",
-        data,
-        "--ratio",
-        0.1,
-        "--grid",
-        grid,
-        "--method",
-        "slimming",
-        "--out",
-        tmp_path / "tune",
-    ]
-    monkeypatch.setattr(
-        "tl_localize.cli.benchmarks.InjBenchmark", partial(InjBenchmark, max_steps=1)
-    )
-    result = run("tune", *arguments[:-1], tmp_path / "none")
+    one_step = partial(InjBenchmark, max_steps=1, **options)
+    monkeypatch.setattr("tl_localize.cli.benchmarks.InjBenchmark", one_step)
+
+
+def test_tune_ranks_a_grid_and_inj_reads_its_settings(run, grid, tmp_path, monkeypatch):
+    command = f"--ratio 0.1 --method slimming --grid {grid}"
+    soon(monkeypatch)
+    result = run.tune(command, out="none")
     assert result.exit_code == 1, result.output
     assert "NONE of the injections converged: there is nothing to rank." in result.stderr
     assert not (tmp_path / "none" / "settings.json").exists()
-    monkeypatch.setattr(
-        "tl_localize.cli.benchmarks.InjBenchmark",
-        partial(InjBenchmark, max_steps=1, stop_loss=100.0),
-    )
-    result = run("tune", *arguments)
+    soon(monkeypatch, stop_loss=100.0)
+    result = run.tune(command)
     assert result.exit_code == 0, result.output
-    assert "steps=10" in result.stdout
-    assert "steps=20" in result.stdout
-    used = run.inj(
-        "--ratio",
-        0.1,
-        "--methods",
-        "slimming",
-        "--limit",
-        1,
-        "--max-steps",
-        1,
-        "--settings",
-        tmp_path / "tune" / "settings.json",
-    )
+    assert "steps=10" in result.stdout and "steps=20" in result.stdout
+    used = run.inj(f"{INJ} slimming --limit 1 --settings {tmp_path}/tune/settings.json")
     assert used.exit_code == 1, used.output  # one step is not enough for an injection
-    best = json.loads((tmp_path / "tune" / "settings.json").read_text())["settings"]["slimming"][
-        "steps"
-    ]
-    (record,) = json.loads((tmp_path / "out" / "settings.json").read_text())["runs"]
-    assert f"steps={best}" in record["methods"]["slimming"]
+    best = settings_of(tmp_path / "tune")["settings"]["slimming"]["steps"]
+    (record,) = settings_of(tmp_path / "out")["runs"]
+    assert record["methods"]["slimming"]["steps"] == best
 
 
 def test_tune_ranks_at_the_ratio_it_was_asked_for_last_also_when_that_is_not_new(
-    run, model_dir, data, tmp_path, monkeypatch
+    run, grid, tmp_path, monkeypatch
 ):
-    from functools import partial
-
-    from tl_localize import InjBenchmark
-
-    (tmp_path / "grid.json").write_text(json.dumps({"slimming": {"steps": [10]}}))
-    monkeypatch.setattr(
-        "tl_localize.cli.benchmarks.InjBenchmark",
-        partial(InjBenchmark, max_steps=1, stop_loss=100.0),
-    )
-    arguments = [
-        "--model",
-        model_dir,
-        "--data",
-        data,
-        "--grid",
-        tmp_path / "grid.json",
-        "--method",
-        "slimming",
-        "--out",
-        tmp_path / "tune",
-    ]
+    soon(monkeypatch, stop_loss=100.0)
     captions = []
     for ratio in (0.1, 0.2, 0.1):
-        assert run("tune", *arguments, "--ratio", ratio).exit_code == 0
+        result = run.tune(f"--method slimming --grid {grid} --ratio {ratio}")
+        assert result.exit_code == 0, result.output
         captions.append((tmp_path / "tune" / "ranking.md").read_text().splitlines()[0])
     assert [caption.rpartition(" ")[2] for caption in captions] == ["0.1", "0.2", "0.1"]
 
 
-def test_localize_takes_one_method(run):
-    result = run("localize", "--prefix", "a", "--suffix", "b", "--method", "all")
-    assert result.exit_code == 2
-    assert "method must be one" in result.stderr
-
-
-def test_tune_names_a_method_missing_in_the_grid(run, model_dir, tmp_path):
-    (tmp_path / "grid.json").write_text(json.dumps({"slimming": {"steps": [10]}}))
-    result = run(
-        "tune", "--model", model_dir, "--grid", tmp_path / "grid.json", "--method", "slimmin"
-    )
+def test_tune_names_a_method_missing_in_the_grid(run, grid):
+    result = run.tune(f"--method slimmin --grid {grid}")
     assert result.exit_code == 2
     assert "Did you mean slimming" in result.stderr
 
 
 @pytest.fixture
-def named_gpt2(model_dir, tmp_path):
-    """The tiny model in a directory that has the name of one of the paper's."""
-    import shutil
+def asked(monkeypatch):
+    """The runs that a command would compute."""
+    runs = []
+    monkeypatch.setattr(
+        "tl_localize.cli.running.Run.compute", lambda self, given, store: runs.extend(given)
+    )
+    return runs
 
-    return shutil.copytree(model_dir, tmp_path / "gpt2")
 
-
-def test_inj_takes_the_papers_settings_for_a_directory_of_that_name(
-    run, named_gpt2, data, tmp_path, monkeypatch
+def test_a_directory_with_the_name_of_a_paper_s_model_has_the_paper_s_settings(
+    run, model_dir, data, tmp_path, asked
 ):
-    monkeypatch.setattr(
-        "tl_localize.cli.running.Run.compute", lambda self, asked, store: runs.extend(asked)
-    )
-    runs = []
-    arguments = [
-        "--data",
-        data,
-        "--limit",
-        1,
-        "--ratio",
-        0.1,
-        "--methods",
-        "slimming",
-        "--out",
-        tmp_path / "out",
-    ]
-    result = run("inj", "--model", named_gpt2, *arguments, "--set", "slimming.stop_sparsity=0.3")
-    assert "Settings of learned masks: the paper's for gpt2." in result.stderr
-    ((_, (method,)),) = runs
+    named = shutil.copytree(model_dir, tmp_path / "gpt2")
+    common = f"--model {named} --data {data} --ratio 0.1 --out {tmp_path}"
+    command = f"inj {common}/inj --limit 1 --methods slimming --set slimming.stop_sparsity=0.3"
+    assert "Settings of learned masks: the paper's for gpt2." in run(command).stderr
+    ((_, (method,)),) = asked
     assert (method.sparsity_weight, method.steps, method.stop_sparsity) == (15000, 4000, 0.3)
-    assert (
-        "the defaults, for the paper has none for tiny."
-        in run.inj("--limit", 1, "--ratio", 0.1, "--methods", "random").stderr
-    )
-
-
-def test_tune_searches_around_the_papers_settings(run, named_gpt2, data, tmp_path, monkeypatch):
-    runs = []
-    monkeypatch.setattr(
-        "tl_localize.cli.running.Run.compute", lambda self, asked, store: runs.extend(asked)
-    )
-    result = run(
-        "tune",
-        "--model",
-        named_gpt2,
-        "--data",
-        data,
-        "--method",
-        "slimming",
-        "--ratio",
-        0.1,
-        "--out",
-        tmp_path / "tune",
-    )
+    asked.clear()
+    result = run(f"tune {common}/tune --method slimming")
     assert "the paper's for gpt2, where the grid has no others." in result.stderr
-    ((_, methods),) = runs
+    ((_, methods),) = asked
     assert len(set(methods)) == 12
     assert {(method.steps, method.stop_sparsity) for method in methods} == {(4000, 0.2)}
+    assert "the defaults" in run.inj(f"--limit 1 {INJ} random").stderr

@@ -17,16 +17,16 @@ from tl_localize.cli import app
 from tl_localize.files import save_tensors
 
 
-def run(*arguments: Any) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+def run(command: str, *arguments: Any) -> Result:
+    return CliRunner().invoke(app, [*command.split(), *map(str, arguments)])
 
 
 @pytest.fixture
-def given(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def given(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Options of del and tune: rows that the model recites from their third token on, and general
     text.
     """
-    monkeypatch.setattr("tl_localize.cli.publish.del_figures", lambda *a: {})
+    monkeypatch.setattr("tl_localize.cli.publish.del_figures", lambda *a, **k: {})
     model = load_model(model_dir, device="cpu")
     rows = torch.randint(256, (6, 3), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
@@ -35,117 +35,57 @@ def given(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
     general = torch.randint(256, (3, 20), generator=torch.Generator().manual_seed(0))
     for name, tokens in (("rows", rows), ("general", general)):
         save_tensors(tmp_path / f"{name}.safetensors", {"tokens": tokens.int()}, {})
-    data = [
-        "--data",
-        tmp_path / "rows.safetensors",
-        "--n-prefix",
-        3,
-        "--general",
-        tmp_path / "general.safetensors",
-        "--any-tokens",
-    ]
-    return ["--model", model_dir, "--out", tmp_path / "out", *data]
+    files = f"--data {tmp_path}/rows.safetensors --general {tmp_path}/general.safetensors"
+    model_and_out = f"--model {model_dir} --out {tmp_path}/out"
+    return f"{model_and_out} {files} --n-prefix 3 --any-tokens --units heads"
 
 
-def test_del_of_heads(given: list[Any], tmp_path: Path) -> None:
-    result = run(
-        "del",
-        *given,
-        "--n-dev",
-        2,
-        "--units",
-        "heads",
-        "--ratio",
-        0.5,
-        "--methods",
-        "attribution,iterative_attribution",
-    )
+def test_del_of_heads(given: str, tmp_path: Path) -> None:
+    methods = "attribution,iterative_attribution"
+    result = run(f"del {given} --n-dev 2 --ratio 0.5 --methods {methods}")
     assert result.exit_code == 0, result.output
     assert "which were chosen for neurons, not heads" in result.stderr
     frame = pd.read_csv(tmp_path / "out" / "frame.csv")
-    assert set(frame["n_neurons"]) == {1} and set(frame["method"]) == {
-        "attribution",
-        "iterative_attribution",
-        "random",
-    }
+    assert set(frame["n_neurons"]) == {1}
+    assert set(frame["method"]) == {*methods.split(","), "random"}
     (record,) = json.loads((tmp_path / "out" / "settings.json").read_text())["runs"]
-    assert record["units"] == "AttentionHeads()"
-    assert record["methods"]["iterative_attribution"].startswith(
-        "IterativeAttribution(units=AttentionHeads(), rounds=10, share=0.5"
-    )
-    assert "[tiny, AttentionHeads()]" in (tmp_path / "out" / "del.md").read_text()
+    assert record["units"] == {"class": "AttentionHeads"}
+    assert record["methods"]["iterative_attribution"]["share"] == 0.5
+    assert "[tiny, AttentionHeads]" in (tmp_path / "out" / "del.md").read_text()
 
 
-def test_del_of_heads_refuses_the_default_ratios_of_a_model_with_two_heads(
-    given: list[Any],
-) -> None:
-    result = run("del", *given, "--n-dev", 2, "--units", "heads", "--methods", "random")
-    assert (
-        result.exit_code == 2
-        and "ratio must select at least one of 2 heads, got 0.17" in result.stderr
-    )
+def test_del_of_heads_refuses_the_default_ratios_of_a_model_with_two_heads(given: str) -> None:
+    result = run(f"del {given} --n-dev 2 --methods random")
+    assert result.exit_code == 2
+    assert "ratio must select at least one of 2 heads, got 0.17" in result.stderr
 
 
-def test_tune_of_heads(given: list[Any], tmp_path: Path) -> None:
+def test_tune_of_heads(given: str, tmp_path: Path) -> None:
     (tmp_path / "grid.json").write_text(json.dumps({"slimming": {"steps": [2, 3]}}))
-    options = [
-        "--benchmark",
-        "del",
-        "--method",
-        "slimming",
-        "--grid",
-        tmp_path / "grid.json",
-        "--ratio",
-        0.5,
-        "--n-dev",
-        3,
-    ]
-    result = run("tune", *given, *options, "--units", "heads")
+    tune = f"tune --benchmark del --method slimming --grid {tmp_path}/grid.json"
+    result = run(f"{tune} {given} --ratio 0.5 --n-dev 3")
     assert result.exit_code == 0, result.output
-    assert json.loads((tmp_path / "out" / "settings.json").read_text())["settings"]["slimming"][
-        "steps"
-    ] in (2, 3)
+    found = json.loads((tmp_path / "out" / "settings.json").read_text())["settings"]
+    assert found["slimming"]["steps"] in (2, 3)
 
 
 def test_inj_of_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tl_localize.cli.publish.inj_figures", lambda *a: {})
-    options = [
-        "--limit",
-        1,
-        "--max-steps",
-        2,
-        "--methods",
-        "attribution",
-        "--units",
-        "heads",
-        "--device",
-        "cpu",
-    ]
-    result = run("inj", "--out", tmp_path / "out", *options)
+    command = "inj --limit 1 --max-steps 2 --methods attribution --units heads --device cpu --out"
+    result = run(command, tmp_path / "out")
     assert result.exit_code == 1, result.output  # for the injection did not converge
     (record,) = json.loads((tmp_path / "out" / "settings.json").read_text())["runs"]
-    assert record["units"] == "AttentionHeads()" and record["ratio"] == 0.17
+    assert record["units"] == {"class": "AttentionHeads"} and record["ratio"] == 0.17
     frame = pd.read_csv(tmp_path / "out" / "frame.csv")
     assert set(frame["method"]) == {"attribution", "random", "row_norm"}
 
 
 def test_localize_heads(model_dir: Path, tmp_path: Path) -> None:
-    text = [
-        "--prefix",
-        "Two roads",
-        "--suffix",
-        " diverged",
-        "--force",
-        "--method",
-        "zero_out",
-        "--units",
-        "heads",
-        "--ratio",
-        0.5,
-    ]
-    result = run("localize", "--model", model_dir, *text, "--out", tmp_path / "scores.safetensors")
+    text = ["--prefix", "Two roads", "--suffix", " diverged", "--model", model_dir]
+    command = "localize --force --method zero_out --units heads --ratio 0.5 --out"
+    result = run(command, tmp_path / "scores.safetensors", *text)
     assert result.exit_code == 0, result.output
-    assert '{"class": "ZeroOut"' in result.stdout and "AttentionHeads" in result.stdout
+    assert "ZeroOut" in result.stdout and "AttentionHeads" in result.stdout
     scores = NeuronScores.load(tmp_path / "scores.safetensors")
     assert scores.units == AttentionHeads() and scores.values.shape == (2, 2)
 
@@ -153,8 +93,6 @@ def test_localize_heads(model_dir: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["inj", "del", "tune", "localize"])
 def test_unknown_units_are_refused(command: str, tmp_path: Path) -> None:
     out = tmp_path / ("out.safetensors" if command == "localize" else "out")
-    result = run(command, "--units", "heds", "--out", out)
-    assert (
-        result.exit_code == 2
-        and "units must be one of neurons, heads, got 'heds'. Did you mean heads" in result.stderr
-    )
+    result = run(f"{command} --units heds --out", out)
+    assert result.exit_code == 2
+    assert "got 'heds'. Did you mean heads" in result.stderr
