@@ -248,7 +248,7 @@ def test_table_for_other_programs(run, tmp_path, option, mark):
     [
         ("--methods hard_concret", "Did you mean hard_concrete"),
         ("--set slimming.step=3", "Did you mean steps"),
-        ("--set slimming.steps=many", "got 'slimming.steps=many'"),
+        ("--set slimming.steps=many", "steps: int"),
         ("--set nonsense", "must read METHOD.SETTING=VALUE"),
         ("--methods activations --set slimming.steps=3", "of one of activations"),
         ("--set slimming.steps=0", "steps must be a whole number from 1 on, got 0"),

@@ -212,7 +212,8 @@ def tuned(plan: Plan, names: Collection[str]) -> dict[str, Localizer]:
     for label, about in plan.methods.items():
         for name in names:
             if about["class"] == METHODS[name].__name__:
-                settings = {setting: about[setting] for setting in settings_of(name)}
+                own = settings_of(name)  # some are no part of what a method is
+                settings = {setting: about[setting] for setting in own if setting in about}
                 found[label] = make_method(name, settings)
     return found
 
