@@ -24,7 +24,9 @@ folder with device and versions.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -146,6 +148,35 @@ def busy(work: Any, device: torch.device) -> float:
     return sum(event.self_device_time_total for event in profile.key_averages()) / 1e6 / wall
 
 
+@dataclass(frozen=True)
+class Work:
+    """A method and the plain loop of its algorithm, each run in part; the scales make up for it."""
+
+    name: str
+    fast: Callable[[], object]
+    loop: Callable[[], object]
+    scale: float = 1
+    loop_scale: float = 1
+    n: int = 1  # sequences at once
+
+    def row(self, device: torch.device, repeats: int) -> dict[str, Any]:
+        self.fast()  # the first run loads kernels
+        self.loop()
+        mine = min(seconds(self.fast, device) for _ in range(repeats)) * self.scale / self.n
+        loops = min(seconds(self.loop, device) for _ in range(repeats)) * self.loop_scale
+        return {
+            "method": self.name,
+            "seconds": mine,
+            "of the loop": loops,
+            "ratio": loops / mine,
+            "MiB": peak_bytes(self.fast, device) / 2**20,
+            "MiB of the loop": peak_bytes(self.loop, device) / 2**20,
+            "measured": 1 / self.scale,
+            "of the loop measured": 1 / self.loop_scale,
+            "GPU busy": busy(self.fast, device),
+        }
+
+
 def cost_table(
     model: Any,
     n_sequences: int = 16,
@@ -154,138 +185,102 @@ def cost_table(
     repeats: int = 2,
 ) -> Any:
     """One row per method: seconds and bytes for one sequence, and of its plain loop."""
+    from tl_localize.report.paper import published
+
+    device = torch.device(model.cfg.device)
+    model.requires_grad_(False)
+    sequences = random_sequences(model, n_sequences)
+    works = [
+        *few_passes(model, sequences[0]),
+        *zero_outs(model, sequences[0], n_neurons),
+        *mask_learners(model, sequences, steps),
+    ]
+    table = pd.DataFrame([work.row(device, repeats) for work in works]).set_index("method")
+    paper = published("cost").set_index("method")["value"]
+    names = table.index.str.partition(",").get_level_values(0)
+    return table.assign(**{"A6000, pythia-6.9b (paper)": paper.reindex(names).to_numpy()})
+
+
+def few_passes(model: Any, one: Any) -> Iterator[Work]:
     from tl_localize import (
         Activations,
         Attribution,
         GradientAlignment,
-        HardConcrete,
         IntegratedGradients,
         IterativeAttribution,
-        Slimming,
-        ZeroOut,
     )
-    from tl_localize.neurons import NeuronView
-    from tl_localize.report.paper import published
 
-    device, view = torch.device(model.cfg.device), NeuronView(model)
-    n_layers, d_mlp = view.n_layers, view.n_neurons
-    model.requires_grad_(False)
-    sequences = random_sequences(model, n_sequences)
-    one = sequences[0]
-    n_targets = len(one) - one.n_prefix
-    paper = published("cost").set_index("method")["value"]
-    some_layers, some_neurons = even(n_layers, 3), even(d_mlp, n_neurons)
-    # A sample of layers is scaled up as if all layers cost the same, which is so in the loops.
-    loops_of_zero_out = n_layers * d_mlp / (len(some_layers) * len(some_neurons))
-    chosen = torch.zeros(n_layers, d_mlp, dtype=torch.bool)
-    chosen[:, some_neurons] = True
-    positions = [one.n_prefix - 1 + i for i in even(n_targets, N_POSITIONS)]
-    side = 8 if device.type == "cpu" else 64
-    points = IntegratedGradients().steps
-    run = {name: max(1, n // 5) for name, n in steps.items()}
-    off = {"stop_sparsity": 1e-12}
-    masks = {
-        "slimming": Slimming(steps=run["slimming"], **off),
-        "hard_concrete": HardConcrete(steps=run["hard_concrete"], **off),
-    }
-
-    def zero_out() -> Any:
-        """The exact part, on an even sample of the neurons."""
-        method = ZeroOut()
-        return lambda: method.exact(view, one, chosen, lambda fraction: None)
-
-    def zero_out_loops(size: int) -> Any:
-        chunks = torch.tensor(some_neurons).split(size)
-        return lambda: [
-            zero_out_loop(model, one, layer, chunk.tolist())
-            for layer in some_layers
-            for chunk in chunks
-        ]
-
-    passes = n_layers * d_mlp / int(chosen.sum())
-    in_loop = n_layers * n_targets / (len(some_layers) * len(positions))
-    # name, work, what its seconds count times, the loop, its
-    rows: list[tuple[str, Any, float, Any, float]] = [
-        ("activations", lambda: Activations()(model, one), 1, lambda: forward(model, one), 1),
-        (
-            "attribution",
-            lambda: Attribution()(model, one),
-            1,
-            lambda: forward_and_backward(model, one),
-            1,
-        ),
-        (
-            "gradient_alignment",
-            lambda: GradientAlignment()(model, one),
-            1,
-            lambda: forward_and_backward(model, one),
-            GradientAlignment().points,
-        ),
-        (
-            "iterative_attribution",
-            lambda: IterativeAttribution()(model, one),
-            1,
-            lambda: forward_and_backward(model, one),
-            IterativeAttribution().rounds,
-        ),
-        (
-            "integrated_gradients",
-            lambda: IntegratedGradients()(model, one),
-            1,
-            lambda: [
-                integrated_gradients_loop(model, one, layer, t, points)
-                for layer in some_layers
-                for t in positions
-            ],
-            in_loop,
-        ),
-        ("zero_out", zero_out(), passes, zero_out_loops(1), loops_of_zero_out),
-        ("zero_out, loop batched", zero_out(), passes, zero_out_loops(side), loops_of_zero_out),
-        (
-            f"zero_out, screen={SCREEN}",
-            lambda: ZeroOut(screen=SCREEN)(model, one),
-            1,
-            zero_out_loops(1),
-            loops_of_zero_out,
-        ),
+    alignment, rounds, gradients = (
+        GradientAlignment(),
+        IterativeAttribution(),
+        IntegratedGradients(),
+    )
+    bare = partial(forward_and_backward, model, one)
+    yield Work("activations", partial(Activations(), model, one), partial(forward, model, one))
+    for method, passes in (
+        (Attribution(), 1),
+        (alignment, alignment.points),
+        (rounds, rounds.rounds),
+    ):
+        yield Work(method.name, partial(method, model, one), bare, loop_scale=passes)
+    n_layers, n_targets = model.cfg.n_layers, len(one) - one.n_prefix
+    places = [
+        (layer, one.n_prefix - 1 + i)
+        for layer in even(n_layers, 3)
+        for i in even(n_targets, N_POSITIONS)
     ]
-    for name, method in masks.items():
-        scale = steps[name] / run[name]
-        loop, single = (
-            (lambda name=name: mask_loop(model, one, run[name])),
-            (lambda method=method: method(model, one)),
-        )
 
-        def together(method=method):
-            return list(method.map(model, sequences))
+    def loop() -> None:
+        for layer, position in places:
+            integrated_gradients_loop(model, one, layer, position, gradients.steps)
 
-        rows.append((name, single, scale, loop, scale))
-        rows.append((f"{name}, {n_sequences} in map", together, scale, single, scale))
+    # layers are scaled up as if all cost the same, which is so in the loops
+    share = n_layers * n_targets / len(places)
+    yield Work(gradients.name, partial(gradients, model, one), loop, loop_scale=share)
 
-    found: list[dict[str, Any]] = []
-    for name, fast, scale, loop, loop_scale in rows:
-        fast(), loop()  # the first run loads kernels
-        n = n_sequences if f", {n_sequences} in" in name else 1
-        taken = [
-            (seconds(fast, device) * scale / n, seconds(loop, device) * loop_scale)
-            for _ in range(repeats)
-        ]
-        mine, loops = (min(values) for values in zip(*taken, strict=True))
-        found.append(
-            {
-                "method": name,
-                "seconds": mine,
-                "of the loop": loops,
-                "ratio": loops / mine,
-                "MiB": peak_bytes(fast, device) / 2**20,
-                "MiB of the loop": peak_bytes(loop, device) / 2**20,
-                "measured": 1 / scale,
-                "of the loop measured": 1 / loop_scale,
-                "GPU busy": busy(fast, device),
-                "A6000, pythia-6.9b (paper)": paper.get(name.partition(",")[0], float("nan")),
-            }
-        )
-    return pd.DataFrame(found).set_index("method")
+
+def zero_outs(model: Any, one: Any, n_neurons: int) -> Iterator[Work]:
+    """Zero-Out on an even sample of the neurons, and with a screen."""
+    from tl_localize import ZeroOut
+    from tl_localize.neurons import NeuronView
+
+    view = NeuronView(model)
+    layers, neurons = even(view.n_layers, 3), even(view.n_neurons, n_neurons)
+    chosen = torch.zeros(view.n_layers, view.n_neurons, dtype=torch.bool)
+    chosen[:, neurons] = True
+    scale = chosen.numel() / int(chosen.sum())
+    loop_scale = chosen.numel() / (len(layers) * len(neurons))
+
+    def exact() -> None:
+        ZeroOut().exact(view, one, chosen, lambda fraction: None)
+
+    def loop(size: int) -> None:
+        for layer in layers:
+            for chunk in torch.tensor(neurons).split(size):
+                zero_out_loop(model, one, layer, chunk.tolist())
+
+    side = 8 if view.device.type == "cpu" else 64
+    screened = partial(ZeroOut(screen=SCREEN), model, one)
+    yield Work("zero_out", exact, partial(loop, 1), scale, loop_scale)
+    yield Work("zero_out, loop batched", exact, partial(loop, side), scale, loop_scale)
+    yield Work(f"zero_out, screen={SCREEN}", screened, partial(loop, 1), 1, loop_scale)
+
+
+def mask_learners(model: Any, sequences: Any, steps: dict[str, int]) -> Iterator[Work]:
+    """A fifth of the steps of each, one sequence alone and all in ``map``."""
+    from tl_localize.methods import METHODS
+
+    for name in ("slimming", "hard_concrete"):
+        n_steps = max(1, steps[name] // 5)
+        method: Any = METHODS[name](steps=n_steps, stop_sparsity=1e-12)
+        scale, single = steps[name] / n_steps, partial(method, model, sequences[0])
+
+        def together(method: Any = method) -> None:
+            list(method.map(model, sequences))
+
+        yield Work(name, single, partial(mask_loop, model, sequences[0], n_steps), scale, scale)
+        title, n = f"{name}, {len(sequences)} in map", len(sequences)
+        yield Work(title, together, single, scale, scale, n)
 
 
 def size_table(
@@ -538,6 +533,6 @@ def test_smoke_small_shape_fills_the_whole_table(unchecked: Any) -> None:
     )
     sizes = size_table(model, share=0.01, sampled=(2, 4))
     assert len(sizes) == 14 and (sizes > 0).all(axis=None)
-    assert len(table) == 13 and (table[["seconds", "ratio", "MiB", "MiB of the loop"]] > 0).all(
+    assert len(table) == 12 and (table[["seconds", "ratio", "MiB", "MiB of the loop"]] > 0).all(
         axis=None
     )
