@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tl_localize import IterativeAttribution, MemorizedSequence, NeuronSet
+from tl_localize.methods import iterative_attribution
 
 
 def mean_probability(model: Any, sequence: MemorizedSequence) -> torch.Tensor:
@@ -219,3 +220,24 @@ def test_iterative_attribution_rejects_a_first_layer_beyond_the_model(
 ) -> None:
     with pytest.raises(ValueError, match="first_layer must be below the model's 2 layers"):
         IterativeAttribution(first_layer=2)(gpt2_like, sequence)
+
+
+def test_by_default_the_first_layer_is_spared_as_in_del(neox_like: Any, sequence: Any) -> None:
+    found, wanted = (
+        IterativeAttribution(rounds=2, share=0.25, first_layer=layer)(neox_like, sequence)
+        for layer in (None, 1)
+    )
+    assert torch.equal(found.values, wanted.values) and found.first_layer == 1
+    assert not found.top_k(0.2).mask[0].any()
+
+
+def test_texts_of_a_contrast_are_written_once_for_all_batches_of_a_map(
+    gpt2_like: Any, sequences: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, write = [], iterative_attribution.written_texts
+    monkeypatch.setattr(
+        iterative_attribution, "written_texts", lambda *args: written.append(1) or write(*args)
+    )
+    method = IterativeAttribution(rounds=1, contrast=1)
+    assert len(list(method.map(gpt2_like, sequences, batch_size=1))) == 4
+    assert len(written) == 1

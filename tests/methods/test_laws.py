@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tl_localize import METHODS, MemorizedSequence, NeuronScores
 from tl_localize.identity import identity_text
+from tl_localize.methods.random_baseline import mixed
 
 SHORT: dict[str, dict[str, Any]] = {
     "hard_concrete": {"steps": 11, "learning_rate": 0.05, "sparsity_weight": 5.0},
@@ -386,3 +387,27 @@ def test_method_of_the_users_own_needs_attribute_only(gpt2_like: Any, sequences:
         10,
         22,
     ]
+
+
+TOGETHER = (*TRAINED, "iterative_attribution")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_scores_say_from_which_layer_on_a_method_chose(
+    neox_like: Any, sequence: Any, name: str
+) -> None:
+    method = METHODS[name](**SHORT.get(name, {}))
+    if name not in TOGETHER:
+        assert method(neox_like, sequence).first_layer is None
+        return
+    scores = replace(method, first_layer=1)(neox_like, sequence)
+    assert scores.first_layer == 1
+    assert not scores.top_k(0.2, per="model").mask[0].any()
+    with pytest.raises(ValueError, match="first_layer must be 1"):
+        scores.top_k(0.2, first_layer=0)
+
+
+def test_random_seed_of_some_tokens_does_not_depend_on_python() -> None:
+    """The numbers by which seeds were made since the first release."""
+    assert mixed(0, 1, 2) == 2187946392326065592
+    assert mixed(7, 50256, 11, 0) == 2860861315706497440

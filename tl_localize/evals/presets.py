@@ -233,7 +233,9 @@ def inj_runs(
     runs: list[tuple[InjBenchmark, list[Localizer]]] = []
     for ratio in ratios or inj_ratios(name, units):
         paper = of_units(units, paper_settings(name, "inj", ratio))
-        chosen = make_methods(methods, settings, paper, tuned or {}, units=units)
+        # the rows of INJ lie in all layers
+        defaults = (sparing(0), paper, tuned or {})
+        chosen = make_methods(methods, settings, *defaults, units=units)
         benchmark = InjBenchmark(
             model=model, sequences=sequences, ratio=ratio, units=units, **options
         )

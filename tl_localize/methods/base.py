@@ -78,6 +78,12 @@ class Localizer(ABC):
         if self.batch_tokens is not None:
             check_count(batch_tokens=self.batch_tokens)
 
+    def chosen_from(self, neurons: NeuronView) -> int | None:
+        """The layer from which on a method chooses in all layers together; None where it judges
+        each neuron alone.
+        """
+        return None
+
     def __call__(self, model: LanguageModel, sequence: MemorizedSequence) -> NeuronScores:
         """Score every neuron for one sequence; ValueError where it does not fit the model, or a
         score is not finite.
@@ -140,6 +146,7 @@ class Localizer(ABC):
             "method": self.name,
             "settings": identity_text(self),
             "units": self.units,
+            "first_layer": self.chosen_from(neurons),
         }
         work = partial(self._attribute_some, neurons, sequences, report)
         for batch, values in halving(work, range(len(sequences)), size):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +22,8 @@ from tl_localize.neurons import NeuronView, Real, check_count, check_number, che
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 N_TEXTS, LENGTH = 16, 64  # that the model writes
+# effects by seed, as long as the view lives
+_GENERAL: WeakKeyDictionary[NeuronView, dict[int, Tensor]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,8 @@ class IterativeAttribution(Localizer):
         rounds: forward and backward passes.
         share: of the neurons of each layer that are ablated in all rounds together; the largest
             ratio that is to be looked at.
-        first_layer: layers below it are not ablated, and score their first effect.
+        first_layer: layers below it are not ablated, and score their first effect; by default 1, as
+            in DEL, or 0 in a model of one layer.
         contrast: 0 erases most at a fixed share; 3 a little less, and other texts lose much less.
         seed: of the 16 texts of up to 64 tokens that the model writes, after its beginning-of-text
             token if it has one.
@@ -68,7 +72,7 @@ class IterativeAttribution(Localizer):
     chunk: ClassVar[int] = 16
     rounds: int = 10
     share: Real = 0.1
-    first_layer: int = 0
+    first_layer: int | None = None
     contrast: Real = 0.0
     seed: int = 0
 
@@ -76,7 +80,8 @@ class IterativeAttribution(Localizer):
         super().__post_init__()
         check_count(rounds=self.rounds)
         check_ratio("share", self.share)
-        check_count(0, first_layer=self.first_layer)
+        if self.first_layer is not None:
+            check_count(0, first_layer=self.first_layer)
         check_seed(self.seed)
         if not 0 <= check_number("contrast", self.contrast) < math.inf:
             raise ValueError(
@@ -88,12 +93,16 @@ class IterativeAttribution(Localizer):
     def passes(self) -> float:
         return 3.0 * (self.rounds + (self.contrast > 0))
 
+    def chosen_from(self, neurons: NeuronView) -> int:
+        if self.first_layer is None:
+            return min(1, neurons.n_layers - 1)
+        return check_first_layer(neurons, self.first_layer)
+
     def attribute_batch(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
     ) -> BatchValues:
-        check_first_layer(neurons, self.first_layer)
         batch = SequenceBatch.of(sequences, neurons.device)
-        tuned = slice(self.first_layer, None)
+        tuned = slice(self.chosen_from(neurons), None)
         gates = torch.ones(len(batch), neurons.n_layers, neurons.n_neurons, device=neurons.device)
         # from 1 on for the first to leave down to above 0 for the last; 0: stays
         places = torch.zeros_like(gates)
@@ -121,8 +130,10 @@ class IterativeAttribution(Localizer):
 
 def general_effects(neurons: NeuronView, seed: int) -> Float[Tensor, "layer neuron"]:
     """How much the texts that a model writes need each neuron: mean absolute gradient of their loss
-    for a gate of one on it.
+    for a gate of one on it. Measured once for a view, which serves one ``map``.
     """
+    if neurons in _GENERAL and seed in _GENERAL[neurons]:
+        return _GENERAL[neurons][seed]
     texts = [
         MemorizedSequence(tokens, 1, f"text-{i}")
         for i, tokens in enumerate(written_texts(neurons, seed))
@@ -136,7 +147,8 @@ def general_effects(neurons: NeuronView, seed: int) -> Float[Tensor, "layer neur
             batch_loss,
         )
         total += effects.abs().sum(0)
-    return total / N_TEXTS
+    _GENERAL.setdefault(neurons, {})[seed] = total / N_TEXTS
+    return _GENERAL[neurons][seed]
 
 
 def written_texts(neurons: NeuronView, seed: int) -> Int[Tensor, "text pos"]:
@@ -148,11 +160,9 @@ def written_texts(neurons: NeuronView, seed: int) -> Int[Tensor, "text pos"]:
     length = min(LENGTH, config.n_ctx)
     uniform = torch.rand(N_TEXTS, length - 1, generator=generator)
     first = torch.randint(config.d_vocab, (N_TEXTS, 1), generator=generator)
-    if (
-        bos := getattr(getattr(neurons.model, "tokenizer", None), "bos_token_id", None)
-    ) is not None:
+    bos = getattr(getattr(neurons.model, "tokenizer", None), "bos_token_id", None)
+    if bos is not None:
         first = torch.full_like(first, bos)
     first = first.to(neurons.device)
-    return torch.cat(
-        [first, generate(neurons.model, first, length - 1, uniform.to(neurons.device))], 1
-    ).cpu()
+    new = generate(neurons.model, first, length - 1, uniform.to(neurons.device))
+    return torch.cat([first, new], 1).cpu()

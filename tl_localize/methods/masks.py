@@ -54,6 +54,9 @@ class MaskLearner(Localizer):
         check_between(0, 1, stop_sparsity=self.stop_sparsity)
         check_count(0, first_layer=self.first_layer)
 
+    def chosen_from(self, neurons: NeuronView) -> int:
+        return check_first_layer(neurons, self.first_layer)
+
     @property
     @abstractmethod
     def start(self) -> float:
@@ -78,7 +81,6 @@ class MaskLearner(Localizer):
     def attribute_batch(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
     ) -> list[Found]:
-        check_first_layer(neurons, self.first_layer)
         with neurons.lean():
             return self._train(neurons, sequences, report)
 
@@ -137,10 +139,11 @@ class MaskLearner(Localizer):
             return batch_loss(neurons.model, batch), self.sparsity(tuned)
 
 
-def check_first_layer(neurons: NeuronView, first_layer: int) -> None:
-    """Raise ValueError where no layer of the model is left."""
+def check_first_layer(neurons: NeuronView, first_layer: int) -> int:
+    """The layer itself; ValueError where no layer of the model is left."""
     if first_layer >= neurons.n_layers:
         raise ValueError(
             f"first_layer must be below the model's {neurons.n_layers} layers, got {first_layer}. "
             "Use 0 or 1."
         )
+    return first_layer
