@@ -164,7 +164,7 @@ def test_del_loses_only_the_target_whose_scores_are_not_finite(
 ) -> None:
     benchmark = replace(benchmark_of(gpt2_like), ratios=(0.2,))
     method, bad, attribute = (
-        Slimming(steps=10),
+        Slimming(steps=10, first_layer=1),
         benchmark.test_sequences[1],
         Slimming.attribute_batch,
     )

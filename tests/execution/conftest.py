@@ -44,7 +44,14 @@ def deletion(gpt2_like: Any, make_sequences: Any) -> Any:
     general = torch.randint(0, 61, (2, 8), generator=torch.Generator().manual_seed(1))
     sequences = make_sequences((9, 3), (9, 3), (12, 3), (7, 2), (9, 1))
     return DelBenchmark(
-        gpt2_like, sequences, general, ratios=(0.1, 0.2), n_dev=1, n_targets=3, decode=str
+        gpt2_like,
+        sequences,
+        general,
+        ratios=(0.1, 0.2),
+        n_dev=1,
+        n_targets=3,
+        decode=str,
+        first_layer=0,
     )
 
 

@@ -158,7 +158,9 @@ def test_texts_of_a_model_begin_with_its_beginning_of_text_token(model_dir: Any)
 def test_those_that_leave_score_above_all_that_stay_in_any_layer(
     gpt2_like: Any, sequences: Any
 ) -> None:
-    for scores in IterativeAttribution(rounds=3, share=0.2).map(gpt2_like, sequences):
+    for scores in IterativeAttribution(rounds=3, share=0.2, first_layer=0).map(
+        gpt2_like, sequences
+    ):
         order = scores.values.flatten().argsort(descending=True)
         left = NeuronSet(torch.zeros(96).index_fill(0, order[:20], 1).bool().view(2, 48))
         assert left.mask.sum(1).tolist() == [10, 10]
@@ -167,7 +169,9 @@ def test_those_that_leave_score_above_all_that_stay_in_any_layer(
 def test_one_round_orders_by_the_effect_on_the_probability(gpt2_like: Any, sequence: Any) -> None:
     _, first = plain_iterative_attribution(gpt2_like, sequence, 1, 0.5, 0)
     for share in (0.1, 0.5):
-        values = IterativeAttribution(rounds=1, share=share)(gpt2_like, sequence).values
+        values = IterativeAttribution(rounds=1, share=share, first_layer=0)(
+            gpt2_like, sequence
+        ).values
         assert (
             values.argsort(-1, descending=True).tolist()
             == first.argsort(-1, descending=True).tolist()
