@@ -140,7 +140,8 @@ def candidates(given: Namespace) -> tuple[list[Localizer], float]:
     if given.benchmark == "inj":
         ratio = ratio or max(presets.inj_ratios(given.model, units))
         paper = presets.of_units(units, presets.paper_settings(given.model, "inj", ratio))
-        (fixed,) = presets.make_methods(given.method, given.set or (), paper, units=units)
+        defaults = (presets.sparing(0), paper)
+        (fixed,) = presets.make_methods(given.method, given.set or (), *defaults, units=units)
     else:
         ratio = ratio or max(presets.del_ratios(given.model, units))
         (fixed,) = presets.del_methods(given.method, given.set or (), given.model, units=units)
