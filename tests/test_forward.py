@@ -4,6 +4,8 @@ the numbers stay right.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from oracles import plain_integrated_gradients, plain_zero_out
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tl_localize import (
+    METHODS,
     GradientAlignment,
     IntegratedGradients,
     NeuronSet,
@@ -21,6 +24,8 @@ from tl_localize import (
     accuracy,
     inject,
     load_model,
+    memorization_loss,
+    perplexity,
 )
 from tl_localize.execution.environment import fingerprint
 from tl_localize.forward import (
@@ -347,3 +352,61 @@ def test_making_a_bridge_leaves_the_global_seed_alone() -> None:
     torch.manual_seed(0)
     as_bridge(hf, "llama")
     assert torch.equal(torch.rand(2), wanted)
+
+
+# ---- passes that are not ours
+# ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["zero_out", "attribution", "integrated_gradients", "slimming"])
+def test_model_called_by_another_thread_gives_right_numbers_on_both_sides(
+    either: Any, sequence: Any, name: str
+) -> None:
+    method = METHODS[name](**({"steps": 3} if hasattr(METHODS[name], "steps") else {}))
+    wanted = method(either, sequence).values
+    with torch.no_grad():
+        logits = either(sequence.tokens[None])
+    wrong: list[object] = []
+    ended = threading.Event()
+
+    def often() -> None:
+        while not ended.is_set():
+            try:
+                with torch.no_grad():
+                    found = either(sequence.tokens[None])
+                if not torch.allclose(found, logits, atol=1e-4):
+                    wrong.append("logits")
+            except BaseException as error:
+                wrong.append(error)
+
+    thread = threading.Thread(target=often)
+    thread.start()
+    for _ in range(3):
+        if not torch.allclose(method(either, sequence).values, wanted, atol=1e-5):
+            wrong.append("scores")
+    ended.set()
+    thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_model_that_drops_at_random_is_refused(kind: str, sequence: Any) -> None:
+    model = tiny_bridge(1, KINDS[kind])
+    assert float(accuracy(model, [sequence])) >= 0
+    model.train()
+    dropped = [module for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    for module in dropped:
+        module.p = 0.0
+    assert float(accuracy(model, [sequence])) >= 0
+    for module in dropped or [model.original_model.model.layers[1].self_attn]:
+        setattr(module, "p" if dropped else "attention_dropout", 0.1)
+    calls: list[Callable[[], object]] = [
+        lambda: accuracy(model, [sequence]),
+        lambda: memorization_loss(model, [sequence]),
+        lambda: perplexity(model, sequence.tokens[None]),
+        lambda: METHODS["activations"]()(model, sequence),
+        lambda: inject(model, sequence, ratio=0.1, seed=0, learning_rate=0.1),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"model must be without dropout, got .* dropout in '"):
+            call()

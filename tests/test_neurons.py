@@ -213,19 +213,19 @@ def test_rows_changed_has_the_gradient_of_the_rows(any_model: Any, tokens: torch
 
 
 def test_frozen_keeps_the_weights_out_of_autograd(any_model: Any, tokens: torch.Tensor) -> None:
-    with NeuronView(any_model).frozen():
+    with NeuronView(any_model).lean():
         assert not any_model(tokens).requires_grad
 
 
 def test_frozen_gives_each_flag_back(any_model: Any, unchanged: Any) -> None:
     any_model.blocks[0].mlp.W_out.requires_grad_(False)
     check = unchanged(any_model)
-    with NeuronView(any_model).frozen():
+    with NeuronView(any_model).lean():
         pass
     check()
 
 
-@pytest.mark.parametrize("way", ["recorded", "scaled", "patched_at", "rows_changed", "frozen"])
+@pytest.mark.parametrize("way", ["recorded", "scaled", "patched_at", "rows_changed", "lean"])
 def test_view_leaves_nothing_behind_when_the_body_raises(
     any_model: Any, tokens: torch.Tensor, unchanged: Any, way: str
 ) -> None:

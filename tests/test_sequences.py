@@ -130,32 +130,38 @@ def test_encode_leaves_special_tokens_out(bpe: Any) -> None:
 
 def test_from_text_has_the_tokens_of_the_whole_text(reader: Any, bpe: Any) -> None:
     sequence = MemorizedSequence.from_text(
-        reader, "two roads", " diverged in", id="frost", category="poems"
+        reader, "two roads", " diverged in", id="frost", category="poems", prepend_bos=False
     )
-    assert (
-        sequence.tokens.tolist()
-        == bpe("two roads diverged in", add_special_tokens=False)["input_ids"]
-    )
+    assert sequence.tokens.tolist() == encode(bpe, "two roads diverged in")
+    assert bpe.decode(sequence.prefix) == "two roads"
+    assert bpe.decode(sequence.suffix) == " diverged in"
+    assert (sequence.id, sequence.category, sequence.bos) == ("frost", "poems", "")
 
 
-def test_from_text_counts_the_prefix_without_bos(reader: Any, bpe: Any) -> None:
-    sequence = MemorizedSequence.from_text(reader, "two roads", " diverged in")
-    assert (
-        bpe.decode(sequence.prefix) == "two roads" and bpe.decode(sequence.suffix) == " diverged in"
-    )
+def test_from_text_puts_bos_first_where_the_tokenizer_does(reader: Any, bpe: Any) -> None:
+    plain = MemorizedSequence.from_text(reader, "two roads", " diverged", prepend_bos=False)
+    sequence = MemorizedSequence.from_text(reader, "two roads", " diverged")
+    assert sequence.tokens.tolist() == bpe("two roads diverged")["input_ids"]
+    assert sequence.n_prefix == plain.n_prefix + 1
+    assert torch.equal(sequence.suffix, plain.suffix)
+    assert "the first is '<s>'" in repr(sequence) and "<s>" not in repr(plain)
 
 
-def test_from_text_keeps_id_and_category(reader: Any) -> None:
-    sequence = MemorizedSequence.from_text(
-        reader, "two roads", " diverged", id="frost", category="poems"
-    )
-    assert (sequence.id, sequence.category) == ("frost", "poems")
-
-
-def test_from_text_ignores_the_bos_that_transformer_lens_adds(reader: Any, bpe: Any) -> None:
-    wanted = bpe("two roads diverged", add_special_tokens=False)["input_ids"]
+def test_from_text_ignores_the_bos_that_transformer_lens_adds_to_gpt2(
+    reader: Any, bpe: Any
+) -> None:
     reader.set_tokenizer(bpe)
-    assert MemorizedSequence.from_text(reader, "two roads", " diverged").tokens.tolist() == wanted
+    reader.tokenizer.eos_token = "<s>"  # GPT-2 has one token for the beginning and the end
+    sequence = MemorizedSequence.from_text(reader, "two roads", " diverged")
+    assert sequence.tokens.tolist() == encode(bpe, "two roads diverged")
+    chosen = MemorizedSequence.from_text(reader, "two roads", " diverged", prepend_bos=True)
+    assert chosen.tokens.tolist() == [bpe.bos_token_id, *sequence.tokens.tolist()]
+
+
+def test_from_text_needs_a_bos_to_prepend(reader: Any, bpe: Any) -> None:
+    bpe.bos_token = None
+    with pytest.raises(ValueError, match="prepend_bos must be False for a tokenizer without"):
+        MemorizedSequence.from_text(reader, "two roads", " diverged", prepend_bos=True)
 
 
 def test_from_text_survives_long_text_without_a_warning(reader: Any, bpe: Any) -> None:

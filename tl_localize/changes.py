@@ -132,10 +132,22 @@ def undo_interrupted(model: Any) -> None:
             block.undo(open_blocks)
 
 
-def adding_hook(module: Any, hook: Any, register: str, **options: Any) -> Iterable[Undo]:
-    """The change that a method ``register`` of a module of torch or of a hook point makes."""
-    yield partial(_remove_hook, module, hook)
-    getattr(module, register)(hook, **options)
+def adding_hook(
+    module: Any, hook: Any, register: str, *, every_thread: bool = False, **options: Any
+) -> Iterable[Undo]:
+    """The change that a method ``register`` of a module of torch or of a hook point makes.
+
+    Args:
+        every_thread: Whether the hook acts in every thread. By default it acts in this one: passes
+            of the model in other threads are neither changed nor seen.
+    """
+    own = partial(hook) if every_thread else partial(_in_thread, threading.get_ident(), hook)
+    yield partial(_remove_hook, module, own)
+    getattr(module, register)(own, **options)
+
+
+def _in_thread(thread: int, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+    return function(*args, **options) if threading.get_ident() == thread else None
 
 
 def _remove_hook(module: Any, hook: Any) -> None:

@@ -8,6 +8,7 @@ are made by the model itself, and an exception leaves the pass where it is to st
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from functools import partial
 from itertools import chain
@@ -35,6 +36,19 @@ def is_bridge(model: Any) -> bool:
     from transformer_lens.model_bridge import TransformerBridge
 
     return isinstance(model, TransformerBridge)
+
+
+def dropout_in_training(model: Any) -> str | None:
+    """A module that drops numbers at random, as it is in training mode; None where there is none. A
+    HookedTransformer has no dropout.
+    """
+    for name, module in model.named_modules() if is_bridge(model) else ():
+        is_dropout = isinstance(module, torch.nn.Dropout)
+        for setting, value in vars(module).items() if module.training else ():
+            named = (is_dropout and setting == "p") or "dropout" in setting
+            if named and isinstance(value, float) and value > 0:
+                return name
+    return None
 
 
 def as_bridge(hf_model: Any, name: str) -> Any:
@@ -316,6 +330,13 @@ def _look_at_form(module: object, inputs: object, output: Any, *, found: list[An
     found.append(type(output)([None] * len(output)) if several else None)
 
 
+def _hand_on(thread: int, block: Any, handed: Any, *args: Any, **options: Any) -> Any:
+    """What a skipped block gives in this thread; in others it runs."""
+    if threading.get_ident() == thread:
+        return handed
+    return type(block)._call_impl(block, *args, **options)
+
+
 def _cutting(model: Any, start: int, resid: Tensor | None, stop: int | None) -> Iterable[Undo]:
     """Forward passes skip the blocks below ``start``, and end before ``stop``."""
     blocks = list(model.blocks)
@@ -324,10 +345,10 @@ def _cutting(model: Any, start: int, resid: Tensor | None, stop: int | None) -> 
         # What torch calls for block(...): so the block's own hooks don't run either. `setattr`
         # would reach the wrapped module.
         yield partial(vars(block).pop, "_call_impl", None)
-        vars(block)["_call_impl"] = lambda *args, handed=handed, **kwargs: handed
+        vars(block)["_call_impl"] = partial(_hand_on, threading.get_ident(), block, handed)
     if resid is not None and start < len(blocks):
         yield from _before(blocks[start], partial(_put_in, resid=resid))
     if stop == len(blocks):
-        yield from adding_hook(blocks[-1], partial(_leave_after), "register_forward_hook")
+        yield from adding_hook(blocks[-1], _leave_after, "register_forward_hook")
     elif stop is not None:
-        yield from _before(blocks[stop], partial(_leave_before))
+        yield from _before(blocks[stop], _leave_before)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -20,6 +20,7 @@ from tl_localize.neurons import LanguageModel, NeuronView, Real, check_between
 from tl_localize.sequences import (
     MemorizedSequence,
     SequenceBatch,
+    as_list,
     check_sequences,
     check_tokens,
     tokenizer_of,
@@ -54,7 +55,7 @@ def _predicted(
 
 
 def accuracy(
-    model: LanguageModel, sequences: Sequence[MemorizedSequence]
+    model: LanguageModel, sequences: Iterable[MemorizedSequence]
 ) -> Float[Tensor, " sequence"]:
     """Share of the suffix tokens that the model predicts right, each from the true tokens before
     it.
@@ -70,17 +71,13 @@ def accuracy(
     >>> bool(accuracy(model, [sequence]) > 0.9)
     True
     """
-    predicted = predicted_suffixes(model, sequences)
-    return torch.stack(
-        [
-            (p == sequence.suffix).float().mean()
-            for p, sequence in zip(predicted, sequences, strict=True)
-        ]
-    )
+    sequences = as_list(sequences)
+    pairs = zip(predicted_suffixes(model, sequences), sequences, strict=True)
+    return torch.stack([(guess == one.suffix).float().mean() for guess, one in pairs])
 
 
 def check_recited(
-    model: LanguageModel, sequences: Sequence[MemorizedSequence], min_accuracy: Real = 0.9
+    model: LanguageModel, sequences: Iterable[MemorizedSequence], min_accuracy: Real = 0.9
 ) -> None:
     """Raise ValueError unless the model recites every sequence. No method checks this itself, as a
     sequence may be injected later.
@@ -94,24 +91,21 @@ def check_recited(
     ValueError: sequence must be recited by the model with an accuracy of at least 0.9, got ...
     """
     check_between(0, 1, min_accuracy=min_accuracy)
-    measured = accuracy(model, sequences).tolist()
-    if low := [
-        (value, sequence)
-        for value, sequence in zip(measured, sequences, strict=True)
-        if value < min_accuracy
-    ]:
-        value, worst = min(low, key=lambda pair: pair[0])
-        others = f" and less than enough in {len(low) - 1} others" if len(low) > 1 else ""
+    sequences = as_list(sequences)
+    measured = accuracy(model, sequences)
+    n_low = int((measured < min_accuracy).sum())
+    if n_low:
+        others = f" and less than enough in {n_low - 1} others" if n_low > 1 else ""
         raise ValueError(
             f"sequence must be recited by the model with an accuracy of at least {min_accuracy:g}, "
-            f"got {value:.2f} in {worst!r}{others}. "
+            f"got {measured.min():.2f} in {sequences[int(measured.argmin())]!r}{others}. "
             "Choose a text that the model saw often in training, give a longer prefix, or check "
             "spelling and spaces."
         )
 
 
 def levenshtein(
-    model: LanguageModel, sequences: Sequence[MemorizedSequence], decode: Decode | None = None
+    model: LanguageModel, sequences: Iterable[MemorizedSequence], decode: Decode | None = None
 ) -> Float[Tensor, " sequence"]:
     """Edit distance between the text of the predicted suffix (teacher-forced argmax) and of the
     true one.
@@ -131,14 +125,11 @@ def levenshtein(
     >>> bool(levenshtein(model, [sequence]) < 20)
     True
     """
-    decode = decode or decoder(model)
+    decode, sequences = decode or decoder(model), as_list(sequences)
     distances: list[int] = []
-    for one, predicted in zip(sequences, predicted_suffixes(model, sequences), strict=True):
-        distances.append(
-            Levenshtein.distance(
-                decode([*one.prefix.tolist(), *predicted.tolist()]), decode(one.tokens.tolist())
-            )
-        )
+    for guess, one in zip(predicted_suffixes(model, sequences), sequences, strict=True):
+        text = decode([*one.prefix.tolist(), *guess.tolist()])
+        distances.append(Levenshtein.distance(text, decode(one.tokens.tolist())))
     return torch.tensor(distances, dtype=torch.float32)
 
 

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor
 
 from tl_localize.changes import Undo, Use, adding_hook, undo_interrupted
+from tl_localize.forward import dropout_in_training
 from tl_localize.units import NEURONS, Acts, Units, check_units, model_name
 
 Hook = Callable[..., Tensor]
@@ -34,7 +35,7 @@ def initialize_vector_functions() -> None:
     make that call, now and then one thread's half of the numbers is off by 1e-4
     (docs/differences.md has a reproduction in plain torch).
     """
-    for name in (
+    for name in [
         "tanh",
         "exp",
         "erf",
@@ -46,7 +47,7 @@ def initialize_vector_functions() -> None:
         "cos",
         "sqrt",
         "rsqrt",
-    ):
+    ]:
         for dtype in (torch.float32, torch.float64):
             getattr(torch, name)(torch.ones(1, dtype=dtype))
 
@@ -274,7 +275,13 @@ class NeuronView:
         undo_interrupted(model)
         self.model: Any = model
         self.units = units
+        if name := dropout_in_training(model):
+            raise ValueError(
+                f"model must be without dropout, got {model_name(model)!r} in training mode with "
+                f"dropout in {name!r}, whose numbers are random. Call model.eval()."
+            )
         self.points: Mapping[str, Any] = model.hook_dict  # a Bridge makes it anew each time
+        self.parameters = list(model.parameters())
         self.shape = units.shape(model)
         self.n_layers, self.n_neurons = len(self.model.blocks), self.shape[0]
         for layer in range(self.n_layers):
@@ -283,7 +290,7 @@ class NeuronView:
                     f"units must be in hook points of the model, got {point!r} of {units!r}, which "
                     f"{model_name(model)!r} lacks."
                 )
-        devices = {parameter.device for parameter in model.parameters()}
+        devices = {parameter.device for parameter in self.parameters}
         if len(devices) > 1:
             found = f"{model_name(model)!r} on {', '.join(sorted(map(str, devices)))}"
             raise ValueError(
@@ -292,7 +299,7 @@ class NeuronView:
 
     @property
     def device(self) -> torch.device:
-        return next(iter(self.model.parameters())).device
+        return self.parameters[0].device
 
     @property
     def d_mlp(self) -> int:
@@ -463,12 +470,6 @@ class NeuronView:
         }
         return Use(self.model, self._hooking_outputs(hooks), zeros)
 
-    def frozen(self) -> Use[None]:
-        """Autograd ignores the weights; afterwards each parameter's ``requires_grad`` is what it
-        was.
-        """
-        return Use(self.model, self._freezing())
-
     def one_gelu_kernel(self) -> Use[None]:
         """Compute GPT-2's GELU by one kernel of torch instead of eight, in float32 and float64;
         equal up to rounding.
@@ -476,8 +477,8 @@ class NeuronView:
         return Use(self.model, self._simplifying_gelu())
 
     def lean(self) -> Use[None]:
-        """``frozen`` and ``one_gelu_kernel``: the same gradients of neurons for less time and
-        memory.
+        """``one_gelu_kernel``, and autograd ignores the weights: the same gradients of neurons for
+        less time and memory.
         """
         return Use(self.model, chain(self._freezing(), self._simplifying_gelu()))
 
@@ -485,8 +486,7 @@ class NeuronView:
 
     def _adding(self, hooks: Iterable[tuple[str, Hook]], prepend: bool) -> Iterator[Undo]:
         for name, hook in hooks:
-            own = partial(hook)  # another object than the same hook of another block
-            yield from adding_hook(self.points[name], own, "add_hook", prepend=prepend)
+            yield from adding_hook(self.points[name], hook, "add_hook", prepend=prepend)
 
     def _hooking(self, hooks: Mapping[int, Hook]) -> Iterator[Undo]:
         return self._adding([self.units.hook(layer, hooks[layer]) for layer in hooks], False)
@@ -503,7 +503,7 @@ class NeuronView:
                 yield from adding_hook(place, partial(_after_module, hook), "register_forward_hook")
 
     def _freezing(self) -> Iterator[Undo]:
-        for parameter in self.model.parameters():
+        for parameter in self.parameters:
             if parameter.requires_grad:
                 yield partial(parameter.requires_grad_, True)
                 parameter.requires_grad_(False)

@@ -7,13 +7,14 @@ import numbers
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tl_localize.changes import Use
+from tl_localize.changes import Use, adding_hook
 from tl_localize.files import Saved
 from tl_localize.identity import identity_text
 from tl_localize.neurons import (
@@ -217,7 +218,11 @@ class NeuronSet(Saved):
                 f"mask must have the model's shape {shape}, got {own}. Localize in the model that "
                 "is to be ablated."
             )
-        return view.hooked(last=self.dropout_hooks())
+        changes = (
+            adding_hook(view.points[name], hook, "add_hook", every_thread=True)
+            for name, hook in self.dropout_hooks()
+        )
+        return Use(model, chain.from_iterable(changes))
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         return {"mask": self.mask}, {"units": identity_text(self.units)}

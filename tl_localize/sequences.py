@@ -23,11 +23,12 @@ class MemorizedSequence:
     """A prefix that prompts the model and the suffix that it recites.
 
     Args:
-        tokens: [pos] token ids, prefix and suffix together, without BOS. Kept as int64 on the CPU.
+        tokens: [pos] token ids, prefix and suffix together. Kept as int64 on the CPU.
         n_prefix: number of prefix tokens, 1 <= n_prefix < len(tokens). INJ uses 1.
         id: name of the sequence in results.
         category: group of the sequence in DEL's confusion matrix.
-        text: prefix and suffix as text, to be shown; no number depends on it.
+        text: Prefix and suffix as text, to be shown; no number depends on it.
+        bos: The beginning-of-text token that the prefix starts with, to be shown.
 
     Raises:
         ValueError, TypeError: other tokens or another n_prefix.
@@ -41,6 +42,7 @@ class MemorizedSequence:
     id: str = ""
     category: str = ""
     text: tuple[str, str] = ("", "")
+    bos: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.tokens, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -71,9 +73,22 @@ class MemorizedSequence:
 
     @classmethod
     def from_text(
-        cls, model: LanguageModel, prefix: str, suffix: str, *, id: str = "", category: str = ""
+        cls,
+        model: LanguageModel,
+        prefix: str,
+        suffix: str,
+        *,
+        id: str = "",
+        category: str = "",
+        prepend_bos: bool | None = None,
     ) -> MemorizedSequence:
-        """Tokenize ``prefix + suffix`` as the model's tokenizer does, without special tokens.
+        """Tokenize ``prefix + suffix`` as the model's tokenizer does, without other special tokens.
+
+        Args:
+            prepend_bos: Whether the prefix starts with the beginning-of-text token. None: as the
+                tokenizer does by default, where this token is not also the end of a text. So
+                models that were trained with one (Llama, Gemma) get it, and GPT-2 and Pythia do
+                not, also where TransformerLens has set the tokenizer to add it.
 
         Raises:
             ValueError: the model has no tokenizer, prefix or suffix is empty, or no token boundary
@@ -88,26 +103,32 @@ class MemorizedSequence:
                 )
         prefix_tokens = encode(tokenizer, prefix)
         tokens = encode(tokenizer, prefix + suffix)
-        if tokens[: len(prefix_tokens)] != prefix_tokens:
-            pairs = enumerate(zip(tokens, prefix_tokens, strict=False))
-            shared = next(
-                (i for i, (one, other) in pairs if one != other),
-                min(len(tokens), len(prefix_tokens)) - 1,
-            )
+        n_prefix, bos = len(prefix_tokens), ""
+        if tokens[:n_prefix] != prefix_tokens:
+            shared = n_prefix - 1
+            while shared and tokens[:shared] != prefix_tokens[:shared]:
+                shared -= 1
             before, after = (
                 tokenizer.decode(part, clean_up_tokenization_spaces=False)
                 for part in (tokens[:shared], tokens[shared:])
             )
+            advice = f"The last boundary before it is {before[-20:]!r} | {after[:20]!r}."
             raise ValueError(
                 f"suffix must begin at a token boundary, got {suffix[:20]!r} after "
                 f"{prefix[-20:]!r}, where the tokenizer merges across. "
-                + (
-                    f"The last boundary before it is {before[-20:]!r} | {after[:20]!r}."
-                    if shared
-                    else "Use a longer prefix."
-                )
+                f"{advice if shared else 'Use a longer prefix.'}"
             )
-        return cls(torch.tensor(tokens), len(prefix_tokens), id, category, (prefix, suffix))
+        if prepend_bos is None:
+            prepend_bos = starts_with_bos(tokenizer)
+        if prepend_bos:
+            if tokenizer.bos_token_id is None:
+                raise ValueError(
+                    "prepend_bos must be False for a tokenizer without a beginning-of-text token, "
+                    "got True. Leave it out."
+                )
+            tokens, bos = [tokenizer.bos_token_id, *tokens], tokenizer.bos_token
+            n_prefix += 1
+        return cls(torch.tensor(tokens), n_prefix, id, category, (prefix, suffix), bos)
 
     @property
     def prefix(self) -> Int[Tensor, " prefix"]:
@@ -127,6 +148,8 @@ class MemorizedSequence:
 
     def __repr__(self) -> str:
         counts = f"{self.id!r}, {self.n_prefix} prefix + {len(self) - self.n_prefix} suffix tokens"
+        if self.bos:
+            counts += f", the first is {self.bos!r}"
         prefix, suffix = self.text
         if not any(self.text):
             return f"MemorizedSequence({counts})"
@@ -161,6 +184,13 @@ def encode(tokenizer: Any, text: str) -> list[int]:
     first.
     """
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def starts_with_bos(tokenizer: Any) -> bool:
+    """Whether the tokenizer puts a token first that means the beginning of a text and nothing else."""
+    bos = tokenizer.bos_token_id
+    first = tokenizer("a")["input_ids"][0]
+    return bos is not None and first == bos != tokenizer.eos_token_id
 
 
 def text_parts(

@@ -81,7 +81,7 @@ def test_masks_follow_torchs_adam(gpt2_like: Any, sequence: Any) -> None:
     m = torch.ones(1, view.n_layers, view.n_neurons, requires_grad=True)
     adam = torch.optim.Adam([m], lr=SETTINGS["learning_rate"])
     for _ in range(15):
-        with view.frozen(), view.scaled(dict(enumerate(m.clamp(0, 1).unbind(1)))):
+        with view.lean(), view.scaled(dict(enumerate(m.clamp(0, 1).unbind(1)))):
             loss = batch_loss(gpt2_like, batch) + SETTINGS["sparsity_weight"] * m.abs().mean()
         adam.zero_grad()
         loss.sum().backward()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
@@ -17,7 +16,7 @@ from tl_localize.execution.store import Cache
 from tl_localize.methods import METHODS
 from tl_localize.methods.base import Method
 from tl_localize.neurons import Real, check_count
-from tl_localize.scores import NeuronScores, NeuronSet
+from tl_localize.scores import NeuronScores, NeuronSet, rounded_down
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +69,7 @@ class SingleLayerStudy(Deletion[pd.DataFrame]):
         sets: list[tuple[dict[str, Any], NeuronSet]] = []
         sets.append(({"layer": None, "multiple": 1}, everywhere))
         n_layers, n = scores.values.shape
-        budget = math.floor(round(ratio * n * (n_layers - self.first_layer), 6))
+        budget = rounded_down(ratio, n * (n_layers - self.first_layer))
         for layer, values in enumerate(scores.values):
             for multiple in self.multiples:
                 check_count(multiples=multiple)

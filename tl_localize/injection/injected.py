@@ -21,7 +21,7 @@ from torch import Tensor
 from tl_localize.changes import Undo, Use
 from tl_localize.files import Saved
 from tl_localize.neurons import LanguageModel, NeuronView, check_between, check_ratio, check_seed
-from tl_localize.scores import NeuronSet
+from tl_localize.scores import NeuronSet, rounded_down
 
 UNLEARNED_NATS = 0.5  # a token whose loss stays above this (a probability below 61 %) is unlearned
 
@@ -283,7 +283,7 @@ class JointInjection(Saved):
 
 
 def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[NeuronSet]:
-    """Disjoint sets of ``int(n * ratio)`` of all n neurons, or heads: one permutation by numpy's
+    """Disjoint sets of ``rounded_down(ratio, n)`` of all n neurons, or heads: one permutation by numpy's
     RandomState(seed), cut into pieces.
 
     The first set is what the authors draw: their ``RandomState(seed).choice(n, size,
@@ -299,7 +299,7 @@ def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[Ne
     check_ratio("ratio", ratio)
     check_seed(seed, bits=32)
     n = view.n_layers * view.n_neurons
-    size = int(n * ratio)
+    size = rounded_down(ratio, n)
     if size == 0:
         of = f"{n} {view.units.name}"
         raise ValueError(
