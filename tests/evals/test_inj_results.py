@@ -29,6 +29,22 @@ def test_inj_tests_compare_with_integrated_gradients(benchmark):
     assert (tests["level"] == 0.05 / 3).all()
 
 
+def test_summary_holds_the_numbers_of_the_table(together):
+    from dataclasses import replace
+
+    from tl_localize import Activations
+
+    results = together.run([Activations()])
+    results = replace(results, frame=results.frame.assign(converged=True))
+    keys = ["method", "multiple", "metric"]
+    row = results.summary().set_index(keys).loc[("activations", 1, "foreign_recall")]
+    part = results.frame.query("method == 'activations' and multiple == 1")
+    groups = part.groupby("group")["foreign_recall"].mean()
+    assert row["mean"] == groups.mean() and row["n"] == len(groups)
+    text = f"{100 * row['mean']:.1f} ± {100 * row['standard_error']:.1f}"
+    assert results.table().xs("activations", level=1)["R@1x"].iloc[0].endswith(text)
+
+
 def test_compare_seeds_pairs_sentences(benchmark):
     from dataclasses import replace
 

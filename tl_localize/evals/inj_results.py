@@ -128,6 +128,21 @@ class InjResults:
             blocks[f"ratio {100 * float(str(injection_ratio)):g} %, {label}"] = pd.DataFrame(rows).T
         return pd.concat(blocks)
 
+    def summary(self) -> pd.DataFrame:
+        """The numbers of ``table``: injection_ratio, method, multiple, metric, mean, standard_error
+        and n, the number of groups (without distractors sentences) whose injections converged.
+        Recalls are fractions.
+        """
+        metrics = ["recall", "recall_across_layers"]
+        if self.distractors:
+            metrics += [f"foreign_{name}" for name in metrics]
+        keys = ["injection_ratio", "method", "multiple", "metric"]
+        used = self.frame[self.frame["converged"]]
+        long = used.melt([*keys[:3], "group"], metrics, "metric")
+        groups = long.groupby([*keys, "group"], sort=False)["value"].mean()
+        values: Any = groups.groupby(level=keys, sort=False)
+        return values.agg(mean="mean", standard_error="sem", n="size").reset_index()
+
     def _levels(self, used: pd.DataFrame) -> dict[str, dict[str, str]]:
         """What two kinds of ignorance score: knowing nothing, and knowing what was altered but not
         by which sentence.
