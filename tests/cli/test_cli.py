@@ -237,7 +237,9 @@ def test_lists_name_what_commands_take(run):
     assert run("--version").stdout.startswith("tl_localize ")
 
 
-@pytest.mark.parametrize(("option", "mark"), [("--markdown", "|:-"), ("--csv", "setting,method")])
+@pytest.mark.parametrize(
+    ("option", "mark"), [("--markdown", "|:-"), ("--csv", "mean,standard_error")]
+)
 def test_table_for_other_programs(run, tmp_path, option, mark):
     run.inj(f"--limit 1 {INJ} activations")
     assert mark in run(f"table {option}", tmp_path / "out").stdout

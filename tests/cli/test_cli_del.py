@@ -630,7 +630,8 @@ def test_del_collects_in_the_machinery_of_runs(tmp_path, monkeypatch, on_filter)
     assert "The sequences are collected first" in told.stdout
     assert "base" not in told.stdout
     monkeypatch.setattr("sys.argv", ["tl-localize", "del", "--shard", "1/2"])
-    shard = good(tell(f"{command} --shard 1/2 -v"))
+    shard = tell(f"{command} --shard 1/2 -v")
+    assert shard.exit_code == 1  # DEL is not done: an array job must not count as done
     assert shard.stderr.count("collect on ") == 2  # of chunks 0, 2 and 4 the first was there
     assert "1 of 5 chunks are missing. Once the other shards are done" in shard.stderr
     good(tell(command))

@@ -74,7 +74,7 @@ def collect_reference(run: Run, model: LanguageModel, general: Tensor, folder: P
     """
     say_lacking()
     search, store = reference_search(model), Store(folder)
-    results = searched(search, store, run, "this goes on, in shards or at once")
+    results = searched(search, store, run, "this goes on, in shards or at once", undone=1)
     collection = search.collection(results, n_dev=run.given.n_dev)
     with_planted(model, collection).save(folder)
     save_tensors(folder / GENERAL, {"tokens": general.int()}, {})
@@ -86,9 +86,10 @@ def say_lacking() -> None:
         say(lacking)
 
 
-def searched(search: Search, store: Store, run: Run, then: str) -> SearchResults:
+def searched(search: Search, store: Store, run: Run, then: str, undone: int = 0) -> SearchResults:
     """All chunks of a search. Leaves where it was interrupted or chunks are missing, and says what
-    the command does once they are there.
+    the command does once they are there. Where only the chunks of other shards are missing,
+    ``undone`` is the exit status: not 0 where the search is only the beginning of the command.
     """
     if not run.compute([(search, [])], store):
         raise typer.Exit(130)
@@ -109,4 +110,4 @@ def searched(search: Search, store: Store, run: Run, then: str) -> SearchResults
         when = "When they are searched after all"
     n_missing = f"{len(found.missing)} of {len(found.chunks)} chunks are missing"
     say(f"{n_missing}{why}. {when}, {then}:\n  {again}")
-    raise typer.Exit(1 if failed else 0)
+    raise typer.Exit(1 if failed else undone)

@@ -137,7 +137,8 @@ def del_benchmark(
     Prints the change of accuracy and distance of the sequence (Self) and the others (Neg) and of
     the perplexity, and writes a results folder with tables and figures. In a folder that is there
     it computes only what is missing. Without data a reference model's sequences are collected first
-    (in all about 14 minutes on one core). Exit status 1: a task failed; 130: interrupted.
+    (in all about 14 minutes on one core). Exit status 1: a task failed, or a shard has collected
+    its part and others have not; 130: interrupted.
     """
     from tl_localize.cli.benchmarks import run_del
 

@@ -30,7 +30,6 @@ from tl_localize.report.figures import (
 from tl_localize.report.tables import (
     CAPTIONS,
     del_tables,
-    flat,
     inj_tables,
     save_table,
     to_markdown,
@@ -124,7 +123,7 @@ def publish_results(
         say(str(error))
     main = tables[plan.benchmark]
     if form == "csv":
-        typer.echo(flat(main).to_csv(index=False))
+        typer.echo(results.summary().to_csv(index=False))
     elif form == "markdown":
         typer.echo(to_markdown(main))
     else:
