@@ -56,7 +56,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 PANELS = {
-    "First steps": {"demo": c.demo, "localize": c.localize},
+    "First steps": {"demo": c.demo, "localize": c.localize, "known": c.known},
     "Benchmarks": {"inj": c.inj, "del": c.del_benchmark, "tune": c.tune, "collect": c.collect},
     "A results folder": {"status": c.status, "table": c.table, "trace": c.trace},
     "What there is": {"methods": c.methods, "models": c.models, "texts": c.texts},

@@ -50,6 +50,27 @@ def localize(
     localize_text(Namespace(**context.params))
 
 
+def known(
+    context: typer.Context,
+    model: o.Model = "reference-gpt2",
+    device: o.Device = None,
+    dtype: o.Dtype = "float32",
+    data: o.OwnTexts = None,
+    min_accuracy: o.MinAccuracy = 0.7,
+    out: o.KnownFile = None,
+    csv: o.Csv = False,
+) -> None:
+    """Which of about 180 texts that everybody knows does a model recite?
+
+    They are rules, lists, prose and code, and each is continued after its first 16 tokens, or the
+    first third of a short one. A repeated random string is a control: it is continued by copying,
+    not from memory.
+    """
+    from tl_localize.cli.known import show_known
+
+    show_known(Namespace(**context.params))
+
+
 def inj(
     context: typer.Context,
     model: o.Model = "reference-gpt2",

@@ -41,6 +41,10 @@ ScoresFile = Annotated[
     Option(help="Write the scores to this safetensors file, the token view beside it as .html."),
 ]
 
+KnownFile = Annotated[
+    Path | None, Option(help="Write the known texts to this file (.jsonl), for del.")
+]
+
 # The model
 
 Model = Annotated[
@@ -56,6 +60,9 @@ Dtype = Annotated[str, of_model(help="float32, bfloat16 or float16.")]
 Texts = Annotated[
     Path | None,
     of_data(help="JSON lines of texts, or tokens, or a table. Default: our own sentences."),
+]
+OwnTexts = Annotated[
+    Path | None, of_data(help="Texts of your own, beside those that everybody knows.")
 ]
 Rows = Annotated[
     Path | None,
