@@ -33,7 +33,7 @@ class Injection(Saved):
     Args:
         neurons: the neurons whose rows were trained, the ground truth of INJ.
         rows: [n d_model] the trained rows, in the order of ``neurons.mask.nonzero()``, float32 on
-            the CPU. Of a head: all its rows.
+            the CPU; for heads, all their rows.
         losses: [step] loss of the whole sequence before each update, nats per token; the last one
             belongs to ``rows``.
         token_losses: [pos-1] loss of each token but the first at the end.
@@ -42,7 +42,8 @@ class Injection(Saved):
         sequence_id: id of the sequence.
 
     >>> neurons = NeuronSet(torch.arange(6 * 1536).reshape(6, 1536) < 2)  # the first two of layer 0
-    >>> injection = Injection(neurons, torch.zeros(2, 192), torch.tensor([0.04]), torch.tensor([0.04]), True, "nothing")
+    >>> rows, losses = torch.zeros(2, 192), torch.tensor([0.04])
+    >>> injection = Injection(neurons, rows, losses, losses, True, "nothing")
     >>> with injection.applied(model):
     ...     bool((model.blocks[0].mlp.W_out[:2] == 0).all())
     True
@@ -185,6 +186,9 @@ class FinalLosses:
         alone_loss: loss with its own set alone.
         off_kl: KL(base model || its own set off, all others on).
         other_kl: the highest KL with one other set alone.
+
+    >>> FinalLosses(loss=0.04, alone_loss=0.05, off_kl=0.02, other_kl=0.03).off_kl
+    0.02
     """
 
     loss: float

@@ -46,10 +46,11 @@ def inject_together(
 
     One minimization by Adam over all sets together:
 
-        sum over k of  loss(x_k | set k and some others on)  +  kl_weight * KL(base on x_k || set k off, some others on, on x_k)
+        sum over k of  loss(x_k | set k and some others on)
+                       + kl_weight * KL(base on x_k || set k off, some others on, on x_k)
 
-    Rows that are off are the base model's. Which of the other sets are on changes from step to step
-    (``sets_on``): all, none or one of them, or a random subset. So nothing about x_k is stored
+    Rows that are off are the base model's. Which of the other sets are on changes from step to
+    step: all, none or one of them, or a random subset. So nothing about x_k is stored
     outside set k, and nothing else is needed: the sets are a ground truth. Training stops, before
     an update, when for every sentence the loss with all sets on is below ``stop_loss``, the KL with
     all others on below ``stop_kl``, and the loss with its own set alone and the KL with each other
@@ -273,8 +274,7 @@ def _train(
         training.rows.adam.step()
     history[-1] = seen[:, [0, 2]].T
     losses, kls = torch.stack(history, dim=1)
-    injections: list[Injection] = []
-    final: list[FinalLosses] = []
+    injections, final = list[Injection](), list[FinalLosses]()
     for k, sequence in enumerate(training.sequences):
         converged, token_losses = bool((seen[k] < limits).all()), at_end[k * len(limits)]
         about = losses[:, k].clone(), token_losses, converged, sequence.id

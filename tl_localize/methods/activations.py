@@ -21,11 +21,11 @@ from tl_localize.sequences import MemorizedSequence, SequenceBatch
 class Activations(Localizer):
     """Mean activation over the suffix times the row norm (the norm of the neuron's row of W_out).
 
-        A(l, i) = 1/T sum over t of |h_{i,t}| ||v_i||          absolute="token", the paper's equation
-        A(l, i) = |1/T sum over t of h_{i,t}| ||v_i||          absolute="mean", what the authors' code computes
+        A(l, i) = 1/T sum over t of |h_{i,t}| ||v_i||      absolute="token", the paper's equation
+        A(l, i) = |1/T sum over t of h_{i,t}| ||v_i||      absolute="mean", the authors' code
 
-    h_{i,t} is the activation at the position that predicts suffix token t, v_i the row of W_out. Of
-    a head, whose activation is a vector and whose rows of W_O are a matrix: the norm of what it
+    h_{i,t} is the activation at the position that predicts suffix token t, v_i the row of W_out. A
+    head's activation is a vector and its rows of W_O are a matrix: its score is the norm of what it
     writes, ||h_{i,t} v_i||, or ||1/T sum over t of h_{i,t} v_i||.
 
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (6).

@@ -18,14 +18,14 @@ class Attribution(Localizer):
     """First-order estimate of the rise of the memorization loss when one neuron is ablated (zero)
     at every position, prefix included.
 
-        A(l, i) = - sum over t of h_{i,t} d loss(x) / d h_{i,t}              of a head: the product of two vectors
+        A(l, i) = - sum over t of h_{i,t} d loss(x) / d h_{i,t}
 
+    For a head the product is that of two vectors.
     One forward and one backward pass score every neuron; Zero-Out's exact score takes a pass per
     neuron. Being first-order, it misses nonlinear effects: a neuron whose output matters only when
     all of it is gone scores too low.
 
     Source: ours, not of the paper: gradient times activation, the first-order form of Chang et al.
-
     (2024), arXiv:2311.09060, eq. (5).
 
     Returns:

@@ -24,18 +24,18 @@ class GradientAlignment(Localizer):
     """Cosine between a neuron's output row and the gradient of the text's log-odds on that row: was
     the row *written by* this text?
 
-        A(l, i) = mean over r = 0 .. points - 1 of  cos(v_i, g_i),        g_i = d O / d v_i = sum over t of h_{i,t} d O / d (MLP output)_t
+        A(l, i) = mean over r = 0 .. points - 1 of  cos(v_i, g_i)
+        g_i = d O / d v_i = sum over t of h_{i,t} d O / d (MLP output)_t
 
     O is the mean log-odds of the true suffix tokens, v_i the row of W_out of neuron i. Gradient
     descent moves a row along its own gradient, so the rows that a text has written point there,
     whatever their length. At point r the neurons with the highest sum so far, a share of each
     layer, stand at 1 - r / points of their activation; at the first point the model is intact. One
     forward and one backward pass a point. |g_i| comes from the matrix of products of two positions'
-    gradients, so that no [neuron d_model] gradient is ever held. Of a head v_i is the matrix of its
-    rows of W_O, g_i its gradient, and the cosine that of all their entries.
+    gradients, so that no [neuron d_model] gradient is ever held. For a head, v_i is the matrix of
+    its rows of W_O, g_i is its gradient, and the cosine is that of all their entries.
 
     Source: ours, not of the paper. The numerator is the gradient of a gate on the neuron, as in
-
     ``Attribution``, divided by |v_i| |g_i|.
 
     Args:

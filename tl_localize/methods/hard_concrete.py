@@ -25,17 +25,16 @@ class HardConcrete(MaskLearner):
     """Location of a neuron's random mask, trained so that few neurons are open while the model
     still recites the sequence.
 
-        u ~ U(0, 1),   s = sigmoid((log u - log(1 - u) + a) / temperature),   mask = clip(s (high - low) + low, 0, 1)
-        minimize over a   loss(x | h * mask) + sparsity_weight * mean sigmoid(a - temperature log(-low / high))
+        u ~ U(0, 1),   s = sigmoid((log u - log(1 - u) + a) / temperature)
+        mask = clip(s (high - low) + low, 0, 1)
+        minimize over a   loss(x | h * mask)
+                          + sparsity_weight * mean sigmoid(a - temperature log(-low / high))
         A(l, i) = sigmoid(a_i)
 
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (8), (9) and A.4, after Louizos et al.
-
-    (2018). Differs: the paper sums the
-
-    penalty, this is the mean over the tuned neurons, so that one weight serves every model size (as
-    in the authors' code). a = log alpha, temperature = beta, low = gamma, high = zeta,
-    sparsity_weight = lambda in the paper.
+    (2018). Differs: the paper sums the penalty, this is the mean over the tuned neurons, so that
+    one weight serves every model size (as in the authors' code). a = log alpha, temperature = beta,
+    low = gamma, high = zeta, sparsity_weight = lambda in the paper.
 
     Args:
         initial_mask: expected mask at the start, in (-0.1, 1.1); sigmoid(a) starts at (initial_mask

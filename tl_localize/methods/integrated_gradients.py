@@ -29,13 +29,13 @@ class IntegratedGradients(Localizer):
     """How much each neuron adds to the probability of the true next token, on the path of its layer
     from zero to its activations.
 
-        IG_t(l, i) = h_{i,t} * integral over a in [0, 1] of  d P(s_t | p, s_<t, a h_t) / d (a h_{i,t})
+        IG_t(l, i) = h_{i,t} integral over a in [0, 1] of dP(s_t | p, s_<t, a h_t) / d(a h_{i,t})
         A(l, i) = 1/T sum over t of IG_t(l, i)
 
     One layer is changed at a time, at the one position that predicts s_t. The sum of IG_t over the
-    neurons of a layer is P(h_t) - P(0), up to the error of the quadrature. Of a head: the sum over
-    the entries of its vector. All positions of a layer run in one pass (``position_parallel.py``),
-    or one by one, with a warning.
+    neurons of a layer is P(h_t) - P(0), up to the error of the quadrature. The score of a head is
+    the sum over the entries of its vector. All positions of a layer run in one pass
+    (``position_parallel.py``), or one by one, with a warning.
 
     Source: Chang et al. (2024), arXiv:2311.09060, appendix A.2.
 

@@ -15,8 +15,9 @@ class RowNorm(Localizer):
     """Norm of each neuron's row of W_out: a control, not a method, because it never reads the
     sequence.
 
-        A(l, i) = ||v_i||                                                    of a head: of all entries of its rows of W_O
+        A(l, i) = ||v_i||
 
+    For a head it is the norm of all entries of its rows of W_O.
     Training makes row norms larger, so the row norm finds the rows that an injection trained
     without knowing the text. A benchmark in which this control scores well does not show that a
     method localizes.

@@ -47,7 +47,6 @@ class ZeroOut(Localizer):
     (benchmarks/test_precision.py).
 
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (5). Differs: nothing without ``screen``,
-
     which is ours.
 
     Args:
