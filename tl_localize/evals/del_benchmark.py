@@ -71,7 +71,7 @@ class Deletion(Benchmark[Results]):
                 f"{self.ablation!r}."
             )
         check_seed(self.seed)
-        check_count(0, n_dev=self.n_dev)
+        check_count(0, n_dev=self.n_dev, first_layer=self.first_layer)
         for name in ("n_targets", "batch_tokens"):
             if getattr(self, name) is not None:
                 check_count(**{name: getattr(self, name)})
