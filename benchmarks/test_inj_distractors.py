@@ -22,7 +22,10 @@ HERE = Path(__file__).parent
 TOLERANCE = 0.05  # of a mean recall against the committed one
 DISTRACTORS = 3
 N_GROUPS, N_GROUPS_FULL = 4, 8
-CHEAP = "hard_concrete,slimming,integrated_gradients,activations,attribution,gradient_alignment,iterative_attribution"
+CHEAP = (
+    "hard_concrete,slimming,integrated_gradients,activations,attribution,gradient_alignment,"
+    "iterative_attribution"
+)
 # of the reference models; tl-localize inj --distractors 3 --settings reads it too
 SETTINGS = HERE / "settings" / "distractors.json"
 

@@ -350,7 +350,8 @@ def row(name: str, folder: Path) -> str:
         if any("slow way" in str(one.message) for one in warned)
         else "one pass"
     )
-    return f"| {name} | {'added' if len(additive) == view.n_layers else 'changed after W_out, or hooked'} | {way} |"
+    output = "added" if len(additive) == view.n_layers else "changed after W_out, or hooked"
+    return f"| {name} | {output} | {way} |"
 
 
 REFUSALS = {

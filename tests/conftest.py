@@ -90,7 +90,7 @@ def gpt2_like() -> Any:
 
 @pytest.fixture
 def neox_like() -> Any:
-    """Three layers of 56 neurons, attention beside the MLP, rotary positions on half of each head."""
+    """Three layers of 56 neurons, attention beside the MLP, rotary positions on half a head."""
     return tiny_model(
         2,
         model_name="neox-like",
@@ -313,7 +313,7 @@ def unchanged() -> Callable[[Any], Callable[[], None]]:
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    """jaxtyping's checks are off, as for a user: what is wrong must be named by tl_localize itself."""
+    """jaxtyping's checks are off, as for a user: tl_localize itself must name what is wrong."""
     import jaxtyping
 
     jaxtyping.config.update("jaxtyping_disable", True)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Watched:
-    """This process as an executor that remembers what it computed, and stops after so many tasks."""
+    """This process as an executor that remembers what it computed, and stops after some tasks."""
 
     def __init__(self, stop_after: int | None = None, shard: tuple[int, int] = (1, 1)) -> None:
         from tl_localize.execution import InProcess

@@ -59,7 +59,6 @@ def held() -> Iterator[list[BaseException]]:
 
 
 # ---- what an exception leaves
-# ------------------------------------------------------------------------
 
 
 class Alarm(BaseException):
@@ -213,7 +212,6 @@ def test_block_of_a_generator_that_is_dropped_is_undone(gpt2_like: Any, unchange
 
 
 # ---- blocks of the user
-# ------------------------------------------------------------------------
 
 
 def test_block_of_the_user_is_never_undone_under_him(gpt2_like: Any, sequence: Any) -> None:
@@ -287,7 +285,6 @@ def test_applied_blocks_end_in_any_order(
 
 
 # ---- threads
-# ------------------------------------------------------------------------
 
 
 def in_thread(function: Callable[[], object]) -> list[BaseException]:

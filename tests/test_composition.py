@@ -1,4 +1,4 @@
-"""Dropout hooks, injection and a user's own hooks in one forward pass, in every order and nesting."""
+"""Dropout hooks, injection and a user's own hooks in one forward pass, in every order."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_what_users_are_told_to_import_is_on_the_api_pages(place: str) -> None:
 
 @pytest.mark.parametrize("place", PROSE)
 def test_what_users_are_sent_to_is_on_the_api_pages(place: str) -> None:
-    """A class or function in backticks, unless it is a plain word, which may mean something else."""
+    """A class or function in backticks, unless it is a plain word with another meaning."""
     known = {name.rpartition(".")[2] for name in DOCUMENTED}
     own = {name.rpartition(".")[2] for name in WRITTEN if not name.startswith("tl_localize.cli")}
     named = set(re.findall(r"`(?:[a-z_]+\.)*([a-z]+_\w+|[A-Z]\w+)(?:\([^`]*\))?`", PROSE[place]))

@@ -270,7 +270,6 @@ def test_dropout_hooks_of_a_bridge_are_its_own(bridge: Any, sequence: Any) -> No
 
 
 # ---- shortcuts that do not hold
-# ----------------------------------------------------------------------------------------
 
 
 def exact(model: Any, sequence: Any) -> None:
@@ -355,7 +354,6 @@ def test_making_a_bridge_leaves_the_global_seed_alone() -> None:
 
 
 # ---- passes that are not ours
-# ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["zero_out", "attribution", "integrated_gradients", "slimming"])

@@ -140,7 +140,6 @@ def trained(model: Any, targets: Any) -> Any:
 
 
 # ---- the model
-# -------------------------------------------------------------------------------------------------------
 
 
 def test_golden_model_gives_the_recorded_logits(
@@ -174,7 +173,6 @@ def test_golden_memorization_loss(
 
 
 # ---- methods
-# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -308,7 +306,6 @@ def test_golden_trajectory(
 
 
 # ---- injection
-# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -380,7 +377,6 @@ def test_golden_injection_recalls(
 
 
 # ---- ablation (DEL)
-# -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,6 @@ def tokens() -> torch.Tensor:
 
 
 # ---- hooks
-# -----------------------------------------------------------------------------------------------------------
 
 
 def test_scale_neurons_multiplies_each_row_by_its_gate() -> None:
@@ -85,7 +84,6 @@ def test_hooks_leave_their_input_alone(hook: Any) -> None:
 
 
 # ---- the view
-# --------------------------------------------------------------------------------------------------------
 
 
 def test_view_knows_the_shape(any_model: Any) -> None:
@@ -248,7 +246,6 @@ def test_view_leaves_nothing_behind_when_the_body_raises(
 
 
 # ---- refusals
-# --------------------------------------------------------------------------------------------------------
 
 
 def test_view_refuses_attention_only(make_model: Any) -> None:

@@ -1,4 +1,4 @@
-"""The corpus that the reference models were trained on, and whether they memorized what they claim."""
+"""The corpus that the reference models were trained on, and what they memorized of it."""
 
 import json
 

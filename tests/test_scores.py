@@ -31,7 +31,6 @@ def scores_of(table: list[list[int]]) -> NeuronScores:
 
 
 # ---- top_k
-# -----------------------------------------------------------------------------------------------------------
 
 
 def test_top_k_per_layer() -> None:
@@ -132,7 +131,6 @@ def test_top_k_does_not_change_under_a_rising_function(
 
 
 # ---- recall
-# ----------------------------------------------------------------------------------------------------------
 
 
 def test_recall_by_hand() -> None:
@@ -165,7 +163,6 @@ def test_recall_of_all_neurons_is_one(masks: list[Any]) -> None:
 
 
 # ---- plain data
-# ------------------------------------------------------------------------------------------------------
 
 
 def test_scores_do_not_change_with_the_callers_tensor() -> None:
@@ -235,7 +232,6 @@ def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 # ---- ablation
-# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -298,7 +294,8 @@ def test_scores_of_which_some_are_estimates_survive_the_disk(tmp_path: Path) -> 
     )
     assert (
         repr(found)
-        == "NeuronScores('zero_out', '', 2 layers x 2 neurons, 2 exact, the others estimated, missed <= 1.23% of them)"
+        == "NeuronScores('zero_out', '', 2 layers x 2 neurons, 2 exact, the others estimated, "
+        "missed <= 1.23% of them)"
     )
     assert "2 exact, the others estimated, missed &lt;= 1.23% of them" in found._repr_html_()
     NeuronScores(torch.rand(2, 2)).save(tmp_path / "all.safetensors")
@@ -312,7 +309,6 @@ def test_scores_reject_a_mask_of_another_shape() -> None:
 
 
 # ---- sets as sets, scores as data
-# ------------------------------------------------------------------------------------
 
 PAIRS = st.sets(st.tuples(st.integers(0, 1), st.integers(0, 3)))
 

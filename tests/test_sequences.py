@@ -31,7 +31,6 @@ def counting(shapes: Shapes) -> list[MemorizedSequence]:
 
 
 # ---- one sequence
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_sequence_splits_at_n_prefix() -> None:
@@ -90,7 +89,6 @@ def test_sequence_shows_its_text() -> None:
 
 
 # ---- text
-# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -172,7 +170,6 @@ def test_from_text_survives_long_text_without_a_warning(reader: Any, bpe: Any) -
 
 
 # ---- batches
-# ---------------------------------------------------------------------------------------------------------
 
 
 @given(SHAPES)
@@ -209,7 +206,6 @@ def test_batch_mean_is_float32_in_half_precision() -> None:
 
 
 # ---- what fits a model
-# -----------------------------------------------------------------------------------------------
 
 
 def test_check_sequences_takes_a_sequence_as_long_as_the_context(
@@ -223,7 +219,6 @@ def test_check_sequences_takes_the_last_token_of_the_vocabulary(gpt2_like: Any) 
 
 
 # ---- text that can't be split
-# ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

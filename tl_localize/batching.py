@@ -58,7 +58,7 @@ def free_on_cuda(device: torch.device) -> int:
 
 
 def part_of(report: Report, start: float, end: float) -> Report:
-    """The report of a part of the work, which takes it from one fraction of the whole to another."""
+    """The report of a part of the work, from one fraction of the whole to another."""
     return lambda fraction: report(start + (end - start) * fraction)
 
 

@@ -85,7 +85,8 @@ def check_recited(
     Args:
         min_accuracy: teacher-forced, a fraction; 0.9 is the paper's (section 4.2).
 
-    >>> check_recited(model, [MemorizedSequence.from_text(model, "Two roads diverged", " in a yellow wood", id="Frost")])
+    >>> frost = MemorizedSequence.from_text(model, "Two roads", " diverged in a yellow wood")
+    >>> check_recited(model, [frost])
     Traceback (most recent call last):
         ...
     ValueError: sequence must be recited by the model with an accuracy of at least 0.9, got ...

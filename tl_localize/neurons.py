@@ -262,7 +262,8 @@ class NeuronView:
             devices.
 
     >>> view = NeuronView(model)
-    >>> with view.scaled({1: torch.zeros(1, view.n_neurons)}), view.recorded() as acts:  # layer 1 ablated
+    >>> gates = {1: torch.zeros(1, view.n_neurons)}  # layer 1 ablated
+    >>> with view.scaled(gates), view.recorded() as acts:
     ...     logits = model(sequence.tokens)
     >>> view.n_layers, view.n_neurons, bool(acts[0].any()), bool(acts[1].any())
     (6, 1536, True, False)

@@ -58,7 +58,8 @@ class NeuronSet(Saved):
     Raises:
         ValueError: The mask is not boolean, or not of two axes.
 
-    >>> found, truth = (NeuronSet.from_pairs(pairs, (2, 4)) for pairs in ([(0, 0), (1, 0), (1, 3)], [(0, 0), (0, 1)]))
+    >>> found = NeuronSet.from_pairs([(0, 0), (1, 0), (1, 3)], (2, 4))
+    >>> truth = NeuronSet.from_pairs([(0, 0), (0, 1)], (2, 4))
     >>> len(found), found.recall_of(truth), list(found & truth)
     (3, 0.5, [(0, 0)])
     """

@@ -55,8 +55,7 @@ class MemorizedSequence:
         if tokens.ndim != 1 or tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ValueError(
                 f"tokens must be a vector of token ids, got shape {tuple(tokens.shape)} of "
-                f"{tokens.dtype}. "
-                f"{'Pass one sequence, such as tokens[0].' if tokens.ndim == 2 else 'Pass what the tokenizer gives.'}"
+                f"{tokens.dtype}. Pass one sequence, such as tokens[0], as the tokenizer gives it."
             )
         if isinstance(self.n_prefix, bool) or not isinstance(self.n_prefix, numbers.Integral):
             raise TypeError(
@@ -159,7 +158,10 @@ class MemorizedSequence:
 
     def _repr_html_(self) -> str:
         prefix, suffix = (escape(part) for part in self.text)
-        shown = f'<div style="white-space:pre-wrap;font-family:monospace"><span style="color:#777">{prefix}</span><b> | </b>{suffix}</div>'
+        shown = (
+            '<div style="white-space:pre-wrap;font-family:monospace">'
+            f'<span style="color:#777">{prefix}</span><b> | </b>{suffix}</div>'
+        )
         return f"<div>{escape(repr(replace(self, text=('', ''))))}</div>" + (
             shown if any(self.text) else ""
         )
@@ -187,7 +189,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def starts_with_bos(tokenizer: Any) -> bool:
-    """Whether the tokenizer puts a token first that means the beginning of a text and nothing else."""
+    """Whether the tokenizer puts a token first that means nothing but the beginning of a text."""
     bos = tokenizer.bos_token_id
     first = tokenizer("a")["input_ids"][0]
     return bos is not None and first == bos != tokenizer.eos_token_id
@@ -216,7 +218,8 @@ class SequenceBatch:
     All tensors are int64, on one device. Padding needs no attention mask: in a causal model nothing
     flows to an earlier position, and padded positions have no target.
 
-    >>> batch = SequenceBatch.of([MemorizedSequence(torch.tensor([5, 6, 7, 8]), 2), MemorizedSequence(torch.tensor([5, 9]), 1)])
+    >>> long = MemorizedSequence(torch.tensor([5, 6, 7, 8]), 2)
+    >>> batch = SequenceBatch.of([long, MemorizedSequence(torch.tensor([5, 9]), 1)])
     >>> batch.targets.tolist(), batch.rows.tolist(), batch.positions.tolist()
     ([7, 8, 9], [0, 0, 1], [1, 2, 0])
     >>> batch.mean(torch.tensor([1.0, 3.0, 5.0])).tolist()
@@ -229,7 +232,8 @@ class SequenceBatch:
     targets: Int[Tensor, " target"]
 
     def __repr__(self) -> str:
-        return f"SequenceBatch({len(self.tokens)} sequences, {len(self.targets)} targets, {self.tokens.device})"
+        counts = f"{len(self.tokens)} sequences, {len(self.targets)} targets"
+        return f"SequenceBatch({counts}, {self.tokens.device})"
 
     @classmethod
     def of(

@@ -15,7 +15,7 @@ Numbers = Sequence[float] | np.ndarray | pd.Series
 
 
 def mean_and_error(values: Numbers) -> tuple[float, float]:
-    """Mean and its standard error (sample deviation / sqrt(n)); the error of a single value is nan."""
+    """Mean and standard error (sample deviation / sqrt(n)); the error of a single value is nan."""
     array = np.asarray(values, dtype=float)
     if not len(array):
         raise ValueError("values must hold at least one number, got none.")
@@ -164,8 +164,8 @@ def interpolated_at(price: float, costs: Numbers, gains: Numbers) -> float:
     """The gain where a broken line from (0, 0) through the points first costs this much; nan where
     it never does.
 
-    >>> interpolated_at(1.0, costs=[0.5, 1.5], gains=[10.0, 20.0]), interpolated_at(2.0, [0.5, 1.5], [10.0, 20.0])
-    (15.0, nan)
+    >>> interpolated_at(1.0, costs=[0.5, 1.5], gains=[10.0, 20.0])
+    15.0
     """
     cost, gain = np.append(0.0, costs), np.append(0.0, gains)
     reached = np.flatnonzero(cost >= price)

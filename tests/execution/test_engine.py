@@ -28,7 +28,6 @@ from tl_localize.execution.store import unpack
 from tl_localize.execution.tasks import Plan, Record, Task, closure
 
 # ---- a folder gives what memory gives
-# --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("distractors", [0, 1])
@@ -66,7 +65,6 @@ def test_run_in_memory_raises_the_error_of_a_method(inj: Any, deletion: Any) -> 
 
 
 # ---- resume
-# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("distractors", [0, 1])
@@ -156,7 +154,6 @@ def test_shards_have_about_the_same_weight(count: int) -> None:
 
 
 # ---- growing, and contradictions
-# -------------------------------------------------------------------------------------
 
 
 def test_inj_adds_sentences_methods_and_ratios_and_reuses_what_is_there(
@@ -377,7 +374,6 @@ def test_parse_shard_rejects(text: str) -> None:
 
 
 # ---- what a number depends on
-# ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -423,7 +419,6 @@ def test_nothing_old_is_served_when_weights_change_in_the_same_process(
 
 
 # ---- chunks
-# ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -522,7 +517,6 @@ def test_del_that_grows_keeps_its_partial_chunk(
 
 
 # ---- progress
-# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", ["inj", "deletion"])
@@ -541,7 +535,6 @@ def test_progress_goes_from_zero_to_one_and_never_falls(
 
 
 # ---- failures
-# --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -695,7 +688,6 @@ def test_interrupted_run_goes_on_where_it_was(
 
 
 # ---- damage
-# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["truncated", "empty", "flipped", "foreign", "nested"])
@@ -823,7 +815,6 @@ def test_foreign_files_are_kept(
 
 
 # ---- two at once, clocks, kills
-# --------------------------------------------------------------------------------------
 
 
 def test_two_runs_in_one_folder_agree(
@@ -921,7 +912,6 @@ def test_killed_run_loses_nothing(which: str, request: Any, tmp_path: Path, left
 
 
 # ---- the time left
-# -----------------------------------------------------------------------------------------------------
 
 
 def test_timer_knows_what_takes_long_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:

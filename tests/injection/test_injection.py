@@ -179,7 +179,6 @@ def test_inject_interrupted_in_a_hook_leaves_the_model_as_it_was(
 
 
 # ---- the rows
-# --------------------------------------------------------------------------------------------------------
 
 
 @settings(

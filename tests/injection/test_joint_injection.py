@@ -207,7 +207,7 @@ def states_by_hand(step: int, n: int, drawn: torch.Tensor) -> tuple[torch.Tensor
 def test_training_follows_a_slow_oracle_of_the_objective(
     any_model: Any, sequences: list[MemorizedSequence]
 ) -> None:
-    """Every state of every sentence by a model of its own, whose W_out holds the rows that are on."""
+    """Every state of every sentence by a model of its own; its W_out holds the rows that are on."""
     sets, n_steps, weight = draw_sets(NeuronView(any_model), 0.2, 0, 4), 9, 0.7
     joint = inject_together(
         any_model,
@@ -636,7 +636,7 @@ def test_applied_rejects_another_model_and_another_set(
 
 
 def test_state_with_two_next_tokens_ends_not_converged_and_is_named(make_model: Any) -> None:
-    """In a rotary model two equal first tokens give the same state twice: a floor of 2 ln 2 nats."""
+    """In a rotary model two equal first tokens give one state twice: a floor of 2 ln 2 nats."""
     model = make_model(
         4,
         d_model=32,

@@ -54,7 +54,6 @@ def raising(after: int, error: BaseException) -> Any:
 
 
 # ---- what comes back
-# -------------------------------------------------------------------------------------------------
 
 
 def test_method_scores_every_neuron_and_the_same_seed_gives_the_same_bits(
@@ -93,7 +92,6 @@ def test_method_scores_depend_on_the_sequence(
 
 
 # ---- many sequences
-# --------------------------------------------------------------------------------------------------
 
 
 def test_map_equals_single_calls(any_model: Any, sequences: Any, method: Any) -> None:
@@ -192,7 +190,6 @@ def test_map_loses_only_the_sequence_whose_numbers_are_not_finite(
 
 
 # ---- nothing is left behind
-# ------------------------------------------------------------------------------------------
 
 
 def test_method_leaves_the_model_as_it_was(
@@ -278,7 +275,6 @@ def test_method_leaves_the_gradient_mode_alone(gpt2_like: Any, sequences: Any, m
 
 
 # ---- memory
-# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("random", "row_norm")])
@@ -311,7 +307,6 @@ def test_out_of_memory_changes_nothing_but_a_warning(
 
 
 # ---- plain data
-# ------------------------------------------------------------------------------------------------------
 
 
 def test_method_survives_pickle(method: Any) -> None:
@@ -353,7 +348,6 @@ def test_method_defaults_are_valid(name: str) -> None:
 
 
 # ---- precision
-# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

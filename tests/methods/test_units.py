@@ -174,7 +174,6 @@ def agree(found: NeuronScores, wanted: Tensor, tolerance: float = 2e-5) -> None:
 
 
 # ---- each method by its definition
-# -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("screen", [None, 0.3])
@@ -344,7 +343,6 @@ def test_hard_concrete_of_heads_trains_a_random_mask_of_heads(either: Any, seque
 
 
 # ---- laws
-# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("either", ["gpt2_like", "llama_like", "bridge neox"], indirect=True)
@@ -405,7 +403,6 @@ def test_neurons_are_the_default_and_appear_nowhere(sequence: Any, gpt2_like: An
 
 
 # ---- a user's unit
-# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["attribution", "integrated_gradients"])
@@ -442,7 +439,6 @@ def test_every_method_takes_a_users_unit(
 
 
 # ---- what is refused
-# -------------------------------------------------------------------------------------------------
 
 
 def test_sets_of_other_units_are_refused(gpt2_like: Any, sequence: Any) -> None:
@@ -562,7 +558,6 @@ def test_scores_of_an_unknown_unit_are_refused(tmp_path: Path) -> None:
 
 
 # ---- docs/units.md
-# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What INJ measured: one row per sentence, method and ratio, and the tables that are made of them."""
+"""What INJ measured: one row per sentence, method and ratio, and the tables of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class InjResults:
         missing: what a run was asked for and has not got, one row per sentence or group x method:
             injection_ratio, group, method, reason.
 
-    >>> InjBenchmark(model=model, sequences=[sequence], ratio=0.01, max_steps=2).run([Activations()])
+    >>> InjBenchmark(model, [sequence], ratio=0.01, max_steps=2).run([Activations()])
     InjResults(1 sequences x 3 methods, injection ratio 1 %)
     """
 
@@ -72,7 +72,8 @@ class InjResults:
             f"{self.frame['sequence_id'].nunique()} sequences x {self.frame['method'].nunique()} "
             "methods"
         )
-        return f"InjResults({counts}, injection ratio {ratios}{', with distractors' if self.distractors else ''})"
+        form = ", with distractors" if self.distractors else ""
+        return f"InjResults({counts}, injection ratio {ratios}{form})"
 
     def _repr_html_(self) -> str:
         if not len(self.frame):
@@ -194,7 +195,8 @@ class InjResults:
         label, used = converged_part(self.truth)
         rows = {
             (label, how): {
-                title: f"{percent(used, state + suffix)} / {with_error(by_group(used, f'{state}{suffix}_loss'), 3)}"
+                title: f"{percent(used, state + suffix)} / "
+                + with_error(by_group(used, f"{state}{suffix}_loss"), 3)
                 for state, title in states.items()
             }
             for how, suffix in (("off: rows of the base model", ""), ("off: zeroed", "_zeroed"))

@@ -178,7 +178,8 @@ class Benchmark(ABC, Generic[Results]):
     @abstractmethod
     def compute(self, task: Task, needs: Sequence[Any], methods: Methods, report: Report) -> Any:
         """One task, from the values of what it needs: rows as JSON takes them, or an object that
-        can be saved, such as an injection. It depends on nothing else, so any process may compute it at any time.
+        can be saved, such as an injection. It depends on nothing else, so any process may
+        compute it at any time.
         """
 
     @abstractmethod

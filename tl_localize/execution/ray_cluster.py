@@ -1,4 +1,4 @@
-"""The workers of a Ray cluster compute: each holds the model, and all write to one results folder."""
+"""The workers of a Ray cluster compute: each holds the model, all write to one folder."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ class Status:
             and seconds_left. Rows of what measurements need, such as injections, come last.
         reasons: what failed and why, by the task's file.
 
-    >>> frame = pd.DataFrame({"planned": [3], "done": [3], "failed": [0], "missing": [0], "not_converged": [1]})
+    >>> counts = {"planned": [3], "done": [3], "failed": [0], "missing": [0], "not_converged": [1]}
+    >>> frame = pd.DataFrame(counts)
     >>> Status(frame, {}).clean
     False
     """

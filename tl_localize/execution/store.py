@@ -2,7 +2,7 @@
 everything its numbers depend on.
 
     records/KIND/KEY.safetensors    a record: an injection, scores, a measurement
-    plans/NUMBER.json               what runs were asked for, in their order: settings, parts, methods, tasks
+    plans/NUMBER.json               what runs were asked for, in their order: settings and tasks
     failures/KEY.json               why a task could not be computed
     tl-localize.json                marks the folder as ours, with the format of its files
     set_aside/                      files that were damaged; they are never read again

@@ -80,7 +80,8 @@ class Record:
     """The result of a task.
 
     Args:
-        value: the result: rows as JSON takes them, or an object that can be saved, such as an injection.
+        value: the result: rows as JSON takes them, or an object that can be saved, such as an
+            injection.
         about: how it was made: versions, device, threads, seconds, peak memory.
 
     >>> Record({"frame": [{"recall": 0.5}]}).value["frame"]
