@@ -30,6 +30,8 @@ REFERENCE_MODELS = ("reference-gpt2", "reference-pythia")  # shipped; "reference
 LOGITS_TOLERANCE = 1e-4  # of a converted model against transformers, float32
 # in old files: causal masks and rotary frequencies
 BUFFERS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|inv_freq$")
+# What TransformerLens does to weights unless it is told not to.
+PROCESSING = ("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases")
 ADVICE = "Convert it to a TransformerLens model yourself: every method takes one."
 
 
@@ -191,14 +193,9 @@ def _load_local(name: str, device: torch.device, dtype: torch.dtype, bridge: boo
             **shapes(hf_config),
         )
         model = HookedTransformer(cfg)
-        weights = {
-            key: value.clone()
-            for key, value in getattr(weight_conversions, converter)(hf_model, cfg).items()
-        }
-        options = dict.fromkeys(
-            ("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases"), False
-        )
-        model.load_and_process_state_dict(weights, **options)
+        converted = getattr(weight_conversions, converter)(hf_model, cfg)
+        weights = {key: value.clone() for key, value in converted.items()}
+        model.load_and_process_state_dict(weights, **dict.fromkeys(PROCESSING, False))
         tokens = _probe(model.cfg)
         expected = _logits(hf_model, tokens)
     _set_tokenizer(model, path)
@@ -279,7 +276,7 @@ def _name(path: Path) -> str:
 
 def _source(path: str | Path) -> dict[str, Any]:
     """Where transformers finds a model: a directory, a GGUF file, or a name of the hub."""
-    if isinstance(path, Path) and path.suffix == ".gguf":
+    if isinstance(path, Path) and _is_gguf(path):
         return {
             "pretrained_model_name_or_path": path.parent,
             "gguf_file": path.name,
@@ -350,12 +347,19 @@ def _load_transformers(path: str | Path, dtype: torch.dtype) -> Any:
             f"{str(path)!r} with {_some(dropped)} beside them. Correct config.json (is the number "
             "of layers right?) or save the model again."
         )
-    # the weights are dequantized, and the config still says quantized
-    if isinstance(path, Path) and path.suffix == ".gguf":
-        del model.config.quantization_config
-        quantized, model = model, type(model)(model.config).to(dtype)
-        model.load_state_dict(quantized.state_dict())
-    return model.eval()
+    return (_dequantized(model, dtype) if _is_gguf(path) else model).eval()
+
+
+def _is_gguf(path: str | Path) -> bool:
+    return isinstance(path, Path) and path.suffix == ".gguf"
+
+
+def _dequantized(model: Any, dtype: torch.dtype) -> Any:
+    """A plain model with the weights of a GGUF file, whose config still says quantized."""
+    del model.config.quantization_config
+    plain = type(model)(model.config).to(dtype)
+    plain.load_state_dict(model.state_dict())
+    return plain
 
 
 def _some(names: list[str]) -> str:

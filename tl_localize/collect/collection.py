@@ -126,31 +126,23 @@ class Collection:
                 json.loads(line) for line in (path / "sequences.jsonl").read_bytes().splitlines()
             ]
             rows.sort(key=lambda row: row["split"] != "dev")
-            sequences: list[MemorizedSequence] = []
             for row in rows:
                 row["category"] = next(iter(row["category"]), "")
-                row["suffix"] = row["all"][len(row["prompt"]) :]
-                text = row["prompt"], row["suffix"]
-                sequences.append(
-                    MemorizedSequence(
-                        torch.tensor(row["tokens"]),
-                        row["prompt_len"],
-                        row["id"],
-                        row["category"],
-                        text,
-                    )
-                )
-            frame = pd.DataFrame(rows).rename(columns={"prompt": "prefix"})[COLUMNS]
-            n_dev, report = list(frame["split"]).count("dev"), Report(**settings.pop("report"))
-            return cls(
-                sequences,
-                n_dev,
-                frame,
-                report,
+                row["prefix"], row["suffix"] = row["prompt"], row["all"][len(row["prompt"]) :]
+            sequences = [_loaded(row) for row in rows]
+            n_dev = sum(row["split"] == "dev" for row in rows)
+            report, criteria = (
+                Report(**settings.pop("report")),
                 Criteria(**settings.pop("criteria")),
-                settings.pop("groups"),
-                settings,
             )
+            about = report, criteria, settings.pop("groups"), settings
+            return cls(sequences, n_dev, pd.DataFrame(rows)[COLUMNS], *about)
+
+
+def _loaded(row: dict[str, Any]) -> MemorizedSequence:
+    text = row["prefix"], row["suffix"]
+    about = row["prompt_len"], row["id"], row["category"], text
+    return MemorizedSequence(torch.tensor(row["tokens"]), *about)
 
 
 def collect_memorized(
