@@ -442,6 +442,32 @@ def test_manual_sets_are_cut_at_the_prompt(tmp_path: Path, lettered: Any) -> Non
     assert (second.category, second.n_prefix, third.category) == ("", 1, "")
 
 
+def test_texts_begin_as_the_tokenizer_begins_them_and_tokens_stay(
+    tmp_path: Path, lettered: Any
+) -> None:
+    """Models that were trained with a beginning-of-text token read it before every text."""
+
+    class WithBos(Letters):
+        bos_token_id, bos_token, eos_token_id = 1, "<s>", 2
+
+        def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+            ids = super().__call__(text)["input_ids"]
+            return {"input_ids": [1, *ids] if add_special_tokens else ids}
+
+    lettered.tokenizer = WithBos()
+    pair, whole, tokens = (
+        {"prompt": TEXTS[0][:9], "completion": TEXTS[0][9:]},
+        {"text": TEXTS[0]},
+        {"tokens": TOKENS[0].tolist()},
+    )
+    for row, n_prefix, bos in ((pair, None, True), (whole, 9, True), (tokens, 9, False)):
+        path = write(tmp_path / "a.jsonl", row)
+        (one,) = read_sequences(path, lettered, n_prefix=n_prefix, n_suffix=5)
+        assert one.tokens.tolist() == [*([1] * bos), *TOKENS[0, :14]]
+        assert (one.n_prefix, one.bos) == (9 + bos, "<s>" * bos)
+        assert one.text == (TEXTS[0][:9], TEXTS[0][9:14])
+
+
 def test_the_real_manual_set(shared: Path, lettered: Any) -> None:
     from transformers import GPT2Tokenizer
 

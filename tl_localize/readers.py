@@ -27,7 +27,14 @@ from torch import Tensor
 
 from tl_localize.files import nearest, reading
 from tl_localize.neurons import LanguageModel, check_count
-from tl_localize.sequences import MemorizedSequence, check_tokens, encode, text_parts, tokenizer_of
+from tl_localize.sequences import (
+    MemorizedSequence,
+    check_tokens,
+    encode,
+    text_parts,
+    tokenizer_of,
+    with_bos,
+)
 
 MANUAL = ("prompt", "all")  # the authors' format, where "all" is the prompt and what follows
 PAIRS = (MANUAL, ("prefix", "suffix"), ("prompt", "completion"))
@@ -232,7 +239,8 @@ class Data:
         return found[0]
 
     def sequences(self, model: LanguageModel) -> Iterator[MemorizedSequence]:
-        """A sequence for each row, as the model's tokenizer reads it.
+        """A sequence for each row, as the model's tokenizer reads it: texts with the
+        beginning-of-text token where it puts one first, which no count includes.
 
         Where no column has ids they are ``sequence-0000`` and so on.
 
@@ -267,7 +275,7 @@ class Data:
         text, tokens = entry.text, entry.tokens
         if entry.prompt is not None and n_prefix is None:
             rest = text[len(entry.prompt) :]
-            one = MemorizedSequence.from_text(model, entry.prompt, rest)
+            one = MemorizedSequence.from_text(model, entry.prompt, rest, prepend_bos=False)
             tokens, n_prefix = one.tokens, one.n_prefix
         elif tokens is None:
             tokens = torch.tensor(encode(tokenizer_of(model), text), dtype=torch.long)
@@ -280,7 +288,8 @@ class Data:
                     "n_suffix."
                 )
             one, text = replace(one, tokens=one.tokens[:length]), ""
-        return replace(one, text=text_parts(model, one.tokens.tolist(), one.n_prefix, text))
+        one = replace(one, text=text_parts(model, one.tokens.tolist(), one.n_prefix, text))
+        return one if entry.tokens is not None else with_bos(model, one)
 
     def checked(self, model: LanguageModel) -> Iterator[Entry]:
         """The rows without the blank lines of a text file.

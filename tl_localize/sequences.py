@@ -190,9 +190,21 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 def starts_with_bos(tokenizer: Any) -> bool:
     """Whether the tokenizer puts a token first that means nothing but the beginning of a text."""
-    bos = tokenizer.bos_token_id
+    bos = getattr(tokenizer, "bos_token_id", None)
+    if bos is None:
+        return False
     first = tokenizer("a")["input_ids"][0]
-    return bos is not None and first == bos != tokenizer.eos_token_id
+    return first == bos != tokenizer.eos_token_id
+
+
+def with_bos(model: LanguageModel, sequence: MemorizedSequence) -> MemorizedSequence:
+    """The sequence after the beginning-of-text token, where the tokenizer puts one first."""
+    tokenizer = tokenizer_of(model)
+    if not starts_with_bos(tokenizer):
+        return sequence
+    tokens = torch.cat([torch.tensor([tokenizer.bos_token_id]), sequence.tokens])
+    n_prefix = sequence.n_prefix + 1
+    return replace(sequence, tokens=tokens, n_prefix=n_prefix, bos=tokenizer.bos_token)
 
 
 def text_parts(

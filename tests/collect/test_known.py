@@ -69,7 +69,7 @@ def test_known_measures_each_text_after_its_first_tokens(model: Any) -> None:
     assert about == {
         "count": ["numbers", "rule", 8],
         "copy": ["repetition", CONTROL, 12],
-        "long": ["books", "prose", 32],  # all that the model reads
+        "long": ["books", "prose", 31],  # what the model reads after a beginning-of-text token
     }
     lengths = {one.id: one.n_prefix for one in found.tokenized}
     assert lengths == {"count": 2, "copy": 4, "long": 10}

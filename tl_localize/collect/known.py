@@ -35,7 +35,7 @@ from tl_localize.models import REFERENCE_MODELS
 from tl_localize.neurons import LanguageModel, Real, check_between, model_name
 from tl_localize.readers import Data
 from tl_localize.reference import reference_sequences
-from tl_localize.sequences import MemorizedSequence, encode, text_parts, tokenizer_of
+from tl_localize.sequences import MemorizedSequence, encode, text_parts, tokenizer_of, with_bos
 
 N_PREFIX = 16  # tokens; of a text of less than 48 a third
 N_TOKENS = 64  # of a longer text the first ones
@@ -315,12 +315,12 @@ def known(model: LanguageModel, min_accuracy: Real = 0.7, data: Data | None = No
         sequences += planted
         kinds += ["planted"] * len(planted)
     for text in known_texts():
-        tokens = encode(tokenizer, text.text)[: min(N_TOKENS, model.cfg.n_ctx)]
+        tokens = encode(tokenizer, text.text)[: min(N_TOKENS, model.cfg.n_ctx - 1)]
         n_prefix = min(N_PREFIX, len(tokens) // 3)
         if n_prefix:
             parts = text_parts(model, tokens, n_prefix)
             about = n_prefix, text.id, text.category, parts
-            sequences.append(MemorizedSequence(torch.tensor(tokens), *about))
+            sequences.append(with_bos(model, MemorizedSequence(torch.tensor(tokens), *about)))
             kinds.append(text.kind)
     by_length = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
     # In float64 and rounded, so that 9 right tokens of 10 are an accuracy of 0.9.
