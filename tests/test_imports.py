@@ -36,32 +36,48 @@ def parsed(path: Path) -> ast.AST:
 
 
 def imported(path: Path) -> list[tuple[int, str]]:
-    """Lines and names of the tl_localize modules that a file imports, anywhere in it."""
+    """Lines and names of the tl_localize modules that a file imports, anywhere in it, also by
+    ``import_module("...")``.
+    """
+    return imports_in(path.read_text(encoding="utf-8"))
+
+
+def imports_in(source: str) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
-    for node in ast.walk(parsed(path)):
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.level:
-            found.append((node.lineno, "relative import"))
-        elif (
-            isinstance(node, ast.ImportFrom)
-            and node.module
-            and node.module.split(".")[0] == "tl_localize"
-        ):
+            names = ["relative import"]
+        elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                inside = PACKAGE.parent / node.module.replace(".", "/") / f"{alias.name}.py"
-                if alias.name != "__version__":
-                    found.append(
-                        (
-                            node.lineno,
-                            f"{node.module}.{alias.name}" if inside.is_file() else node.module,
-                        )
-                    )
+                inside = PACKAGE.parent / str(node.module).replace(".", "/") / f"{alias.name}.py"
+                own = f"{node.module}.{alias.name}" if inside.is_file() else str(node.module)
+                names += [own] if alias.name != "__version__" else []
         elif isinstance(node, ast.Import):
-            found += [
-                (node.lineno, alias.name)
-                for alias in node.names
-                if alias.name.split(".")[0] == "tl_localize"
-            ]
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+            ("import_module", "__import__")
+        ):
+            names = [one.value for one in node.args if isinstance(one, ast.Constant)]
+        found += [
+            (node.lineno, name)
+            for name in names
+            if name.split(".")[0] in ("tl_localize", "relative import")
+        ]
     return found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from tl_localize.report import figures",
+        "import tl_localize.report.figures",
+        "def later():\n    import_module('tl_localize.report.figures')",
+        "importlib.import_module('tl_localize.report.figures').score_map",
+    ],
+)
+def test_every_way_to_import_is_seen(source: str) -> None:
+    assert [name for _, name in imports_in(source)] == ["tl_localize.report.figures"]
 
 
 def modules() -> list[Path]:

@@ -79,7 +79,7 @@ def test_inj_benchmark_repeats_bit_by_bit(benchmark):
     [
         ({"ratio": 1.5}, r"ratio must be a fraction in \(0, 1\], got 1.5"),
         ({"sequences": []}, "sequences must hold at least one sequence"),
-        ({"multiples": (1, 10)}, "ratio times each of multiples must be a fraction"),
+        ({"multiples": (1, 10)}, "multiples of ratio must be a fraction"),
         ({"distractors": -1}, "distractors must be a whole number from 0 on, got -1"),
         ({"distractors": 3, "ratio": 0.05}, "distractors must leave at least one group of 4"),
         (

@@ -136,7 +136,7 @@ class InjBenchmark(Benchmark[InjResults]):
         blank = NeuronScores(torch.zeros(view.n_layers, view.n_neurons), units=self.units)
         for multiple in self.multiples:
             check_positive(multiples=multiple)
-            check_ratio("ratio times each of multiples", self.ratio * multiple)
+            check_ratio("multiples of ratio", self.ratio * multiple)
             blank.top_k(self.ratio * multiple)  # raises where it selects none
         if not self.multiples:
             raise ValueError("multiples must hold at least one number, got (). 1 is the ratio.")
