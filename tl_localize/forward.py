@@ -171,7 +171,12 @@ def _record_input(
     store: dict[int, Tensor],
     layer: int,
 ) -> None:
-    store[layer] = inputs[0] if inputs else given["hidden_states"]
+    store[layer] = _stream(inputs, given)
+
+
+def _stream(inputs: tuple[Any, ...], given: dict[str, Any]) -> Tensor:
+    """The residual stream among what a block is called with."""
+    return inputs[0] if inputs else given["hidden_states"]
 
 
 @torch.no_grad()
@@ -273,15 +278,11 @@ def rotation_limit(model: Any) -> int | None:
 
 
 class _Reached(Exception):
-    """Leaves a forward pass with the residual stream."""
-
-    def __init__(self, resid: Tensor) -> None:
-        super().__init__()
-        self.resid = resid
+    """Leaves a forward pass with the residual stream, its argument."""
 
 
 def _leave_before(module: object, inputs: tuple[Any, ...], given: dict[str, Any]) -> None:
-    raise _Reached(inputs[0] if inputs else given["hidden_states"])
+    raise _Reached(_stream(inputs, given))
 
 
 def _leave_after(module: object, inputs: object, output: Any) -> None:
@@ -316,7 +317,7 @@ def _run(
         try:
             return model(tokens, use_cache=False)
         except _Reached as reached:
-            return reached.resid
+            return reached.args[0]
         finally:
             if len(found) == len(model.blocks):
                 _FORMS[model] = found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -279,8 +278,6 @@ class NeuronScores(Saved):
         check_units(self.units)
         if self.missed is not None:
             check_between(0, 1, missed=self.missed)
-        if self.first_layer is not None:
-            _check_layer(self.first_layer, len(values))
         if not values.isfinite().all():
             raise ValueError(
                 f"values must be finite, got {int((~values.isfinite()).sum())} that are not "
@@ -294,6 +291,7 @@ class NeuronScores(Saved):
                 "exact scores."
             )
         object.__setattr__(self, "values", values)
+        self._start(self.first_layer)
 
     def __repr__(self) -> str:
         n_layers, n_neurons = self.values.shape
@@ -397,11 +395,18 @@ class NeuronScores(Saved):
             pool = pool.reshape(1, -1)
         n = pool.shape[1]
         if count is None:
-            count = self._count(ratio, n, nearest=(per, rounding) == ("layer", "nearest"))
+            share = check_ratio("ratio", ratio)
+            nearest = per == "layer" and rounding == "nearest"
+            count = round(n * share) if nearest else rounded_down(share, n)
+            if not count:
+                raise ValueError(
+                    f"ratio must select at least one of {n} {self.units.name}, got {ratio!r}, "
+                    f"which selects none. Use at least {1 / n:.2g}."
+                )
         elif ratio is not None:
             raise ValueError(
-                f"count must be given without a ratio, got {count!r} and ratio {ratio!r}. Pass one "
-                "of them."
+                f"ratio must be left out beside a count, got {ratio!r} and count {count!r}. Pass "
+                "one of them."
             )
         check_count(count=count)
         if count > n:
@@ -420,29 +425,18 @@ class NeuronScores(Saved):
         """The first layer to choose from."""
         if first_layer is None:
             return self.first_layer or 0
-        _check_layer(first_layer, len(self.values))
+        check_count(0, first_layer=first_layer)
+        if first_layer >= len(self.values):
+            raise ValueError(
+                f"first_layer must be below the {len(self.values)} layers of the scores, got "
+                f"{first_layer}. Layers count from 0."
+            )
         if self.first_layer not in (None, first_layer):
             raise ValueError(
                 f"first_layer must be {self.first_layer}, from which on {self.method!r} chose in "
                 f"all layers together, got {first_layer}. Give the method another first_layer."
             )
         return first_layer
-
-    def _count(self, ratio: Real | None, n: int, nearest: bool) -> int:
-        """How many of n neurons a ratio selects."""
-        if ratio is None:
-            raise ValueError(
-                "ratio must be given where there is no count, got None. Write 0.01 for 1 %, or "
-                "count=10."
-            )
-        check_ratio("ratio", ratio)
-        count = round(n * ratio) if nearest else rounded_down(ratio, n)
-        if not count:
-            raise ValueError(
-                f"ratio must select at least one of {n} {self.units.name}, got {ratio!r}, which "
-                f"selects none. Use at least {1 / n:.2g}."
-            )
-        return count
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         tensors = {"values": self.values}
@@ -466,13 +460,4 @@ class NeuronScores(Saved):
             missed=float(metadata["missed"]) if "missed" in metadata else None,
             units=units,
             first_layer=int(metadata["first_layer"]) if "first_layer" in metadata else None,
-        )
-
-
-def _check_layer(first_layer: object, n_layers: int) -> None:
-    whole = isinstance(first_layer, numbers.Integral) and not isinstance(first_layer, bool)
-    if not whole or int(first_layer) not in range(n_layers):
-        raise ValueError(
-            f"first_layer must be a whole number in [0, {n_layers}), got {first_layer!r}. The "
-            f"model has {n_layers} layers."
         )

@@ -56,13 +56,9 @@ def paired_test(
     difference = a - b
     rounding = 1e-12 * max(1.0, float(np.abs(a).max()))
     if np.ptp(difference) <= rounding:  # no spread: the statistic is infinite or undefined
-        # below rounding, a difference is none
-        mean = 0.0 if abs(difference[0]) <= rounding else float(difference[0])
-        return (
-            0.0
-            if {"two-sided": mean != 0, "less": mean < 0, "greater": mean > 0}[alternative]
-            else 1.0
-        )
+        larger, smaller = difference[0] > rounding, difference[0] < -rounding
+        certain = {"two-sided": larger or smaller, "less": smaller, "greater": larger}
+        return 0.0 if certain[alternative] else 1.0
     return float(stats.ttest_rel(a, b, alternative=alternative).pvalue)
 
 
@@ -137,27 +133,24 @@ def compare_all(
             of the index.
     """
     methods = list(dict.fromkeys(frame["method"]))
-    names = [name for name in by if frame[name].nunique() > 1]
-    rows: dict[Any, dict[str, str]] = {
-        tuple(row): {}
-        for row in frame.sort_values(names, kind="stable")[[*names, "method"]]
-        .drop_duplicates()
-        .itertuples(index=False)
-    }
-    for reference in methods:
-        for test in compare_with_reference(
-            frame, reference, value, by, larger_is_better=larger_is_better
-        ).to_dict("records"):
-            p = "" if math.isnan(test["p_value"]) else f" (p = {test['p_value']:.1g})"
-            rows[(*(test[name] for name in names), test["method"])][reference] = (
-                mean_text(100 * test["difference"], math.nan) + p
-            )
-    index = (
-        pd.MultiIndex.from_tuples(list(rows), names=[*names, "method"])
-        if names
-        else pd.Index([key for (key,) in rows], name="method")
+    index = [*(name for name in by if frame[name].nunique() > 1), "method"]
+    tests: Any = pd.concat(
+        [
+            compare_with_reference(
+                frame, reference, value, by, larger_is_better=larger_is_better
+            ).assign(reference=reference)
+            for reference in methods
+        ]
     )
-    return pd.DataFrame(list(rows.values()), index=index, columns=pd.Index(methods)).fillna("")
+    tests["text"] = [
+        mean_text(100 * test.difference, math.nan)
+        + ("" if math.isnan(test.p_value) else f" (p = {test.p_value:.1g})")
+        for test in tests.itertuples()
+    ]
+    order = frame.sort_values(index[:-1], kind="stable")[index].drop_duplicates()
+    table = tests.pivot(index=index, columns="reference", values="text")
+    table = table.reindex(index=order.set_index(index).index, columns=pd.Index(methods))
+    return table.fillna("")
 
 
 def interpolated_at(price: float, costs: Numbers, gains: Numbers) -> float:

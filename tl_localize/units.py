@@ -123,25 +123,21 @@ class MLPNeurons(Units):
         return f"blocks.{layer}.mlp.hook_post"
 
     def shape(self, model: Any) -> tuple[int, ...]:
-        cfg, name, points = model.cfg, model_name(model), model.hook_dict
-        weights = [
-            getattr(getattr(block, "mlp", None), "W_out", None)
-            for block in getattr(model, "blocks", ())
-        ]
+        cfg, name, shapes = model.cfg, model_name(model), _shapes(model, "mlp", "W_out")
         if getattr(cfg, "num_experts", None):
             raise ValueError(
                 f"model must have one MLP per layer, got {name!r} with {cfg.num_experts} experts. "
                 "Mixtures have no neuron axis."
             )
-        if not any(isinstance(weight, Tensor) for weight in weights):
+        if not any(shapes):
             raise ValueError(
                 f"model must have MLP layers, got {name!r}, which has none with a W_out. Choose "
                 "another."
             )
-        shapes = [tuple(getattr(weight, "shape", ())) for weight in weights]
-        n_neurons: int = shapes[0][0] if shapes[0] else 0
+        n_neurons = shapes[0][0] if shapes[0] else 0
         for layer, shape in enumerate(shapes):
-            if self.point(layer) not in points or shape != (n_neurons, cfg.d_model):
+            missing = self.point(layer) not in model.hook_dict
+            if missing or shape != (n_neurons, cfg.d_model):
                 raise ValueError(
                     f"model must have a neuron axis (hook {self.point(layer)} and W_out of shape "
                     f"{(n_neurons, cfg.d_model)}), "
@@ -177,11 +173,7 @@ class AttentionHeads(Units):
         return f"blocks.{layer}.attn.hook_z"
 
     def shape(self, model: Any) -> tuple[int, ...]:
-        weights = [
-            getattr(getattr(block, "attn", None), "W_O", None)
-            for block in getattr(model, "blocks", ())
-        ]
-        shapes = [tuple(getattr(weight, "shape", ())) for weight in weights]
+        shapes = _shapes(model, "attn", "W_O")
         for layer, shape in enumerate(shapes or [()]):
             if self.point(layer) not in model.hook_dict or len(shape) != 3 or shape != shapes[0]:
                 raise ValueError(
@@ -203,6 +195,12 @@ class AttentionHeads(Units):
 NEURONS = MLPNeurons()
 # by name, for the command line
 UNITS: dict[str, Units] = {units.name: units for units in (NEURONS, AttentionHeads())}
+
+
+def _shapes(model: Any, part: str, weight: str) -> list[tuple[int, ...]]:
+    """The shape of a weight in each block; empty where the block has none."""
+    parts = [getattr(block, part, None) for block in getattr(model, "blocks", ())]
+    return [tuple(getattr(getattr(one, weight, None), "shape", ())) for one in parts]
 
 
 def check_units(units: Any) -> None:
