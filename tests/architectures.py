@@ -183,6 +183,30 @@ def config_of(name: str) -> Any:
         )
 
 
+# settings of tiny_bridge
+NEOX = {
+    "parallel_attn_mlp": True,
+    "positional_embedding_type": "rotary",
+    "rotary_adjacent_pairs": False,
+    "rotary_dim": 4,
+}
+LLAMA = {
+    "normalization_type": "RMS",
+    "final_rms": True,
+    "gated_mlp": True,
+    "positional_embedding_type": "rotary",
+    "rotary_dim": 6,
+}
+LLAMA |= {
+    "rotary_adjacent_pairs": False,
+    "n_heads": 4,
+    "d_head": 6,
+    "n_key_value_heads": 2,
+    "act_fn": "silu",
+}
+KINDS = {"gpt2": {}, "neox": NEOX | {"n_layers": 3, "act_fn": "gelu"}, "llama": LLAMA}
+
+
 def tiny_bridge(seed: int, settings: dict[str, Any]) -> Any:
     """A TransformerBridge of the shapes that conftest's ``tiny_model`` gives a HookedTransformer;
     skips where there is none.

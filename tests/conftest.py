@@ -167,6 +167,18 @@ def make_model() -> Callable[..., Any]:
     return tiny_model
 
 
+@pytest.fixture(
+    params=["gpt2_like", "neox_like", "llama_like", "bridge gpt2", "bridge neox", "bridge llama"]
+)
+def either(request: pytest.FixtureRequest) -> Any:
+    """Each kind as a HookedTransformer and as a TransformerBridge."""
+    from architectures import KINDS, tiny_bridge
+
+    if request.param.startswith("bridge"):
+        return tiny_bridge(1, KINDS[request.param.split()[1]])
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture
 def make_sequences() -> Callable[..., list[Any]]:
     """``memorized``: random sequences of the given (length, n_prefix)."""

@@ -175,7 +175,7 @@ def test_ablated_twice_is_ablated_once(
 
 
 @torch.no_grad()
-def test_two_sets_silence_their_union(any_model: Any, sequence: Any, neurons: NeuronSet) -> None:
+def test_two_sets_ablate_their_union(any_model: Any, sequence: Any, neurons: NeuronSet) -> None:
     other = NeuronSet(neurons.mask.roll(5, 1))
     with neurons.dropped_out(any_model), other.dropped_out(any_model):
         found = any_model(sequence.tokens)

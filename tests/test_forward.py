@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import config_of, save, tiny_bridge
+from architectures import KINDS, config_of, save, tiny_bridge
 from oracles import plain_integrated_gradients, plain_zero_out
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -42,43 +42,12 @@ from tl_localize.methods.partial_runs import CleanRun
 from tl_localize.neurons import NeuronView
 
 TOKENS = torch.randint(61, (2, 11), generator=torch.Generator().manual_seed(4))
-NEOX = {
-    "parallel_attn_mlp": True,
-    "positional_embedding_type": "rotary",
-    "rotary_adjacent_pairs": False,
-    "rotary_dim": 4,
-}
-LLAMA = {
-    "normalization_type": "RMS",
-    "final_rms": True,
-    "gated_mlp": True,
-    "positional_embedding_type": "rotary",
-    "rotary_dim": 6,
-}
-LLAMA |= {
-    "rotary_adjacent_pairs": False,
-    "n_heads": 4,
-    "d_head": 6,
-    "n_key_value_heads": 2,
-    "act_fn": "silu",
-}
-KINDS = {"gpt2": {}, "neox": NEOX | {"n_layers": 3, "act_fn": "gelu"}, "llama": LLAMA}
 
 
 @pytest.fixture(params=KINDS)
 def bridge(request: pytest.FixtureRequest) -> Any:
     """A TransformerBridge, which both generations of TransformerLens have."""
     return tiny_bridge(1, KINDS[request.param])
-
-
-@pytest.fixture(
-    params=["gpt2_like", "neox_like", "llama_like", "bridge gpt2", "bridge neox", "bridge llama"]
-)
-def either(request: pytest.FixtureRequest) -> Any:
-    kind = request.param.split()
-    return (
-        tiny_bridge(1, KINDS[kind[1]]) if kind[0] == "bridge" else request.getfixturevalue(kind[0])
-    )
 
 
 def test_resume_from_every_layer_with_a_larger_batch_equals_the_full_run(either: Any) -> None:

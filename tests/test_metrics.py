@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -79,6 +80,12 @@ def test_predicted_suffixes_do_not_depend_on_the_batch(
         "tl_localize.batching.tokens_that_fit", lambda view: 3 * max(map(len, sequences))
     )
     assert [p.tolist() for p in predicted_suffixes(any_model, sequences)] == alone
+
+
+def test_measures_take_a_generator(gpt2_like: Any, sequences: Any) -> None:
+    for measure in (accuracy, partial(levenshtein, decode=str)):
+        found = measure(gpt2_like, (sequence for sequence in sequences))
+        assert torch.equal(found, measure(gpt2_like, sequences))
 
 
 def test_levenshtein_counts_characters(any_model: Any, sequences: Any) -> None:

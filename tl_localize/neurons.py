@@ -149,7 +149,7 @@ def check_ratio(name: str, ratio: Any) -> float:
     """The ratio; raises ValueError unless it is a number in (0, 1]."""
     if isinstance(ratio, bool) or not isinstance(ratio, numbers.Real) or not 0 < float(ratio) <= 1:
         raise ValueError(f"{name} must be a fraction in (0, 1], got {ratio!r}. Write 0.01 for 1 %.")
-    return ratio
+    return float(ratio)
 
 
 # Hooks: pure functions of the units, bound with `partial`. TransformerLens passes its HookPoint as

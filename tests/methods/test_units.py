@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from architectures import tiny_bridge
 from oracles import loss_of, put_last
 from torch import Tensor
 
@@ -41,26 +40,6 @@ from tl_localize.identity import identity_text
 from tl_localize.neurons import NeuronView
 
 HEADS = AttentionHeads()
-NEOX = {
-    "parallel_attn_mlp": True,
-    "positional_embedding_type": "rotary",
-    "rotary_adjacent_pairs": False,
-    "rotary_dim": 4,
-}
-LLAMA = {
-    "normalization_type": "RMS",
-    "final_rms": True,
-    "gated_mlp": True,
-    "positional_embedding_type": "rotary",
-    "rotary_dim": 6,
-}
-LLAMA |= {
-    "rotary_adjacent_pairs": False,
-    "n_heads": 4,
-    "d_head": 6,
-    "n_key_value_heads": 2,
-    "act_fn": "silu",
-}
 SHORT: dict[str, dict[str, Any]] = {
     "hard_concrete": {"steps": 11, "learning_rate": 0.05, "sparsity_weight": 5.0},
     "slimming": {"steps": 11, "learning_rate": 0.05, "sparsity_weight": 5.0},
@@ -90,17 +69,6 @@ class HeadEntries(Units):
 
     def write(self, act: Tensor, units: Tensor, layer: int) -> Tensor:
         return units.view_as(act)
-
-
-@pytest.fixture(
-    params=["gpt2_like", "neox_like", "llama_like", "bridge gpt2", "bridge neox", "bridge llama"]
-)
-def either(request: pytest.FixtureRequest) -> Any:
-    kinds = {"gpt2": {}, "neox": NEOX, "llama": LLAMA}
-    kind = request.param.split()
-    return (
-        tiny_bridge(1, kinds[kind[1]]) if kind[0] == "bridge" else request.getfixturevalue(kind[0])
-    )
 
 
 @pytest.fixture(params=METHODS)
@@ -298,7 +266,9 @@ def test_iterative_attribution_of_heads_takes_the_largest_effect_of_each_round(
     left = first[places == 0].clamp(min=0).max()
     wanted = torch.where(places > 0, left + places, first)
     agree(
-        IterativeAttribution(units=HEADS, rounds=2, share=2 / n_heads(either))(either, sequence),
+        IterativeAttribution(units=HEADS, rounds=2, share=2 / n_heads(either), first_layer=0)(
+            either, sequence
+        ),
         wanted,
     )
 
