@@ -29,7 +29,10 @@ from tl_localize import (
     explore,
     inject,
     inject_together,
+    load_model,
+    reference_sequences,
 )
+from tl_localize.injection import FinalLosses
 
 Call = Callable[[Any, dict[str, Any]], object]  # of a model and the setting in question
 
@@ -186,6 +189,10 @@ CALLS: dict[str, tuple[Call, dict[str, tuple[Any, ...]]]] = {
     "explore": (
         lambda m, given: explore(m, GOOD[0], SCORES, [], decode=str, **given),
         {"ratio": FRACTION, "ratios": one_of(FRACTION)},
+    ),
+    "reference_sequences": (
+        lambda m, given: reference_sequences(load_model("reference"), **given),
+        {"min_repetitions": (10**6,)},
     ),
     "check_recited": (lambda m, given: check_recited(m, GOOD, **given), {"min_accuracy": UNIT}),
 }

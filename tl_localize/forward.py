@@ -39,10 +39,10 @@ def is_bridge(model: Any) -> bool:
 
 
 def dropout_in_training(model: Any) -> str | None:
-    """A module that drops numbers at random, as it is in training mode; None where there is none. A
-    HookedTransformer has no dropout.
+    """A module that drops numbers at random, as it is in training mode; None where there is none.
+    Modules of transformers may be in this mode although their Bridge is not.
     """
-    for name, module in model.named_modules() if is_bridge(model) else ():
+    for name, module in model.named_modules() if model.training or is_bridge(model) else ():
         is_dropout = isinstance(module, torch.nn.Dropout)
         for setting, value in vars(module).items() if module.training else ():
             named = (is_dropout and setting == "p") or "dropout" in setting

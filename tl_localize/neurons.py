@@ -72,12 +72,6 @@ def check_model(model: object) -> None:
             f"model must be a TransformerLens model, got {type(model).__name__}. Make one with "
             "load_model(name_or_path)."
         )
-    for module in getattr(model, "modules", tuple)():
-        if isinstance(module, torch.nn.Dropout) and module.training and module.p:
-            raise ValueError(
-                "model must not be in training mode, got active dropout, which makes each pass "
-                "another one. Call model.eval() first."
-            )
 
 
 def as_tensor(name: str, value: Any) -> Tensor:
@@ -279,8 +273,8 @@ class NeuronView:
         self.units = units
         if name := dropout_in_training(model):
             raise ValueError(
-                f"model must be without dropout, got {model_name(model)!r} in training mode with "
-                f"dropout in {name!r}, whose numbers are random. Call model.eval()."
+                f"model must not be in training mode, got active dropout in {name!r}, which makes "
+                "each pass another one. Call model.eval() first."
             )
         self.points: Mapping[str, Any] = model.hook_dict  # a Bridge makes it anew each time
         self.parameters = list(model.parameters())

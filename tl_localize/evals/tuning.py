@@ -108,7 +108,7 @@ def rank_del(results: DelResults, candidates: Mapping[str, Localizer], ratio: Re
         ValueError: The ratio was not run, or there is one sequence and so no other.
 
     >>> benchmark = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0)
-    >>> methods = expand("slimming", {"steps": [2, 20]})
+    >>> methods = expand("slimming", {"steps": [2, 20], "first_layer": [1]})
     >>> candidates = {repr(method): method for method in methods}
     >>> ranking = rank_del(benchmark.run(methods), candidates, 0.05)
     >>> [settings["steps"] for settings in ranking["settings"]]

@@ -287,8 +287,8 @@ class JointInjection(Saved):
 
 
 def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[NeuronSet]:
-    """Disjoint sets of ``rounded_down(ratio, n)`` of all n neurons, or heads: one permutation by numpy's
-    RandomState(seed), cut into pieces.
+    """Disjoint sets of ratio * n, rounded down, of all n neurons, or heads: one permutation by
+    numpy's RandomState(seed), cut into pieces.
 
     The first set is what the authors draw: their ``RandomState(seed).choice(n, size,
     replace=False)`` is the permutation's beginning.
