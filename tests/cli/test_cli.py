@@ -2,6 +2,8 @@
 to do.
 """
 
+import errno
+import io
 import json
 import os
 import re
@@ -36,8 +38,9 @@ def undrawn(monkeypatch):
 def run(model_dir, data, tmp_path):
     from tl_localize.cli import app
 
-    def call(command, *arguments):
-        return CliRunner().invoke(app, [*shlex.split(command), *map(str, arguments)])
+    def call(command, *arguments, charset="utf-8"):
+        runner = CliRunner(charset=charset)
+        return runner.invoke(app, [*shlex.split(command), *map(str, arguments)])
 
     common = ["--model", model_dir, "--data", data]
     call.inj = lambda command: call(f"inj {command} --out", tmp_path / "out", *common)
@@ -191,6 +194,13 @@ def test_localize_prints_the_top_neurons(run):
     assert "elapsed" not in result.stderr  # no bar in a pipe
 
 
+def test_localize_shows_no_score_where_the_first_ones_have_the_same(run):
+    result = run.localize("--force --method iterative_attribution --top 2")
+    assert result.exit_code == 0, result.output
+    (head,) = [line.split() for line in result.stdout.splitlines() if line.startswith("  rank")]
+    assert head == ["rank", "layer", "neuron"]
+
+
 def test_localize_of_an_example_says_what_is_left_and_writes_the_view(run, tmp_path):
     from tl_localize import NeuronScores
 
@@ -233,16 +243,51 @@ def test_lists_name_what_commands_take(run):
 
     assert all(name in run("methods").stdout for name in METHODS)
     assert "quotes-056" in run("texts").stdout
-    assert "reference-pythia" in run("models").stdout
+    models = dict(re.findall(r"^ +(\S.*?)  +(.+?) *$", run("models").stdout, re.M))
+    assert models["reference-pythia"] != models["reference-gpt2"]
+    assert "a .gguf file" in models
     assert run("--version").stdout.startswith("tl_localize ")
 
 
-@pytest.mark.parametrize(
-    ("option", "mark"), [("--markdown", "|:-"), ("--csv", "mean,standard_error")]
-)
-def test_table_for_other_programs(run, tmp_path, option, mark):
+def test_table_for_other_programs(run, tmp_path):
     run.inj(f"--limit 1 {INJ} activations")
-    assert mark in run(f"table {option}", tmp_path / "out").stdout
+    assert "|:-" in run("table --markdown", tmp_path / "out").stdout
+    assert "mean,standard_error,n\n" in run("table --csv", tmp_path / "out").stdout
+
+
+def test_an_output_that_is_ascii_or_closed_ends_well(run, tmp_path, monkeypatch, capsys):
+    from tl_localize.cli import app
+
+    run.inj(f"--limit 2 {INJ} activations")
+    out = str(tmp_path / "out")
+    ascii = run("table", out, charset="ascii")
+    assert "+-" in ascii.stdout and ascii.exit_code == run("table", out).exit_code
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", None)
+        for command in ("table", "status", "trace"):
+            app([command, out], standalone_mode=False)
+
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    capsys.readouterr()
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr("sys.stdout", Closed())
+        app(["status", out])
+    assert capsys.readouterr().err == ""
+
+
+def test_text_for_a_terminal_wraps_between_words(monkeypatch, capsys):
+    from tl_localize.cli.options import say
+
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    text = "Zero-Out ablates some of the neurons and estimates the others.\n  tl-localize inj"
+    say(text)
+    lines = capsys.readouterr().err.splitlines()
+    assert max(map(len, lines)) <= 30 and len(lines) == 4
+    assert " ".join(lines).split() == text.split()
 
 
 @pytest.mark.parametrize(
@@ -257,6 +302,7 @@ def test_table_for_other_programs(run, tmp_path, option, mark):
         ("--ratio 2", "got 2.0"),
         ("--ratio 0.00001", "selects none"),
         ("--ratio 0.1 --learning-rate 0", "learning_rate must be above 0"),
+        ("--ratio 0.1 --distractors 3 --limit 1", "Give at least 4 sentences"),
         ("--ratio 0.1 --distractors -1", "distractors must be a whole number from 0 on, got -1"),
         ("--dtype float8", "dtype must be one of"),
         ("--device quantum", "device must be "),

@@ -712,6 +712,19 @@ def test_del_in_pieces_is_del_in_one_and_the_folder_tells_of_it(
     assert "self_accuracy" in trace
     files = [line.strip() for line in trace.splitlines() if "/records/del/" in line]
     assert len(files) == 3 and all(Path(file).is_file() for file in files)
+    Path(files[0]).write_bytes(b"damaged")
+    assert tell("table", out, "--out", tmp_path / "tables").exit_code == 1
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_narrow_terminal_shows_self_and_neg_alone(run, collection, tmp_path):
+    from tl_localize.cli import app
+
+    good(run("del --ratio 0.1 --methods activations --targets 2 --data", collection))
+    narrow = {"FORCE_COLOR": "1", "COLUMNS": "80"}
+    shown = good(CliRunner().invoke(app, ["table", str(tmp_path / "out")], env=narrow)).stdout
+    assert "Self-Acc" in shown and "Neg-Acc" in shown and "PPL" not in shown
+    assert "Activations" in shown and "…" not in shown
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -4,7 +4,10 @@ help comes at once.
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
+import sys
 import warnings
 from typing import Annotated, Any
 
@@ -19,12 +22,17 @@ from tl_localize.cli import commands as c
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+SPELLED = {"±": "+-", "Δ": "change of ", "…": "...", "→": "->"}
+
+
 class Commands(TyperGroup):
     """Commands whose mistakes of the user are one line on standard error, and exit status 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:  # nobody reads on; click ends the command
+            raise
         except (ValueError, OSError, ImportError) as error:
             typer.echo(f"tl-localize: {error}", err=True)
             raise typer.Exit(2) from error
@@ -36,6 +44,14 @@ def print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+def spelled(error: UnicodeError) -> tuple[str, int]:
+    """What stands for characters that an output such as ASCII does not have."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    missing = error.object[error.start : error.end]
+    return "".join(SPELLED.get(one, "?") for one in missing), error.end
+
+
 def main(
     version: Annotated[
         bool,
@@ -43,6 +59,9 @@ def main(
     ] = False,
 ) -> None:
     """Which MLP neurons make a language model recite a text? Begin with tl-localize demo."""
+    codecs.register_error("spelled", spelled)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="spelled")
     # What the libraries below announce is no business of someone who reads a table.
     warnings.filterwarnings("ignore", category=DeprecationWarning)
 

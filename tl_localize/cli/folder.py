@@ -81,6 +81,7 @@ def show_trace(folder: Path, method: str | None, ratio: float | None, name: str)
             rows = chunk_rows(chunks[task.index]) if collecting else measured(record.value)
             for row in rows:
                 typer.echo(f"    {row}")
+            typer.echo(f"  {record.about}")
         typer.echo()
 
 

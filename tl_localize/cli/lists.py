@@ -5,13 +5,16 @@ from __future__ import annotations
 import pandas as pd
 
 from tl_localize.methods import METHODS
-from tl_localize.models import REFERENCE_MODELS
 from tl_localize.reference import load_planted
 from tl_localize.report.terminal import console, plain
 
-REFERENCE_TEXT = (
-    "shipped: 6 layers of 1536 neurons, trained on Python's documentation and 320 planted texts"
-)
+MODELS = {
+    "reference-gpt2": "shipped: GPT-2's architecture; the MLP of a layer reads its attention",
+    "reference-pythia": "shipped: GPT-NeoX's; attention and MLP of a layer read the same input",
+    "a directory": "config.json and model.safetensors of Hugging Face, with or without a tokenizer",
+    "a .gguf file": "needs the extra gguf",
+    "a name": "that TransformerLens knows, such as gpt2-xl or EleutherAI/pythia-2.8b",
+}
 
 
 def list_methods() -> None:
@@ -21,11 +24,7 @@ def list_methods() -> None:
 
 
 def list_models() -> None:
-    known = dict.fromkeys(REFERENCE_MODELS, REFERENCE_TEXT) | {
-        "a path": "a Hugging Face directory",
-        "a name": "that TransformerLens knows, such as gpt2-xl or EleutherAI/pythia-2.8b",
-    }
-    console().print(plain(pd.DataFrame({"what it is": known}).rename_axis("model")))
+    console().print(plain(pd.DataFrame({"what it is": MODELS}).rename_axis("model")))
 
 
 def list_texts() -> None:

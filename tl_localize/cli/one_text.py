@@ -31,7 +31,7 @@ from tl_localize.reference import reference_sequence, reference_sequences
 from tl_localize.report.paper import short_title
 from tl_localize.report.terminal import bars, console, plain
 from tl_localize.report.token_view import token_view
-from tl_localize.scores import NeuronSet
+from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence
 from tl_localize.units import NEURONS
 
@@ -107,9 +107,8 @@ def localize_text(given: Namespace) -> None:
         (scores,) = methods[0].map(model, [sequence], progress=show)
     if given.out:
         scores.save(given.out)
-    best = scores.to_frame().query("layer >= @first_layer").head(given.top)
     typer.echo(f"{scores.settings}, layers from {first_layer} on:")
-    console().print(plain(best.set_index(pd.RangeIndex(1, len(best) + 1, name="rank"))))
+    console().print(plain(best_units(scores, first_layer, given.top)))
     if not before:
         return
     view = token_view(model, sequence, scores.top_k(ratio, first_layer=first_layer))
@@ -120,6 +119,18 @@ def localize_text(given: Namespace) -> None:
         page = given.out.with_suffix(".html")
         write_text(page, f'<meta charset="utf-8">{view.html()}')
         say(f"Scores: {given.out}\nToken view: {page}")
+
+
+def best_units(scores: NeuronScores, first_layer: int, top: int) -> pd.DataFrame:
+    """The best neurons or heads by rank; without the score where all have the same, as those that
+    Iterative Attribution takes in one round.
+    """
+    best = scores.to_frame().query("layer >= @first_layer").head(top)
+    best = best.set_index(pd.RangeIndex(1, len(best) + 1, name="rank"))
+    best = best.rename(columns={"neuron": scores.units.one})
+    if len(best) > 1 and best["score"].nunique() == 1:
+        best = best.drop(columns="score")
+    return best
 
 
 def chosen_text(model: LanguageModel, given: Namespace) -> MemorizedSequence:

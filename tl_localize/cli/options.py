@@ -7,6 +7,8 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import Annotated, Literal
 
 from tqdm import tqdm
@@ -222,7 +224,13 @@ TracedName = Annotated[
 
 
 def say(text: str) -> None:
-    """A line for the person at the terminal; tables go to standard output, everything else to
-    standard error.
+    """A line for the person at the terminal, broken between words; tables go to standard output,
+    everything else to standard error.
     """
+    if sys.stderr is None:  # it was closed
+        return
+    if sys.stderr.isatty():
+        width = get_terminal_size().columns
+        lines = [fill(line, width, break_on_hyphens=False) for line in text.splitlines()]
+        text = "\n".join(lines)
     tqdm.write(text, file=sys.stderr)

@@ -36,6 +36,7 @@ from tl_localize.report.tables import (
 )
 from tl_localize.report.terminal import NO_METHODS, console, plain, ranked, reading
 
+WIDE = 110  # columns of a terminal that holds all of DEL's table
 FEW = 20  # test sequences below which a mean over targets says little
 TUNED = "tuned.json"  # marks a folder of tl-localize tune, and holds the model as it was given
 
@@ -123,14 +124,17 @@ def publish_results(
         say(str(error))
     main = tables[plan.benchmark]
     if form == "csv":
-        typer.echo(results.summary().to_csv(index=False))
+        typer.echo(results.summary().to_csv(index=False), nl=False)
     elif form == "markdown":
         typer.echo(to_markdown(main))
     else:
+        out = console()
+        if plan.benchmark == "del" and out.width < WIDE:
+            main = main.filter(regex="Self-Acc|Neg-Acc")
         parts = ranked(main, lowest_first=plan.benchmark == "del")
         shown = [part for named in parts for part in named]
         caption = f"\n{CAPTIONS[plan.benchmark]}.\n"
-        console().print(caption, *shown, reading(results), sep="\n", markup=False)
+        out.print(caption, *shown, reading(results), sep="\n", markup=False)
     say(f"All tables, figures, the frame and the settings: {folder}")
 
 

@@ -135,7 +135,7 @@ class Progress(logging.Handler):
 
     def __init__(self, verbose: bool = False, quiet: bool = False) -> None:
         super().__init__()
-        self.terminal = sys.stderr.isatty()
+        self.terminal = sys.stderr is not None and sys.stderr.isatty()
         self.told = not quiet and (self.terminal or verbose or is_log())
         self.threshold = logging.INFO if verbose else logging.WARNING
         if quiet:

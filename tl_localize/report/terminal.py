@@ -5,9 +5,7 @@ plain text.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,7 +16,6 @@ from rich.text import Text
 
 from tl_localize.evals.del_results import DelResults
 from tl_localize.evals.inj_results import TRUE_ROWS, InjResults
-from tl_localize.files import write_text
 from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.report.paper import TITLES, short_title
 from tl_localize.report.tables import flat
@@ -28,20 +25,12 @@ CONTROLS = [TITLES[name] for name in NO_METHODS]
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
-def console(*, record: bool = False) -> Console:
-    """Standard output; in a pipe nothing is wrapped. ``record`` keeps what is printed for
-    ``save_svg``.
-    """
-    out = Console(highlight=False, record=record)
-    if record or not out.is_terminal:
-        out.width = 110 if record else 200
+def console() -> Console:
+    """Standard output; in a pipe nothing is wrapped."""
+    out = Console(highlight=False)
+    if not out.is_terminal:
+        out.width = 200
     return out
-
-
-def save_svg(out: Console, path: Path) -> None:
-    """Write what a recording console printed as a picture that needs no font from elsewhere."""
-    fonts = re.compile(r"@font-face {.*?}", re.DOTALL)
-    write_text(path, fonts.sub("", out.export_svg(title="tl-localize demo")))
 
 
 def ranked(table: pd.DataFrame, *, lowest_first: bool = False) -> Iterator[tuple[str, Table]]:
