@@ -194,7 +194,7 @@ def test_localize_prints_the_top_neurons(run):
     assert "elapsed" not in result.stderr  # no bar in a pipe
 
 
-def test_localize_shows_no_score_where_the_first_ones_have_the_same(run):
+def test_localize_shows_ranks_of_a_method_that_takes_neurons_in_rounds(run):
     result = run.localize("--force --method iterative_attribution --top 2")
     assert result.exit_code == 0, result.output
     (head,) = [line.split() for line in result.stdout.splitlines() if line.startswith("  rank")]
@@ -271,10 +271,14 @@ def test_an_output_that_is_ascii_or_closed_ends_well(run, tmp_path, monkeypatch,
         def write(self, text):
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
+        def fileno(self):
+            return 1
+
     capsys.readouterr()
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+    with monkeypatch.context() as patch:
         patch.setattr("sys.stdout", Closed())
-        app(["status", out])
+        with pytest.raises(SystemExit):
+            app(["status", out])
     assert capsys.readouterr().err == ""
 
 

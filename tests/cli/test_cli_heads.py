@@ -86,7 +86,9 @@ def test_localize_heads(model_dir: Path, tmp_path: Path) -> None:
     result = run(command, tmp_path / "scores.safetensors", *text)
     assert result.exit_code == 0, result.output
     assert "ZeroOut" in result.stdout and "AttentionHeads" in result.stdout
-    assert "rank   layer   head     score" in result.stdout
+    assert ["rank", "layer", "head", "score"] in [
+        line.split() for line in result.stdout.split("\n")
+    ]
     scores = NeuronScores.load(tmp_path / "scores.safetensors")
     assert scores.units == AttentionHeads() and scores.values.shape == (2, 2)
 

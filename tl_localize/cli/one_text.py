@@ -24,6 +24,7 @@ from tl_localize.evals.presets import (
     sparing,
 )
 from tl_localize.files import prepare_folder, write_text
+from tl_localize.methods import IterativeAttribution
 from tl_localize.metrics import accuracy, check_recited
 from tl_localize.models import load_model
 from tl_localize.neurons import LanguageModel, check_ratio
@@ -122,13 +123,13 @@ def localize_text(given: Namespace) -> None:
 
 
 def best_units(scores: NeuronScores, first_layer: int, top: int) -> pd.DataFrame:
-    """The best neurons or heads by rank; without the score where all have the same, as those that
-    Iterative Attribution takes in one round.
+    """The best neurons or heads by rank; without the scores of Iterative Attribution, which are the
+    same for all that it takes in one round.
     """
     best = scores.to_frame().query("layer >= @first_layer").head(top)
     best = best.set_index(pd.RangeIndex(1, len(best) + 1, name="rank"))
     best = best.rename(columns={"neuron": scores.units.one})
-    if len(best) > 1 and best["score"].nunique() == 1:
+    if scores.method == IterativeAttribution.name:
         best = best.drop(columns="score")
     return best
 
