@@ -306,7 +306,7 @@ def test_text_for_a_terminal_wraps_between_words(monkeypatch, capsys):
         ("--ratio 2", "got 2.0"),
         ("--ratio 0.00001", "selects none"),
         ("--ratio 0.1 --learning-rate 0", "learning_rate must be above 0"),
-        ("--ratio 0.1 --distractors 3 --limit 1", "Give at least 4 sentences"),
+        ("--ratio 0.1 --distractors 3 --limit 1", "Give at least 4"),
         ("--ratio 0.1 --distractors -1", "distractors must be a whole number from 0 on, got -1"),
         ("--dtype float8", "dtype must be one of"),
         ("--device quantum", "device must be "),

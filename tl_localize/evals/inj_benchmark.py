@@ -144,7 +144,7 @@ class InjBenchmark(Benchmark[InjResults]):
             raise ValueError(
                 f"distractors must leave at least one group of {self.distractors + 1} sentences "
                 f"that begin with different tokens, got {self.distractors} for "
-                f"{len(self.sequences)} sentences. Give at least {self.distractors + 1} sentences, or fewer "
+                f"{len(self.sequences)} sentences. Give at least {self.distractors + 1}, or fewer "
                 "distractors."
             )
         check_seed(self.seed + len(self.groups) - 1, bits=32)
