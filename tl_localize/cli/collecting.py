@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -50,7 +47,7 @@ def run_collect(given: Namespace) -> None:
     else:
         say_lacking()
         search = reference_search(model, criteria, stride)
-    results = searched(search, store, run, "this makes the collection")
+    results = searched(search, store, run)
     draw = {"n_dev": given.n_dev, "n_max": given.n_max, "seed": given.seed}
     collection = search.collection(results, **draw)
     if not data:
@@ -74,7 +71,7 @@ def collect_reference(run: Run, model: LanguageModel, general: Tensor, folder: P
     """
     say_lacking()
     search, store = reference_search(model), Store(folder)
-    results = searched(search, store, run, "this goes on, in shards or at once", undone=1)
+    results = searched(search, store, run, undone=1)
     collection = search.collection(results, n_dev=run.given.n_dev)
     with_planted(model, collection).save(folder)
     save_tensors(folder / GENERAL, {"tokens": general.int()}, {})
@@ -86,10 +83,10 @@ def say_lacking() -> None:
         say(lacking)
 
 
-def searched(search: Search, store: Store, run: Run, then: str, undone: int = 0) -> SearchResults:
-    """All chunks of a search. Leaves where it was interrupted or chunks are missing, and says what
-    the command does once they are there. Where only the chunks of other shards are missing,
-    ``undone`` is the exit status: not 0 where the search is only the beginning of the command.
+def searched(search: Search, store: Store, run: Run, undone: int = 0) -> SearchResults:
+    """All chunks of a search. Leaves where it was interrupted or chunks are missing, and says how
+    to go on. Where only the chunks of other shards are missing, ``undone`` is the exit status: not
+    0 where the search is only the beginning of the command.
     """
     if not run.compute([(search, [])], store):
         raise typer.Exit(130)
@@ -100,14 +97,8 @@ def searched(search: Search, store: Store, run: Run, then: str, undone: int = 0)
     failed = {name: reason for name, reason in found.missing.items() if reason}
     for name, reason in failed.items():
         say(f"FAILED collect on {name}: {reason.splitlines()[0]}")
-    again = re.sub(r" --shard[ =]\S+", "", shlex.join(["tl-localize", *sys.argv[1:]]))
-    why, when = "", "Once the other shards are done"
+    say(f"{len(found.missing)} of {len(found.chunks)} chunks are missing, {len(failed)} failed.")
     if failed:
-        why = f", of which {len(failed)} failed (tracebacks are in the folder's failures)"
-        if "--retry-failed" not in again:
-            again += " --retry-failed"
-    if len(failed) == len(found.missing):
-        when = "When they are searched after all"
-    n_missing = f"{len(found.missing)} of {len(found.chunks)} chunks are missing"
-    say(f"{n_missing}{why}. {when}, {then}:\n  {again}")
+        say("Tracebacks are in the folder's failures; --retry-failed searches them again.")
+    say("Once all are searched, the same command without --shard goes on.")
     raise typer.Exit(1 if failed else undone)

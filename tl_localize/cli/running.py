@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import signal
 import stat
 import sys
@@ -74,10 +73,7 @@ class Run:
                 if isinstance(executor, RayCluster):
                     executor.close()
         if stop.asked:
-            say(
-                "Interrupted. What is done is kept; go on with the same command:\n  "
-                f"{shlex.join(['tl-localize', *sys.argv[1:]])}"
-            )
+            say("Interrupted. What is done is kept; go on with the same command.")
         elif not progress.computed and not quiet:
             say("Already done; using saved results.")
         return not stop.asked
