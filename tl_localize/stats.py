@@ -116,7 +116,8 @@ def compare_with_reference(
                 "significant": bool(p < level),
             }
             rows.append({"method": method, **dict(zip(by, key, strict=True)), **numbers})
-    return pd.DataFrame(rows)
+    names = ["difference", "p_value", "n", "tests", "level", "significant"]
+    return pd.DataFrame(rows, columns=["method", *by, *names])  # also where there is one method
 
 
 def compare_all(
