@@ -248,3 +248,7 @@ def test_cluster_needs_ray_and_a_store(
     executor, _ = cluster()
     with pytest.raises(ValueError, match="store must be given where Ray computes, got none"):
         inj.run(methods, executor=executor)
+    with pytest.raises(ValueError, match="workers must be a whole number from 1 on, got 0"):
+        RayCluster(lambda: inj.model, workers=0)
+    with pytest.raises(ValueError, match="gpus must be"):
+        RayCluster(lambda: inj.model, gpus=-1)

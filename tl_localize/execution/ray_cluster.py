@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
@@ -16,7 +17,7 @@ from tl_localize.execution.environment import behaviour, conflicts, environment
 from tl_localize.execution.status import blocked
 from tl_localize.execution.store import Store
 from tl_localize.execution.tasks import Task, closure
-from tl_localize.neurons import LanguageModel
+from tl_localize.neurons import LanguageModel, check_between, check_count
 
 ATTEMPTS = 3  # deaths of a worker over one task before the task is recorded as failed
 
@@ -54,6 +55,12 @@ class RayCluster:
     shard: tuple[int, int] = (1, 1)
     stop: Callable[[], bool] = lambda: False
     idle: list[Any] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        if self.workers is not None:
+            check_count(workers=self.workers)
+        if self.gpus is not None:
+            check_between(0, math.inf, gpus=self.gpus)
 
     def __call__(self, run: Run, groups: Groups) -> Iterator[Outcome]:
         ray = import_ray()
