@@ -104,7 +104,7 @@ CASES: dict[str, Callable[[Any, Path], object]] = {
             torch.tensor([3]),
             torch.tensor([], dtype=torch.long),
             torch.zeros(1, 5, dtype=torch.long),
-            torch.rand(5),
+            torch.full((5,), 0.5),
             torch.ones(5) > 0,
             "Two roads",
             None,
