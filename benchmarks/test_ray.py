@@ -32,7 +32,8 @@ def load():
 
 def run(name, executor):
     sequences = memorized(*[(10, 1)] * 24)
-    benchmark = InjBenchmark(model=load(), sequences=sequences, ratio=0.2, learning_rate=0.02, max_steps=150, stop_loss=0.01)
+    training = {"learning_rate": 0.02, "max_steps": 150, "stop_loss": 0.01}
+    benchmark = InjBenchmark(load(), sequences, ratio=0.2, **training)
     methods = [Activations(), HardConcrete(steps=200, stop_sparsity=1e-9)]
     return benchmark.run(methods, Store(Path(sys.argv[1]) / name), executor=executor)
 
@@ -53,8 +54,10 @@ def disturb(outcome):
     done += 1
     if done >= 10 and "worker" not in disturbed:
         disturbed.append("worker")
-        names = {int(p.name): (p / "cmdline").read_bytes() for p in Path("/proc").iterdir() if p.name.isdigit()}
-        os.kill(next(pid for pid, name in names.items() if name.startswith(b"ray::Worker")), signal.SIGKILL)
+        processes = [path for path in Path("/proc").iterdir() if path.name.isdigit()]
+        names = {int(path.name): (path / "cmdline").read_bytes() for path in processes}
+        workers = [pid for pid, name in names.items() if name.startswith(b"ray::Worker")]
+        os.kill(workers[0], signal.SIGKILL)
     if done >= 40 and "node" not in disturbed:
         disturbed.append("node")
         cluster.remove_node(second, allow_graceful=False)
@@ -67,12 +70,14 @@ class Disturbed(RayCluster):
 
 by_ray = run("ray", Disturbed(load))
 assert disturbed == ["worker", "node"], disturbed
-deadline = time.monotonic() + 300  # a run that had no worker there at that moment may end before the cluster has noticed
+# A run that had no worker there at that moment may end before the cluster has noticed.
+deadline = time.monotonic() + 300
 while sum(node["Alive"] for node in ray.nodes()) > 1 and time.monotonic() < deadline:
     time.sleep(1)
 assert sum(node["Alive"] for node in ray.nodes()) == 1
 assert numbers(by_ray) == numbers(run("whole", InProcess()))
-left = [p for name in ("set_aside", "failures") for p in (Path(sys.argv[1]) / "ray" / name).iterdir()]
+folder = Path(sys.argv[1]) / "ray"
+left = [path for name in ("set_aside", "failures") for path in (folder / name).iterdir()]
 print("equal", done, left)
 ray.shutdown()
 cluster.shutdown()
@@ -93,15 +98,19 @@ from tl_localize.collect.reference_texts import training_rows
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
 rows = folder / "rows.npy"
-np.save(rows, training_rows(load_model("reference"))[:2188].reshape(-1, 160).numpy())  # long enough for general text of 128 tokens
+# Rows that are long enough for general text of 128 tokens.
+np.save(rows, training_rows(load_model("reference"))[:2188].reshape(-1, 160).numpy())
 for name, more in (("process", []), ("ray", ["--engine", "ray", "--workers", "2"])):
-    what = ["collect", "--model", "reference", "--data", str(rows), "--windows", "80", "--out", str(folder / name), "-v"]
+    what = ["collect", "--model", "reference", "--data", str(rows), "--windows", "80"]
+    what += ["--out", str(folder / name), "-v"]
     app([*what, *more], standalone_mode=False)
 for name in ("sequences.jsonl", "report.csv", "settings.json", "general.safetensors"):
     assert (folder / "process" / name).read_bytes() == (folder / "ray" / name).read_bytes(), name
-records = [sorted(path.name for path in (folder / name / "records" / "collect").iterdir()) for name in ("process", "ray")]
+kept = [folder / name / "records" / "collect" for name in ("process", "ray")]
+records = [sorted(path.name for path in one.iterdir()) for one in kept]
 assert records[0] == records[1]
-print("equal", len(records[0]), [p for name in ("tmp", "set_aside", "failures") for p in (folder / "ray" / name).iterdir()])
+others = [folder / "ray" / name for name in ("tmp", "set_aside", "failures")]
+print("equal", len(records[0]), [path for one in others for path in one.iterdir()])
 """
 
 

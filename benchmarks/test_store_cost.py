@@ -82,7 +82,8 @@ benchmark = InjBenchmark(model=model, sequences=sequences, ratio=0.01)
 methods = [RandomBaseline(seed=i) for i in range(9)]  # and a control
 began, process = time.perf_counter(), time.process_time()
 def told(what):
-    print(f"{what}: {time.perf_counter() - began:.2f} s, of which {time.process_time() - process:.2f} s on a processor")
+    seconds, busy = time.perf_counter() - began, time.process_time() - process
+    print(f"{what}: {seconds:.2f} s, of which {busy:.2f} s on a processor")
 store = Store(folder)
 plan = benchmark.plan(methods)
 store.add_plan(plan, environment(model))
@@ -92,12 +93,15 @@ told("ready for the first task, every file checked")
 opened = time.process_time() - process
 print(sum(map(len, todo)))
 if sys.argv[3] == "make":
-    row = {"sequence_id": "s", "method": "m", "converged": True, "loss": 0.1, "steps": 9, "ratio": 0.1, "multiple": 1.0, "recall": 0.5}
-    value = {"frame": [row | {"multiple": m, "recall_across_layers": 0.5, "group": "g", "seed": 1} for m in (1, 2, 5)]}
+    row = {"sequence_id": "s", "method": "m", "converged": True, "loss": 0.1, "steps": 9}
+    row |= {"ratio": 0.1, "multiple": 1.0, "recall": 0.5}
+    row |= {"recall_across_layers": 0.5, "group": "g", "seed": 1}
+    value = {"frame": [row | {"multiple": m} for m in (1, 2, 5)]}
     about = {**environment(model), "seconds": 1.5, "peak_memory": 1 << 30}
     (folder / "records" / "inj").mkdir(parents=True)
     for task in plan.tasks:
-        body = {"key": task.key, "kind": task.kind, "inputs": task.inputs, "value": value, "about": about}
+        body = {"key": task.key, "kind": task.kind, "inputs": task.inputs}
+        body |= {"value": value, "about": about}
         (folder / task.file).write_bytes(pack(body, {}))  # without fsync, which would take minutes
 else:
     began, process = time.perf_counter(), time.process_time()
@@ -110,7 +114,8 @@ else:
         json.loads(json.loads(data[8:])["__metadata__"]["record"])
         hashlib.sha256(data).digest()
     plain = time.process_time() - process
-    told(f"opening took {opened / plain:.1f} times as long as reading, hashing and parsing each file once ({plain:.2f} s); all of it")
+    once = f"reading, hashing and parsing each file once ({plain:.2f} s)"
+    told(f"opening took {opened / plain:.1f} times as long as {once}; all of it")
 """
     for what in ("make", "open"):
         command = [sys.executable, "-c", script, str(tmp_path / "run"), str(N_TASKS), what]
@@ -137,10 +142,12 @@ from tl_localize.reference import inj_sequences
 load = partial(load_model, "reference-gpt2", "cpu")
 model = load()
 sequences = inj_sequences(model, None)[:8]
-((benchmark, methods),) = inj_runs(model, "reference-gpt2", sequences, "hard_concrete,integrated_gradients")
+names = "hard_concrete,integrated_gradients"
+((benchmark, methods),) = inj_runs(model, "reference-gpt2", sequences, names)
 times = []
 tell = lambda fraction, what: times.append(time.perf_counter())
-benchmark.run(methods, Store(Path(sys.argv[1])), tell, executor=RayCluster(load, workers=int(sys.argv[2])))
+cluster = RayCluster(load, workers=int(sys.argv[2]))
+benchmark.run(methods, Store(Path(sys.argv[1])), tell, executor=cluster)
 print(times[-1] - times[0])
 """
     seconds = {}
