@@ -157,7 +157,7 @@ class Data:
 
     @cached_property
     def opened(self) -> Any:
-        """``Tokens``, a ``datasets.Dataset``, or an iterable whose rows are not counted."""
+        """Rows of tokens, a ``datasets.Dataset``, or an iterable whose rows are not counted."""
         if self.suffix is not None:
             files = [Path(self.source), Path(self.suffix)]
             return Tokens(*map(read_tokens, files), files=files)

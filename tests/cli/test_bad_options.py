@@ -34,7 +34,8 @@ def test_a_value_that_an_option_can_not_take_is_an_error_and_no_traceback(
     def reached(*_: object) -> None:
         raise Reached
 
-    monkeypatch.setattr("tl_localize.cli.running.load_model", reached)
+    for file in ("running", "one_text", "known"):
+        monkeypatch.setattr(f"tl_localize.cli.{file}.load_model", reached)
     monkeypatch.chdir(tmp_path)
     root: Any = typer.main.get_command(app)
     command = root.get_command(click.Context(root), name)
