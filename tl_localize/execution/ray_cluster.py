@@ -38,7 +38,8 @@ class RayCluster:
         gpus: for each worker, also a fraction; by default one where there are GPUs. Without GPUs a
             worker gets as many cores as this process has threads, because results differ in the
             last digits between numbers of threads.
-        shard, stop: as of ``InProcess``.
+        shard: as of ``InProcess``.
+        stop: as of ``InProcess``.
 
     Raises:
         ImportError: Ray is not installed.

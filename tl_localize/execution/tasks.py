@@ -29,7 +29,8 @@ class Task:
         needs: tasks whose records it is computed from.
         label: the method, as tables call it, or what else is computed.
         name: of the sentence, group, target or chunk that it is about.
-        index, ratio: its place in tables.
+        index: its place in tables.
+        ratio: its place in tables, before the index.
         group: one process computes the tasks of a group one after the other, because they share
             needs. By default the task is alone.
         weight: about how much longer it takes than others of its kind; for the time left, where no
