@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 HERE = Path(__file__).parent
 REFERENCE_MODELS = ["reference-gpt2", "reference-pythia"]
@@ -80,12 +81,11 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture(scope="session")
 def model(model_name, request):
     from tl_localize import load_model
-    from tl_localize.evals.presets import parse_dtype
 
     return load_model(
         model_name,
         request.config.getoption("--device"),
-        parse_dtype(request.config.getoption("--dtype")),
+        getattr(torch, request.config.getoption("--dtype")),
     )
 
 
@@ -206,6 +206,8 @@ def pytest_terminal_summary(terminalreporter):
         f"By `pytest {' '.join(config.args)}`: {device}, {torch.get_num_threads()} threads, "
         f"{versions}.\n"
     )
+    counts = {name: len(terminalreporter.getreports(name)) for name in ("passed", "failed")}
+    made += f"Tests: {counts['passed']} passed, {counts['failed']} failed.\n"
     for name, parts in config.stash[PAGES].items():
         page = Path(config.getoption("--results")) / f"{name}.md"
         page.write_text("\n".join([f"# {name}\n", made, *parts]), encoding="utf-8")

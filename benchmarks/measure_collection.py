@@ -19,10 +19,13 @@ import numpy as np
 import torch
 
 from tl_localize import load_model
-from tl_localize.collect import Candidate, Criteria, token_windows
+from tl_localize.collect import Criteria, Report
 from tl_localize.collect.duplicates import near_duplicates
-from tl_localize.collect.filter import Filter
-from tl_localize.collect.reference_texts import training_rows
+from tl_localize.collect.filter import Candidate, Filter
+from tl_localize.collect.reference_texts import training_data
+from tl_localize.collect.search import chunks_of
+from tl_localize.metrics import decoder
+from tl_localize.readers import Data
 
 STRIDE = 1  # windows at every position: more than a hundred thousand in the training texts
 MODEL = "reference-gpt2"
@@ -35,16 +38,17 @@ def peak() -> float:
 
 def measure_filter(n: int) -> None:
     model = load_model(MODEL)
-    tokens = training_rows(model).flatten()
+    tokens = torch.cat([one.tokens for one in training_data(model).entries()])
     rows = tokens[: len(tokens) // 256 * 256].view(-1, 256)
-    filter = Filter(model, Criteria())
+    filter, chunks = Filter(model, Criteria(), decoder(model)), chunks_of([Data(source=rows)])
+    windows = (one for chunk in chunks for one in chunk.windows(model, 80, STRIDE))
     started, processor = time.perf_counter(), time.process_time()
     print(
         f"filter: {MODEL}, {torch.get_num_threads()} threads, {peak():.0f} MiB before", flush=True
     )
 
     def watched() -> Iterator[Candidate]:
-        for i, window in enumerate(islice(token_windows(rows, stride=STRIDE), n), 1):
+        for i, window in enumerate(islice(windows, n), 1):
             yield window
             if i % 10_000 == 0:
                 print(
@@ -54,7 +58,7 @@ def measure_filter(n: int) -> None:
 
     found = filter.filter(watched())
     seconds, on_processor = time.perf_counter() - started, time.process_time() - processor
-    print(f"  {found.report}, {len(found.recited)} asked to recite")
+    print(f"  {Report(**found['report'])}, {len(found['recited'])} asked to recite")
     print(
         f"  {seconds:.0f} s in all, {on_processor:.0f} s on processors, peak {peak():.0f} MiB",
         flush=True,

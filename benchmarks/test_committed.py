@@ -13,7 +13,9 @@ INDEX = {
     "del": ["method", "ratio"],
     "distractors": ["method", "multiple"],
     "heads": ["units", "method", "ratio"],
+    "rev": ["method", "ratio"],
 }
+INDEX["forgetting"] = ["method", "ratio", "sequence_id"]
 INDEX |= {"real": ["method", "injection_ratio", "sequence_id"], "together": ["method", "multiple"]}
 
 

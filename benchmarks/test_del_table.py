@@ -6,8 +6,8 @@ Both reference models on their own training texts:
 
 The same tables of one model, in a results folder, and one layer against all:
 
-    tl-localize del --methods METHODS --targets 25,zero_out=6
-    tl-localize del --methods M --single-layer M --targets 6    # M: integrated_gradients
+    tl-localize del --methods METHODS --targets 25    # all but zero_out
+    tl-localize del --methods zero_out --targets 6    # into the same folder
 
 Heads against neurons, at as many output rows:
 
@@ -28,7 +28,7 @@ import pytest
 
 HERE = Path(__file__).parent
 # Of the reference models; of others all sequences are targets.
-TARGETS = "25,zero_out=6"  # a forward pass for each neuron takes its time
+N_TARGETS, N_TARGETS_ZERO_OUT = 25, 6  # a forward pass for each neuron takes its time
 N_TARGETS_SINGLE_LAYER = 6
 METHODS = (
     "hard_concrete,slimming,zero_out,integrated_gradients,activations,attribution,"
@@ -57,14 +57,12 @@ def files(request):
 @pytest.fixture(scope="session")
 def collection(model, model_name, files):
     """What a reference model has memorized of its own training texts."""
-    from tl_localize.collect.reference_texts import reference_search, with_planted
-    from tl_localize.evals.presets import check_data
+    from tl_localize.collect.reference_texts import reference_search
 
-    check_data(model_name, *files)
     if files[0]:
         return None
     search = reference_search(model)
-    return with_planted(model, search.collection(search.run(), n_dev=5))
+    return search.collection(search.run(), n_dev=5)
 
 
 @pytest.fixture(scope="session")
@@ -100,21 +98,16 @@ def benchmark(model, model_name, collection, files, request):
 @pytest.fixture(scope="session")
 def results(benchmark, collection, model_name, tuned, publish, publish_figure, request):
     from tl_localize.evals.del_results import DelResults
-    from tl_localize.evals.presets import del_methods, del_runs, parse_targets
+    from tl_localize.evals.presets import del_methods
     from tl_localize.execution.store import Cache
     from tl_localize.report.figures import del_figures
     from tl_localize.report.tables import CAPTIONS, del_tables
 
-    n_targets, fewer = parse_targets(TARGETS)
     as_committed = collection is not None and not request.config.getoption("--limit")
-    runs = del_runs(
-        benchmark(n_targets),
-        del_methods(METHODS, [], model_name, tuned),
-        fewer if as_committed else {},
-    )
     cache = Cache()
-    for one, some in runs:
-        one.run(some, cache)
+    for method in del_methods(METHODS, [], model_name, tuned):
+        few = as_committed and method.name == "zero_out"
+        benchmark(N_TARGETS_ZERO_OUT if few else N_TARGETS).run([method], cache)
     measured = DelResults.of(cache)
     for name, table in del_tables(measured, model_name).items():
         publish(table, model_name, name, CAPTIONS[name])
@@ -133,26 +126,27 @@ def losses(results):
 def test_collection_finds_a_hundred_sequences_in_the_training_texts(
     collection, model_name, publish
 ):
-    from tl_localize.collect.reference_texts import reference_tables
+    from tl_localize.reference import load_planted
 
     if collection is None:
         pytest.skip("the sequences were given")
     # Without the texts: they are Python's.
     publish(
-        collection.report.table().drop(columns="example"),
+        collection.report.table(),
         model_name,
         "collect_report",
         "Collection: what each criterion removed",
     )
-    tables = reference_tables(collection)
-    for name, (table, caption) in tables.items():
-        publish(
-            table.drop(columns=["prefix", "suffix"], errors="ignore"),
-            model_name,
-            f"collect_{name}",
-            caption,
-        )
-    shares = tables["planted"][0]["found"] / tables["planted"][0]["planted"]
+    frame = collection.frame.set_index("id")
+    planted = pd.DataFrame([vars(one) for one in load_planted()])
+    planted["found"] = planted["id"].isin(frame.index)
+    counts = planted.groupby("repetitions")["found"].agg(planted="size", found="sum")
+    caption = "Planted texts that were found, by how often they were repeated in training"
+    publish(counts, model_name, "collect_planted", caption)
+    natural = frame.loc[frame["category"] == "natural", ["accuracy", "distance"]]
+    caption = f"Memorized texts that nobody planted ({len(natural)})"
+    publish(natural, model_name, "collect_natural", caption)
+    shares = counts["found"] / counts["planted"]
     assert len(collection.sequences) - collection.n_dev >= 100
     assert shares.iloc[-1] > shares.iloc[0]
 
@@ -225,12 +219,32 @@ def test_heads_and_neurons_of_as_many_rows_lose_what_is_committed(
     )
 
 
+def single_layer_table(frame):
+    """One layer against all layers at equal budget, at the largest ratio: change of accuracy in
+    points. The numbers of neurons differ a little: all layers together round down layer by layer,
+    one layer takes the whole budget.
+    """
+    import pandas as pd
+
+    from tl_localize.stats import with_error
+
+    largest = frame[frame["ratio"] == frame["ratio"].max()]
+    ablated = largest["layer"].map("layer {}".format, na_action="ignore").fillna("all layers")
+    rows = {}
+    for (name, factor), part in largest.groupby([ablated.rename("ablated"), "multiple"]):
+        row = rows.setdefault(name, {})
+        row[f"{factor} x budget, neurons"] = f"{part['n_neurons'].mean():.0f}"
+        row[f"{factor} x budget, Self"] = with_error(100 * part["delta_self_accuracy"])
+        row[f"{factor} x budget, Neg"] = with_error(100 * part["delta_neg_accuracy"])
+    return pd.DataFrame(rows).T.fillna("").rename_axis("ablated")
+
+
 @pytest.fixture(scope="session")
 def single_layers(benchmark, model_name, tuned, publish, publish_figure):
     """One layer against all at equal budget."""
     from tl_localize.evals.presets import del_methods, single_layer_run
     from tl_localize.report.figures import single_layer
-    from tl_localize.report.tables import CAPTIONS, single_layer_table
+    from tl_localize.report.tables import CAPTIONS
 
     (method,) = del_methods(SINGLE_LAYER, [], model_name, tuned)
     single, methods = single_layer_run(benchmark(N_TARGETS_SINGLE_LAYER), method)

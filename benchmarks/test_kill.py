@@ -1,5 +1,5 @@
-"""The kill test, long form: INJ killed (SIGKILL) at 60 random moments and resumed, against an
-undisturbed run.
+"""The kill test, long form: INJ and REV killed (SIGKILL) at 60 random moments and resumed, against
+an undisturbed run.
 
 A tiny random model on the CPU; the figures are printed:
 
@@ -27,12 +27,11 @@ sys.path.insert(0, str(TESTS))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("distractors", [0, 1])
-def test_killed_run_has_the_tables_of_an_undisturbed_one(tmp_path, distractors):
+@pytest.mark.parametrize("which", ["inj", "distractors", "rev"])
+def test_killed_run_has_the_tables_of_an_undisturbed_one(tmp_path, which):
     from kill import kill_until, logged
 
     from tl_localize import Activations, HardConcrete, IntegratedGradients
-    from tl_localize.evals.inj_benchmark import InjBenchmark
     from tl_localize.execution import Store
     from tl_localize.report.tables import inj_tables, to_markdown
 
@@ -42,25 +41,28 @@ def test_killed_run_has_the_tables_of_an_undisturbed_one(tmp_path, distractors):
     sentences = helpers["memorized"](*[(10 + i % 5, 1) for i in range(N_SENTENCES)])
     methods = [Activations(), IntegratedGradients(steps=5), HardConcrete(steps=30)]
 
-    benchmark = InjBenchmark(
-        model=model,
-        sequences=sentences,
-        ratio=0.2,
-        learning_rate=0.02,
-        stop_loss=0.2,
-        max_steps=100,
-        distractors=distractors,
-    )
+    if which == "rev":
+        benchmark = helpers["tiny_rev"](model)
+    else:
+        benchmark = helpers["tiny_inj"](
+            model,
+            sequences=sentences,
+            learning_rate=0.02,
+            stop_loss=0.2,
+            max_steps=100,
+            distractors=int(which == "distractors"),
+        )
 
     def finish(name):
         return benchmark.run(methods, Store(tmp_path / name))
 
     def tables(results):
         assert not len(results.missing)
+        if which == "rev":
+            return [results.frame.to_csv(), to_markdown(results.table())]
         frame = results.frame.drop(columns="seconds").to_csv()
         return [
             frame,
-            results.truth.to_csv(),
             *(to_markdown(table) for table in inj_tables(results, "tiny").values()),
         ]
 
@@ -95,7 +97,7 @@ def test_killed_run_has_the_tables_of_an_undisturbed_one(tmp_path, distractors):
         ]
         assert files[0] == files[1]
     print(
-        f"\ndistractors {distractors}: {kills} kills ({inside} inside a write) over {folders} runs "
+        f"\n{which}: {kills} kills ({inside} inside a write) over {folders} runs "
         f"of {n_tasks} tasks,"
     )
     print(f"{begun} computations begun, {wasted} begun again without having been in hand")

@@ -26,7 +26,7 @@ RATIO, LEARNING_RATE, N_SENTENCES = 0.03, 0.003, 4
 def recalls(model_name, request, publish):
     """[method, dtype]: mean recall of the injected rows among the top 3 % of each layer."""
     from tl_localize import ZeroOut, inject, load_model
-    from tl_localize.evals.presets import make_methods, parse_dtype
+    from tl_localize.evals.presets import make_methods
     from tl_localize.reference import inj_sequences
 
     device, limit = (
@@ -41,7 +41,7 @@ def recalls(model_name, request, publish):
     ]
     rows = []
     for dtype in DTYPES:
-        model = load_model(model_name, device, parse_dtype(dtype))
+        model = load_model(model_name, device, getattr(torch, dtype))
         for sentence, injection in zip(sentences, injections, strict=True):
             with injection.applied(model):
                 # all of Zero-Out takes minutes a sentence on a CPU

@@ -56,7 +56,7 @@ def disturb(outcome):
         disturbed.append("worker")
         processes = [path for path in Path("/proc").iterdir() if path.name.isdigit()]
         names = {int(path.name): (path / "cmdline").read_bytes() for path in processes}
-        workers = [pid for pid, name in names.items() if name.startswith(b"ray::Worker")]
+        workers = [pid for pid, name in names.items() if name.startswith(b"ray::computed")]
         os.kill(workers[0], signal.SIGKILL)
     if done >= 40 and "node" not in disturbed:
         disturbed.append("node")
@@ -93,14 +93,15 @@ import torch
 
 from tl_localize import load_model
 from tl_localize.cli import app
-from tl_localize.collect.reference_texts import training_rows
+from tl_localize.collect.reference_texts import training_data
 
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
 rows = folder / "rows.npy"
 # Rows that are long enough for general text of 128 tokens.
-np.save(rows, training_rows(load_model("reference"))[:2188].reshape(-1, 160).numpy())
-for name, more in (("process", []), ("ray", ["--engine", "ray", "--workers", "2"])):
+training = training_data(load_model("reference")).entries(0, 2188)
+np.save(rows, np.stack([one.tokens for one in training]).reshape(-1, 160))
+for name, more in (("process", []), ("ray", ["--ray", "local"])):
     what = ["collect", "--model", "reference", "--data", str(rows), "--windows", "80"]
     what += ["--out", str(folder / name), "-v"]
     app([*what, *more], standalone_mode=False)

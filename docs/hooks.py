@@ -1,5 +1,5 @@
-"""The notebooks are part of the site without a second copy in the repository; formulas become
-MathML, which needs no script.
+"""The notebooks, the changelog and a page for each command are part of the site without a second
+copy in the repository; formulas become drawings, which need neither a script nor a font.
 """
 
 from __future__ import annotations
@@ -9,9 +9,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from latex2mathml.converter import convert
+import typer
+from matplotlib import rc_context
+from matplotlib.textpath import TextPath
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
+
+from tl_localize.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -27,22 +31,73 @@ def on_files(files: Files, config: Any) -> Files:
                 config["use_directory_urls"],
             )
         )
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
+    files.append(File.generated(config, "changelog.md", content=changes))
+    for name, command in typer.main.get_command(app).commands.items():
+        page = File.generated(config, f"commands/{name}.md", content=command_page(name, command))
+        files.append(page)
     return files
+
+
+def command_page(name: str, command: Any) -> str:
+    """What ``tl-localize NAME --help`` says."""
+    with command.make_context(name, [], resilient_parsing=True) as context:
+        usage = command.get_usage(context).removeprefix("Usage: ")
+        lines = [f"# tl-localize {name}", command.help, f"```text\ntl-localize {usage}\n```"]
+        if command.params:
+            lines.append("| option | default | what it does |\n|---|---|---|")
+        for option in command.params:
+            if getattr(option, "hidden", False) or option.name == "help":
+                continue
+            flags = " ".join(
+                f"<code>{flag}</code>" for flag in [*option.opts, *option.secondary_opts]
+            )
+            default = option.get_default(context, call=False)
+            shown = (
+                ""
+                if default in (None, "", ()) or default is False or callable(default)
+                else f"`{default}`"
+            )
+            about = (getattr(option, "help", "") or "").replace("|", "\\|").replace("\n", " ")
+            lines[-1] += f"\n| {flags} | {shown} | {about} |"
+    return "\n\n".join(lines)
 
 
 def on_page_content(text: str, page: Any, config: Any, files: Files) -> str:
     """What a notebook links to as a file, which is right on GitHub, is a page of the site."""
     text = re.sub(r'href="(\w+)\.ipynb(["#])', r'href="\1.html\2', text)
+    # a short name or command is not broken at its hyphens
+    text = re.sub(r"<code>([^<]{1,32})</code>", r'<code class="short">\1</code>', text)
     text = re.sub(
         r'<span class="arithmatex">\\\((.*?)\\\)</span>',
-        lambda found: convert(html.unescape(found[1])),
+        lambda found: drawn(html.unescape(found[1])),
         text,
         flags=re.DOTALL,
     )
-    block = r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>'
     return re.sub(
-        block,
-        lambda found: f"<p>{convert(html.unescape(found[1]), display='block')}</p>",
+        r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>',
+        lambda found: f'<p class="formula">{drawn(html.unescape(found[1]), "d")}</p>',
         text,
         flags=re.DOTALL,
     )
+
+
+def drawn(latex: str, display: str = "") -> str:
+    """A formula as SVG of the text's size and colour, by matplotlib's own fonts."""
+    math = re.sub(r"\\[lr]Vert", r"\\Vert", latex).replace(r"\frac", rf"\{display}frac")
+    limits = r"(?:_(?:\{[^}]*\}|\w))?(?:\^(?:\{[^}]*\}|\w))?"
+    math = re.sub(rf"\\(?:sum|int){limits}", r"\\,\g<0>\\,", math)
+    with rc_context({"mathtext.fontset": "stix"}):
+        path = TextPath((0, 0), f"${' '.join(math.split())}$", size=100)
+    steps: list[str] = []
+    for points, code in path.iter_segments():
+        letter = {1: "M", 2: "L", 3: "Q", 4: "C", 79: "Z"}[int(code)]
+        numbers = [] if letter == "Z" else points * ([1, -1] * (len(points) // 2))
+        steps.append(letter + " ".join(f"{number:.1f}" for number in numbers))
+    low, high = min(0.0, path.vertices[:, 1].min()), path.vertices[:, 1].max()
+    left, right = path.vertices[:, 0].min() - 2, path.vertices[:, 0].max() + 2
+    box = f"{left:.1f} {-high:.1f} {right - left:.1f} {high - low:.1f}"
+    place = f"height:{(high - low) / 100:.3f}em;vertical-align:{low / 100:.3f}em"
+    name = html.escape(latex.strip(), quote=True)
+    about = f'role="img" aria-label="{name}" viewBox="{box}" style="{place}"'
+    return f'<svg class="formula" {about}><path d="{"".join(steps)}"/></svg>'

@@ -4,14 +4,10 @@ tl_localize is imported inside fixtures only: pytest loads this file before jaxt
 is in place.
 """
 
-from __future__ import annotations
-
 import gc
 import json
-from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
@@ -28,7 +24,7 @@ D_VOCAB = 61
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """What is imported by now stays: without it a collection of garbage takes a fraction of the
     time.
     """
@@ -36,7 +32,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def tiny_model(seed: int = 0, **settings: Any) -> Any:
+def tiny_model(seed=0, **settings):
     """A model with every parameter random, biases and norms too; the global seed stays as it is.
 
     It is a HookedTransformer; with TransformerLens 4, which has none, a TransformerBridge of the
@@ -48,7 +44,7 @@ def tiny_model(seed: int = 0, **settings: Any) -> Any:
         return tiny_bridge(seed, settings)
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 
-    defaults: dict[str, Any] = {
+    defaults = {
         "n_layers": 2,
         "d_model": 24,
         "n_heads": 3,
@@ -71,7 +67,7 @@ def tiny_model(seed: int = 0, **settings: Any) -> Any:
     return model.eval()
 
 
-def memorized(*shapes: tuple[int, int], seed: int = 0, d_vocab: int = D_VOCAB) -> list[Any]:
+def memorized(*shapes, seed=0, d_vocab=D_VOCAB):
     """Random sequences of the given (length, n_prefix), with ids s0, s1, ..."""
     from tl_localize import MemorizedSequence
 
@@ -82,14 +78,48 @@ def memorized(*shapes: tuple[int, int], seed: int = 0, d_vocab: int = D_VOCAB) -
     ]
 
 
+def tiny_inj(model, **settings):
+    """INJ of four sentences, unless something else is given."""
+    from tl_localize.evals import InjBenchmark
+
+    few = {"sequences": memorized(*[(8 + i, 3) for i in range(4)], d_vocab=50), "ratio": 0.2}
+    how = {"learning_rate": 0.05, "stop_loss": 0.5, "max_steps": 3}
+    return InjBenchmark(model, **(few | how | settings))
+
+
+def tiny_rev(model, **settings):
+    """REV of two groups of three sentences, unless something else is given."""
+    from tl_localize import RevBenchmark
+    from tl_localize.injection.learned import Recipe
+
+    sentences = memorized(*[(8, 1)] * 8, d_vocab=50, seed=1)
+    for i, one in enumerate(sentences):
+        one.tokens[0] = i % 4
+    general = torch.randint(0, 50, (4, 9), generator=torch.Generator().manual_seed(0))
+    recipe = Recipe(learning_rate=0.01, max_steps=60, stop_loss=0.3)
+    how = {"n_sequences": 3, "n_groups": 2, "ratios": (0.1, 0.5, 1.0), "recipe": recipe}
+    return RevBenchmark(model, sentences, general, **(how | settings))
+
+
 @pytest.fixture
-def gpt2_like() -> Any:
+def rev(gpt2_like):
+    return tiny_rev(gpt2_like)
+
+
+@pytest.fixture(scope="session")
+def make_inj():
+    """``tiny_inj``."""
+    return tiny_inj
+
+
+@pytest.fixture
+def gpt2_like():
     """Two layers of 48 neurons, learned positions, LayerNorm."""
     return tiny_model(1, model_name="gpt2-like")
 
 
 @pytest.fixture
-def neox_like() -> Any:
+def neox_like():
     """Three layers of 56 neurons, attention beside the MLP, rotary positions on half a head."""
     return tiny_model(
         2,
@@ -105,7 +135,7 @@ def neox_like() -> Any:
 
 
 @pytest.fixture
-def llama_like() -> Any:
+def llama_like():
     """Two layers of 52 neurons, gated MLPs, RMS norms, rotary positions, four query heads on two
     key heads.
     """
@@ -127,12 +157,12 @@ def llama_like() -> Any:
 
 
 @pytest.fixture(params=["gpt2_like", "neox_like", "llama_like"])
-def any_model(request: pytest.FixtureRequest) -> Any:
+def any_model(request):
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_dir(tmp_path_factory):
     """A random two-layer GPT-2 with a byte-level tokenizer, in Hugging Face format."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
@@ -161,8 +191,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def make_model() -> Callable[..., Any]:
+@pytest.fixture(scope="session")
+def make_model():
     """``tiny_model``, for a model of other settings."""
     return tiny_model
 
@@ -170,7 +200,7 @@ def make_model() -> Callable[..., Any]:
 @pytest.fixture(
     params=["gpt2_like", "neox_like", "llama_like", "bridge gpt2", "bridge neox", "bridge llama"]
 )
-def either(request: pytest.FixtureRequest) -> Any:
+def either(request):
     """Each kind as a HookedTransformer and as a TransformerBridge."""
     from architectures import KINDS, tiny_bridge
 
@@ -179,25 +209,25 @@ def either(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param)
 
 
-@pytest.fixture
-def make_sequences() -> Callable[..., list[Any]]:
+@pytest.fixture(scope="session")
+def make_sequences():
     """``memorized``: random sequences of the given (length, n_prefix)."""
     return memorized
 
 
 @pytest.fixture
-def sequence() -> Any:
+def sequence():
     return memorized((9, 3), seed=5)[0]
 
 
 @pytest.fixture
-def sequences() -> list[Any]:
+def sequences():
     """Four sequences of different lengths and prefixes."""
     return memorized((9, 3), (14, 1), (5, 4), (11, 6))
 
 
 @pytest.fixture
-def del_results() -> Any:
+def del_results():
     """DEL results made by hand: four targets in two categories; Hard Concrete erases 40 points of
     the target at 0.5 %, others less.
     """
@@ -208,8 +238,8 @@ def del_results() -> Any:
 
     own = {"hard_concrete": -0.4, "integrated_gradients": -0.2, "random": 0.0}
     ids, categories = ["a", "b", "c", "d"], ["poems", "code", "poems", "code"]
-    rows: list[dict[str, Any]] = []
-    confusion: dict[tuple[str, float], Any] = {}
+    rows = []
+    confusion = {}
     for method, loss in own.items():
         for ratio in (0.001, 0.005):
             scale = loss * ratio / 0.005
@@ -259,7 +289,7 @@ def del_results() -> Any:
 
 
 @pytest.fixture(scope="session")
-def shared() -> Path:
+def shared():
     """The folder beside the repository with real data, where there is one."""
     if not SHARED.is_dir():
         pytest.skip(f"needs the folder {SHARED}, which is not part of the repository")
@@ -267,19 +297,19 @@ def shared() -> Path:
 
 
 @pytest.fixture(scope="session")
-def golden() -> Path:
+def golden():
     """gpt2-tiny and the numbers that the authors' code gives on it."""
     return Path(__file__).parent / "golden" / "gpt2-tiny"
 
 
 @pytest.fixture(scope="session")
-def golden_settings(golden: Path) -> dict[str, Any]:
+def golden_settings(golden):
     return json.loads((golden / "golden.json").read_text())
 
 
 def hooks_and_weights(
-    model: Any,
-) -> tuple[dict[str, int], dict[str, torch.Tensor], dict[str, bool]]:
+    model,
+):
     """What must be the same before and after: the hooks, the weights bit by bit, and which of them
     want a gradient.
     """
@@ -296,16 +326,16 @@ def hooks_and_weights(
 
 
 @pytest.fixture
-def unchanged() -> Callable[[Any], Callable[[], None]]:
+def unchanged():
     """``check = unchanged(model)`` remembers a model; ``check()`` fails unless hooks, weights,
     gradients and mode are the same.
     """
 
-    def remember(model: Any) -> Callable[[], None]:
+    def remember(model):
         hooks, weights, trainable = hooks_and_weights(model)
         training = model.training
 
-        def check() -> None:
+        def check():
             hooks_now, weights_now, trainable_now = hooks_and_weights(model)
             assert hooks_now == hooks, "hooks were left behind or taken away"
             assert [
@@ -324,7 +354,7 @@ def unchanged() -> Callable[[Any], Callable[[], None]]:
 
 
 @pytest.fixture
-def unchecked() -> Iterator[None]:
+def unchecked():
     """jaxtyping's checks are off, as for a user: tl_localize itself must name what is wrong."""
     import jaxtyping
 

@@ -1,36 +1,32 @@
 """Runs into results folders, and what can happen to their files."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from itertools import islice
 
 
 class Watched:
     """This process as an executor that remembers what it computed, and stops after some tasks."""
 
-    def __init__(self, stop_after: int | None = None, shard: tuple[int, int] = (1, 1)) -> None:
+    def __init__(self, stop_after=None, shard=(1, 1)):
         from tl_localize.execution import InProcess
 
-        self.outcomes: list[Any] = []
-        self.shard = shard
-        self.inner = InProcess(shard, stop=lambda: len(self.outcomes) == stop_after)
+        self.outcomes = []
+        self.shard, self.stop_after = shard, stop_after
+        self.inner = InProcess(shard=shard)
 
-    def __call__(self, *arguments: Any) -> Iterator[Any]:
-        for outcome in self.inner(*arguments):
+    def __call__(self, *arguments):
+        for outcome in islice(self.inner(*arguments), self.stop_after):
             self.outcomes.append(outcome)
             yield outcome
 
 
 def run_into(
-    benchmark: Any,
-    methods: list[Any],
-    folder: Path,
-    stop_after: int | None = None,
-    shard: Any = (1, 1),
-    **options: Any,
-) -> Any:
+    benchmark,
+    methods,
+    folder,
+    stop_after=None,
+    shard=(1, 1),
+    **options,
+):
     """What was computed, in its order."""
     from tl_localize.execution import Store
 
@@ -39,11 +35,11 @@ def run_into(
     return watched.outcomes
 
 
-def records(folder: Path, kind: str = "*") -> list[Path]:
+def records(folder, kind="*"):
     return sorted((folder / "records").glob(f"{kind}/*"))
 
 
-def spoil(path: Path, how: str) -> None:
+def spoil(path, how):
     """Damage a file."""
     data = bytearray(path.read_bytes())
     if how == "flipped":

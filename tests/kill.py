@@ -5,18 +5,13 @@ The run is forked from this process, in which everything is imported, so that a 
 work costs.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 
 @dataclass
@@ -26,18 +21,17 @@ class Killed:
     Args:
         rounds: runs that were killed.
         inside_writes: of these, while a file was being written (its temporary file was left).
-        computed: how often each task was begun, and how often it was begun again without having
-            been in hand.
+        computed: how often each task was begun.
+        wasted: tasks that were begun again after they had been kept.
     """
 
     rounds: int = 0
     inside_writes: int = 0
-    seconds: float = 0.0
     computed: Counter[str] = field(default_factory=Counter)
     wasted: int = 0
 
 
-def forked(work: Callable[[], object]) -> int:
+def forked(work):
     """Run in a child; returns its process id. Exit status 0 when the work ended."""
     child = os.fork()
     if child:
@@ -50,9 +44,7 @@ def forked(work: Callable[[], object]) -> int:
         os._exit(1)
 
 
-def kill_until(
-    run: Callable[[], object], folder: Path, log: Path, rounds: int, seed: int, mean: float
-) -> Killed:
+def kill_until(run, folder, log, rounds, seed, mean):
     """Kill a run at random moments, at least so many times as it takes, and then let it finish.
 
     Args:
@@ -62,7 +54,6 @@ def kill_until(
             likely).
     """
     lots, seen = random.Random(seed), Killed()
-    started = time.monotonic()
     while True:
         left = temporary(folder)
         child = forked(run)
@@ -81,56 +72,43 @@ def kill_until(
                 os.waitpid(child, 0)
                 seen.rounds += 1
                 seen.inside_writes += not temporary(folder) <= left
-                with log.open("a") as file:
-                    file.write("killed\n")
                 continue
         else:
             status = os.waitpid(child, 0)[1]
         assert status == 0, f"the run ended with {status}"
         break
-    seen.seconds = time.monotonic() - started
-    in_hand: set[str] = set()
-    again: set[str] = set()  # what was in hand when a run was killed may be begun again
+    kept = set()
     for line in log.read_text().splitlines():
         word, _, task = line.partition(" ")
         if word == "begin":
-            seen.wasted += seen.computed[task] > 0 and task not in again
             seen.computed[task] += 1
-            again.discard(task)
-            in_hand.add(task)
-        elif word == "kept":
-            in_hand.discard(task)
+            seen.wasted += task in kept
         else:
-            again |= in_hand
-            in_hand.clear()
+            kept.add(task)
     return seen
 
 
-def temporary(folder: Path) -> set[str]:
+def temporary(folder):
     """Files that are being written, or were when a run was killed."""
-    return (
-        {name for name in os.listdir(folder / "tmp") if name.endswith(".tmp")}
-        if (folder / "tmp").is_dir()
-        else set()
-    )
+    return {path.name for path in folder.glob("tmp/.*.tmp")}
 
 
-def logged(log: Path) -> None:
+def logged(log):
     """Let all runs of this process tell a log what they begin to compute and what is kept."""
     from tl_localize.execution.engine import Run
     from tl_localize.execution.store import Store
 
     compute, write = Run._compute, Store.write
 
-    def line(text: str) -> None:
+    def line(text):
         with log.open("a") as file:
             file.write(text + "\n")
 
-    def told(self: Any, task: Any, held: Any) -> Any:
+    def told(self, task, held):
         line(f"begin {task.file}")
         return compute(self, task, held)
 
-    def kept(self: Any, task: Any, record: Any) -> None:
+    def kept(self, task, record):
         write(self, task, record)
         line(f"kept {task.file}")
 

@@ -1,16 +1,13 @@
 """A method and a decoder as a user may have them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from tl_localize import MemorizedSequence, NeuronScores
+from tl_localize import NeuronScores
 
 
-def letters(ids: list[int]) -> str:
+def letters(ids):
     return "".join(chr(65 + i) + (chr(97 + i % 7) if i % 3 else "") for i in ids)
 
 
@@ -21,7 +18,7 @@ class Noise:
     name: str = "noise"
     seed: int = 0
 
-    def __call__(self, model: Any, sequence: MemorizedSequence) -> NeuronScores:
+    def __call__(self, model, sequence):
         generator = torch.Generator().manual_seed(self.seed + int(sequence.tokens.sum()))
         return NeuronScores(
             torch.rand(model.cfg.n_layers, model.cfg.d_mlp, generator=generator),

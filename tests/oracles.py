@@ -2,23 +2,19 @@
 time, nothing shared with the package.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor
 
 
-def in_double(model: Any) -> Any:
+def in_double(model):
     """The model itself, its weights in float64 from now on."""
     model.to(torch.float64)
     model.cfg.dtype = torch.float64
     return model
 
 
-def loss_of(model: Any, tokens: Tensor, n_prefix: int) -> Tensor:
+def loss_of(model, tokens, n_prefix):
     """Memorization loss from the logits of every position: nats per suffix token, in float64, so
     that differences keep their digits.
     """
@@ -29,20 +25,18 @@ def loss_of(model: Any, tokens: Tensor, n_prefix: int) -> Tensor:
     return -log_p[positions, tokens[positions + 1]].mean()
 
 
-def zero_at(act: Tensor, hook: Any, *, neuron: int) -> Tensor:
+def zero_at(act, hook, *, neuron):
     act = act.clone()
     act[:, :, neuron] = 0
     return act
 
 
-def put_last(act: Tensor, hook: Any, *, values: Tensor) -> Tensor:
+def put_last(act, hook, *, values):
     return torch.cat([act[:, :-1], values[:, None]], dim=1)
 
 
 @torch.no_grad()
-def plain_zero_out(
-    model: Any, sequence: Any, every: int = 1, among: Tensor | None = None
-) -> Tensor:
+def plain_zero_out(model, sequence, every=1, among=None):
     """[layer neuron]: rise of the loss when the neuron is zero everywhere, one forward pass per
     neuron.
 
@@ -62,16 +56,14 @@ def plain_zero_out(
     return scores
 
 
-def plain_integrated_gradients(
-    model: Any, sequence: Any, points: Tensor, weights: Tensor
-) -> Tensor:
+def plain_integrated_gradients(model, sequence, points, weights):
     """[layer neuron]: the paper's A.2, one forward and one backward pass per layer and position,
     the points of the path side by side.
     """
     tokens, n_prefix = sequence.tokens, sequence.n_prefix
-    clean: dict[int, Tensor] = {}
+    clean = {}
 
-    def record(act: Tensor, hook: Any, *, layer: int) -> None:
+    def record(act, hook, *, layer):
         clean[layer] = act[0].detach().clone()
 
     names = [f"blocks.{layer}.mlp.hook_post" for layer in range(model.cfg.n_layers)]
@@ -156,20 +148,41 @@ ONE_BY_ONE = {
 
 
 # Hooks that a user may have put on the model.
-def times(act: Tensor, hook: Any, *, factor: float) -> Tensor:
+def times(act, hook, *, factor):
     return act * factor
 
 
-def turned(act: Tensor, hook: Any) -> Tensor:
+def turned(act, hook):
     return act + 0.3 * act.roll(1, -1).tanh()
 
 
-def times_neuron(layer: int, neuron: int, factor: float) -> tuple[str, Any]:
+def times_neuron(layer, neuron, factor):
     """Hook that multiplies one neuron."""
 
-    def scale(act: Tensor, hook: Any) -> Tensor:
+    def scale(act, hook):
         act = act.clone()
         act[:, :, neuron] *= factor
         return act
 
     return f"blocks.{layer}.mlp.hook_post", scale
+
+
+def mean_probability(model, sequence):
+    positions = torch.arange(sequence.n_prefix - 1, len(sequence.tokens) - 1)
+    logits = model(sequence.tokens[None], return_type="logits", padding_side="right")[0]
+    return logits.double().softmax(-1)[positions, sequence.tokens[positions + 1]].mean()
+
+
+def gate_gradient_of(model, sequence, objective, gates=None):
+    """[layer neuron]: slope of the objective in a gate on each neuron, by hooks; gates are one
+    unless given.
+    """
+    if gates is None:
+        gates = torch.ones(model.cfg.n_layers, model.cfg.d_mlp)
+    gates = gates.clone().requires_grad_()
+    hooks = [
+        (f"blocks.{i}.mlp.hook_post", lambda act, hook, gate=gate: act * gate.to(act))
+        for i, gate in enumerate(gates)
+    ]
+    with model.hooks(fwd_hooks=hooks):
+        return torch.autograd.grad(objective(model, sequence), gates)[0]

@@ -1,7 +1,5 @@
 """docs/architectures.md: what it says of each architecture is what comes out here."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,13 +14,13 @@ TRIED = CONFIGS if NEWEST else ("GPT-NeoX (Pythia)", "Gemma 2")  # of others two
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRIED)
-def test_architecture_is_as_documented(tmp_path: Path, name: str) -> None:
+def test_architecture_is_as_documented(tmp_path, name):
     made = row(name, tmp_path)
     if NEWEST:
         assert made in PAGE.read_text(encoding="utf-8").splitlines()
 
 
-def test_every_line_of_the_page_is_tested() -> None:
+def test_every_line_of_the_page_is_tested():
     lines = [
         line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")
     ]

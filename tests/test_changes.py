@@ -2,20 +2,15 @@
 back; and one thread works with it at a time.
 """
 
-from __future__ import annotations
-
+import gc
 import signal
 import sys
 import threading
-import time
 import timeit
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 import torch
-from jaxtyping import TypeCheckError
 
 from tl_localize import METHODS, Injection, NeuronSet, accuracy, memorization_loss, perplexity
 from tl_localize.neurons import NeuronView
@@ -30,14 +25,14 @@ NEEDS_TIMERS = pytest.mark.skipif(
 )
 
 
-def injection_of(seed: int) -> Injection:
+def injection_of(seed):
     generator = torch.Generator().manual_seed(seed)
     neurons = NeuronSet(torch.rand(2, 48, generator=generator) < 0.3)
     rows = torch.randn(len(neurons), 24, generator=generator)
-    return Injection(neurons, rows, torch.ones(1), torch.ones(1), True)
+    return Injection(neurons, rows, torch.ones(1), True)
 
 
-BLOCKS: dict[str, Callable[[Any], Any]] = {
+BLOCKS = {
     "applied": lambda model: injection_of(0).applied(model),
     "dropped_out": lambda model: injection_of(0).neurons.dropped_out(model),
     "scaled": lambda model: NeuronView(model).scaled({0: torch.ones(1, 48)}),
@@ -45,15 +40,15 @@ BLOCKS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def enter(block: Any) -> None:
+def enter(block):
     with block:
         pass
 
 
 @pytest.fixture
-def held() -> Iterator[list[BaseException]]:
+def held():
     """Exceptions, whose tracebacks hold every frame and so every block."""
-    errors: list[BaseException] = []
+    errors = []
     yield errors
     errors.clear()
 
@@ -65,38 +60,29 @@ class Alarm(BaseException):
     """Of an alarm. The run-time type checkers of the tests would turn an Exception into theirs."""
 
 
-class Interrupter:
-    """Runs a function until an exception comes after so many seconds."""
+@pytest.fixture(params=[KeyboardInterrupt, Alarm])
+def interrupted(request, held):
+    """Runs a function again and again until an exception comes after so many seconds."""
+    came = []
 
-    def __init__(self, error: type[BaseException], held: list[BaseException]) -> None:
-        self.error, self.held, self.waiting = error, held, False
+    def alarm(number, frame):
+        came.append(True)
+        raise request.param
 
-    def alarm(self, number: int, frame: Any) -> None:
-        self.waiting = False
-        raise self.error
-
-    def wait(self) -> None:
-        while self.waiting:  # the handler runs some time after the timer
-            time.sleep(1e-4)
-
-    def run(self, function: Callable[[], object], after: float) -> None:
-        self.waiting = True
+    def run(function, after):
+        came.clear()
         try:
             try:
                 signal.setitimer(signal.ITIMER_REAL, after)
-                function()
-                self.wait()
+                while not came:
+                    function()
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-        except self.error as error:
-            self.held.append(error)
+        except request.param as error:
+            held.append(error)
 
-
-@pytest.fixture(params=[KeyboardInterrupt, Alarm])
-def interrupted(request: pytest.FixtureRequest, held: list[BaseException]) -> Iterator[Interrupter]:
-    found = Interrupter(request.param, held)
-    before = signal.signal(signal.SIGALRM, found.alarm)
-    yield found
+    before = signal.signal(signal.SIGALRM, alarm)
+    yield run
     signal.signal(signal.SIGALRM, before)
 
 
@@ -105,36 +91,31 @@ def interrupted(request: pytest.FixtureRequest, held: list[BaseException]) -> It
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("what", BLOCKS)
 def test_exception_at_any_moment_leaves_nothing_after_the_next_use(
-    gpt2_like: Any, unchanged: Any, interrupted: Any, held: list[BaseException], what: str
-) -> None:
+    gpt2_like, unchanged, interrupted, held, what
+):
     check, left = unchanged(gpt2_like), 0
-
-    def often() -> None:
-        while interrupted.waiting:
-            enter(BLOCKS[what](gpt2_like))
-
-    for i in range(250):
-        interrupted.run(often, 2e-4 + 1.46e-5 * i)
+    for i in range(100):
+        interrupted(lambda: enter(BLOCKS[what](gpt2_like)), 2e-4 + 3.65e-5 * i)
         try:
             check()
         except AssertionError:
             left += 1
             NeuronView(gpt2_like)
             check()
-    assert left <= 5 and len(held) > 240
+    assert left <= 2 and len(held) > 95
 
 
 @NEEDS_TIMERS
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", METHODS)
 def test_method_gives_the_model_back_whenever_it_is_interrupted(
-    gpt2_like: Any, sequence: Any, unchanged: Any, interrupted: Any, held: Any, name: str
-) -> None:
+    gpt2_like, sequence, unchanged, interrupted, held, name
+):
     method, check = METHODS[name](**SHORT.get(name, {})), unchanged(gpt2_like)
     seconds = min(timeit.repeat(lambda: method(gpt2_like, sequence), number=1, repeat=3))
     wanted = method(gpt2_like, sequence)
-    for i in range(1, 20):
-        interrupted.run(lambda: method(gpt2_like, sequence), seconds * i / 20)
+    for i in range(1, 8):
+        interrupted(lambda: method(gpt2_like, sequence), seconds * i / 8)
         NeuronView(gpt2_like)
         check()
         assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
@@ -142,13 +123,11 @@ def test_method_gives_the_model_back_whenever_it_is_interrupted(
     assert torch.equal(method(gpt2_like, sequence).values, wanted.values)
 
 
-def raises_at(
-    line: int, error: type[BaseException], function: Callable[[], object], held: list[BaseException]
-) -> bool:
+def raises_at(line, error, function, held):
     """Run a function and raise before its n-th line in the package; whether there were so many."""
     left = [line]
 
-    def trace(frame: Any, event: str, arg: Any) -> Any:
+    def trace(frame, event, arg):
         if "tl_localize" not in frame.f_code.co_filename:
             return None
         left[0] -= event == "line"
@@ -160,8 +139,13 @@ def raises_at(
     sys.settrace(trace)
     try:
         function()
-    except (error, TypeCheckError) as raised:
+    except Exception as raised:
         held.append(raised)
+        cause = raised  # the type checkers of the tests turn it into theirs
+        while cause and not isinstance(cause, error):
+            cause = cause.__cause__ or cause.__context__
+        if not cause:
+            raise
     finally:
         sys.settrace(before)
     return left[0] <= 0
@@ -170,11 +154,11 @@ def raises_at(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("what", [*BLOCKS, "method"])
 def test_exception_at_any_line_leaves_nothing_after_the_next_use(
-    gpt2_like: Any, sequence: Any, unchanged: Any, held: list[BaseException], what: str
-) -> None:
+    gpt2_like, sequence, unchanged, held, what
+):
     method = METHODS["attribution"]()
 
-    def work() -> None:
+    def work():
         if what == "method":
             method(gpt2_like, sequence)
         else:
@@ -184,49 +168,39 @@ def test_exception_at_any_line_leaves_nothing_after_the_next_use(
     while raises_at(line, TimeoutError, work, held):
         NeuronView(gpt2_like)
         check()
-        line += 1 if what != "method" else 3
+        line += 2 if what != "method" else 13
     assert line > 50
 
 
-@pytest.mark.parametrize("what", ["applied", "dropped_out"])
-def test_block_that_is_dropped_without_its_end_gives_the_model_back(
-    gpt2_like: Any, unchanged: Any, what: str
-) -> None:
-    check, block = unchanged(gpt2_like), BLOCKS[what](gpt2_like)
-    block.__enter__()
-    with pytest.raises(AssertionError):
-        check()
-    del block
-    check()
-
-
-def test_block_of_a_generator_that_is_dropped_is_undone(gpt2_like: Any, unchanged: Any) -> None:
-    def paused() -> Iterator[None]:
+def test_block_that_is_dropped_without_its_end_is_undone(gpt2_like, unchanged):
+    def paused():
         with BLOCKS["applied"](gpt2_like):
             yield
 
-    check, generator = unchanged(gpt2_like), paused()
+    check, generator, block = unchanged(gpt2_like), paused(), BLOCKS["dropped_out"](gpt2_like)
     next(generator)
-    del generator
+    block.__enter__()
+    del generator, block
+    gc.collect()  # jaxtyping's wrappers hold what they returned
     check()
 
 
 # ---- blocks of the user
 
 
-def test_block_of_the_user_is_never_undone_under_him(gpt2_like: Any, sequence: Any) -> None:
+def test_block_of_the_user_is_never_undone_under_him(gpt2_like, sequence):
     neurons = injection_of(0).neurons
 
-    def found() -> float:
+    def found():
         METHODS["activations"]()(gpt2_like, sequence)
         return float(memorization_loss(gpt2_like, [sequence]).detach())
 
-    def paused() -> Iterator[float]:
+    def paused():
         with neurons.dropped_out(gpt2_like):
             while True:
                 yield found()
 
-    def into(stack: ExitStack) -> None:
+    def into(stack):
         stack.enter_context(neurons.dropped_out(gpt2_like))
 
     clean = found()
@@ -245,8 +219,8 @@ def test_block_of_the_user_is_never_undone_under_him(gpt2_like: Any, sequence: A
     assert found() == clean
 
 
-def test_hooks_of_the_user_stay(gpt2_like: Any, sequence: Any) -> None:
-    def own(act: torch.Tensor, hook: Any) -> torch.Tensor:
+def test_hooks_of_the_user_stay(gpt2_like, sequence):
+    def own(act, hook):
         return act * 0.5
 
     point = gpt2_like.hook_dict["blocks.0.mlp.hook_post"]
@@ -257,41 +231,21 @@ def test_hooks_of_the_user_stay(gpt2_like: Any, sequence: Any) -> None:
     assert list(point._forward_hooks) == [point.fwd_hooks[0].hook.id]
 
 
-def test_block_is_entered_once(gpt2_like: Any) -> None:
+def test_block_is_entered_once(gpt2_like):
     block = BLOCKS["dropped_out"](gpt2_like)
     enter(block)
     with pytest.raises(RuntimeError, match="with must get a new block"):
         enter(block)
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 0, 1), (2, 1, 0)])
-def test_applied_blocks_end_in_any_order(
-    gpt2_like: Any, unchanged: Any, order: tuple[int, ...]
-) -> None:
-    check, weights = unchanged(gpt2_like), gpt2_like.W_out.detach().clone()
-    blocks = [injection_of(seed).applied(gpt2_like) for seed in range(3)]
-    for block in blocks:
-        block.__enter__()
-    left = [0, 1, 2]
-    for k in order:
-        blocks[k].__exit__(None, None, None)
-        left.remove(k)
-        expected = weights.clone()
-        for seed in left:
-            injection = injection_of(seed)
-            expected[injection.neurons.mask] = injection.rows
-        assert torch.equal(gpt2_like.W_out.detach(), expected)
-    check()
-
-
 # ---- threads
 
 
-def in_thread(function: Callable[[], object]) -> list[BaseException]:
+def in_thread(function):
     """What a function raises in another thread."""
-    raised: list[BaseException] = []
+    raised = []
 
-    def run() -> None:
+    def run():
         try:
             function()
         except BaseException as error:
@@ -303,7 +257,7 @@ def in_thread(function: Callable[[], object]) -> list[BaseException]:
     return raised
 
 
-MEASURES: dict[str, Callable[[Any, Any], object]] = {
+MEASURES = {
     "accuracy": lambda model, sequence: accuracy(model, [sequence]),
     "perplexity": lambda model, sequence: perplexity(model, sequence.tokens[None]),
     "loss": lambda model, sequence: memorization_loss(model, [sequence]),
@@ -318,27 +272,23 @@ MEASURES: dict[str, Callable[[Any, Any], object]] = {
 
 @pytest.mark.parametrize("name", MEASURES)
 def test_second_thread_is_refused_while_the_first_has_changed_the_model(
-    gpt2_like: Any, sequence: Any, unchecked: None, name: str
-) -> None:
+    gpt2_like, sequence, unchecked, name
+):
     with BLOCKS["applied"](gpt2_like):
         (error,) = in_thread(lambda: MEASURES[name](gpt2_like, sequence))
-    assert isinstance(error, RuntimeError) and str(error).startswith(
-        "model must be used by one thread at a time, got "
-    )
+    assert isinstance(error, RuntimeError) and "one thread at a time" in str(error)
     assert not in_thread(lambda: MEASURES[name](gpt2_like, sequence))
 
 
-def test_two_threads_never_give_a_wrong_score(
-    gpt2_like: Any, sequence: Any, unchanged: Any
-) -> None:
+def test_two_threads_never_give_a_wrong_score(gpt2_like, sequence, unchanged):
     check = unchanged(gpt2_like)
     names = ("slimming", "activations", "attribution")
     methods = [METHODS[name](**SHORT.get(name, {})) for name in names]
     wanted = [method(gpt2_like, sequence).values for method in methods]
-    wrong: list[str] = []
-    refused: list[str] = []
+    wrong = []
+    refused = []
 
-    def often() -> None:
+    def often():
         for _ in range(8):
             for method, values in zip(methods, wanted, strict=True):
                 try:
@@ -357,7 +307,7 @@ def test_two_threads_never_give_a_wrong_score(
     check()
 
 
-def test_block_of_a_thread_that_has_ended_is_undone(gpt2_like: Any, unchanged: Any) -> None:
+def test_block_of_a_thread_that_has_ended_is_undone(gpt2_like, unchanged):
     check, block = unchanged(gpt2_like), BLOCKS["applied"](gpt2_like)
     in_thread(block.__enter__)
     NeuronView(gpt2_like)

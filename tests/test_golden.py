@@ -1,11 +1,8 @@
-"""Agreement with the authors' own code on a tiny model (see golden/README.md)."""
-
-from __future__ import annotations
+"""Agreement with the authors' own code on a tiny model (see golden/README.md); of DEL in
+tests/evals/test_del_benchmark.py.
+"""
 
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,21 +13,15 @@ from tl_localize import (
     HardConcrete,
     IntegratedGradients,
     MemorizedSequence,
-    NeuronScores,
-    NeuronSet,
     Slimming,
     ZeroOut,
-    accuracy,
     inject,
-    levenshtein,
     load_model,
     memorization_loss,
-    perplexity,
-    perplexity_base2,
 )
 from tl_localize.methods.masks import MaskLearner
 
-TARGETS = (0, 1, 2)
+TARGETS = (0, 1)
 SETTINGS = {"full": (1, 0), "suffix": (16, 1)}  # prompt length, first tuned layer
 RATIOS = ("r0.01", "r0.03")
 SLIMMING = Slimming(learning_rate=0.01, sparsity_weight=5.0, steps=200, stop_sparsity=0.1)
@@ -52,36 +43,35 @@ EXACT = {
     "ig": IntegratedGradients(steps=20),
     "zero": ZeroOut(),
 }
-DEL_METHODS = ("act", "ig", "zero", "slim", *(f"hc_s{seed}" for seed in range(5)), "random")
-DEL_RATIOS = ("0.01", "0.05", "0.2")
 
 
 @pytest.fixture(scope="module")
-def model(golden: Path) -> Any:
+def model(golden):
     return load_model(golden, device="cpu")
 
 
 @pytest.fixture(scope="module")
-def reference(golden: Path) -> dict[str, np.ndarray]:
+def reference(golden):
     return dict(np.load(golden / "reference.npz"))
 
 
 @pytest.fixture(scope="module")
-def expected(golden: Path) -> dict[str, dict[str, np.ndarray]]:
-    return {
-        name: dict(np.load(golden / f"{name}.npz"))
-        for name in ("full", "suffix", "inject", "del_eval")
-    }
+def expected(golden):
+    return {name: dict(np.load(golden / f"{name}.npz")) for name in ("full", "suffix", "inject")}
 
 
 @pytest.fixture(params=SETTINGS)
-def setting(request: pytest.FixtureRequest) -> str:
+def setting(request):
     return request.param
 
 
+def near(found, wanted, tolerance):
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance)
+
+
 @pytest.fixture(scope="module")
-def targets(reference: dict[str, np.ndarray]) -> Any:
-    def of(setting: str, *which: int) -> list[MemorizedSequence]:
+def targets(reference):
+    def of(setting, *which):
         return [
             MemorizedSequence(
                 torch.tensor(reference["memorized"][i]), SETTINGS[setting][0], f"t{i}"
@@ -90,17 +80,6 @@ def targets(reference: dict[str, np.ndarray]) -> Any:
         ]
 
     return of
-
-
-@pytest.fixture(scope="module")
-def scored(model: Any, targets: Any) -> Any:
-    """Scores of a method that does not train, all three targets side by side, computed once."""
-
-    @cache
-    def run(method: Any, setting: str) -> np.ndarray:
-        return np.stack([scores.values.numpy() for scores in method.map(model, targets(setting))])
-
-    return run
 
 
 @dataclass
@@ -114,16 +93,15 @@ class Training:
     terms: np.ndarray
 
 
-@pytest.fixture(scope="module")
-def trained(model: Any, targets: Any) -> Any:
-    """A mask training, its targets side by side, computed once."""
+@pytest.fixture
+def train(model, targets):
+    """A mask training, its targets side by side."""
 
-    @cache
-    def run(method: Any, setting: str, *which: int) -> Training:
-        seen: list[np.ndarray] = []
+    def run(method, setting, *which):
+        seen = []
         terms = MaskLearner._terms
 
-        def watched(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        def watched(*args):
             found = terms(*args)
             seen.append(torch.stack(found).detach().numpy())
             return found
@@ -142,16 +120,12 @@ def trained(model: Any, targets: Any) -> Any:
 # ---- the model
 
 
-def test_golden_model_gives_the_recorded_logits(
-    model: Any, reference: dict[str, np.ndarray]
-) -> None:
+def test_golden_model_gives_the_recorded_logits(model, reference):
     logits = model(torch.tensor(reference["memorized"][:1]).long())[0].detach().numpy()
     assert np.abs(logits - reference["logits_memorized0"]).max() < 1e-4
 
 
-def test_golden_model_gives_the_recorded_neurons(
-    model: Any, reference: dict[str, np.ndarray]
-) -> None:
+def test_golden_model_gives_the_recorded_neurons(model, reference):
     from tl_localize.neurons import NeuronView
 
     with torch.no_grad(), NeuronView(model).recorded() as neurons:
@@ -163,9 +137,7 @@ def test_golden_model_gives_the_recorded_neurons(
 @pytest.mark.parametrize(
     ("tokens", "losses"), [("memorized", "loss_memorized"), ("new", "loss_new")]
 )
-def test_golden_memorization_loss(
-    model: Any, reference: dict[str, np.ndarray], tokens: str, losses: str
-) -> None:
+def test_golden_memorization_loss(model, reference, tokens, losses):
     sequences = [MemorizedSequence(torch.tensor(row), 1) for row in reference[tokens]]
     with torch.no_grad():
         found = memorization_loss(model, sequences).numpy()
@@ -175,190 +147,73 @@ def test_golden_memorization_loss(
 # ---- methods
 
 
-@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", EXACT)
-def test_golden_scores_without_training(
-    scored: Any, expected: Any, setting: str, name: str, target: int
-) -> None:
-    assert (
-        np.abs(scored(EXACT[name], setting)[target] - expected[setting][f"{name}_t{target}"]).max()
-        < 1e-6
-    )
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_golden_slimming_values(trained: Any, expected: Any, setting: str, target: int) -> None:
-    assert (
-        np.abs(
-            trained(SLIMMING, setting).scores[target] - expected[setting][f"slim_t{target}"]
-        ).max()
-        < 2e-2
-    )
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_golden_slimming_correlation(
-    trained: Any, expected: Any, setting: str, target: int
-) -> None:
-    found, wanted = trained(SLIMMING, setting).scores[target], expected[setting][f"slim_t{target}"]
-    assert np.corrcoef(found.flatten(), wanted.flatten())[0, 1] > 0.999
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_golden_slimming_losses(trained: Any, expected: Any, setting: str, target: int) -> None:
-    np.testing.assert_allclose(
-        trained(SLIMMING, setting).losses[:, target],
-        expected[setting][f"slim_losses_t{target}"],
-        atol=1e-3,
-    )
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_golden_hard_concrete_values(
-    trained: Any, expected: Any, setting: str, target: int
-) -> None:
-    assert (
-        np.abs(
-            trained(HARD_CONCRETE, setting).scores[target] - expected[setting][f"hc_t{target}"][0]
-        ).max()
-        < 1e-4
-    )
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_golden_hard_concrete_losses(
-    trained: Any, expected: Any, setting: str, target: int
-) -> None:
-    np.testing.assert_allclose(
-        trained(HARD_CONCRETE, setting).losses[:, target],
-        expected[setting][f"hc_losses_t{target}_s0"],
-        atol=1e-4,
-    )
+def test_golden_scores_without_training(model, targets, expected, setting, name):
+    found = EXACT[name].map(model, targets(setting))
+    for target, scores in enumerate(found):
+        near(scores.values, expected[setting][f"{name}_t{target}"], 1e-6)
 
 
 @pytest.mark.parametrize(
-    ("name", "method", "tolerance"), [("slim", SLIMMING, 1e-3), ("hc", HARD_CONCRETE, 1e-5)]
+    ("name", "method", "values", "losses", "terms"),
+    [("slim", SLIMMING, 2e-2, 1e-3, 1e-3), ("hc", HARD_CONCRETE, 1e-4, 1e-4, 1e-5)],
 )
-def test_golden_sparsity_terms(
-    trained: Any, expected: Any, setting: str, name: str, method: Any, tolerance: float
-) -> None:
-    np.testing.assert_allclose(
-        trained(method, setting).terms[9::10, 0],
-        expected[setting][f"{name}_reg_every10_t0"],
-        atol=tolerance,
-    )
+def test_golden_masks(train, expected, setting, name, method, values, losses, terms):
+    found, wanted = train(method, setting), expected[setting]
+    seed = "_s0" if name == "hc" else ""
+    for target, scores in enumerate(found.scores):
+        own = wanted[f"{name}_t{target}"].reshape(-1, *scores.shape)[0]  # of the first seed
+        near(scores, own, values)
+        assert np.corrcoef(scores.flatten(), own.flatten())[0, 1] > 0.999
+        near(found.losses[:, target], wanted[f"{name}_losses_t{target}{seed}"], losses)
+    near(found.terms[9::10, 0], wanted[f"{name}_reg_every10_t0"], terms)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_golden_hard_concrete_other_seeds(trained: Any, expected: Any, seed: int) -> None:
-    found = trained(replace(HARD_CONCRETE, seed=seed), "suffix", 1).scores[0]
-    assert np.abs(found - expected["suffix"]["hc_t1"][seed]).max() < 1e-4
+def test_golden_hard_concrete_other_seed(train, expected):
+    found = train(replace(HARD_CONCRETE, seed=2), "suffix", 1).scores[0]
+    near(found, expected["suffix"]["hc_t1"][2], 1e-4)
 
 
-def test_golden_hard_concrete_noise(expected: Any) -> None:
+def test_golden_hard_concrete_noise(expected):
     generator = torch.Generator().manual_seed(0)
     steps = torch.stack([torch.rand(4, 256, generator=generator) for _ in range(2)]).numpy()
     assert np.array_equal(steps, expected["full"]["hc_noise_seed0_first2steps"])
 
 
-@pytest.mark.parametrize(("name", "tolerance"), [("slim", 2e-2), ("hc", 1e-4)])
-def test_golden_early_stop_values(
-    trained: Any, expected: Any, setting: str, name: str, tolerance: float
-) -> None:
-    assert (
-        np.abs(
-            trained(EARLY[name], setting, 0).scores[0] - expected[setting][f"{name}_earlystop_t0"]
-        ).max()
-        < tolerance
-    )
-
-
-@pytest.mark.parametrize("name", EARLY)
-def test_golden_early_stop_at_the_same_step(
-    trained: Any, expected: Any, setting: str, name: str
-) -> None:
-    assert len(trained(EARLY[name], setting, 0).losses) == len(
-        expected[setting][f"{name}_earlystop_losses_t0"]
-    )
-
-
-@pytest.mark.parametrize(("name", "tolerance"), [("slim", 1e-3), ("hc", 1e-4)])
-def test_golden_early_stop_losses(
-    trained: Any, expected: Any, setting: str, name: str, tolerance: float
-) -> None:
-    wanted = expected[setting][f"{name}_earlystop_losses_t0"]
-    np.testing.assert_allclose(
-        trained(EARLY[name], setting, 0).losses[:, 0], wanted, atol=tolerance
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "method", "tolerance"), [("slim", SLIMMING, 2e-2), ("hc", HARD_CONCRETE, 1e-4)]
-)
-@pytest.mark.parametrize("point", [1, 2])
-def test_golden_trajectory(
-    trained: Any, expected: Any, name: str, method: Any, tolerance: float, point: int
-) -> None:
-    wanted = expected["full"]
-    updates = int(wanted[f"{name}_traj_steps_t0"][point]) - 1
-    found = trained(replace(method, steps=updates, stop_sparsity=1e-9), "full", 0).scores[0]
-    assert np.abs(found - wanted[f"{name}_traj_t0"][point]).max() < tolerance
+@pytest.mark.parametrize(("name", "values", "losses"), [("slim", 2e-2, 1e-3), ("hc", 1e-4, 1e-4)])
+def test_golden_early_stop(train, expected, name, values, losses):
+    found, wanted = train(EARLY[name], "full", 0), expected["full"]
+    near(found.scores[0], wanted[f"{name}_earlystop_t0"], values)
+    near(found.losses[:, 0], wanted[f"{name}_earlystop_losses_t0"], losses)  # as many steps
 
 
 # ---- injection
 
 
-@pytest.fixture(scope="module")
-def injected(model: Any, reference: dict[str, np.ndarray]) -> Any:
-    @cache
-    def run(ratio: str) -> tuple[MemorizedSequence, Any]:
-        new = MemorizedSequence(torch.tensor(reference["new"][0]), 1, "new0")
-        return new, inject(model, new, ratio=float(ratio[1:]), seed=0, learning_rate=0.05)
-
-    return run
+@pytest.fixture(scope="module", params=RATIOS)
+def injected(request, model, reference):
+    new = MemorizedSequence(torch.tensor(reference["new"][0]), 1, "new0")
+    ratio = request.param
+    return ratio, new, inject(model, new, ratio=float(ratio[1:]), seed=0, learning_rate=0.05)
 
 
-@pytest.mark.parametrize("ratio", RATIOS)
-def test_golden_injection_draws_the_same_rows(injected: Any, expected: Any, ratio: str) -> None:
-    found = injected(ratio)[1].neurons.mask.flatten().nonzero().flatten().tolist()
-    assert found == expected["inject"][f"{ratio}_flat_ids_sorted"].tolist()
-
-
-@pytest.mark.parametrize("ratio", RATIOS)
-def test_golden_injection_takes_as_many_steps(injected: Any, expected: Any, ratio: str) -> None:
-    assert abs(len(injected(ratio)[1].losses) - len(expected["inject"][f"{ratio}_losses"])) <= 1
-
-
-@pytest.mark.parametrize("ratio", RATIOS)
-def test_golden_injection_follows_the_losses(injected: Any, expected: Any, ratio: str) -> None:
-    n = min(len(injected(ratio)[1].losses), len(expected["inject"][f"{ratio}_losses"]))
-    np.testing.assert_allclose(
-        injected(ratio)[1].losses.numpy()[:n], expected["inject"][f"{ratio}_losses"][:n], atol=1e-2
-    )
-
-
-@pytest.mark.parametrize("ratio", RATIOS)
-def test_golden_injection_trains_the_rows_to_the_same_values(
-    injected: Any, expected: Any, ratio: str
-) -> None:
-    found, wanted = injected(ratio)[1].rows.numpy(), expected["inject"][f"{ratio}_rows_after"]
-    assert np.corrcoef(found.flatten(), wanted.flatten())[0, 1] > 0.9999
-    assert np.abs(found - wanted).max() < 0.05  # one step of Adam
-
-
-@pytest.mark.parametrize(("ratio", "converged"), [("r0.01", False), ("r0.03", True)])
-def test_golden_injection_says_whether_it_converged(
-    injected: Any, ratio: str, converged: bool
-) -> None:
-    assert injected(ratio)[1].converged is converged
+def test_golden_injection(injected, expected):
+    ratio, _, injection = injected
+    wanted = {name.removeprefix(f"{ratio}_"): value for name, value in expected["inject"].items()}
+    ids = injection.neurons.mask.flatten().nonzero().flatten().tolist()
+    assert ids == wanted["flat_ids_sorted"].tolist()
+    n = min(len(injection.losses), len(wanted["losses"]))
+    assert max(len(injection.losses), len(wanted["losses"])) <= n + 1
+    near(injection.losses[:n], wanted["losses"][:n], 1e-2)
+    rows = injection.rows.numpy()
+    assert np.corrcoef(rows.flatten(), wanted["rows_after"].flatten())[0, 1] > 0.9999
+    near(rows, wanted["rows_after"], 0.05)  # one step of Adam
+    assert injection.converged is (ratio == "r0.03")
 
 
 @pytest.mark.parametrize("name", ["act", "ig", "zero", "slim", "hc"])
-@pytest.mark.parametrize("ratio", RATIOS)
-def test_golden_injection_recalls(
-    model: Any, injected: Any, golden_settings: Any, ratio: str, name: str
-) -> None:
-    new, injection = injected(ratio)
+def test_golden_injection_recalls(model, injected, golden_settings, name):
+    ratio, new, injection = injected
     methods = {
         **EXACT,
         "slim": replace(SLIMMING, sparsity_weight=100.0),
@@ -374,101 +229,3 @@ def test_golden_injection_recalls(
         chosen = scores.top_k(float(k), per="layer" if per == "layerwise" else "model")
         hits = chosen.recall_of(injection.neurons) * len(injection.neurons)
         assert abs(hits - recall * len(injection.neurons)) < 1.01, key
-
-
-# ---- ablation (DEL)
-
-
-@pytest.fixture(scope="module")
-def decode(golden_settings: Any) -> Any:
-    first, second = golden_settings["tokenizer"]["first"], golden_settings["tokenizer"]["second"]
-    return lambda ids: "".join(first[i // 16] + second[i % 16] for i in ids)
-
-
-@pytest.fixture(scope="module")
-def measured(model: Any, reference: dict[str, np.ndarray], expected: Any, decode: Any) -> Any:
-    """Accuracies, distances and perplexity with the recorded neurons ablated, computed once."""
-    everything = [MemorizedSequence(torch.tensor(row), 16) for row in reference["memorized"]]
-    general = torch.tensor(reference["ppl_batch"])
-
-    @cache
-    def run(method: str | None, ratio: str) -> tuple[np.ndarray, np.ndarray, float]:
-        mask = torch.zeros(4, 256, dtype=torch.bool)
-        if method is not None:
-            for layer, ids in enumerate(expected["del_eval"][f"{method}_r{ratio}_ids"], start=1):
-                mask[layer, torch.tensor(ids).long()] = True
-        with NeuronSet(mask).dropped_out(model):
-            return (
-                accuracy(model, everything).numpy(),
-                levenshtein(model, everything, decode).numpy(),
-                perplexity_base2(model, general),
-            )
-
-    return run
-
-
-def test_golden_accuracy_before(measured: Any, expected: Any) -> None:
-    np.testing.assert_allclose(measured(None, "")[0], expected["del_eval"]["acc_before"], atol=1e-6)
-
-
-def test_golden_distance_before(measured: Any, expected: Any) -> None:
-    assert measured(None, "")[1].tolist() == expected["del_eval"]["dist_before"].tolist()
-
-
-def test_golden_perplexity_before(measured: Any, golden_settings: Any) -> None:
-    assert measured(None, "")[2] == pytest.approx(
-        golden_settings["del_eval"]["ppl_before"], abs=1e-4
-    )
-
-
-def test_golden_perplexity_is_below_its_base_2_namesake(
-    model: Any, reference: dict[str, np.ndarray]
-) -> None:
-    general = torch.tensor(reference["ppl_batch"])
-    assert perplexity(model, general) == pytest.approx(
-        perplexity_base2(model, general) ** (1 / np.log(2)), rel=0.05
-    )
-
-
-@pytest.mark.parametrize("ratio", DEL_RATIOS)
-@pytest.mark.parametrize("method", DEL_METHODS)
-def test_golden_accuracy_after(measured: Any, expected: Any, method: str, ratio: str) -> None:
-    np.testing.assert_allclose(
-        measured(method, ratio)[0], expected["del_eval"][f"{method}_r{ratio}_acc_after"], atol=1e-6
-    )
-
-
-@pytest.mark.parametrize("ratio", DEL_RATIOS)
-@pytest.mark.parametrize("method", DEL_METHODS)
-def test_golden_distance_after(measured: Any, expected: Any, method: str, ratio: str) -> None:
-    assert (
-        measured(method, ratio)[1].tolist()
-        == expected["del_eval"][f"{method}_r{ratio}_dist_after"].tolist()
-    )
-
-
-@pytest.mark.parametrize("ratio", DEL_RATIOS)
-@pytest.mark.parametrize("method", DEL_METHODS)
-def test_golden_perplexity_after(
-    measured: Any, golden_settings: Any, method: str, ratio: str
-) -> None:
-    assert measured(method, ratio)[2] == pytest.approx(
-        golden_settings["del_eval"][method][ratio]["ppl_after"], abs=1e-4
-    )
-
-
-@pytest.mark.parametrize("ratio", DEL_RATIOS)
-@pytest.mark.parametrize("method", ["act", "ig", "zero", "random"])
-def test_golden_floor_of_the_ratio_chooses_the_neurons_that_were_silenced(
-    expected: Any, method: str, ratio: str
-) -> None:
-    values = (
-        expected["del_eval"]["random_attribution"]
-        if method == "random"
-        else expected["suffix"][f"{method}_t0"]
-    )
-    chosen = NeuronScores(torch.tensor(values)).top_k(float(ratio), first_layer=1, rounding="floor")
-    wanted = np.zeros((4, 256), dtype=bool)
-    for layer, ids in enumerate(expected["del_eval"][f"{method}_r{ratio}_ids"], start=1):
-        wanted[layer, ids] = True
-    assert np.array_equal(chosen.mask.numpy(), wanted)

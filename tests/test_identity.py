@@ -1,10 +1,7 @@
 """A dataclass is its class and its fields."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +19,7 @@ class Outer:
     speed: int = field(default=3, compare=False)
 
 
-def test_identity_names_class_and_compared_fields() -> None:
+def test_identity_names_class_and_compared_fields():
     from tl_localize.identity import identity, identity_text
 
     expected = {"class": "Outer", "inner": {"class": "Inner", "rate": 0.1}, "steps": [1, 2]}
@@ -30,7 +27,7 @@ def test_identity_names_class_and_compared_fields() -> None:
     assert json.loads(identity_text(Outer())) == expected
 
 
-def test_identity_of_tensors_follows_their_numbers() -> None:
+def test_identity_of_tensors_follows_their_numbers():
     from tl_localize.identity import identity
 
     one, same, other = torch.arange(3), torch.arange(3), torch.tensor([0, 1, 3])
@@ -38,7 +35,7 @@ def test_identity_of_tensors_follows_their_numbers() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), {"f": len}])
-def test_identity_refuses_what_it_cannot_tell_apart(value: Any) -> None:
+def test_identity_refuses_what_it_cannot_tell_apart(value):
     from tl_localize.identity import identity
 
     with pytest.raises(ValueError, match="settings must be"):

@@ -1,23 +1,28 @@
 """Accuracy, edit distance and perplexity, against loops that share nothing with them."""
 
-from __future__ import annotations
-
-import math
 from functools import partial
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from tl_localize import MemorizedSequence, accuracy, levenshtein, perplexity, perplexity_base2
+from tl_localize import (
+    MemorizedSequence,
+    accuracy,
+    check_recited,
+    levenshtein,
+    metrics,
+    perplexity,
+    perplexity_base2,
+)
 from tl_localize.metrics import predicted_suffixes
 
 
-def spell(ids: list[int]) -> str:
+def spell(ids):
     return "".join(chr(ord("A") + i) for i in ids)
 
 
-def edit_distance(a: str, b: str) -> int:
+def edit_distance(a, b):
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, start=1):
         previous, row[0] = row[0], i
@@ -27,107 +32,75 @@ def edit_distance(a: str, b: str) -> int:
 
 
 @torch.no_grad()
-def predicted(model: Any, sequence: MemorizedSequence) -> torch.Tensor:
+def predicted(model, sequence):
     return model(sequence.tokens[None])[0].argmax(-1)[sequence.n_prefix - 1 : -1]
 
 
 @pytest.fixture
-def general() -> torch.Tensor:
+def general():
     return torch.randint(61, (5, 12), generator=torch.Generator().manual_seed(4))
 
 
 @torch.no_grad()
-def losses_by_hand(model: Any, tokens: torch.Tensor) -> list[float]:
+def losses_by_hand(model, tokens):
     log_p = model(tokens).log_softmax(-1)
-    return [
-        -sum(float(log_p[b, t - 1, tokens[b, t]]) for t in range(1, tokens.shape[1]))
-        / (tokens.shape[1] - 1)
-        for b in range(len(tokens))
-    ]
+    right = log_p[:, :-1].gather(-1, tokens[:, 1:, None])
+    return (-right[..., 0].mean(1)).tolist()
 
 
-def test_accuracy_is_the_share_of_right_tokens(any_model: Any, sequences: Any) -> None:
-    right = [
-        MemorizedSequence(
-            torch.cat(
-                [
-                    s.prefix,
-                    torch.where(
-                        torch.arange(len(s.suffix)) % 2 == 0, predicted(any_model, s), s.suffix
-                    ),
-                ]
-            ),
-            s.n_prefix,
-        )
-        for s in sequences
-    ]
-    wanted = [float((predicted(any_model, s) == s.suffix).float().mean()) for s in right]
-    assert accuracy(any_model, right).tolist() == pytest.approx(wanted)
+def test_accuracy_is_the_share_of_right_tokens(any_model, sequences):
+    half_right = []
+    for one in sequences:
+        even = torch.arange(len(one.suffix)) % 2 == 0
+        suffix = torch.where(even, predicted(any_model, one), one.suffix)
+        half_right.append(MemorizedSequence(torch.cat([one.prefix, suffix]), one.n_prefix))
+    wanted = [float((predicted(any_model, s) == s.suffix).float().mean()) for s in half_right]
+    assert accuracy(any_model, half_right).tolist() == pytest.approx(wanted)
 
 
-def test_accuracy_of_the_first_greedy_token_is_one(any_model: Any, sequence: Any) -> None:
-    with torch.no_grad():
-        next_token = any_model(sequence.tokens[None])[0, -1].argmax()
-    recited = MemorizedSequence(torch.cat([sequence.tokens, next_token[None]]), len(sequence))
-    assert accuracy(any_model, [recited]).tolist() == [1.0]
+@pytest.mark.parametrize("n", [10, 20, 50])
+def test_an_accuracy_of_nine_tenths_is_enough(gpt2_like, monkeypatch, n):
+    sequence = MemorizedSequence(torch.arange(n + 1), 1)
+    guess = sequence.suffix.clone()
+    monkeypatch.setattr(metrics, "predicted_suffixes", lambda *_: iter([guess]))
+    guess[: n // 10] = 0
+    check_recited(gpt2_like, [sequence])
+    guess[n // 10] = 0
+    with pytest.raises(ValueError, match="sequence must be recited"):
+        check_recited(gpt2_like, [sequence])
 
 
-def test_predicted_suffixes_do_not_depend_on_the_batch(
-    any_model: Any, sequences: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone = [next(predicted_suffixes(any_model, [s])).tolist() for s in sequences]
+def test_predicted_suffixes_do_not_depend_on_the_batch(any_model, sequences, monkeypatch):
+    alone = [predicted_suffixes(any_model, [s])[0].tolist() for s in sequences]
     monkeypatch.setattr(
-        "tl_localize.batching.tokens_that_fit", lambda view: 3 * max(map(len, sequences))
+        "tl_localize.batching.tokens_that_fit", lambda *_: 3 * max(map(len, sequences))
     )
     assert [p.tolist() for p in predicted_suffixes(any_model, sequences)] == alone
 
 
-def test_measures_take_a_generator(gpt2_like: Any, sequences: Any) -> None:
+def test_measures_take_a_generator(gpt2_like, sequences):
     for measure in (accuracy, partial(levenshtein, decode=str)):
         found = measure(gpt2_like, (sequence for sequence in sequences))
         assert torch.equal(found, measure(gpt2_like, sequences))
 
 
-def test_levenshtein_counts_characters(any_model: Any, sequences: Any) -> None:
-    wanted = [
-        edit_distance(
-            spell([*s.prefix.tolist(), *predicted(any_model, s).tolist()]), spell(s.tokens.tolist())
-        )
-        for s in sequences
-    ]
+def test_levenshtein_counts_characters(any_model, sequences):
+    wanted = []
+    for one in sequences:
+        guess = [*one.prefix.tolist(), *predicted(any_model, one).tolist()]
+        wanted.append(edit_distance(spell(guess), spell(one.tokens.tolist())))
     assert levenshtein(any_model, sequences, spell).tolist() == wanted
 
 
-def test_levenshtein_of_a_shift_is_two(gpt2_like: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    sequence = MemorizedSequence(torch.tensor([0, 1, 2, 3, 4]), 1)
-    monkeypatch.setattr(
-        "tl_localize.metrics.predicted_suffixes",
-        lambda model, sequences: iter([torch.tensor([2, 3, 4, 5])]),
-    )
-    assert levenshtein(gpt2_like, [sequence], spell).tolist() == [2]
+def test_perplexities_are_powers_of_nats_per_token(any_model, general):
+    losses = np.array(losses_by_hand(any_model, general))
+    assert perplexity(any_model, general) == pytest.approx(np.exp(losses.mean()), rel=1e-5)
+    assert perplexity_base2(any_model, general) == pytest.approx((2**losses).mean(), rel=1e-5)
 
 
-def test_perplexity_is_exp_of_nats_per_token(any_model: Any, general: torch.Tensor) -> None:
-    losses = losses_by_hand(any_model, general)
-    assert perplexity(any_model, general) == pytest.approx(
-        math.exp(sum(losses) / len(losses)), rel=1e-5
-    )
-
-
-def test_perplexity_base2_is_the_mean_of_powers_of_two(
-    any_model: Any, general: torch.Tensor
-) -> None:
-    losses = losses_by_hand(any_model, general)
-    assert perplexity_base2(any_model, general) == pytest.approx(
-        sum(2**loss for loss in losses) / len(losses), rel=1e-5
-    )
-
-
-def test_perplexity_does_not_depend_on_the_batch(
-    any_model: Any, general: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_perplexity_does_not_depend_on_the_batch(any_model, general, monkeypatch):
     whole = perplexity(any_model, general)
-    monkeypatch.setattr("tl_localize.batching.tokens_that_fit", lambda view: 24)
+    monkeypatch.setattr("tl_localize.batching.tokens_that_fit", lambda *_: 24)
     assert perplexity(any_model, general) == pytest.approx(whole, rel=1e-6)
 
 
@@ -136,62 +109,39 @@ def test_perplexity_does_not_depend_on_the_batch(
     [
         accuracy,
         lambda m, s: levenshtein(m, s, spell),
-        lambda m, s: perplexity(m, s[0].tokens[None]),
+        lambda m, s: torch.tensor(perplexity(m, s[0].tokens[None])),
     ],
 )
-def test_metrics_see_hooks(gpt2_like: Any, make_sequences: Any, measure: Any) -> None:
+def test_metrics_see_hooks_and_leave_nothing_behind(gpt2_like, make_sequences, unchanged, measure):
+    check = unchanged(gpt2_like)
     sequences = [
         MemorizedSequence(torch.cat([s.prefix, predicted(gpt2_like, s)]), s.n_prefix)
         for s in make_sequences((20, 19), (18, 17), (16, 15))
     ]
     before = measure(gpt2_like, sequences)
     with gpt2_like.hooks(fwd_hooks=[("blocks.1.hook_resid_post", lambda act, hook: -act)]):
-        assert not torch.equal(
-            torch.as_tensor(measure(gpt2_like, sequences)), torch.as_tensor(before)
-        )
-
-
-def test_metrics_leave_nothing_behind(
-    any_model: Any, sequences: Any, general: torch.Tensor, unchanged: Any
-) -> None:
-    check = unchanged(any_model)
-    accuracy(any_model, sequences)
-    perplexity(any_model, general)
+        assert not torch.equal(measure(gpt2_like, sequences), before)
+    assert not before.requires_grad
     check()
 
 
-def test_metrics_keep_no_graph(any_model: Any, sequences: Any) -> None:
-    assert not accuracy(any_model, sequences).requires_grad
-
-
-def test_perplexity_takes_the_unsigned_tokens_of_files(
-    gpt2_like: Any, general: torch.Tensor
-) -> None:
+def test_perplexity_takes_the_unsigned_tokens_of_files(gpt2_like, general):
     assert perplexity(gpt2_like, general.to(torch.uint16)) == perplexity(gpt2_like, general)
 
 
-def test_perplexity_of_half_precision_sums_in_float32(
-    make_model: Any, general: torch.Tensor
-) -> None:
+def test_perplexity_of_half_precision_sums_in_float32(make_model, general):
     model = make_model(1)
     wanted = perplexity(model, general)
     assert perplexity(model.to(torch.bfloat16), general) == pytest.approx(wanted, rel=0.05)
 
 
-def test_perplexity_base2_of_many_rows_averages_within_128_chunks_first(
-    monkeypatch: pytest.MonkeyPatch, gpt2_like: Any
-) -> None:
+def test_perplexity_base2_of_many_rows_averages_within_128_chunks_first(monkeypatch, gpt2_like):
     """As the authors' ``loss.chunk(128)``: 256 rows are 128 means of two, 300 rows are 100 means of
     three.
     """
-    from tl_localize import metrics
-
     for n, size in ((64, 1), (256, 2), (300, 3)):
         losses = torch.linspace(1, 5, n, dtype=torch.float64)
-        monkeypatch.setattr(metrics, "sequence_losses", lambda model, tokens, losses=losses: losses)
-        expected = sum(2 ** float(losses[i : i + size].mean()) for i in range(0, n, size)) / (
-            n // size
-        )
-        assert perplexity_base2(gpt2_like, torch.zeros(1, 2, dtype=torch.long)) == pytest.approx(
-            expected, rel=1e-12
-        )
+        monkeypatch.setattr(metrics, "sequence_losses", lambda *_, losses=losses: losses)
+        expected = (2 ** losses.view(-1, size).mean(1)).mean()
+        found = perplexity_base2(gpt2_like, torch.zeros(1, 2, dtype=torch.long))
+        assert found == pytest.approx(float(expected), rel=1e-12)

@@ -2,13 +2,10 @@
 machine. ``pytest notebooks`` runs them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,32 +17,32 @@ PLACE = re.compile(
 )
 
 
-def cells_of(path: Path, kind: str) -> list[dict[str, Any]]:
+def cells_of(path, kind):
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     return [cell for cell in cells if cell["cell_type"] == kind]
 
 
-def source(cell: dict[str, Any]) -> str:
+def source(cell):
     return "".join(cell["source"])
 
 
 EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
-def test_there_are_five_notebooks() -> None:
+def test_there_are_five_notebooks():
     assert [path.name[:2] for path in NOTEBOOKS] == ["01", "02", "03", "04", "05"]
 
 
 @EACH
-def test_notebook_is_executed_from_top_to_bottom(path: Path) -> None:
+def test_notebook_is_executed_from_top_to_bottom(path):
     counts = [cell["execution_count"] for cell in cells_of(path, "code")]
     assert counts == list(range(1, len(counts) + 1))
 
 
 @EACH
 def test_notebook_outputs_are_small_and_name_no_error_no_warning_and_no_machine(
-    path: Path,
-) -> None:
+    path,
+):
     assert path.stat().st_size < MAX_BYTES
     for cell in cells_of(path, "code"):
         assert not PLACE.search(source(cell))
@@ -59,7 +56,7 @@ def test_notebook_outputs_are_small_and_name_no_error_no_warning_and_no_machine(
 
 
 @EACH
-def test_notebook_begins_with_one_collapsed_line_and_a_picture(path: Path) -> None:
+def test_notebook_begins_with_one_collapsed_line_and_a_picture(path):
     install, *others = cells_of(path, "code")
     assert len(install["source"]) == 1 and not install["outputs"]
     assert install["metadata"]["jupyter"]["source_hidden"]
@@ -69,9 +66,7 @@ def test_notebook_begins_with_one_collapsed_line_and_a_picture(path: Path) -> No
 
 
 @pytest.mark.parametrize(("missing", "asked"), [(1, ["show", "install"]), (0, ["show"])])
-def test_first_line_installs_the_package_where_it_is_missing(
-    missing: int, asked: list[str], tmp_path: Path
-) -> None:
+def test_first_line_installs_the_package_where_it_is_missing(missing, asked, tmp_path):
     line = source(cells_of(NOTEBOOKS[0], "code")[0])
     assert line.startswith("!")
     pip = f'pip() {{ echo "$1" >> asked; case "$1" in show) return {missing};; esac; }}\n'
@@ -80,7 +75,7 @@ def test_first_line_installs_the_package_where_it_is_missing(
 
 
 @EACH
-def test_notebook_begins_and_ends_with_prose_and_tells_what_to_do_in_colab(path: Path) -> None:
+def test_notebook_begins_and_ends_with_prose_and_tells_what_to_do_in_colab(path):
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     assert (cells[0]["cell_type"], cells[-1]["cell_type"]) == ("markdown", "markdown")
     intro = source(cells[0])

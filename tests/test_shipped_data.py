@@ -27,44 +27,44 @@ ROWS_PER_TABLE = {
 }
 
 
-def read_data(name: str) -> str:
+def read_data(name):
     return (files("tl_localize") / "data" / name).read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def records() -> list[dict[str, str]]:
+def records():
     return [json.loads(line) for line in read_data("inj_sentences.jsonl").splitlines()]
 
 
 @pytest.fixture(scope="module")
-def sentences(records: list[dict[str, str]]) -> list[str]:
+def sentences(records):
     return [record["definition"] for record in records]
 
 
 @pytest.fixture(scope="module")
-def published() -> list[dict[str, str]]:
+def published():
     return list(csv.DictReader(read_data("published.csv").splitlines()))
 
 
-def test_inj_sentences_hold_96_definitions(records: list[dict[str, str]]) -> None:
+def test_inj_sentences_hold_96_definitions(records):
     assert len(records) == 96
     assert all(list(record) == ["definition"] for record in records)
 
 
-def test_inj_sentences_are_distinct(sentences: list[str]) -> None:
+def test_inj_sentences_are_distinct(sentences):
     assert len(set(sentences)) == len(sentences)
 
 
-def test_inj_sentences_begin_with_different_letters(sentences: list[str]) -> None:
+def test_inj_sentences_begin_with_different_letters(sentences):
     assert len({sentence.split()[0] for sentence in sentences}) == len(sentences)
     assert len({sentence[:3].lower() for sentence in sentences}) == len(sentences)
 
 
-def test_inj_sentences_have_the_length_of_a_definition(sentences: list[str]) -> None:
+def test_inj_sentences_have_the_length_of_a_definition(sentences):
     assert [s for s in sentences if not 12 <= len(s.split()) <= 60] == []
 
 
-def test_inj_sentences_are_plain_single_line_text(sentences: list[str]) -> None:
+def test_inj_sentences_are_plain_single_line_text(sentences):
     assert [
         s
         for s in sentences
@@ -72,49 +72,36 @@ def test_inj_sentences_are_plain_single_line_text(sentences: list[str]) -> None:
     ] == []
 
 
-def test_published_has_every_cell_of_each_table(published: list[dict[str, str]]) -> None:
+def test_published_has_every_cell_of_each_table(published):
     assert Counter(row["table"] for row in published) == ROWS_PER_TABLE
 
 
-def test_published_rows_have_all_columns(published: list[dict[str, str]]) -> None:
+def test_published_rows_have_all_columns(published):
     assert all(list(row) == COLUMNS + SHOWN and None not in row.values() for row in published)
 
 
-def test_published_keys_are_unique(published: list[dict[str, str]]) -> None:
+def test_published_keys_are_unique(published):
     keys = Counter(tuple(row[column] for column in COLUMNS[:5]) for row in published)
     assert [key for key, count in keys.items() if count > 1] == []
 
 
-def test_published_uses_known_names(published: list[dict[str, str]]) -> None:
+def test_published_uses_known_names(published):
     assert {row["model"] for row in published} == MODELS
     assert {row["method"] for row in published} == METHODS | {""}
     assert {row["setting"] for row in published} == {"0.01", "0.001", "0.005", ""}
 
 
-def test_published_values_are_finite(published: list[dict[str, str]]) -> None:
+def test_published_values_are_finite(published):
     assert all(math.isfinite(float(row["value"])) for row in published)
 
 
-def test_published_recalls_and_p_values_are_fractions(published: list[dict[str, str]]) -> None:
+def test_published_recalls_and_p_values_are_fractions(published):
     rows = [row for row in published if row["metric"].startswith(("recall@", "p_value_"))]
     assert len(rows) == 138 + 138 + 12 + 12 + 48 + 12
     assert [row for row in rows if not 0 < float(row["value"]) < 1] == []
 
 
-def test_published_recall_grows_with_k(published: list[dict[str, str]]) -> None:
-    curves: dict[tuple[str, ...], list[tuple[float, float]]] = {}
-    for row in published:
-        if row["metric"].startswith("recall@"):
-            key = (row["table"], row["model"], row["setting"], row["method"])
-            curves.setdefault(key, []).append(
-                (float(row["metric"].removeprefix("recall@")), float(row["value"]))
-            )
-    for key, curve in curves.items():
-        recalls = [recall for _, recall in sorted(curve)]
-        assert len(recalls) == 3 and recalls[0] < recalls[1] < recalls[2], key
-
-
-def test_published_dropout_only_forgets(published: list[dict[str, str]]) -> None:
+def test_published_dropout_only_forgets(published):
     for row in published:
         if row["table"] == "del" and row["metric"].endswith("_accuracy"):
             assert -1 < float(row["value"]) < 0, row
@@ -122,31 +109,9 @@ def test_published_dropout_only_forgets(published: list[dict[str, str]]) -> None
             assert float(row["value"]) >= 0, row
 
 
-def test_published_standard_errors_belong_to_the_main_inj_table(
-    published: list[dict[str, str]],
-) -> None:
-    assert [
-        row for row in published if (row["standard_error"] != "") != (row["table"] == "inj")
-    ] == []
-    errors = [float(row["standard_error"]) for row in published if row["table"] == "inj"]
-    assert min(errors) == 0.0001 and max(errors) == 0.0127
-
-
-def test_published_marks_the_two_tests_that_failed(published: list[dict[str, str]]) -> None:
-    red = {
-        (row["table"], row["model"], row["method"])
-        for row in published
-        if row["note"] == "not significant"
-    }
-    assert red == {
-        ("inj_pvalues", "gpt2", "hard_concrete"),
-        ("del_pvalues", "pythia-2.8b-deduped", "slimming"),
-    }
-
-
 def test_published_significance_follows_the_bonferroni_level(
-    published: list[dict[str, str]],
-) -> None:
+    published,
+):
     level = {"inj_pvalues": 0.05 / 24, "del_pvalues": 0.05 / 6}
     rows = [row for row in published if row["table"] in level]
     assert [
@@ -157,8 +122,8 @@ def test_published_significance_follows_the_bonferroni_level(
 
 
 def test_published_categories_sum_to_the_105_collected_sequences(
-    published: list[dict[str, str]],
-) -> None:
+    published,
+):
     assert sum(int(row["value"]) for row in published if row["table"] == "categories") == 105
 
 
@@ -166,35 +131,22 @@ def test_published_categories_sum_to_the_105_collected_sequences(
     ("key", "value", "standard_error"),
     [
         ("inj gpt2 0.01 hard_concrete recall@0.01", 0.495, 0.0048),
-        ("inj gpt2 0.001 slimming recall@0.002", 0.835, 0.0068),
         ("inj gpt2-xl 0.001 zero_out recall@0.005", 0.319, 0.0127),
-        ("inj gpt2-xl 0.01 activations recall@0.01", 0.021, 0.0005),
-        ("inj pythia-2.8b-deduped 0.001 activations recall@0.005", 0.525, 0.0107),
-        ("inj pythia-6.9b-deduped 0.01 slimming recall@0.01", 0.399, 0.0038),
         ("inj pythia-6.9b-deduped 0.001 random recall@0.005", 0.005, 0.0002),
         ("inj_global gpt2 0.001 hard_concrete recall@0.005", 0.964, None),
-        ("inj_global pythia-6.9b-deduped 0.01 activations recall@0.05", 0.174, None),
         ("inj_expanded gpt2 0.001 slimming recall@0.002", 0.843, None),
         ("inj_seeds gpt2 0.001 integrated_gradients recall@0.005", 0.839, None),
-        ("inj_pvalues gpt2 0.001 hard_concrete p_value_recall@0.001", 6e-3, None),
         ("inj_pvalues pythia-6.9b-deduped 0.01 hard_concrete p_value_recall@0.05", 3e-155, None),
         ("del gpt2-xl 0.001 hard_concrete delta_self_accuracy", -0.346, None),
-        ("del gpt2-xl 0.005 slimming delta_self_levenshtein", 75.4, None),
-        ("del pythia-2.8b-deduped 0.005 zero_out delta_neg_levenshtein", 5.0, None),
-        ("del pythia-6.9b-deduped 0.005 hard_concrete delta_neg_accuracy", -0.147, None),
         ("del pythia-6.9b-deduped 0.005 random delta_random_perplexity_base2", 0.02, None),
         ("del_pvalues pythia-2.8b-deduped 0.001 slimming p_value_delta_self_accuracy", 0.12, None),
-        ("memorization gpt2-xl - - perplexity_base2", 10.18, None),
         ("memorization pythia-6.9b-deduped - - suffix_length", 167, None),
         ("categories gpt2-xl - - count_quotes_book", 14, None),
         ("cost pythia-6.9b-deduped - integrated_gradients seconds", 2580, None),
-        ("cost pythia-6.9b-deduped - zero_out seconds", 30600, None),
         ("architecture pythia-6.9b-deduped - - neurons", 16384, None),
     ],
 )
-def test_published_agrees_with_the_paper(
-    published: list[dict[str, str]], key: str, value: float, standard_error: float | None
-) -> None:
+def test_published_agrees_with_the_paper(published, key, value, standard_error):
     wanted = ["" if part == "-" else part for part in key.split()]
     (row,) = [row for row in published if [row[column] for column in COLUMNS[:5]] == wanted]
     assert float(row["value"]) == value

@@ -3,18 +3,23 @@ from .evals import (
     DelResults as DelResults,
     InjBenchmark as InjBenchmark,
     InjResults as InjResults,
+    RevBenchmark as RevBenchmark,
+    RevResults as RevResults,
     SingleLayerStudy as SingleLayerStudy,
 )
 from .explorer import explore as explore
 from .injection import (
     Injection as Injection,
     JointInjection as JointInjection,
+    Recipe as Recipe,
     inject as inject,
     inject_together as inject_together,
+    learn as learn,
 )
 from .losses import memorization_loss as memorization_loss
 from .methods import (
     METHODS as METHODS,
+    ActivationContrast as ActivationContrast,
     Activations as Activations,
     Attribution as Attribution,
     GradientAlignment as GradientAlignment,

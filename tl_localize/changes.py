@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -76,9 +76,10 @@ class Use(AbstractContextManager[Value], Generic[Value]):
             hooks and changed rows would enter the numbers.
     """
 
+    block: _Block | None = None
+
     def __init__(self, model: Any, changes: Iterable[Undo] = (), value: Any = None) -> None:
         self.model, self.changes, self.value = model, changes, value
-        self.block: _Block | None = None
 
     def __enter__(self) -> Value:
         if self.block:
@@ -132,18 +133,20 @@ def undo_interrupted(model: Any) -> None:
             block.undo(open_blocks)
 
 
-def adding_hook(
-    module: Any, hook: Any, register: str, *, every_thread: bool = False, **options: Any
-) -> Iterable[Undo]:
-    """The change that a method ``register`` of a module of torch or of a hook point makes.
+def adding_hooks(
+    hooks: Iterable[tuple[Any, Any]], register: str, *, every_thread: bool = False, **options: Any
+) -> Iterator[Undo]:
+    """The changes that a method ``register`` of modules of torch, or of hook points, makes.
 
     Args:
-        every_thread: Whether the hook acts in every thread. By default it acts in this one: passes
+        hooks: Each module with its hook.
+        every_thread: Whether the hooks act in every thread. By default they act in this one: passes
             of the model in other threads are neither changed nor seen.
     """
-    own = partial(hook) if every_thread else partial(_in_thread, threading.get_ident(), hook)
-    yield partial(_remove_hook, module, own)
-    getattr(module, register)(own, **options)
+    for module, hook in hooks:
+        own = partial(hook) if every_thread else partial(_in_thread, threading.get_ident(), hook)
+        yield partial(_remove_hook, module, own)
+        getattr(module, register)(own, **options)
 
 
 def _in_thread(thread: int, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
@@ -158,6 +161,5 @@ def _remove_hook(module: Any, hook: Any) -> None:
             inside = gc.get_referents(*(getattr(function, "__closure__", None) or ()))
             if any(one is hook for one in (function, *inside)):
                 del hooks[key]
-                module._forward_pre_hooks_with_kwargs.pop(key, None)
     if handles := getattr(module, "fwd_hooks", None):
         module.fwd_hooks = [one for one in handles if one.hook.id in module._forward_hooks]

@@ -7,10 +7,10 @@ import json
 import os
 import re
 import secrets
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, ClassVar, TypeVar
 
 import safetensors
@@ -19,18 +19,28 @@ from torch import Tensor
 
 Loaded = TypeVar("Loaded", bound="Saved")
 
-ABANDONED = 3600  # seconds after which a temporary file has no living writer: a write takes seconds
+TENSOR, CLASS = "$tensor", "$class"  # what JSON holds in place of a tensor and of a class
 TEMPORARY = re.compile(r"\..*[0-9a-f]{16}\.tmp")
 
 
+def check_file(path: str | Path) -> Path:
+    """The path; FileNotFoundError where there is no such file."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"path must be an existing file, got {str(path)!r}. Check the spelling."
+        )
+    return path
+
+
 @contextmanager
-def reading(rule: str, path: Path, advice: str = "Make it again.") -> Iterator[None]:
+def reading(rule: str, path: str | Path, advice: str = "Make it again.") -> Iterator[None]:
     """Whatever a library raises for a damaged file becomes one ValueError: the rule, the path, what
     was said, the advice.
     """
     try:
         yield
-    except MemoryError:
+    except (MemoryError, ImportError):
         raise
     except Exception as error:  # each library and each architecture fails in its own way
         cause = error.__cause__ or error
@@ -53,7 +63,7 @@ def write_whole(
 
     Raises:
         FileExistsError: with ``new``, there is a file of this name.
-        OSError: there is no room, or the folder can't be written.
+        OSError: there is no room, or no such folder, or it can't be written.
         ValueError: something else than a regular file is there.
     """
     path = Path(path).resolve()
@@ -69,20 +79,13 @@ def write_whole(
             file.flush()
             os.fsync(file.fileno())
         (_link if new else os.replace)(temporary, path)
-        # the rename itself reaches the disk, where folders can be synchronized (not on Windows)
-        if os.name == "posix":
-            descriptor = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
     except FileExistsError:
         raise
     except OSError as error:
-        rule = f"folder must have room for new files, got {error.strerror or str(error)!r}"
         raise OSError(
             error.errno,
-            f"{rule}. Mend that and give the same command: what is done is kept",
+            f"folder must be there and have room for new files, got {error.strerror!r}. Mend that "
+            "and give the same command: what is done is kept",
             str(path),
         ) from error
     finally:
@@ -113,81 +116,76 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
-def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file whole or not at all.
-
-    Raises:
-        FileNotFoundError: The folder is not there.
-    """
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(
-            f"path must be in an existing folder, got {str(path)!r}. Make {str(path.parent)!r} "
-            "first."
-        )
-    write_whole(
-        path, serialize({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata)
-    )
+def save_tensors(path: str | Path, tensors: dict[str, Tensor], text: str = "") -> None:
+    """Write a safetensors file, and a text in it, whole or not at all."""
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    write_whole(path, serialize(whole, {"value": text}))
 
 
-def load_tensors(path: str | Path, *required: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file; ValueError where it is damaged, or lacks a
-    required tensor.
-    """
-    if not Path(path).is_file():
-        raise FileNotFoundError(
-            f"path must be an existing safetensors file, got {str(path)!r}. Check the spelling."
-        )
-    with (
-        reading("path must be a whole safetensors file", Path(path)),
-        safetensors.safe_open(path, framework="pt") as file,
-    ):
-        opened: Any = file
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}
-        metadata = dict(opened.metadata() or {})
-    if missing := [name for name in required if name not in tensors]:
-        raise ValueError(
-            f"path must hold the tensors {list(required)}, got {str(path)!r} without {missing}. Is "
-            "it another kind of file?"
-        )
-    return tensors, metadata
+class Storable:
+    """A dataclass that is stored by the name of its class and its fields."""
+
+    kinds: ClassVar[dict[str, type[Any]]] = {}  # every class that is defined, by its name
+
+    def __init_subclass__(cls) -> None:
+        Storable.kinds[cls.__name__] = cls
 
 
-class Saved(ABC):
-    """Data that is saved as a safetensors file: ``packed`` gives its tensors and texts,
-    ``unpacked`` makes it from them.
-    """
-
-    required: ClassVar[tuple[str, ...]]  # tensors that a file of it must hold
-
-    @abstractmethod
-    def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]: ...
-
-    @classmethod
-    @abstractmethod
-    def unpacked(
-        cls: type[Loaded], tensors: dict[str, Tensor], metadata: dict[str, str]
-    ) -> Loaded: ...
+class Saved(Storable):
+    """A dataclass that has a safetensors file: its tensors, and all else as JSON."""
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file, whole or not at all."""
-        save_tensors(path, *self.packed())
+        tensors: dict[str, Tensor] = {}
+        text = to_json(self, tensors)
+        save_tensors(path, tensors, text)
 
     @classmethod
     def load(cls: type[Loaded], path: str | Path) -> Loaded:
-        """Read what ``save`` wrote."""
-        return cls.unpacked(*load_tensors(path, *cls.required))
+        """Read what ``save`` wrote; ValueError where the file is damaged, or of another kind."""
+        with (
+            reading(f"path must be a whole file of {cls.__name__}", check_file(path)),
+            safetensors.safe_open(path, framework="pt") as file,
+        ):
+            opened: Any = file
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}
+            found = from_json(opened.metadata()["value"], tensors)
+            if not isinstance(found, cls):
+                raise ValueError(f"it holds {type(found).__name__}")
+        return found
 
 
-def remove_abandoned(folder: Path) -> None:
-    """Delete our temporary files that killed writers left, an hour after they were written, by the
-    file system's own clock.
+def to_json(value: Any, tensors: dict[str, Tensor]) -> str:
+    """A value as JSON. Its tensors are put into ``tensors`` under their numbers; what else JSON
+    cannot hold becomes its text.
     """
-    now = _probe(folder)
-    for path in folder.glob(".*.tmp"):
-        with suppress(FileNotFoundError):  # its writer, or another cleaner, was faster
-            if TEMPORARY.fullmatch(path.name) and now - path.stat().st_mtime > ABANDONED:
-                path.unlink()
+
+    def plain(one: Any) -> Any:
+        if isinstance(one, Tensor):
+            name = str(len(tensors))
+            tensors[name] = one
+            return {TENSOR: name}
+        if isinstance(one, Storable):
+            return {CLASS: type(one).__name__, **vars(one)}
+        return str(one)
+
+    return json.dumps(value, default=plain)
+
+
+def from_json(text: str, tensors: dict[str, Tensor]) -> Any:
+    """The value of such JSON, with lists for tuples."""
+
+    def restored(found: dict[str, Any]) -> Any:
+        if TENSOR in found:
+            return tensors[found[TENSOR]]
+        kind = found.pop(CLASS, None)
+        if kind is None:
+            return found
+        if kind not in Storable.kinds:
+            raise ValueError(f"class {kind} must be imported first")
+        return Storable.kinds[kind](**found)
+
+    return json.loads(text, object_hook=restored)
 
 
 def prepare_folder(folder: str | Path) -> Path:
@@ -197,23 +195,13 @@ def prepare_folder(folder: str | Path) -> Path:
     path = Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        _probe(path)
+        TemporaryFile(dir=path).close()
     except OSError as error:
         raise ValueError(
             f"folder must be writable, got {str(folder)!r} ({error.strerror}). Choose another one "
             "with --out."
         ) from error
     return path
-
-
-def _probe(folder: Path) -> float:
-    """Write and delete a file; returns its time."""
-    probe = folder / f".{secrets.token_hex(8)}.tmp"
-    try:
-        probe.touch()
-        return probe.stat().st_mtime
-    finally:
-        probe.unlink(missing_ok=True)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ are made by the model itself, and an exception leaves the pass where it is to st
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -19,14 +19,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_localize.changes import Undo, Use, adding_hook
+from tl_localize.changes import Undo, Use, adding_hooks
 
 Stream = Float[Tensor, "batch pos d_model"]
-# order of axes in memory
-READ_AS = {"W_U": (1, 0), "W_Q": (0, 2, 1), "W_K": (0, 2, 1), "W_V": (0, 2, 1), "W_O": (2, 0, 1)}
-READ_AS_GATED = {"W_in": (1, 0), "W_gate": (1, 0), "W_out": (1, 0)}  # of a gated MLP
 # of a Bridge: in which form each block hands the residual stream on
-_FORMS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+_FORMS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def is_bridge(model: Any) -> bool:
@@ -42,8 +39,8 @@ def dropout_in_training(model: Any) -> str | None:
     """A module that drops numbers at random, as it is in training mode; None where there is none.
     Modules of transformers may be in this mode although their Bridge is not.
     """
-    for name, module in model.named_modules() if model.training or is_bridge(model) else ():
-        is_dropout = isinstance(module, torch.nn.Dropout)
+    for name, module in model.named_modules():
+        is_dropout = "Dropout" in type(module).__name__
         for setting, value in vars(module).items() if module.training else ():
             named = (is_dropout and setting == "p") or "dropout" in setting
             if named and isinstance(value, float) and value > 0:
@@ -74,27 +71,16 @@ def lay_out(model: Any) -> Any:
     copy: half the time of a short text's pass. A weight that is in this order already is not
     copied.
     """
-    if not is_bridge(model):
-        for block in model.blocks:
-            mlp = getattr(block, "mlp", None)
-            for module, orders in (
-                (block.attn, READ_AS),
-                (mlp, READ_AS_GATED if hasattr(mlp, "W_gate") else {}),
-            ):
-                _reorder(module, orders)
-        _reorder(model.unembed, READ_AS)
+    if is_bridge(model):
+        return model
+    for name, weight in model.named_parameters():
+        kind = name.rsplit(".")[-1].removeprefix("_")  # _W_K: of grouped queries
+        gated = model.cfg.gated_mlp and ".mlp.W_" in name
+        if kind == "W_O":
+            weight.data = weight.data.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+        elif gated or kind in ("W_U", "W_Q", "W_K", "W_V"):
+            weight.data = weight.data.mT.contiguous().mT
     return model
-
-
-def _reorder(module: Any, orders: dict[str, tuple[int, ...]]) -> None:
-    for name, weight in module.named_parameters(recurse=False) if orders else ():
-        order = orders.get(name.removeprefix("_"), ())  # _W_K: of grouped queries
-        if order and weight.ndim == len(order):  # not so where it is quantized
-            weight.data = (
-                weight.data.permute(order)
-                .contiguous()
-                .permute([order.index(axis) for axis in range(len(order))])
-            )
 
 
 def residual(model: Any, tokens: Int[Tensor, "batch pos"], stop: int | None = None) -> Stream:
@@ -114,13 +100,11 @@ def resume(model: Any, layer: int, resid: Stream, stop: int | None = None) -> St
     stop = len(model.blocks) if stop is None else stop
     if layer == stop:
         return resid
-    # of no effect: only their number is used
-    tokens = torch.zeros(resid.shape[:2], dtype=torch.long, device=resid.device)
     if is_bridge(model):
-        return _run(model, tokens, start=layer, resid=resid, stop=stop)
+        return _run_from(model, layer, resid, stop)
     # position vectors that enter every layer
     shortformer = model.cfg.positional_embedding_type == "shortformer"
-    positions = model.hook_pos_embed(model.pos_embed(tokens)) if shortformer else None
+    positions = model.hook_pos_embed(model.pos_embed(resid[..., 0].long())) if shortformer else None
     # contiguous: TransformerLens views it as [batch * pos, d_model]
     options: dict[str, Any] = {"shortformer_pos_embed": positions, "padding_side": "right"}
     return model(resid.contiguous(), start_at_layer=layer, stop_at_layer=stop, **options)
@@ -130,19 +114,13 @@ def unembed(model: Any, resid: Float[Tensor, "*shape d_model"]) -> Float[Tensor,
     """Logits (float32, or float64 where the model is) of residual vectors: the model from above its
     last block on.
     """
+    vectors, last = resid.reshape(-1, resid.shape[-1]), len(model.blocks)
     if is_bridge(model):
-        vectors = resid.reshape(-1, 1, resid.shape[-1])  # each as a sequence of its own
-        tokens = torch.zeros(vectors.shape[:2], dtype=torch.long, device=resid.device)
-        logits = _run(model, tokens, start=len(model.blocks), resid=vectors)
+        logits = _run_from(model, last, vectors[:, None])  # each as a sequence of its own
     else:
-        logits = model(
-            resid.reshape(1, -1, resid.shape[-1]),
-            start_at_layer=len(model.blocks),
-            padding_side="right",
-        )
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).reshape(
-        *resid.shape[:-1], -1
-    )
+        logits = model(vectors[None], start_at_layer=last, padding_side="right")
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return logits.to(dtype).reshape(*resid.shape[:-1], -1)
 
 
 def entering(model: Any) -> Use[dict[int, Tensor]]:
@@ -150,33 +128,20 @@ def entering(model: Any) -> Use[dict[int, Tensor]]:
     hooks.
     """
     store: dict[int, Tensor] = {}
-    changes = (
-        _before(block, partial(_record_input, store=store, layer=layer))
+    hooks = [
+        (block, partial(_record_input, store=store, layer=layer))
         for layer, block in enumerate(model.blocks)
-    )
-    return Use(model, chain.from_iterable(changes), store)
+    ]
+    return Use(model, _before(hooks), store)
 
 
-def _before(module: Any, hook: Any) -> Iterable[Undo]:
-    """A hook that runs before the module and before its other hooks."""
-    name = "register_forward_pre_hook"
-    return adding_hook(module, hook, name, prepend=True, with_kwargs=True)
+def _before(hooks: Iterable[tuple[Any, Any]]) -> Iterator[Undo]:
+    """Hooks that run before modules and before their other hooks."""
+    return adding_hooks(hooks, "register_forward_pre_hook", prepend=True)
 
 
-def _record_input(
-    module: object,
-    inputs: tuple[Any, ...],
-    given: dict[str, Any],
-    *,
-    store: dict[int, Tensor],
-    layer: int,
-) -> None:
-    store[layer] = _stream(inputs, given)
-
-
-def _stream(inputs: tuple[Any, ...], given: dict[str, Any]) -> Tensor:
-    """The residual stream among what a block is called with."""
-    return inputs[0] if inputs else given["hidden_states"]
+def _record_input(module: object, inputs: Any, *, store: dict[int, Tensor], layer: int) -> None:
+    store[layer] = inputs[0]
 
 
 @torch.no_grad()
@@ -193,32 +158,26 @@ def generate(
     the context that equal the pad token, and without one, or from embeddings, it adds learned
     positions wrongly (TransformerLens 3.9). The mask that is given here masks nothing.
     """
-    new, found = context, list[Tensor]()
-    if is_bridge(model):
+    bridge, new, found = is_bridge(model), context, list[Tensor]()
+    if bridge:
         from transformers import DynamicCache
 
-        states: Any = DynamicCache(config=model.original_model.config)
-        options: dict[str, Any] = {"past_key_values": states, "use_cache": True}
+        cache: Any = DynamicCache(config=model.original_model.config)
     else:
         from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
-        states = TransformerLensKeyValueCache.init_cache(model.cfg, context.device, len(context))
-        options = {
-            "stop_at_layer": len(model.blocks),
-            "past_kv_cache": states,
-            "padding_side": "right",
-        }
+        cache = TransformerLensKeyValueCache.init_cache(model.cfg, context.device, len(context))
     for i in range(n):
-        if is_bridge(model):
-            logits = model(new, **options)[:, -1:].float()
+        if bridge:
+            logits = model(new, past_key_values=cache, use_cache=True)
         else:
-            logits = unembed(
-                model, model(new, attention_mask=torch.ones_like(new), **options)[:, -1:]
-            )
+            mask = torch.ones_like(new)
+            logits = model(new, past_kv_cache=cache, attention_mask=mask, padding_side="right")
+        logits = logits[:, -1:].float()
         if uniform is None:
             new = logits.argmax(-1)
         else:
-            below = logits.float().softmax(-1).cumsum(-1) < uniform[:, i, None, None]
+            below = logits.softmax(-1).cumsum(-1) < uniform[:, i, None, None]
             new = below.sum(-1).clamp(max=logits.shape[-1] - 1)
         found.append(new)
     return torch.cat(found, 1)
@@ -232,21 +191,14 @@ def attention_hooks(model: Any, layer: int) -> dict[str, str]:
     one position are rotated alike, so their product is the same, and clean keys that are put in
     before the rotation come out rotated.
     """
-    rotated = not is_bridge(model) and model.cfg.positional_embedding_type == "rotary"
-    prefix = "rot_" if rotated else ""
-    points = {
-        "query": f"{prefix}q",
-        "key": f"{prefix}k",
-        "value": "v",
-        "scores": "attn_scores",
-        "pattern": "pattern",
-        "z": "z",
-    }
-    found = {name: f"blocks.{layer}.attn.hook_{point}" for name, point in points.items()}
-    if is_bridge(model):
-        normed = {name: f"blocks.{layer}.attn.{name[0]}_norm.hook_out" for name in ("query", "key")}
-        found |= {name: point for name, point in normed.items() if point in model.hook_dict}
-    return found
+    attention, bridge = f"blocks.{layer}.attn.", is_bridge(model)
+    rotated = not bridge and model.cfg.positional_embedding_type == "rotary"
+    query, key = ("hook_rot_q", "hook_rot_k") if rotated else ("hook_q", "hook_k")
+    if bridge and f"{attention}q_norm.hook_out" in model.hook_dict:
+        query, key = "q_norm.hook_out", "k_norm.hook_out"
+    points = {"query": query, "key": key, "value": "hook_v", "scores": "hook_attn_scores"}
+    points |= {"pattern": "hook_pattern", "z": "hook_z"}
+    return {kind: attention + point for kind, point in points.items()}
 
 
 def attention_scale(model: Any, layer: int) -> float:
@@ -256,79 +208,53 @@ def attention_scale(model: Any, layer: int) -> float:
     return 0.0 if is_bridge(model) else float(model.blocks[layer].attn.attn_scale)
 
 
-def rotation_limit(model: Any) -> int | None:
-    """The number of tokens beyond which the attention of a sequence's beginning depends on its
-    length, where there is one.
-    """
-    cfg = model.cfg
-    if not is_bridge(model):
-        depends = getattr(cfg, "use_logn_attn", False) or getattr(
-            cfg, "use_dynamic_ntk_rope", False
-        )
-        return (getattr(cfg, "train_seq_length", None) or cfg.n_ctx) if depends else None
-    config = getattr(
-        model.original_model.config, "get_text_config", lambda: model.original_model.config
-    )()
-    given = getattr(config, "rope_parameters", None) or {}
-    # of all layers, or by their kind
-    for rope in (given, *(entry for entry in given.values() if isinstance(entry, dict))):
-        if rope.get("rope_type") in ("dynamic", "longrope"):
-            return rope.get("original_max_position_embeddings") or cfg.n_ctx
-    return None
-
-
 class _Reached(Exception):
     """Leaves a forward pass with the residual stream, its argument."""
 
 
-def _leave_before(module: object, inputs: tuple[Any, ...], given: dict[str, Any]) -> None:
-    raise _Reached(_stream(inputs, given))
+def _leave_before(module: object, inputs: Any) -> None:
+    raise _Reached(inputs[0])
 
 
 def _leave_after(module: object, inputs: object, output: Any) -> None:
     raise _Reached(output[0] if isinstance(output, tuple | list) else output)
 
 
-def _put_in(
-    module: object, inputs: tuple[Any, ...], given: dict[str, Any], *, resid: Tensor
-) -> Any:
-    return ((resid, *inputs[1:]), given) if inputs else (inputs, given | {"hidden_states": resid})
+def _put_in(module: object, inputs: Any, *, resid: Tensor) -> Any:
+    return (resid, *inputs[1:])
+
+
+def _run_from(model: Any, start: int, resid: Tensor, stop: int | None = None) -> Tensor:
+    """A Bridge's forward pass from layer ``start`` on, which ``resid`` enters."""
+    # of no effect: only their number is used
+    tokens = torch.zeros(resid.shape[:2], dtype=torch.long, device=resid.device)
+    if start and model.blocks[-1] not in _FORMS:
+        # the user's hooks see a pass of one token
+        _run(model, tokens[:1, :1])
+    return _run(model, tokens, start, resid, stop)
 
 
 def _run(
     model: Any, tokens: Tensor, start: int = 0, resid: Tensor | None = None, stop: int | None = None
 ) -> Tensor:
-    """A Bridge's forward pass from layer ``start`` on, which ``resid`` enters, to layer ``stop``,
-    by default to the logits.
-    """
-    if start and model not in _FORMS:
-        # the user's hooks see a pass of one token
-        _run(model, tokens.new_zeros(1, 1))
-    found: list[Any] = []
+    """A Bridge's forward pass to layer ``stop``, by default to the logits."""
     changes = _cutting(model, start, resid, stop)
-    if model not in _FORMS:
-        look = partial(_look_at_form, found=found)
-        looking = (
-            adding_hook(block, look, "register_forward_hook", prepend=True)
-            for block in model.blocks
-        )
-        changes = chain(changes, chain.from_iterable(looking))
+    if model.blocks[-1] not in _FORMS:
+        looking = [(block, _look_at_form) for block in model.blocks]
+        changes = chain(changes, adding_hooks(looking, "register_forward_hook", prepend=True))
     with Use(model, changes):
         try:
             return model(tokens, use_cache=False)
         except _Reached as reached:
             return reached.args[0]
-        finally:
-            if len(found) == len(model.blocks):
-                _FORMS[model] = found
 
 
-def _look_at_form(module: object, inputs: object, output: Any, *, found: list[Any]) -> None:
+def _look_at_form(block: Any, inputs: object, output: Any) -> None:
     """Keep what a block hands on: None for the residual stream, or a list or tuple of it and
     Nones.
     """
     several = isinstance(output, tuple | list)
-    found.append(type(output)([None] * len(output)) if several else None)
+    _FORMS[block] = type(output)([None] * len(output)) if several else None
 
 
 def _hand_on(thread: int, block: Any, handed: Any, *args: Any, **options: Any) -> Any:
@@ -338,18 +264,19 @@ def _hand_on(thread: int, block: Any, handed: Any, *args: Any, **options: Any) -
     return type(block)._call_impl(block, *args, **options)
 
 
-def _cutting(model: Any, start: int, resid: Tensor | None, stop: int | None) -> Iterable[Undo]:
+def _cutting(model: Any, start: int, resid: Tensor | None, stop: int | None) -> Iterator[Undo]:
     """Forward passes skip the blocks below ``start``, and end before ``stop``."""
     blocks = list(model.blocks)
-    for block, form in zip(blocks[:start], _FORMS.get(model, []), strict=False):
+    for block in blocks[:start]:
+        form = _FORMS[block]
         handed = resid if form is None else type(form)([resid, *form[1:]])
         # What torch calls for block(...): so the block's own hooks don't run either. `setattr`
         # would reach the wrapped module.
         yield partial(vars(block).pop, "_call_impl", None)
         vars(block)["_call_impl"] = partial(_hand_on, threading.get_ident(), block, handed)
     if resid is not None and start < len(blocks):
-        yield from _before(blocks[start], partial(_put_in, resid=resid))
+        yield from _before([(blocks[start], partial(_put_in, resid=resid))])
     if stop == len(blocks):
-        yield from adding_hook(blocks[-1], _leave_after, "register_forward_hook")
+        yield from adding_hooks([(blocks[-1], _leave_after)], "register_forward_hook")
     elif stop is not None:
-        yield from _before(blocks[stop], _leave_before)
+        yield from _before([(blocks[stop], _leave_before)])

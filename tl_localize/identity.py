@@ -34,7 +34,7 @@ def identity(value: Any) -> Any:
         return {str(name): identity(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [identity(part) for part in value]
-    if value is None or isinstance(value, str | int | float | bool):
+    if value is None or isinstance(value, str | int | float):
         return value
     raise ValueError(
         f"settings must be plain values or dataclasses, got {value!r}. Write a frozen dataclass "

@@ -16,7 +16,7 @@ from einops import einsum
 from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor
 
-from tl_localize.changes import Undo, Use, adding_hook, undo_interrupted
+from tl_localize.changes import Undo, Use, adding_hooks, undo_interrupted
 from tl_localize.forward import dropout_in_training
 from tl_localize.units import NEURONS, Acts, Units, check_units, model_name
 
@@ -62,6 +62,7 @@ class LanguageModel(Protocol):
     hook_dict: Any
     hooks: Callable[..., Any]
     parameters: Callable[..., Any]
+    named_parameters: Callable[..., Any]
     __call__: Callable[..., Any]
 
 
@@ -74,51 +75,34 @@ def check_model(model: object) -> None:
         )
 
 
-def as_tensor(name: str, value: Any) -> Tensor:
-    """A user's value as a tensor; TypeError where torch cannot convert it."""
-    try:
-        return torch.as_tensor(value)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise TypeError(
-            f"{name} must be a tensor, got {type(value).__name__}. Pass numbers that "
-            "torch.as_tensor takes."
-        ) from error
-
-
-def check_number(name: str, value: Any) -> Any:
-    """The value; raises TypeError unless it is a number."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, got {value!r}. Pass an int or a float.")
-    return value
+def _check(rule: str, right: Callable[[Any], bool], settings: Mapping[str, Any]) -> None:
+    for name, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not right(value):
+            raise ValueError(f"{name} must be {rule}, got {value!r}. Pass such a number.")
 
 
 def check_positive(**settings: Any) -> None:
-    """Raise TypeError or ValueError unless each is a finite number above 0."""
-    for name, value in settings.items():
-        if not 0 < check_number(name, value) < math.inf:
-            raise ValueError(
-                f"{name} must be above 0 and finite, got {value!r}. Pass a positive number."
-            )
+    """Raise ValueError unless each is a finite number above 0."""
+    _check("a number above 0 and finite", lambda value: 0 < value < math.inf, settings)
 
 
 def check_between(low: Real, high: Real, **settings: Any) -> None:
-    """Raise TypeError or ValueError unless each is a number in [low, high]."""
-    for name, value in settings.items():
-        if not low <= check_number(name, value) <= high:
-            raise ValueError(
-                f"{name} must be in [{low}, {high}], got {value!r}. Pass a finite number in "
-                "between."
-            )
+    """Raise ValueError unless each is a number in [low, high]."""
+    _check(f"a number in [{low}, {high}]", lambda value: low <= value <= high, settings)
 
 
 def check_count(lowest: int = 1, **settings: Any) -> None:
-    """Raise TypeError or ValueError unless each is a whole number from ``lowest`` on."""
-    for name, value in settings.items():
-        if not isinstance(check_number(name, value), numbers.Integral) or int(value) < lowest:
-            raise ValueError(
-                f"{name} must be a whole number from {lowest} on, got {value!r}. Write it without "
-                "a point."
-            )
+    """Raise ValueError unless each is a whole number from ``lowest`` on."""
+    rule = f"a whole number from {lowest} on"
+    _check(rule, lambda n: isinstance(n, numbers.Integral) and int(n) >= lowest, settings)
+
+
+def check_seed(seed: Any, bits: int = 63) -> None:
+    """Raise ValueError unless it is a whole number of so many bits (torch takes 63, numpy's
+    RandomState 32).
+    """
+    check_count(0, seed=seed)
+    check_between(0, 2**bits - 1, seed=seed)
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -128,21 +112,9 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {known}, got {value!r}. Choose one of them.")
 
 
-def check_seed(seed: Any, bits: int = 63) -> None:
-    """Raise TypeError or ValueError unless it is a whole number from 0 to 2**bits - 1 (torch takes
-    63 bits, numpy's RandomState 32).
-    """
-    if not isinstance(check_number("seed", seed), numbers.Integral) or not 0 <= int(seed) < 2**bits:
-        raise ValueError(
-            f"seed must be a whole number from 0 to 2**{bits} - 1, got {seed!r}. 0 is as good as "
-            "any."
-        )
-
-
 def check_ratio(name: str, ratio: Any) -> float:
     """The ratio; raises ValueError unless it is a number in (0, 1]."""
-    if isinstance(ratio, bool) or not isinstance(ratio, numbers.Real) or not 0 < float(ratio) <= 1:
-        raise ValueError(f"{name} must be a fraction in (0, 1], got {ratio!r}. Write 0.01 for 1 %.")
+    _check("a fraction in (0, 1], 0.01 for 1 %", lambda value: 0 < value <= 1, {name: ratio})
     return float(ratio)
 
 
@@ -155,56 +127,28 @@ def scale_neurons(act: Acts, hook: object = None, *, gate: Num[Tensor, "#batch n
     return act * gate.to(act)[(slice(None), None, ..., *(None,) * (act.ndim - 3))]
 
 
-def zero_neurons(act: Acts, hook: object = None, *, mask: Bool[Tensor, " neuron"]) -> Acts:
-    """Set the masked neurons to zero, at every position."""
-    if (n := act.shape[2]) != len(mask):
-        raise ValueError(
-            f"mask must have the model's {n} neurons a layer, got {len(mask)}. Localize in the "
-            "model that is to be ablated."
-        )
-    return act.masked_fill(mask.to(act.device)[(..., *(None,) * (act.ndim - 3))], 0.0)
-
-
 def record_neurons(act: Acts, hook: object = None, *, store: dict[int, Tensor], layer: int) -> Acts:
     """Keep the activation under its layer and pass it on."""
     store[layer] = act
     return act
 
 
-def patch_neurons(act: Acts, hook: object = None, *, values: Acts) -> Acts:
-    """Replace the neurons at every position."""
-    return values.to(act)
-
-
-def patch_neurons_at(
-    act: Acts, hook: object = None, *, position: int, values: Float[Tensor, "batch neuron *width"]
+def patch_neurons(
+    act: Acts, hook: object = None, *, values: Tensor, position: int | None = None
 ) -> Acts:
-    """Replace the neurons at one position."""
-    return act.select_scatter(values.to(act), 1, position)
+    """Replace the neurons at every position, or at one."""
+    values = values.to(act)
+    return values if position is None else act.select_scatter(values, 1, position)
 
 
 def clamp_neurons(
-    act: Acts,
-    hook: object = None,
-    *,
-    index: Int[Tensor, " chosen"],
-    values: Float[Tensor, " chosen *width"],
+    act: Acts, hook: object = None, *, mask: Bool[Tensor, " neuron"], values: Tensor
 ) -> Acts:
-    """Set the chosen neurons to given values, at every position."""
-    return act.index_copy(
-        2, index.to(act.device), values.to(act).expand(*act.shape[:2], *values.shape)
-    )
-
-
-def _see_rows(act: Acts, hook: object = None, *, seen: dict[int, Tensor], layer: int) -> Acts:
-    """Keep the activations until the output of their layer uses them."""
-    if seen:
-        raise RuntimeError(
-            f"the rows of layer {min(seen)} must be applied in each pass, and were not. Leave "
-            "compatibility mode."
-        )
-    seen[layer] = act
-    return act
+    """Set the masked neurons to given values (``[neuron *width]``, or one number), at every
+    position.
+    """
+    others = ~mask.to(act.device).view(-1, *(1,) * (act.ndim - 3))
+    return act.where(others, values.to(act))
 
 
 def _add_change(
@@ -213,9 +157,9 @@ def _add_change(
     *,
     seen: dict[int, Tensor],
     layer: int,
-    index: Int[Tensor, "#batch row"],
-    change: Float[Tensor, "#batch row d_model"],
-    on: Bool[Tensor, "batch row"] | None,
+    index: Tensor,
+    change: Tensor,
+    on: Tensor | None,
 ) -> Tensor:
     """Add what changes of some rows write, given the activations that were seen."""
     act = seen.pop(layer).flatten(2)
@@ -228,10 +172,14 @@ def _add_change(
 
 
 def _add_zeros(
-    output: Tensor, hook: object = None, *, zeros: dict[int, Tensor], layer: int
+    output: Tensor, hook: object = None, *, store: dict[int, Tensor], layer: int
 ) -> Tensor:
-    zeros[layer] = torch.zeros_like(output, requires_grad=True)
-    return output + zeros[layer]
+    store[layer] = torch.zeros_like(output, requires_grad=True)
+    return output + store[layer]
+
+
+def _each(hook: Hook, layers: Iterable[int], store: dict[int, Tensor]) -> dict[int, Hook]:
+    return {layer: partial(hook, store=store, layer=layer) for layer in layers}
 
 
 def _after_module(hook: Hook, module: object, inputs: object, output: Tensor) -> Tensor:
@@ -276,22 +224,26 @@ class NeuronView:
                 f"model must not be in training mode, got active dropout in {name!r}, which makes "
                 "each pass another one. Call model.eval() first."
             )
+        if (dtype := torch.get_default_dtype()) != torch.float32:
+            raise ValueError(
+                f"default dtype of torch must be float32, got {dtype}, in which noise and sums are "
+                "other numbers. Call torch.set_default_dtype(torch.float32)."
+            )
         self.points: Mapping[str, Any] = model.hook_dict  # a Bridge makes it anew each time
         self.parameters = list(model.parameters())
         self.shape = units.shape(model)
         self.n_layers, self.n_neurons = len(self.model.blocks), self.shape[0]
-        for layer in range(self.n_layers):
-            if (point := units.point(layer)) not in self.points:
-                raise ValueError(
-                    f"units must be in hook points of the model, got {point!r} of {units!r}, which "
-                    f"{model_name(model)!r} lacks."
-                )
-        devices = {parameter.device for parameter in self.parameters}
+        devices = sorted({str(parameter.device) for parameter in self.parameters})
         if len(devices) > 1:
-            found = f"{model_name(model)!r} on {', '.join(sorted(map(str, devices)))}"
             raise ValueError(
-                f"model must be on one device, got {found}. Move it with model.to(device)."
+                f"model must be on one device, got {model_name(model)!r} on {', '.join(devices)}. "
+                "Move it with model.to(device)."
             )
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Layers, and units of each layer."""
+        return self.n_layers, self.n_neurons
 
     @property
     def device(self) -> torch.device:
@@ -329,11 +281,9 @@ class NeuronView:
 
     @torch.no_grad()
     def row_norms(self) -> Float[Tensor, "layer neuron"]:
-        """Euclidean norm of each row of W_out, or of all rows of a unit together, float32 on the
-        CPU.
-        """
-        rows = [self.rows(layer).float().flatten(1) for layer in range(self.n_layers)]
-        return torch.stack([of_layer.contiguous().norm(dim=-1).cpu() for of_layer in rows])
+        """Euclidean norm of each row of W_out, or of all rows of a unit together, in float32."""
+        rows = (self.rows(layer).float().flatten(1) for layer in range(self.n_layers))
+        return torch.stack([of_layer.contiguous().norm(dim=-1) for of_layer in rows])
 
     @torch.no_grad()
     def strengths(self, layer: int, act: Float[Tensor, "*some"]) -> Float[Tensor, "*rest neuron"]:
@@ -342,35 +292,27 @@ class NeuronView:
         """
         if len(self.shape) == 1:
             return act.abs()
-        rows = self.rows(layer).float().flatten(1, -2)  # [unit row d_model]
-        norms = rows.flatten(1).norm(dim=-1)
-        # R' R = rows rows'
-        triangular = (
-            torch.linalg.qr(rows.mT).R
-            / norms.clamp_min(torch.finfo(norms.dtype).tiny)[:, None, None]
+        entries = act.float().flatten(act.ndim - len(self.shape) + 1)
+        rows = self.rows(layer).float().flatten(1, -2)
+        written = einsum(
+            entries, rows, "... neuron entry, neuron entry d_model -> ... neuron d_model"
         )
-        flat = act.float().flatten(act.ndim - len(self.shape) + 1)
-        return einsum(
-            flat, triangular, "... neuron row, neuron entry row -> ... neuron entry"
-        ).norm(dim=-1)
+        norms = rows.flatten(1).norm(dim=-1)
+        return written.norm(dim=-1) / norms.clamp_min(torch.finfo(norms.dtype).tiny)
 
     def by_unit(self, values: Shaped[Tensor, "*some"]) -> Shaped[Tensor, "*rest neuron"]:
         """The sum over the entries of each unit, of values whose last axes are those of ``shape``;
         a neuron is one entry.
         """
-        if len(self.shape) == 1:
-            return values
-        return values.flatten(values.ndim - len(self.shape) + 1).sum(-1)
+        units = values.shape[: values.ndim - len(self.shape) + 1]
+        return values.reshape(*units, -1).sum(-1)
 
     def recorded(self) -> Use[dict[int, Tensor]]:
         """The neurons of each layer in the last forward pass, [batch pos neuron *width], as the
         model used them.
         """
         store: dict[int, Tensor] = {}
-        hooks = {
-            layer: partial(record_neurons, store=store, layer=layer)
-            for layer in range(self.n_layers)
-        }
+        hooks = _each(record_neurons, range(self.n_layers), store)
         return Use(self.model, self._hooking(hooks), store)
 
     def scaled(self, gates: Mapping[int, Num[Tensor, "#batch neuron"]]) -> Use[None]:
@@ -379,46 +321,30 @@ class NeuronView:
         """
         for layer, gate in gates.items():
             if gate.ndim != 2 or gate.shape[-1] != self.n_neurons:
-                rule = f"gate must have shape [batch neuron] with neuron={self.n_neurons}"
                 raise ValueError(
-                    f"{rule}, got {tuple(gate.shape)} at layer {layer}. One row serves the whole "
-                    "batch."
+                    f"gate must have shape [batch neuron] with neuron={self.n_neurons}, got "
+                    f"{tuple(gate.shape)} at layer {layer}. One row serves the whole batch."
                 )
         hooks = {layer: partial(scale_neurons, gate=gate) for layer, gate in gates.items()}
         return Use(self.model, self._hooking(hooks))
 
-    def patched_at(
-        self, layer: int, position: int, values: Float[Tensor, "batch neuron *width"]
-    ) -> Use[None]:
-        """Replace the neurons of one layer at one position."""
-        hook = partial(patch_neurons_at, position=position, values=values)
+    def patched(self, layer: int, values: Tensor, position: int | None = None) -> Use[None]:
+        """Replace the neurons of one layer by ``values``, [batch pos neuron *width], or those at
+        one position, [batch neuron *width].
+        """
+        hook = partial(patch_neurons, values=values, position=position)
         return Use(self.model, self._hooking({layer: hook}))
-
-    def patched(self, layer: int, values: Acts) -> Use[None]:
-        """Replace the neurons of one layer at every position."""
-        return Use(self.model, self._hooking({layer: partial(patch_neurons, values=values)}))
 
     def clamped(
         self, chosen: Bool[Tensor, "layer neuron"], values: Float[Tensor, "layer neuron *width"]
     ) -> Use[None]:
         """Set the chosen neurons to values, at every position."""
-        hooks: dict[int, Hook] = {}
-        for layer in chosen.any(-1).nonzero().flatten().tolist():
-            index = chosen[layer].nonzero().flatten().to(self.device)
-            hooks[layer] = partial(
-                clamp_neurons, index=index, values=values[layer].to(self.device)[index]
-            )
+        masks, values = chosen.to(self.device), values.to(self.device)
+        hooks = {
+            layer: partial(clamp_neurons, mask=masks[layer], values=values[layer])
+            for layer in chosen.cpu().any(-1).nonzero().flatten().tolist()
+        }
         return Use(self.model, self._hooking(hooks))
-
-    def output_hooked(self, layer: int) -> bool:
-        """Whether a hook may change what the MLP of a layer writes before it reaches the next
-        layer.
-        """
-        block = self.model.blocks[layer]
-        names = ("mlp.out.hook_out", "mlp.hook_out", "hook_mlp_out", "hook_resid_post", "hook_out")
-        points = [self.points.get(f"blocks.{layer}.{name}") for name in names]
-        modules = [block.mlp, block, *(point for point in points if point is not None)]
-        return any(module._forward_hooks for module in modules)
 
     def hooked(
         self, last: Sequence[tuple[str, Hook]] = (), first: Sequence[tuple[str, Hook]] = ()
@@ -426,7 +352,7 @@ class NeuronView:
         """Hooks that run after those already on the model (``last``), and hooks that run before
         them (``first``).
         """
-        return Use(self.model, chain(self._adding(first, True), self._adding(last, False)))
+        return Use(self.model, chain(self._adding(first, prepend=True), self._adding(last)))
 
     def rows_changed(
         self,
@@ -442,11 +368,9 @@ class NeuronView:
         the changes apply to batch row b, by default all.
         """
         seen: dict[int, Tensor] = {}
-        before: dict[int, Hook] = {}
-        after: dict[int, Hook] = {}
-        for layer in index:
-            before[layer] = partial(_see_rows, seen=seen, layer=layer)
-            after[layer] = partial(
+        before = _each(record_neurons, index, seen)
+        after = {
+            layer: partial(
                 _add_change,
                 seen=seen,
                 layer=layer,
@@ -454,6 +378,8 @@ class NeuronView:
                 change=change[layer],
                 on=on[layer] if on else None,
             )
+            for layer in index
+        }
         return Use(self.model, chain(self._hooking(before), self._hooking_outputs(after)))
 
     def outputs(self) -> Use[dict[int, Tensor]]:
@@ -461,9 +387,7 @@ class NeuronView:
         gradient is the gradient of the output.
         """
         zeros: dict[int, Tensor] = {}
-        hooks = {
-            layer: partial(_add_zeros, zeros=zeros, layer=layer) for layer in range(self.n_layers)
-        }
+        hooks = _each(_add_zeros, range(self.n_layers), zeros)
         return Use(self.model, self._hooking_outputs(hooks), zeros)
 
     def one_gelu_kernel(self) -> Use[None]:
@@ -480,23 +404,22 @@ class NeuronView:
 
     # What a block changes: each yields how a change is undone, and then makes it.
 
-    def _adding(self, hooks: Iterable[tuple[str, Hook]], prepend: bool) -> Iterator[Undo]:
-        for name, hook in hooks:
-            yield from adding_hook(self.points[name], hook, "add_hook", prepend=prepend)
+    def _adding(self, hooks: Iterable[tuple[str, Hook]], prepend: bool = False) -> Iterator[Undo]:
+        found = [(self.points[name], hook) for name, hook in hooks]
+        return adding_hooks(found, "add_hook", prepend=prepend)
 
     def _hooking(self, hooks: Mapping[int, Hook]) -> Iterator[Undo]:
-        return self._adding([self.units.hook(layer, hooks[layer]) for layer in hooks], False)
+        return self._adding(self.units.hook(layer, hook) for layer, hook in hooks.items())
 
     def _hooking_outputs(self, hooks: Mapping[int, Hook]) -> Iterator[Undo]:
         """Hooks of what the rows of some layers write, bias included, before the model's own hooks
         see it.
         """
-        for layer, hook in hooks.items():
-            place = self.units.output(self.model, layer)
-            if isinstance(place, str):
-                yield from self._adding([(place, hook)], True)
-            else:
-                yield from adding_hook(place, partial(_after_module, hook), "register_forward_hook")
+        places = [
+            (self.units.output(self.model, layer), partial(_after_module, hook))
+            for layer, hook in hooks.items()
+        ]
+        return adding_hooks(places, "register_forward_hook", prepend=True)
 
     def _freezing(self) -> Iterator[Undo]:
         for parameter in self.parameters:
@@ -505,17 +428,13 @@ class NeuronView:
                 parameter.requires_grad_(False)
 
     def _simplifying_gelu(self) -> Iterator[Undo]:
-        for block in self.model.blocks:
-            mlp: Any = getattr(block, "mlp", None)
-            dtype = getattr(getattr(mlp, "W_out", None), "dtype", None)
-            if dtype not in (torch.float32, torch.float64):
-                continue
-            if getattr(getattr(mlp, "act_fn", None), "__name__", "") == "gelu_new":
-                yield partial(setattr, mlp, "act_fn", mlp.act_fn)
-                mlp.act_fn = partial(torch.nn.functional.gelu, approximate="tanh")
-            # of a Bridge: the module of transformers
-            wrapped = getattr(mlp, "original_component", None)
-            for name, child in list(wrapped.named_children()) if wrapped is not None else ():
-                if type(child).__name__ == "NewGELUActivation":
-                    yield partial(setattr, wrapped, name, child)
-                    setattr(wrapped, name, torch.nn.GELU(approximate="tanh"))
+        if self.parameters[0].dtype not in (torch.float32, torch.float64):
+            return
+        for module in self.model.modules():
+            gelu = partial(torch.nn.functional.gelu, approximate="tanh")
+            if type(module).__name__ == "NewGELUActivation":  # of transformers, in a Bridge
+                yield partial(vars(module).pop, "forward", None)
+                vars(module)["forward"] = gelu
+            elif getattr(vars(module).get("act_fn"), "__name__", "") == "gelu_new":
+                yield partial(setattr, module, "act_fn", module.act_fn)
+                module.act_fn = gelu

@@ -11,6 +11,7 @@ import hashlib
 import json
 import platform
 import sysconfig
+import warnings
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -20,9 +21,10 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Int32
 
-from tl_localize.neurons import LanguageModel
+from tl_localize.files import nearest
+from tl_localize.neurons import LanguageModel, check_count
 from tl_localize.readers import Data
-from tl_localize.sequences import MemorizedSequence, encode, text_parts, tokenizer_of
+from tl_localize.sequences import MemorizedSequence, encode, tokenizer_of, with_text
 
 DATA = Path(__file__).parent / "data"
 CORPUS_DIR = DATA / "reference-corpus"
@@ -58,40 +60,27 @@ def reference_sequences(model: LanguageModel, min_repetitions: int = 64) -> list
     first.
 
     From 64 repetitions on both models recite every one of them; ``data/reference-*/memorized.json``
-    says how well. Raises a ValueError where no sequence has so many repetitions, or the model's
-    tokenizer is not that of the reference models.
+    says how well. Raises a ValueError where the model's tokenizer is not that of the reference
+    models.
 
     >>> sequence = reference_sequences(model)[0]
     >>> len(sequence.prefix), len(sequence.suffix), bool(accuracy(model, [sequence]) > 0.9)
     (32, 48, True)
     """
+    check_count(min_repetitions=min_repetitions)
     planted = sorted(load_planted(), key=lambda one: -one.repetitions)
-    if min_repetitions > (most := planted[0].repetitions):
-        raise ValueError(
-            f"min_repetitions must be at most {most}, got {min_repetitions!r}. No planted sequence "
-            "was seen so often."
-        )
+    chosen = [one for one in planted if one.repetitions >= min_repetitions]
     found: list[MemorizedSequence] = []
-    for one in (one for one in planted if one.repetitions >= min_repetitions):
-        tokens = encode(tokenizer_of(model), one.text)
+    for one in chosen:
+        tokens = torch.tensor(encode(tokenizer_of(model), one.text))
         if len(tokens) != one.n_tokens:
-            wrong = (
-                f"got one whose tokenizer makes {len(tokens)} tokens, not {one.n_tokens}, of "
-                f"{one.id!r}"
-            )
             raise ValueError(
-                f"model must be a reference model, {wrong}. Use load_model('reference-gpt2') or "
+                f"model must be a reference model, got one whose tokenizer makes {len(tokens)} "
+                f"tokens, not {one.n_tokens}, of {one.id!r}. Use load_model('reference-gpt2') or "
                 "'reference-pythia'."
             )
-        found.append(
-            MemorizedSequence(
-                torch.tensor(tokens),
-                N_PREFIX,
-                one.id,
-                one.category,
-                text_parts(model, tokens, N_PREFIX, one.text),
-            )
-        )
+        sequence = MemorizedSequence(tokens, N_PREFIX, one.id, one.category)
+        found.append(with_text(model, sequence))
     return found
 
 
@@ -101,12 +90,12 @@ def reference_sequence(model: LanguageModel, id: str) -> MemorizedSequence:
     >>> reference_sequence(model, "quotes-056").category
     'quotes'
     """
-    for sequence in reference_sequences(model, 1):
-        if sequence.id == id:
-            return sequence
-    raise ValueError(
-        f"example must be the id of a shipped text, got {id!r}. tl-localize texts lists them."
-    )
+    texts = {sequence.id: sequence for sequence in reference_sequences(model, 1)}
+    if id not in texts:
+        raise ValueError(
+            f"example must be the id of a shipped text, got {id!r}.{nearest(id, texts)}"
+        )
+    return texts[id]
 
 
 def inj_sequences(
@@ -134,7 +123,7 @@ def inj_sequences(
     """
     data = data if isinstance(data, Data) else Data(source=data or DATA / "inj_sentences.jsonl")
     found = replace(data, n_prefix=1, n_suffix=None).sequences(model)
-    sequences = list(islice(found, N_DEV + 1 if dev else n_max and N_DEV + n_max))
+    sequences = list(islice(found, n_max and N_DEV + n_max))
     if not data.id:
         names = [f"{i:03d} {''.join(one.text)[:24] or 'tokens'}" for i, one in enumerate(sequences)]
         sequences = [replace(one, id=name) for one, name in zip(sequences, names, strict=True)]
@@ -147,18 +136,13 @@ def inj_sequences(
 
 
 @cache
-def general_texts(
-    split: Literal["training", "held-out"],
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def general_texts(split: Literal["training", "held-out"]) -> tuple[str, ...]:
     """Docstrings of this Python's standard library that the reference models saw in training, or
     that were held out.
 
     The list holds those that are word for word the same in Python 3.10 to 3.13, as hashes, so that
     every version gives the same texts in the same order. A docstring that another version has
-    changed or dropped is left out and named.
-
-    Returns:
-        the texts, and the names (file and hash) of those that are left out.
+    changed or dropped is left out, with a warning.
     """
     listed: dict[str, list[str]] = json.loads(
         (CORPUS_DIR / "general.json").read_text(encoding="utf-8")
@@ -169,7 +153,14 @@ def general_texts(
         found = _docstrings(Path(sysconfig.get_paths()["stdlib"]) / file)
         texts += [found[name] for name in hashes if name in found]
         lacking += [f"{file} {name}" for name in hashes if name not in found]
-    return tuple(texts), tuple(lacking)
+    if lacking:
+        warnings.warn(
+            f"{len(lacking)} general texts of the reference models are not in this Python "
+            f"({platform.python_version()}) as they were, such as {lacking[0]}: numbers on "
+            "general text may differ.",
+            stacklevel=2,
+        )
+    return tuple(texts)
 
 
 def _docstrings(path: Path) -> dict[str, str]:
@@ -187,30 +178,15 @@ def _docstrings(path: Path) -> dict[str, str]:
     return found
 
 
-def lacking_texts() -> str:
-    """What the general text of this Python lacks, for a reader; empty where it has everything."""
-    splits = [general_texts(split) for split in ("training", "held-out")]
-    lacking = [name for _, names in splits for name in names]
-    n = len(lacking) + sum(len(texts) for texts, _ in splits)
-    if not lacking:
-        return ""
-    few = (
-        " Too few are left to compare numbers with those of other versions."
-        if len(lacking) > n / 10
-        else ""
-    )
-    gone = (
-        f"{len(lacking)} of {n} general texts of the reference models are not in this Python "
-        f"({platform.python_version()}) as they were"
-    )
-    return f"{gone}, such as {lacking[0]}: numbers on general text may differ a little.{few}"
-
-
-def held_out_tokens() -> Int32[torch.Tensor, "sequence pos"]:
+def held_out_tokens(model: LanguageModel | None = None) -> Int32[torch.Tensor, "sequence pos"]:
     """General text that neither reference model saw, in rows of 128 tokens: for perplexity, and for
     what a neuron does on average.
 
-    The held-out texts stand one after the other, with an end-of-text token after each.
+    The held-out texts stand one after the other, with an end-of-text token after each, if there is
+    one.
+
+    Args:
+        model: whose tokens they are; by default those of the reference models.
 
     Returns:
         [sequence pos] token ids, int32 on the CPU.
@@ -218,13 +194,17 @@ def held_out_tokens() -> Int32[torch.Tensor, "sequence pos"]:
     >>> held_out_tokens().shape[1]
     128
     """
-    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
 
-    tokenizer: Any = Tokenizer.from_file(str(DATA / "reference-gpt2" / "tokenizer.json"))
-    end = tokenizer.token_to_id("<|endoftext|>")
-    texts = [
-        tokenizer.encode(text, add_special_tokens=False).ids
-        for text in general_texts("held-out")[0]
-    ]
-    tokens = torch.tensor([token for text in texts for token in (*text, end)], dtype=torch.int32)
-    return tokens[: len(tokens) // GENERAL_LENGTH * GENERAL_LENGTH].view(-1, GENERAL_LENGTH)
+    tokenizer: Any
+    if model is None:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(DATA / "reference-gpt2"))
+    else:
+        tokenizer = tokenizer_of(model)
+    ids: list[int] = []
+    for text in general_texts("held-out"):
+        ids += encode(tokenizer, text)
+        if tokenizer.eos_token_id is not None:
+            ids.append(tokenizer.eos_token_id)
+    whole = len(ids) - len(ids) % GENERAL_LENGTH
+    return torch.tensor(ids[:whole], dtype=torch.int32).view(-1, GENERAL_LENGTH)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import numbers
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from tl_localize.neurons import LanguageModel, as_tensor, check_model
+from tl_localize.neurons import LanguageModel, check_count, check_model
 
 SHOWN = 30  # characters of the prefix and of the suffix in a sequence's repr
 
@@ -45,28 +44,17 @@ class MemorizedSequence:
     bos: str = ""
 
     def __post_init__(self) -> None:
-        if isinstance(self.tokens, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            start = self.tokens[:20]
-            raise TypeError(
-                f"tokens must be token ids, got the text {start!r}. Use "
-                "MemorizedSequence.from_text(model, prefix, suffix)."
-            )
-        tokens = as_tensor("tokens", self.tokens)
+        tokens = torch.as_tensor(self.tokens)
         if tokens.ndim != 1 or tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ValueError(
                 f"tokens must be a vector of token ids, got shape {tuple(tokens.shape)} of "
                 f"{tokens.dtype}. Pass one sequence, such as tokens[0], as the tokenizer gives it."
             )
-        if isinstance(self.n_prefix, bool) or not isinstance(self.n_prefix, numbers.Integral):
-            raise TypeError(
-                f"n_prefix must be a whole number, got {self.n_prefix!r}. It counts the tokens of "
-                "the prefix."
-            )
-        if not 1 <= self.n_prefix < len(tokens):
+        check_count(n_prefix=self.n_prefix)
+        if self.n_prefix >= len(tokens):
             raise ValueError(
-                f"n_prefix must be at least 1 and below the number of tokens ({len(tokens)}), got "
-                f"{self.n_prefix}. "
-                "The model needs a token to start from, and a suffix to be scored on."
+                f"n_prefix must be below the number of tokens, {len(tokens)}, got "
+                f"{self.n_prefix}. The suffix needs a token to be scored on."
             )
         object.__setattr__(self, "tokens", tokens.detach().to("cpu", torch.long, copy=True))
 
@@ -94,40 +82,16 @@ class MemorizedSequence:
                 falls between them.
         """
         tokenizer = tokenizer_of(model)
-        for name, text in (("prefix", prefix), ("suffix", suffix)):
-            if not text or not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ValueError(
-                    f"{name} must be text, got {text!r}. The prefix prompts the model and the "
-                    "suffix is what it recites."
-                )
         prefix_tokens = encode(tokenizer, prefix)
         tokens = encode(tokenizer, prefix + suffix)
-        n_prefix, bos = len(prefix_tokens), ""
-        if tokens[:n_prefix] != prefix_tokens:
-            shared = n_prefix - 1
-            while shared and tokens[:shared] != prefix_tokens[:shared]:
-                shared -= 1
-            before, after = (
-                tokenizer.decode(part, clean_up_tokenization_spaces=False)
-                for part in (tokens[:shared], tokens[shared:])
-            )
-            advice = f"The last boundary before it is {before[-20:]!r} | {after[:20]!r}."
+        if tokens[: len(prefix_tokens)] != prefix_tokens:
             raise ValueError(
                 f"suffix must begin at a token boundary, got {suffix[:20]!r} after "
-                f"{prefix[-20:]!r}, where the tokenizer merges across. "
-                f"{advice if shared else 'Use a longer prefix.'}"
+                f"{prefix[-20:]!r}, where the tokenizer merges across. Divide the text before a "
+                "space, or elsewhere."
             )
-        if prepend_bos is None:
-            prepend_bos = starts_with_bos(tokenizer)
-        if prepend_bos:
-            if tokenizer.bos_token_id is None:
-                raise ValueError(
-                    "prepend_bos must be False for a tokenizer without a beginning-of-text token, "
-                    "got True. Leave it out."
-                )
-            tokens, bos = [tokenizer.bos_token_id, *tokens], tokenizer.bos_token
-            n_prefix += 1
-        return cls(torch.tensor(tokens), n_prefix, id, category, (prefix, suffix), bos)
+        one = cls(torch.tensor(tokens), len(prefix_tokens), id, category, (prefix, suffix))
+        return with_bos(model, one, prepend_bos)
 
     @property
     def prefix(self) -> Int[Tensor, " prefix"]:
@@ -156,28 +120,16 @@ class MemorizedSequence:
         start = suffix if len(suffix) <= SHOWN else f"{suffix[:SHOWN]}..."
         return f"MemorizedSequence({counts}: {end!r} | {start!r})"
 
-    def _repr_html_(self) -> str:
-        prefix, suffix = (escape(part) for part in self.text)
-        shown = (
-            '<div style="white-space:pre-wrap;font-family:monospace">'
-            f'<span style="color:#777">{prefix}</span><b> | </b>{suffix}</div>'
-        )
-        return f"<div>{escape(repr(replace(self, text=('', ''))))}</div>" + (
-            shown if any(self.text) else ""
-        )
 
-
-NO_TOKENIZER = (
-    "model must have a tokenizer to read text, got none. Put its files into the model's directory, "
-    "or pass tokens."
-)
-
-
-def tokenizer_of(model: LanguageModel, wrong: str = NO_TOKENIZER) -> Any:
+def tokenizer_of(model: LanguageModel) -> Any:
     """The model's tokenizer; ValueError if it has none."""
     check_model(model)
-    if (tokenizer := getattr(model, "tokenizer", None)) is None:
-        raise ValueError(wrong)
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise ValueError(
+            "model must have a tokenizer to read text, got none. Put its files into the "
+            "model's directory, or pass tokens (and decode=)."
+        )
     return tokenizer
 
 
@@ -188,38 +140,36 @@ def encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def starts_with_bos(tokenizer: Any) -> bool:
-    """Whether the tokenizer puts a token first that means nothing but the beginning of a text."""
-    bos = getattr(tokenizer, "bos_token_id", None)
-    if bos is None:
-        return False
-    first = tokenizer("a")["input_ids"][0]
-    return first == bos != tokenizer.eos_token_id
+def decode(tokenizer: Any, ids: list[int]) -> str:
+    """The text of some tokens, spaces as they are."""
+    return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
-def with_bos(model: LanguageModel, sequence: MemorizedSequence) -> MemorizedSequence:
-    """The sequence after the beginning-of-text token, where the tokenizer puts one first."""
+def with_bos(
+    model: LanguageModel, sequence: MemorizedSequence, prepend_bos: bool | None = None
+) -> MemorizedSequence:
+    """The sequence after the beginning-of-text token; by default where the tokenizer puts one first
+    that means nothing else.
+    """
     tokenizer = tokenizer_of(model)
-    if not starts_with_bos(tokenizer):
+    bos = getattr(tokenizer, "bos_token_id", None)
+    if prepend_bos is None:
+        means_more = bos is None or bos == tokenizer.eos_token_id
+        prepend_bos = not means_more and tokenizer("a")["input_ids"][0] == bos
+    if not prepend_bos:
         return sequence
-    tokens = torch.cat([torch.tensor([tokenizer.bos_token_id]), sequence.tokens])
-    n_prefix = sequence.n_prefix + 1
+    tokens, n_prefix = torch.cat([torch.tensor([bos]), sequence.tokens]), sequence.n_prefix + 1
     return replace(sequence, tokens=tokens, n_prefix=n_prefix, bos=tokenizer.bos_token)
 
 
-def text_parts(
-    model: LanguageModel, tokens: list[int], n_prefix: int, text: str = ""
-) -> tuple[str, str]:
-    """Prefix and suffix as text, divided after some tokens; empty without a tokenizer; without a
-    text the suffix is decoded.
-    """
+def with_text(model: LanguageModel, sequence: MemorizedSequence) -> MemorizedSequence:
+    """The sequence with its prefix and suffix as text, where the model has a tokenizer."""
     tokenizer: Any = getattr(model, "tokenizer", None)
     if tokenizer is None:
-        return "", ""
-    prefix = tokenizer.decode(tokens[:n_prefix], clean_up_tokenization_spaces=False)
-    return prefix, text[len(prefix) :] if text else tokenizer.decode(
-        tokens[n_prefix:], clean_up_tokenization_spaces=False
-    )
+        return sequence
+    prefix = decode(tokenizer, sequence.prefix.tolist())
+    suffix = decode(tokenizer, sequence.tokens.tolist())[len(prefix) :]
+    return replace(sequence, text=(prefix, suffix))
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,49 +192,48 @@ class SequenceBatch:
     rows: Int[Tensor, " target"]
     positions: Int[Tensor, " target"]
     targets: Int[Tensor, " target"]
-
-    def __repr__(self) -> str:
-        counts = f"{len(self.tokens)} sequences, {len(self.targets)} targets"
-        return f"SequenceBatch({counts}, {self.tokens.device})"
+    counts: Int[Tensor, " batch"]  # targets of each row
 
     @classmethod
     def of(
         cls, sequences: Sequence[MemorizedSequence], device: torch.device | str = "cpu"
     ) -> SequenceBatch:
         """The batch of some sequences; it must be on the model's device."""
-        sequences = as_list(sequences)
-        tokens = torch.nn.utils.rnn.pad_sequence(
-            [sequence.tokens for sequence in sequences], batch_first=True
-        )
-        rows = torch.cat(
-            [torch.full((len(s) - s.n_prefix,), row) for row, s in enumerate(sequences)]
-        )
+        rows = [torch.full((len(one) - one.n_prefix,), i) for i, one in enumerate(sequences)]
+        rows = torch.cat(rows)
+        tokens = pad_sequence([one.tokens for one in sequences], batch_first=True)
         positions = torch.cat([torch.arange(s.n_prefix - 1, len(s) - 1) for s in sequences])
         targets = tokens[rows, positions + 1]
-        return cls(*(part.to(device) for part in (tokens, rows, positions, targets)))
+        parts = (tokens, rows, positions, targets, rows.bincount())
+        # one copy to the device
+        moved = torch.cat([part.flatten() for part in parts]).to(device)
+        moved = moved.split([part.numel() for part in parts])
+        return cls(*(new.view_as(part) for new, part in zip(moved, parts, strict=True)))
 
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def weights(self) -> Float[Tensor, "batch pos"]:
+        """Weights of a mean over the positions that predict a suffix token, row by row."""
+        weights = torch.zeros(self.tokens.shape, device=self.tokens.device)
+        weights[self.rows, self.positions] = 1.0
+        return weights / weights.sum(1, keepdim=True)
+
     def mean(self, values: Float[Tensor, " target"]) -> Float[Tensor, " batch"]:
         """Mean of a number per target over each row's targets, float32."""
-        count = torch.bincount(self.rows, minlength=len(self))
         # Each value to its own place and then a sum, whose order is fixed: index_add on CUDA adds
         # in any order.
         placed = values.new_zeros(self.tokens.shape, dtype=torch.float32).index_put(
             (self.rows, self.positions), values.float()
         )
-        return placed.sum(-1) / count
+        return placed.sum(-1) / self.counts
 
 
 def as_list(sequences: Iterable[MemorizedSequence]) -> list[MemorizedSequence]:
     """The sequences as a list; TypeError if something else is among them, ValueError if there are
     none.
     """
-    if isinstance(sequences, MemorizedSequence):
-        raise TypeError(
-            f"sequences must be a list of sequences, got {sequences!r}. Write [sequence]."
-        )
     sequences = list(sequences)
     if not sequences:
         raise ValueError(
@@ -304,10 +253,9 @@ def check_tokens(model: LanguageModel, tokens: Int[Tensor, "*shape"], where: str
     """Raise ValueError unless every token is in the model's vocabulary."""
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= model.cfg.d_vocab:
-        advice = "Was the text tokenized with another model's tokenizer?"
         raise ValueError(
             f"tokens must be in [0, {model.cfg.d_vocab}), got {low if low < 0 else high}{where}. "
-            f"{advice}"
+            "Was the text tokenized with another model's tokenizer?"
         )
 
 
@@ -319,10 +267,9 @@ def check_sequences(
     sequences = as_list(sequences)
     for sequence in sequences:
         if len(sequence) > model.cfg.n_ctx:
-            n_ctx = model.cfg.n_ctx
             raise ValueError(
-                f"sequence must be at most n_ctx={n_ctx} tokens long, got {len(sequence)} in "
-                f"{sequence!r}. Shorten it."
+                f"sequence must be at most n_ctx={model.cfg.n_ctx} tokens long, got "
+                f"{len(sequence)} in {sequence!r}. Shorten it."
             )
         check_tokens(model, sequence.tokens, f" in {sequence!r}")
     return sequences

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -14,19 +14,13 @@ from scipy import stats
 Numbers = Sequence[float] | np.ndarray | pd.Series
 
 
-def mean_and_error(values: Numbers) -> tuple[float, float]:
-    """Mean and standard error (sample deviation / sqrt(n)); the error of a single value is nan."""
-    array = np.asarray(values, dtype=float)
-    if not len(array):
-        raise ValueError("values must hold at least one number, got none.")
-    return float(array.mean()), float(array.std(ddof=1) / math.sqrt(len(array))) if len(
-        array
-    ) > 1 else math.nan
-
-
 def with_error(values: Numbers, decimals: int = 1) -> str:
-    """Mean and standard error as text, such as ``"87.2 ± 0.9"``; a single value has no error."""
-    return mean_text(*mean_and_error(values), decimals)
+    """Mean and standard error (sample deviation / sqrt(n)) as text, such as ``"87.2 ± 0.9"``; a
+    single value has no error.
+    """
+    array = np.asarray(values, dtype=float)
+    error = stats.sem(array) if len(array) > 1 else math.nan
+    return mean_text(float(array.mean()), float(error), decimals)
 
 
 def mean_text(mean: float, error: float, decimals: int = 1) -> str:
@@ -46,19 +40,14 @@ def paired_test(
     Equal pairs are no evidence: p = 1. For a single pair it is nan.
     """
     a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
-    if a.shape != b.shape:
-        raise ValueError(
-            f"second must pair with first, got {b.shape} values for {a.shape}. Both must be "
-            "measured on the same sequences."
-        )
     if len(a) < 2:
         return math.nan
     difference = a - b
     rounding = 1e-12 * max(1.0, float(np.abs(a).max()))
     if np.ptp(difference) <= rounding:  # no spread: the statistic is infinite or undefined
-        larger, smaller = difference[0] > rounding, difference[0] < -rounding
-        certain = {"two-sided": larger or smaller, "less": smaller, "greater": larger}
-        return 0.0 if certain[alternative] else 1.0
+        rise = float(difference[0])
+        evidence = {"two-sided": abs(rise), "less": -rise, "greater": rise}[alternative]
+        return 0.0 if evidence > rounding else 1.0
     return float(stats.ttest_rel(a, b, alternative=alternative).pvalue)
 
 
@@ -87,71 +76,28 @@ def compare_with_reference(
     Raises:
         ValueError: the reference is not in the frame.
     """
-    if reference not in set(frame["method"]):
+    methods = frame["method"].unique()
+    if reference not in methods:
         raise ValueError(
-            f"reference must be one of the methods {sorted(set(frame['method']))}, got "
-            f"{reference!r}. Run it too."
+            f"reference must be one of the methods {sorted(methods)}, got {reference!r}. Run it "
+            "too."
         )
-    settings = [
-        (key, group)
-        for key, group in frame.groupby(list(by), sort=False)
-        if reference in set(group["method"])
-    ]
-    level = alpha / max(1, len(settings))
-    rows: list[dict[str, object]] = []
-    for key, group in settings:
-        wide = group.pivot(index="sequence_id", columns="method", values=value)
-        for method in [name for name in group["method"].unique() if name != reference]:
-            pair = wide[[method, reference]].dropna()
-            p = paired_test(
-                pair[method], pair[reference], "greater" if larger_is_better else "less"
-            )
-            difference = float((pair[method] - pair[reference]).mean())
-            numbers = {
-                "difference": difference,
-                "p_value": p,
-                "n": len(pair),
-                "tests": len(settings),
-                "level": level,
-                "significant": bool(p < level),
-            }
-            rows.append({"method": method, **dict(zip(by, key, strict=True)), **numbers})
+    better = "greater" if larger_is_better else "less"
+    own = frame[frame["method"] == reference]
+    pairs = frame[frame["method"] != reference].merge(
+        own, on=[*by, "sequence_id"], suffixes=("", "_reference")
+    )
+    n_tests = own.groupby(list(by)).ngroups
+    rows: list[list[object]] = []
+    for key, setting in pairs.groupby(list(by), sort=False):
+        for method, group in setting.groupby("method", sort=False):
+            pair = group[[value, f"{value}_reference"]].dropna().to_numpy(dtype=float)
+            p = paired_test(pair[:, 0], pair[:, 1], better)
+            difference = float((pair[:, 0] - pair[:, 1]).mean())
+            level = alpha / n_tests
+            rows.append([method, *key, difference, p, len(pair), n_tests, level, p < level])
     names = ["difference", "p_value", "n", "tests", "level", "significant"]
     return pd.DataFrame(rows, columns=["method", *by, *names])  # also where there is one method
-
-
-def compare_all(
-    frame: pd.DataFrame, value: str, by: Sequence[str], *, larger_is_better: bool = True
-) -> pd.DataFrame:
-    """Each method against every other, as text: mean difference in percent, row minus column, and p
-    of the one-tailed paired t-test.
-
-    The p is that of the row being better, without a correction; it is left out where there is one
-    pair only.
-
-    Args:
-        frame, by: as ``compare_with_reference``; a column of ``by`` that has one value is no level
-            of the index.
-    """
-    methods = list(dict.fromkeys(frame["method"]))
-    index = [*(name for name in by if frame[name].nunique() > 1), "method"]
-    tests: Any = pd.concat(
-        [
-            compare_with_reference(
-                frame, reference, value, by, larger_is_better=larger_is_better
-            ).assign(reference=reference)
-            for reference in methods
-        ]
-    )
-    tests["text"] = [
-        mean_text(100 * test.difference, math.nan)
-        + ("" if math.isnan(test.p_value) else f" (p = {test.p_value:.1g})")
-        for test in tests.itertuples()
-    ]
-    order = frame.sort_values(index[:-1], kind="stable")[index].drop_duplicates()
-    table = tests.pivot(index=index, columns="reference", values="text")
-    table = table.reindex(index=order.set_index(index).index, columns=pd.Index(methods))
-    return table.fillna("")
 
 
 def interpolated_at(price: float, costs: Numbers, gains: Numbers) -> float:
@@ -178,32 +124,22 @@ def jackknife(without: Numbers) -> float:
     return float(array.std() * math.sqrt(n - 1)) if n > 1 else math.nan
 
 
-def styled(
-    table: pd.DataFrame | Mapping[str, Any], caption: str = "", bars: Sequence[str] = ()
-) -> str:
-    """A table as HTML for notebooks: text escaped, floats with five digits, bars in the columns
-    ``bars`` (counts); a plain index hidden.
+def at_cost(price: float, costs: np.ndarray, gains: np.ndarray) -> str:
+    """The mean gain where the mean cost is first so high, both [observation point], with its
+    jackknife error over observations, as text; ``-`` where the cost never is.
     """
-    frame = pd.DataFrame(table)
-    styler: Any = (
-        frame.style.format(_short, escape="html")
-        .format_index(escape="html", axis=1)
-        .set_caption(escape(caption))
-    )
-    styler = (
-        styler.hide(axis="index")
-        if isinstance(frame.index, pd.RangeIndex)
-        else styler.format_index(escape="html")
-    )
-    if bars:
-        styler = styler.bar(
-            subset=list(bars),
-            vmin=0,
-            vmax=frame[list(bars)].to_numpy().max(initial=1),
-            color="#bbb",
-        )
-    return styler.to_html()
+    found = interpolated_at(price, costs.mean(0), gains.mean(0))
+    if math.isnan(found):
+        return "-"
+    without = [
+        interpolated_at(price, np.delete(costs, i, 0).mean(0), np.delete(gains, i, 0).mean(0))
+        for i in (range(len(costs)) if len(costs) > 1 else ())
+    ]
+    return mean_text(found, jackknife(without))
 
 
-def _short(value: Any) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
+def styled(table: pd.DataFrame, caption: str) -> str:
+    """A table as HTML for notebooks: a plain index is hidden, floats have five digits."""
+    named = not isinstance(table.index, pd.RangeIndex)
+    body = table.to_html(index=named, float_format="{:.5g}".format)
+    return f"<div>{escape(caption)}</div>{body}"

@@ -7,7 +7,6 @@ whole. Everything else of this package speaks of neurons and means units.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,10 +16,12 @@ from typing import Any, ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_localize.files import Storable
+
 Acts = Float[Tensor, "batch pos neuron *width"]
 
 
-class Units(ABC):
+class Units(Storable, ABC):
     """A kind of unit: where the units of a layer are in a model, and what they write.
 
     A subclass is a frozen dataclass: scores and sets are of the same units when they are equal. It
@@ -68,8 +69,8 @@ class Units(ABC):
         )
 
     def output(self, model: Any, layer: int) -> Any:
-        """The module whose output the rows are summed into, or the name of its hook point; only
-        Gradient Alignment and INJ need it.
+        """The module, or the hook point, whose output the rows are summed into; only Gradient
+        Alignment and INJ need it.
         """
         raise ValueError(
             f"units must have an output for this, got {self!r}, which has none. Use another method."
@@ -87,10 +88,7 @@ class Units(ABC):
 
     def hook(self, layer: int, change: Callable[..., Tensor]) -> tuple[str, Callable[..., Tensor]]:
         """The point of a layer and a hook for it that changes the units, or only looks at them."""
-        kind = type(self)
-        if kind.read is not Units.read or kind.write is not Units.write:
-            change = partial(_change, units=self, layer=layer, change=change)
-        return self.point(layer), change
+        return self.point(layer), partial(_change, units=self, layer=layer, change=change)
 
 
 def _change(
@@ -123,35 +121,14 @@ class MLPNeurons(Units):
         return f"blocks.{layer}.mlp.hook_post"
 
     def shape(self, model: Any) -> tuple[int, ...]:
-        cfg, name, shapes = model.cfg, model_name(model), _shapes(model, "mlp", "W_out")
-        if getattr(cfg, "num_experts", None):
-            raise ValueError(
-                f"model must have one MLP per layer, got {name!r} with {cfg.num_experts} experts. "
-                "Mixtures have no neuron axis."
-            )
-        if not any(shapes):
-            raise ValueError(
-                f"model must have MLP layers, got {name!r}, which has none with a W_out. Choose "
-                "another."
-            )
-        n_neurons = shapes[0][0] if shapes[0] else 0
-        for layer, shape in enumerate(shapes):
-            missing = self.point(layer) not in model.hook_dict
-            if missing or shape != (n_neurons, cfg.d_model):
-                raise ValueError(
-                    f"model must have a neuron axis (hook {self.point(layer)} and W_out of shape "
-                    f"{(n_neurons, cfg.d_model)}), "
-                    f"got {name!r} with W_out of shape {shape}. Choose an unquantized model with "
-                    "plain or gated MLPs."
-                )
-        return (n_neurons,)
+        return _shape(self, model, "mlp", "W_out", 2)
 
     def rows(self, model: Any, layer: int) -> Float[Tensor, "neuron d_model"]:
         return model.blocks[layer].mlp.W_out
 
     def output(self, model: Any, layer: int) -> Any:
-        point = f"blocks.{layer}.mlp.out.hook_out"  # of a Bridge
-        return point if point in model.hook_dict else model.blocks[layer].mlp
+        of_bridge = model.hook_dict.get(f"blocks.{layer}.mlp.out.hook_out")
+        return of_bridge or model.blocks[layer].mlp
 
 
 @dataclass(frozen=True)
@@ -173,23 +150,14 @@ class AttentionHeads(Units):
         return f"blocks.{layer}.attn.hook_z"
 
     def shape(self, model: Any) -> tuple[int, ...]:
-        shapes = _shapes(model, "attn", "W_O")
-        for layer, shape in enumerate(shapes or [()]):
-            if self.point(layer) not in model.hook_dict or len(shape) != 3 or shape != shapes[0]:
-                raise ValueError(
-                    f"model must have attention heads (hook {self.point(layer)} and W_O of shape "
-                    "[head d_head d_model], the same in all "
-                    f"layers), got {model_name(model)!r} with W_O of shape {shape}. Choose "
-                    "another, or units=MLPNeurons()."
-                )
-        return shapes[0][:-1]
+        return _shape(self, model, "attn", "W_O", 3)
 
     def rows(self, model: Any, layer: int) -> Float[Tensor, "head d_head d_model"]:
         return model.blocks[layer].attn.W_O
 
     def output(self, model: Any, layer: int) -> Any:
-        point = f"blocks.{layer}.attn.o.hook_out"  # of a Bridge
-        return point if point in model.hook_dict else model.blocks[layer].attn
+        of_bridge = model.hook_dict.get(f"blocks.{layer}.attn.o.hook_out")
+        return of_bridge or model.blocks[layer].attn
 
 
 NEURONS = MLPNeurons()
@@ -197,10 +165,24 @@ NEURONS = MLPNeurons()
 UNITS: dict[str, Units] = {units.name: units for units in (NEURONS, AttentionHeads())}
 
 
-def _shapes(model: Any, part: str, weight: str) -> list[tuple[int, ...]]:
-    """The shape of a weight in each block; empty where the block has none."""
-    parts = [getattr(block, part, None) for block in getattr(model, "blocks", ())]
-    return [tuple(getattr(getattr(one, weight, None), "shape", ())) for one in parts]
+def _shape(units: Units, model: Any, part: str, weight: str, n_axes: int) -> tuple[int, ...]:
+    """The shape of the units, which are all axes but the last of a weight of each block; ValueError
+    where they are not (a mixture of experts, a quantized model).
+    """
+    first: tuple[int, ...] = ()
+    for layer, block in enumerate(model.blocks):
+        rows = getattr(getattr(block, part, None), weight, None)
+        shape: tuple[int, ...] = tuple(getattr(rows, "shape", ()))
+        first = first or shape
+        right = shape == first and len(shape) == n_axes and shape[-1:] == (model.cfg.d_model,)
+        if not right or units.point(layer) not in model.hook_dict:
+            raise ValueError(
+                f"model must have {units.name} in every layer (the hook {units.point(layer)} and "
+                f"a {weight} of {n_axes} axes, of the same shape in all), got "
+                f"{model_name(model)!r} with a {weight} of shape {shape} in layer {layer}. Choose "
+                "a model that is not quantized and no mixture of experts, or other units."
+            )
+    return first[:-1]
 
 
 def check_units(units: Any) -> None:
@@ -209,29 +191,6 @@ def check_units(units: Any) -> None:
         raise TypeError(
             f"units must be Units, got {units!r}. Pass MLPNeurons() or AttentionHeads()."
         )
-
-
-def read_units(text: str | None) -> Units:
-    """The units that ``identity_text`` gave as this text, neurons where there is none; ValueError
-    where no class that is known here has their name.
-    """
-    if text is None:
-        return NEURONS
-    kinds: dict[str, type[Units]] = {}
-    waiting = [Units]
-    while waiting:
-        kind = waiting.pop()
-        kinds[kind.__name__] = kind
-        waiting += kind.__subclasses__()
-    try:
-        fields = json.loads(text)
-        return kinds[fields.pop("class")](**fields)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        known = ", ".join(sorted(set(kinds) - {Units.__name__}))
-        raise ValueError(
-            f"units must be of a known class ({known}), got {text!r}. Import the module that "
-            "defines it first."
-        ) from error
 
 
 def model_name(model: Any) -> str:

@@ -5,14 +5,12 @@ to do.
 import errno
 import io
 import json
-import os
 import re
 import shlex
 import shutil
-import signal
 from functools import partial
-from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
@@ -76,31 +74,18 @@ def test_inj_leaves_out_the_dev_sentences(run, tmp_path):
     assert sorted({name[:3] for name in frame["sequence_id"]}) == ["005", "006", "007"]
 
 
-@pytest.fixture
-def on_third_score(monkeypatch):
-    """Do something while Random scores its third sentence; returns what it was given."""
+def test_inj_interrupted_keeps_what_is_done_and_goes_on(run, tmp_path, monkeypatch):
     from tl_localize.methods import RandomBaseline
 
-    right, calls = RandomBaseline.map, []
+    right, calls, frame = RandomBaseline.map, [], tmp_path / "out" / "frame.csv"
 
-    def install(action):
-        def watched(self, model, sequences, **options):
-            calls.append(sequences)
-            if len(calls) == 3:
-                action()
-            return right(self, model, sequences, **options)
+    def interrupted(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return right(*arguments, **options)
 
-        monkeypatch.setattr(RandomBaseline, "map", watched)
-        return calls
-
-    return install
-
-
-def test_inj_interrupted_at_once_keeps_what_is_done_and_goes_on(run, tmp_path, on_third_score):
-    def interrupt():
-        raise KeyboardInterrupt
-
-    calls, frame = on_third_score(interrupt), tmp_path / "out" / "frame.csv"
+    monkeypatch.setattr(RandomBaseline, "map", interrupted)
     result = run.inj(f"{INJ} random")
     assert result.exit_code == 130, result.output
     assert "go on with the same command" in result.stderr
@@ -113,55 +98,19 @@ def test_inj_interrupted_at_once_keeps_what_is_done_and_goes_on(run, tmp_path, o
     assert len(calls) == 4
 
 
-def test_inj_ctrl_c_finishes_the_task_in_hand(run, tmp_path, on_third_score):
-    before = signal.getsignal(signal.SIGINT)
-    on_third_score(lambda: os.kill(os.getpid(), signal.SIGINT))
-    result = run.inj(f"{INJ} random")
-    assert result.exit_code == 130, result.output
-    assert "Finishing the task in hand" in result.stderr
-    # Random and RowNorm; the last one is Random's
-    assert len(list((tmp_path / "out" / "records" / "scores").iterdir())) == 2 * 2 + 1
-    assert signal.getsignal(signal.SIGINT) == before
-
-
-def test_two_shards_that_end_at_the_same_moment_leave_whole_tables(run, tmp_path, monkeypatch):
-    from tl_localize.evals import InjResults
-
-    right, calls = InjResults.save, []
-
-    def late(self, folder):
-        calls.append(folder)
-        # the other shard ends after this one has read the records, and publishes first
-        if len(calls) == 1:
-            # no injection converged
-            assert run.inj(f"{INJ} activations --shard 2/2").exit_code == 1
-        right(self, folder)
-
-    monkeypatch.setattr(InjResults, "save", late)
-    result = run.inj(f"{INJ} activations --shard 1/2")
-    assert result.exit_code == 1, result.output
-    assert len(calls) == 3
-    assert "MISSING" not in (tmp_path / "out" / "inj.md").read_text()
-    assert not (tmp_path / "out" / "missing.csv").exists()
-
-
 def test_folder_is_told_from_without_the_model(run, tmp_path):
-    out, tables = tmp_path / "out", tmp_path / "tables"
+    out = tmp_path / "out"
     run.inj(f"{INJ} activations --shard 1/3")
     status = run("status", out).stdout
     counts = [line.split()[:5] for line in status.splitlines()]
     assert ["activations", "3", "1", "0", "2"] in counts
-    assert "Time left" in status
     run.inj(f"{INJ} activations")
-    table = run("table", out, "--out", tables)
+    written = {path: path.read_bytes() for path in out.glob("*.*")}
+    for path in out.glob("inj*"):
+        path.unlink()
+    table = run("table", out)
     assert table.exit_code == 1, table.output  # as of the run: no injection converged
-    for name in ("inj.md", "frame.csv", "inj_across_layers.tex"):
-        assert (tables / name).read_bytes() == (out / name).read_bytes()
-    trace = run("trace --method activations --name 006", out)
-    assert trace.exit_code == 0, trace.output
-    (unit,) = [line.strip() for line in trace.stdout.splitlines() if "/records/inj/" in line]
-    assert Path(unit).is_file()
-    assert trace.stdout.count("'recall'") == 3
+    assert {path: path.read_bytes() for path in out.glob("*.*")} == written
 
 
 def test_status_of_another_folder_says_so(run, tmp_path):
@@ -184,10 +133,10 @@ def test_inj_says_nothing_in_a_pipe_unless_asked(run):
 
 
 def test_localize_prints_the_top_neurons(run):
-    result = run.localize("--force --method activations --top 3")
+    result = run.localize("--force --method activations")
     assert result.exit_code == 0, result.output
-    rows = [line.split() for line in result.stdout.splitlines() if re.match(r" +\d ", line)]
-    assert [row[0] for row in rows] == ["1", "2", "3"]
+    rows = [line.split() for line in result.stdout.splitlines() if re.match(r" +\d+ ", line)]
+    assert [row[0] for row in rows] == [str(rank) for rank in range(1, 21)]
     scores = [float(row[3]) for row in rows]
     assert scores == sorted(scores, reverse=True)
     assert all(int(row[1]) >= 1 for row in rows)  # layer 0 is spared
@@ -195,10 +144,18 @@ def test_localize_prints_the_top_neurons(run):
 
 
 def test_localize_shows_ranks_of_a_method_that_takes_neurons_in_rounds(run):
-    result = run.localize("--force --method iterative_attribution --top 2")
+    result = run.localize("--force")
     assert result.exit_code == 0, result.output
+    assert "by Iterative Attribution" in result.stdout
     (head,) = [line.split() for line in result.stdout.splitlines() if line.startswith("  rank")]
     assert head == ["rank", "layer", "neuron"]
+
+
+def test_localize_heads(run):
+    result = run.localize("--force --method zero_out --units heads --ratio 0.5")
+    assert result.exit_code == 0, result.output
+    assert "The best heads by Zero-Out" in result.stdout
+    assert re.search("rank +layer +head +score", result.stdout)
 
 
 def test_localize_of_an_example_says_what_is_left_and_writes_the_view(run, tmp_path):
@@ -207,22 +164,27 @@ def test_localize_of_an_example_says_what_is_left_and_writes_the_view(run, tmp_p
     scores = tmp_path / "scores.safetensors"
     result = run("localize --example quotes-056 --method attribution --out", scores)
     assert result.exit_code == 0, result.output
-    before, after = (int(found) for found in re.findall(r"recites? (\d+) %", result.stdout))
-    assert after < before - 10
+    assert int(re.search(r"(\d+) of 48 recited tokens forgotten", result.stdout)[1]) > 5
+    was, now = map(float, re.search(r"text: (.+) before, (.+) without", result.stdout).groups())
+    assert was < now < 1.05 * was
     assert "Quentin Hackomber" in (tmp_path / "scores.html").read_text()
     assert NeuronScores.load(scores).method == "attribution"
+
+
+def test_localize_warns_where_the_model_is_broken(run):
+    result = run("localize --example quotes-056 --method random --ratio 1")
+    assert result.exit_code == 0 and "broken rather than" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("", "got neither or both"),
-        ("--prefix a", "got neither or both"),
         ("--prefix a --suffix b --example quotes-056", "got neither or both"),
         ("--prefix a --suffix b --method all", "method must be one"),
-        ("--example quotes-05", "tl-localize texts lists them"),
+        ("--example quotes-05", "Did you mean quotes-05"),
+        ("--example primes", "accuracy of at least 0.7, got 0."),
         ("--prefix 'Two roads' --suffix ' diverged'", "sequence must be recited by the model"),
-        ("--prefix 'Two roads' --suffix ' diverged'", "--force"),
     ],
 )
 def test_localize_explains_a_mistake_in_one_line(run, arguments, message):
@@ -242,7 +204,6 @@ def test_lists_name_what_commands_take(run):
     from tl_localize import METHODS
 
     assert all(name in run("methods").stdout for name in METHODS)
-    assert "quotes-056" in run("texts").stdout
     models = dict(re.findall(r"^ +(\S.*?)  +(.+?) *$", run("models").stdout, re.M))
     assert models["reference-pythia"] != models["reference-gpt2"]
     assert "a .gguf file" in models
@@ -251,8 +212,20 @@ def test_lists_name_what_commands_take(run):
 
 def test_table_for_other_programs(run, tmp_path):
     run.inj(f"--limit 1 {INJ} activations")
-    assert "|:-" in run("table --markdown", tmp_path / "out").stdout
     assert "mean,standard_error,n\n" in run("table --csv", tmp_path / "out").stdout
+
+
+def test_results_of_rev_are_printed(gpt2_like, sequences, capsys):
+    import torch
+
+    from tl_localize import Recipe, RevBenchmark
+    from tl_localize.cli.publish import print_results
+    from tl_localize.report.tables import rev_tables
+
+    how = {"n_sequences": 2, "ratios": (0.1,), "recipe": Recipe(max_steps=2, stop_loss=9.0)}
+    results = RevBenchmark(gpt2_like, sequences[:2], torch.arange(48).view(3, 16), **how).run()
+    print_results(results, rev_tables(results)["rev"], "rev")
+    assert "Random" in capsys.readouterr().out
 
 
 def test_an_output_that_is_ascii_or_closed_ends_well(run, tmp_path, monkeypatch, capsys):
@@ -264,7 +237,7 @@ def test_an_output_that_is_ascii_or_closed_ends_well(run, tmp_path, monkeypatch,
     assert "+-" in ascii.stdout and ascii.exit_code == run("table", out).exit_code
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdout", None)
-        for command in ("table", "status", "trace"):
+        for command in ("table", "status"):
             app([command, out], standalone_mode=False)
 
     class Closed(io.StringIO):
@@ -283,7 +256,7 @@ def test_an_output_that_is_ascii_or_closed_ends_well(run, tmp_path, monkeypatch,
 
 
 def test_text_for_a_terminal_wraps_between_words(monkeypatch, capsys):
-    from tl_localize.cli.options import say
+    from tl_localize.cli.running import say
 
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
@@ -298,20 +271,12 @@ def test_text_for_a_terminal_wraps_between_words(monkeypatch, capsys):
     ("arguments", "message"),
     [
         ("--methods hard_concret", "Did you mean hard_concrete"),
-        ("--set slimming.step=3", "Did you mean steps"),
-        ("--set slimming.steps=many", "steps: int"),
         ("--set nonsense", "must read METHOD.SETTING=VALUE"),
-        ("--methods activations --set slimming.steps=3", "of one of activations"),
         ("--set slimming.steps=0", "steps must be a whole number from 1 on, got 0"),
         ("--ratio 2", "got 2.0"),
-        ("--ratio 0.00001", "selects none"),
-        ("--ratio 0.1 --learning-rate 0", "learning_rate must be above 0"),
+        ("--ratio 0.1 --learning-rate 0", "learning_rate must be a number above 0"),
         ("--ratio 0.1 --distractors 3 --limit 1", "Give at least 4"),
-        ("--ratio 0.1 --distractors -1", "distractors must be a whole number from 0 on, got -1"),
-        ("--dtype float8", "dtype must be one of"),
-        ("--device quantum", "device must be "),
         ("--device cuda", "device must be there"),
-        ("--model reference-gpt", "reference-gpt2"),
         ("--model reference-gpt", "Did you mean"),
     ],
 )
@@ -330,7 +295,6 @@ def test_inj_explains_a_mistake_in_one_line(run, data, model_dir, tmp_path, argu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--limit 0", "Input should be greater than or equal to 1"),
         ("--shard 3/2", "shard must read i/n with i from 1 to n, got '3/2'"),
         ("--out {file}/out", "folder must be writable"),
     ],
@@ -344,31 +308,68 @@ def test_inj_finds_mistakes_before_the_model_is_loaded(run, data, arguments, mes
     assert message in result.stderr
 
 
-def test_inj_names_a_broken_file_and_one_that_is_too_short(run, data):
-    text = data.read_text()
-    data.write_text(text + "{broken\n")
+@pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/2/3", "²/3", "-1/2"])
+def test_parse_shard_rejects(text):
+    from tl_localize.cli.commands import parse_shard
+
+    with pytest.raises(ValueError, match="shard must read i/n"):
+        parse_shard(text)
+
+
+def test_inj_names_a_broken_file(run, data):
+    data.write_text(data.read_text() + "{broken\n")
     result = run.inj("")
-    assert result.exit_code == 2
-    assert str(data) in result.stderr
-    data.write_text("\n".join(text.splitlines()[:5]) + "\n")
-    result = run.inj("")
-    assert result.exit_code == 2
-    assert "must hold more than 5 sentences" in result.stderr
+    assert result.exit_code == 2 and str(data) in result.stderr
+
+
+def test_inj_takes_texts_of_any_name_and_tokens(run, model_dir, tmp_path):
+    texts, tokens, common = tmp_path / "texts.jsonl", tmp_path / "tokens.npy", f"inj {INJ} random"
+    texts.write_text("".join(json.dumps({"body": f"A new thing, {i}."}) + "\n" for i in range(6)))
+    np.save(tokens, np.random.default_rng(0).integers(256, size=(6, 12)))
+    for out, given in {
+        "texts": ["--key", "body", "--data", texts],
+        "tokens": ["--data", tokens],
+    }.items():
+        result = run(f"{common} --model", model_dir, "--out", tmp_path / out, *given)
+        # for it did not converge
+        assert "1 sentences" in result.stderr and result.exit_code == 1, result.output
+
+
+def test_inj_of_heads(run, tmp_path):
+    command = "inj --limit 1 --max-steps 2 --methods attribution --units heads --device cpu --out"
+    result = run(command, tmp_path / "out")
+    assert result.exit_code == 1, result.output  # for the injection did not converge
+    (record,) = settings_of(tmp_path / "out")["runs"]
+    assert record["units"] == {"class": "AttentionHeads"} and record["ratio"] == 0.17
+    frame = pd.read_csv(tmp_path / "out" / "frame.csv")
+    assert set(frame["method"]) == {"attribution", "random", "row_norm"}
+
+
+def test_rev_of_heads_prints_its_table(run, data, model_dir, tmp_path, monkeypatch):
+    from tl_localize.injection import RECIPES, Recipe
+
+    monkeypatch.setitem(RECIPES, "adam", Recipe(max_steps=2, stop_loss=9.0))
+    command = "rev --sentences 2 --groups 1 --ratio 0.5 --methods activations --units heads --model"
+    folder = tmp_path / "out"
+    result = run(command, model_dir, "--data", data, "--out", folder)
+    assert result.exit_code == 0 and "oracle in rounds" in result.stdout, result.output
+    assert set(pd.read_csv(folder / "frame.csv")["ratio"]) == {0.5}
 
 
 @pytest.fixture
 def grid(tmp_path):
     path = tmp_path / "grid.json"
-    path.write_text(json.dumps({"slimming": {"steps": [10, 20]}}))
+    path.write_text(json.dumps({"slimming": {"steps": [2, 4]}}))
     return path
 
 
 def soon(monkeypatch, **options):
-    """Injections of tune take one step."""
+    """Injections of tune take one step, of two dev sentences."""
     from tl_localize import InjBenchmark
 
     one_step = partial(InjBenchmark, max_steps=1, **options)
     monkeypatch.setattr("tl_localize.cli.benchmarks.InjBenchmark", one_step)
+    monkeypatch.setattr("tl_localize.reference.N_DEV", 2)
 
 
 def test_tune_ranks_a_grid_and_inj_reads_its_settings(run, grid, tmp_path, monkeypatch):
@@ -376,29 +377,17 @@ def test_tune_ranks_a_grid_and_inj_reads_its_settings(run, grid, tmp_path, monke
     soon(monkeypatch)
     result = run.tune(command, out="none")
     assert result.exit_code == 1, result.output
-    assert "NONE of the injections converged: there is nothing to rank." in result.stderr
+    assert "There is nothing to rank" in result.stderr
     assert not (tmp_path / "none" / "settings.json").exists()
     soon(monkeypatch, stop_loss=100.0)
     result = run.tune(command)
     assert result.exit_code == 0, result.output
-    assert "steps=10" in result.stdout and "steps=20" in result.stdout
+    assert "steps" in result.stdout
     used = run.inj(f"{INJ} slimming --limit 1 --settings {tmp_path}/tune/settings.json")
     assert used.exit_code == 1, used.output  # one step is not enough for an injection
     best = settings_of(tmp_path / "tune")["settings"]["slimming"]["steps"]
     (record,) = settings_of(tmp_path / "out")["runs"]
     assert record["methods"]["slimming"]["steps"] == best
-
-
-def test_tune_ranks_at_the_ratio_it_was_asked_for_last_also_when_that_is_not_new(
-    run, grid, tmp_path, monkeypatch
-):
-    soon(monkeypatch, stop_loss=100.0)
-    captions = []
-    for ratio in (0.1, 0.2, 0.1):
-        result = run.tune(f"--method slimming --grid {grid} --ratio {ratio}")
-        assert result.exit_code == 0, result.output
-        captions.append((tmp_path / "tune" / "ranking.md").read_text().splitlines()[0])
-    assert [caption.rpartition(" ")[2] for caption in captions] == ["0.1", "0.2", "0.1"]
 
 
 def test_tune_names_a_method_missing_in_the_grid(run, grid):
@@ -412,7 +401,7 @@ def asked(monkeypatch):
     """The runs that a command would compute."""
     runs = []
     monkeypatch.setattr(
-        "tl_localize.cli.running.Run.compute", lambda self, given, store: runs.extend(given)
+        "tl_localize.cli.benchmarks.compute", lambda given, found, store: runs.extend(found)
     )
     return runs
 
@@ -428,8 +417,11 @@ def test_a_directory_with_the_name_of_a_paper_s_model_has_the_paper_s_settings(
     assert (method.sparsity_weight, method.steps, method.stop_sparsity) == (15000, 4000, 0.3)
     asked.clear()
     result = run(f"tune {common}/tune --method slimming")
-    assert "the paper's for gpt2, where the grid has no others." in result.stderr
+    assert "the paper's for gpt2." in result.stderr
     ((_, methods),) = asked
     assert len(set(methods)) == 12
     assert {(method.steps, method.stop_sparsity) for method in methods} == {(4000, 0.2)}
-    assert "the defaults" in run.inj(f"--limit 1 {INJ} random").stderr
+    assert (
+        "Default settings: the paper gives none for tiny."
+        in run.inj(f"--limit 1 {INJ} random").stderr
+    )

@@ -1,18 +1,13 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
 
 @pytest.fixture
-def corpus() -> Callable[..., list[torch.Tensor]]:
+def corpus():
     """Sequences that a model recites, with some suffix tokens exchanged."""
     from recited import recite
 
-    def make(model: Any, n: int = 30) -> list[torch.Tensor]:
+    def make(model, n=30):
         generator = torch.Generator().manual_seed(4)
         rows = recite(model, torch.randint(61, (n, 6), generator=generator), 16)
         for i in range(n):

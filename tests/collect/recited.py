@@ -2,10 +2,6 @@
 without a cache.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 
 from tl_localize.collect import Criteria
@@ -15,11 +11,11 @@ CRITERIA = Criteria(
 )
 
 
-def letters(ids: list[int]) -> str:
+def letters(ids):
     return "".join(chr(65 + i) + (chr(97 + i % 7) if i % 3 else "") for i in ids)
 
 
-def recite(model: Any, tokens: torch.Tensor, n: int) -> torch.Tensor:
+def recite(model, tokens, n):
     """Greedy continuation of each row by n tokens, without a cache."""
     for _ in range(n):
         tokens = torch.cat(

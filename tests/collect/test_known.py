@@ -1,15 +1,17 @@
 """Which texts a model knows."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
 from tl_localize import MemorizedSequence, accuracy
-from tl_localize.collect.known import CONTROL, Known, KnownText, known, known_texts
+from tl_localize.collect.known import (
+    CONTROL,
+    Known,
+    KnownText,
+    example,
+    known,
+    known_texts,
+)
 from tl_localize.readers import Data, read_sequences
 
 OWN = [
@@ -25,21 +27,21 @@ class Tokenizer:
 
     padding_side = "right"
 
-    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+    def __call__(self, text, **options):
         return {"input_ids": [int(word) for word in text.split()]}
 
-    def decode(self, ids: list[int], **options: Any) -> str:
+    def decode(self, ids, **options):
         return " ".join(map(str, ids))
 
 
 @pytest.fixture
-def model(gpt2_like: Any, monkeypatch: Any) -> Any:
+def model(gpt2_like, monkeypatch):
     gpt2_like.tokenizer = Tokenizer()
     monkeypatch.setattr("tl_localize.collect.known.known_texts", lambda: list(OWN))
     return gpt2_like
 
 
-def test_there_are_a_hundred_texts_of_every_kind() -> None:
+def test_there_are_a_hundred_texts_of_every_kind():
     texts = known_texts()
     assert len(texts) >= 150 and len({one.id for one in texts}) == len(texts)
     assert {one.kind for one in texts} == {"rule", "list", "prose", "code", CONTROL}
@@ -55,7 +57,7 @@ def test_there_are_a_hundred_texts_of_every_kind() -> None:
     assert by_id["zen-of-python"].startswith("The Zen of Python, by Tim Peters")
 
 
-def test_the_zen_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_zen_is_not_printed(capsys):
     import sys
 
     sys.modules.pop("this", None)
@@ -63,7 +65,7 @@ def test_the_zen_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
-def test_known_measures_each_text_after_its_first_tokens(model: Any) -> None:
+def test_known_measures_each_text_after_its_first_tokens(model):
     found = known(model, 0)
     about = found.frame.set_index("id")[["category", "kind", "n_tokens"]].T.to_dict("list")
     assert about == {
@@ -79,15 +81,17 @@ def test_known_measures_each_text_after_its_first_tokens(model: Any) -> None:
     assert found.frame["accuracy"].is_monotonic_decreasing
     assert [one.id for one in found.tokenized] == found.frame["id"].tolist()
     assert {one.id for one in found.sequences} == {"count", "long"}  # no control
+    assert {one.id for one in found.diverse()} == {"count", "long"}
+    assert [one.id for one in found.diverse(max_tokens=10)] == ["count"]
 
 
-def made(model: Any, shares: list[float]) -> Known:
+def made(model, shares):
     """Known texts with these accuracies."""
     found = known(model)
     return Known(found.frame.assign(accuracy=shares), found.tokenized, 0.7)
 
 
-def test_nine_of_ten_is_an_accuracy_of_nine_tenths(model: Any, monkeypatch: Any) -> None:
+def test_nine_of_ten_is_an_accuracy_of_nine_tenths(model, monkeypatch):
     """In float32 it is less."""
     share = torch.tensor([9 / 10] * 3)
     assert float(share[0]) < 0.9
@@ -95,76 +99,66 @@ def test_nine_of_ten_is_an_accuracy_of_nine_tenths(model: Any, monkeypatch: Any)
     assert len(known(model, 0.9).sequences) == 2
 
 
-def test_a_text_that_is_not_known_is_refused_with_its_accuracy(model: Any) -> None:
+def test_a_text_that_is_not_known_is_refused_with_its_accuracy(model):
     found = made(model, [0.95, 0.7, 0.25])
-    first, second, last = found.frame["id"]
-    assert found.sequence(first) is found.tokenized[0] and found.sequence(second)
-    with pytest.raises(ValueError, match=f"of at least 0.7, got 0.25 of '{last}'. Choose another"):
-        found.sequence(last)
-    with pytest.raises(ValueError, match=r"got 'cuont'.* Did you mean count\?"):
-        found.sequence("cuont")
-    with pytest.raises(ValueError, match=r"min_accuracy must be in \[0, 1\], got 70"):
+    (known_one, *_), last = found.sequences, found.frame["id"].iloc[-1]
+    assert found.sequence(known_one.id) is known_one
+    for id in (f"'{last}' with 0.25", "'cuont'. "):
+        with pytest.raises(ValueError, match=f"got {id}"):
+            found.sequence(id.split("'")[1])
+    with pytest.raises(ValueError, match="min_accuracy"):
         known(model, 70)
 
 
-def test_thresholds_say_what_they_keep_without_controls(model: Any) -> None:
+def test_thresholds_say_what_they_keep_without_controls(model):
     found = made(model, [0.95, 0.7, 0.25])
     real = found.frame[found.frame["kind"] != CONTROL]["accuracy"]
     assert found.kept().to_dict() == {t: (real >= t).sum() for t in (0.9, 0.8, 0.7, 0.6, 0.5)}
     table = found.by_category()
     assert table["texts"].sum() == 3 and table["known"].sum() == 2
-    assert (
-        repr(found) == f"Known({len(found.sequences)} of 3 texts with an accuracy of at least 0.7)"
-    )
+    assert "0.9 keeps" in found.advice() and "0.7 keeps" in found.advice()
 
 
-def test_own_texts_and_saved_ones(model: Any, tmp_path: Path) -> None:
+def test_one_text_by_id(model):
+    assert example(model, "count").n_prefix == 2
+    with pytest.raises(ValueError, match="Did you mean count"):
+        example(model, "cuont")
+
+
+def test_own_texts_and_saved_ones(model, tmp_path):
     (tmp_path / "own.txt").write_text("5 6 7 8 9 10\n11 12 13 14 15\n")
     found = known(model, 0, Data(source=tmp_path / "own.txt", n_prefix=2))
     assert (found.frame["kind"] == "own").sum() == 2
     found.save(tmp_path / "known.jsonl")
-    options = {"n_prefix": "n_prefix", "id": "id", "category": "category", "any_tokens": True}
+    options = {"n_prefix": "n_prefix", "id": "id", "category": "category"}
     again = list(read_sequences(tmp_path / "known.jsonl", model, **options))
     for ours, theirs in zip(found.sequences, again, strict=True):
         assert torch.equal(ours.tokens, theirs.tokens)
-        assert (ours.id, ours.category, ours.n_prefix) == (
-            theirs.id,
-            theirs.category,
-            theirs.n_prefix,
-        )
+        for name in ("id", "category", "n_prefix"):
+            assert getattr(ours, name) == getattr(theirs, name)
 
 
-def test_the_command_prints_and_writes_what_is_known(
-    model: Any, monkeypatch: Any, tmp_path: Path
-) -> None:
+def test_the_command_prints_and_writes_what_is_known(model, monkeypatch, tmp_path):
     from typer.testing import CliRunner
 
     from tl_localize.cli import app
 
-    monkeypatch.setattr("tl_localize.cli.known.load_model", lambda *a: model)
+    monkeypatch.setattr("tl_localize.cli.running.load_model", lambda *a: model)
     path = tmp_path / "known.jsonl"
     run = CliRunner().invoke(app, ["known", "--min-accuracy", "0", "--out", str(path)])
     assert run.exit_code == 0, run.output
-    assert "count" in run.stdout and "Texts that a threshold keeps: " in run.stdout
+    assert "count" in run.stdout
     assert len(path.read_text().splitlines()) == 2
-    run = CliRunner().invoke(app, ["known", "--csv"])
-    assert run.stdout.startswith("id,category,kind,n_tokens,accuracy\n")
     model.tokenizer = None
     run = CliRunner().invoke(app, ["known"])
     assert run.exit_code == 2 and "model must have a tokenizer" in run.stderr
 
 
-def test_a_model_without_a_tokenizer_is_refused(gpt2_like: Any) -> None:
-    with pytest.raises(ValueError, match="model must have a tokenizer to read text, got none"):
-        known(gpt2_like)
-
-
-@pytest.mark.parametrize("name", ["reference-gpt2", "reference-pythia"])
-def test_a_shipped_model_knows_what_was_planted(name: str, monkeypatch: Any) -> None:
+def test_a_shipped_model_knows_what_was_planted(monkeypatch):
     from tl_localize import load_model
 
     monkeypatch.setattr("tl_localize.collect.known.known_texts", list)
-    found = known(load_model(name, device="cpu"), 0.9)
+    found = known(load_model("reference", device="cpu"), 0.9)
     assert set(found.frame["kind"]) == {"planted"}
     assert len(found.sequences) == len(found.frame) > 90
     assert all(isinstance(one, MemorizedSequence) for one in found.sequences)

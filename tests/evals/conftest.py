@@ -1,76 +1,60 @@
-"""INJ of three sentences and of six with a distractor each; DEL of seven sequences."""
+"""INJ of four sentences and of six with a distractor each; DEL of seven sequences."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 
-@pytest.fixture
-def sentences():
-    from tl_localize import MemorizedSequence
+@pytest.fixture(scope="session")
+def make_joint(make_inj, make_sequences):
+    """INJ of six sentences, one distractor each."""
 
-    generator = torch.Generator().manual_seed(0)
-    return [
-        MemorizedSequence(torch.randint(0, 50, (8 + i,), generator=generator), 3, id=f"s{i}")
-        for i in range(3)
-    ]
+    def make(model):
+        sentences = make_sequences(*[(7, 1)] * 6, d_vocab=50, seed=1)
+        for i, one in enumerate(sentences):
+            one.tokens[0] = i % 4
+        how = {"ratio": 0.1, "learning_rate": 0.02, "max_steps": 40}
+        return make_inj(model, sequences=sentences, distractors=1, **how)
 
-
-@pytest.fixture
-def benchmark(gpt2_like, sentences):
-    from tl_localize.evals.inj_benchmark import InjBenchmark
-
-    return InjBenchmark(
-        model=gpt2_like,
-        sequences=sentences,
-        ratio=0.2,
-        learning_rate=0.05,
-        stop_loss=0.5,
-        max_steps=20,
-    )
+    return make
 
 
 @pytest.fixture
-def together(gpt2_like):
-    from tl_localize import MemorizedSequence
-    from tl_localize.evals.inj_benchmark import InjBenchmark
-
-    generator = torch.Generator().manual_seed(1)
-    sentences = [
-        MemorizedSequence(
-            torch.cat([torch.tensor([i]), torch.randint(10, 50, (6,), generator=generator)]),
-            1,
-            id=f"s{i}",
-        )
-        for i in (0, 1, 2, 3, 0, 1)
-    ]
-    return InjBenchmark(
-        model=gpt2_like,
-        sequences=sentences,
-        ratio=0.1,
-        learning_rate=0.02,
-        distractors=1,
-        stop_loss=0.5,
-        max_steps=40,
-    )
+def benchmark(gpt2_like, make_inj):
+    return make_inj(gpt2_like, max_steps=20)
 
 
 @pytest.fixture
-def general() -> torch.Tensor:
+def together(gpt2_like, make_joint):
+    return make_joint(gpt2_like)
+
+
+@pytest.fixture(scope="session")
+def inj_results(make_model, make_inj):
+    from tl_localize import Activations
+
+    return make_inj(make_model(1), max_steps=20).run([Activations()])
+
+
+@pytest.fixture(scope="session")
+def joint_results(make_model, make_joint):
+    from tl_localize import Activations
+
+    return make_joint(make_model(1)).run([Activations()])
+
+
+@pytest.fixture(scope="session")
+def general():
     return torch.randint(61, (5, 12), generator=torch.Generator().manual_seed(7))
 
 
-@pytest.fixture
-def recited(make_sequences: Callable[..., list[Any]]) -> Callable[[Any], list[Any]]:
+@pytest.fixture(scope="session")
+def recited(make_sequences):
     """Seven sequences of different lengths whose suffixes a model recites in part."""
 
-    def of(model: Any) -> list[Any]:
+    def of(model):
         sequences = make_sequences(
             (9, 3), (14, 1), (6, 4), (11, 6), (16, 8), (12, 5), (16, 2), seed=3
         )
@@ -88,15 +72,24 @@ def recited(make_sequences: Callable[..., list[Any]]) -> Callable[[Any], list[An
     return of
 
 
-@pytest.fixture
-def benchmark_of(recited: Callable[..., Any], general: torch.Tensor) -> Callable[..., Any]:
+@pytest.fixture(scope="session")
+def benchmark_of(recited, general):
     """DEL with two dev sequences at two ratios, unless something else is given."""
     from noise import letters
 
     from tl_localize.evals import DelBenchmark
 
-    def make(model: Any, **settings: Any) -> Any:
-        defaults: dict[str, Any] = {"ratios": (0.2, 0.5), "n_dev": 2, "decode": letters}
+    def make(model, **settings):
+        defaults = {"ratios": (0.2, 0.5), "n_dev": 2, "decode": letters}
         return DelBenchmark(model, recited(model), general, **(defaults | settings))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def measured(make_model, benchmark_of):
+    """A DEL benchmark and its results with three random methods."""
+    from noise import Noise
+
+    benchmark = benchmark_of(make_model(1, model_name="gpt2-like"))
+    return benchmark, benchmark.run([Noise(), Noise("integrated_gradients", 5)])

@@ -1,10 +1,6 @@
 """DEL: the numbers of ablating one set of neurons after the other, and of the authors' code."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -36,11 +32,11 @@ RATIO = 0.2
 TOLERANCE = 2e-4  # of a perplexity near 100 in float32
 
 
-def naive(benchmark: Any, target: int, neurons: NeuronSet) -> dict[str, float]:
+def naive(benchmark, target, neurons):
     """One set ablated by itself, measured by the public functions."""
     model, sequences, text = benchmark.model, benchmark.test_sequences, benchmark.general_tokens
 
-    def measured() -> dict[str, Any]:
+    def measured():
         return {
             "accuracy": accuracy(model, sequences),
             "levenshtein": levenshtein(model, sequences, letters),
@@ -59,12 +55,10 @@ def naive(benchmark: Any, target: int, neurons: NeuronSet) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"batch_tokens": 40}, {"first_layer": 0, "batch_tokens": 150}]
-)
+@pytest.mark.parametrize("settings", [{}, {"first_layer": 0}])
 def test_del_gives_the_numbers_of_ablating_one_set_after_the_other(
-    any_model: Any, benchmark_of: Any, settings: Any
-) -> None:
+    any_model, benchmark_of, settings
+):
     benchmark = benchmark_of(any_model, n_targets=3, **settings)
     frame = benchmark.run([Noise()]).frame
     assert len(frame) == 3 * 2 * 2
@@ -88,10 +82,10 @@ def test_del_gives_the_numbers_of_ablating_one_set_after_the_other(
     assert some_effect > 0.5  # else the comparison would say nothing
 
 
-def test_del_uses_map_where_there_is_one(gpt2_like: Any, benchmark_of: Any) -> None:
+def test_del_uses_map_where_there_is_one(gpt2_like, benchmark_of):
     benchmark, method = benchmark_of(gpt2_like, n_targets=3), Activations()
 
-    def activations(model: Any, sequence: Any) -> NeuronScores:
+    def activations(model, sequence):
         return method(model, sequence)
 
     by_map, by_call = (benchmark.run([one]).frame for one in (method, activations))
@@ -99,7 +93,7 @@ def test_del_uses_map_where_there_is_one(gpt2_like: Any, benchmark_of: Any) -> N
     pd.testing.assert_frame_equal(by_map, by_call)
 
 
-def test_del_never_measures_a_dev_sequence(gpt2_like: Any, benchmark_of: Any) -> None:
+def test_del_never_measures_a_dev_sequence(gpt2_like, benchmark_of):
     benchmark = benchmark_of(gpt2_like)
     frame = benchmark.run([Noise()]).frame
     without = replace(benchmark, sequences=benchmark.sequences[2:], n_dev=0).run([Noise()])
@@ -108,14 +102,12 @@ def test_del_never_measures_a_dev_sequence(gpt2_like: Any, benchmark_of: Any) ->
 
 
 @pytest.mark.parametrize(("few", "many"), [(3, 4), (8, 25), (20, 24)])
-def test_del_that_grows_keeps_all_that_it_has(
-    gpt2_like: Any, make_sequences: Any, general: torch.Tensor, few: int, many: int
-) -> None:
+def test_del_that_grows_keeps_all_that_it_has(gpt2_like, make_sequences, general, few, many):
     """In chunks of 16: a folder that has some targets is asked for more, and for fewer again."""
-    methods, sequences = [Slimming()], make_sequences(*[(8, 3)] * 27)
+    methods, sequences = [Slimming(first_layer=1)], make_sequences(*[(8, 3)] * 27)
     benchmark = DelBenchmark(gpt2_like, sequences, general, ratios=(0.2,), n_dev=2, decode=letters)
 
-    def tasks(n: int, before: Any = ()) -> tuple[Any, dict[str, Any]]:
+    def tasks(n, before=()):
         plan = replace(benchmark, n_targets=n).plan(methods, before)
         return plan, {task.key: task for task in closure(plan.tasks)}
 
@@ -130,7 +122,7 @@ def test_del_that_grows_keeps_all_that_it_has(
     assert tasks(few, [first, grown])[1].keys() == old.keys()
 
 
-def test_del_adds_random_once(gpt2_like: Any, benchmark_of: Any) -> None:
+def test_del_adds_random_once(gpt2_like, benchmark_of):
     benchmark = benchmark_of(gpt2_like, n_targets=1)
     for methods, names in (
         ([Noise()], ["noise", "random"]),
@@ -139,17 +131,15 @@ def test_del_adds_random_once(gpt2_like: Any, benchmark_of: Any) -> None:
         assert list(benchmark.run(methods).frame["method"].unique()) == names
 
 
-def test_del_leaves_the_model_as_it_was(any_model: Any, benchmark_of: Any, unchanged: Any) -> None:
+def test_del_leaves_the_model_as_it_was(any_model, benchmark_of, unchanged):
     benchmark = benchmark_of(any_model, ablation="mean")
     check = unchanged(any_model)
     benchmark.run([Noise()])
     check()
 
 
-def test_del_leaves_no_hook_when_a_method_raises(
-    gpt2_like: Any, benchmark_of: Any, unchanged: Any
-) -> None:
-    def broken(model: Any, sequence: Any) -> Any:
+def test_del_leaves_no_hook_when_a_method_raises(gpt2_like, benchmark_of, unchanged):
+    def broken(model, sequence):
         raise RuntimeError("broken")
 
     benchmark = benchmark_of(gpt2_like)
@@ -159,9 +149,7 @@ def test_del_leaves_no_hook_when_a_method_raises(
     check()
 
 
-def test_del_loses_only_the_target_whose_scores_are_not_finite(
-    gpt2_like: Any, benchmark_of: Any, tmp_path: Path
-) -> None:
+def test_del_loses_only_the_target_whose_scores_are_not_finite(gpt2_like, benchmark_of, tmp_path):
     benchmark = replace(benchmark_of(gpt2_like), ratios=(0.2,))
     method, bad, attribute = (
         Slimming(steps=10, first_layer=1),
@@ -172,13 +160,10 @@ def test_del_loses_only_the_target_whose_scores_are_not_finite(
         "delta_self_accuracy"
     ]
 
-    def with_one_lost(self: Any, neurons: Any, sequences: Any, *rest: Any) -> Any:
-        lost, error = [], ValueError("loss must be finite, got nan")
-        for sequence, found in zip(
-            sequences, attribute(self, neurons, sequences, *rest), strict=True
-        ):
-            lost.append(error if sequence.id == bad.id else found)
-        return lost
+    def with_one_lost(self, neurons, sequences, *rest):
+        if bad in sequences:
+            raise ValueError("loss must be finite, got nan")
+        return attribute(self, neurons, sequences, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Slimming, "attribute_batch", with_one_lost)
@@ -191,7 +176,7 @@ def test_del_loses_only_the_target_whose_scores_are_not_finite(
     )
 
 
-def test_del_measures_the_model_with_the_hooks_it_has(gpt2_like: Any, benchmark_of: Any) -> None:
+def test_del_measures_the_model_with_the_hooks_it_has(gpt2_like, benchmark_of):
     benchmark = benchmark_of(gpt2_like, first_layer=0)
     everything = NeuronSet(torch.ones(2, 48, dtype=torch.bool))
     with everything.dropped_out(gpt2_like):
@@ -201,12 +186,10 @@ def test_del_measures_the_model_with_the_hooks_it_has(gpt2_like: Any, benchmark_
     assert frame["self_accuracy_before"].iloc[0] == pytest.approx(float(expected[0]))
 
 
-def test_single_layers_get_the_budget_of_all_layers(neox_like: Any, benchmark_of: Any) -> None:
+def test_single_layers_get_the_budget_of_all_layers(neox_like, benchmark_of):
     benchmark = replace(benchmark_of(neox_like), ratios=(RATIO,))
     own = {field.name: getattr(benchmark, field.name) for field in fields(benchmark)}
-    with pytest.raises(
-        ValueError, match=r"multiple \* 22 in \[1, 56\], the neurons of one layer, got 5"
-    ):
+    with pytest.raises(ValueError, match=r"count must select 1 to 56 neurons, got 110"):
         SingleLayerStudy(**own)
     frame = SingleLayerStudy(**own, multiples=(1, 2)).run([Noise()])
     everywhere = frame[frame["layer"].isna()].drop(columns=["layer", "multiple"])
@@ -225,42 +208,36 @@ def test_single_layers_get_the_budget_of_all_layers(neox_like: Any, benchmark_of
 
 
 @pytest.mark.parametrize("name", ["hard_concrete", "slimming"])
-def test_single_layers_refuse_masks_of_all_layers(
-    gpt2_like: Any, benchmark_of: Any, name: str
-) -> None:
-    with pytest.raises(ValueError, match=r"method must score each layer by itself .*Use one of"):
+def test_single_layers_refuse_masks_of_all_layers(gpt2_like, benchmark_of, name):
+    with pytest.raises(ValueError, match=r"method must score each layer by itself"):
         single_layer_run(benchmark_of(gpt2_like, ratios=(0.1,)), METHODS[name]())
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"ratios": (0.001,)}, "ratio must select at least one of 48 neurons, got 0.001.*0.021"),
+        ({"ratios": (0.001,)}, "ratio must select 1 to 48 neurons, got 0.001.*0.021"),
         ({"ratios": ()}, "ratios must be different fractions"),
         ({"ratios": (0.1, 0.1)}, "ratios must be different fractions"),
-        ({"ratios": 0.1}, "ratios must be a sequence of fractions, got 0.1"),
-        ({"ratios": "0.1"}, "ratios must be a sequence of fractions, got '0.1'"),
         ({"n_dev": 7}, "n_dev must leave at least one of the 7 sequences for the test, got 7"),
         ({"ablation": "noise"}, "ablation must be one of"),
-        ({"decode": None}, "decode must be given for a model without a tokenizer"),
+        ({"decode": None}, "model must have a tokenizer"),
         ({"general_tokens": torch.full((2, 5), 61)}, r"\[0, 61\), got 61 in general_tokens"),
         ({"general_tokens": torch.zeros(2, 40).long()}, r"n_ctx=32 positions, got shape \(2, 40\)"),
         ({"general_tokens": torch.zeros(0, 5).long()}, "general_tokens must be token ids"),
         ({"general_tokens": torch.tensor([1, 2, 3])}, "general_tokens must be token ids"),
-        ({"general_tokens": "some text"}, "general_tokens must be a tensor"),
+        ({"general_tokens": "some text"}, "general_tokens must be token ids"),
         ({"sequences": []}, "sequences must hold at least one sequence"),
         ({"units": "heads"}, "units must be Units"),
     ],
 )
-def test_del_refuses_what_it_cannot_run(
-    unchecked: None, gpt2_like: Any, benchmark_of: Any, settings: dict[str, Any], message: str
-) -> None:
+def test_del_refuses_what_it_cannot_run(unchecked, gpt2_like, benchmark_of, settings, message):
     benchmark = benchmark_of(gpt2_like)
     with pytest.raises((ValueError, TypeError), match=message):
         replace(benchmark, **settings)
 
 
-def test_del_refuses_ids_that_occur_twice(gpt2_like: Any, benchmark_of: Any) -> None:
+def test_del_refuses_ids_that_occur_twice(gpt2_like, benchmark_of):
     benchmark = benchmark_of(gpt2_like)
     with pytest.raises(ValueError, match=r"different ids, got \['s6'\] more than once"):
         replace(benchmark, sequences=[*benchmark.sequences, benchmark.sequences[-1]])
@@ -270,14 +247,14 @@ def test_del_refuses_ids_that_occur_twice(gpt2_like: Any, benchmark_of: Any) -> 
     assert unnamed.test_sequences[0].id == "sequence-2"
 
 
-def test_del_refuses_methods_that_give_something_else(gpt2_like: Any, benchmark_of: Any) -> None:
+def test_del_refuses_methods_that_give_something_else(gpt2_like, benchmark_of):
     benchmark = benchmark_of(gpt2_like)
-    with pytest.raises(ValueError, match="methods must hold at least one method"):
-        benchmark.run([])
     with pytest.raises(TypeError, match="methods must return NeuronScores, got Tensor"):
         benchmark.run([lambda model, sequence: torch.zeros(2, 48)])
-    with pytest.raises(ValueError, match=r"model's shape \(2, 48\), got \(2, 47\)"):
+    with pytest.raises(ValueError, match=r"got \(MLPNeurons\(\), 2, 47\)"):
         benchmark.run([lambda model, sequence: NeuronScores(torch.zeros(2, 47))])
+    with pytest.raises(ValueError, match="first_layer of 'slimming' must be 1"):
+        benchmark.run([Slimming()])
 
 
 GOLDEN = {
@@ -292,17 +269,15 @@ GOLDEN = {
 class Given:
     """A method that gives the scores it was made with."""
 
-    def __init__(self, name: str, values: np.ndarray) -> None:
+    def __init__(self, name, values):
         self.name, self.scores = name, NeuronScores(torch.tensor(values, dtype=torch.float32))
 
-    def __call__(self, model: Any, sequence: Any) -> NeuronScores:
+    def __call__(self, model, sequence):
         return self.scores
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.05, 0.2])
-def test_del_agrees_with_the_authors_code(
-    golden: Path, golden_settings: dict[str, Any], ratio: float
-) -> None:
+def test_del_agrees_with_the_authors_code(golden, golden_settings, ratio):
     """The ablated neurons, all accuracies and distances, the perplexity, of ten attributions."""
     model = load_model(golden, device="cpu")
     reference, scores, expected = (
@@ -315,7 +290,7 @@ def test_del_agrees_with_the_authors_code(
     }
     values["random"] = expected["random_attribution"]
     count = int(256 * ratio)
-    methods: list[Given] = []
+    methods = []
     for name, value in values.items():
         theirs = np.zeros((4, 256))
         np.put_along_axis(theirs[1:], expected[f"{name}_r{ratio}_ids"], 1, axis=1)
@@ -346,11 +321,11 @@ def test_del_agrees_with_the_authors_code(
     for name in values:
         key = (f"golden_{name}", ratio)
         accuracies = before["accuracy"] + results.confusion[key].iloc[0].to_numpy()
-        distances = before["levenshtein"] + results.confusion_levenshtein[key].iloc[0].to_numpy()
         assert np.array_equal(accuracies, expected[f"{name}_r{ratio}_acc_after"]), name
-        assert np.array_equal(distances, expected[f"{name}_r{ratio}_dist_after"]), name
         row = results.frame[results.frame.method == key[0]].iloc[0]
         theirs = record[name][str(ratio)]
+        distance = before["levenshtein"][0] + row["delta_self_levenshtein"]
+        assert distance == expected[f"{name}_r{ratio}_dist_after"][0], name
         assert row["perplexity_base2_before"] + row["delta_perplexity_base2"] == pytest.approx(
             theirs["ppl_after"], abs=1e-4
         ), name

@@ -1,44 +1,27 @@
-"""Small runs into folders: INJ of four sentences, DEL of three targets."""
+"""Small runs into folders: INJ of four sentences, DEL of three targets, REV of four sentences."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from shutil import copytree, move
-from typing import Any
 
 import pytest
 import torch
 from folders import run_into
 
-Run = Callable[..., list[Any]]
-
 
 @pytest.fixture
-def methods() -> list[Any]:
+def methods():
     from tl_localize import Activations, HardConcrete
 
     return [Activations(), HardConcrete(steps=3)]
 
 
 @pytest.fixture
-def inj(gpt2_like: Any, make_sequences: Any) -> Any:
-    from tl_localize.evals import InjBenchmark
-
-    sentences = make_sequences(*[(8 + i, 3) for i in range(4)], d_vocab=50)
-    return InjBenchmark(
-        model=gpt2_like,
-        sequences=sentences,
-        ratio=0.2,
-        learning_rate=0.05,
-        stop_loss=0.5,
-        max_steps=3,
-    )
+def inj(gpt2_like, make_inj):
+    return make_inj(gpt2_like)
 
 
 @pytest.fixture
-def deletion(gpt2_like: Any, make_sequences: Any) -> Any:
+def deletion(gpt2_like, make_sequences):
     from tl_localize.evals import DelBenchmark
 
     general = torch.randint(0, 61, (2, 8), generator=torch.Generator().manual_seed(1))
@@ -56,16 +39,16 @@ def deletion(gpt2_like: Any, make_sequences: Any) -> Any:
 
 
 @pytest.fixture
-def run_inj(inj: Any, methods: list[Any], tmp_path: Path) -> Run:
+def run_inj(inj, methods, tmp_path):
     """INJ into a folder, with everything as in the other runs unless it is given."""
 
     def run(
-        name: str = "run",
-        methods: list[Any] = methods,
-        stop_after: int | None = None,
-        shard: Any = (1, 1),
-        **changes: Any,
-    ) -> Any:
+        name="run",
+        methods=methods,
+        stop_after=None,
+        shard=(1, 1),
+        **changes,
+    ):
         options = {key: changes.pop(key) for key in ("progress", "retry_failed") if key in changes}
         return run_into(
             replace(inj, **changes), methods, tmp_path / name, stop_after, shard, **options
@@ -75,18 +58,33 @@ def run_inj(inj: Any, methods: list[Any], tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def run_del(deletion: Any, methods: list[Any], tmp_path: Path) -> Run:
+def rev(rev):
+    return replace(rev, n_sequences=2, ratios=(0.5,))
+
+
+@pytest.fixture
+def run_rev(rev, methods, tmp_path):
+    """REV into a folder."""
+
+    def run(name="run", stop_after=None, shard=(1, 1)):
+        return run_into(rev, methods, tmp_path / name, stop_after, shard)
+
+    return run
+
+
+@pytest.fixture
+def run_del(deletion, methods, tmp_path):
     """DEL at two ratios, and layer by layer, into a folder."""
     from tl_localize import Activations
     from tl_localize.evals.presets import single_layer_run
 
     def run(
-        name: str = "run",
-        methods: list[Any] = methods,
-        stop_after: int | None = None,
-        shard: Any = (1, 1),
-        **changes: Any,
-    ) -> Any:
+        name="run",
+        methods=methods,
+        stop_after=None,
+        shard=(1, 1),
+        **changes,
+    ):
         one = replace(deletion, **changes)
         single, _ = single_layer_run(replace(one, ratios=one.ratios[:1]), Activations())
         outcomes = run_into(one, methods, tmp_path / name, stop_after, shard)
@@ -101,7 +99,7 @@ def run_del(deletion: Any, methods: list[Any], tmp_path: Path) -> Run:
 
 
 @pytest.fixture(scope="session")
-def finished_runs() -> dict[str, tuple[Path, int]]:
+def finished_runs():
     """The folders with undisturbed runs that ``finished`` has made, and their numbers of tasks, by
     what was run.
     """
@@ -109,17 +107,16 @@ def finished_runs() -> dict[str, tuple[Path, int]]:
 
 
 @pytest.fixture
-def finished(
-    finished_runs: Any, tmp_path_factory: Any, run_inj: Run, run_del: Run, tmp_path: Path
-) -> Callable[..., int]:
-    """Put an undisturbed run of "inj" or "del" into a folder, made once a session and then copied;
-    gives the number of its tasks.
+def finished(finished_runs, tmp_path_factory, run_inj, run_del, run_rev, tmp_path):
+    """Put an undisturbed run of "inj", "del" or "rev" into a folder, made once a session and then
+    copied; gives the number of its tasks.
     """
 
-    def copy(which: str, name: str = "run", **changes: Any) -> int:
+    def copy(which, name="run", **changes):
         key = f"{which} {changes!r}"
         if key not in finished_runs:
-            n_tasks = len({"inj": run_inj, "del": run_del}[which]("undisturbed", **changes))
+            run = {"inj": run_inj, "del": run_del, "rev": run_rev}[which]
+            n_tasks = len(run("undisturbed", **changes))
             finished_runs[key] = (
                 move(tmp_path / "undisturbed", tmp_path_factory.mktemp("finished") / "run"),
                 n_tasks,
@@ -132,40 +129,34 @@ def finished(
 
 
 @pytest.fixture
-def inj_numbers(tmp_path: Path) -> Callable[..., Any]:
+def inj_numbers(tmp_path):
     """All that INJ measured, but for the time that it took."""
     from tl_localize.evals import InjResults
     from tl_localize.execution import Store
 
-    def numbers(name: str = "run") -> tuple[str, ...]:
+    def numbers(name="run"):
         results = InjResults.of(Store(tmp_path / name))
         assert not len(results.missing)
         frame = results.frame.drop(columns="seconds")
         return (
             frame.to_csv(),
             results.table().to_csv(),
-            results.truth.to_csv(),
-            results.assignment.to_csv(),
         )
 
     return numbers
 
 
 @pytest.fixture
-def del_numbers(tmp_path: Path) -> Callable[..., Any]:
+def del_numbers(tmp_path):
     """All that DEL measured."""
     from tl_localize.evals import DelResults
-    from tl_localize.evals.single_layer import single_layers
+    from tl_localize.evals.del_benchmark import single_layers
     from tl_localize.execution import Store
 
-    def numbers(name: str = "run") -> list[str]:
+    def numbers(name="run"):
         results = DelResults.of(Store(tmp_path / name))
         assert not len(results.missing)
-        matrices = [
-            matrix.to_csv()
-            for found in (results.confusion, results.confusion_levenshtein)
-            for matrix in found.values()
-        ]
+        matrices = [matrix.to_csv() for matrix in results.confusion.values()]
         layers = single_layers(Store(tmp_path / name))
         assert set(layers["method"]) == {"activations"}
         return [
@@ -180,7 +171,21 @@ def del_numbers(tmp_path: Path) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def leftovers(tmp_path: Path) -> Callable[..., list[Path]]:
+def rev_numbers(tmp_path):
+    """All that REV measured."""
+    from tl_localize.evals import RevResults
+    from tl_localize.execution import Store
+
+    def numbers(name="run"):
+        results = RevResults.of(Store(tmp_path / name))
+        assert not len(results.missing)
+        return results.frame.to_csv(), results.table().to_csv()
+
+    return numbers
+
+
+@pytest.fixture
+def leftovers(tmp_path):
     """Files in a folder that an undisturbed run does not leave."""
     return lambda name="run": [
         path

@@ -1,18 +1,15 @@
 """Keys hold everything that a number depends on; plans of one folder agree."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from tl_localize.execution.tasks import Plan, Task, closure, digest_of, tasks_of
 
 
-def plan_of(tasks: list[Task], **changes: Any) -> Plan:
-    given: dict[str, Any] = {
+def plan_of(tasks, **changes):
+    given = {
         "settings": {"a": 1},
         "parts": ["s0", "s1"],
         "methods": {"m": "M()"},
@@ -22,38 +19,24 @@ def plan_of(tasks: list[Task], **changes: Any) -> Plan:
     return Plan("inj", tasks=tasks, **(given | changes))
 
 
-def test_key_depends_on_kind_inputs_and_needs_alone() -> None:
+def test_key_depends_on_kind_inputs_and_needs_alone():
     need = Task("injections", {"seed": 0})
     task = Task("scores", {"a": 1, "b": [1.5, "x"]}, (need,))
-    assert (
-        task.key
-        == Task(
-            "scores",
-            {"b": [1.5, "x"], "a": 1},
-            (Task("injections", {"seed": 0}),),
-            "label",
-            "name",
-            3,
-            0.1,
-        ).key
-    )
-    others = [
-        replace(task, kind="inj"),
-        replace(task, inputs={"a": 1}),
-        replace(task, needs=()),
-        replace(task, needs=(need, need)),
-    ]
+    same = Task("scores", {"b": [1.5, "x"], "a": 1}, (replace(need),), "label", "name", 3, 0.1)
+    assert task.key == same.key
+    changes = {"kind": "inj"}, {"inputs": {"a": 1}}, {"needs": ()}, {"needs": (need, need)}
+    others = [replace(task, **one) for one in changes]
     others.append(replace(task, needs=(Task("injections", {"seed": 1}),)))
     assert len({one.key for one in (task, *others)}) == 6
 
 
-def test_closure_gives_needs_first_and_each_task_once() -> None:
+def test_closure_gives_needs_first_and_each_task_once():
     first = Task("a", {})
     second, third = Task("b", {}, (first,)), Task("c", {}, (first,))
     assert [task.kind for task in closure([third, second, third])] == ["a", "c", "b"]
 
 
-def test_plan_is_the_same_after_a_file() -> None:
+def test_plan_is_the_same_after_a_file():
     need = Task("injections", {"seed": 0}, name="s\ud800", index=1)
     tasks = [
         Task("inj", {"nan": float("nan"), "m": m}, (need,), m, "s0", 1, 0.1, need.key)
@@ -84,36 +67,29 @@ def test_plan_is_the_same_after_a_file() -> None:
         ({"methods": {"m": "M(1)"}}, ["methods.m: M() in the folder, M(1) now"]),
     ],
 )
-def test_plans_contradict_each_other(changes: dict[str, Any], wrong: list[str]) -> None:
+def test_plans_contradict_each_other(changes, wrong):
     assert plan_of([], **changes).contradictions(plan_of([])) == wrong
     assert plan_of([]).contradictions(replace(plan_of([]), benchmark="del")) == [
         "benchmark: del in the folder, inj now"
     ]
 
 
-def test_tasks_of_plans_stand_in_the_order_of_tables_and_the_newest_counts() -> None:
-    def task(label: str, index: int, ratio: float, version: int = 1) -> Task:
-        return Task(
-            "inj",
-            {"version": version, "label": label, "index": index, "ratio": ratio},
-            (),
-            label,
-            "",
-            index,
-            ratio,
+def test_tasks_of_plans_stand_in_the_order_of_tables_and_the_newest_counts():
+    def plan(*tasks):
+        return plan_of(
+            [
+                Task("inj", {"version": version}, label=label, index=index, ratio=ratio)
+                for label, index, ratio, version in tasks
+            ]
         )
 
-    first = plan_of([task("a", 0, 0.2), task("b", 0, 0.2)])
-    second = plan_of([task("b", 0, 0.2, version=2), task("c", 0, 0.2), task("b", 1, 0.2)])
-    third = plan_of([task("a", 0, 0.1)])
-    found = [
-        (task.ratio, task.index, task.label, task.inputs["version"])
-        for task in tasks_of([first, second, third])
-    ]
-    assert found == [
-        (0.2, 0, "a", 1),
-        (0.2, 0, "b", 2),
-        (0.2, 0, "c", 1),
-        (0.2, 1, "b", 1),
-        (0.1, 0, "a", 1),
+    first = plan(("a", 0, 0.2, 1), ("b", 0, 0.2, 1))
+    second = plan(("b", 0, 0.2, 2), ("c", 0, 0.2, 1), ("b", 1, 0.2, 1))
+    found = tasks_of([first, second, plan(("a", 0, 0.1, 1))])
+    assert [(task.label, task.index, task.ratio, task.inputs["version"]) for task in found] == [
+        ("a", 0, 0.2, 1),
+        ("b", 0, 0.2, 2),
+        ("c", 0, 0.2, 1),
+        ("b", 1, 0.2, 1),
+        ("a", 0, 0.1, 1),
     ]

@@ -1,28 +1,23 @@
 """Gradient Alignment against gradients of the rows themselves."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from oracles import times_neuron
 
-from tl_localize import GradientAlignment, MemorizedSequence, inject
+from tl_localize import GradientAlignment, inject
 
 
-def mean_log_odds(model: Any, tokens: torch.Tensor, n_prefix: int) -> torch.Tensor:
+def mean_log_odds(model, tokens, n_prefix):
     p = model(tokens[None], return_type="logits", padding_side="right")[0].double().softmax(-1)
     positions = torch.arange(n_prefix - 1, len(tokens) - 1)
     true = p[positions, tokens[positions + 1]]
     return (true / (1 - true)).log().mean()
 
 
-def plain_gradient_alignment(
-    model: Any, sequence: MemorizedSequence, points: int, share: float
-) -> torch.Tensor:
+def plain_gradient_alignment(model, sequence, points, share):
     """[layer neuron]: cosines of rows and their gradients by autograd of W_out; on the path
     activations are scaled by hooks.
     """
@@ -54,9 +49,7 @@ def plain_gradient_alignment(
 
 
 @pytest.mark.parametrize("points", [1, 3])
-def test_gradient_alignment_equals_cosines_of_rows_and_their_gradients(
-    any_model: Any, sequence: Any, points: int
-) -> None:
+def test_gradient_alignment_equals_cosines_of_rows_and_their_gradients(any_model, sequence, points):
     wanted = plain_gradient_alignment(any_model, sequence, points, 0.1)
     torch.testing.assert_close(
         GradientAlignment(points=points, share=0.1)(any_model, sequence).values,
@@ -66,7 +59,7 @@ def test_gradient_alignment_equals_cosines_of_rows_and_their_gradients(
     )
 
 
-def test_gradient_alignment_does_not_see_the_length_of_a_row(gpt2_like: Any, sequence: Any) -> None:
+def test_gradient_alignment_does_not_see_the_length_of_a_row(gpt2_like, sequence):
     """A row ten times as long, whose neuron fires a tenth as strongly, writes the same."""
     before = GradientAlignment()(gpt2_like, sequence).values
     with torch.no_grad():
@@ -76,25 +69,7 @@ def test_gradient_alignment_does_not_see_the_length_of_a_row(gpt2_like: Any, seq
     torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-4)
 
 
-def test_gradient_alignment_of_one_neuron_whose_row_is_its_gradient_is_one(
-    gpt2_like: Any, sequence: Any
-) -> None:
-    """The last layer's row is put along its own gradient, again and again, until the two agree."""
-    weight = gpt2_like.blocks[1].mlp.W_out
-    for _ in range(60):
-        (gradient,) = torch.autograd.grad(
-            mean_log_odds(gpt2_like, sequence.tokens, sequence.n_prefix), [weight]
-        )
-        with torch.no_grad():
-            weight[5] = 0.01 * gradient[5] / gradient[5].norm()
-    assert float(GradientAlignment(points=1)(gpt2_like, sequence).values[1, 5]) == pytest.approx(
-        1, abs=1e-3
-    )
-
-
-def test_a_row_of_zeros_and_a_neuron_that_never_fires_score_zero(
-    any_model: Any, sequence: Any
-) -> None:
+def test_a_row_of_zeros_and_a_neuron_that_never_fires_score_zero(any_model, sequence):
     with torch.no_grad():
         any_model.blocks[0].mlp.W_out[3] = 0
     hook = ("blocks.1.mlp.hook_post", lambda act, hook: act.index_fill(-1, torch.tensor([4]), 0.0))
@@ -103,14 +78,7 @@ def test_a_row_of_zeros_and_a_neuron_that_never_fires_score_zero(
     assert values[0, 3] == 0 and values[1, 4] == 0
 
 
-def test_gradient_alignment_is_a_cosine(any_model: Any, sequences: Any) -> None:
-    for scores in GradientAlignment().map(any_model, sequences):
-        assert scores.values.abs().max() <= 1
-
-
-def test_gradient_alignment_finds_the_rows_that_were_written(
-    make_model: Any, make_sequences: Any
-) -> None:
+def test_gradient_alignment_finds_the_rows_that_were_written(make_model, make_sequences):
     model = make_model(1, d_model=64, d_mlp=256)
     (sequence,) = (replace(s, n_prefix=1) for s in make_sequences((14, 1)))
     injection = inject(model, sequence, ratio=0.1, seed=0, learning_rate=0.003, max_steps=400)
@@ -119,16 +87,3 @@ def test_gradient_alignment_finds_the_rows_that_were_written(
             GradientAlignment(share=0.1)(model, sequence).top_k(0.1).recall_of(injection.neurons)
         )
     assert injection.converged and found > 0.8
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"points": 0}, "points must be a whole number from 1 on"),
-        ({"share": 3}, "share must be a fraction"),
-        ({"share": 0.0}, "share must be a fraction"),
-    ],
-)
-def test_gradient_alignment_rejects(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        GradientAlignment(**settings)

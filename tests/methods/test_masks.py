@@ -1,9 +1,6 @@
 """Mask training: many masks in one batch are trained as each alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ from tl_localize.losses import batch_loss
 from tl_localize.neurons import NeuronView
 from tl_localize.sequences import SequenceBatch
 
-SETTINGS: dict[str, Any] = {"learning_rate": 0.02, "sparsity_weight": 30.0, "steps": 40}
+SETTINGS = {"learning_rate": 0.02, "sparsity_weight": 30.0, "steps": 40}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,15 +20,13 @@ class Watched(Slimming):
 
     seen: list[list[float]] = field(default_factory=list, compare=False)
 
-    def sparsity(self, parameters: torch.Tensor) -> torch.Tensor:
+    def sparsity(self, parameters):
         term = super().sparsity(parameters)
         self.seen.append(term.tolist())
         return term
 
 
-def train(
-    model: Any, sequences: Any, stop_sparsity: float = 0.0, size: int = 9, **settings: Any
-) -> tuple[list[torch.Tensor], list[list[float]]]:
+def train(model, sequences, stop_sparsity=0.0, size=9, **settings):
     """Masks, and the sparsities of those that are in each forward pass."""
     method = Watched(stop_sparsity=stop_sparsity, **{**SETTINGS, **settings})
     masks = [scores.values for scores in method.map(model, sequences, batch_size=size)]
@@ -39,19 +34,17 @@ def train(
 
 
 @pytest.fixture
-def stop(gpt2_like: Any, sequences: Any) -> float:
+def stop(gpt2_like, sequences):
     """A stop that the four masks pass at different steps: between their sparsities at step 20."""
     return float(np.median(train(gpt2_like, sequences, steps=20)[1][-1]))
 
 
-def test_masks_in_one_batch_stop_one_by_one(gpt2_like: Any, sequences: Any, stop: float) -> None:
+def test_masks_in_one_batch_stop_one_by_one(gpt2_like, sequences, stop):
     assert len(set(map(len, train(gpt2_like, sequences, stop)[1]))) > 1
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_masks_in_batches_equal_each_alone(
-    gpt2_like: Any, sequences: Any, stop: float, size: int
-) -> None:
+@pytest.mark.parametrize("size", [2, 3])
+def test_masks_in_batches_equal_each_alone(gpt2_like, sequences, stop, size):
     together, _ = train(gpt2_like, sequences, stop, size=size)
     for mask, sequence in zip(together, sequences, strict=True):
         torch.testing.assert_close(
@@ -59,24 +52,13 @@ def test_masks_in_batches_equal_each_alone(
         )
 
 
-def test_masks_stop_at_a_tenth_step_before_its_update(gpt2_like: Any, sequence: Any) -> None:
+def test_masks_stop_at_a_tenth_step_before_its_update(gpt2_like, sequence):
     (stopped,), seen = train(gpt2_like, [sequence], stop_sparsity=1.0)
     (wanted,), _ = train(gpt2_like, [sequence], steps=9)
     assert len(seen) == 10 and torch.equal(stopped, wanted)
 
 
-def test_masks_train_all_steps_without_early_stop(gpt2_like: Any, sequence: Any) -> None:
-    assert len(train(gpt2_like, [sequence], steps=23)[1]) == 23
-
-
-def test_masks_that_stop_at_the_last_step_miss_its_update(gpt2_like: Any, sequence: Any) -> None:
-    assert torch.equal(
-        train(gpt2_like, [sequence], stop_sparsity=1.0, steps=10)[0][0],
-        train(gpt2_like, [sequence], steps=9)[0][0],
-    )
-
-
-def test_masks_follow_torchs_adam(gpt2_like: Any, sequence: Any) -> None:
+def test_masks_follow_torchs_adam(gpt2_like, sequence):
     view, batch = NeuronView(gpt2_like), SequenceBatch.of([sequence])
     m = torch.ones(1, view.n_layers, view.n_neurons, requires_grad=True)
     adam = torch.optim.Adam([m], lr=SETTINGS["learning_rate"])
@@ -95,9 +77,7 @@ def test_masks_follow_torchs_adam(gpt2_like: Any, sequence: Any) -> None:
 
 
 @pytest.mark.parametrize("method", [Slimming(steps=10), HardConcrete(steps=10)])
-def test_mask_training_refuses_a_loss_that_is_not_finite(
-    gpt2_like: Any, sequence: Any, unchanged: Any, method: Any
-) -> None:
+def test_mask_training_refuses_a_loss_that_is_not_finite(gpt2_like, sequence, unchanged, method):
     gpt2_like.W_U.data[0, 0] = torch.nan
     hooks = {name: len(point._forward_hooks) for name, point in gpt2_like.hook_dict.items()}
     with pytest.raises(

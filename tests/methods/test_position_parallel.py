@@ -1,9 +1,5 @@
 """Position-parallel attention holds nothing of a run that is over."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -12,10 +8,10 @@ from tl_localize.methods import integrated_gradients
 from tl_localize.methods.position_parallel import PositionParallelModel
 
 
-def spied(monkeypatch: pytest.MonkeyPatch) -> list[PositionParallelModel]:
-    made: list[PositionParallelModel] = []
+def spied(monkeypatch):
+    made = []
 
-    def of(*args: Any) -> PositionParallelModel:
+    def of(*args):
         made.append(PositionParallelModel.of(*args))
         return made[-1]
 
@@ -25,30 +21,26 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[PositionParallelModel]:
     return made
 
 
-def test_tensors_are_there_during_a_run_and_gone_after_it(
-    gpt2_like: Any, sequence: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensors_are_there_during_a_run_and_gone_after_it(gpt2_like, sequence, monkeypatch):
     made, held = spied(monkeypatch), []
     gradient = integrated_gradients.probability_gradient
 
-    def looking(*args: Any) -> torch.Tensor:
-        held.append(sum(len(attention.changed) for attention in made[0].layers))
+    def looking(*args):
+        held.append(sum(len(attention.changed) for attention in made[0].layers.values()))
         return gradient(*args)
 
     monkeypatch.setattr(integrated_gradients, "probability_gradient", looking)
     IntegratedGradients(steps=3)(gpt2_like, sequence)
     assert held[0] == 4  # of the layer above the changed one
-    assert not any(attention.changed for attention in made[0].layers)
+    assert not any(attention.changed for attention in made[0].layers.values())
 
 
-def test_tensors_are_gone_after_an_exception(
-    gpt2_like: Any, sequence: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensors_are_gone_after_an_exception(gpt2_like, sequence, monkeypatch):
     """So the graph of a batch that ran out of memory is freed before half of the batch runs."""
     made, held = spied(monkeypatch), []
     gradient = integrated_gradients.probability_gradient
 
-    def failing(*args: Any) -> torch.Tensor:
+    def failing(*args):
         if not held:
             held.append(True)
             raise torch.OutOfMemoryError("CUDA out of memory.")
@@ -57,11 +49,11 @@ def test_tensors_are_gone_after_an_exception(
     monkeypatch.setattr(integrated_gradients, "probability_gradient", failing)
     parallel = PositionParallelModel.from_layer
 
-    def checked(self: Any, layer: int) -> Any:
-        assert not any(attention.changed for attention in self.layers)
+    def checked(self, layer):
+        assert not any(attention.changed for attention in self.layers.values())
         return parallel(self, layer)
 
     monkeypatch.setattr(PositionParallelModel, "from_layer", checked)
     with pytest.warns(RuntimeWarning, match="Out of memory"):
         IntegratedGradients(steps=3)(gpt2_like, sequence)
-    assert len(made) == 1 and not any(attention.changed for attention in made[0].layers)
+    assert len(made) == 1 and not any(attention.changed for attention in made[0].layers.values())

@@ -5,7 +5,7 @@ import pytest
 from tl_localize.report.paper import published
 
 
-def test_published_serves_one_model_by_its_transformer_lens_name() -> None:
+def test_published_serves_one_model_by_its_transformer_lens_name():
     frame = published("inj", "EleutherAI/pythia-2.8b-deduped")
     assert set(frame["model"]) == {"pythia-2.8b-deduped"}
     cells = frame.set_index(["method", "metric", "setting"])["value"]
@@ -13,13 +13,13 @@ def test_published_serves_one_model_by_its_transformer_lens_name() -> None:
     assert len(published("inj", "reference-gpt2")) == 0
 
 
-def test_published_names_the_known_tables() -> None:
+def test_published_names_the_known_tables():
     with pytest.raises(ValueError, match="table must be one of"):
         published("figure 7")
 
 
 @pytest.mark.parametrize("table", ["inj", "inj_global", "del", "memorization", "categories"])
-def test_texts_of_the_published_tables_are_their_values(table: str) -> None:
+def test_texts_of_the_published_tables_are_their_values(table):
     frame = published(table)
     shown = frame["text"].str.split().str[0]
     decimals = shown.str.partition(".")[2].str.len()

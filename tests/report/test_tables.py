@@ -1,10 +1,6 @@
 """Tables: formats, and the paper's numbers beside ours."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -15,16 +11,16 @@ from tl_localize.report.tables import (
     del_tables,
     inj_tables,
     save_table,
-    single_layer_table,
     to_markdown,
 )
 
 OURS, THEIRS = "ratio 1 %, 3 sentences", "ratio 1 %, published"
+TEST = ("m", "zero", 0.005, "Hard Concrete")
 DEL, DEL_PAPER = "0.5 % of each layer, 4 sequences", "0.5 % of each layer, published"
 
 
 @pytest.fixture
-def results() -> InjResults:
+def results():
     rows = [
         {
             "sequence_id": s,
@@ -45,7 +41,7 @@ def results() -> InjResults:
     return InjResults(pd.DataFrame(rows))
 
 
-def test_inj_tables_set_the_published_numbers_beside_ours(results: InjResults) -> None:
+def test_inj_tables_set_the_published_numbers_beside_ours(results):
     tables = inj_tables(results, "gpt2")
     table = tables["inj"]["R@1x"]
     assert table["ours", OURS, "Hard Concrete"] == "50.0 ± 5.8"
@@ -54,9 +50,7 @@ def test_inj_tables_set_the_published_numbers_beside_ours(results: InjResults) -
     assert across["paper", "ratio 0.1 %, published", "Slimming"] == "95.4"
 
 
-def test_save_table_writes_three_formats_that_hold_the_same_cell(
-    results: InjResults, tmp_path: Path
-) -> None:
+def test_save_table_writes_three_formats_that_hold_the_same_cell(results, tmp_path):
     save_table(inj_tables(results, "x")["inj"], tmp_path, "inj", "A caption")
     texts = {path.suffix: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
     assert set(texts) == {".md", ".tex", ".csv"}
@@ -64,12 +58,7 @@ def test_save_table_writes_three_formats_that_hold_the_same_cell(
     assert "A caption" in texts[".tex"] and texts[".md"].startswith("A caption\n\n|")
 
 
-def test_to_markdown_puts_the_index_into_columns(results: InjResults) -> None:
-    header = to_markdown(inj_tables(results, "x")["inj"]).splitlines()[0]
-    assert header.replace("|", " ").split() == ["setting", "method", "R@1x", "R@2x"]
-
-
-def test_del_tables_show_mean_and_error_in_points(del_results: Any) -> None:
+def test_del_tables_show_mean_and_error_in_points(del_results):
     tables = del_tables(del_results, "reference-gpt2")
     names = {name for name in CAPTIONS if name.startswith("del")}
     assert set(tables) == names - {"del_single_layer"}
@@ -79,7 +68,7 @@ def test_del_tables_show_mean_and_error_in_points(del_results: Any) -> None:
     assert tables["del_memorization"].loc["m", "Acc (%)"] == "95.0 ± 2.9"
 
 
-def test_del_tables_set_the_published_numbers_beside_ours(del_results: Any) -> None:
+def test_del_tables_set_the_published_numbers_beside_ours(del_results):
     tables = del_tables(del_results, "EleutherAI/pythia-2.8b-deduped")
     theirs = tables["del"].loc[("paper", DEL_PAPER, "Hard Concrete")]
     columns = ["Self-Acc (points)", "Self-Dist (characters)", "Rand-PPL", "Rand-PPL (2 ** nats)"]
@@ -88,55 +77,27 @@ def test_del_tables_set_the_published_numbers_beside_ours(del_results: Any) -> N
     assert tables["del"].loc[("ours", DEL, "Random"), "Δ Self-Acc (points)"] == "0.0 ± 0.0"
     before = tables["del_memorization"].loc[("paper", "pythia-2.8b-deduped")]
     assert before["Len (characters)"] == "160"
-    assert tables["del_tests"].loc[(0.005, "Hard Concrete"), "published_p_value"] == 4.1e-78
     categories = del_tables(del_results, "gpt2-xl")["del_categories"]
     assert categories.loc[("paper", "Poems"), "sequences"] == "9"
 
 
-def test_del_tests_compare_with_integrated_gradients_in_points(del_results: Any) -> None:
-    row = del_tables(del_results, "x")["del_tests"].loc[(0.005, "Hard Concrete")]
+def test_del_tests_compare_with_integrated_gradients_in_points(del_results):
+    row = del_tables(del_results, "x")["del_tests"].loc[TEST]
     assert row["difference of Δ Self-Acc (points)"] == pytest.approx(-17.5)
-    assert row["level"] == 0.05 / 2
-    assert bool(row["significant"])
+    assert row["level"] == 0.05 / 2 and row["significant"]
 
 
-def test_del_categories_and_examples_show_each_category(del_results: Any) -> None:
-    tables = del_tables(del_results, "x")
-    assert tables["del_categories"]["sequences"].to_dict() == {"poems": "2", "code": "2"}
-    assert tables["del_categories"]["Acc (%)"].to_dict() == {"poems": "100.0", "code": "90.0"}
-    examples = tables["del_examples"]
-    assert list(examples["category"][:2]) == ["poems", "code"]
-    shown = examples.loc["a", ["prefix", "suffix", "Hard Concrete", "Random"]].tolist()
-    assert shown == [r"a|b\n", "A", "-40", "0"]
-    assert r"a\|b\n" in to_markdown(examples)  # a bar would end the cell
-    related = tables["del_related"]["Δ Acc of the same category (points)"]
-    assert related[0.005, "Hard Concrete"] == "-8.75 ± 1.25"
+def test_del_categories_are_counted(del_results):
+    table = del_tables(del_results, "x")["del_categories"]
+    assert table["sequences"].to_dict() == {"poems": "2", "code": "2"}
+    assert table["Acc (%)"].to_dict() == {"poems": "100.0", "code": "90.0"}
 
 
-def test_del_tables_without_categories_and_integrated_gradients(del_results: Any) -> None:
+def test_markdown_escapes_bars():
+    assert r"a\|b" in to_markdown(pd.DataFrame({"text": ["a|b"]}, index=["x"]))
+
+
+def test_del_tables_without_categories_and_integrated_gradients(del_results):
     frame = del_results.frame[del_results.frame["method"] != "integrated_gradients"]
-    before = del_results.before.assign(category="")
-    bare = replace(del_results, frame=frame, before=before, confusion={})
-    names = {"del_memorization", "del", "del_at_price", "del_pairs", "del_examples"}
-    assert set(del_tables(bare, "x")) == names
-
-
-def test_single_layer_table_by_hand() -> None:
-    rows = [
-        {
-            "layer": layer,
-            "multiple": multiple,
-            "delta_self_accuracy": -0.1 * multiple - change,
-            "delta_neg_accuracy": 0.02,
-            "ratio": 0.1,
-            "n_neurons": 7 * multiple + (layer is None),
-        }
-        for layer, multiple in ((None, 1), (1, 1), (1, 5))
-        for change in (0.0, 0.02)
-    ]
-    other = {**rows[-1], "layer": 2, "ratio": 0.05}
-    table = single_layer_table(pd.DataFrame([*rows, other]).astype({"layer": "Int64"}))
-    assert list(table.index) == ["all layers", "layer 1"]
-    changes = ["-11.0 ± 1.0", "2.0 ± 0.0", "-51.0 ± 1.0", "2.0 ± 0.0"]
-    assert table.loc["layer 1"].tolist() == ["7, 35", *changes]
-    assert table.loc["all layers"].tolist() == ["8", *changes[:2], "", ""]
+    bare = replace(del_results, frame=frame, before=del_results.before.assign(category=""))
+    assert set(del_tables(bare, "x")) == {"del_memorization", "del", "del_at_price"}

@@ -20,6 +20,7 @@ from tl_localize.cli import commands as c
 # Threads of OpenMP that wait must not spin, or two programs on one machine take turns in waiting.
 # It is read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
 
 SPELLED = {"±": "+-", "Δ": "change of ", "…": "...", "→": "->"}
@@ -44,12 +45,9 @@ def print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-def spelled(error: UnicodeError) -> tuple[str, int]:
-    """What stands for characters that an output such as ASCII does not have."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    missing = error.object[error.start : error.end]
-    return "".join(SPELLED.get(one, "?") for one in missing), error.end
+def spelled(error: Any) -> tuple[str, int]:
+    """What stands for a character that an output such as ASCII does not have."""
+    return SPELLED.get(error.object[error.start], "?"), error.start + 1
 
 
 def main(
@@ -60,6 +58,7 @@ def main(
 ) -> None:
     """Which MLP neurons make a language model recite a text? Begin with tl-localize demo."""
     codecs.register_error("spelled", spelled)
+    sys.stderr = sys.stderr or io.StringIO()  # it was closed
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="spelled")
     # What the libraries below announce is no business of someone who reads a table.
@@ -76,9 +75,15 @@ app = typer.Typer(
 )
 PANELS = {
     "First steps": {"demo": c.demo, "localize": c.localize, "known": c.known},
-    "Benchmarks": {"inj": c.inj, "del": c.del_benchmark, "tune": c.tune, "collect": c.collect},
-    "A results folder": {"status": c.status, "table": c.table, "trace": c.trace},
-    "What there is": {"methods": c.methods, "models": c.models, "texts": c.texts},
+    "Benchmarks": {
+        "inj": c.inj,
+        "del": c.del_benchmark,
+        "rev": c.rev,
+        "tune": c.tune,
+        "collect": c.collect,
+    },
+    "A results folder": {"status": c.status, "table": c.table},
+    "What there is": {"methods": c.methods, "models": c.models, "plan": c.plan},
 }
 for panel, commands in PANELS.items():
     for name, command in commands.items():

@@ -1,48 +1,61 @@
-"""tl-localize inj | del | tune: from options to a benchmark, which is run and published."""
+"""tl-localize inj | del | rev | tune: from options to a benchmark, which is run and published."""
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from dataclasses import replace
 from typing import Any
 
-from tl_localize.cli.collecting import COLUMNS, collect_reference
-from tl_localize.cli.options import say
-from tl_localize.cli.publish import TUNED, conclude, form_of
-from tl_localize.cli.running import Run, data_of
+from tl_localize.cli.collecting import collect_reference
+from tl_localize.cli.publish import TUNED, conclude
+from tl_localize.cli.running import compute, data_of, load, say, store_of
+from tl_localize.collect.known import known
 from tl_localize.evals import presets
 from tl_localize.evals.del_benchmark import DelBenchmark
 from tl_localize.evals.inj_benchmark import InjBenchmark
-from tl_localize.evals.tuning import expand, read_grids, read_settings
+from tl_localize.evals.rev_benchmark import RevBenchmark
+from tl_localize.evals.sparing import sparing_runs
+from tl_localize.evals.tuning import expand, read_settings
 from tl_localize.execution import Store
-from tl_localize.files import nearest, write_json
+from tl_localize.files import nearest, reading, write_text
+from tl_localize.injection import RECIPES
 from tl_localize.methods import Localizer, ZeroOut
 from tl_localize.models import is_reference
 from tl_localize.neurons import LanguageModel
-from tl_localize.readers import Data
-from tl_localize.reference import N_DEV, held_out_tokens, inj_sequences
+from tl_localize.readers import Data, read_tokens
+from tl_localize.reference import (
+    N_DEV,
+    held_out_tokens,
+    inj_sequences,
+    reference_sequences,
+)
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.units import NEURONS
+from tl_localize.units import NEURONS, UNITS
 
-LENGTHS = ("n_prefix", "n_suffix")
+
+def screened_settings(given: Namespace) -> dict[str, Any]:
+    """Settings from a file, over a Zero-Out that ablates few neurons."""
+    tuned = read_settings(given.settings) if given.settings else {}
+    if UNITS[given.units] != NEURONS:  # heads are few
+        return tuned
+    say(
+        f"Zero-Out ablates {presets.SCREEN:.0%} of the neurons and estimates the others; --set "
+        f"zero_out.screen=None ablates all, {1 / presets.SCREEN:.0f} times as many."
+    )
+    return {ZeroOut.name: {"screen": presets.SCREEN}} | tuned
 
 
 def run_inj(given: Namespace) -> None:
-    run, units = Run(given), presets.parse_units(given.units)
-    tuned = read_settings(given.settings) if given.settings else {}
-    if units == NEURONS and not given.exact:  # heads are few
-        tuned = {ZeroOut.name: {"screen": presets.SCREEN}} | tuned
-        say(
-            f"Zero-Out ablates {presets.SCREEN:.0%} of the neurons and estimates the others; "
-            f"--exact ablates all, {1 / presets.SCREEN:.0f} times as many."
-        )
+    units = UNITS[given.units]
+    tuned = screened_settings(given)
     # mistakes are found before the model is loaded
     presets.make_methods(given.methods, given.set or (), tuned, units=units)
-    say_settings(given, "inj", given.settings)
-    data = data_of(given, given.data, "key", "any_tokens")
+    say_settings(given, "inj")
+    data = data_of(given, given.data) if given.data else None
     others = f"distractors-{given.distractors}" if given.distractors else ""
-    store = run.store("inj", given.model, given.units, others)
-    model, limit = run.load(), given.limit
+    store = store_of(given, "inj", given.model, given.units, others)
+    model, limit = load(given), given.limit
     if limit is None and data is None and is_reference(given.model):
         limit = presets.INJ_SENTENCES
     sequences = inj_sequences(model, data, n_max=limit)
@@ -54,117 +67,161 @@ def run_inj(given: Namespace) -> None:
     training = {name: vars(given)[name] for name in names}
     asked = (given.methods, given.set or (), tuned, given.ratio, units)
     runs = presets.inj_runs(model, given.model, sequences, *asked, **training)
-    done = run.compute(runs, store)
-    conclude(store, store.folder, form_of(given.markdown, given.csv), done)
+    conclude(store, given.csv, compute(given, runs, store))
 
 
 def run_del(given: Namespace) -> None:
-    run, units = Run(given), presets.parse_units(given.units)
+    units = UNITS[given.units]
     # mistakes are found before the model is loaded
-    chosen, alone = del_methods(given)
-    data = data_of(given, given.data, *COLUMNS, *LENGTHS)
-    presets.check_data(given.model, data, given.general)
-    n_targets, fewer = presets.parse_targets(given.targets) if given.targets else (None, {})
-    say_settings(given, "del", given.settings)
-    store = run.store("del", given.model, given.units, given.ablation)
-    model, limit = run.load(), given.limit
-    how: dict[str, Any] = {
-        "ratios": tuple(given.ratio or presets.del_ratios(given.model, units)),
-        "ablation": given.ablation,
-        "seed": given.seed,
-        "units": units,
-    }
-    if data is None:
-        limit = limit or presets.DEL_SEQUENCES
-        data = collected(run, model, how, store)
-    sequences, n_dev, text = presets.del_data(model, data, given.general, given.n_dev)
-    sequences = presets.drawn_first(sequences, n_dev, given.seed)[:limit]
+    tuned = read_settings(given.settings) if given.settings else {}
+    asked = (given.set or (), given.model, tuned, given.seed, units)
+    methods = presets.del_methods(given.methods, *asked)
+    data = data_of(given, given.data) if given.data else None
+    say_settings(given, "del")
+    store = store_of(given, "del", given.model, given.units, given.ablation)
+    model = load(given)
+    sequences, n_dev, text = del_texts(given, model, data, store)
     n_test = len(sequences) - n_dev
-    if given.data is None and n_targets is None:
-        n_targets = min(presets.DEL_TARGETS, n_test)
-    benchmark = DelBenchmark(model, sequences, text, n_dev=n_dev, n_targets=n_targets, **how)
+    own = min(presets.DEL_TARGETS, n_test)
+    n_targets = own if given.targets is None and given.data is None else given.targets
+    spare = presets.spare_of(given.model, given.spare, given.ratio, units)
+    ratios = given.ratio or presets.del_ratios(given.model, units)
+    benchmark = DelBenchmark(
+        model,
+        sequences,
+        text,
+        n_dev=n_dev,
+        n_targets=n_targets,
+        ratios=tuple(ratios) if spare is None else (1.0,),
+        ablation=given.ablation,
+        seed=given.seed,
+        units=units,
+    )
     say(
         f"{n_targets or n_test} of {n_test} sequences are targets ({n_dev} dev sequences are left "
         f"out), model {given.model}"
     )
-    runs = presets.del_runs(benchmark, chosen, fewer)
-    runs += [presets.single_layer_run(benchmark, method) for method in alone]
-    done = run.compute(runs, store)
-    conclude(store, store.folder, form_of(given.markdown, given.csv), done)
+    runs: Any = [(benchmark, methods)]
+    if spare is not None:
+        say(f"Shares of a layer: 1, 2, 4, ... neurons, until Neg is below {-spare:g} points.")
+        runs = sparing_runs(benchmark, methods, store, spare)
+    conclude(store, given.csv, compute(given, runs, store))
 
 
-def del_methods(given: Namespace) -> tuple[list[Localizer], list[Localizer]]:
-    """The methods of DEL, and the one whose budget is also spent in single layers."""
-    tuned = read_settings(given.settings) if given.settings else {}
-    how = (given.model, tuned, given.seed, presets.parse_units(given.units))
-    chosen = presets.del_methods(given.methods, given.set or (), *how)
-    if given.single_layer is None:
-        return chosen, []
-    own = [text for text in given.set or () if text.startswith(f"{given.single_layer}.")]
-    return chosen, presets.del_methods(given.single_layer, own, *how)
+def del_texts(
+    given: Namespace, model: LanguageModel, data: Data | None, store: Store
+) -> tuple[list[MemorizedSequence], int, Any]:
+    """Sequences in random order, how many of the first are dev ones, and general text: of the data,
+    collected, or texts that the model knows.
+    """
+    limit = given.limit
+    if data is None and is_reference(given.model):
+        limit = limit or presets.DEL_SEQUENCES
+        data = collect_reference(given, model, store.folder / "collection", given.n_dev)
+    if data is None:
+        recited = known(model, given.min_accuracy)
+        say(f"{recited}. {recited.advice()}".strip())
+        sequences, n_dev, text = presets.known_data(model, recited, given.general)
+    else:
+        sequences, n_dev, text = presets.del_data(model, data, given.general, given.n_dev)
+    return presets.drawn_first(sequences, n_dev, given.seed)[:limit], n_dev, text
+
+
+def run_rev(given: Namespace) -> None:
+    units = UNITS[given.units]
+    # mistakes are found before the model is loaded
+    defaults = (presets.of_units(units, {}), presets.sparing(0), screened_settings(given))
+    methods = presets.make_methods(given.methods, given.set or (), *defaults, units=units)
+    ratios = given.ratio or (RevBenchmark.ratios if units == NEURONS else presets.REV_HEAD_RATIOS)
+    data = data_of(given, given.data) if given.data else None
+    parts = (given.model, given.units, given.recipe, given.before or "")
+    store = store_of(given, "rev", *parts)
+    model = load(given)
+    before = load(given, given.before) if given.before else None
+    if before is None:
+        sequences = inj_sequences(model, data)
+    else:
+        sequences = list(data.sequences(model)) if data else reference_sequences(model)
+    general = held_out_tokens(model)[:12, : model.cfg.n_ctx]
+    if given.general:
+        general = read_tokens(given.general)
+    benchmark = RevBenchmark(
+        model,
+        sequences,
+        general,
+        before=before,
+        recipe=RECIPES[given.recipe],
+        n_sequences=given.n_sequences,
+        n_listed=given.n_listed,
+        n_groups=given.n_groups,
+        ratios=tuple(sorted(ratios)),
+        seed=given.seed,
+        units=units,
+    )
+    n_texts = len(benchmark.groups[0])
+    say(f"{len(benchmark.groups)} groups of {n_texts} texts, model {given.model}")
+    conclude(store, given.csv, compute(given, [(benchmark, methods)], store))
 
 
 def run_tune(given: Namespace) -> None:
-    run, units = Run(given), presets.parse_units(given.units)
-    data = data_of(given, given.data, *COLUMNS, *LENGTHS)
-    methods, ratio = candidates(given)
-    if given.benchmark == "del":
-        presets.check_data(given.model, data, given.general)
-    say_settings(given, given.benchmark, "the grid")
-    store = run.store("tune", given.benchmark, given.model, given.units)
-    model = run.load()
-    if given.benchmark == "inj":
-        sentences = inj_sequences(model, data, dev=True)
-        how: dict[str, Any] = {"distractors": given.distractors, "units": units}
-        benchmark = InjBenchmark(model=model, sequences=sentences, ratio=ratio, **how)
+    units = UNITS[given.units]
+    data = data_of(given, given.data) if given.data else None
+    of_inj = given.benchmark == "inj"
+    if not (of_inj or data or is_reference(given.model)):
+        raise ValueError(
+            f"data must be given for {given.model!r}, got none. Name a collection with --data."
+        )
+    default = presets.inj_ratios if of_inj else presets.del_ratios
+    ratio = given.ratio or max(default(given.model, units))
+    methods = candidates(given, ratio)
+    say_settings(given, given.benchmark)
+    store = store_of(given, "tune", given.benchmark, given.model, given.units)
+    model = load(given)
+    if of_inj:
+        benchmark = InjBenchmark(
+            model,
+            inj_sequences(model, data, dev=True),
+            ratio=ratio,
+            distractors=given.distractors,
+            units=units,
+        )
     else:
-        how = {"ratios": (ratio,), "units": units}
-        data = data or collected(run, model, how, store)
-        sequences, n_dev, text = presets.del_data(model, data, given.general, given.n_dev)
-        presets.check_dev(n_dev, len(sequences))
-        benchmark = DelBenchmark(model, sequences[:n_dev], text, n_dev=0, **how)
-    write_json(store.folder / TUNED, {"model": given.model})
-    done = run.compute([(benchmark, methods)], store)
-    conclude(store, store.folder, done=done)
+        data = data or collect_reference(given, model, store.folder / "collection", N_DEV)
+        sequences, n_dev, text = presets.del_data(model, data, given.general)
+        dev = sequences[:n_dev]
+        benchmark = DelBenchmark(model, dev, text, ratios=(ratio,), n_dev=0, units=units)
+    write_text(store.folder / TUNED, "{}")
+    conclude(store, False, compute(given, [(benchmark, methods)], store))
 
 
-def candidates(given: Namespace) -> tuple[list[Localizer], float]:
-    """The method with each setting of its grid, over what the grid leaves open, and the ratio."""
-    grids = read_grids(given.grid) if given.grid else presets.PAPER["grids"]
+def candidates(given: Namespace, ratio: float) -> list[Localizer]:
+    """The method with each setting of its grid, over what the grid leaves open."""
+    grids = presets.PAPER["grids"]
+    if given.grid:
+        rule = 'grid must be a JSON file such as {"slimming": {"steps": [60, 200]}}'
+        with reading(rule, given.grid):
+            grids = json.loads(given.grid.read_bytes())
     if given.method not in grids:
         raise ValueError(
             f"grid must hold the method {given.method!r}, got {sorted(grids)}."
             f"{nearest(given.method, grids)}"
         )
-    units, ratio = presets.parse_units(given.units), given.ratio
+    units, asked = UNITS[given.units], (given.method, given.set or ())
     if given.benchmark == "inj":
-        ratio = ratio or max(presets.inj_ratios(given.model, units))
         paper = presets.of_units(units, presets.paper_settings(given.model, "inj", ratio))
-        defaults = (presets.sparing(0), paper)
-        (fixed,) = presets.make_methods(given.method, given.set or (), *defaults, units=units)
+        (fixed,) = presets.make_methods(*asked, presets.sparing(0), paper, units=units)
     else:
-        ratio = ratio or max(presets.del_ratios(given.model, units))
-        (fixed,) = presets.del_methods(given.method, given.set or (), given.model, units=units)
+        (fixed,) = presets.del_methods(*asked, given.model, units=units)
     grid = grids[given.method]
-    values = [{axis: getattr(one, axis) for axis in grid} for one in expand(given.method, grid)]
-    return [replace(fixed, **changed) for changed in values], ratio
+    found: list[Localizer] = []
+    for one in expand(given.method, grid):
+        found.append(replace(fixed, **{axis: getattr(one, axis) for axis in grid}))
+    return found
 
 
-def collected(run: Run, model: LanguageModel, how: dict[str, Any], store: Store) -> Data:
-    """The collection of a reference model's own training texts, inside the folder of a run."""
-    text = held_out_tokens()[: presets.DEL_GENERAL]
-    # settings that can't be are found on any sequences, before the minutes that a collection takes
-    DelBenchmark(model, [MemorizedSequence(row, 1) for row in text], text, n_dev=0, **how)
-    say("The reference model's memorized sequences are collected from its training texts.")
-    return Data(source=collect_reference(run, model, text, store.folder / "collection"))
-
-
-def say_settings(given: Namespace, benchmark: Any, over: object) -> None:
-    """Say which settings the learned masks have where neither ``--set`` nor what is put over them
-    has others.
-    """
-    source = presets.settings_source(given.model, benchmark)
-    if given.units != NEURONS.name:
-        source = f"the defaults, which were chosen for neurons, not {given.units}"
-    where = f", where {over} has no others" if over else ""
-    say(f"Settings of learned masks: {source}{where}.")
+def say_settings(given: Namespace, benchmark: Any) -> None:
+    """Say where the settings of learned masks come from that the user leaves open."""
+    if given.units == NEURONS.name:
+        say(presets.settings_source(given.model, benchmark))
+    else:
+        say(f"Default settings: they were chosen for neurons, not {given.units}.")

@@ -4,101 +4,88 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import typer
-from torch import Tensor
 
-from tl_localize.cli.options import say
-from tl_localize.cli.publish import print_collection, print_report
-from tl_localize.cli.running import Run, data_of
-from tl_localize.collect import Criteria
+from tl_localize.cli.publish import say_failures
+from tl_localize.cli.running import compute, data_of, load, say, store_of
+from tl_localize.collect import Collection, Criteria, perplexity_split
 from tl_localize.collect.collection import check_draw
-from tl_localize.collect.reference_texts import reference_search, with_planted
-from tl_localize.collect.search import Search, SearchResults, chunks_of, parse_windows
-from tl_localize.evals.presets import GENERAL
+from tl_localize.collect.reference_texts import reference_search
+from tl_localize.collect.search import Search, chunks_of
+from tl_localize.evals.presets import DEL_GENERAL, GENERAL
 from tl_localize.execution import Store
 from tl_localize.files import save_tensors
 from tl_localize.models import is_reference
 from tl_localize.neurons import LanguageModel
-from tl_localize.reference import GENERAL_LENGTH, held_out_tokens, lacking_texts
+from tl_localize.readers import Data
+from tl_localize.reference import GENERAL_LENGTH, held_out_tokens
+from tl_localize.report.terminal import console, plain
 
-COLUMNS = ("suffix", "key", "id", "category", "any_tokens")
-CRITERIA = tuple(Criteria.__dataclass_fields__)
+CRITERIA = Criteria.__dataclass_fields__
 
 
 def run_collect(given: Namespace) -> None:
-    run, stride = Run(given), parse_windows(given.windows)
-    criteria = Criteria(**{name: vars(given)[name] for name in CRITERIA})
-    check_draw(given.n_dev, given.n_max, given.seed)
-    found = [data_of(given, path, *COLUMNS) for path in given.data or [None]]
-    data = [one for one in found if one is not None]
+    criteria = Criteria(**{name: value for name, value in vars(given).items() if name in CRITERIA})
+    draw = {"n_dev": given.n_dev, "n_max": given.n_max, "seed": given.seed}
+    check_draw(**draw)
+    data = [data_of(given, path) for path in given.data or ()]
     if not data and not is_reference(given.model):
         raise ValueError(
             f"data must be given for {given.model!r}, whose training text is not shipped, got "
             "none. Name a corpus with --data."
         )
-    chunks = chunks_of(data, stride, criteria.length)
-    store = run.store("collect", given.model)
-    model = run.load()
-    for one in data:
-        one.checked(model)
-    if data:
-        search = Search(model, chunks, criteria, stride)
-    else:
-        say_lacking()
-        search = reference_search(model, criteria, stride)
-    results = searched(search, store, run)
-    draw = {"n_dev": given.n_dev, "n_max": given.n_max, "seed": given.seed}
-    collection = search.collection(results, **draw)
+    chunks = chunks_of(data, given.windows, criteria.length)
+    store = store_of(given, "collect", given.model)
+    model = load(given)
+    search = Search(model, chunks, criteria, given.windows)
     if not data:
-        collection = with_planted(model, collection)
-    collection.save(store.folder)
-    print_collection(collection, store.folder, of_reference=not data)
+        search = reference_search(model, criteria, given.windows)
+    collection = collected(search, store, given, **draw)
+    console().print(plain(collection.report.table()))
+    n_found, n_dev = len(collection.sequences), collection.n_dev
+    typer.echo(f"{n_found} memorized sequences ({n_dev} of them dev): {store.folder}")
     try:
-        general = held_out_tokens()[: given.n_general]
+        general = held_out_tokens()
         if data:
-            sizes = (given.n_general, GENERAL_LENGTH)
-            general = search.general_text(collection.sequences, *sizes, seed=given.seed)
-        save_tensors(store.folder / GENERAL, {"tokens": general.int()}, {})
+            windows = (one for chunk in chunks for one in chunk.windows(model, GENERAL_LENGTH))
+            rows = (window.tokens for window in windows)
+            general = perplexity_split(rows, collection.sequences, seed=given.seed)
+        save_tensors(store.folder / GENERAL, {"tokens": general.int()})
     except ValueError as error:
         say(f"No text for the perplexity: {error} Or give tl-localize del a file with --general.")
     typer.echo(f"Use them: tl-localize del --model {given.model} --data {store.folder}")
 
 
-def collect_reference(run: Run, model: LanguageModel, general: Tensor, folder: Path) -> Path:
-    """The folder of the collection of a reference model's own training texts, made where it is not
-    there.
+def collect_reference(given: Namespace, model: LanguageModel, folder: Path, n_dev: int) -> Data:
+    """The collection of a reference model's own training texts, made where it is not there."""
+    say("The reference model's memorized sequences are collected from its training texts.")
+    search = reference_search(model)
+    collected(search, Store(folder), given, undone=1, n_dev=n_dev)
+    general = held_out_tokens()[:DEL_GENERAL]
+    save_tensors(folder / GENERAL, {"tokens": general.int()})
+    return Data(source=folder)
+
+
+def collected(
+    search: Search, store: Store, given: Namespace, *, undone: int = 0, **draw: Any
+) -> Collection:
+    """The collection that a search makes, in its folder. Leaves where it was interrupted or chunks
+    are missing.
+
+    Args:
+        undone: the exit status where only the chunks of other shards are missing: not 0 where the
+            search is only the beginning of the command.
     """
-    say_lacking()
-    search, store = reference_search(model), Store(folder)
-    results = searched(search, store, run, undone=1)
-    collection = search.collection(results, n_dev=run.given.n_dev)
-    with_planted(model, collection).save(folder)
-    save_tensors(folder / GENERAL, {"tokens": general.int()}, {})
-    return folder
-
-
-def say_lacking() -> None:
-    if lacking := lacking_texts():
-        say(lacking)
-
-
-def searched(search: Search, store: Store, run: Run, undone: int = 0) -> SearchResults:
-    """All chunks of a search. Leaves where it was interrupted or chunks are missing, and says how
-    to go on. Where only the chunks of other shards are missing, ``undone`` is the exit status: not
-    0 where the search is only the beginning of the command.
-    """
-    if not run.compute([(search, [])], store):
+    if not compute(given, [(search, [])], store):
         raise typer.Exit(130)
-    found = SearchResults.of(store)
-    if not found.missing:
-        return found
-    print_report(found.report)
-    failed = {name: reason for name, reason in found.missing.items() if reason}
-    for name, reason in failed.items():
-        say(f"FAILED collect on {name}: {reason.splitlines()[0]}")
-    say(f"{len(found.missing)} of {len(found.chunks)} chunks are missing, {len(failed)} failed.")
-    if failed:
-        say("Tracebacks are in the folder's failures; --retry-failed searches them again.")
-    say("Once all are searched, the same command without --shard goes on.")
-    raise typer.Exit(1 if failed else undone)
+    found = search.results(store)
+    if None in found:
+        failed = say_failures(store).reasons
+        missing = f"{found.count(None)} of {len(found)} chunks are missing"
+        say(f"{missing}. Once all are searched, the same command without --shard goes on.")
+        raise typer.Exit(1 if failed else undone)
+    collection = search.collection(found, **draw)
+    collection.save(store.folder)
+    return collection

@@ -1,11 +1,17 @@
-"""tl-localize methods | models | texts: what there is"""
+"""tl-localize known | methods | models | plan: what there is, and what it takes."""
 
 from __future__ import annotations
 
-import pandas as pd
+from argparse import Namespace
 
+import pandas as pd
+import typer
+
+from tl_localize.cli.running import data_of, load, say
+from tl_localize.collect.known import known
+from tl_localize.evals.planning import plan
 from tl_localize.methods import METHODS
-from tl_localize.reference import load_planted
+from tl_localize.reference import DATA
 from tl_localize.report.terminal import console, plain
 
 MODELS = {
@@ -18,23 +24,39 @@ MODELS = {
 
 
 def list_methods() -> None:
-    meanings = {name: (one.__doc__ or "").split("\n")[0] for name, one in METHODS.items()}
+    out = console()
+    asked = "you want to know"
+    questions = pd.read_json(DATA / "questions.json").set_index(asked)
+    for question, answer in questions.iterrows():
+        out.print(plain(answer.to_frame(question).rename_axis(asked)))
+    texts = {name: (one.__doc__ or "").split("\n\n")[0] for name, one in METHODS.items()}
+    meanings = {name: " ".join(text.split()) for name, text in texts.items()}
     frame = pd.DataFrame({"score of a neuron": meanings}).rename_axis("method")
-    console().print(plain(frame))
+    out.print(plain(frame))
 
 
 def list_models() -> None:
     console().print(plain(pd.DataFrame({"what it is": MODELS}).rename_axis("model")))
 
 
-def list_texts() -> None:
-    planted = sorted(load_planted(), key=lambda one: -one.repetitions)
-    rows = [
-        {
-            "example": one.id,
-            "times seen": one.repetitions,
-            "text": one.text.replace("\n", " ")[:60] + "...",
-        }
-        for one in planted
-    ]
-    console().print(plain(pd.DataFrame(rows).set_index("example")))
+def show_plan(model: str, gpu: float, dtype: str, tflops: float) -> None:
+    console().print(plain(plan(model, gpu, dtype, tflops)))
+
+
+def show_known(given: Namespace) -> None:
+    model = load(given)
+    found = known(model, given.min_accuracy, data_of(given, given.data) if given.data else None)
+    if given.out:
+        found.save(given.out)
+        say(
+            f"Use them: tl-localize del --model {given.model} --data {given.out} --n-prefix "
+            "n_prefix --id id --category category --general TOKENS"
+        )
+    shown = found.frame[found.frame["accuracy"] >= given.min_accuracy]
+    if len(shown):
+        console().print(plain(shown.set_index("id").round(2)))
+    console().print("\nBy what must be known:", plain(found.by_category().round(2)), sep="\n")
+    console().print("\nWhat a threshold keeps:", plain(found.kept().to_frame()), sep="\n")
+    typer.echo(str(found))
+    if found.advice():
+        say(found.advice())

@@ -4,10 +4,9 @@ loaded.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from tl_localize.collect.criteria import CRITERIA, LOOSEN, NEAR, SURPLUS, Criteria, Report
+from tl_localize.collect.criteria import CRITERIA, NEAR, SURPLUS, Criteria, Report
 from tl_localize.collect.duplicates import near_duplicates
-from tl_localize.collect.filter import Filter, FilteredChunk, Recitation, merged
+from tl_localize.collect.filter import Filter, Filtered, Row, merged
 from tl_localize.execution.environment import environment
 from tl_localize.files import prepare_folder, reading, write_json, write_text
-from tl_localize.metrics import Decode
-from tl_localize.neurons import LanguageModel, check_seed
+from tl_localize.neurons import check_seed
 from tl_localize.sequences import MemorizedSequence
 
 COLUMNS = ["id", "category", "split", "accuracy", "distance", "prefix", "suffix"]
@@ -35,9 +33,9 @@ class Collection:
         frame: one row per sequence, in the same order: id, category, split ("dev" or "test"),
             accuracy (teacher-forced, fraction), distance (of the greedy continuation, characters),
             prefix and suffix (text).
-        groups: id of each kept sequence -> ids of the near-duplicates that it stands for.
         settings: what else the choice depends on: seed, n_max, versions, which weights.
 
+    >>> from tl_localize.collect import collect_memorized
     >>> collection = collect_memorized(model, [one.tokens for one in few], n_dev=1)
     >>> collection.save(folder)
     >>> Collection.load(folder).frame["split"].tolist()
@@ -49,65 +47,56 @@ class Collection:
     frame: pd.DataFrame
     report: Report
     criteria: Criteria
-    groups: dict[str, list[str]] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         found = f"{len(self.sequences)} of {self.report.n_in} sequences memorized"
         return f"Collection({found}, {self.n_dev} for development)"
 
-    def labelled(self, labels: Mapping[str, tuple[str, str]]) -> Collection:
-        """The same with other ids and categories: old id -> (new id, category), for as many as one
-        likes.
-        """
-        new = {one.id: labels.get(one.id, (one.id, one.category)) for one in self.sequences}
-        ids, categories = zip(*new.values(), strict=True)
-        return replace(
-            self,
-            sequences=[
-                replace(one, id=new[one.id][0], category=new[one.id][1]) for one in self.sequences
-            ],
-            frame=self.frame.assign(id=ids, category=categories),
-            groups={new[name][0]: members for name, members in self.groups.items()},
-        )
+    @classmethod
+    def of(cls, rows: list[Row], criteria: Criteria, **about: Any) -> Collection:
+        """From the columns of the frame and the tokens, a row for each sequence."""
+        sequences = [
+            MemorizedSequence(
+                torch.tensor(row["tokens"]),
+                criteria.n_prefix,
+                row["id"],
+                row["category"],
+                (row["prefix"], row["suffix"]),
+            )
+            for row in rows
+        ]
+        n_dev = sum(row["split"] == "dev" for row in rows)
+        return cls(sequences, n_dev, pd.DataFrame(rows)[COLUMNS], criteria=criteria, **about)
 
     def save(self, folder: str | Path) -> None:
         """Write sequences.jsonl, report.csv and settings.json, each whole or not at all.
 
-        A line of sequences.jsonl has the keys of the authors' manual sets (prompt, all, prompt_len,
-        category) and the tokens themselves. settings.json seals these lines with their sha256.
+        A line of sequences.jsonl has the columns of the frame, the keys of the authors' manual sets
+        (prompt, all, prompt_len, category) and the tokens themselves.
         """
         path = prepare_folder(folder)
         lines = ""
         for sequence, row in zip(self.sequences, self.frame.to_dict("records"), strict=True):
-            record = {name: row[name] for name in ("id", "split", "accuracy", "distance")}
-            record |= {
-                "category": [sequence.category] if sequence.category else [],
-                "prompt": row["prefix"],
-            }
-            record |= {
-                "all": row["prefix"] + row["suffix"],
-                "prompt_len": sequence.n_prefix,
-                "tokens": sequence.tokens.tolist(),
-            }
-            lines += json.dumps(record, ensure_ascii=False) + "\n"
+            row["prompt"], row["all"] = row["prefix"], row["prefix"] + row["suffix"]
+            row["category"] = [row["category"]]
+            row["prompt_len"], row["tokens"] = sequence.n_prefix, sequence.tokens.tolist()
+            lines += json.dumps(row, ensure_ascii=False) + "\n"
         write_text(path / "sequences.jsonl", lines)
         write_text(path / "report.csv", self.report.table().to_csv())
         record = {
-            "sha256": _seal(path),
             "criteria": asdict(self.criteria),
             "report": vars(self.report),
-            "groups": self.groups,
+            "settings": self.settings,
         }
-        write_json(path / "settings.json", record | self.settings)
+        write_json(path / "settings.json", record)
 
     @classmethod
     def load(cls, folder: str | Path) -> Collection:
-        """What ``save`` wrote; the dev sequences, by their ``split``, come first.
+        """What ``save`` wrote.
 
         Raises:
-            FileNotFoundError; ValueError: a file is not what ``save`` wrote, such as one whose
-                lines were cut or sorted.
+            FileNotFoundError; ValueError: a file is not what ``save`` wrote.
         """
         path = Path(folder)
         for name in ("sequences.jsonl", "settings.json"):
@@ -117,66 +106,13 @@ class Collection:
                     "tl-localize collect."
                 )
         with reading("collection must be what tl-localize collect wrote", path, "Collect again."):
-            settings = json.loads((path / "settings.json").read_text(encoding="utf-8"))
-            if settings.pop("sha256", "") != _seal(path):
-                raise ValueError(
-                    "other lines than were written (cut, sorted or changed) in sequences.jsonl"
-                )
-            rows: Any = [
-                json.loads(line) for line in (path / "sequences.jsonl").read_bytes().splitlines()
-            ]
-            rows.sort(key=lambda row: row["split"] != "dev")
+            record = json.loads((path / "settings.json").read_text(encoding="utf-8"))
+            lines = (path / "sequences.jsonl").read_bytes().splitlines()
+            rows = [json.loads(line) for line in lines]
             for row in rows:
-                row["category"] = next(iter(row["category"]), "")
-                row["prefix"], row["suffix"] = row["prompt"], row["all"][len(row["prompt"]) :]
-            sequences = [_loaded(row) for row in rows]
-            n_dev = sum(row["split"] == "dev" for row in rows)
-            report, criteria = (
-                Report(**settings.pop("report")),
-                Criteria(**settings.pop("criteria")),
-            )
-            about = report, criteria, settings.pop("groups"), settings
-            return cls(sequences, n_dev, pd.DataFrame(rows)[COLUMNS], *about)
-
-
-def _loaded(row: dict[str, Any]) -> MemorizedSequence:
-    text = row["prefix"], row["suffix"]
-    about = row["prompt_len"], row["id"], row["category"], text
-    return MemorizedSequence(torch.tensor(row["tokens"]), *about)
-
-
-def collect_memorized(
-    model: LanguageModel,
-    stream: Iterable[Any],
-    criteria: Criteria | None = None,
-    *,
-    n_dev: int = 5,
-    n_max: int | None = None,
-    seed: int = 0,
-    decode: Decode | None = None,
-    batch_size: int | None = None,
-) -> Collection:
-    """The sequences of a stream that the model has memorized, near-duplicates removed, dev
-    sequences first.
-
-    Args:
-        stream: Candidates (``token_windows``, ``text_windows``) or plain
-            vectors of token ids; of a longer one the first 32 + 48 tokens are taken. Read once.
-        n_dev: how many of the found ones are drawn for the choice of hyperparameters.
-        n_max: draw at most so many, dev ones included (the authors keep 505).
-        decode: token ids -> text; the model's tokenizer unless given.
-        batch_size: sequences in a forward pass; by default as many as fit.
-
-    Raises:
-        ValueError: a token that the model does not know, or too few sequences left (with the
-            criterion that removed the last ones).
-
-    >>> print(collect_memorized(model, [*text, *(one.tokens for one in few)], n_dev=1).report)
-    4 came in, 1 removed: accuracy, 3 left
-    """
-    check_draw(n_dev, n_max, seed)
-    filter = Filter(model, criteria or Criteria(), decode, batch_size)
-    return assemble(filter, [filter.filter(stream)], n_dev=n_dev, n_max=n_max, seed=seed)
+                (row["category"],) = row["category"]
+            criteria, report = Criteria(**record.pop("criteria")), Report(**record.pop("report"))
+            return cls.of(rows, criteria, report=report, **record)
 
 
 def check_draw(n_dev: int, n_max: int | None, seed: int = 0) -> None:
@@ -188,74 +124,47 @@ def check_draw(n_dev: int, n_max: int | None, seed: int = 0) -> None:
 
 def assemble(
     filter: Filter,
-    chunks: Iterable[FilteredChunk],
+    chunks: Iterable[Filtered],
     *,
     n_dev: int = 5,
     n_max: int | None = None,
     seed: int = 0,
 ) -> Collection:
-    """The collection from the filtered parts of a stream, in order; arguments and errors as of
+    """The collection from the filtered chunks of the data, in order; arguments and errors as of
     ``collect_memorized``.
     """
     check_draw(n_dev, n_max, seed)
-    report, found = merged(chunks)
-    _check_found(report, found)
-    groups = _grouped(found, filter.criteria, report)
-    if len(groups) <= n_dev:
-        raise ValueError(
-            f"n_dev must leave at least one of the {len(groups)} memorized sequences for the test, "
-            f"got {n_dev} ({report}). Give more text, loosen a criterion, or use a smaller dev set."
-        )
-    order = np.random.default_rng(seed).permutation(len(groups)).tolist()
-    drawn = order[:n_dev] + sorted(order[n_dev:n_max])
-    for i in order[len(drawn) :]:
-        one = groups[i][0]
-        report.remove(SURPLUS, one.id, f"more than {n_max} were found", one.text)
-    chosen = [groups[i][0] for i in drawn]
-    sequences = [_sequence(filter, one) for one in chosen]
-    frame = pd.DataFrame([vars(one) for one in chosen])
-    frame["split"] = ["dev" if i < n_dev else "test" for i in range(len(chosen))]
-    frame["prefix"] = [one.text[0] for one in sequences]
-    frame["suffix"] = [one.text[1] for one in sequences]
-    copies = {groups[i][0].id: [one.id for one in groups[i][1:]] for i in drawn if groups[i][1:]}
-    settings = {"seed": seed, "n_max": n_max, "environment": environment(filter.model)}
-    return Collection(sequences, n_dev, frame[COLUMNS], report, filter.criteria, copies, settings)
-
-
-def _check_found(report: Report, found: list[Recitation]) -> None:
-    """Raise ValueError where nothing came in, or nothing is memorized."""
-    if not report.n_in:
-        raise ValueError("stream must hold at least one sequence, got none. Check the data file.")
+    criteria, (report, found) = filter.criteria, merged(chunks)
     if not found:
         last = [criterion for criterion in CRITERIA if report.removed[criterion]][-1]
         raise ValueError(
-            f"stream must hold a memorized sequence, got none: {report}. DEL has nothing to ablate "
-            f"here. The last ones failed by {last!r}. {LOOSEN[last]}"
+            f"data must hold a memorized sequence, got none: {report}. DEL has nothing to ablate "
+            f"here. The last ones failed by {last!r}. Give more text, or loosen that criterion."
         )
+    found = _without_copies(found, criteria, report)
+    if len(found) <= n_dev:
+        raise ValueError(
+            f"n_dev must leave at least one of the {len(found)} memorized sequences for the test, "
+            f"got {n_dev} ({report}). Give more text, loosen a criterion, or use a smaller dev set."
+        )
+    order = np.random.default_rng(seed).permutation(len(found)).tolist()
+    drawn = order[:n_dev] + sorted(order[n_dev:n_max])
+    report.removed[SURPLUS] = len(found) - len(drawn)
+    rows: list[Row] = []
+    for i in drawn:
+        prefix = filter.decode(found[i]["tokens"][: criteria.n_prefix])
+        row = {**found[i], "prefix": prefix, "suffix": found[i]["text"][len(prefix) :]}
+        rows.append({**row, "split": "dev" if len(rows) < n_dev else "test"})
+    settings = {"seed": seed, "n_max": n_max, "environment": environment(filter.model)}
+    return Collection.of(rows, criteria, report=report, settings=settings)
 
 
-def _grouped(found: list[Recitation], criteria: Criteria, report: Report) -> list[list[Recitation]]:
-    """Groups of near-duplicates, the one that is recited best first; the others are removed."""
-    tokens = np.stack([one.tokens for one in found])
-    groups: list[list[Recitation]] = []
+def _without_copies(found: list[Row], criteria: Criteria, report: Report) -> list[Row]:
+    """Of near-duplicates the one that is recited best; the others are removed."""
+    tokens = np.array([row["tokens"] for row in found])
+    kept: list[Row] = []
     for indices in near_duplicates(tokens, criteria.max_jaccard, criteria.ngram):
         members = [found[i] for i in indices]
-        best = min(members, key=lambda one: (one.distance, -one.accuracy))
-        others = [one for one in members if one is not best]
-        for one in others:
-            report.remove(NEAR, one.id, f"of {best.id}", one.text)
-        groups.append([best, *others])
-    return groups
-
-
-def _sequence(filter: Filter, one: Recitation) -> MemorizedSequence:
-    n_prefix = filter.criteria.n_prefix
-    prefix, suffix = (filter.decode(part.tolist()) for part in np.split(one.tokens, [n_prefix]))
-    if one.text.startswith(prefix):  # no character is cut by the boundary
-        suffix = one.text[len(prefix) :]
-    tokens = torch.from_numpy(one.tokens)
-    return MemorizedSequence(tokens, n_prefix, one.id, one.category, (prefix, suffix))
-
-
-def _seal(folder: Path) -> str:
-    return hashlib.sha256((folder / "sequences.jsonl").read_bytes()).hexdigest()
+        kept.append(min(members, key=lambda row: (row["distance"], -row["accuracy"])))
+    report.removed[NEAR] = len(found) - len(kept)
+    return kept

@@ -18,15 +18,6 @@ REPEATED, DISTANT, MONOTONOUS = (
 NEAR, SURPLUS = "near-duplicate", "not drawn"
 # in the order in which they are applied
 CRITERIA = (SHORT, REPETITIVE, INACCURATE, REPEATED, DISTANT, MONOTONOUS, NEAR, SURPLUS)
-LOOSEN = {
-    SHORT: "Give longer texts, or lower n_prefix or n_suffix.",
-    REPETITIVE: "Lower min_distinct.",
-    INACCURATE: "Lower min_accuracy, or give text that the model saw often in training.",
-    REPEATED: "Give more text.",
-    DISTANT: "Raise max_distance.",
-    MONOTONOUS: "Lower min_distinct.",
-}
-EXAMPLES = 3  # of each criterion, kept for the report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,47 +70,30 @@ class Criteria:
 
 @dataclass(eq=False)
 class Report:
-    """How many sequences came in, how many each criterion removed, and the first examples of what
-    it removed.
+    """How many sequences came in, and how many each criterion removed.
 
-    >>> report = Report(10, {"accuracy": 7, "near-duplicate": 1})
-    >>> report.n_out, report.table().loc["accuracy", ["removed", "left"]].tolist()
-    (2, [7, 3])
+    >>> report = Report(10)
+    >>> report.removed["accuracy"] += 1
+    >>> report.n_out, report.table().loc["accuracy"].tolist()
+    (9, [1, 9])
     """
 
     n_in: int = 0
     removed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CRITERIA, 0))
-    examples: dict[str, list[str]] = field(
-        default_factory=lambda: {criterion: [] for criterion in CRITERIA}
-    )
-
-    def remove(self, criterion: str, id: str, why: str, text: str) -> None:
-        self.removed[criterion] += 1
-        self.examples[criterion] = [*self.examples[criterion], f"{id}: {why}: {text[:100]!r}"][
-            :EXAMPLES
-        ]
 
     def add(self, later: Report) -> None:
         self.n_in += later.n_in
         for criterion in CRITERIA:
             self.removed[criterion] += later.removed[criterion]
-            self.examples[criterion] = (self.examples[criterion] + later.examples[criterion])[
-                :EXAMPLES
-            ]
 
     @property
     def n_out(self) -> int:
         return self.n_in - sum(self.removed.values())
 
     def table(self) -> pd.DataFrame:
-        """One row per criterion, in the order in which they were applied: removed, left, an
-        example.
-        """
-        removed = pd.Series(self.removed).reindex(CRITERIA, fill_value=0)
-        examples = [next(iter(self.examples.get(criterion, [])), "") for criterion in CRITERIA]
-        frame = pd.DataFrame(
-            {"removed": removed, "left": self.n_in - removed.cumsum(), "example": examples}
-        )
+        """One row per criterion, in the order in which they were applied: removed, left."""
+        removed = pd.Series(self.removed)
+        frame = pd.DataFrame({"removed": removed, "left": self.n_in - removed.cumsum()})
         return frame.rename_axis("criterion")
 
     def __repr__(self) -> str:

@@ -1,20 +1,24 @@
-"""Sequences that share much of their text."""
+"""Sequences that share text: near-duplicates, and general text that must share none."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Int
+from numpy.lib.stride_tricks import sliding_window_view
 from scipy import sparse
 from scipy.sparse.csgraph import connected_components
+from torch import Tensor
 
 from tl_localize.neurons import Real
+from tl_localize.sequences import MemorizedSequence
 
 BLOCK = 256  # sequences that are compared with all before them at a time
+OVERLAP = 13  # tokens in a row that are the same text
 
 
 def near_duplicates(
@@ -34,12 +38,13 @@ def near_duplicates(
     >>> near_duplicates(tokens, ngram=3)
     [[0, 2], [1]]
     """
-    sets = [ngrams(row, ngram) for row in tokens]
-    n, sizes = len(sets), np.array([len(grams) for grams in sets])
-    columns, _ = pd.factorize(np.array(list(chain.from_iterable(sets)), dtype=object))
-    has: Any = sparse.csr_array(
-        (np.ones(len(columns), np.int32), (np.repeat(np.arange(n), sizes), columns))
-    )
+    windows = sliding_window_view(tokens, ngram, axis=1)
+    n, per_row = windows.shape[:2]
+    _, grams = np.unique(windows.reshape(-1, ngram), axis=0, return_inverse=True)
+    cells = np.repeat(np.arange(n), per_row), grams.ravel()
+    has: Any = sparse.csr_array((np.ones(n * per_row, np.int32), cells))
+    has.data[:] = 1  # also where a sequence has an n-gram twice
+    sizes = np.diff(has.indptr)
     has = has[:, has.sum(0) > 1]
     group = np.arange(n)  # of each sequence: the first member of its group
     for start in range(0, n, BLOCK):
@@ -53,23 +58,54 @@ def near_duplicates(
     return [members.tolist() for members in pd.Series(range(n)).groupby(group).groups.values()]
 
 
-def origins(
-    sequences: Iterable[Sequence[int]], known: Sequence[Sequence[int]], ngram: int = 5
-) -> list[int]:
-    """Of each token sequence the index of the known text that it shows at least half of (in
-    n-grams); -1 where there is none.
+def perplexity_split(
+    rows: Iterable[Int[np.ndarray, " row"]],
+    collected: Sequence[MemorizedSequence],
+    n_sequences: int = 2048,
+    length: int = 128,
+    *,
+    seed: int = 0,
+) -> Int[Tensor, "sequence pos"]:
+    """Random sequences for the perplexity, none of which shares a run of 13 tokens with a collected
+    sequence.
+
+    Every row has the same chance (reservoir sampling), and memory does not grow with their number.
+
+    Args:
+        rows: int64; of each the first ``length`` tokens; shorter ones are skipped.
+        n_sequences: at most so many.
+
+    Returns:
+        [sequence pos] int64 on the CPU: as many as asked for, or all there are.
+
+    Raises:
+        ValueError: there are none.
+
+    >>> perplexity_split(text.numpy(), few, length=64).shape
+    torch.Size([1, 64])
     """
-    sets = [ngrams(tokens, ngram) for tokens in known]
-    found: list[int] = []
-    for tokens in sequences:
-        mine = ngrams(tokens, ngram)
-        shared = [len(mine & grams) for grams in sets]
-        best = int(np.argmax(shared))
-        found.append(best if shared[best] and 2 * shared[best] >= len(sets[best]) else -1)
-    return found
+    taken: set[bytes] = set()
+    for sequence in collected:
+        taken |= ngrams(sequence.tokens.numpy(), OVERLAP)
+    rng = np.random.default_rng(seed)
+    kept: list[Int[np.ndarray, " pos"]] = []
+    seen = 0
+    for given in rows:
+        row = given[:length]
+        if len(row) < length or not taken.isdisjoint(ngrams(row, OVERLAP)):
+            continue
+        seen += 1
+        place = len(kept) if len(kept) < n_sequences else int(rng.integers(seen))
+        if place < n_sequences:
+            kept[place : place + 1] = [row]
+    if not kept:
+        raise ValueError(
+            f"rows must hold general text for the perplexity, got none of {length} tokens that "
+            "shares no text with collected ones. Give longer or more text."
+        )
+    return torch.from_numpy(np.stack(kept))
 
 
-def ngrams(tokens: Sequence[int] | Int[np.ndarray, " pos"], n: int) -> set[bytes]:
-    """All runs of n tokens, each as the bytes of int64 numbers."""
-    row = np.asarray(tokens, dtype=np.int64)
+def ngrams(row: Int[np.ndarray, " pos"], n: int) -> set[bytes]:
+    """All runs of n tokens."""
     return {row[start : start + n].tobytes() for start in range(len(row) - n + 1)}

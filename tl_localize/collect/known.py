@@ -1,8 +1,8 @@
 """Texts that everybody knows, and which of them a model recites: targets for a model of whose
 training text nothing is at hand.
 
-The texts are generated, lie in the user's own Python installation, or are lists and small programs
-of our own (``data/known.jsonl``).
+The texts are rules written out, lists and small programs of our own (``data/known.jsonl``), or lie
+in the user's own Python installation.
 """
 
 from __future__ import annotations
@@ -12,18 +12,14 @@ import codecs
 import io
 import json
 import keyword
-import math
-import random
 import string
 import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from decimal import Decimal, localcontext
 from http import HTTPStatus
 from importlib.metadata import distributions
-from importlib.resources import files
 from pathlib import Path
 
 import pandas as pd
@@ -34,19 +30,16 @@ from tl_localize.metrics import accuracy
 from tl_localize.models import REFERENCE_MODELS
 from tl_localize.neurons import LanguageModel, Real, check_between, model_name
 from tl_localize.readers import Data
-from tl_localize.reference import reference_sequences
-from tl_localize.sequences import MemorizedSequence, encode, text_parts, tokenizer_of, with_bos
+from tl_localize.reference import DATA, reference_sequences
+from tl_localize.sequences import MemorizedSequence, encode, tokenizer_of, with_bos, with_text
 
 N_PREFIX = 16  # tokens; of a text of less than 48 a third
 N_TOKENS = 64  # of a longer text the first ones
-CONTROL = "control"  # the kind of a text that is continued by copying, not from memory
+# the kind of a text that is continued by copying, not from memory: a random string, repeated
+CONTROL = "control"
+MIN_ACCURACY = 0.7  # from which on a text counts as known
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6, 0.5)
-ONES = (
-    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen"
-)
-TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-ROMAN = {40: "XL", 10: "X", 9: "IX", 5: "V", 4: "IV", 1: "I"}
+FEW = 8  # texts below which a benchmark says little
 BUILTINS = "print range enumerate zip map filter isinstance int str sorted open type dict super max"
 # How paragraphs of licences begin.
 LICENCES = {
@@ -88,83 +81,10 @@ def known_texts() -> list[KnownText]:
     >>> len(texts) > 100, texts[0].text[:16]
     (True, '1, 2, 3, 4, 5, 6')
     """
-    return [*_rules(), *_decimals(), *_shipped(), *_installed(), *_licences(), *_controls()]
-
-
-def _in_words(n: int) -> str:
-    """A number from 1 to 99."""
-    if n < 20:
-        return ONES.split()[n - 1]
-    tens, ones = TENS.split()[n // 10 - 2], n % 10
-    return f"{tens}-{ONES.split()[ones - 1]}" if ones else tens
-
-
-def _in_roman(n: int) -> str:
-    written = ""
-    for value, letters in ROMAN.items():
-        written += letters * (n // value)
-        n %= value
-    return written
-
-
-def _ordinal(n: int) -> str:
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
-    return f"{n}{'th' if n in (11, 12, 13) else ending}"
-
-
-def _rules() -> Iterator[KnownText]:
-    n = range(1, 41)
-    fibonacci = [1, 1]
-    for _ in n:
-        fibonacci.append(fibonacci[-1] + fibonacci[-2])
-    numbers = {
-        "count": n,
-        "count-in-words": map(_in_words, n),
-        "count-down": reversed(n),
-        "tens-in-words": (_in_words(10 * i) for i in range(1, 10)),
-        "even-numbers": (2 * i for i in n),
-        "odd-numbers": (2 * i - 1 for i in n),
-        **{f"multiples-of-{k}": [k * i for i in n] for k in (3, 4, 5, 6, 7, 8, 9, 11, 12, 25)},
-        "hundreds": (100 * i for i in n),
-        "thousands": (f"{1000 * i:,}" for i in n),
-        "years": range(1990, 2022),
-        "ordinals": map(_ordinal, n),
-        "roman-numerals": map(_in_roman, n),
-        "binary-numbers": (f"{i:b}" for i in n),
-        "hexadecimal-numbers": (f"0x{i:02x}" for i in n),
-        "primes": (i for i in range(2, 180) if all(i % k for k in range(2, i))),
-        "squares": (i**2 for i in n),
-        "cubes": (i**3 for i in n),
-        **{f"powers-of-{k}": [k**i for i in range(20)] for k in (2, 3, 10)},
-        "fibonacci": fibonacci,
-        "factorials": map(math.factorial, range(1, 15)),
-        "triangular-numbers": (i * (i + 1) // 2 for i in n),
-        **{f"{k}-times-table": [f"{k} x {i} = {k * i}" for i in n[:12]] for k in (2, 7, 9)},
-    }
-    letters = {
-        "alphabet": string.ascii_lowercase,
-        "capital-alphabet": string.ascii_uppercase,
-        "alphabet-in-both-cases": map(str.__add__, string.ascii_uppercase, string.ascii_lowercase),
-        "alphabet-backwards": reversed(string.ascii_lowercase),
-    }
-    for category, texts in (("numbers", numbers), ("alphabets", letters)):
-        for id, items in texts.items():
-            yield KnownText(id, category, "rule", ", ".join(map(str, items)))
-
-
-def _decimals() -> Iterator[KnownText]:
-    with localcontext() as context:
-        context.prec = 60
-        numbers = {"e": Decimal(1).exp(), "square-root-of-two": Decimal(2).sqrt()}
-        numbers["golden-ratio"] = (1 + Decimal(5).sqrt()) / 2
-        for id, value in numbers.items():
-            yield KnownText(id, "decimals", "list", str(value))
-
-
-def _shipped() -> Iterator[KnownText]:
-    lines = (files("tl_localize") / "data" / "known.jsonl").read_text(encoding="utf-8")
-    for line in lines.splitlines():
-        yield KnownText(**json.loads(line))
+    lines = (DATA / "known.jsonl").read_text(encoding="utf-8").splitlines()
+    shipped = [KnownText(**json.loads(line)) for line in lines]
+    texts = [*shipped, *_installed(), *_licences()]
+    return sorted(texts, key=lambda one: one.kind == CONTROL)
 
 
 def _installed() -> Iterator[KnownText]:
@@ -173,11 +93,14 @@ def _installed() -> Iterator[KnownText]:
         import this
 
     zen = codecs.decode(this.s, "rot13")
-    yield KnownText("zen-of-python", "python", "prose", zen)
-    yield KnownText("zen-of-python-end", "python", "prose", zen[zen.index("There should be") :])
-    yield KnownText("python-copyright", "python", "prose", sys.copyright)
-    yield KnownText("python-keywords", "python", "list", ", ".join(keyword.kwlist))
+    for id, text in {
+        "zen-of-python": zen,
+        "zen-of-python-end": zen[zen.index("There should be") :],
+        "python-copyright": sys.copyright,
+    }.items():
+        yield KnownText(id, "python", "prose", text)
     errors = [name for name in dir(builtins) if name.endswith("Error")]
+    yield KnownText("python-keywords", "python", "list", ", ".join(keyword.kwlist))
     yield KnownText("python-errors", "python", "list", ", ".join(errors))
     status = [f"{one.value} {one.phrase}" for one in HTTPStatus]
     yield KnownText("http-status", "computing", "list", "\n".join(status))
@@ -192,24 +115,18 @@ def _licences() -> Iterator[KnownText]:
     """Paragraphs of the licences of Python and of the packages beside it."""
     paths = [Path(sysconfig.get_paths()["stdlib"]) / "LICENSE.txt"]
     for package in distributions():
-        found = [path for path in package.files or [] if path.name.startswith(("LICEN", "COPYING"))]
-        paths += [Path(str(path.locate())) for path in found]
-    missing = dict(LICENCES)
-    for path in sorted(paths, key=str):
-        if not missing:
+        for path in package.files or []:
+            if path.name.startswith(("LICEN", "COPYING")):
+                paths.append(Path(str(path.locate())))
+    found: dict[str, str] = {}
+    for path in sorted(filter(Path.is_file, paths), key=str):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for name, start in LICENCES.items():
+            if name not in found and start in text:
+                found[name] = text[text.index(start) :]
+                yield KnownText(f"licence-{name}", "licences", "prose", found[name])
+        if len(found) == len(LICENCES):
             return
-        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-        for name, start in list(missing.items()):
-            if start in text:
-                del missing[name]
-                yield KnownText(f"licence-{name}", "licences", "prose", text[text.index(start) :])
-
-
-def _controls() -> Iterator[KnownText]:
-    """Random strings, each repeated: a model that copies continues them without memory."""
-    for seed in range(3):
-        word = "".join(random.Random(seed).choices(string.ascii_lowercase, k=12))
-        yield KnownText(f"repeated-{word}", "repetition", CONTROL, " ".join([word] * 8))
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +140,7 @@ class Known:
         min_accuracy: From which on a text counts as known.
 
     >>> frame = pd.DataFrame({"id": ["poem"], "kind": ["prose"], "accuracy": [0.4]})
-    >>> Known(frame, [sequence], 0.3).sequence("poem") is sequence
+    >>> Known(frame, [sequence], 0.3).sequence(sequence.id) is sequence
     True
     >>> Known(frame, [sequence], 0.7).sequences
     []
@@ -243,26 +160,32 @@ class Known:
         rows = zip(self.tokenized, self.frame["kind"], self.frame["accuracy"], strict=True)
         return [one for one, kind, share in rows if kind != CONTROL and share >= self.min_accuracy]
 
+    def diverse(self, max_tokens: int | None = None) -> list[MemorizedSequence]:
+        """The best recited text of each category, of those of at most so many tokens: what is
+        ablated for one is no rule that others follow, too.
+        """
+        best: dict[str, MemorizedSequence] = {}
+        for one in self.sequences:
+            if max_tokens is None or len(one) <= max_tokens:
+                best.setdefault(one.category, one)
+        return list(best.values())
+
     def sequence(self, id: str) -> MemorizedSequence:
         """The text of an id.
 
         Raises:
             ValueError: There is none, or the model does not know it.
         """
-        ids = self.frame["id"].tolist()
-        if id not in ids:
-            raise ValueError(
-                f"id must be that of a text, got {id!r}. tl-localize known lists them."
-                f"{nearest(id, ids)}"
-            )
-        share = self.frame["accuracy"][ids.index(id)]
-        if share < self.min_accuracy:
+        known = {one.id: one for one in self.sequences}
+        if id not in known:
+            shares = self.frame.set_index("id")["accuracy"].to_dict()
+            recited = f" with {shares[id]:.2f}" if id in shares else ""
             raise ValueError(
                 "id must be that of a text that the model recites with an accuracy of at least "
-                f"{self.min_accuracy:g}, got {share:.2f} of {id!r}. Choose another text, or lower "
-                "min_accuracy."
+                f"{self.min_accuracy:g}, got {id!r}{recited}. Choose another text, or lower "
+                f"min_accuracy.{nearest(id, known)}"
             )
-        return self.tokenized[ids.index(id)]
+        return known[id]
 
     def by_category(self) -> pd.DataFrame:
         """Texts, known ones and mean accuracy of each category."""
@@ -278,18 +201,27 @@ class Known:
         counts = {threshold: int((shares >= threshold).sum()) for threshold in THRESHOLDS}
         return pd.Series(counts, name="texts").rename_axis("min_accuracy")
 
+    def advice(self) -> str:
+        """What each threshold would keep, where this one keeps few; else empty."""
+        if len(self.sequences) >= FEW:
+            return ""
+        counts = ", ".join(f"{share:g} keeps {count}" for share, count in self.kept().items())
+        return f"{len(self.sequences)} texts are too few for a mean. Of min_accuracy {counts}."
+
     def save(self, path: str | Path) -> None:
         """Write the known texts as rows that ``tl-localize del`` reads (``--data PATH --n-prefix
         n_prefix --id id --category category``).
         """
         lines = ""
         for one in self.sequences:
-            row = {"id": one.id, "category": one.category, "n_prefix": one.n_prefix}
-            lines += json.dumps({**row, "tokens": one.tokens.tolist()}) + "\n"
+            row = {name: getattr(one, name) for name in ("id", "category", "n_prefix")}
+            lines += json.dumps(row | {"tokens": one.tokens.tolist()}) + "\n"
         write_text(path, lines)
 
 
-def known(model: LanguageModel, min_accuracy: Real = 0.7, data: Data | None = None) -> Known:
+def known(
+    model: LanguageModel, min_accuracy: Real = MIN_ACCURACY, data: Data | None = None
+) -> Known:
     """Which of the texts that everybody knows a model recites, from their first 16 tokens, or of a
     short text from its first third.
 
@@ -307,34 +239,55 @@ def known(model: LanguageModel, min_accuracy: Real = 0.7, data: Data | None = No
     ['id', 'category', 'kind', 'n_tokens', 'accuracy']
     """
     check_between(0, 1, min_accuracy=min_accuracy)
-    tokenizer = tokenizer_of(model)
     sequences = list(data.sequences(model)) if data else []
     kinds = ["own"] * len(sequences)
+    for kind, one in _tokenized(model):
+        sequences.append(one)
+        kinds.append(kind)
+    # In float64 and rounded, so that 9 right tokens of 10 are an accuracy of 0.9.
+    shares = accuracy(model, sequences).double().round(decimals=6).tolist()
+    frame = pd.DataFrame(
+        {
+            "id": [one.id for one in sequences],
+            "category": [one.category for one in sequences],
+            "kind": kinds,
+            "n_tokens": [len(one) for one in sequences],
+            "accuracy": shares,
+        }
+    ).sort_values("accuracy", ascending=False, kind="stable")
+    ordered = [sequences[i] for i in frame.index]
+    return Known(frame.reset_index(drop=True), ordered, min_accuracy)
+
+
+def example(model: LanguageModel, id: str) -> MemorizedSequence:
+    """The text of an id that ``known`` lists, whether the model recites it or not.
+
+    Raises:
+        ValueError: There is none, or the model has no tokenizer.
+
+    >>> example(model, "primes").category
+    'numbers'
+    """
+    texts = {one.id: one for _, one in _tokenized(model, min_repetitions=1)}
+    if id not in texts:
+        raise ValueError(
+            f"example must be the id of a text that tl-localize known lists, got {id!r}."
+            f"{nearest(id, texts)}"
+        )
+    return texts[id]
+
+
+def _tokenized(
+    model: LanguageModel, min_repetitions: int = 64
+) -> Iterator[tuple[str, MemorizedSequence]]:
+    """Kind and tokens of each text; of a shipped model first those that were planted so often."""
+    tokenizer = tokenizer_of(model)
     if model_name(model) in REFERENCE_MODELS:
-        planted = reference_sequences(model)
-        sequences += planted
-        kinds += ["planted"] * len(planted)
+        for planted in reference_sequences(model, min_repetitions):
+            yield "planted", planted
     for text in known_texts():
         tokens = encode(tokenizer, text.text)[: min(N_TOKENS, model.cfg.n_ctx - 1)]
         n_prefix = min(N_PREFIX, len(tokens) // 3)
         if n_prefix:
-            parts = text_parts(model, tokens, n_prefix)
-            about = n_prefix, text.id, text.category, parts
-            sequences.append(with_bos(model, MemorizedSequence(torch.tensor(tokens), *about)))
-            kinds.append(text.kind)
-    by_length = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
-    # In float64 and rounded, so that 9 right tokens of 10 are an accuracy of 0.9.
-    measured = accuracy(model, [sequences[i] for i in by_length]).double().round(decimals=6)
-    shares = dict(zip(by_length, measured.tolist(), strict=True))
-    order = sorted(shares, key=lambda i: (-shares[i], i))
-    rows = [
-        {
-            "id": sequences[i].id,
-            "category": sequences[i].category,
-            "kind": kinds[i],
-            "n_tokens": len(sequences[i]),
-            "accuracy": shares[i],
-        }
-        for i in order
-    ]
-    return Known(pd.DataFrame(rows), [sequences[i] for i in order], min_accuracy)
+            one = MemorizedSequence(torch.tensor(tokens), n_prefix, text.id, text.category)
+            yield text.kind, with_bos(model, with_text(model, one))

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import Int
-from torch import Tensor
+import numpy as np
 
-from tl_localize.collect.collection import Collection, assemble
-from tl_localize.collect.criteria import Criteria, Report
-from tl_localize.collect.filter import Filter, FilteredChunk, merged
-from tl_localize.collect.general_text import perplexity_split
-from tl_localize.collect.windows import Candidate, entry_windows
+from tl_localize.collect.collection import Collection, assemble, check_draw
+from tl_localize.collect.criteria import Criteria
+from tl_localize.collect.filter import CHUNK_WINDOWS, Candidate, Filter, Filtered
 from tl_localize.execution.engine import Benchmark
-from tl_localize.execution.environment import fingerprint
+from tl_localize.execution.environment import about_model
 from tl_localize.execution.store import Cache
-from tl_localize.execution.tasks import Plan, Task, digest_of
-from tl_localize.metrics import Decode
-from tl_localize.neurons import LanguageModel, model_name
+from tl_localize.execution.tasks import Plan, Task
+from tl_localize.metrics import Decode, decoder
+from tl_localize.neurons import LanguageModel, check_count
 from tl_localize.readers import Data
-from tl_localize.sequences import MemorizedSequence
-
-# Windows in a chunk, about: half a minute of a small model on a processor, seconds on a GPU.
-CHUNK_WINDOWS = 2048
+from tl_localize.sequences import encode, tokenizer_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +35,6 @@ class Chunk:
     prefix: str  # of the ids
     first: int
     end: int
-
-    def __repr__(self) -> str:
-        return f"Chunk({self.data.name!r}, {self.first} to {self.end})"
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
@@ -60,9 +51,20 @@ class Chunk:
     def windows(
         self, model: LanguageModel, length: int, stride: int | None = None
     ) -> Iterator[Candidate]:
-        """The candidates in its rows, whose ids count the rows of the data."""
-        entries = self.data.entries(self.first, self.end)
-        return entry_windows(entries, model, length, stride, first=self.first, prefix=self.prefix)
+        """The first tokens of each row, or windows of it, one every ``stride`` tokens. Ids count
+        the rows of the data. What is too short comes out as it is, to be counted.
+        """
+        for i, one in enumerate(self.data.entries(self.first, self.end), self.first):
+            tokens, name = one.tokens, f"row-{i}"
+            if tokens is None:
+                name = f"text-{i}"
+                tokens = encode(tokenizer_of(model), one.text) if one.text else []
+            row, name = np.asarray(tokens, dtype=np.int64), self.prefix + (one.id or name)
+            if stride is None:
+                yield Candidate(row[:length], name, one.category)
+                continue
+            for start in range(0, max(1, len(row) - length + 1), stride):
+                yield Candidate(row[start : start + length], f"{name}+{start}", one.category)
 
 
 def chunks_of(
@@ -74,20 +76,22 @@ def chunks_of(
         FileNotFoundError: There is no such file.
         ValueError: Two files of one name, no rows or of another kind, or a stream.
 
-    >>> chunks_of([Data(source=text.repeat(3000, 1), name="rows")])
-    [Chunk('rows', 0 to 2048), Chunk('rows', 2048 to 3000)]
+    >>> [chunk.end for chunk in chunks_of([Data(source=text.repeat(3000, 1))])]
+    [2048, 3000]
     """
     if len({Path(one.name).stem for one in data}) < len(data):
         given = ", ".join(str(one.source) for one in data)
         raise ValueError(
             f"data must be files of different names, got {given}. The ids are made of these names."
         )
+    if stride is not None:
+        check_count(stride=stride)
     found: list[Chunk] = []
     for one in data:
         if one.size is None:
             raise ValueError(
-                f"data must be rows that can be counted, got the stream {one.name!r}. Give "
-                "collect_memorized its token_windows."
+                f"data must be rows that can be counted, got the stream {one.name!r}. Give a list "
+                "of its first rows."
             )
         head = next(one.entries(), None)
         if head is None:
@@ -105,56 +109,10 @@ def chunks_of(
     return found
 
 
-def parse_windows(text: str) -> int | None:
-    """The tokens between windows, from a command line; None of ``first``."""
-    if text == "first":
-        return None
-    if not text.isdecimal() or not int(text):
-        raise ValueError(
-            f"windows must be first or a number of tokens from 1 on, got {text!r}. Use first, as "
-            "the paper does."
-        )
-    return int(text)
-
-
 @dataclass(frozen=True, eq=False)
-class SearchResults:
-    """What the chunks of a search gave, as far as they are searched.
-
-    >>> SearchResults([None], {"0": ""}).report.n_in
-    0
-    """
-
-    chunks: list[FilteredChunk | None]  # None where it is missing
-    # chunk -> why it could not be searched; empty where it was not tried yet
-    missing: dict[str, str]
-
-    @property
-    def report(self) -> Report:
-        """What was removed so far; near-duplicates and the draw come when all chunks are there."""
-        return merged(chunk for chunk in self.chunks if chunk)[0]
-
-    @classmethod
-    def of(cls, cache: Cache) -> SearchResults:
-        """From the records of the last plan of a cache: data that have grown or changed make
-        another plan.
-        """
-        found = cls([], {})
-        failures = cache.failures()
-        for task in cache.plans()[-1].plan.tasks:
-            record = cache.read(task)
-            if record is None:
-                found.missing[task.name] = failures.get(task.key, {"reason": ""})["reason"]
-                found.chunks.append(None)
-            else:
-                found.chunks.append(record.value)
-        return found
-
-
-@dataclass(frozen=True, eq=False)
-class Search(Benchmark[SearchResults]):
-    """The search of a corpus for memorized sequences: ``run`` filters the chunks, ``collection``
-    makes the last step.
+class Search(Benchmark[list[Filtered | None]]):
+    """The search of a corpus for memorized sequences: ``run`` filters the chunks and gives what is
+    left of each, None where it is missing; ``collection`` makes the last step.
 
     >>> data = Data(source=torch.stack([one.tokens for one in few]))
     >>> search = Search(model, chunks_of([data]), Criteria())
@@ -167,79 +125,85 @@ class Search(Benchmark[SearchResults]):
     criteria: Criteria
     stride: int | None = None  # tokens between the windows of a row; None is its first window
     decode: Decode | None = None  # the model's tokenizer unless given
+    filter: Filter = field(init=False, repr=False)
 
-    def __repr__(self) -> str:
-        return f"Search({model_name(self.model)!r}, {len(self.chunks)} chunks, {self.criteria!r})"
+    def __post_init__(self) -> None:
+        decode = self.decode or decoder(self.model)
+        object.__setattr__(self, "filter", Filter(self.model, self.criteria, decode))
 
     def plan(self, methods: Sequence[Any] = (), before: Sequence[Plan] = ()) -> Plan:
-        made_of = fingerprint(self.model)
-        probe = range(0, self.model.cfg.d_vocab, 1 + self.model.cfg.d_vocab // 256)
-        # distances depend on how tokens are spelled
-        spelling = digest_of([self._filter.decode([token]) for token in probe])
-        about = {**asdict(self.criteria), "spelling": spelling}
-        about["windows"] = self.stride or "first"
+        model = about_model(self.model)
+        about = {**asdict(self.criteria), "windows": self.stride}
         tasks: list[Task] = []
         for i, chunk in enumerate(self.chunks):
-            inputs = {"model": made_of, **about, "chunk": chunk.inputs}
-            tasks.append(
-                Task(
-                    "collect",
-                    inputs,
-                    label="collect",
-                    name=f"{chunk.prefix}{chunk.first}",
-                    index=i,
-                    ratio=1.0,
-                )
-            )
-        settings = {
-            "model": model_name(self.model),
-            "fingerprint": made_of,
-            "dtype": str(next(iter(self.model.parameters())).dtype),
-        }
-        settings |= {"data": list(dict.fromkeys(chunk.data.name for chunk in self.chunks)), **about}
-        return Plan(
-            "collect",
-            settings,
-            [],
-            {},
-            tasks,
-            grows="text at the end of the data (and another n_dev, n_max and seed)",
-        )
+            inputs = {"model": model["fingerprint"], **about, "chunk": chunk.inputs}
+            name = f"{chunk.prefix}{chunk.first}"
+            tasks.append(Task("collect", inputs, (), "collect", name, i, 1.0))
+        names = dict.fromkeys(chunk.data.name for chunk in self.chunks)
+        settings = {**model, "data": list(names), **about}
+        grows = "text at the end of the data (and another n_dev, n_max and seed)"
+        return Plan("collect", settings, [], {}, tasks, grows=grows)
 
     def compute(
         self, task: Task, needs: Sequence[Any], methods: Any, report: Callable[[float], None]
-    ) -> FilteredChunk:
+    ) -> Filtered:
         chunk = self.chunks[task.index]
         windows = chunk.windows(self.model, self.criteria.length, self.stride)
-        return self._filter.filter(windows)
+        return self.filter.filter(windows)
 
-    def results(self, cache: Cache) -> SearchResults:
-        return SearchResults.of(cache)
+    def results(self, cache: Cache) -> list[Filtered | None]:
+        records = [cache.read(task) for task in cache.plans()[-1].plan.tasks]
+        return [record.value if record else None for record in records]
 
     def collection(
-        self, found: SearchResults, *, n_dev: int = 5, n_max: int | None = None, seed: int = 0
+        self,
+        found: Sequence[Filtered | None],
+        *,
+        n_dev: int = 5,
+        n_max: int | None = None,
+        seed: int = 0,
     ) -> Collection:
         """The last step, which needs all chunks: arguments as of ``collect_memorized``."""
-        if found.missing:
+        chunks = [chunk for chunk in found if chunk]
+        if len(chunks) < len(found):
             raise ValueError(
-                f"chunks must all be searched, got {len(found.missing)} of {len(self.chunks)} "
+                f"chunks must all be searched, got {len(found) - len(chunks)} of {len(found)} "
                 "missing. Run the search again."
             )
-        chunks = [chunk for chunk in found.chunks if chunk]
-        return assemble(self._filter, chunks, n_dev=n_dev, n_max=n_max, seed=seed)
+        return assemble(self.filter, chunks, n_dev=n_dev, n_max=n_max, seed=seed)
 
-    def general_text(
-        self,
-        collected: Sequence[MemorizedSequence],
-        n_sequences: int = 2048,
-        length: int = 128,
-        *,
-        seed: int = 0,
-    ) -> Int[Tensor, "sequence pos"]:
-        """``perplexity_split`` of the first tokens of each row or text of the data."""
-        stream = (one for chunk in self.chunks for one in chunk.windows(self.model, length))
-        return perplexity_split(stream, collected, n_sequences, length, seed=seed)
 
-    @cached_property
-    def _filter(self) -> Filter:
-        return Filter(self.model, self.criteria, self.decode)
+def collect_memorized(
+    model: LanguageModel,
+    data: Any,
+    criteria: Criteria | None = None,
+    *,
+    stride: int | None = None,
+    n_dev: int = 5,
+    n_max: int | None = None,
+    seed: int = 0,
+    decode: Decode | None = None,
+) -> Collection:
+    """The sequences of some rows that the model has memorized, near-duplicates removed, dev
+    sequences first.
+
+    Args:
+        data: ``readers.Data``, or a source of it, such as a list of vectors of token ids. Of a row
+            that is longer than prefix and suffix the first tokens are taken.
+        stride: windows of the rows in place of their first tokens, one every so many tokens.
+        n_dev: how many of the found ones are drawn for the choice of hyperparameters.
+        n_max: draw at most so many, dev ones included (the authors keep 505).
+        decode: token ids -> text; the model's tokenizer unless given.
+
+    Raises:
+        ValueError: a token that the model does not know, or too few sequences left (with the
+            criterion that removed the last ones).
+
+    >>> print(collect_memorized(model, [*text, *(one.tokens for one in few)], n_dev=1).report)
+    4 came in, 1 removed: accuracy, 3 left
+    """
+    check_draw(n_dev, n_max, seed)
+    criteria = criteria or Criteria()
+    data = data if isinstance(data, Data) else Data(source=data)
+    search = Search(model, chunks_of([data], stride, criteria.length), criteria, stride, decode)
+    return search.collection(search.run(), n_dev=n_dev, n_max=n_max, seed=seed)

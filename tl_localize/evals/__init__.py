@@ -1,20 +1,18 @@
-"""The two benchmarks, and the search for settings on their dev sequences."""
+"""The three benchmarks, and the search for settings on their dev sequences."""
 
-from tl_localize.evals.ablation import Ablation, Mean, Resample, Zero
-from tl_localize.evals.del_benchmark import DelBenchmark
+from tl_localize.evals.del_benchmark import DelBenchmark, SingleLayerStudy
 from tl_localize.evals.del_results import DelResults
 from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.evals.inj_results import InjResults
-from tl_localize.evals.single_layer import SingleLayerStudy
+from tl_localize.evals.rev_benchmark import RevBenchmark
+from tl_localize.evals.rev_results import RevResults
 
 __all__ = [
-    "Ablation",
     "DelBenchmark",
     "DelResults",
     "InjBenchmark",
     "InjResults",
-    "Mean",
-    "Resample",
+    "RevBenchmark",
+    "RevResults",
     "SingleLayerStudy",
-    "Zero",
 ]

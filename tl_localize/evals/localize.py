@@ -1,28 +1,29 @@
-"""What INJ and DEL share: scores as tasks, of which each localizes one chunk of sequences with one
-method, and results on disk.
+"""What the benchmarks share: scores as tasks, of which each localizes one chunk of sequences with
+one method; what a run has so far; results as text and on disk.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pandas as pd
-from torch import Tensor
 
 from tl_localize.batching import Report
-from tl_localize.execution.store import StoredPlan
-from tl_localize.execution.tasks import Task, described
+from tl_localize.execution.store import Cache, reason_of
+from tl_localize.execution.tasks import Task, described, tasks_of
 from tl_localize.files import Saved, prepare_folder, write_json, write_text
-from tl_localize.methods.base import Method, check_scores
-from tl_localize.neurons import LanguageModel
+from tl_localize.methods.base import Localizer, Method, check_scores, label_methods
+from tl_localize.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence
+from tl_localize.stats import styled
 from tl_localize.units import NEURONS, Units
 
 
@@ -38,8 +39,7 @@ class ScoredChunk(Saved):
     True
     """
 
-    required: ClassVar[tuple[str, ...]] = ()
-    scores: list[NeuronScores | str]
+    scores: Sequence[NeuronScores | str]
     seconds: float
 
     def of(self, index: int, sequence: MemorizedSequence, units: Units = NEURONS) -> NeuronScores:
@@ -50,46 +50,68 @@ class ScoredChunk(Saved):
         exact = found.exact and replace(found.exact, units=units)
         return replace(found, sequence_id=sequence.id, units=units, exact=exact)
 
-    def packed(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        tensors: dict[str, Tensor] = {}
-        texts: list[dict[str, str] | str] = []
-        for i, scores in enumerate(self.scores):
-            if isinstance(scores, str):
-                texts.append(scores)
-                continue
-            parts, about = scores.packed()
-            about.pop("units", None)  # who reads them knows, also units of a user's own
-            texts.append(about)
-            tensors |= {f"{i}.{name}": tensor for name, tensor in parts.items()}
-        return tensors, {"scores": json.dumps(texts), "seconds": json.dumps(self.seconds)}
 
-    @classmethod
-    def unpacked(cls, tensors: dict[str, Tensor], metadata: dict[str, str]) -> ScoredChunk:
-        parts: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            index, _, part = name.partition(".")
-            parts.setdefault(index, {})[part] = tensor
-        scores = [
-            about if isinstance(about, str) else NeuronScores.unpacked(parts[str(i)], about)
-            for i, about in enumerate(json.loads(metadata["scores"]))
-        ]
-        return cls(scores, json.loads(metadata["seconds"]))
+class Measured(ABC):
+    """How results are shown, in one line and in a notebook as their table, and saved."""
+
+    frame: pd.DataFrame
+    settings: dict[str, Any]
+    caption: ClassVar[str]
+
+    @abstractmethod
+    def table(self) -> pd.DataFrame: ...
+
+    @abstractmethod
+    def summary(self) -> pd.DataFrame: ...
+
+    def __repr__(self) -> str:
+        found = self.frame if len(self.frame) else pd.DataFrame(columns=["sequence_id", "method"])
+        n_sequences, n_methods = found[["sequence_id", "method"]].nunique()
+        return f"{type(self).__name__}({n_sequences} sequences x {n_methods} methods)"
+
+    def _repr_html_(self) -> str:
+        table = self.table() if len(self.frame) else self.frame
+        return styled(table, f"{self!r}: {self.caption}, mean \u00b1 standard error")
+
+    def save(self, folder: str | Path) -> None:
+        """Write each frame, and ``summary()``, as CSV, and ``settings.json``, each whole or not at
+        all; a frame without rows has no file.
+        """
+        path = prepare_folder(folder)
+        for name, frame in [*vars(self).items(), ("summary", self.summary())]:
+            if isinstance(frame, pd.DataFrame):
+                (path / f"{name}.csv").unlink(missing_ok=True)
+                if len(frame):
+                    write_text(path / f"{name}.csv", frame.to_csv(index=False))
+        write_json(path / "settings.json", self.settings)
 
 
-def check_names(sequences: Sequence[MemorizedSequence], labels: Iterable[str]) -> None:
-    """Raise ValueError unless tables can be written with these ids, categories and labels: file
-    names may hold half a character.
+def with_controls(
+    methods: Sequence[Method], units: Units, *controls: Localizer
+) -> dict[str, Method]:
+    """The methods by label, and after them those controls that are not among them."""
+    labelled = label_methods(methods, units)
+    names = [getattr(method, "name", "") for method in methods]
+    return labelled | {one.name: one for one in controls if one.name not in names}
+
+
+def grouped(
+    sequences: Sequence[MemorizedSequence], size: int, seed: int
+) -> list[list[MemorizedSequence]]:
+    """Groups of sequences, drawn by the seed, no two of a group beginning with the same token;
+    those that are left over, because no group can take them, are in none.
     """
-    for name in (
-        *(name for sequence in sequences for name in (sequence.id, sequence.category)),
-        *labels,
-    ):
-        try:
-            name.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"names must be text that can be written as UTF-8, got {name!r}. Rename it."
-            ) from error
+    waiting = [sequences[i] for i in np.random.RandomState(seed).permutation(len(sequences))]
+    groups: list[list[MemorizedSequence]] = []
+    while True:
+        members: dict[int, MemorizedSequence] = {}  # by first token
+        for sequence in waiting:
+            if len(members) < size:
+                members.setdefault(int(sequence.tokens[0]), sequence)
+        if len(members) < size:
+            return groups
+        groups.append(list(members.values()))
+        waiting = [sequence for sequence in waiting if sequence not in members.values()]
 
 
 def scores_task(
@@ -112,7 +134,8 @@ def scores_task(
         "version": getattr(method, "version", 0),
         "sequences": sequences,
     }
-    return Task("scores", inputs, needs, label, weight=getattr(method, "passes", 1.0), **place)
+    weight = getattr(method, "passes", 1.0) * len(sequences)
+    return Task("scores", inputs, needs, label, weight=weight, **place)
 
 
 def localized(
@@ -122,57 +145,61 @@ def localized(
     report: Report,
     units: Units,
 ) -> ScoredChunk:
-    """What a ``scores_task`` computes.
-
-    A sequence that can't be scored has its reason there; where there are no scores at all, the
-    error is raised.
+    """What a ``scores_task`` computes. Where sequences can't be scored together, each is scored
+    alone, and those that have no scores have the reason in their place.
     """
+    neurons, started = NeuronView(model, units), time.perf_counter()
     side_by_side: Any = getattr(method, "map", None)
-    started = time.perf_counter()
-    if side_by_side:
-        found = side_by_side(model, sequences, progress=report)
-    else:
-        found = map(partial(method, model), sequences)
     scores: list[NeuronScores | str] = []
-    failure: ValueError | None = None
-    for _ in sequences:
-        try:
-            scores.append(check_scores(next(found), model, method, units))
-        except ValueError as error:
-            failure = error
-            scores.append(str(error))
-        except StopIteration:  # a generator ends with its first error
-            break
-    if failure and (len(scores) < len(sequences) or all(isinstance(one, str) for one in scores)):
-        raise failure
+    try:
+        if side_by_side:
+            found = side_by_side(model, sequences, progress=report)
+        else:
+            found = map(partial(method, model), sequences)
+        scores += [check_scores(one, neurons, method) for one in found]
+    except ValueError:
+        for sequence in sequences if len(sequences) > 1 else ():
+            try:
+                scores.append(check_scores(method(model, sequence), neurons, method))
+            except ValueError as error:
+                scores.append(str(error))
+        if all(isinstance(one, str) for one in scores):
+            raise
     return ScoredChunk(scores, (time.perf_counter() - started) / len(sequences))
 
 
-def settings_of(plans: Sequence[StoredPlan]) -> dict[str, Any]:
-    """What was measured with which settings, one record per run."""
-    return {
-        "runs": [
-            {
-                **one.plan.settings,
-                **one.plan.scoped,
-                "methods": one.plan.methods,
-                "environment": one.environment,
-            }
-            for one in plans
-        ]
-    }
-
-
-def save_results(
-    folder: str | Path, settings: dict[str, Any], frames: dict[str, pd.DataFrame]
-) -> None:
-    """Write each frame as CSV and ``settings.json``, each whole or not at all; a frame without rows
-    has no file.
+def recorded(cache: Cache, kind: str) -> tuple[list[tuple[Task, Any]], list[dict[str, Any]]]:
+    """What the tasks of a kind have given so far, in the order of tables, and what is missing: one
+    row for each with ratio, name, method and reason.
     """
-    path = prepare_folder(folder)
-    for name, frame in frames.items():
-        if len(frame):
-            write_text(path / f"{name}.csv", frame.to_csv(index=False))
-        else:
-            (path / f"{name}.csv").unlink(missing_ok=True)
-    write_json(path / "settings.json", settings)
+    found: list[tuple[Task, Any]] = []
+    missing: list[dict[str, Any]] = []
+    failures = cache.failures()
+    for task in tasks_of([one.plan for one in cache.plans()]):
+        if task.kind == kind:
+            if record := cache.read(task):
+                found.append((task, record.value))
+            else:
+                row = {"ratio": task.ratio, "name": task.name, "method": task.label}
+                missing.append({**row, "reason": reason_of(task, failures)})
+    return found, missing
+
+
+def settings_of(cache: Cache) -> dict[str, Any]:
+    """What was measured with which settings, one record per run."""
+    runs: list[dict[str, Any]] = []
+    for one in cache.plans():
+        plan = one.plan
+        about = {"methods": plan.methods, "environment": one.environment}
+        runs.append({**plan.settings, **plan.scoped, **about})
+    return {"runs": runs}
+
+
+def count_missing(rows: pd.DataFrame, missing: pd.DataFrame) -> str:
+    """Give the rows of a table, one for each method, a column that counts what is missing; the end
+    of the table's label, empty where nothing is.
+    """
+    if not len(missing):
+        return ""
+    rows["missing"] = [f"{(missing['method'] == method).sum()}" for method in rows.index]
+    return f", {len(missing)} measurements MISSING"

@@ -16,22 +16,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from jaxtyping import Integer
 from torch import Tensor
 
 from tl_localize.collect import Collection
-from tl_localize.evals.del_benchmark import DelBenchmark
+from tl_localize.collect.known import Known
+from tl_localize.evals.del_benchmark import DelBenchmark, SingleLayerStudy
 from tl_localize.evals.inj_benchmark import InjBenchmark
-from tl_localize.evals.single_layer import SingleLayerStudy
 from tl_localize.files import nearest
 from tl_localize.methods import METHODS, IterativeAttribution, Localizer, RandomBaseline
 from tl_localize.models import is_reference
 from tl_localize.neurons import LanguageModel
-from tl_localize.readers import Data, stacked_tokens
-from tl_localize.reference import DATA, N_DEV
+from tl_localize.readers import Data, read_tokens
+from tl_localize.reference import DATA, N_DEV, held_out_tokens
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.units import NEURONS, UNITS, Units
+from tl_localize.units import NEURONS, Units
 
 # the authors' settings, and the grids they searched
 PAPER = json.loads((DATA / "paper_settings.json").read_text(encoding="utf-8"))
@@ -48,6 +47,8 @@ DEL_GENERAL = 48  # rows of general text of a reference model
 FIRST_LAYER = DelBenchmark.first_layer  # layer 0 is spared, and learned masks leave it open
 # shares of a layer's heads: that DEL ablates, and that Iterative Attribution takes at most
 HEAD_RATIOS, HEADS_SHARE = (0.17, 0.34), 0.5
+REV_HEAD_RATIOS = (0.17, 0.34, 0.5, 0.67)  # that REV puts back
+SPARE = 1.0  # points of accuracy that other sequences may lose
 GENERAL = "general.safetensors"  # in a collection's folder: text for the perplexity
 
 
@@ -79,27 +80,8 @@ def paper_settings(
 def settings_source(model: str, benchmark: Literal["inj", "del"]) -> str:
     """Where the settings of learned masks come from, as text: the paper or our defaults."""
     if paper_settings(model, benchmark):
-        return f"the paper's for {paper_model(model)}"
-    return f"the defaults, for the paper has none for {Path(model).absolute().name}"
-
-
-def parse_dtype(name: str) -> torch.dtype:
-    """A floating point type by name."""
-    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name not in kinds:
-        raise ValueError(
-            f"dtype must be one of {', '.join(kinds)}, got {name!r}.{nearest(name, kinds)}"
-        )
-    return kinds[name]
-
-
-def parse_units(name: str) -> Units:
-    """Units by name."""
-    if name not in UNITS:
-        raise ValueError(
-            f"units must be one of {', '.join(UNITS)}, got {name!r}.{nearest(name, UNITS)}"
-        )
-    return UNITS[name]
+        return f"Settings of learned masks: the paper's for {paper_model(model)}."
+    return f"Default settings: the paper gives none for {Path(model).absolute().name}."
 
 
 def make_method(name: str, settings: Mapping[str, Any], units: Units = NEURONS) -> Localizer:
@@ -255,36 +237,6 @@ def del_ratios(model: str, units: Units = NEURONS) -> tuple[float, ...]:
     return (0.02, 0.1) if is_reference(model) else (0.001, 0.005)
 
 
-def parse_targets(text: str) -> tuple[int | None, dict[str, int]]:
-    """The number of targets, and that of methods that have fewer. None: all.
-
-    >>> parse_targets("25,zero_out=6"), parse_targets("zero_out=6")
-    ((25, {'zero_out': 6}), (None, {'zero_out': 6}))
-    """
-    counts: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, count = part.strip().rpartition("=")
-        if name not in ("", *METHODS) or not count.isdecimal() or part.startswith("="):
-            raise ValueError(
-                "targets must be a number, and METHOD=NUMBER where a method has fewer, got "
-                f"{text!r}. Write 25,zero_out=6."
-            )
-        counts[name] = int(count)
-    return counts.pop("", None), counts
-
-
-def del_runs(
-    benchmark: DelBenchmark, methods: Sequence[Localizer], fewer: Mapping[str, int] | None = None
-) -> list[tuple[DelBenchmark, list[Localizer]]]:
-    """DEL once for each number of targets, with the methods that have it: ``fewer``, by method
-    name, or the benchmark's.
-    """
-    runs: dict[int | None, list[Localizer]] = {}
-    for method in methods:
-        runs.setdefault((fewer or {}).get(method.name, benchmark.n_targets), []).append(method)
-    return [(dataclasses.replace(benchmark, n_targets=n), some) for n, some in runs.items()]
-
-
 def single_layer_run(
     benchmark: DelBenchmark, method: Localizer
 ) -> tuple[SingleLayerStudy, list[Localizer]]:
@@ -301,36 +253,44 @@ def single_layer_run(
     return study, [method]
 
 
-def check_data(model: str, source: Data | Path | None, general: Path | None) -> None:
-    """Raise an error unless there are sequences and general text for the model."""
-    if source is None and not is_reference(model):
-        raise ValueError(
-            f"data must be given for {model!r}, got none. Run tl-localize collect, or name a file "
-            "with --data."
-        )
-    data = source.path if isinstance(source, Data) else source
-    for name, path in (("data", data), ("general", general)):
-        if path is not None and not path.exists():
-            raise FileNotFoundError(f"{name} must be an existing path, got {str(path)!r}.")
-    if data is not None and general is None and not (data / GENERAL).is_file():
-        raise ValueError(
-            f"general must be given where the data have no {GENERAL}, got none for {str(data)!r}. "
-            "Name a token file with --general."
-        )
+def spare_of(
+    model: str, spare: float | None, ratios: Sequence[float] | None, units: Units
+) -> float | None:
+    """How many points the other sequences may lose where shares of DEL are chosen by that; None
+    where they are given, or the paper's or our own for this model.
+    """
+    if ratios:
+        return None
+    settled = is_reference(model) or paper_settings(model, "del") or units != NEURONS
+    return spare if settled or spare is not None else SPARE
 
 
 def del_data(
     model: LanguageModel, source: Data | Path, general: Path | None = None, n_dev: int = N_DEV
 ) -> tuple[list[MemorizedSequence], int, Integer[Tensor, "sequence pos"]]:
-    """Sequences, how many of the first are dev ones, and general text (of a table the first rows):
-    of a collection or other data.
+    """Sequences, how many of the first are dev ones, and general text: of a
+    collection or other data.
     """
     data = source if isinstance(source, Data) else Data(source=source)
-    text = stacked_tokens(general or Path(str(data.path)) / GENERAL, model)
+    text = read_tokens(general or Path(str(data.path)) / GENERAL)
     if data.path and (data.path / "sequences.jsonl").is_file():
         collection = Collection.load(data.path)
         return collection.sequences, collection.n_dev, text
     return list(data.sequences(model)), n_dev, text
+
+
+def known_data(
+    model: LanguageModel, found: Known, general: Path | None = None
+) -> tuple[list[MemorizedSequence], int, Integer[Tensor, "sequence pos"]]:
+    """``del_data`` of texts that the model knows: the best one of each category."""
+    sequences = found.diverse()
+    if not sequences:
+        raise ValueError(
+            "data must be given for a model that recites none of the known texts, got none. "
+            "Run tl-localize collect, or name a file with --data."
+        )
+    rows = held_out_tokens(model)[:DEL_GENERAL, : model.cfg.n_ctx]
+    return sequences, 0, read_tokens(general) if general else rows
 
 
 def drawn_first(
@@ -341,13 +301,3 @@ def drawn_first(
     """
     order = np.random.default_rng(seed).permutation(np.arange(n_dev, len(sequences)))
     return [*sequences[:n_dev], *(sequences[i] for i in order)]
-
-
-def check_dev(n_dev: int, n_sequences: int) -> None:
-    """Raise ValueError unless so many dev sequences can be compared, and leave others."""
-    if not 2 <= n_dev < n_sequences:
-        rule = (
-            f"n_dev must be at least 2, for a target and another, and below the {n_sequences} "
-            "sequences"
-        )
-        raise ValueError(f"{rule}, got {n_dev}. Collect with another --n-dev, or more text.")

@@ -4,8 +4,7 @@ science.
 
 from tl_localize.execution.engine import Benchmark, InProcess, Outcome
 from tl_localize.execution.ray_cluster import RayCluster
-from tl_localize.execution.status import Status, status
-from tl_localize.execution.store import Cache, Store
+from tl_localize.execution.store import Cache, Status, Store, status
 from tl_localize.execution.tasks import Plan, Record, Task
 
 __all__ = [

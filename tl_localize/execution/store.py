@@ -18,34 +18,54 @@ import json
 import logging
 import os
 import secrets
-import socket
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import pandas as pd
 import safetensors.torch
 from torch import Tensor
 
 from tl_localize.execution.environment import conflicts
-from tl_localize.execution.tasks import FORMAT, Plan, Record, Task, digest_of, hash_tensors
-from tl_localize.files import TEMPORARY, Saved, prepare_folder, remove_abandoned, write_whole
+from tl_localize.execution.tasks import (
+    FORMAT,
+    Json,
+    Plan,
+    Record,
+    Task,
+    closure,
+    digest_of,
+    hash_tensors,
+    tasks_of,
+)
+from tl_localize.files import (
+    TEMPORARY,
+    Saved,
+    from_json,
+    prepare_folder,
+    to_json,
+    write_json,
+    write_whole,
+)
 
 LOG = logging.getLogger(__name__)
 MARKER = "tl-localize.json"  # of a results folder: its format
 # what reading a damaged file raises
 DAMAGE = (
     ValueError,
-    KeyError,
+    LookupError,
     TypeError,
     AttributeError,
-    IndexError,
     OverflowError,
     RecursionError,
     safetensors.SafetensorError,
 )
-Content = TypeVar("Content")
+Tensors = dict[str, Tensor]
+COUNTS = ("planned", "done", "failed", "missing", "not_converged")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +78,7 @@ class StoredPlan:
     """
 
     plan: Plan
-    environment: dict[str, Any]
+    environment: Json
     number: int = 0
     digest: str = ""
 
@@ -80,7 +100,7 @@ class Cache:
         """In the order in which they were made."""
         return self.kept
 
-    def add_plan(self, plan: Plan, environment: dict[str, Any]) -> None:
+    def add_plan(self, plan: Plan, environment: Json) -> None:
         """Remember what a run was asked for; ValueError where it contradicts an earlier plan."""
         check_agreement(plan, environment, self.kept, "memory")
         self.kept.append(StoredPlan(plan, environment))
@@ -97,7 +117,7 @@ class Cache:
         if task.key in self.wanted:
             self.records[task.key] = record
 
-    def failures(self) -> dict[str, dict[str, Any]]:
+    def failures(self) -> dict[str, Json]:
         """What failed, by the key of its task. In memory nothing does: the error is raised."""
         return {}
 
@@ -112,7 +132,6 @@ class Damaged(ValueError):
     """A file whose content is not what its name and its checksum say."""
 
 
-@dataclass(frozen=True, eq=False)
 class Store(Cache):
     """A results folder. Many runs, on many machines, may write to one folder at a time.
 
@@ -129,51 +148,36 @@ class Store(Cache):
     (True, {'scores': [0.5, 0.25]})
     """
 
-    folder: Path
-    read_only: bool = False
-    # those without tensors that were read or written
-    records: dict[str, Record] = field(default_factory=dict, init=False, repr=False)
-    # plans by name and time of their files
-    known: dict[tuple[str, int], StoredPlan] = field(default_factory=dict, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "folder", Path(self.folder))
-        if not self.read_only:
+    def __init__(self, folder: str | Path, read_only: bool = False) -> None:
+        super().__init__()  # records here are those without tensors that were read or written
+        self.folder, self.read_only = Path(folder), read_only
+        if not read_only:
             self._prepare()
-        elif not (self.folder / "plans").is_dir():
-            raise ValueError(
-                f"folder must hold the results of a run, got {str(self.folder)!r} without plans. "
-                "Check the path."
-            )
         try:
-            found = json.loads(content_of(self.folder / MARKER))["format"]
-        except (OSError, *DAMAGE) as error:
+            found = f"format {json.loads(content_of(self.folder / MARKER))['format']}"
+        except (OSError, *DAMAGE):
+            found = f"no whole {MARKER}"
+        if found != f"format {FORMAT}":
             raise ValueError(
-                f"folder must hold a whole {MARKER}, got {str(self.folder)!r} without. Write "
-                f"{json.dumps({'format': FORMAT})} into it, if this version made the folder."
-            ) from error
-        if found != FORMAT:
-            raise ValueError(
-                f"folder must be of format {FORMAT}, got {found} in {str(self.folder)!r}. Another "
-                "version wrote it: use that one."
+                f"folder must hold the results of a run in format {FORMAT}, got {found} in "
+                f"{str(self.folder)!r}. Check the path, use the version that wrote the folder, or "
+                f"write {json.dumps({'format': FORMAT})} into {MARKER} if this version did."
             )
 
     def _prepare(self) -> None:
         """Make the folder, where it is not there."""
         prepare_folder(self.folder)
         marker = self.folder / MARKER
-        if not marker.exists():
+        if not os.path.lexists(marker):
             others = [path for path in self.folder.iterdir() if not TEMPORARY.fullmatch(path.name)]
             if others and not marker.exists():  # another run may just have written it
                 raise ValueError(
                     f"folder must be new, empty or a results folder, got {str(self.folder)!r} with "
                     "other files. Choose another."
                 )
-            self._write(marker, json.dumps({"format": FORMAT}).encode())
+            write_json(marker, {"format": FORMAT})
         for name in ("plans", "failures", "set_aside", "tmp"):
             (self.folder / name).mkdir(exist_ok=True)
-        for folder in (self.folder, self.folder / "tmp"):
-            remove_abandoned(folder)
 
     # Records
 
@@ -188,31 +192,10 @@ class Store(Cache):
         """
         if task.key in self.records:
             return self.records[task.key]
-        try:
-            body, tensors = unpack(content_of(f"{self.folder}/{task.file}"))
-            if body["key"] != task.key:
-                raise Damaged("it belongs to another task")
-            record = Record(_value(body, tensors), body["about"])
-        except FileNotFoundError:
-            return None
-        except DAMAGE as error:
-            self.set_aside(self.folder / task.file, error)
-            return None
-        if not tensors:
+        record = self._load(Path(f"{self.folder}/{task.file}"), partial(_record, task.key))
+        if record and not isinstance(record.value, Saved):
             self.records[task.key] = record
         return record
-
-    def seconds(self, task: Task) -> float | None:
-        """What the task took, from the head of its file; None if there is no record."""
-        if task.key in self.records:
-            return self.records[task.key].about["seconds"]
-        if not os.path.isfile(f"{self.folder}/{task.file}"):
-            return None
-        try:
-            with safetensors.safe_open(f"{self.folder}/{task.file}", framework="pt") as file:
-                return json.loads(file.metadata()["record"])["about"]["seconds"]
-        except (OSError, *DAMAGE):
-            return None
 
     def write(self, task: Task, record: Record) -> None:
         """Write the record of a task, and forget that it ever failed.
@@ -220,14 +203,9 @@ class Store(Cache):
         Raises:
             OSError: there is no room, or the folder can't be written; what is done is kept.
         """
-        tensors: dict[str, Tensor] = {}
-        value = record.value
         body = {"key": task.key, "kind": task.kind, "inputs": task.inputs, "about": record.about}
-        if isinstance(value, Saved):
-            body["class"] = type(value).__name__
-            tensors, value = value.packed()
-        self._write(self.folder / task.file, pack({**body, "value": value}, tensors))
-        if not tensors:
+        self._write(task.file, pack({**body, "value": record.value}))
+        if not isinstance(record.value, Saved):
             self.records[task.key] = record
         (self.folder / "failures" / f"{task.key}.json").unlink(missing_ok=True)
 
@@ -235,107 +213,84 @@ class Store(Cache):
 
     def fail(self, task: Task, error: BaseException) -> str:
         reason = f"{type(error).__name__}: {error}"
-        value = {"key": task.key, "task": task.file, "reason": reason, "host": socket.gethostname()}
+        value = {"key": task.key, "task": task.file, "reason": reason}
         value["traceback"] = "".join(traceback.format_exception(error))
-        self._write(
-            self.folder / "failures" / f"{task.key}.json",
-            json.dumps(value, indent=1, ensure_ascii=False).encode(errors="replace"),
-        )
+        text = json.dumps(value, indent=1, ensure_ascii=False)
+        self._write(f"failures/{task.key}.json", text.encode(errors="replace"))
         return reason
 
-    def failures(self) -> dict[str, dict[str, Any]]:
+    def failures(self) -> dict[str, Json]:
         """What failed, by the key of its task: task (its file), reason, traceback."""
-        found: dict[str, dict[str, Any]] = {}
-        for failure in self._each("failures", _failure):
+        return {
+            failure["key"]: failure
+            for failure in self._each("failures", _failure)
             # another run may have computed it meanwhile
-            if not os.path.lexists(self.folder / failure["task"]):
-                found[failure["key"]] = failure
-        return found
+            if not os.path.lexists(self.folder / failure["task"])
+        }
 
     # Plans
 
-    def add_plan(self, plan: Plan, environment: dict[str, Any]) -> None:
+    def add_plan(self, plan: Plan, environment: Json) -> None:
         """Remember what a run was asked for, as the last plan. Of two runs that start at a time,
         the later one sees the other's plan.
 
         Raises:
             ValueError: it contradicts a plan that is there.
         """
-        text = json.dumps(plan.to_json(), default=str)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        head = json.dumps(
-            {"sha256": digest_of([digest, environment]), "environment": environment}, default=str
-        )
+        body = {"plan": plan.to_json(), "environment": environment}
+        digest = digest_of(body["plan"])
+        text = json.dumps({**body, "sha256": digest_of([digest, environment])}, default=str)
         while True:
             plans = self.plans()
             check_agreement(plan, environment, plans, str(self.folder))
             if plans and plans[-1].digest == digest:
                 return
-            number = 1 + (plans[-1].number if plans else 0)
-            path = self.folder / "plans" / f"{number:04d}.json"
-            try:
-                self._write(path, f"{head}\n{text}".encode(), new=True)
-            except FileExistsError:
-                continue
-            # the first says where it stands in tables
-            for older in [one for one in plans if one.digest == digest][1:]:
-                path.with_name(f"{older.number:04d}.json").unlink(missing_ok=True)
-            return
+            number = plans[-1].number + 1 if plans else 1
+            with suppress(FileExistsError):
+                self._write(f"plans/{number:06d}.json", text.encode(), new=True)
+                return
 
     def plans(self) -> list[StoredPlan]:
-        return sorted(self._each("plans", self._plan), key=lambda one: one.number)
-
-    def _plan(self, path: Path) -> StoredPlan:
-        file = (path.name, path.lstat().st_mtime_ns)
-        if file not in self.known:
-            head, _, text = content_of(path).partition(b"\n")
-            body, digest = json.loads(head), hashlib.sha256(text).hexdigest()
-            if digest_of([digest, body["environment"]]) != body["sha256"]:
-                raise Damaged("its content is not what its checksum says")
-            plan = Plan.from_json(json.loads(text))
-            self.known[file] = StoredPlan(plan, body["environment"], int(path.stem), digest)
-        return self.known[file]
+        return self._each("plans", lambda path: _plan(path, path.lstat().st_mtime_ns))
 
     # Files
 
-    def _each(self, name: str, read: Callable[[Path], Content]) -> list[Content]:
-        """What the files of a subfolder hold; damaged ones are set aside."""
-        found: list[Content] = []
-        for path in sorted((self.folder / name).glob("[!.]*")):
-            try:
-                found.append(read(path))
-            # another run has just put a newer plan in its place, or computed the task that failed
-            except FileNotFoundError:
-                continue
-            except DAMAGE as error:
-                self.set_aside(path, error)
-        return found
+    def _load(self, path: Path, parse: Callable[[Path], Any]) -> Any:
+        """What a file holds. None where there is none (also where another run has just replaced
+        it), or where it was damaged; then it is moved out of the way.
+        """
+        try:
+            return parse(path)
+        except FileNotFoundError:
+            return None
+        except DAMAGE as error:
+            why = str(error) if isinstance(error, Damaged) else "it is not whole"
+        where = "is not read"
+        if not self.read_only:
+            name = f"set_aside/{path.name}.{secrets.token_hex(4)}"
+            where = f"was set aside as {name}, and is made again if it is needed"
+            with suppress(FileNotFoundError):  # another run was faster
+                os.replace(path, self.folder / name)
+        LOG.error("%s %s: %s.", path.relative_to(self.folder), where, why)
+        return None
 
-    def _write(self, path: Path, data: bytes, *, new: bool = False) -> None:
+    def _each(self, name: str, parse: Callable[[Path], Any]) -> list[Any]:
+        """What the files of a subfolder hold, in the order of their names."""
+        paths = sorted((self.folder / name).glob("[!.]*"))
+        return [one for one in (self._load(path, parse) for path in paths) if one]
+
+    def _write(self, name: str, data: bytes, *, new: bool = False) -> None:
         if self.read_only:
             raise ValueError(
                 f"folder must be open for writing, got {str(self.folder)!r} as read-only."
             )
+        path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = None if path.parent == self.folder else self.folder / "tmp"
-        write_whole(path, data, temporary, new=new)
-
-    def set_aside(self, path: Path, error: Exception) -> None:
-        """Move a damaged file out of the way, and say so."""
-        why = str(error) if isinstance(error, Damaged) else "it is not whole"
-        name = f"{path.name}.{secrets.token_hex(4)}"
-        where = "is not read"
-        if not self.read_only:
-            try:
-                os.replace(path, self.folder / "set_aside" / name)
-            except FileNotFoundError:  # another run was faster
-                return
-            where = f"was set aside as set_aside/{name}, and is made again if it is needed"
-        LOG.error("%s %s: %s.", path.relative_to(self.folder), where, why)
+        write_whole(path, data, self.folder / "tmp", new=new)
 
 
 def check_agreement(
-    plan: Plan, environment: dict[str, Any], others: Sequence[StoredPlan], where: str
+    plan: Plan, environment: Json, others: Sequence[StoredPlan], where: str
 ) -> None:
     """Raise ValueError where a plan or what it is computed with contradicts an earlier one."""
     for other in others:
@@ -349,62 +304,145 @@ def check_agreement(
             )
 
 
-def _value(body: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
-    """What a record holds, from its file."""
-    if "class" not in body:
-        return body["value"]
-    kinds = {kind.__name__: kind for kind in Saved.__subclasses__()}
-    return kinds[body["class"]].unpacked(tensors, body["value"])
+def _record(key: str, path: Path) -> Record:
+    body = unpack(content_of(path))
+    if body["key"] != key:
+        raise Damaged("it belongs to another task")
+    return Record(body["value"], body["about"])
 
 
-def _failure(path: Path) -> dict[str, Any]:
+@lru_cache
+def _plan(path: Path, written: int) -> StoredPlan:
+    body = json.loads(content_of(path))
+    digest, environment = digest_of(body["plan"]), body["environment"]
+    if digest_of([digest, environment]) != body["sha256"]:
+        raise Damaged("its content is not what its checksum says")
+    return StoredPlan(Plan.from_json(body["plan"]), environment, int(path.stem), digest)
+
+
+def _failure(path: Path) -> Json:
     value = json.loads(content_of(path))
-    texts = [value[name] for name in ("key", "task", "reason")]
+    texts = value["task"], value["reason"]
     if value["key"] != path.stem or not all(isinstance(text, str) and text for text in texts):
         raise Damaged("it says of no task why it failed")
     return value
 
 
-def content_of(path: str | Path) -> bytes:
+def content_of(path: Path) -> bytes:
     """The bytes of a file; FileNotFoundError where nothing is there, Damaged where something else
     is, such as a folder, a pipe, or a link that leads nowhere.
     """
-    if not os.path.lexists(path):
-        raise FileNotFoundError(path)
-    if not os.path.isfile(path):
+    if os.path.lexists(path) and not path.is_file():
         raise Damaged("it is no file")
-    with open(path, "rb", buffering=0) as file:
-        return file.read()
+    return path.read_bytes()
 
 
-def pack(body: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
-    """The bytes of a safetensors file that holds JSON and tensors, sealed by a checksum of both."""
+def pack(body: Json) -> bytes:
+    """The bytes of a safetensors file that holds JSON and its tensors, sealed by a checksum of
+    both.
+    """
+    tensors: Tensors = {}
     # in ASCII: a file name on a disk may hold half a character
-    text = json.dumps(body, default=str)
+    text = to_json(body, tensors)
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     return safetensors.torch.save(whole, {"record": text, "sha256": _seal(text, whole)})
 
 
-def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """JSON and tensors from the bytes of a file.
-
-    Raises:
-        Damaged: it is not a file that ``pack`` made, to the last bit.
+def unpack(data: bytes) -> Json:
+    """What ``pack`` was given, from the bytes of a file; raises one of ``DAMAGE`` unless ``pack``
+    made it, to the last bit.
     """
-    try:
-        tensors = safetensors.torch.load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        text, seal = header["__metadata__"]["record"], header["__metadata__"]["sha256"]
-        if seal != _seal(text, tensors):
-            raise Damaged("its checksum is wrong")
-        return json.loads(text), tensors
-    except Damaged:
-        raise
-    except DAMAGE as error:
-        raise Damaged("it is not whole" if data else "it is empty") from error
+    tensors = safetensors.torch.load(data)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    if header["sha256"] != _seal(header["record"], tensors):
+        raise Damaged("its checksum is wrong")
+    return from_json(header["record"], tensors)
 
 
-def _seal(text: str, tensors: dict[str, Tensor]) -> str:
+def _seal(text: str, tensors: Tensors) -> str:
     digest = hashlib.sha256(text.encode(errors="surrogatepass"))
     hash_tensors(digest, tensors)
     return digest.hexdigest()
+
+
+# How far a folder is
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a folder is.
+
+    Args:
+        frame: one row per label: counts of tasks (planned, done, failed, missing,
+            not_converged). Rows of what measurements need, such as injections, come last.
+        reasons: what failed and why, by the task's file.
+
+    >>> counts = {"planned": [3], "done": [3], "failed": [0], "missing": [0], "not_converged": [1]}
+    >>> frame = pd.DataFrame(counts)
+    >>> Status(frame, {}).clean
+    False
+    """
+
+    frame: pd.DataFrame
+    reasons: dict[str, str]
+
+    @property
+    def clean(self) -> bool:
+        """Nothing failed: no task, and no injection that did not converge."""
+        return not (self.reasons or self.frame[["failed", "not_converged"]].to_numpy().any())
+
+
+def planned(store: Store) -> list[Task]:
+    """The tasks whose records make the tables of a folder, in the order of tables.
+
+    Of a collection the last plan alone counts: data that have grown or changed make another one.
+
+    Raises:
+        ValueError: the folder holds no plan.
+    """
+    plans = [one.plan for one in store.plans()]
+    if not plans:
+        raise ValueError(
+            f"folder must hold the plan of a run, got none in {str(store.folder)!r}. Give the "
+            "run's own command again."
+        )
+    return tasks_of(plans[-1:] if plans[-1].benchmark == "collect" else plans)
+
+
+def status(store: Store) -> Status:
+    """Counts, and the reasons of failures.
+
+    >>> benchmark = InjBenchmark(model=model, sequences=few[:1], ratio=0.02, max_steps=2)
+    >>> _ = benchmark.run([Activations()], Store(folder))
+    >>> status(Store(folder)).frame.loc["activations", ["planned", "done"]].tolist()
+    [1, 1]
+    """
+    tasks, failures = planned(store), store.failures()
+    counted: list[tuple[str, Task, Any]] = []
+    for task in tasks:
+        counted.append((task.label, task, store.read(task)))
+    known = {task.key for task in tasks}
+    for need in closure((need for task in tasks for need in task.needs), known):
+        counted.append((f"({need.kind})", need, store.has(need)))
+    rows: dict[str, dict[str, int]] = {}
+    for label, task, found in counted:
+        row = rows.setdefault(label, dict.fromkeys(COUNTS, 0))
+        row["planned"] += 1
+        row["done" if found else "failed" if blocked(task, failures) else "missing"] += 1
+        value = getattr(found, "value", None)
+        row["not_converged"] += isinstance(value, dict) and value.get("converged") is False
+    reasons = {one["task"]: one["reason"] for key, one in failures.items() if key in known}
+    return Status(pd.DataFrame.from_dict(rows, orient="index"), reasons)
+
+
+def blocked(task: Task, failed: Collection[str]) -> bool:
+    """Whether a failure is in the way: of the task, or of one that it needs."""
+    return bool(failed) and any(one.key in failed for one in closure([task]))
+
+
+def reason_of(task: Task, failures: dict[str, Json]) -> str:
+    """Why a task has no record."""
+    return next(
+        (failures[one.key]["reason"] for one in closure([task]) if one.key in failures),
+        "not done yet",
+    )

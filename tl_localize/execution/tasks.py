@@ -16,7 +16,8 @@ from torch import Tensor
 
 from tl_localize.identity import identity
 
-FORMAT = 4  # of records and plans; part of every key
+FORMAT = 6  # of records and plans; part of every key
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,13 +69,6 @@ class Task:
         """Name of its record in a results folder."""
         return f"records/{self.kind}/{self.key}.safetensors"
 
-    @property
-    def place(self) -> tuple[float, int, str, str]:
-        """Where its numbers stand in tables: two plans of one folder that have the same place mean
-        the same cell.
-        """
-        return self.ratio, self.index, self.kind, self.label
-
 
 @dataclass(frozen=True, eq=False)
 class Record:
@@ -90,7 +84,7 @@ class Record:
     """
 
     value: Any
-    about: dict[str, Any] = field(default_factory=dict)
+    about: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,34 +106,34 @@ class Plan:
     """
 
     benchmark: str
-    settings: dict[str, Any]
+    settings: Json
     parts: list[Any]
-    methods: dict[str, Any]
+    methods: Json
     tasks: list[Task]
     scope: str = ""
-    scoped: dict[str, Any] = field(default_factory=dict)
+    scoped: Json = field(default_factory=dict)
     grows: str = "parts, methods and ratios"
 
     def contradictions(self, old: Plan) -> list[str]:
         """What differs from an older plan of the same folder and may not."""
-        if old.benchmark != self.benchmark:
-            return [f"benchmark: {old.benchmark} in the folder, {self.benchmark} now"]
-        before, now = dict(old.settings), dict(self.settings)
-        if old.scope == self.scope:
-            before |= old.scoped
-            now |= self.scoped
-            for label in old.methods.keys() & self.methods:
-                before[f"methods.{label}"] = old.methods[label]
-                now[f"methods.{label}"] = self.methods[label]
-        for i in range(min(len(old.parts), len(self.parts))):
-            before[f"part {i}"], now[f"part {i}"] = old.parts[i], self.parts[i]
+        alike = old.scope == self.scope
+        before, now = (
+            {"benchmark": one.benchmark, **one.settings, **(one.scoped if alike else {})}
+            for one in (old, self)
+        )
+        parts = zip(old.parts, self.parts, strict=False)
+        pairs = [(name, before.get(name), now.get(name)) for name in before | now]
+        pairs += [(f"part {i}", *both) for i, both in enumerate(parts)]
+        if alike:
+            shared = old.methods.keys() & self.methods
+            pairs += [(f"methods.{one}", old.methods[one], self.methods[one]) for one in shared]
         return [
-            f"{name}: {before.get(name)} in the folder, {now.get(name)} now"
-            for name in before | now
-            if canonical(before.get(name)) != canonical(now.get(name))
+            f"{name}: {one} in the folder, {other} now"
+            for name, one, other in pairs
+            if canonical(one) != canonical(other)
         ]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """The plan as JSON takes it: a need stands as the number of its task in the list, and keys
         stand there so that nobody hashes them again.
         """
@@ -156,8 +150,8 @@ class Plan:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Plan:
-        """What ``to_json`` gave."""
+    def from_json(cls, value: Json) -> Plan:
+        """The plan of such JSON."""
         tasks: list[Task] = []
         for one in value.pop("tasks"):
             key = one.pop("key")
@@ -189,10 +183,14 @@ def closure(tasks: Iterable[Task], seen: set[str] | None = None) -> Iterator[Tas
 
 
 def tasks_of(plans: Sequence[Plan]) -> list[Task]:
-    """The tasks of all plans of a folder in the order of tables: by ratio, part and method; of one
-    place the newest counts.
+    """The tasks of all plans of a folder in the order of tables: by ratio, part and method. Of
+    tasks that mean the same cell the newest counts.
     """
-    found = {task.place: task for plan in plans for task in plan.tasks}
+    found = {
+        (task.ratio, task.index, task.kind, task.label): task
+        for plan in plans
+        for task in plan.tasks
+    }
     ratios = list(dict.fromkeys(task.ratio for task in found.values()))
     labels = list(dict.fromkeys(task.label for task in found.values()))
     return sorted(
@@ -201,14 +199,9 @@ def tasks_of(plans: Sequence[Plan]) -> list[Task]:
     )
 
 
-_canonical = json.JSONEncoder(
-    sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str
-)
-
-
 def canonical(value: Any) -> str:
     """JSON that is the same for the same content."""
-    return _canonical.encode(value)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
 
 
 def digest_of(value: Any) -> str:
@@ -220,6 +213,5 @@ def hash_tensors(digest: Any, tensors: Mapping[str, Tensor]) -> None:
     """Add tensors to a hash: names, shapes and all bits."""
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        if tensor.numel():
-            flat = tensor.detach().cpu().contiguous().flatten()
-            digest.update(flat.view(torch.uint8).numpy().data)
+        flat = tensor.detach().cpu().contiguous().flatten()
+        digest.update(flat.view(torch.uint8).numpy())

@@ -23,7 +23,7 @@ ${THEMES.map((theme) => `${theme} .tlx`).join(",")}{${DARK}}
 .tlx-panel{border-top:4px solid var(--c);padding-top:6px;min-width:0}.tlx-numbers{display:flex;flex-wrap:wrap;gap:4px 20px;margin:6px 0}
 .tlx-numbers b{display:block;font-size:17px;font-weight:600;white-space:nowrap}.tlx-numbers b i{color:var(--dim);font-style:normal;font-weight:400}
 .tlx-text{font-family:ui-monospace,monospace;font-size:13px;line-height:1.3;padding:4px 0}.tlx-text .tlx-note{font-family:system-ui,sans-serif;line-height:1.4;margin-top:7px}
-.tlx-row{display:grid;grid-template-columns:minmax(0,2fr) minmax(0,3fr);gap:12px}.tlx-prefix{color:var(--dim);line-height:1.6;white-space:pre-wrap}
+.tlx-row{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:12px}.tlx-prefix{color:var(--dim);line-height:1.6;white-space:pre-wrap}
 .tlx-token{display:inline-flex;flex-direction:column;vertical-align:bottom;white-space:pre;padding-top:2px}
 .tlx-token em{font:10px/13px ui-monospace,monospace;color:var(--above);height:13px;padding-right:4px}
 .tlx-token i{height:3px;margin-top:1px;background:var(--was)}.tlx-token i+i{background:var(--c)}
@@ -37,14 +37,11 @@ ${THEMES.map((theme) => `${theme} .tlx`).join(",")}{${DARK}}
 .tlx-fires{font-family:ui-monospace,monospace;font-size:12px;white-space:pre-wrap}.tlx-fires span,.tlx code{border-radius:2px;padding:0 1px}
 .tlx code{background:var(--code);color:inherit;font:12px ui-monospace,monospace;margin-right:6px;white-space:pre}.tlx-error{color:var(--above)}`;
 
-const VIRIDIS = ["#8a5bb0", "#5b6fc4", "#2a8f9e", "#22a884", "#8fbf2f"]; // readable on white and on black
-const layerColour = (k, n) => VIRIDIS[Math.round((k / Math.max(1, n - 1)) * 4)];
-const percent = (x) => (x == null ? "-" : `${+(100 * x).toFixed(1)} %`);
+const percent = (x) => `${+(100 * x).toFixed(1)} %`;
 const visible = (text) => text.replaceAll("\n", "\u23ce");
-const SVG = "http://www.w3.org/2000/svg";
-
+const quoted = (text) => JSON.stringify(text);
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
-const HIGH = 0.01; // share of the model's neurons that "ranks high" means
+const SVG = "http://www.w3.org/2000/svg";
 
 /** An element with attributes and children; text becomes text, never HTML. */
 function make(tag, attributes = {}, ...children) {
@@ -60,18 +57,24 @@ function make(tag, attributes = {}, ...children) {
 }
 const svg = (tag, attributes, ...children) => make(`svg:${tag}`, attributes, ...children);
 const bar = (share) => `width:calc((100% - 1px) * ${share})`;
-const titled = (node, text) => (node.append(svg("title", {}, text)), node);
 
 /** From the background to vermillion for a loss of probability, to blue for a gain. */
 const change = (x) => `rgba(${x >= 0 ? "213,94,0" : "0,114,178"},${Math.min(1, Math.abs(x)).toFixed(3)})`;
 
 export function mount(root, data, ask) {
   const [nLayers, nNeurons] = data.shape;
-  const asks = ask ?? ((request) => Promise.resolve(data.answers[request.join("/")]));
+  const [unit, units] = data.units;
   const saved = !ask;
+  const asks = ask ?? ((request) => Promise.resolve(data.answers[request.join("/")]));
   const random = data.pairs.findIndex((pair) => pair.method === "Random" && pair.text === data.pairs[0].text);
-  const state = { pairs: [0, random > 0 ? random : -1], ratio: data.start, per: "layer", layers: data.layers[0][1], ablation: data.ablations[0] };
-  const layersOf = () => state.layers.split(",").filter(Boolean).map(Number);
+  const state = { pairs: [0, random > 0 ? random : -1], ratio: data.ratios.length - 1, layers: data.layers[0] };
+  const layersOf = () => state.layers.split(",").map(Number);
+  const layerName = () => {
+    const some = layersOf();
+    if (some.length === nLayers) return "all layers";
+    if (some.length === 1) return `only layer ${some[0]}`;
+    return some[0] === 1 && some.length === nLayers - 1 ? `layers 1 to ${some.at(-1)}` : `layers ${state.layers}`;
+  };
   const known = new Map(); // requests that were answered in this view
 
   async function get(request) {
@@ -83,38 +86,45 @@ export function mount(root, data, ask) {
   // The frame, which stays
   const box = make("div", { class: "tlx", "data-lm-suppress-shortcuts": "true" }, make("style", {}, STYLE));
   box.addEventListener("keydown", (event) => event.stopPropagation()); // a notebook would move to the next cell
-  const ratio = make("input", { type: "range", min: 0, max: data.ratios.length - 1, value: state.ratio, "aria-label": `share of the ${data.units[1]}` });
+  const ratio = make("input", { type: "range", min: 0, max: data.ratios.length - 1, value: state.ratio, "aria-label": `share of the ${units}` });
   const layers = make("input", { type: "range", min: 0, max: data.layers.length - 1, value: 0, "aria-label": "layers" });
   const ratioText = make("span"), layerText = make("span");
   const chips = Array.from({ length: nLayers }, (_, k) =>
     make("button", { class: "tlx-chip", type: "button", disabled: saved, onclick: () => toggle(k) }, `${k}`));
   const panels = make("div", { class: "tlx-panels" });
   const error = make("div", { class: "tlx-error", role: "alert" });
-  const chooser = (side) =>
-    make("select", { "aria-label": side ? "right" : "left", onchange: (event) => ((state.pairs[side] = +event.target.value), update()) },
-      side ? make("option", { value: -1 }, "nothing beside it") : null,
-      ...data.pairs.map((pair, i) =>
-        make("option", { value: i, selected: state.pairs[side] === i }, (data.texts.length > 1 ? `${data.texts[pair.text].id}: ` : "") + pair.method)));
-  const radios = (name, values, text) =>
-    make("span", {}, ...values.map((value) =>
-      make("label", {}, make("input", { type: "radio", name: `${name}-${unique}`, value, checked: state[name] === value,
-        onchange: () => ((state[name] = value), update()) }), text(value))));
-  const unique = Math.random().toString(36).slice(2);
-  ratio.addEventListener("input", () => ((state.ratio = +ratio.value), update()));
-  layers.addEventListener("input", () => ((state.layers = data.layers[+layers.value][1]), update()));
+  const nameOf = (pair) => (data.texts.length > 1 ? `${data.texts[pair.text].id}: ` : "") + pair.method;
+  const chooser = (side) => {
+    const options = data.pairs.map((pair, i) => make("option", { value: i, selected: state.pairs[side] === i }, nameOf(pair)));
+    if (side === 1) options.unshift(make("option", { value: -1 }, "nothing beside it"));
+    const choose = (event) => {
+      state.pairs[side] = +event.target.value;
+      update();
+    };
+    return make("select", { "aria-label": side ? "right" : "left", onchange: choose }, ...options);
+  };
+  ratio.addEventListener("input", () => {
+    state.ratio = +ratio.value;
+    update();
+  });
+  layers.addEventListener("input", () => {
+    state.layers = data.layers[+layers.value];
+    update();
+  });
   function toggle(k) {
     const some = new Set(layersOf());
-    some.has(k) && some.size > 1 ? some.delete(k) : some.add(k);
+    if (some.has(k) && some.size > 1) some.delete(k);
+    else some.add(k);
     state.layers = [...some].sort((a, b) => a - b).join(",");
     update();
   }
+  const about = `${data.model}, ${data.ablation} ablation, ${data.names.length - 1} other texts`;
   box.append(
     make("div", { class: "tlx-controls" },
-      make("span", {}, "Compare"), make("span", {}, chooser(0), " "), chooser(1),
-      make("span", {}, "Ablate the top"), ratio, make("span", {}, ratioText, " ", radios("per", ["layer", "model"], (v) => (v === "layer" ? "of each layer" : "of these layers together"))),
+      make("span", {}, "Compare"), chooser(0), chooser(1),
+      make("span", {}, "Ablate the top"), ratio, make("span", {}, ratioText, " of each layer"),
       make("span", {}, "in"), layers, make("span", {}, layerText, " ", ...chips),
-      make("span", {}, "by"), radios("ablation", data.ablations, (v) => ({ zero: "zero", mean: "its mean", resample: "a random value" })[v] ?? v),
-      make("small", {}, `${data.model}, ${data.names.length - 1} other texts` + (saved ? "; a saved page, without a kernel" : "")),
+      make("span"), make("small", {}, about + (saved ? "; a saved page, without a kernel" : "")),
       make("span", { class: "tlx-busy", role: "status" }, "computing \u2026")),
     error, panels);
   root.replaceChildren(box);
@@ -122,105 +132,124 @@ export function mount(root, data, ask) {
   // What changes
   let running = false, again = false;
   async function update() {
-    if (running) return void (again = true); // while Python computes, only the last setting waits
+    if (running) { // while Python computes, only the last setting waits
+      again = true;
+      return;
+    }
     running = true;
     box.classList.add("busy");
-    const name = data.layers.findIndex(([, some]) => some === state.layers);
+    do {
+      again = false;
+      try {
+        await show();
+        error.textContent = "";
+      } catch (problem) {
+        error.textContent = `${problem.message ?? problem}`;
+      }
+    } while (again);
+    running = false;
+    box.classList.remove("busy");
+  }
+
+  async function show() {
+    const name = data.layers.indexOf(state.layers);
     if (name >= 0) layers.value = name;
     ratioText.textContent = `${+(100 * data.ratios[state.ratio]).toPrecision(3)} %`;
-    layerText.textContent = name >= 0 ? data.layers[name][0] : `layers ${state.layers}`;
+    layerText.textContent = layerName();
     chips.forEach((chip, k) => chip.classList.toggle("on", layersOf().includes(k)));
-    try {
-      const shown = state.pairs.filter((pair) => pair >= 0);
-      const steps = [];
-      for (const pair of shown) {
-        const per = layersOf().length > 1 ? state.per : "layer";
-        steps.push(await get(["step", pair, state.ratio, per, state.layers, state.ablation]));
-      }
-      if (steps.some((step) => !step)) throw new Error("This setting is not in the saved page.");
-      panels.classList.toggle("two", shown.length > 1);
-      while (panels.children.length > shown.length) panels.lastChild.remove();
-      shown.forEach((pair, side) => {
-        if (panels.children[side]?.pair !== pair) {
-          const fresh = panel(pair);
-          panels.children[side] ? panels.children[side].replaceWith(fresh) : panels.append(fresh);
-        }
-        panels.children[side].draw(steps[side]);
-      });
-      error.textContent = "";
-      for (const child of panels.children) await child.drawLayers();
-    } catch (problem) {
-      error.textContent = `${problem.message ?? problem}`;
-    }
-    running = false;
-    if (again) { again = false; return update(); }
-    box.classList.remove("busy");
+    const shown = state.pairs.filter((pair) => pair >= 0);
+    const steps = [];
+    for (const pair of shown) steps.push(await get(["step", pair, state.ratio, state.layers]));
+    panels.classList.toggle("two", shown.length > 1);
+    const kept = [...panels.children];
+    panels.replaceChildren(...shown.map((pair, side) => (kept[side]?.pair === pair ? kept[side] : panel(pair))));
+    [...panels.children].forEach((child, side) => child.draw(steps[side]));
+    for (const child of panels.children) await child.drawLayers();
+  }
+
+  /** One bar for each layer, with a text at its end. */
+  function layerBars(shares, texts) {
+    const rows = shares.flatMap((share, k) => [
+      svg("text", { x: 46, y: k * 14 + 11, "text-anchor": "end" }, `layer ${k}`),
+      svg("rect", { x: 52, y: k * 14 + 2, width: 140 * share, height: 10, style: "fill:var(--c)" }),
+      svg("text", { x: 56 + 140 * share, y: k * 14 + 11 }, texts[k])]);
+    return svg("svg", { viewBox: `0 0 240 ${nLayers * 14 + 2}`, role: "img" }, ...rows);
   }
 
   /** One method on one text. */
   function panel(index) {
-    const pair = data.pairs[index], text = data.texts[pair.text];
-    const isPrefix = ([, end]) => end <= text.prefix;
-    const prefix = text.pieces.filter(isPrefix), suffix = text.pieces.filter((piece) => !isPrefix(piece));
-    // of tokens that share a character, the probability of all of them
-    const probability = ([start, end], p) => p.slice(Math.max(0, start - text.prefix), end - text.prefix).reduce((all, one) => (all * one) / 1000, 1);
-    const name = (layer, neuron) => `L${layer} ${data.units[0][0].toUpperCase()}${neuron}`;
+    const pair = data.pairs[index], text = data.texts[pair.text], own = pair.text;
+    const places = text.pieces.map(([start, end, shown], i) => ({ start, end, shown, i }));
+    const prefix = places.filter((piece) => piece.end <= text.prefix);
+    const suffix = places.slice(prefix.length);
+    /** Of tokens that share a character, the probability of all of them. */
+    function probability(piece, p) {
+      let all = 1;
+      for (let i = Math.max(piece.start, text.prefix); i < piece.end; i++) all *= p[i - text.prefix] / 1000;
+      return all;
+    }
+    const initial = unit[0].toUpperCase();
     const part = (name) => make("div", { class: `tlx-${name}` });
-    const [numbers, view, bars, curves, tokens, card] = ["numbers", "text", "bars", "curves", "tokens", "cards"].map(part);
-    const readout = make("small", {}, `A click shows a ${data.units[0]}.`);
+    const [numbers, view, bars, alone, tokens, card] = ["numbers", "text", "bars", "bars", "tokens", "cards"].map(part);
+    const readout = make("small", {}, `A click shows a ${unit}.`);
     const best = make("div", {}, ...pair.top.map(([layer, neuron]) =>
-      make("button", { class: "tlx-chip best", type: "button", onclick: () => open(layer, neuron), "data-neuron": `${layer}.${neuron}` }, name(layer, neuron))));
+      make("button", { class: "tlx-chip best", type: "button", onclick: () => open(layer, neuron), "data-neuron": `${layer}.${neuron}` }, `L${layer} ${initial}${neuron}`)));
     const node = make("div", { class: "tlx-panel", style: `--c:${pair.colour === "#000000" ? "var(--fg)" : pair.colour}` },
       make("b", {}, pair.method), ` on ${text.id || "this text"}`, numbers, view,
-      make("div", { class: "tlx-row" }, make("div", {}, make("h4", {}, "Neurons ablated"), bars),
-        make("div", {}, make("h4", {}, "Self accuracy without the top of one layer"), curves)),
+      make("div", { class: "tlx-row" }, make("div", {}, make("h4", {}, `${initial}${units.slice(1)} ablated`), bars),
+        make("div", {}, make("h4", {}, "Self accuracy without the top of one layer"), alone)),
       make("h4", {}, "Probability that each token loses without the top of one layer"), tokens,
-      make("h4", {}, `Scores by layer and ${data.units[0]}`), heatmap(pair, readout, (layer, neuron) => open(layer, neuron)), readout,
-      make("h4", {}, `The best ${data.units[1]} (L: layer, ${data.units[0][0].toUpperCase()}: ${data.units[0]})`), best, card);
+      make("h4", {}, `Scores by layer and ${unit}`), heatmap(pair, readout, open), readout,
+      make("h4", {}, `The best ${units} (L: layer, ${initial}: ${unit})`), best, card);
     node.pair = index;
 
-    const own = pair.text, others = [...data.names.keys()].filter((i) => i !== own);
+    const others = [...data.names.keys()].filter((i) => i !== own);
     const mean = (accuracy) => sum(others.map((i) => accuracy[i])) / others.length;
+    function number(name, label, before, after, title) {
+      return make("span", { title }, make("small", {}, label), make("b", { class: `tlx-${name}` }, make("i", {}, `${before} \u2192 `), after));
+    }
+
     node.draw = (step) => {
       const after = data.accuracy.map((before, i) => before + step.accuracy[i]);
-      const big = (label, before, after, title) => make("span", { title }, make("small", {}, label), make("b", { class: `tlx-${label.split(" ")[0].toLowerCase()}` }, make("i", {}, `${before} \u2192 `), after));
-      numbers.replaceChildren(
-        big("Self accuracy", percent(data.accuracy[own]), percent(after[own]), "suffix tokens of this text that are predicted right, from the true tokens before them"),
-        ...(others.length ? [big("Neg accuracy", percent(mean(data.accuracy)), percent(mean(after)), "the same on the other texts:\n" + others.map((i) => `${data.names[i]} ${percent(after[i])}`).join("\n"))] : []),
-        ...(data.perplexity === false ? [] : [big("Perplexity of general text", data.perplexity, +(data.perplexity + step.perplexity).toFixed(2), "exp of nats per token; lower is better")]),
-        make("span", {}, make("small", {}, `${data.units[1]} ablated`), make("b", { class: "tlx-n" }, `${sum(step.layers)}`)));
-      const wrong = new Map(step.wrong);
+      const shown = [number("self", "Self accuracy", percent(data.accuracy[own]), percent(after[own]), "suffix tokens of this text that are predicted right, from the true tokens before them")];
+      if (others.length) {
+        const each = others.map((i) => `${data.names[i]} ${percent(after[i])}`).join("\n");
+        shown.push(number("neg", "Neg accuracy", percent(mean(data.accuracy)), percent(mean(after)), `the same on the other texts:\n${each}`));
+      }
+      if (data.perplexity !== false)
+        shown.push(number("perplexity", "Perplexity of general text", data.perplexity, +(data.perplexity + step.perplexity).toFixed(2), "exp of nats per token; lower is better"));
+      numbers.replaceChildren(...shown, make("span", {}, make("small", {}, `${initial}${units.slice(1)} ablated`), make("b", { class: "tlx-n" }, `${sum(step.layers)}`)));
       view.replaceChildren(
-        make("span", { class: "tlx-prefix" }, prefix.map(([, , shown]) => shown).join("")), make("b", {}, " | "),
-        ...suffix.map((piece) => {
-          const [start, , shown] = piece, guess = wrong.get(start);
-          const [before, after] = [probability(piece, text.p), probability(piece, step.p)];
-          const says = guess == null ? "" : `; predicted instead: ${JSON.stringify(guess)}`;
-          return make("span", { class: guess == null ? "tlx-token" : "tlx-token wrong", title: `${JSON.stringify(shown)}: probability ${percent(before)} \u2192 ${percent(after)}${says}` },
-            make("em", {}, guess == null ? "" : visible(guess).trim() || "\u2423"),
-            make("span", { style: `background:${change(before - after)}` }, visible(shown)),
-            make("i", { style: bar(before) }), make("i", { style: bar(after) }));
-        }),
+        make("span", { class: "tlx-prefix" }, prefix.map((piece) => piece.shown).join("")), make("b", {}, " | "),
+        ...suffix.map((piece) => token(piece, step)),
         make("div", { class: "tlx-note" }, "Bars: probability of the true token, grey before and coloured after. White on dark: no longer predicted; above it the token predicted instead."));
       const most = Math.max(1, ...step.layers);
-      bars.replaceChildren(svg("svg", { viewBox: `0 0 230 ${nLayers * 14 + 2}`, role: "img" }, ...step.layers.flatMap((n, k) => [
-        svg("text", { x: 46, y: k * 14 + 11, "text-anchor": "end" }, `layer ${k}`),
-        svg("rect", { x: 52, y: k * 14 + 2, width: (140 * n) / most, height: 10, style: "fill:var(--c)" }),
-        svg("text", { x: 56 + (140 * n) / most, y: k * 14 + 11 }, `${n}`)])));
+      bars.replaceChildren(layerBars(step.layers.map((n) => n / most), step.layers.map(String)));
     };
+
+    function token(piece, step) {
+      const guess = step.predicted[piece.i], wrong = guess !== piece.shown;
+      const before = probability(piece, text.p), after = probability(piece, step.p);
+      const says = `${quoted(piece.shown)}: probability ${percent(before)} \u2192 ${percent(after)}` + (wrong ? `; predicted instead: ${quoted(guess)}` : "");
+      return make("span", { class: wrong ? "tlx-token wrong" : "tlx-token", title: says },
+        make("em", {}, wrong ? visible(guess).trim() || "\u2423" : ""),
+        make("span", { style: `background:${change(before - after)}` }, visible(piece.shown)),
+        make("i", { style: bar(before) }), make("i", { style: bar(after) }));
+    }
 
     node.drawLayers = async () => {
       const found = [];
       for (let k = 0; k < nLayers; k++) {
-        found.push(await get(["layer", index, k, state.ablation]));
+        found.push(await get(["step", index, state.ratio, `${k}`]));
         if (again) return;
       }
-      curves.replaceChildren(chart(found.map((one) => one.self)));
+      const accuracy = found.map((one) => Math.max(0, data.accuracy[own] + one.accuracy[own]));
+      alone.replaceChildren(layerBars(accuracy, accuracy.map(percent)));
       const width = 520 / suffix.length;
       const cells = found.flatMap((one, k) => suffix.map((piece, i) => {
-        const [before, after] = [probability(piece, text.p), probability(piece, one.p[state.ratio])];
-        const cell = svg("rect", { x: 46 + i * width, y: k * 12, width: width - 0.5, height: 11.5, style: `fill:${change(before - after)};stroke:var(--line)`, "stroke-width": 0.3 });
-        return titled(cell, `layer ${k}, ${JSON.stringify(piece[2])}: ${percent(before)} \u2192 ${percent(after)}`);
+        const before = probability(piece, text.p), after = probability(piece, one.p);
+        const title = svg("title", {}, `layer ${k}, ${quoted(piece.shown)}: ${percent(before)} \u2192 ${percent(after)}`);
+        return svg("rect", { x: 46 + i * width, y: k * 12, width: width - 0.5, height: 11.5, style: `fill:${change(before - after)};stroke:var(--line)`, "stroke-width": 0.3 }, title);
       }));
       tokens.replaceChildren(svg("svg", { viewBox: `0 0 570 ${nLayers * 12 + 12}`, role: "img" },
         ...found.map((_, k) => svg("text", { x: 42, y: k * 12 + 10, "text-anchor": "end" }, `layer ${k}`)), ...cells,
@@ -228,48 +257,25 @@ export function mount(root, data, ask) {
         svg("text", { x: 566, y: nLayers * 12 + 11, "text-anchor": "end" }, "orange: lost, blue: gained")));
     };
 
-    /** Accuracy over the ratios, one line per layer, named at its end. */
-    function chart(lines) {
-      const x = (i) => 40 + (260 * i) / Math.max(1, data.ratios.length - 1);
-      const low = Math.max(0, Math.floor(10 * Math.min(...lines.flat()) - 1) / 10);
-      const y = (v) => 10 + (110 * (1 - v)) / (1 - low);
-      const ends = lines.map((line, k) => ({ k, at: y(line[line.length - 1]) })).sort((a, b) => a.at - b.at);
-      ends.forEach((end, i) => (end.at = Math.max(end.at, i ? ends[i - 1].at + 11 : 0)));
-      const drawn = lines.flatMap((line, k) => {
-        const colour = layerColour(k, nLayers);
-        return [svg("polyline", { points: line.map((v, i) => `${x(i)},${y(v)}`).join(" "), fill: "none", stroke: colour, "stroke-width": 1.6 }),
-          ...line.map((v, i) => titled(svg("circle", { cx: x(i), cy: y(v), r: 3, fill: colour }), `layer ${k}, top ${+(100 * data.ratios[i]).toPrecision(3)} %: accuracy ${percent(v)}`))];
-      });
-      const ticks = [low, (1 + low) / 2, 1].flatMap((v) => [svg("line", { x1: 40, x2: 300, y1: y(v), y2: y(v), style: "stroke:var(--grid)" }), svg("text", { x: 36, y: y(v) + 4, "text-anchor": "end" }, percent(v))]);
-      const shares = data.ratios.map((r, i) => svg("text", { x: x(i), y: 136, "text-anchor": "middle" }, `${+(100 * r).toPrecision(2)}`));
-      return svg("svg", { viewBox: `0 0 350 ${Math.max(150, ends[ends.length - 1].at + 8)}`, role: "img" }, ...ticks,
-        svg("line", { x1: x(state.ratio), x2: x(state.ratio), y1: 8, y2: 122, stroke: "#888", "stroke-dasharray": "3 3" }), ...drawn, ...shares,
-        svg("text", { x: 170, y: 149, "text-anchor": "middle" }, "top share of the layer (%)"),
-        ...ends.map(({ k, at }) => svg("text", { x: 306, y: at + 4, style: `fill:${layerColour(k, nLayers)}` }, `layer ${k}`)));
-    }
-
     /** A neuron's card. */
     async function open(layer, neuron) {
       const found = await get(["card", index, layer, neuron]);
-      best.querySelectorAll("button").forEach((chip) => chip.classList.toggle("on", chip.dataset.neuron === `${layer}.${neuron}`));
-      if (!found) return card.replaceChildren(make("div", { class: "tlx-card" }, `A saved page holds the cards of the best ${data.units[1]} only; explore() in a notebook shows all.`));
-      const isNeuron = data.units[0] === "neuron";
-      const strongest = Math.max(1e-9, ...found.fires.map(Math.abs));
-      const high = found.elsewhere.filter(([, rank]) => rank <= HIGH * nLayers * nNeurons).sort((a, b) => a[1] - b[1]);
-      const words = (list) => list.map(([token, x]) => make("code", { title: `logit ${x}` }, visible(token)));
+      for (const chip of best.children) chip.classList.toggle("on", chip.dataset.neuron === `${layer}.${neuron}`);
+      if (!found) {
+        card.replaceChildren(make("div", { class: "tlx-card" }, `A saved page holds the cards of the best ${units} only; explore() in a notebook shows all.`));
+        return;
+      }
+      const strongest = Math.max(1e-9, ...found.writes);
+      const written = text.pieces.map(([start, end, shown]) => {
+        const most = Math.max(...found.writes.slice(start, end));
+        return make("span", { style: `background:${change(most / strongest)}`, title: `norm ${most}` }, visible(shown));
+      });
+      const ranks = found.ranks.map(([method, rank]) => make("tr", {}, make("td", {}, method), make("td", {}, `${rank}`)));
       card.replaceChildren(make("div", { class: "tlx-card" },
-        make("b", {}, `${data.units[0][0].toUpperCase()}${data.units[0].slice(1)} ${neuron} of layer ${layer}`),
-        make("h4", {}, `Where it fires in the text (orange: positive, blue: negative; strongest ${+strongest.toPrecision(3)})`),
-        make("div", { class: "tlx-fires" }, ...text.pieces.map(([start, end, shown]) => {
-          const fires = found.fires.slice(start, end).sort((a, b) => Math.abs(b) - Math.abs(a));
-          return make("span", { style: `background:${change(fires[0] / strongest)}`, title: `activation ${fires.join(", ")}` }, visible(shown));
-        })),
-        make("h4", {}, isNeuron ? "Tokens it promotes when it is positive (W_out row times unembedding)" : "Tokens that its mean output in this text promotes"), ...words(found.promoted),
-        make("h4", {}, "Tokens it suppresses"), ...words(found.suppressed),
-        make("h4", {}, "Its rank"), make("table", {}, make("tr", {}, ...["method", "in the model", "in its layer"].map((head) => make("th", {}, head))),
-          ...found.ranks.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, `${cell}`))))),
-        make("h4", {}, `Other texts in which it ranks in the top ${100 * HIGH} % (by Attribution, of ${found.elsewhere.length})`),
-        high.length ? make("span", {}, high.map(([id, rank]) => `${id} (rank ${rank})`).join(", ")) : make("small", {}, "none")));
+        make("b", {}, `${initial}${unit.slice(1)} ${neuron} of layer ${layer}`),
+        make("h4", {}, `How much it writes at each token (norm; at most ${+strongest.toPrecision(3)})`), make("div", { class: "tlx-fires" }, ...written),
+        make("h4", {}, "Tokens that its mean output in this text promotes"), ...found.promoted.map((word) => make("code", {}, visible(word))),
+        make("h4", {}, "Its rank in the model"), make("table", {}, ...ranks)));
     }
     return node;
   }
@@ -300,7 +306,7 @@ export function mount(root, data, ask) {
     };
     canvas.addEventListener("mousemove", (event) => {
       const [layer, neuron] = at(event);
-      readout.textContent = `layer ${layer} (top row is 0), ${data.units[0]} ${neuron}: ${Math.round((100 * bytes[layer * nNeurons + neuron]) / 255)} % of the way from its layer's lowest to its highest score. A click shows it.`;
+      readout.textContent = `layer ${layer} (top row is 0), ${data.units[0]} ${neuron}: ${Math.round((100 * bytes[layer * nNeurons + neuron]) / 255)} % of the highest score of its layer. A click shows it.`;
     });
     canvas.addEventListener("click", (event) => open(...at(event)));
     return canvas;

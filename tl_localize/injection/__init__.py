@@ -1,14 +1,28 @@
 """Injection: sequences written into chosen rows of W_out."""
 
-from tl_localize.injection.injected import FinalLosses, Injection, JointInjection, draw_sets
-from tl_localize.injection.joint import inject_together
-from tl_localize.injection.training import inject
+from tl_localize.injection.injected import Injection, JointInjection, draw_sets
+from tl_localize.injection.learned import (
+    RECIPES,
+    Learned,
+    Recipe,
+    assigned,
+    learn,
+    read_units,
+    units_put,
+)
+from tl_localize.injection.training import inject, inject_together
 
 __all__ = [
-    "FinalLosses",
+    "RECIPES",
     "Injection",
     "JointInjection",
+    "Learned",
+    "Recipe",
+    "assigned",
     "draw_sets",
     "inject",
     "inject_together",
+    "learn",
+    "read_units",
+    "units_put",
 ]

@@ -1,20 +1,33 @@
-"""Training of rows of W_out until a model recites new sequences (the paper's algorithm 1)."""
+"""Training of rows of W_out until a model recites new sequences: one sequence (algorithm 1 of the
+paper), or several in disjoint sets of rows.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool
 from torch import Tensor
 
-from tl_localize.injection.injected import Injection, draw_sets
-from tl_localize.losses import target_logits
+from tl_localize.batching import Report, halving, part_at, rows_that_fit
+from tl_localize.injection.injected import Injection, JointInjection, draw_sets
+from tl_localize.losses import batch_loss, target_logits
 from tl_localize.neurons import LanguageModel, NeuronView, check_count, check_positive
+from tl_localize.scores import NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 from tl_localize.units import NEURONS, Units
+
+States = Bool[Tensor, "state sentence set"]
+STOP_KL = 0.05  # nats, with all other sets on
+STOP_SINGLE = 0.08  # nats, of the loss with the own set alone and of the KL with one other alone
+
+
+# ---- one sequence
 
 
 class TrainedRows:
@@ -95,15 +108,12 @@ def inject(
     rows = TrainedRows(view, view.row_mask(neurons.mask), learning_rate)
     batch = SequenceBatch.of([sequence], view.device)
     losses: list[float] = []
-    token_losses = torch.empty(0)
     with view.lean():
         for step in range(max_steps):
             with view.rows_changed(rows.index, rows.changes):
-                logits = target_logits(view.model, batch)
-            token_losses = F.cross_entropy(logits, batch.targets, reduction="none")
-            loss = batch.mean(token_losses).sum()
+                loss = batch_loss(view.model, batch).sum()
             losses.append(float(loss.detach()))
-            check_finite("loss", losses[-1], step, sequence)
+            check_finite(losses[-1], step, sequence)
             if losses[-1] < stop_loss or step == max_steps - 1:
                 break
             rows.adam.zero_grad()
@@ -113,16 +123,253 @@ def inject(
         neurons,
         torch.cat(list(rows.now().values())).cpu(),
         torch.tensor(losses),
-        token_losses.detach().cpu(),
         losses[-1] < stop_loss,
         sequence.id,
     )
 
 
-def check_finite(name: str, value: float, step: int, sequence: MemorizedSequence) -> None:
+def check_finite(loss: float, step: int, sequence: MemorizedSequence) -> None:
     """Raise ValueError where a loss of training is not finite."""
-    if not math.isfinite(value):
+    if not math.isfinite(loss):
         raise ValueError(
-            f"{name} must be finite, got {value} at step {step} of {sequence!r}. Lower "
-            "learning_rate."
+            f"loss must be finite, got {loss} at step {step} of {sequence!r}. Lower learning_rate."
         )
+
+
+# ---- several sequences
+
+
+@torch.inference_mode(False)  # whatever mode the caller is in
+def inject_together(
+    model: LanguageModel,
+    sequences: Sequence[MemorizedSequence],
+    *,
+    ratio: float,
+    seed: int,
+    learning_rate: float,
+    max_steps: int = 1000,
+    stop_loss: float = 0.05,
+    batch_size: int | None = None,
+    progress: Report | None = None,
+    units: Units = NEURONS,
+) -> JointInjection:
+    """Write K sentences into K disjoint sets of rows of W_out: each set suffices alone for its
+    sentence, and changes nothing on the others, whichever sets are on.
+
+    One minimization by Adam over all sets together:
+
+        sum over k of  loss(x_k | set k and some others on)
+                       + KL(base on x_k || set k off, some others on, on x_k)
+
+    Rows that are off are the base model's. Which of the other sets are on changes from step to
+    step: all, none or one of them, or a random subset. So nothing about x_k is stored
+    outside set k, and nothing else is needed: the sets are a ground truth. Training stops, before
+    an update, when for every sentence the loss with all sets on is below ``stop_loss``, the KL with
+    all others on below 0.05 nats, and the loss with its own set alone and the KL with each other
+    set alone below 0.08. KL and loss are means over the positions that predict a token. With one
+    sequence it equals ``inject``. The model is not changed.
+
+    Source: this project's; it extends Chang et al. (2024), arXiv:2311.09060, algorithm 1.
+
+    Args:
+        ratio: share of the rows of all layers together, for each sequence.
+        seed: of the permutation of all rows (numpy RandomState) that is cut into the sets, and of
+            the random subsets.
+        batch_size: sequences in one forward pass; by default as many as fit into memory. Changes no
+            result.
+        units: whose rows are trained, as in ``inject``.
+        progress: called after each step with the fraction of the work done, from 0 to 1.
+
+    Raises:
+        ValueError: the sets don't fit into the model, two sequences begin with the same token (one
+            state can't have two next tokens), a sequence does not fit the model, or a loss is not
+            finite.
+
+    >>> pair = inject_together(model, few[:2], ratio=0.01, seed=0, learning_rate=0.005, max_steps=2)
+    >>> pair.losses.shape
+    torch.Size([2, 2])
+    """
+    sequences = [replace(sequence, n_prefix=1) for sequence in check_sequences(model, sequences)]
+    first = [int(sequence.tokens[0]) for sequence in sequences]
+    if len(set(first)) < len(first):
+        raise ValueError(
+            f"sequences must begin with different tokens, got the first tokens {first}. No weights "
+            "give one state two next tokens: inject such sequences in different groups."
+        )
+    check_positive(learning_rate=learning_rate, stop_loss=stop_loss)
+    check_count(max_steps=max_steps)
+    view = NeuronView(model, units)
+    n = len(sequences)
+    sets = draw_sets(view, ratio, seed, n)
+    size = rows_that_fit(view, max(map(len, sequences)), batch_size)
+    training = JointTraining(view, sequences, sets, size, learning_rate)
+    # of the states of ``stop_states``; with one sentence, alone is all
+    single = STOP_SINGLE if n > 1 else stop_loss
+    limits = torch.tensor([[stop_loss], [single], [STOP_KL], *[[STOP_SINGLE]] * (n - 1)])
+    losses, ends = _train(training, limits, seed, max_steps, progress)
+    converged = (ends < limits).all(0).tolist()
+    injections: list[Injection] = []
+    for k, sequence in enumerate(sequences):
+        about = losses[:, k].clone(), converged[k], sequence.id
+        injections.append(Injection(sets[k], training.rows_of(k), *about))
+    return JointInjection(injections)
+
+
+# ---- evaluation
+
+
+@dataclass(eq=False)
+class JointTraining:
+    """Sets of rows in training, one for each sentence, and what the model computes while some of
+    them are on. The rows of the other sets are the base model's.
+
+    ``on`` [state sentence set] says which sets are on, in some states of each sentence. A case is
+    one sentence in one state; all cases have numbers, state by state.
+    """
+
+    view: NeuronView
+    sequences: Sequence[MemorizedSequence]
+    sets: Sequence[NeuronSet]
+    size: int  # cases in a forward pass
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        # [set layer row]
+        chosen = torch.stack([self.view.row_mask(neurons.mask) for neurons in self.sets])
+        self.rows = TrainedRows(self.view, chosen.any(0), self.learning_rate)
+        # the set of each row in training
+        self.owner = {
+            layer: chosen[:, layer].long().argmax(0).to(self.view.device)[index[0]]
+            for layer, index in self.rows.index.items()
+        }
+        targets = [sequence.tokens[1:].to(self.view.device) for sequence in self.sequences]
+        self.targets, self.batches = targets, dict[tuple[int, ...], SequenceBatch]()
+        # log-probabilities of the base model, [target vocab] of each sentence
+        self.base: list[Tensor] = []
+        n = len(self.sets)
+        none_on = torch.zeros(1, n, n, dtype=torch.bool, device=self.view.device)
+        with torch.no_grad(), self.view.lean():
+            for _, found in halving(partial(self._log_probs, none_on), range(n), self.size):
+                self.base += found
+
+    def _log_probs(self, on: States, cases: list[int]) -> list[Tensor]:
+        """Log-probabilities at the targets, [target vocab] of each case."""
+        sentences = tuple(case % len(self.sets) for case in cases)
+        if sentences not in self.batches:
+            some = [self.sequences[k] for k in sentences]
+            self.batches[sentences] = SequenceBatch.of(some, self.view.device)
+        batch, on_in_case = self.batches[sentences], part_at(on.flatten(0, 1), cases)
+        rows_on = {layer: on_in_case[:, owner] for layer, owner in self.owner.items()}
+        with self.view.rows_changed(self.rows.index, self.rows.changes, rows_on):
+            log_probs = target_logits(self.view.model, batch).log_softmax(-1)
+        return list(log_probs.split([len(self.targets[k]) for k in sentences]))
+
+    def means(self, on: States, on_device: States, train: bool = False) -> Tensor:
+        """Mean nats over the targets of each case, [state sentence] on the CPU: the loss where its
+        own set is on, else the KL from the base model.
+
+        With ``train``, adds their gradients to those of the rows.
+        """
+        found: list[Tensor] = []
+        largest = 0
+        with self.view.lean(), torch.set_grad_enabled(train):
+            work = partial(self._means, on, on_device, train)
+            for cases, nats in halving(work, range(on[..., 0].numel()), self.size):
+                found.append(nats)
+                largest = max(largest, len(cases))
+        self.size = largest  # smaller if memory ran out
+        return torch.cat(found).cpu().view(on.shape[:2])
+
+    def _means(self, on: States, on_device: States, train: bool, cases: list[int]) -> Tensor:
+        found: list[Tensor] = []
+        for case, reached in zip(cases, self._log_probs(on_device, cases), strict=True):
+            state, k = divmod(case, len(self.sets))
+            if on[state, k, k]:
+                nats = F.nll_loss(reached, self.targets[k], reduction="none")
+            else:
+                nats = F.kl_div(reached, self.base[k], reduction="none", log_target=True).sum(-1)
+            found.append(nats.mean())
+        means = torch.stack(found)
+        if train:
+            self.rows.add_gradients(means.sum())
+        return means.detach()
+
+    def rows_of(self, k: int) -> Tensor:
+        """The rows of one set as they are trained so far, [n d_model], float32 on the CPU."""
+        rows = [rows[self.owner[layer] == k] for layer, rows in self.rows.now().items()]
+        return torch.cat(rows).cpu()
+
+
+# ---- schedule
+
+
+def stop_states(n: int) -> States:
+    """Which sets are on in the states that the stops look at: all sets, the sentence's own alone,
+    all others, each other set alone.
+
+    >>> stop_states(2)[:, 0].tolist()
+    [[True, True], [True, False], [False, True], [False, True]]
+    """
+    own = torch.eye(n, dtype=torch.bool)
+    each_other = [own.roll(k, 1) for k in range(1, n)]
+    return torch.stack([torch.ones_like(own), own, ~own, *each_other])
+
+
+def sets_on(step: int, n: int, generator: torch.Generator) -> States:
+    """Which sets are on at a step: for the loss of each sentence, its own set among them, and for
+    its KL, its own set off.
+
+    Of four steps, the losses have the own set alone, all sets, the own set alone, and the own with
+    a random subset; the KLs have all others, one other, a random subset of the others, and one
+    other, each other in turn.
+
+    >>> sets_on(0, 2, torch.Generator())[0].tolist()  # each set alone
+    [[True, False], [False, True]]
+    """
+    own = torch.eye(n, dtype=torch.bool)
+    some = torch.rand(2, n, n, generator=generator) < 0.5
+    one_other = own.roll(1 + step // 2 % max(1, n - 1), 1) & ~own
+    of_losses = (own, torch.ones_like(own), own, some[0] | own)
+    of_kls = (~own, one_other, some[1] & ~own, one_other)
+    return torch.stack([of_losses[step % 4], of_kls[step % 4]])
+
+
+# ---- training
+
+
+def _train(
+    training: JointTraining, limits: Tensor, seed: int, max_steps: int, report: Report | None
+) -> tuple[Tensor, Tensor]:
+    """Train until every sentence is below the limits in all states of the stops.
+
+    Returns:
+        the loss of each sentence at each step, [step sentence]; at the end what each sentence has
+        in the states of the stops, [state sentence].
+    """
+    n = len(training.sequences)
+    states = stop_states(n)
+    generator = torch.Generator().manual_seed(seed)
+    # what each sentence had in each of these states when training last met it
+    seen = torch.full(states.shape[:2], math.inf)
+    history: list[Tensor] = []
+    drawn = torch.stack([sets_on(step, n, generator) for step in range(max_steps)])
+    drawn_on_device = drawn.to(training.view.device)  # one copy for all steps
+    for step, on in enumerate(drawn):
+        training.rows.adam.zero_grad()
+        means = training.means(on, drawn_on_device[step], train=True)
+        history.append(means[0])
+        for sequence, value in zip(training.sequences, means.sum(0).tolist(), strict=True):
+            check_finite(value, step, sequence)
+        for of_state, state in zip(means, on, strict=True):
+            seen = torch.where((states == state).all(-1), of_state, seen)
+        done = step == max_steps - 1
+        if done or bool((seen < limits).all()):
+            seen = training.means(states, states.to(training.view.device))
+            done = done or bool((seen < limits).all())
+        if report:
+            report(1.0 if done else (step + 1) / max_steps)
+        if done:
+            break
+        training.rows.adam.step()
+    history[-1] = seen[0]
+    return torch.stack(history), seen

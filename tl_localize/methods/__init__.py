@@ -1,5 +1,6 @@
 """Localization methods, one file each."""
 
+from tl_localize.methods.activation_contrast import ActivationContrast
 from tl_localize.methods.activations import Activations
 from tl_localize.methods.attribution import Attribution
 from tl_localize.methods.base import Localizer
@@ -22,23 +23,9 @@ METHODS: dict[str, type[Localizer]] = {
         Activations,
         Attribution,
         GradientAlignment,
+        ActivationContrast,
         IterativeAttribution,
         RandomBaseline,
         RowNorm,
     )
 }
-
-__all__ = [
-    "METHODS",
-    "Activations",
-    "Attribution",
-    "GradientAlignment",
-    "HardConcrete",
-    "IntegratedGradients",
-    "IterativeAttribution",
-    "Localizer",
-    "RandomBaseline",
-    "RowNorm",
-    "Slimming",
-    "ZeroOut",
-]

@@ -13,7 +13,7 @@ from torch import Tensor
 from tl_localize.batching import Report
 from tl_localize.forward import residual
 from tl_localize.methods.base import BatchValues, Localizer
-from tl_localize.neurons import NeuronView
+from tl_localize.neurons import NeuronView, check_choice
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 
@@ -49,36 +49,23 @@ class Activations(Localizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.absolute not in ("token", "mean"):
-            raise ValueError(
-                f"absolute must be 'token' or 'mean', got {self.absolute!r}. The paper's equation "
-                "is 'token'."
-            )
+        check_choice("absolute", self.absolute, ("token", "mean"))
 
     @torch.no_grad()
     def attribute_batch(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
     ) -> BatchValues:
         batch = SequenceBatch.of(sequences, neurons.device)
-        weights = torch.zeros(batch.tokens.shape, device=neurons.device).index_put(
-            (batch.rows, batch.positions), torch.tensor(1.0)
-        )
-        weights = weights / weights.sum(1, keepdim=True)
+        weights = batch.weights
         with neurons.recorded() as recorded:
             residual(neurons.model, batch.tokens)
         strengths: list[Tensor] = []
-        for layer in range(neurons.n_layers):
-            act = recorded[layer].float()
+        for layer, act in recorded.items():
             if self.absolute == "token":
-                strengths.append(
-                    einsum(
-                        neurons.strengths(layer, act), weights, "b pos neuron, b pos -> b neuron"
-                    ).cpu()
-                )
+                each = neurons.strengths(layer, act.float())
+                strength = einsum(each, weights, "b pos neuron, b pos -> b neuron")
             else:
-                strengths.append(
-                    neurons.strengths(
-                        layer, einsum(act, weights, "b pos neuron ..., b pos -> b neuron ...")
-                    ).cpu()
-                )
-        return torch.stack(strengths, dim=1) * neurons.row_norms()
+                mean = einsum(act.float(), weights, "b pos neuron ..., b pos -> b neuron ...")
+                strength = neurons.strengths(layer, mean)
+            strengths.append(strength)
+        return (torch.stack(strengths, dim=1) * neurons.row_norms()).cpu()

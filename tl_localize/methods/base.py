@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +21,7 @@ from tl_localize.units import NEURONS, Units, check_units
 
 Values = Float[Tensor, "layer neuron"]
 BatchValues = Float[Tensor, "sequence layer neuron"]
-Found = Tensor | NeuronScores | ValueError  # [layer neuron], or why there are none
+Found = Tensor | NeuronScores  # [layer neuron]
 # what the benchmarks accept: a Localizer, or any such callable
 Method = Callable[[LanguageModel, MemorizedSequence], NeuronScores]
 
@@ -60,8 +59,6 @@ class Localizer(ABC):
     name: ClassVar[str]
     title: ClassVar[str] = ""
     version: ClassVar[int] = 1
-    # the scores of one layer mean something without the other layers
-    by_layer: ClassVar[bool] = True
     chunk: ClassVar[int] = 1  # targets that a benchmark gives the method at once
     units: Units = NEURONS
     batch_tokens: int | None = field(default=None, repr=False, compare=False)
@@ -105,15 +102,12 @@ class Localizer(ABC):
             progress: called with the fraction of the work done, from 0 to 1.
 
         Raises:
-            ValueError: at the turn of a sequence whose scores are not finite. The others lose
-                nothing: ``next`` goes on with them.
+            ValueError: a sequence does not fit the model, or its scores are not finite.
         """
         sequences = check_sequences(model, sequences)
         neurons = NeuronView(model, self.units)
         size = rows_that_fit(neurons, max(map(len, sequences)), batch_size, self.batch_tokens)
-        report = progress or (lambda fraction: None)
-        # A generator ends with the first error that it raises, so this one yields errors.
-        return map(_scores_or_raise, self._results(neurons, sequences, size, report))
+        return self._results(neurons, sequences, size, progress or (lambda fraction: None))
 
     def attribute(self, neurons: NeuronView, sequence: MemorizedSequence) -> Values | NeuronScores:
         """The scores of one sequence, which a method of one's own defines.
@@ -122,7 +116,7 @@ class Localizer(ABC):
             neurons: reads and changes the neurons of the model, which is ``neurons.model``.
 
         Raises:
-            ValueError: the sequence has no scores; the other sequences of ``map`` keep theirs.
+            ValueError: the sequence has no scores.
         """
         raise TypeError(f"{type(self).__name__} must define attribute or attribute_batch.")
 
@@ -134,144 +128,92 @@ class Localizer(ABC):
         Args:
             report: called with the fraction of this batch that is done.
         """
-        return one_by_one(
-            lambda sequence, report: self.attribute(neurons, sequence), sequences, report
-        )
+        found: list[Found] = []
+        for i, sequence in enumerate(sequences):
+            part = part_of(report, i / len(sequences), (i + 1) / len(sequences))
+            found.append(self._attribute(neurons, sequence, part))
+            part(1.0)
+        return found
+
+    def _attribute(
+        self, neurons: NeuronView, sequence: MemorizedSequence, report: Report
+    ) -> Values | NeuronScores:
+        """``attribute``, of methods that take so long that they report within a sequence."""
+        return self.attribute(neurons, sequence)
 
     def _results(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report
-    ) -> Iterator[NeuronScores | ValueError]:
-        """Scores of each sequence, or why there are none, in batches of up to ``size``."""
+    ) -> Iterator[NeuronScores]:
+        """Scores of each sequence, in batches of up to ``size``."""
+        n = len(sequences)
+
+        def work(batch: list[int]) -> BatchValues | list[Found]:
+            part = part_of(report, batch[0] / n, (batch[-1] + 1) / n)
+            # whatever mode the caller is in
+            with Use(neurons.model), torch.inference_mode(False), torch.enable_grad():
+                values = self.attribute_batch(neurons, [sequences[i] for i in batch], part)
+            part(1.0)
+            return values
+
         about: dict[str, Any] = {
             "method": self.name,
             "settings": identity_text(self),
             "units": self.units,
             "first_layer": self.chosen_from(neurons),
         }
-        work = partial(self._attribute_some, neurons, sequences, report)
-        for batch, values in halving(work, range(len(sequences)), size):
+        for batch, values in halving(work, range(n), size):
             for i, value in zip(batch, values, strict=True):
-                yield self._wrapped(neurons, value, about | {"sequence_id": sequences[i].id})
-
-    def _attribute_some(
-        self,
-        neurons: NeuronView,
-        sequences: Sequence[MemorizedSequence],
-        report: Report,
-        batch: list[int],
-    ) -> BatchValues | list[Found]:
-        part = part_of(report, batch[0] / len(sequences), (batch[-1] + 1) / len(sequences))
-        # whatever mode the caller is in
-        with Use(neurons.model), torch.inference_mode(False), torch.enable_grad():
-            values = self.attribute_batch(neurons, [sequences[i] for i in batch], part)
-        part(1.0)
-        return values
-
-    def _wrapped(
-        self, neurons: NeuronView, value: Found, about: dict[str, Any]
-    ) -> NeuronScores | ValueError:
-        if isinstance(value, ValueError):
-            return value
-        try:
-            if isinstance(value, NeuronScores):
-                scores = replace(value, **about)
-            else:
-                scores = NeuronScores(value, **about)
-            return check_scores(scores, neurons.model, self, self.units)
-        except ValueError as error:
-            return error
+                about["sequence_id"] = sequences[i].id
+                if isinstance(value, Tensor):
+                    scores = NeuronScores(value, **about)
+                else:
+                    scores = replace(value, **about)
+                yield check_scores(scores, neurons, self)
 
 
-def _scores_or_raise(result: NeuronScores | ValueError) -> NeuronScores:
-    if isinstance(result, ValueError):
-        raise result
-    return result
-
-
-def one_by_one(
-    attribute: Callable[[MemorizedSequence, Report], Values | NeuronScores],
-    sequences: Sequence[MemorizedSequence],
-    report: Report,
-) -> list[Found]:
-    """The scores of each sequence by a function of one; its ValueError concerns this sequence
-    alone.
-    """
-    found: list[Found] = []
-    for i, sequence in enumerate(sequences):
-        part = part_of(report, i / len(sequences), (i + 1) / len(sequences))
-        try:
-            found.append(attribute(sequence, part))
-        except ValueError as error:
-            found.append(error)
-        part(1.0)
-    return found
-
-
-def check_methods(methods: Any, units: Units) -> None:
-    """Raise TypeError or ValueError unless this is a list with at least one method, of which none
-    says that it scores other units.
-    """
-    if isinstance(methods, str) or not isinstance(methods, Sequence):
+def check_scores(scores: object, neurons: NeuronView, method: Method) -> NeuronScores:
+    """Raise TypeError or ValueError unless a method returned scores of these neurons."""
+    if not isinstance(scores, NeuronScores):
         raise TypeError(
-            f"methods must be a list of methods, got {methods!r}. Pass for example "
-            "[HardConcrete()]."
+            f"methods must return NeuronScores, got {type(scores).__name__} from {method!r}. Wrap "
+            "the tensor in one."
         )
-    if not methods:
+    found = scores.units, *scores.values.shape
+    wanted = neurons.units, *neurons.size
+    if found != wanted:
         raise ValueError(
-            "methods must hold at least one method, got none. Pass for example [HardConcrete()]."
+            f"scores must be of {wanted} (units, layers, neurons), got {found} from {method!r}. "
+            "Localize in this model, in the units of the benchmark."
         )
+    return scores
+
+
+def label_methods(methods: Any, units: Units) -> dict[str, Method]:
+    """Methods by their name in tables: ``name``, or the repr with all settings where two methods
+    share a name.
+
+    Raises:
+        TypeError, ValueError: it is not a list of methods that all score these units.
+    """
+    known = isinstance(methods, list | tuple)
+    if not known or any(isinstance(one, type) or not callable(one) for one in methods):
+        raise TypeError(
+            "methods must be a list of objects that score a (model, sequence), got "
+            f"{methods!r}. Pass for example [HardConcrete()]."
+        )
+    names: list[str] = []
     for method in methods:
-        if isinstance(method, type) or not callable(method):
-            raise TypeError(
-                f"methods must hold objects that score a (model, sequence), got {method!r}. Pass "
-                "for example [HardConcrete()]."
-            )
         found = getattr(method, "units", units)
         if found != units:
             raise ValueError(
                 f"methods must score {units!r}, as the benchmark, got {found!r} of {method!r}. "
                 "Give both the same units."
             )
-
-
-def check_scores(
-    scores: object, model: LanguageModel, method: Method, units: Units
-) -> NeuronScores:
-    """Raise TypeError or ValueError unless a method returned scores of these units and of the
-    model's shape.
-    """
-    if not isinstance(scores, NeuronScores):
-        raise TypeError(
-            f"methods must return NeuronScores, got {type(scores).__name__} from {method!r}. Wrap "
-            "the tensor in one."
-        )
-    if scores.units != units:
-        raise ValueError(
-            f"scores must be of {units!r}, got {scores.units!r} from {method!r}. Give the "
-            "benchmark and its methods one unit."
-        )
-    view = NeuronView(model, units)
-    own, shape = tuple(scores.values.shape), (view.n_layers, view.n_neurons)
-    if own != shape:
-        raise ValueError(
-            f"scores must have the model's shape {shape}, got {own} from {method!r}. Localize in "
-            "this model, [layer neuron]."
-        )
-    return scores
-
-
-def label_methods(methods: Sequence[Method]) -> dict[str, Method]:
-    """Methods by their name in tables: ``name``, or the repr with all settings where two methods
-    share a name.
-    """
-    names = [
-        getattr(method, "name", getattr(method, "__name__", type(method).__name__))
-        for method in methods
-    ]
-    labels = [
-        repr(method) if names.count(name) > 1 else name
-        for name, method in zip(names, methods, strict=True)
-    ]
-    if len(set(labels)) < len(labels):
-        raise ValueError(f"methods must differ, got {labels}. Give each another setting.")
-    return dict(zip(labels, methods, strict=True))
+        default = getattr(method, "__name__", type(method).__name__)
+        names.append(getattr(method, "name", default))
+    labelled: dict[str, Method] = {}
+    for name, method in zip(names, methods, strict=True):
+        labelled[repr(method) if names.count(name) > 1 else name] = method
+    if len(labelled) < len(names):
+        raise ValueError(f"methods must differ, got {names}. Give each another setting.")
+    return labelled

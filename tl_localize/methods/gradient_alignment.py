@@ -7,14 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from einops import einsum
-from jaxtyping import Float
-from torch import Tensor
 
 from tl_localize.batching import Report
-from tl_localize.losses import mean_log_odds
 from tl_localize.methods.base import BatchValues, Localizer
-from tl_localize.methods.partial_runs import gate_gradients
+from tl_localize.methods.partial_runs import alignments
 from tl_localize.neurons import NeuronView, Real, check_count, check_ratio
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -69,33 +65,11 @@ class GradientAlignment(Localizer):
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
     ) -> BatchValues:
         batch = SequenceBatch.of(sequences, neurons.device)
-        norms = neurons.row_norms().to(neurons.device)
-        total = torch.zeros(len(batch), neurons.n_layers, neurons.n_neurons, device=neurons.device)
+        total = torch.zeros(len(batch), *neurons.size, device=neurons.device)
         count = max(1, round(self.share * neurons.n_neurons))
         for point in range(self.points):
             highest = total.topk(count).indices
             gates = torch.ones_like(total).scatter(-1, highest, 1 - point / self.points)
-            effects, lengths = effects_and_lengths(neurons, batch, gates)
-            lengths *= norms
-            total += torch.where(lengths == 0, 0, effects / lengths).clamp(-1, 1)
+            total += alignments(neurons, batch, gates)
             report((point + 1) / self.points)
         return (total / self.points).cpu()
-
-
-def effects_and_lengths(
-    neurons: NeuronView, batch: SequenceBatch, gates: Float[Tensor, "sequence layer neuron"]
-) -> tuple[Float[Tensor, "sequence layer neuron"], Float[Tensor, "sequence layer neuron"]]:
-    """With gates on the neurons: v_i g_i and |g_i|, where g_i is the gradient of the mean log-odds
-    for the row v_i, without its gate.
-    """
-    with neurons.recorded() as acts, neurons.outputs() as outputs:
-        effects, *gradients = gate_gradients(neurons, batch, mean_log_odds, gates, outputs)
-    lengths: list[Tensor] = []
-    for layer, gradient in zip(outputs, gradients, strict=True):
-        act = acts[layer].detach().float().flatten(2)
-        products = einsum(gradient, gradient, "b pos d_model, b other d_model -> b pos other")
-        squares = einsum(act, products @ act, "b pos entry, b pos entry -> b entry")
-        lengths.append(
-            neurons.by_unit(squares.view(len(batch), *neurons.shape)).clamp(min=0).sqrt()
-        )
-    return effects, torch.stack(lengths, dim=1)

@@ -11,12 +11,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_localize.losses import batch_loss
 from tl_localize.methods.base import Values
 from tl_localize.methods.masks import CHECK_EVERY, Draw, MaskLearner, Parameters
-from tl_localize.neurons import NeuronView, Real, check_number, check_positive, check_seed
+from tl_localize.neurons import NeuronView, Real, check_between, check_positive, check_seed
+from tl_localize.sequences import SequenceBatch
 
 # the paper's gamma and zeta: the interval to which the concrete variable is stretched
 GATE_LOW, GATE_HIGH = -0.1, 1.1
+INITIAL_MASK = 1.05  # expected mask at the start, where the text's loss bears it
+LARGEST_RISE = 0.1  # of the text's loss by the first masks, nats per suffix token
 NOISE_MARGIN = 1e-4  # the uniform noise is kept this far from 0 and 1
 
 
@@ -33,12 +37,14 @@ class HardConcrete(MaskLearner):
 
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (8), (9) and A.4, after Louizos et al.
     (2018). Differs: the paper sums the penalty, this is the mean over the tuned neurons, so that
-    one weight serves every model size (as in the authors' code). a = log alpha, temperature = beta,
+    one weight serves every model size (as in the authors' code); the paper's start is the same for
+    every model and text. a = log alpha, temperature = beta,
     low = gamma, high = zeta, sparsity_weight = lambda in the paper.
 
     Args:
         initial_mask: expected mask at the start, in (-0.1, 1.1); sigmoid(a) starts at (initial_mask
-            + 0.1) / 1.2.
+            + 0.1) / 1.2. By default it is 1.05, or a starts higher, by as many steps of 1 as it
+            takes until the first masks raise the text's loss by at most 0.1 nats per suffix token.
         temperature: of the concrete distribution; smaller is closer to binary masks and noisier
             gradients.
         steps: at most; training stops earlier at a 10th step at which the penalty is below
@@ -59,31 +65,41 @@ class HardConcrete(MaskLearner):
 
     name: ClassVar[str] = "hard_concrete"
     title: ClassVar[str] = "Hard Concrete"
+    version: ClassVar[int] = 2
     learning_rate: Real = 1e-3
     sparsity_weight: Real = 30.0
     steps: int = 150
     stop_sparsity: Real = 0.1
     temperature: Real = 1.0
-    initial_mask: Real = 1.05
+    initial_mask: Real | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(temperature=self.temperature)
         check_seed(self.seed)
-        if not GATE_LOW < check_number("initial_mask", self.initial_mask) < GATE_HIGH:
-            raise ValueError(
-                f"initial_mask must be in ({GATE_LOW}, {GATE_HIGH}), got {self.initial_mask!r}. "
-                "Use 0.5."
-            )
+        if self.initial_mask is not None:
+            # the ends of the range would take an endless location
+            check_between(GATE_LOW + 1e-6, GATE_HIGH - 1e-6, initial_mask=self.initial_mask)
 
-    @property
-    def start(self) -> float:
-        return math.log((self.initial_mask - GATE_LOW) / (GATE_HIGH - self.initial_mask))
+    @torch.no_grad()
+    def start(self, neurons: NeuronView, batch: SequenceBatch) -> Float[Tensor, " batch"]:
+        mask = INITIAL_MASK if self.initial_mask is None else self.initial_mask
+        location = math.log((mask - GATE_LOW) / (GATE_HIGH - mask))
+        start = torch.full((len(batch),), location, device=neurons.device)
+        if self.initial_mask is None:
+            noise, clean = next(self.noise(neurons)), batch_loss(neurons.model, batch)
+            rising = torch.ones_like(start, dtype=torch.bool)
+            while rising.any():
+                gates = self.gates(start[:, None, None].expand(-1, *noise.shape), noise).unbind(1)
+                with neurons.scaled(dict(enumerate(gates))):
+                    rising = batch_loss(neurons.model, batch) > clean + LARGEST_RISE
+                start += rising
+        return start
 
     def noise(self, neurons: NeuronView) -> Iterator[Draw]:
         generator = torch.Generator().manual_seed(self.seed)
-        shape = (CHECK_EVERY, neurons.n_layers, neurons.n_neurons)
+        shape = (CHECK_EVERY, *neurons.size)
         while True:
             # one copy to the device for all steps between two tests of the stop
             yield from torch.rand(shape, generator=generator).to(neurons.device)

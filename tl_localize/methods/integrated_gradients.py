@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
@@ -14,11 +13,12 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_localize.batching import Report, halving, rows_that_fit
+from tl_localize.batching import Report, halving, part_at, rows_that_fit
 from tl_localize.forward import residual, resume, unembed
-from tl_localize.methods.base import Found, Localizer, Values, one_by_one
+from tl_localize.methods.base import Localizer, Values
+from tl_localize.methods.partial_runs import CleanRun
 from tl_localize.methods.position_parallel import NotParallel, PositionParallelModel
-from tl_localize.neurons import NeuronView, check_count
+from tl_localize.neurons import NeuronView, check_choice, check_count
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 Steps = Float[Tensor, " step"]
@@ -63,11 +63,7 @@ class IntegratedGradients(Localizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count(steps=self.steps)
-        if self.rule not in ("endpoints", "midpoint", "gauss-legendre"):
-            raise ValueError(
-                f"rule must be 'endpoints', 'midpoint' or 'gauss-legendre', got {self.rule!r}. The "
-                "authors use 'endpoints'."
-            )
+        check_choice("rule", self.rule, ("endpoints", "midpoint", "gauss-legendre"))
 
     def quadrature(self) -> tuple[Steps, Steps]:
         """Points in [0, 1] and their weights, which sum to 1."""
@@ -83,115 +79,93 @@ class IntegratedGradients(Localizer):
     def passes(self) -> float:
         return 4.0 * self.steps
 
-    def attribute_batch(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
-    ) -> list[Found]:
-        return one_by_one(partial(self._scores, neurons), sequences, report)
-
-    def _scores(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Values:
+    def _attribute(
+        self, neurons: NeuronView, sequence: MemorizedSequence, report: Report
+    ) -> Values:
         batch = SequenceBatch.of([sequence], neurons.device)
-        scores = torch.zeros(neurons.n_layers, neurons.n_neurons)
+        scores: list[Tensor] = []
+        points, weights = (part.to(neurons.device) for part in self.quadrature())
+        size = rows_that_fit(neurons, len(sequence), batch_tokens=self.batch_tokens)
         with neurons.lean():
+            clean = CleanRun.of(neurons, batch.tokens)
             try:
-                parallel = PositionParallelModel.of(neurons, batch.tokens)
-                acts = parallel.clean.acts
+                gradients = partial(parallel_gradients, PositionParallelModel.of(clean), batch)
             except NotParallel as reason:
+                gradients = partial(position_gradients, clean, batch)
                 warnings.warn(
                     "Integrated Gradients takes one position at a time, the slow way, because "
                     f"{reason}.",
                     stacklevel=2,
                 )
-                parallel = None
-                with torch.no_grad(), neurons.recorded() as recorded:
-                    residual(neurons.model, batch.tokens)
-                acts = {layer: act[0] for layer, act in recorded.items()}
-            for layer, act in acts.items():
-                act = act[batch.positions]
-                if parallel:
-                    work = partial(parallel_gradients, parallel, batch, layer)
-                    total = self._over_points(neurons, len(sequence), work)
-                else:
-                    total = self._position_by_position(neurons, batch, layer, act)
-                scores[layer] = neurons.by_unit((act.float() * total).mean(0)).cpu()
+            for layer, act in clean.acts.items():
+                work = partial(gradients, layer, points, weights)
+                total = torch.stack([part for _, part in halving(work, range(self.steps), size)])
+                product = act[batch.positions].float() * total.sum(0)
+                scores.append(neurons.by_unit(product.mean(0)).float())
                 report((layer + 1) / neurons.n_layers)
-        return scores
-
-    def _position_by_position(
-        self, neurons: NeuronView, batch: SequenceBatch, layer: int, act: Tensor
-    ) -> Tensor:
-        """The definition: for each position a run of the sequence up to it. Correct for every
-        model, and slow.
-        """
-        totals: list[Tensor] = []
-        for target, position in enumerate(batch.positions.tolist()):
-            work = partial(position_gradients, neurons, batch, layer, act[target], target)
-            totals.append(self._over_points(neurons, position + 1, work))
-        return torch.stack(totals)
-
-    def _over_points(
-        self, neurons: NeuronView, length: int, gradients: Callable[[Tensor, Tensor], Tensor]
-    ) -> Tensor:
-        """Sum of ``gradients(points, weights)`` over batches of points of the path that fit into
-        memory.
-        """
-        points, weights = (part.to(neurons.device) for part in self.quadrature())
-        size = rows_that_fit(neurons, length, batch_tokens=self.batch_tokens)
-        parts = halving(
-            lambda chunk: gradients(points[chunk], weights[chunk]), range(self.steps), size
-        )
-        return torch.stack([total for _, total in parts]).sum(0)
+        return torch.stack(scores).cpu()
 
 
 def parallel_gradients(
-    parallel: PositionParallelModel, batch: SequenceBatch, layer: int, points: Steps, weights: Steps
+    parallel: PositionParallelModel,
+    batch: SequenceBatch,
+    layer: int,
+    points: Steps,
+    weights: Steps,
+    chunk: list[int],
 ) -> Float[Tensor, "target neuron *width"]:
-    """Weighted sum over some points of the path of the probability's gradient with respect to a
-    layer's neurons, at all targets: one pass changes all positions.
+    """Weighted sum over a chunk of the points of the path of the probability's gradient with
+    respect to a layer's neurons, at all targets: one pass changes all positions.
     """
     clean = parallel.clean
     neurons, act = clean.neurons, clean.acts[layer]
-    share = points.view(-1, *[1] * act.ndim)
+    share = part_at(points, chunk).view(-1, *[1] * act.ndim)
     additive = layer in clean.additive
-    if additive:
-        # A run from the next layer: with a share of the neurons' output, and with d/d(a h) = W_out
-        # d/d(residual stream).
-        entering = clean.entering[layer + 1]
-        written = (act @ neurons.rows(layer).detach()).float()
-        changed = (entering - (1 - share) * written).to(entering.dtype).requires_grad_()
-        with parallel.from_layer(layer + 1):
-            resid = resume(neurons.model, layer + 1, changed)[:, batch.positions]
-            gradient, scale = probability_gradient(neurons, resid, batch.targets, changed)
-    else:
-        changed = (share * act.float()).to(act.dtype).requires_grad_()
-        with parallel.from_layer(layer + 1), neurons.patched(layer, changed):
-            resid = clean.again(layer, len(points))[:, batch.positions]
-            gradient, scale = probability_gradient(neurons, resid, batch.targets, changed)
+    with parallel.from_layer(layer + 1):
+        if additive:
+            # A run from the next layer: with a share of the neurons' output, and with
+            # d/d(a h) = W_out d/d(residual stream).
+            entering = clean.entering[layer + 1]
+            written = (act @ neurons.rows(layer).detach()).float()
+            leaf = (entering - (1 - share) * written).to(entering.dtype).requires_grad_()
+            resid = resume(neurons.model, layer + 1, leaf)
+        else:
+            leaf = (share * act.float()).to(act.dtype).requires_grad_()
+            with neurons.patched(layer, leaf):
+                resid = clean.again(layer, len(chunk))
+        resid = resid[:, batch.positions]
+        gradient, scale = probability_gradient(neurons, resid, batch.targets, leaf)
     # A position is changed by its own target alone.
     of_targets = gradient[:, batch.positions].float().flatten(2) * scale
-    total = einsum(weights, of_targets, "step, step target entry -> target entry")
+    total = einsum(part_at(weights, chunk), of_targets, "step, step target entry -> target entry")
     if additive:
         return total @ neurons.rows(layer).detach().float().T
     return total.view(-1, *neurons.shape)
 
 
 def position_gradients(
-    neurons: NeuronView,
+    clean: CleanRun,
     batch: SequenceBatch,
     layer: int,
-    act: Float[Tensor, " neuron *width"],
-    target: int,
     points: Steps,
     weights: Steps,
-) -> Float[Tensor, " neuron *width"]:
-    """The same at one target, by runs of the sequence up to its position."""
-    position = int(batch.positions[target])
-    share = points.view(-1, *[1] * act.ndim)
-    changed = (share * act.float()).to(act.dtype).requires_grad_()
-    tokens = batch.tokens[:, : position + 1].expand(len(points), -1)
-    with neurons.patched_at(layer, position, changed):
-        resid = residual(neurons.model, tokens)[:, -1:]
-        gradient, scale = probability_gradient(neurons, resid, batch.targets[target, None], changed)
-    return (weights @ (gradient.float().flatten(1) * scale[:, 0])).view(act.shape)
+    chunk: list[int],
+) -> Float[Tensor, "target neuron *width"]:
+    """The same by the definition, for each target by runs of the sequence up to its position.
+    Correct for every model, and slow.
+    """
+    neurons, totals = clean.neurons, list[Tensor]()
+    for position, target in zip(batch.positions.tolist(), batch.targets, strict=True):
+        act = clean.acts[layer][position]
+        share = part_at(points, chunk).view(-1, *[1] * act.ndim)
+        leaf = (share * act.float()).to(act.dtype).requires_grad_()
+        tokens = batch.tokens[:, : position + 1].expand(len(chunk), -1)
+        with neurons.patched(layer, leaf, position):
+            resid = residual(neurons.model, tokens)[:, -1:]
+            gradient, scale = probability_gradient(neurons, resid, target[None], leaf)
+        total = part_at(weights, chunk) @ (gradient.float().flatten(1) * scale[:, 0])
+        totals.append(total.view(act.shape))
+    return torch.stack(totals)
 
 
 def probability_gradient(

@@ -30,12 +30,10 @@ class MaskLearner(Localizer):
 
     One independent mask per sequence; the masks of a batch are trained side by side. Adam works
     entry by entry, so a mask does not depend on the others, up to rounding. At every 10th step,
-    before the update, a mask is finished whose sparsity is below ``stop_sparsity``, or whose loss
-    is not finite; finished masks take no part in later passes. Layers below ``first_layer`` keep
-    their start.
+    before the update, a mask is finished whose sparsity is below ``stop_sparsity``; finished masks
+    take no part in later passes. Layers below ``first_layer`` keep their start.
     """
 
-    by_layer: ClassVar[bool] = False  # the masks of all layers are trained together
     chunk: ClassVar[int] = 16
     learning_rate: Real
     sparsity_weight: Real
@@ -57,14 +55,13 @@ class MaskLearner(Localizer):
     def chosen_from(self, neurons: NeuronView) -> int:
         return check_first_layer(neurons, self.first_layer)
 
-    @property
     @abstractmethod
-    def start(self) -> float:
-        """The first value of every parameter."""
+    def start(self, neurons: NeuronView, batch: SequenceBatch) -> Float[Tensor, " batch"]:
+        """The first value of the parameters of each mask."""
 
     def noise(self, neurons: NeuronView) -> Iterator[Draw]:
         """The random numbers of each step, the same for every sequence; none by default."""
-        return repeat(torch.zeros(neurons.n_layers, neurons.n_neurons))
+        return repeat(torch.zeros(neurons.size))
 
     @abstractmethod
     def gates(self, parameters: Parameters, noise: Draw) -> Parameters:
@@ -81,62 +78,48 @@ class MaskLearner(Localizer):
     def attribute_batch(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
     ) -> list[Found]:
-        with neurons.lean():
-            return self._train(neurons, sequences, report)
-
-    def _train(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
-    ) -> list[Found]:
         n, scale, draws = len(sequences), loss_scale(neurons.model), self.noise(neurons)
-        shape = (n, neurons.n_layers, neurons.n_neurons)
-        parameters = torch.full(shape, self.start, device=neurons.device)
+        shape = neurons.size
+        left, batch = list(range(n)), SequenceBatch.of(sequences, neurons.device)
+        rows = torch.arange(n, device=neurons.device)  # those that are left, on the device
+        parameters = self.start(neurons, batch)[:, None, None].repeat(1, *shape)
         parameters.grad = torch.zeros_like(parameters)
         adam = torch.optim.Adam([parameters], lr=float(self.learning_rate))
         found: dict[int, Found] = {}
-        left, batch = list(range(n)), SequenceBatch.of(sequences, neurons.device)
         for step in range(self.steps):
-            values = parameters[left]
-            untuned, tuned = values[:, : self.first_layer], values[:, self.first_layer :]
-            tuned.requires_grad_()
-            loss, sparsity = self._terms(neurons, batch, untuned, tuned, next(draws))
+            values = parameters[rows].requires_grad_()
+            loss, sparsity = self._terms(neurons, batch, values, next(draws))
             if (step + 1) % CHECK_EVERY == 0:
-                sparse = (sparsity < self.stop_sparsity).tolist()
-                for row, nats in enumerate(loss.tolist()):
+                sparse = sparsity < self.stop_sparsity
+                for row, (nats, is_sparse) in enumerate(torch.stack([loss, sparse], 1).tolist()):
                     if not math.isfinite(nats):
-                        found[left[row]] = ValueError(
+                        raise ValueError(
                             f"loss must be finite, got {nats} at step {step + 1} of "
                             f"{sequences[left[row]]!r}. Lower learning_rate or use float32."
                         )
-                    elif sparse[row]:
-                        found[left[row]] = self.scores(values[row])
+                    if is_sparse:
+                        found[left[row]] = self.scores(values[row].detach())
                 if len(found) == n:
                     break
             total = scale * (loss + self.sparsity_weight * sparsity).sum()
-            (gradient,) = torch.autograd.grad(total, tuned)
-            parameters.grad[left, self.first_layer :] = gradient / scale
+            (gradient,) = torch.autograd.grad(total, values)
+            gradient[:, : self.first_layer] = 0
+            parameters.grad[rows] = gradient / scale
             adam.step()
-            unfinished = [i for i in left if i not in found]
-            if len(unfinished) < len(left):
-                left = unfinished
+            if len(found) + len(left) > n:
+                left = [i for i in left if i not in found]
+                rows = torch.tensor(left, device=neurons.device)
                 batch = SequenceBatch.of([sequences[i] for i in left], neurons.device)
             report(1 - len(left) / n * (1 - (step + 1) / self.steps))
         return [found.get(i, self.scores(parameters[i])) for i in range(n)]
 
     def _terms(
-        self,
-        neurons: NeuronView,
-        batch: SequenceBatch,
-        untuned: Float[Tensor, "batch untuned neuron"],
-        tuned: Float[Tensor, "batch tuned neuron"],
-        noise: Draw,
+        self, neurons: NeuronView, batch: SequenceBatch, values: Parameters, noise: Draw
     ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
         """Memorization loss and sparsity of each mask."""
-        gates = [
-            *self.gates(untuned, noise[: self.first_layer]).unbind(1),
-            *self.gates(tuned, noise[self.first_layer :]).unbind(1),
-        ]
-        with neurons.scaled(dict(enumerate(gates))):
-            return batch_loss(neurons.model, batch), self.sparsity(tuned)
+        gates = self.gates(values, noise)
+        with neurons.lean(), neurons.scaled(dict(enumerate(gates.unbind(1)))):
+            return batch_loss(neurons.model, batch), self.sparsity(values[:, self.first_layer :])
 
 
 def check_first_layer(neurons: NeuronView, first_layer: int) -> int:

@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from einops import einsum
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_localize.forward import entering, residual, resume
-from tl_localize.losses import batch_loss, loss_scale
+from tl_localize.losses import batch_loss, loss_scale, mean_log_odds
 from tl_localize.neurons import LanguageModel, NeuronView
 from tl_localize.sequences import SequenceBatch
 
@@ -58,35 +59,30 @@ class CleanRun:
         with entering(neurons.model) as streams, neurons.recorded() as acts:
             streams[neurons.n_layers] = residual(neurons.model, tokens)
         acts = {layer: act[0] for layer, act in acts.items()}
-        halves = torch.ones(2, neurons.n_neurons, device=tokens.device)
-        halves[1] = 0.5
-        additive, added = (
-            set[int](),
-            neurons.units.additive and neurons.shape == (neurons.n_neurons,),
-        )
+        halves = torch.tensor([1.0, 0.5], device=tokens.device)[:, None]
+        halves = halves.expand(2, neurons.n_neurons)
+        checked: list[Tensor] = []  # of each layer: restarts, is additive
         for layer, act in acts.items():
+            before, after = streams[layer], streams[layer + 1]
             with neurons.scaled({layer: halves}):
-                whole, half = resume(
-                    neurons.model, layer, streams[layer].expand(2, -1, -1), layer + 1
-                )
-            if not fits(
-                streams[layer + 1][0] - streams[layer][0], whole - streams[layer][0], whole
-            ):
-                reason = (
-                    f"layer {layer} gets more than the residual stream from the layers below it"
-                )
-                warnings.warn(
-                    f"Every run starts from the tokens, the slow way, because {reason}.",
-                    stacklevel=2,
-                )
-                return cls(neurons, tokens, streams, acts, frozenset(), False)
-            if (
-                added
-                and not neurons.output_hooked(layer)
-                and fits(0.5 * (act.float() @ neurons.rows(layer).float()), whole - half, whole)
-            ):
-                additive.add(layer)
-        return cls(neurons, tokens, streams, acts, frozenset(additive), True)
+                whole, half = resume(neurons.model, layer, before.expand(2, -1, -1), layer + 1)
+            restarts = fits(after[0] - before[0], whole - before[0], whole)
+            additive = torch.zeros_like(restarts)
+            if neurons.units.additive and act.ndim == 2:
+                written = 0.5 * (act.float() @ neurons.rows(layer).float())
+                additive = fits(written, whole - half, whole)
+            checked.append(torch.stack([restarts, additive]))
+        restarting, adding = torch.stack(checked, 1).tolist()
+        if not all(restarting):
+            warnings.warn(
+                "Every run starts from the tokens, the slow way, because layer "
+                f"{restarting.index(False)} gets more than the residual stream from the layers "
+                "below it.",
+                stacklevel=2,
+            )
+            return cls(neurons, tokens, streams, acts, frozenset(), False)
+        additives = frozenset(layer for layer, one in zip(acts, adding, strict=True) if one)
+        return cls(neurons, tokens, streams, acts, additives, True)
 
     def again(self, layer: int, n: int) -> Float[Tensor, "batch pos d_model"]:
         """The residual stream after the last layer of n runs side by side in which hooks change a
@@ -101,7 +97,7 @@ def fits(
     expected: Float[Tensor, "*shape"],
     measured: Float[Tensor, "*shape"],
     carrier: Float[Tensor, "*shape"],
-) -> bool:
+) -> Bool[Tensor, ""]:
     """Whether a change of the residual stream ``carrier`` is the expected one, up to the roundings
     of the stream.
     """
@@ -112,10 +108,8 @@ def fits(
     rounding = ROUNDINGS * torch.finfo(carrier.dtype).eps * carrier.float().norm()
     # Numbers that are not finite are no misfit: they make scores that are not finite, which are
     # refused by name.
-    return not (
-        misfit > MISFIT * expected.norm() + rounding
-        or slope_misfit > SLOPE * expected.square().sum()
-    )
+    large = misfit > MISFIT * expected.norm() + rounding
+    return ~(large | (slope_misfit > SLOPE * expected.square().sum()))
 
 
 def ablation_estimate(
@@ -137,7 +131,7 @@ def gate_gradients(
     """Gradient of each sequence's objective for gates on the neurons, which are one unless given,
     then for ``neurons.outputs()``.
     """
-    shape = (len(batch), neurons.n_layers, neurons.n_neurons)
+    shape = (len(batch), *neurons.size)
     gates = torch.ones(shape, device=neurons.device) if gates is None else gates.detach()
     gates.requires_grad_()
     scale = loss_scale(neurons.model)
@@ -145,3 +139,24 @@ def gate_gradients(
         total = scale * objective(neurons.model, batch).sum()
         gradients = torch.autograd.grad(total, [gates, *(outputs or {}).values()])
     return [gradient.float() / scale for gradient in gradients]
+
+
+def alignments(
+    neurons: NeuronView,
+    batch: SequenceBatch,
+    gates: Float[Tensor, "sequence layer neuron"] | None = None,
+) -> Float[Tensor, "sequence layer neuron"]:
+    """Cosine of each output row and the gradient of a text's mean log-odds for it, with gates on
+    the neurons; 0 where one of them is 0.
+    """
+    with neurons.recorded() as acts, neurons.outputs() as outputs:
+        effects, *gradients = gate_gradients(neurons, batch, mean_log_odds, gates, outputs)
+    lengths: list[Tensor] = []  # of the gradients, without the gate
+    for layer, gradient in zip(outputs, gradients, strict=True):
+        act = acts[layer].detach().float().flatten(2)
+        products = einsum(gradient, gradient, "b pos d, b other d -> b pos other")
+        squares = einsum(act, products @ act, "b pos entry, b pos entry -> b entry")
+        by_unit = neurons.by_unit(squares.view(len(batch), *neurons.shape))
+        lengths.append(by_unit.clamp(min=0).sqrt())
+    both = torch.stack(lengths, dim=1) * neurons.row_norms()
+    return torch.where(both == 0, 0, effects / both).clamp(-1, 1)

@@ -21,166 +21,137 @@ alike, or on absolute positions, are exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from einops import einsum
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from tl_localize.forward import (
-    attention_hooks,
-    attention_scale,
-    is_bridge,
-    residual,
-    rotation_limit,
-)
+from tl_localize.forward import attention_hooks, attention_scale, residual
 from tl_localize.methods.partial_runs import CleanRun, fits
-from tl_localize.neurons import Hook, NeuronView
+from tl_localize.neurons import Hook
 
-Query = Float[Tensor, "batch pos head d_head"]
-Key = Float[Tensor, "batch pos kv_head d_head"]
 # a query, key or value as the model has it; a norm of a Bridge may have the heads side by side
 Point = Float[Tensor, "batch *rest d"]
+Query = Float[Tensor, "batch pos head d_head"]
+Key = Float[Tensor, "batch pos kv_head d_head"]
 Scores = Float[Tensor, "batch head pos pos"]
-N_POINTS = 6  # query, key, value, scores, pattern, z
 
 
 class NotParallel(RuntimeError):
     """This model's positions can't be changed in one pass; says why."""
 
 
-NOT_LIVE = "the hooks of attention are not live"
-
-
 # TransformerLens asks every hook for its repr, and tensors are slow to print
 @dataclass(eq=False, repr=False)
 class PositionParallelAttention:
-    """The hooks of one attention layer, and the tensors that they hand to each other."""
+    """The hooks of one attention layer, and the tensors that they hand to each other.
 
-    # scores are q . k / scale, then limited by the cap where there is one; 0 where it is to be
-    # measured
+    Args:
+        points: names of the hook points.
+        scale: scores are q . k / scale, then limited by the cap; 0 where it is to be measured.
+        soft_cap: 0 where there is none.
+        clean: key and value of the clean run.
+        changed: the points of the present run.
+    """
+
+    points: dict[str, str]
     scale: float
     soft_cap: float
-    normed: bool  # queries and keys come from a Bridge's norms
-    # all points of the clean run, then key and value, [1 pos kv_head d_head]
     clean: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    # query, key, value and pattern of the run with changes
     changed: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
-    def measure_scale(self) -> None:
-        """The scale by regression of the scores' diagonal on q . k, where the model does not tell
-        it; 0 where a hook was not called.
-        """
-        if len(self.clean) < N_POINTS:
-            self.scale = 0.0
-        elif not self.scale:
-            own = self.clean["scores"].float().diagonal(dim1=-2, dim2=-1)
-            query, key = self._by_head(
-                self.clean["query"].float(), self.clean["key"].float(), own.shape[1]
-            )
-            dots = (
-                (query * key).sum(-1).transpose(1, 2)
-                if query.shape == key.shape
-                else torch.zeros_like(own)
-            )
-            if self.soft_cap > 0:
-                own = self.soft_cap * torch.atanh((own / self.soft_cap).clamp(-1 + 1e-6, 1 - 1e-6))
-            self.scale = float((dots * dots).sum() / (dots * own).sum()) if dots.any() else 0.0
-        self.clean = {name: act for name, act in self.clean.items() if name in ("key", "value")}
+    def hooks(self, names: Iterable[str]) -> list[tuple[str, Hook]]:
+        return [(self.points[name], partial(self.keep, name=name)) for name in names]
 
     def keep(self, act: Point, hook: object = None, *, name: str) -> Point:
-        """Queries or the pattern."""
+        """Keeps the tensor of this run, and hands the clean one on where there is one; ``scores``
+        and ``z`` use the changed ones.
+        """
         self.changed[name] = act
-        return act
+        return self.clean[name].expand_as(act) if name in self.clean else act
 
-    def put_clean(self, act: Point, hook: object = None, *, name: str) -> Point:
-        """Clean keys or values; ``scores`` and ``z`` use the changed ones."""
-        self.changed[name] = act
-        return self.clean[name].expand_as(act)
+    def take_as_clean(self) -> None:
+        """The run that was kept becomes the clean one. Where the model does not tell the scale, it
+        is that of a regression of the scores' diagonal on q . k.
+        """
+        if not self.scale:
+            own = self.changed["scores"].float().diagonal(dim1=-2, dim2=-1)
+            dots = self._own_products(own.shape[1], own.dtype)
+            if self.soft_cap > 0:
+                own = self.soft_cap * torch.atanh((own / self.soft_cap).clamp(-1 + 1e-6, 1 - 1e-6))
+            self.scale = float((dots * dots).sum() / (dots * own).sum())
+        self.clean = {name: self.changed[name] for name in ("key", "value")}
+        self.changed = {}
 
     def scores(self, act: Scores, hook: object = None) -> Scores:
         """Changed query times changed key on the diagonal. There the bias of ALiBi is 0, and no
         attention window excludes it.
         """
-        query, key = self._by_head(self.now("query"), self.now("key"), act.shape[1])
-        own = (
-            einsum(query, key, "batch pos head d_head, batch pos head d_head -> batch head pos")
-            / self.scale
-        )
+        own = self._own_products(act.shape[1], act.dtype) / self.scale
         if self.soft_cap > 0:
             own = self.soft_cap * torch.tanh(own / self.soft_cap)
         return act.diagonal_scatter(own.to(act), dim1=-2, dim2=-1)
 
     def z(self, act: Query, hook: object = None) -> Query:
         """Replaces each position's own clean value by its changed one."""
-        value = self.now("value")
-        change = self._per_head(value - self.clean["value"], act.shape[2])
-        weight = self.now("pattern").diagonal(dim1=-2, dim2=-1)
+        change = per_head(self.changed["value"] - self.clean["value"], act.shape[2])
+        weight = self.changed["pattern"].diagonal(dim1=-2, dim2=-1)
         return act + weight.transpose(1, 2)[..., None].to(change) * change
 
-    def now(self, name: str) -> Tensor:
-        """A tensor of this run, which a hook that was called before must have kept."""
-        if name not in self.changed:
-            raise NotParallel(NOT_LIVE)
-        return self.changed[name]
-
-    def _by_head(self, query: Tensor, key: Tensor, n_heads: int) -> tuple[Query, Query]:
-        """Queries, and the key of each of them; a Bridge's norms have the heads side by side or
+    def _own_products(self, n_heads: int, dtype: torch.dtype) -> Float[Tensor, "batch head pos"]:
+        """q . k of each position with itself; a Bridge's norms have the heads side by side or
         before the positions.
         """
-        if self.normed and query.ndim == 4:
+        query, key = self.changed["query"].to(dtype), self.changed["key"].to(dtype)
+        if self.points["query"].endswith("norm.hook_out") and query.ndim == 4:
             query, key = query.transpose(1, 2), key.transpose(1, 2)
         query = query.reshape(*query.shape[:2], n_heads, -1)
-        return query, self._per_head(key.reshape(*key.shape[:2], -1, query.shape[-1]), n_heads)
+        key = per_head(key.reshape(*key.shape[:2], -1, query.shape[-1]), n_heads)
+        return einsum(query, key, "batch pos head d_head, batch pos head d_head -> batch head pos")
 
-    @staticmethod
-    def _per_head(act: Key, n_heads: int) -> Query:
-        """Grouped keys and values, repeated for each query head."""
-        return (
-            act
-            if act.shape[2] == n_heads
-            else act.repeat_interleave(n_heads // act.shape[2], dim=2)
-        )
+
+def per_head(act: Key, n_heads: int) -> Query:
+    """Grouped keys and values, repeated for each query head."""
+    return act if act.shape[2] == n_heads else act.repeat_interleave(n_heads // act.shape[2], dim=2)
 
 
 @dataclass(frozen=True, eq=False)
 class PositionParallelModel:
-    """``PositionParallelAttention`` in every layer, and the clean run of a sequence."""
+    """``PositionParallelAttention`` in every layer from 1 on, and the clean run of a sequence."""
 
     clean: CleanRun
-    layers: list[PositionParallelAttention]
+    layers: dict[int, PositionParallelAttention]
 
     @classmethod
     @torch.no_grad()
-    def of(cls, neurons: NeuronView, tokens: Int[Tensor, "1 pos"]) -> PositionParallelModel:
+    def of(cls, clean: CleanRun) -> PositionParallelModel:
         """The hooks with the clean keys and values of a sequence.
 
         Raises:
             NotParallel: a run of its own gives other numbers at a position than one pass.
         """
-        if reason := why_not_parallel(neurons, tokens.shape[1]):
-            raise NotParallel(reason)
-        cap = float(getattr(neurons.model.cfg, "attn_scores_soft_cap", 0) or 0)
-        layers: list[PositionParallelAttention] = []
-        last: list[tuple[str, Hook]] = []
-        for layer in range(neurons.n_layers):
-            points = attention_hooks(neurons.model, layer)
-            normed = points["query"].endswith("norm.hook_out")
-            scale = attention_scale(neurons.model, layer)
-            layers.append(PositionParallelAttention(scale, cap, normed))
-            kept = layers[-1].clean
-            last += [(point, partial(_record, kept=kept, name=n)) for n, point in points.items()]
-        clean = CleanRun.of(neurons, tokens)
-        with neurons.hooked(last=last):
-            residual(neurons.model, tokens)
-        for attention in layers:
-            attention.measure_scale()
+        neurons, model = clean.neurons, clean.neurons.model
+        cap = float(getattr(model.cfg, "attn_scores_soft_cap", 0) or 0)
+        layers: dict[int, PositionParallelAttention] = {}
+        recording: list[tuple[str, Hook]] = []
+        for layer in range(1, neurons.n_layers):
+            points, scale = attention_hooks(model, layer), attention_scale(model, layer)
+            layers[layer] = PositionParallelAttention(points, scale, cap)
+            recording += layers[layer].hooks(points)
         parallel = cls(clean, layers)
-        parallel._check()
+        try:
+            with neurons.hooked(last=recording):
+                residual(model, clean.tokens)
+            for attention in layers.values():
+                attention.take_as_clean()
+            parallel._check()
+        except KeyError as error:
+            raise NotParallel(f"the hooks of attention are not live ({error})") from error
         return parallel
 
     def _check(self) -> None:
@@ -188,14 +159,12 @@ class PositionParallelModel:
         ablated, at two positions.
         """
         clean, neurons = self.clean, self.clean.neurons
-        if any(not attention.scale for attention in self.layers[1:]):
-            raise NotParallel(NOT_LIVE)
         zeros = torch.zeros_like(clean.acts[0])
         with self.from_layer(1), neurons.patched(0, zeros[None]):
             together = clean.again(0, 1)[0]
         n = len(zeros)
         for position in {n // 2, n - 1}:
-            with neurons.patched_at(0, position, zeros[:1]):
+            with neurons.patched(0, zeros[:1], position):
                 alone = residual(neurons.model, clean.tokens[:, : position + 1])[0, -1]
             before = clean.entering[neurons.n_layers][0, position]
             if not fits(alone - before, together[position] - before, alone):
@@ -206,47 +175,16 @@ class PositionParallelModel:
     @contextmanager
     def from_layer(self, first_layer: int) -> Iterator[None]:
         """In this layer and above, no position sees another position's change."""
-        neurons = self.clean.neurons
         last: list[tuple[str, Hook]] = []
         first: list[tuple[str, Hook]] = []
-        for layer, attention in list(enumerate(self.layers))[first_layer:]:
-            points = attention_hooks(neurons.model, layer)
-            for name in ("query", "pattern"):
-                last.append((points[name], partial(attention.keep, name=name)))
-            for name in ("key", "value"):
-                last.append((points[name], partial(attention.put_clean, name=name)))
-            first += [(points["scores"], attention.scores), (points["z"], attention.z)]
+        for layer, attention in self.layers.items():
+            if layer >= first_layer:
+                last += attention.hooks(["query", "pattern", "key", "value"])
+                first.append((attention.points["scores"], attention.scores))
+                first.append((attention.points["z"], attention.z))
         try:
-            with neurons.hooked(last=last, first=first):
+            with self.clean.neurons.hooked(last=last, first=first):
                 yield
         finally:
-            for attention in self.layers:
+            for attention in self.layers.values():
                 attention.changed.clear()  # otherwise a failed run's graph stays in memory
-
-
-def _record(act: Tensor, hook: object = None, *, kept: dict[str, Tensor], name: str) -> Tensor:
-    kept[name] = act
-    return act
-
-
-def why_not_parallel(neurons: NeuronView, n_tokens: int) -> str | None:
-    """Why this model's positions cannot be changed in one pass; None if they can."""
-    cfg, model = neurons.model.cfg, neurons.model
-    if getattr(cfg, "attention_dir", "causal") != "causal":
-        return "attention is not causal"
-    if (limit := rotation_limit(model)) is not None and n_tokens > limit:
-        return f"attention depends on the length beyond {limit} tokens"
-    if not is_bridge(model):  # a Bridge's attention is measured, but its configuration says little
-        if cfg.positional_embedding_type == "relative_positional_bias":
-            return "attention has a learned relative bias"
-        if getattr(cfg, "clip_qkv", None) is not None:
-            return "queries, keys and values are clipped where no hook reads them"
-        normed = any(getattr(block.attn, "k_norm", None) is not None for block in model.blocks)
-        if normed and cfg.positional_embedding_type != "rotary":
-            return "keys are normalized where no hook reads them"
-    names = (
-        name for layer in range(neurons.n_layers) for name in attention_hooks(model, layer).values()
-    )
-    if missing := [name for name in names if name not in neurons.points]:
-        return f"there is no hook {missing[0]}"
-    return None

@@ -39,7 +39,7 @@ class RandomBaseline(Localizer):
 
     def attribute(self, neurons: NeuronView, sequence: MemorizedSequence) -> Values:
         generator = torch.Generator().manual_seed(mixed(self.seed, *sequence.tokens.tolist()))
-        return torch.rand(neurons.n_layers, neurons.n_neurons, generator=generator)
+        return torch.rand(neurons.size, generator=generator)
 
 
 def mixed(*integers: int) -> int:

@@ -35,4 +35,4 @@ class RowNorm(Localizer):
     title: ClassVar[str] = "RowNorm (control: never reads the sentence)"
 
     def attribute(self, neurons: NeuronView, sequence: MemorizedSequence) -> Values:
-        return neurons.row_norms()
+        return neurons.row_norms().cpu()

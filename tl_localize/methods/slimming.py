@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tl_localize.methods.base import Values
 from tl_localize.methods.masks import Draw, MaskLearner, Parameters
-from tl_localize.neurons import Real
+from tl_localize.neurons import NeuronView, Real
+from tl_localize.sequences import SequenceBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +47,8 @@ class Slimming(MaskLearner):
     steps: int = 60
     stop_sparsity: Real = 0.1
 
-    @property
-    def start(self) -> float:
-        return 1.0
+    def start(self, neurons: NeuronView, batch: SequenceBatch) -> Float[Tensor, " batch"]:
+        return torch.ones(len(batch), device=neurons.device)
 
     def gates(self, parameters: Parameters, noise: Draw) -> Parameters:
         return parameters.clamp(0, 1)

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_localize.batching import Report, halving, tokens_that_fit
+from tl_localize.batching import Report, halving, part_at, tokens_that_fit
 from tl_localize.forward import residual, resume, unembed
-from tl_localize.methods.base import Found, Localizer, Values, one_by_one
+from tl_localize.methods.base import Localizer, Values
 from tl_localize.methods.partial_runs import CleanRun, ablation_estimate
 from tl_localize.neurons import NeuronView, check_count, check_ratio, check_seed
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 Mask = Bool[Tensor, "layer neuron"]
-# the top share of each layer that ``missed`` is about, and its confidence
-SCREENED_FOR, CONFIDENCE = 0.01, 0.95
-# more do not fit into a CPU's cache; on other devices as many as fit into memory
-TOKENS_AT_ONCE = {"cpu": 1024}
-UNEMBEDDED_AT_ONCE = {"cpu": 1024, "cuda": 8192}  # positions, whose logits are there together
+# tokens of one pass on a CPU, whose cache holds no more
+AT_ONCE = 1024
+# positions whose logits are there together
+LOGITS_AT_ONCE = {"cpu": 1024, "cuda": 4096}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +36,7 @@ class ZeroOut(Localizer):
     by the first-order estimate of ``Attribution``, which is too low for neurons that fire
     everywhere, and by the norm of their output, ||h_i|| ||v_i|| over all positions, in turn
     (benchmarks/test_screen_recall.py). A random sample of the rest gets its exact score too; the
-    others keep their estimate. ``NeuronScores.exact`` is the mask of the exact scores.
-    ``NeuronScores.missed`` is an upper bound, from the sample, on the share of the rest that
-    belongs into the exact top 1 % of its layer (95 % confidence).
+    others keep their estimate: ``NeuronScores.exact`` is the mask of the exact scores.
 
     bfloat16 rounds away much of the effect of one neuron; use float32 or float16
     (benchmarks/test_precision.py).
@@ -84,32 +79,21 @@ class ZeroOut(Localizer):
     def passes(self) -> float:
         return 3000 * (self.screen or 1.0)
 
-    def attribute_batch(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
-    ) -> list[Found]:
-        return one_by_one(partial(self._scores, neurons), sequences, report)
-
-    def _scores(
+    def _attribute(
         self, neurons: NeuronView, sequence: MemorizedSequence, report: Report
     ) -> Values | NeuronScores:
         if self.screen is None:
-            everything = torch.ones(neurons.n_layers, neurons.n_neurons, dtype=torch.bool)
+            everything = torch.ones(neurons.size, dtype=torch.bool)
             return self.exact(neurons, sequence, everything, report)
         estimates = ablation_estimate(neurons, SequenceBatch.of([sequence], neurons.device))[0]
         count = max(1, round(self.screen * neurons.n_neurons))
-        top = screened(estimates, output_norms(neurons, sequence), count)
+        chosen = screened(estimates, output_norms(neurons, sequence), count)
         lots = torch.rand(estimates.shape, generator=torch.Generator().manual_seed(self.seed))
-        order = lots.masked_fill(top, -1.0).argsort(dim=-1, descending=True)
-        drawn = order[:, : min(self.screen_sample, neurons.n_neurons - count)]
-        sample = torch.zeros_like(top).scatter(-1, drawn, True)
-        chosen = top | sample
+        drawn = lots.masked_fill(chosen, -1.0).topk(min(self.screen_sample, lots.shape[1] - count))
+        chosen = chosen.scatter(-1, drawn.indices, True)
         exact = self.exact(neurons, sequence, chosen, report)
-        return NeuronScores(
-            torch.where(chosen, exact, estimates),
-            exact=NeuronSet(chosen, neurons.units),
-            missed=missed_share(exact, top, sample),
-            units=neurons.units,
-        )
+        values = torch.where(chosen, exact, estimates)
+        return NeuronScores(values, exact=NeuronSet(chosen, neurons.units), units=neurons.units)
 
     @torch.no_grad()
     def exact(
@@ -118,36 +102,43 @@ class ZeroOut(Localizer):
         """Exact scores of the chosen neurons, and 0 for the others."""
         batch = SequenceBatch.of([sequence], neurons.device)
         scores = torch.zeros(chosen.shape)
-        at_once = (
-            self.batch_tokens or TOKENS_AT_ONCE.get(neurons.device.type) or tokens_that_fit(neurons)
+        fitting = (
+            AT_ONCE
+            if neurons.device.type == "cpu"
+            else tokens_that_fit(neurons, len(sequence), False)
         )
-        size = max(1, at_once // len(sequence))
+        size = max(1, (self.batch_tokens or fitting) // len(sequence))
         with neurons.one_gelu_kernel():
             clean = CleanRun.of(neurons, batch.tokens)
             baseline = token_losses(neurons, clean.entering[neurons.n_layers], batch)
-            for layer in range(neurons.n_layers):
-                # Ablating a neuron that is zero at every position changes nothing.
-                writes = neurons.by_unit(clean.acts[layer].any(0)).bool().cpu()
-                some = (chosen[layer] & writes).nonzero().flatten().tolist()
-                work = partial(ablated_losses, clean, batch, layer)
-                for chunk, losses in halving(work, some, size):
-                    scores[layer, chunk] = (losses - baseline).mean(1).float()
+            # Ablating a neuron that is zero at every position changes nothing.
+            writes = [neurons.by_unit(act.any(0)).bool() for act in clean.acts.values()]
+            chosen = chosen & torch.stack(writes).cpu()
+            places = chosen.nonzero()[:, 1]
+            counts = chosen.sum(1).tolist()
+            on_device = places.to(neurons.device).split(counts)
+            for layer, some in enumerate(places.split(counts)):
+                work = partial(ablated_losses, clean, batch, layer, on_device[layer])
+                for chunk, losses in halving(work, range(len(some)), size):
+                    scores[layer, some[chunk]] = (losses - baseline).mean(1).float()
                 report((layer + 1) / neurons.n_layers)
         return scores
 
 
-def ablated_losses(clean: CleanRun, batch: SequenceBatch, layer: int, chunk: list[int]) -> Tensor:
-    """``token_losses`` with each of some neurons of a layer ablated, [neuron target]; nothing below
-    the layer runs again.
+def ablated_losses(
+    clean: CleanRun, batch: SequenceBatch, layer: int, some: Int[Tensor, " some"], chunk: list[int]
+) -> Tensor:
+    """``token_losses`` with each of a chunk of some neurons of a layer ablated, [neuron target];
+    nothing below the layer runs again.
     """
-    neurons, act = clean.neurons, clean.acts[layer]
+    neurons, act, ablated = clean.neurons, clean.acts[layer], part_at(some, chunk)
     if layer in clean.additive:
         # [neuron pos d_model]
-        written = act.T[chunk][:, :, None] * neurons.rows(layer)[chunk][:, None, :]
+        written = act.T[ablated][:, :, None] * neurons.rows(layer)[ablated][:, None, :]
         entering = clean.entering[layer + 1]
         resid = resume(neurons.model, layer + 1, entering - written.to(entering))
         return token_losses(neurons, resid, batch)
-    gates = 1 - F.one_hot(torch.tensor(chunk, device=act.device), neurons.n_neurons)
+    gates = 1 - F.one_hot(ablated, neurons.n_neurons)
     with neurons.scaled({layer: gates}):
         return token_losses(neurons, clean.again(layer, len(chunk)), batch)
 
@@ -160,10 +151,10 @@ def output_norms(neurons: NeuronView, sequence: MemorizedSequence) -> Values:
     with neurons.recorded() as acts:
         residual(neurons.model, sequence.tokens[None].to(neurons.device))
     norms = [
-        neurons.strengths(layer, acts[layer][0].float()).norm(dim=0).cpu()
+        neurons.strengths(layer, acts[layer][0].float()).norm(dim=0)
         for layer in range(neurons.n_layers)
     ]
-    return torch.stack(norms) * neurons.row_norms()
+    return (torch.stack(norms) * neurons.row_norms()).cpu()
 
 
 def screened(estimates: Values, norms: Values, count: int) -> Mask:
@@ -178,26 +169,6 @@ def screened(estimates: Values, norms: Values, count: int) -> Mask:
     return torch.zeros_like(estimates, dtype=torch.bool).scatter(-1, best, True)
 
 
-def missed_share(values: Values, top: Mask, sample: Mask) -> float:
-    """Upper bound on the share of the neurons outside ``top`` that belong into the exact top
-    ``SCREENED_FOR`` of their layer.
-
-    A neuron of the sample belongs there when its exact score exceeds the lowest of the best
-    ``SCREENED_FOR`` of ``top``. The bound is Clopper and Pearson's one-sided bound at
-    ``CONFIDENCE``; it is 1 without a sample, and 0 when no neuron is outside.
-    """
-    if top.all():
-        return 0.0
-    count = min(max(1, round(SCREENED_FOR * top.shape[1])), int(top[0].sum()))
-    lowest = values.masked_fill(~top, -math.inf).topk(count).values[:, -1:]
-    found, n = int((sample & (values > lowest)).sum()), int(sample.sum())
-    if found == n:
-        return 1.0
-    from scipy.stats import beta
-
-    return float(beta.ppf(CONFIDENCE, found + 1, n - found))
-
-
 def token_losses(
     neurons: NeuronView, resid: Float[Tensor, "batch pos d_model"], sequence: SequenceBatch
 ) -> Float[Tensor, "batch target"]:
@@ -208,13 +179,13 @@ def token_losses(
     from the highest logit, is in float64.
     """
     predicting = resid[:, sequence.positions]
-    size = max(1, UNEMBEDDED_AT_ONCE.get(resid.device.type, 1024) // len(sequence.targets))
-    parts: list[Tensor] = []
-    for part in predicting.split(size):
+    found: list[Tensor] = []
+    at_once = LOGITS_AT_ONCE.get(resid.device.type, 1024)
+    for part in predicting.split(max(1, at_once // len(sequence.targets))):
         logits = unembed(neurons.model, part)
         highest = logits.amax(-1, keepdim=True)
         true = logits.gather(-1, sequence.targets.expand(len(part), -1)[..., None])
         total = torch.sub(logits, highest).exp_().sum(-1, keepdim=True)
-        parts.append(torch.cat([highest, true, total], dim=-1))
-    highest, true, total = torch.cat(parts).cpu().double().unbind(-1)
+        found.append(torch.cat([highest, true, total], -1))
+    highest, true, total = torch.cat(found).cpu().double().unbind(-1)
     return total.log() + highest - true

@@ -12,8 +12,6 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tl_localize.evals.inj_results import TRUE_ROWS
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -29,15 +27,9 @@ class Look(NamedTuple):
     colour: str
     marker: str
 
-    def style(self, line: str = "none", *, filled: bool = True) -> dict[str, Any]:
+    def style(self, line: str = "none") -> dict[str, Any]:
         """Keyword arguments of matplotlib's ``plot`` and ``errorbar``."""
-        return {
-            "color": self.colour,
-            "marker": self.marker,
-            "markerfacecolor": self.colour if filled else "white",
-            "linestyle": line,
-            "linewidth": 1.2,
-        }
+        return {"color": self.colour, "marker": self.marker, "linestyle": line, "linewidth": 1.2}
 
 
 LOOKS = {
@@ -49,16 +41,17 @@ LOOKS = {
     "attribution": Look("#CC79A7", "P"),
     "gradient_alignment": Look("#000000", "*"),
     "iterative_attribution": Look("#882255", "X"),
+    "activation_contrast": Look("#332288", "p"),
+    "activation_contrast_listed": Look("#44AA99", "p"),
+    "oracle_first_order": Look("#555555", "1"),
+    "oracle_rounds": Look("#555555", "2"),
     "random": Look("#999999", "x"),
     "row_norm": Look("#777777", "+"),
-    TRUE_ROWS: Look("#555555", "_"),
 }
 FURTHER = (
     Look("#332288", "h"),
     Look("#44AA99", "<"),
     Look("#999933", ">"),
-    Look("#AA4499", "p"),
-    Look("#661100", "d"),
 )
 
 
@@ -73,14 +66,12 @@ def looks(methods: Iterable[str]) -> dict[str, Look]:
     return {name: LOOKS.get(name) or FURTHER[own.index(name) % len(FURTHER)] for name in names}
 
 
-def axes(n: int, ax: Axes | None = None, size: tuple[float, float] = (4.8, 4.2)) -> list[Axes]:
-    """``n`` axes of a new figure, in one row or a full grid; or the given axis alone.
+def axes(n: int, size: tuple[float, float] = (4.8, 4.2)) -> list[Axes]:
+    """``n`` axes of a new figure, in one row, or in two where there are many.
 
     Args:
         size: of one of them, in inches.
     """
-    if ax is not None:
-        return [ax]
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -91,16 +82,13 @@ def axes(n: int, ax: Axes | None = None, size: tuple[float, float] = (4.8, 4.2))
         was imported.
         """
 
-        def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
-            width, height = (round(80 * inches) for inches in self.get_size_inches())
-            return drawn(self, "png", dpi=160), {"width": width, "height": height}
+        def _repr_png_(self) -> bytes:
+            return drawn(self, "png", dpi=100)
 
-    columns = max(k for k in range(1, 6) if n % k == 0)
-    if columns == 1:  # a prime number of panels
-        columns = n
-    rows = n // columns
-    figure = Shown(figsize=(size[0] * columns + 2.4, size[1] * rows), layout="constrained")
-    return list(figure.subplots(rows, columns, squeeze=False).flat)
+    rows = 2 if n > 5 and n % 2 == 0 else 1
+    width, height = size[0] * n / rows + 2.4, size[1] * rows
+    figure = Shown(figsize=(width, height), layout="constrained")
+    return list(figure.subplots(rows, n // rows, squeeze=False).flat)
 
 
 def finish(ax: Axes, x: str, y: str, title: str) -> None:

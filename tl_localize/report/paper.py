@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import pandas as pd
 
-from tl_localize.evals.inj_results import TRUE_ROWS
 from tl_localize.evals.presets import paper_model
 from tl_localize.methods import METHODS
 from tl_localize.reference import DATA
 
 # to be shown
 TITLES = {name: method.title for name, method in METHODS.items()} | {
-    TRUE_ROWS: "the true rows (the best that can be done)"
+    "activation_contrast_listed": "Activation Contrast with a list of texts",
+    "oracle_first_order": "oracle, first order (knows the model before)",
+    "oracle_rounds": "oracle in rounds (knows the model before)",
 }
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
-from typing import NamedTuple
 
 from jaxtyping import Int
 from rich.console import Console
@@ -21,33 +20,29 @@ BREAK = "\u23ce"  # stands for a line break
 CONTEXT = 8  # tokens that are decoded before a piece, so that it begins as it does in the text
 
 
-class _Form(NamedTuple):
-    """How a token in one state is shown; states differ without colour too. The forms take the true
-    and the predicted text.
-    """
-
-    style: str = ""  # of HTML
-    terminal: str = "{0}"
-    log: str = "{0}"
-    legend: str = ""
-
-
-FORMS = {  # the state of a piece of several tokens is the first that one of them is in
-    "forgotten": _Form(
+# How a token in one state is shown, without colours too: the style in HTML, the forms in a terminal
+# and in a log (of the true and the predicted text), and what the legend says. The state of a piece
+# of several tokens is the first that one of them is in.
+FORMS = {
+    "forgotten": (
         "background:#c0392b;color:white;font-weight:bold;border-radius:3px;margin:0 1px",
         "\033[7;31m{0}\033[0m",
         "[{0}|{1}]",
         "right before, now the token above it is predicted",
     ),
-    "wrong": _Form(
-        "border-bottom:1px dotted #777", "\033[2;4m{0}\033[0m", "({0}|{1})", "wrong before and now"
+    "wrong": (
+        "border-bottom:1px dotted #777",
+        "\033[2;4m{0}\033[0m",
+        "({0}|{1})",
+        "wrong before and now",
     ),
-    "learned": _Form(
+    "learned": (
         "border-bottom:2px solid #1f618d",
         "\033[4;34m{0}\033[0m",
-        legend="wrong before, right now",
+        "{0}",
+        "wrong before, right now",
     ),
-    "right": _Form(),
+    "right": ("", "{0}", "{0}", "right before and now"),
 }
 
 
@@ -99,35 +94,33 @@ class TokenView:
         prefix, suffix = self._pieces()
         shown = f"{prefix} >>> "
         for true, predicted, state in suffix:
-            form = FORMS[state].terminal if colour else FORMS[state].log
+            _, terminal, log, _ = FORMS[state]
             if state != "right":
                 true = true.replace("\n", BREAK)
-            shown += form.format(true, predicted)
+            shown += (terminal if colour else log).format(true, predicted)
         return f"{shown}\n{self._summary}"
 
-    def __str__(self) -> str:
-        return self.text()
-
     def __repr__(self) -> str:
-        return f"TokenView({self.sequence.id!r}, {self._summary})"
+        return self.text()
 
     def html(self) -> str:
         """The view for a notebook or a page."""
         prefix, suffix = self._pieces()
         shown = f'<span style="color:#777">{_html_text(prefix)}</span><b> | </b>'
         for true, predicted, state in suffix:
-            token = f'<span style="{FORMS[state].style}" title="{state}">{_html_text(true)}</span>'
+            token = f'<span style="{FORMS[state][0]}" title="{state}">{_html_text(true)}</span>'
             if state in ("forgotten", "wrong"):
                 above = f'<rt style="font-size:80%">{escape(predicted)}</rt>'
                 token = f"<ruby>{token}{above}</ruby>"
             shown += token
-        legend = ", ".join(
-            f'<span style="{form.style}">{state}</span>: {form.legend}'
-            for state, form in FORMS.items()
-            if form.legend and state in self.states()
-        )
+        marks = [
+            f'<span style="{style}">{state}</span>: {legend}'
+            for state, (style, _, _, legend) in FORMS.items()
+            if state in self.states()
+        ]
         box = "white-space:pre-wrap;font-family:monospace;line-height:2.4"
-        return f'<div>{escape(self._summary)}. {legend}</div><div style="{box}">{shown}</div>'
+        about = f"<div>{escape(self._summary)}. {', '.join(marks)}</div>"
+        return f'{about}<div style="{box}">{shown}</div>'
 
     _repr_html_ = html
 

@@ -1,0 +1,96 @@
+"""The REV tables: what a model forgets when rows are put back that training could use freely, on
+each model. Not in the paper.
+
+Both reference models by fast methods, and the same of one model in a results folder:
+
+    pytest benchmarks/test_rev_table.py
+    tl-localize rev --listed 8 --methods METHODS --ratio 0.2 --ratio 0.25 --ratio 0.3
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+METHODS = (
+    "activation_contrast,activations,attribution,gradient_alignment,iterative_attribution,slimming"
+)
+N_LISTED = 8
+RATIOS = (0.2, 0.25, 0.3)  # around the price of 5 points
+N_GENERAL = 12  # rows of general text, as in tl-localize rev
+TOLERANCE = 0.05  # of a mean change of accuracy: the last digits of training differ
+
+
+@pytest.fixture(scope="session")
+def sentences(model, request):
+    from tl_localize.reference import inj_sequences
+
+    data = request.config.getoption("--data")
+    return inj_sequences(model, Path(data) if data else None)[: request.config.getoption("--limit")]
+
+
+@pytest.fixture(scope="session")
+def general(model):
+    from tl_localize.reference import held_out_tokens
+
+    return held_out_tokens(model)[:N_GENERAL]
+
+
+@pytest.fixture(scope="session")
+def results(model, model_name, sentences, general, tuned, publish, publish_figure):
+    from tl_localize import RevBenchmark
+    from tl_localize.evals.presets import make_methods, sparing
+    from tl_localize.report.figures import rev_figures
+    from tl_localize.report.tables import CAPTIONS, rev_tables
+
+    methods = make_methods(METHODS, [], sparing(0), tuned)
+    measured = RevBenchmark(model, sentences, general, n_listed=N_LISTED, ratios=RATIOS).run(
+        methods
+    )
+    for name, table in rev_tables(measured).items():
+        publish(table, model_name, name, CAPTIONS[name])
+    for name, figure in rev_figures(measured).items():
+        publish_figure(figure, model_name, name)
+    return measured
+
+
+@pytest.fixture(scope="session")
+def changes(results):
+    """Mean change of accuracy of own and of others, rows put back, [method, ratio]."""
+    back = results.frame[results.frame["converged"] & (results.frame["direction"] == "put_back")]
+    columns = ["delta_own_accuracy", "delta_others_accuracy"]
+    return back.groupby(["method", "ratio"])[columns].mean()
+
+
+def test_the_oracle_in_rounds_leads(changes):
+    gaps = (changes["delta_own_accuracy"] - changes["delta_others_accuracy"]).unstack().min(axis=1)
+    assert gaps.idxmin() == "oracle_rounds"
+
+
+@pytest.mark.parametrize("method", METHODS.split(","))
+def test_every_method_forgets_its_own_text_rather_than_others(changes, method):
+    largest = changes.loc[method].loc[changes.index.get_level_values("ratio").max()]
+    assert largest["delta_own_accuracy"] < largest["delta_others_accuracy"]
+
+
+def test_most_trainings_converge(results):
+    assert results.frame.groupby("group")["converged"].first().mean() > 0.5
+
+
+def test_changes_are_the_committed_ones(changes, model_name, committed):
+    committed(changes, f"rev-{model_name}", TOLERANCE, "--limit", "--data", "--settings")
+
+
+@pytest.mark.smoke
+def test_smoke_on_the_beginning_of_two_sentences(model, sentences, general):
+    from dataclasses import replace
+
+    from tl_localize import Activations, RevBenchmark
+
+    short = [replace(sentence, tokens=sentence.tokens[:16]) for sentence in sentences[:2]]
+    benchmark = RevBenchmark(model, short, general[:2], n_sequences=2, ratios=(0.3,))
+    frame = benchmark.run([Activations()]).frame
+    lost = -frame[frame["direction"] == "put_back"].groupby("method")["delta_own_accuracy"].mean()
+    assert frame["converged"].all()
+    assert lost["oracle_rounds"] > lost["activations"] > lost["random"]

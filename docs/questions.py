@@ -1,0 +1,42 @@
+"""Write the decision table into README.md and docs/methods.md: python docs/questions.py
+
+Its one source is tl_localize/data/questions.json; `tl-localize methods` prints the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+QUESTIONS = json.loads((ROOT / "tl_localize/data/questions.json").read_text(encoding="utf-8"))
+WHOLE = list(QUESTIONS[0])
+# file -> the columns that it shows, and the page that a method's name leads to
+PLACES = {
+    "README.md": ([*WHOLE[:2], WHOLE[-1]], "docs/methods.md"),
+    "docs/methods.md": (WHOLE, ""),
+}
+
+
+def table(columns: list[str], page: str) -> str:
+    """The rows of Markdown, the best method with a link to its section."""
+    lines = [columns, ["---"] * len(columns)]
+    for question in QUESTIONS:
+        name = question["method"]
+        title = name.title().replace("_", "")
+        link = f"[{title}]({page}#{name.replace('_', '-')})"
+        lines.append([(question | {"method": link})[column] for column in columns])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def with_table(name: str) -> str:
+    """A file's text with the table as it should be."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    block = f"<!-- docs/questions.py -->\n\n{table(*PLACES[name])}\n\n<!-- end -->"
+    return re.sub(r"<!-- docs/questions.py -->.*?<!-- end -->", lambda _: block, text, flags=re.S)
+
+
+if __name__ == "__main__":
+    for name in PLACES:
+        (ROOT / name).write_text(with_table(name), encoding="utf-8")

@@ -1,0 +1,62 @@
+"""Activation Contrast: a ratio of root mean squares, of the text and of others."""
+
+import pytest
+import torch
+
+from tl_localize import ActivationContrast, MemorizedSequence
+
+
+@pytest.fixture
+def texts():
+    generator = torch.Generator().manual_seed(0)
+    return [MemorizedSequence(torch.randint(50, (n,), generator=generator), 1) for n in (7, 5, 9)]
+
+
+def plain(model, sequence):
+    _, cache = model.run_with_cache(sequence.tokens[None])
+    acts = [cache[f"blocks.{layer}.mlp.hook_post"][0, :-1] for layer in range(2)]
+    return torch.stack([act.square().mean(0).sqrt() for act in acts])
+
+
+def cosines(model, sequence):
+    rows = [block.mlp.W_out for block in model.blocks]
+    with torch.enable_grad():
+        logits = model(sequence.tokens[None])[0, :-1].log_softmax(-1)
+        log_probs = logits[torch.arange(len(logits)), sequence.tokens[1:]]
+        odds = (log_probs - (-log_probs.exp()).log1p()).mean()
+        gradients = torch.autograd.grad(odds, rows)
+    pairs = zip(rows, gradients, strict=True)
+    return torch.stack([torch.cosine_similarity(row, one, -1) for row, one in pairs]).detach()
+
+
+@pytest.mark.parametrize("alignment", [0, 0.5])
+def test_scores_are_ratios_to_the_other_texts_times_alignment(gpt2_like, texts, alignment):
+    listed = tuple(tuple(text.tokens.tolist()) for text in texts)
+    method = ActivationContrast(texts=listed, alignment=alignment)
+    for k, scores in enumerate(method.map(gpt2_like, texts)):
+        others = [plain(gpt2_like, text) for i, text in enumerate(texts) if i != k]
+        expected = plain(gpt2_like, texts[k]) / torch.stack(others).mean(0)
+        z = gpt2_like.cfg.d_model**0.5 * cosines(gpt2_like, texts[k])
+        torch.testing.assert_close(scores.values, expected * (1 + alignment * z))
+
+
+def test_written_texts_are_kept_until_the_model_computes_something_else(gpt2_like, texts):
+    method = ActivationContrast(alignment=0)
+    before = method(gpt2_like, texts[0]).values
+    assert torch.equal(before, method(gpt2_like, texts[0]).values)
+    weight = gpt2_like.blocks[0].mlp.W_in
+    own = weight.detach().clone()
+    weight.data[:, :7] *= 2
+    changed = method(gpt2_like, texts[0]).values
+    weight.data.copy_(own)
+    fresh = plain(gpt2_like, texts[0])
+    assert not torch.allclose(changed[0, :7] / before[0, :7], torch.ones(7))
+    assert torch.equal(method(gpt2_like, texts[0]).values, before)
+    assert fresh.shape == before.shape
+
+
+@pytest.mark.parametrize("texts", [((1,),), ()])
+def test_a_list_needs_another_text(gpt2_like, texts):
+    sequence = MemorizedSequence(torch.tensor([1, 2, 3]), 1)
+    with pytest.raises(ValueError, match="texts"):
+        ActivationContrast(texts=texts or ((1, 2, 3),))(gpt2_like, sequence)

@@ -1,0 +1,51 @@
+"""What general text needs, against texts written without a cache and gates taken one text at a
+time.
+"""
+
+import torch
+from oracles import gate_gradient_of, mean_probability
+
+from tl_localize import Attribution, MemorizedSequence
+from tl_localize.methods import contrast
+
+
+def plain_need(model, seed):
+    """Root mean square over 48 texts of 32 tokens, all that the tiny models read."""
+    generator = torch.Generator().manual_seed(seed)
+    texts = torch.randint(61, (48, 1), generator=generator)
+    draws = torch.rand(48, 3, generator=generator)
+    for n in range(31):
+        with torch.no_grad():
+            p = model(texts, return_type="logits", padding_side="right")[:, -1].softmax(-1)
+        new = p.argmax(-1, keepdim=True)
+        if n < 3:
+            new = torch.searchsorted(p.cumsum(-1), draws[:, n, None].contiguous())
+        texts = torch.cat([texts, new], 1)
+    squares = torch.zeros(model.cfg.n_layers, model.cfg.d_mlp)
+    for text in texts:
+        squares += gate_gradient_of(model, MemorizedSequence(text, 4), mean_probability) ** 2
+    return squares.sqrt() / squares.sqrt().mean()
+
+
+def test_a_contrast_divides_by_what_general_text_needs(any_model, sequence):
+    need = plain_need(any_model, seed=3)
+    found = Attribution(contrast=2, seed=3)(any_model, sequence).values
+    wanted = Attribution()(any_model, sequence).values / (1 + 2 * need**3)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-6)
+
+
+def test_texts_are_written_once_until_a_weight_changes(gpt2_like, sequences, monkeypatch):
+    written, write = [], contrast.written_texts
+    monkeypatch.setattr(contrast, "written_texts", lambda *a: written.append(1) or write(*a))
+    method = Attribution(contrast=1)
+    before = [scores.values for scores in method.map(gpt2_like, sequences, batch_size=1)]
+    method(gpt2_like, sequences[0])
+    assert len(written) == 1
+    with gpt2_like.hooks(fwd_hooks=[("blocks.0.mlp.hook_post", lambda act, hook: act * 0.1)]):
+        list(method.map(gpt2_like, sequences, batch_size=1))
+    assert len(written) == 2
+    gpt2_like.blocks[1].mlp.W_out.data[7] += 1
+    method(gpt2_like, sequences[0])
+    assert len(written) == 3
+    gpt2_like.blocks[1].mlp.W_out.data[7] -= 1
+    torch.testing.assert_close(method(gpt2_like, sequences[0]).values, before[0])

@@ -1,0 +1,338 @@
+"""REV: sentences are trained into a model that may use all of its rows; which units have to be put
+back to what they were before, so that one sentence is forgotten and the others are not?
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Integer
+from torch import Tensor
+
+from tl_localize.batching import Report
+from tl_localize.evals.localize import grouped, localized, scores_task, with_controls
+from tl_localize.evals.rev_results import DIRECTIONS, RevResults
+from tl_localize.execution.engine import Benchmark, Methods
+from tl_localize.execution.environment import about_model
+from tl_localize.execution.store import Cache
+from tl_localize.execution.tasks import Plan, Task, described, digest_of
+from tl_localize.injection.learned import (
+    RECIPES,
+    Learned,
+    Recipe,
+    UnitWeights,
+    Weights,
+    assigned,
+    check_earlier,
+    in_training,
+    learn,
+    read_units,
+    units_put,
+)
+from tl_localize.losses import mean_log_odds
+from tl_localize.methods import ActivationContrast, RandomBaseline, RowNorm
+from tl_localize.methods.base import Method
+from tl_localize.metrics import accuracy, check_text, sequence_losses
+from tl_localize.neurons import LanguageModel, NeuronView, Real, check_count, check_seed
+from tl_localize.scores import NeuronScores
+from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
+from tl_localize.units import NEURONS, Units
+
+Row = dict[str, Any]
+LISTED = f"{ActivationContrast.name}_listed"
+ORACLES = {"oracle_first_order": 1, "oracle_rounds": 10}  # label -> rounds
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RevBenchmark(Benchmark[RevResults]):
+    """What a model forgets when the units that a method names are put back to what they were before
+    the model learned a sentence, and what the model before gains when it is given them.
+
+    The sentences come in groups; group g is trained into the model with seed ``seed + g``. Each
+    sentence of a group is the target once, the rest are its others. Random and RowNorm are always
+    among the methods. Two oracles know the model before: ``oracle_first_order`` ranks units by the
+    gradient of the target's mean log-odds times the unit's true change, ``oracle_rounds`` does so
+    in ten rounds, the units of earlier rounds being put back.
+
+    Source: ours. Putting fine-tuned weights back, or grafting them, to localize a skill: Panigrahi
+    et al. (2023), arXiv:2302.06600.
+
+    Args:
+        sequences: the sentences; each is trained, localized and measured whole, with its first
+            token as the prefix. With ``before``, memorized sequences, which keep their prefix.
+        general_tokens: [sequence pos] general text: every other row is measured, the rest are
+            trained beside the sentences where the recipe mixes them in.
+        before: an earlier checkpoint of the model, in place of training: targets are those
+            sequences that the model recites; none that the checkpoint recites too is accepted.
+        n_sequences: sentences in one model; with one, others are not measured.
+        n_listed: further sentences in each model, neither targets nor others: Activation Contrast
+            with their texts (``activation_contrast_listed``) is then among the methods.
+        n_groups: how many models are trained; by default as many as the sentences fill, at most 3.
+        ratios: shares of each layer that are put back.
+        recipe: how the sentences are trained into the model.
+        seed: of the groups and of what training draws.
+        units: what is scored and put back; of heads the rows of W_O.
+
+    Raises:
+        ValueError: a ratio that selects no unit, too few sentences, a checkpoint of another model
+            or that recites a text too, texts that the model can't read.
+
+    >>> how = {"n_sequences": 2, "ratios": (0.1,), "recipe": Recipe(max_steps=2)}
+    >>> benchmark = RevBenchmark(model, few[:2], text, **how)
+    >>> sorted(set(benchmark.run([Activations()]).frame["method"]))
+    ['activations', 'oracle_first_order', 'oracle_rounds', 'random', 'row_norm']
+    """
+
+    model: LanguageModel
+    sequences: Sequence[MemorizedSequence]
+    general_tokens: Integer[Tensor, "sequence pos"]
+    _: KW_ONLY
+    before: LanguageModel | None = None
+    n_sequences: int = 8
+    n_listed: int = 0
+    n_groups: int | None = None
+    ratios: tuple[Real, ...] = (0.05, 0.1, 0.2, 0.25, 0.3, 0.4)
+    recipe: Recipe = RECIPES["adam"]
+    seed: int = 0
+    units: Units = NEURONS
+    min_accuracy: ClassVar[float] = 0.9  # of a text that a checkpoint's later model recites
+
+    def __post_init__(self) -> None:
+        check_sequences(self.model, self.sequences)
+        check_text(self.model, self.general_tokens, "general_tokens")
+        check_count(n_sequences=self.n_sequences)
+        check_count(0, n_listed=self.n_listed)
+        check_seed(self.seed, bits=32)
+        if self.n_groups is not None:
+            check_count(n_groups=self.n_groups)
+        view = NeuronView(self.model, self.units)
+        if not self.ratios or list(self.ratios) != sorted(set(self.ratios)):
+            raise ValueError(
+                f"ratios must be different fractions in rising order, got {self.ratios}. Write for "
+                "example (0.1, 0.2)."
+            )
+        blank = NeuronScores(torch.zeros(view.n_layers, view.n_neurons), units=self.units)
+        for ratio in self.ratios:
+            blank.top_k(ratio)  # raises where it selects none
+        if self.before is not None:
+            check_earlier(self.model, self.before)
+        if not self.groups or len(self.groups) < (self.n_groups or 1):
+            size = self.n_sequences + self.n_listed
+            raise ValueError(
+                f"sequences must fill {self.n_groups or 1} groups of {size} that begin with "
+                f"different tokens, got {len(self.sequences)}. Give more, or fewer groups."
+            )
+
+    @cached_property
+    def groups(self) -> list[list[MemorizedSequence]]:
+        """The sentences of each model, the listed ones last: drawn by the seed, no two of a group
+        beginning with the same token. With an earlier checkpoint, one group of all targets.
+        """
+        named = [replace(one, id=one.id or f"sequence-{i}") for i, one in enumerate(self.sequences)]
+        if self.before is not None:
+            return [self._targets(named, self.before)]
+        whole = [replace(one, n_prefix=1) for one in named]
+        return grouped(whole, self.n_sequences + self.n_listed, self.seed)[: self.n_groups or 3]
+
+    def _targets(
+        self, named: list[MemorizedSequence], before: LanguageModel
+    ) -> list[MemorizedSequence]:
+        """The sequences that the model recites; ValueError where there are none, or where the
+        checkpoint recites one too.
+        """
+        now, then = accuracy(self.model, named), accuracy(before, named)
+        learned = [named[i] for i in (now >= self.min_accuracy).nonzero().flatten().tolist()]
+        for i, one in enumerate(named):
+            if min(now[i], then[i]) >= self.min_accuracy:
+                raise ValueError(
+                    f"sequences must be texts that the earlier checkpoint does not recite, got "
+                    f"{one.id!r}, which both recite. Leave it out, or give an earlier checkpoint."
+                )
+        if not learned:
+            raise ValueError(
+                f"sequences must hold one that the model recites at {self.min_accuracy:g}, got "
+                f"none among {len(named)}. Give other texts."
+            )
+        return learned
+
+    def _targets_of(self, group: list[MemorizedSequence]) -> list[MemorizedSequence]:
+        return group if self.before is not None else group[: self.n_sequences]
+
+    def labelled(self, methods: Sequence[Method]) -> Methods:
+        """The methods by label; Random and RowNorm are always among them."""
+        random, norm = RandomBaseline(units=self.units), RowNorm(units=self.units)
+        labelled = with_controls(methods, self.units, random, norm)
+        if self.n_listed and self.before is None:
+            listed = [one for group in self.groups for one in group[self.n_sequences :]]
+            texts = tuple(tuple(one.tokens.tolist()) for one in listed)
+            labelled[LISTED] = ActivationContrast(texts=texts, units=self.units)
+        return labelled
+
+    def plan(self, methods: Sequence[Method], before: Sequence[Plan] = ()) -> Plan:
+        labelled = self.labelled(methods)
+        settings: dict[str, Any] = about_model(self.model) | {"seed": self.seed}
+        settings["ratios"] = list(map(float, self.ratios))
+        settings["units"] = described(self.units)
+        settings["recipe"] = described(self.recipe)
+        settings["general_text"] = digest_of(self.general_tokens.tolist())
+        if self.before is not None:
+            settings["recipe"] = about_model(self.before)["fingerprint"]
+        parts: list[Any] = []
+        tasks: list[Task] = []
+        for index, group in enumerate(self.groups):
+            targets = self._targets_of(group)
+            prints = [one.fingerprint for one in targets]
+            name = f"group-{index:02d}"
+            parts.append([name, [[one.id, one.fingerprint] for one in group]])
+            learned = [one.fingerprint for one in group]
+            inputs = {**settings, "sequences": learned, "seed": self.seed + index}
+            inputs.pop("ratios")
+            place: dict[str, Any] = {"name": name, "index": index}
+            trained = Task("learned", inputs, (), "learn", **place)
+            place["group"] = trained.key
+            how = {"ids": [one.id for one in targets], "ratios": settings["ratios"]}
+            for label in (*labelled, *ORACLES):
+                needs = (trained,)
+                if label in labelled:
+                    fingerprint, method = settings["fingerprint"], labelled[label]
+                    scores = scores_task(fingerprint, label, method, prints, needs, **place)
+                    needs = (trained, scores)
+                tasks.append(Task("rev", {**how, "label": label}, needs, label, **place))
+        return Plan(
+            benchmark="rev",
+            settings=settings,
+            parts=parts,
+            methods={label: described(method) for label, method in labelled.items()},
+            tasks=tasks,
+            grows="groups and methods",
+        )
+
+    def compute(self, task: Task, needs: Sequence[Any], methods: Methods, report: Report) -> Any:
+        group = self.groups[task.index]
+        if task.kind == "learned":
+            if self.before is not None:
+                return Learned(check_earlier(self.model, self.before), torch.zeros(1, 0), True)
+            return learn(
+                self.model,
+                group,
+                self.recipe,
+                general_tokens=self.general_tokens[::2],
+                seed=self.seed + task.index,
+                units=self.units,
+                progress=report,
+            )
+        other: Learned = needs[0]
+        targets = self._targets_of(group)
+        if task.kind == "scores":
+            with assigned(self.model, {} if self.before is not None else other.weights):
+                return localized(methods[task.label], self.model, targets, report, self.units)
+        chunk = needs[1] if needs[1:] else None
+        scores = [chunk.of(k, one, self.units) for k, one in enumerate(targets)] if chunk else []
+        return self._measured(task, targets, other, scores, report)
+
+    def _measured(
+        self,
+        task: Task,
+        group: Sequence[MemorizedSequence],
+        other: Learned,
+        scores: list[NeuronScores],
+        report: Report,
+    ) -> dict[str, Any]:
+        """What one method found for each sentence of a group, in both directions."""
+        view, parameters = NeuronView(self.model, self.units), dict(self.model.named_parameters())
+        kept = {name: parameters[name].detach().clone() for name in other.weights}
+        base, learned = (kept, other.weights) if self.before is None else (other.weights, kept)
+        before, after = read_units(view, base), read_units(view, learned)
+        if not scores:
+            with assigned(self.model, learned):
+                scores = [
+                    change_scores(view, one, base, learned, before, ORACLES[task.label])
+                    for one in group
+                ]
+        frame: list[Row] = []
+        for done, direction in enumerate(DIRECTIONS):
+            start, values = (learned, before) if direction == "put_back" else (base, after)
+            with assigned(self.model, start):
+                intact = self._measure(group)
+                for k, one in enumerate(group):
+                    about: Row = {"sequence_id": one.id, "method": task.label, "group": task.name}
+                    about |= {"direction": direction, "converged": other.converged}
+                    about |= {"steps": len(other.losses)}
+                    for ratio in self.ratios:
+                        with units_put(view, scores[k].top_k(ratio).mask, values):
+                            deltas = (self._measure(group) - intact).tolist()
+                        general, own = deltas.pop(), deltas.pop(k)
+                        others = sum(deltas) / len(deltas) if deltas else math.nan
+                        effect = {"delta_own_accuracy": own, "delta_others_accuracy": others}
+                        effect["delta_general_loss"] = general
+                        frame.append({**about, "ratio": float(ratio), **effect})
+                    report((done + (k + 1) / len(group)) / 2)
+        return {"frame": frame, "converged": other.converged}
+
+    @torch.no_grad()
+    def _measure(self, group: Sequence[MemorizedSequence]) -> np.ndarray:
+        """The accuracy of each sentence, and the loss of general text, nats per token."""
+        text = self.general_tokens[1::2] if len(self.general_tokens) > 1 else self.general_tokens
+        general = sequence_losses(self.model, text, units=self.units)
+        return np.append(accuracy(self.model, group).double(), general.double().mean())
+
+    def results(self, cache: Cache) -> RevResults:
+        return RevResults.of(cache)
+
+
+def change_scores(
+    view: NeuronView,
+    sequence: MemorizedSequence,
+    base: Weights,
+    learned: Weights,
+    before: UnitWeights,
+    rounds: int,
+) -> NeuronScores:
+    """What a unit's true change does to the mean log-odds of a text, to first order: the gradient
+    times the change, summed over the weights of the unit. The model has its learned weights.
+
+    With several rounds, half of the units of each layer are ranked in rounds: those that the
+    earlier rounds chose are put back when the gradient is taken; the rest are ranked by the last.
+    """
+    values = torch.zeros(view.n_layers, view.n_neurons)
+    chosen = torch.zeros_like(values, dtype=torch.bool)
+    rounds = min(rounds, max(1, view.n_neurons // 2))
+    per_round = max(1, view.n_neurons // (2 * rounds))
+    for left in range(rounds, 0, -1):
+        with units_put(view, chosen, before):
+            effects = _change_effects(view, sequence, base, learned)
+        effects = effects / effects.abs().amax(1, keepdim=True).clamp_min(1e-30)  # in [-1, 1]
+        values = torch.where(chosen, values, effects)
+        if left > 1:
+            best = effects.masked_fill(chosen, -math.inf).topk(per_round).indices
+            new = torch.zeros_like(chosen).scatter(1, best, True)
+            values = torch.where(new, effects + 2 * left, values)
+            chosen |= new
+    return NeuronScores(values, sequence_id=sequence.id, units=view.units)
+
+
+@torch.enable_grad()
+def _change_effects(
+    view: NeuronView, sequence: MemorizedSequence, base: Weights, learned: Weights
+) -> Float[Tensor, "layer neuron"]:
+    parameters: dict[str, Any] = dict(view.model.named_parameters())
+    trained = [parameters[name] for name in base]
+    batch = SequenceBatch.of([sequence], view.device)
+    with in_training(view.model, trained):
+        odds = mean_log_odds(view.model, batch).sum()
+        gradients: Any = torch.autograd.grad(odds, trained, materialize_grads=True)
+    products = {name: torch.zeros_like(one) for name, one in parameters.items()}
+    for name, gradient in zip(base, gradients, strict=True):
+        products[name] = gradient * (learned[name].to(view.device) - base[name].to(view.device))
+    effects = torch.zeros(view.n_layers, view.n_neurons)
+    # products are read by unit, as weights are
+    for layer, weights in enumerate(read_units(view, products)):
+        for weight in weights:
+            effects[layer] += weight.reshape(view.n_neurons, -1).sum(1).cpu()
+    return effects

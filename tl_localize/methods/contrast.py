@@ -1,0 +1,112 @@
+"""What general text needs: neurons that a method is to spare."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_localize.batching import halving, rows_that_fit
+from tl_localize.forward import generate
+from tl_localize.losses import mean_probability
+from tl_localize.methods.base import Localizer
+from tl_localize.methods.partial_runs import gate_gradients
+from tl_localize.neurons import NeuronView, Real, check_between, check_seed
+from tl_localize.sequences import MemorizedSequence, SequenceBatch
+
+N_TEXTS, N_DRAWN, LENGTH = 48, 4, 64  # texts, their first tokens that are drawn, all their tokens
+POWER = 3
+# model -> what was measured on its own texts, in the last of its states
+_KEPT: WeakKeyDictionary[Any, dict[bytes, dict[str, Tensor]]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrasted(Localizer):
+    """A method that can spare the neurons that general text needs: it divides its effects by
+
+        1 + contrast G(l, i) ** 3,    with a mean of G of 1
+        G(l, i) ~ root mean square over texts of d O / d gate of neuron i
+
+    O is the mean probability of a text's tokens, as in ``IterativeAttribution``. The texts are 48
+    that the model itself writes: a random token, three sampled ones, and what greedy decoding puts
+    after them, 64 tokens in all. They are written once for a model and kept until its weights
+    or hooks change.
+
+    >>> Attribution(contrast=1).contrast
+    1
+    """
+
+    contrast: Real = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_seed(self.seed)
+        check_between(0, 100, contrast=self.contrast)
+
+    def spared(self, neurons: NeuronView) -> Tensor:
+        """What effects are multiplied by, [layer neuron]; 1 without a contrast."""
+        if not self.contrast:
+            return torch.tensor(1.0)
+        need = kept(neurons, self.seed, general_need)
+        return 1 / (1 + self.contrast * need**POWER)
+
+
+def kept(neurons: NeuronView, seed: int, measure: Callable[[NeuronView, int], Tensor]) -> Tensor:
+    """What ``measure`` gives, kept with the model until it computes something else."""
+    store = _KEPT.setdefault(neurons.model, {})
+    state = _state(neurons)
+    if state not in store:
+        store.clear()
+        store[state] = {}
+    name = repr((measure.__name__, neurons.units, seed))
+    if name not in store[state]:
+        store[state][name] = measure(neurons, seed)
+    return store[state][name]
+
+
+@torch.no_grad()
+def _state(neurons: NeuronView) -> bytes:
+    """A key that changes when a weight is another tensor or was changed in place, or when the
+    logits of some fixed tokens change by a bit, as they do under hooks and injections.
+    """
+    model = neurons.model
+    tokens = torch.arange(min(LENGTH, model.cfg.n_ctx, model.cfg.d_vocab), device=neurons.device)
+    logits = model(tokens[None]).float().cpu().numpy()
+    weights = [(one.data_ptr(), one._version) for one in neurons.parameters]
+    return hashlib.sha256(repr(weights).encode() + logits.tobytes()).digest()
+
+
+def general_need(neurons: NeuronView, seed: int) -> Float[Tensor, "layer neuron"]:
+    """How much general text needs each neuron; the mean is 1."""
+    texts = written_texts(neurons, seed)
+    total = torch.zeros(neurons.size, device=neurons.device)
+
+    def squares(chosen: list[int]) -> Tensor:
+        some = [MemorizedSequence(texts[i], min(N_DRAWN, len(texts[i]) - 1)) for i in chosen]
+        batch = SequenceBatch.of(some, neurons.device)
+        (gradients,) = gate_gradients(neurons, batch, mean_probability)
+        # a text that the model cannot read tells nothing
+        return gradients.square().nan_to_num(0, 0).sum(0)
+
+    for _, part in halving(squares, range(N_TEXTS), rows_that_fit(neurons, texts.shape[1])):
+        total += part
+    need = total.sqrt()
+    return need / need.mean()
+
+
+def written_texts(neurons: NeuronView, seed: int) -> Int[Tensor, "text pos"]:
+    """Texts that the model writes: a random token, sampled ones, and greedy ones."""
+    config: Any = neurons.model.cfg
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randint(config.d_vocab, (N_TEXTS, 1), generator=generator).to(neurons.device)
+    uniform = torch.rand(N_TEXTS, N_DRAWN - 1, generator=generator).to(neurons.device)
+    drawn = torch.cat([first, generate(neurons.model, first, N_DRAWN - 1, uniform)], 1)
+    greedy = generate(neurons.model, drawn, min(LENGTH, config.n_ctx) - N_DRAWN)
+    return torch.cat([drawn, greedy], 1).cpu()
