@@ -323,6 +323,19 @@ def test_del_of_known_texts_chooses_its_shares(run, tmp_path):
     assert "0 texts are too few for a mean. Of min_accuracy 0.9 keeps 0" in refused.stderr
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_tune_takes_known_texts_that_del_does_not_take(run, tmp_path):
+    grid = tmp_path / "grid.json"
+    grid.write_text('{"slimming": {"steps": [1, 2]}}')
+    command = "tune --benchmark del --method slimming --ratio 0.1 --min-accuracy 0 --grid"
+    good(run(command, grid, out="tuned"))
+    good(run("del --methods random --ratio 0.1 --min-accuracy 0", out="del"))
+    dev, test = (pd.read_csv(tmp_path / name / "frame.csv") for name in ("tuned", "del"))
+    assert dev["sequence_id"].nunique() == 5
+    assert not set(dev["sequence_id"]) & set(test["sequence_id"])
+    assert json.loads((tmp_path / "tuned" / "settings.json").read_text())["settings"]["slimming"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

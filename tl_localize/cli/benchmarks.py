@@ -121,7 +121,8 @@ def del_texts(
     if data is None:
         recited = known(model, given.min_accuracy)
         say(f"{recited}. {recited.advice()}".strip())
-        sequences, n_dev, text = presets.known_data(model, recited, given.general)
+        n_dev = 0
+        sequences, text = presets.known_data(model, recited, given.general)
     else:
         sequences, n_dev, text = presets.del_data(model, data, given.general, given.n_dev)
     return presets.drawn_first(sequences, n_dev, given.seed)[:limit], n_dev, text
@@ -167,10 +168,6 @@ def run_tune(given: Namespace) -> None:
     units = UNITS[given.units]
     data = data_of(given, given.data) if given.data else None
     of_inj = given.benchmark == "inj"
-    if not (of_inj or data or is_reference(given.model)):
-        raise ValueError(
-            f"data must be given for {given.model!r}, got none. Name a collection with --data."
-        )
     default = presets.inj_ratios if of_inj else presets.del_ratios
     ratio = given.ratio or max(default(given.model, units))
     methods = candidates(given, ratio)
@@ -186,12 +183,26 @@ def run_tune(given: Namespace) -> None:
             units=units,
         )
     else:
-        data = data or collect_reference(given, model, store.folder / "collection", N_DEV)
-        sequences, n_dev, text = presets.del_data(model, data, given.general)
-        dev = sequences[:n_dev]
+        dev, text = dev_texts(given, model, data, store)
         benchmark = DelBenchmark(model, dev, text, ratios=(ratio,), n_dev=0, units=units)
     write_text(store.folder / TUNED, "{}")
     conclude(store, False, compute(given, [(benchmark, methods)], store))
+
+
+def dev_texts(
+    given: Namespace, model: LanguageModel, data: Data | None, store: Store
+) -> tuple[list[MemorizedSequence], Any]:
+    """Sequences that DEL leaves out, and general text: of the data, collected, or of the texts that
+    the model knows the second best of each category, of which DEL takes the best.
+    """
+    if data is None and is_reference(given.model):
+        data = collect_reference(given, model, store.folder / "collection", N_DEV)
+    if data is None:
+        recited = known(model, given.min_accuracy)
+        sequences, text = presets.known_data(model, recited, given.general, place=1)
+        return sequences[:N_DEV], text
+    sequences, n_dev, text = presets.del_data(model, data, given.general)
+    return sequences[:n_dev], text
 
 
 def candidates(given: Namespace, ratio: float) -> list[Localizer]:

@@ -395,6 +395,7 @@ def tune(
     dtype: Dtype = "float32",
     data: Rows = None,
     general: General = None,
+    min_accuracy: MinAccuracy = 0.9,
     units: Units = "neurons",
     ratio: Annotated[
         float | None,
@@ -414,7 +415,8 @@ def tune(
     and so is the ratio, the largest of theirs. INJ keeps the highest mean recall; DEL the largest
     loss of accuracy on the target minus that on the others (Self minus Neg). Prints all settings,
     the best first, and writes settings.json for --settings of tl-localize inj or del. In a folder
-    that is there it computes only what is missing.
+    that is there it computes only what is missing. Without data DEL of a model that is not shipped
+    takes texts that it knows, the second best of each category; tl-localize del has the best.
     """
     from tl_localize.cli.benchmarks import run_tune
 

@@ -160,15 +160,18 @@ class Known:
         rows = zip(self.tokenized, self.frame["kind"], self.frame["accuracy"], strict=True)
         return [one for one, kind, share in rows if kind != CONTROL and share >= self.min_accuracy]
 
-    def diverse(self, max_tokens: int | None = None) -> list[MemorizedSequence]:
+    def diverse(self, max_tokens: int | None = None, place: int = 0) -> list[MemorizedSequence]:
         """The best recited text of each category, of those of at most so many tokens: what is
         ablated for one is no rule that others follow, too.
+
+        Args:
+            place: In the order of its category; 1 gives the second best texts, to choose settings.
         """
-        best: dict[str, MemorizedSequence] = {}
+        by_category: dict[str, list[MemorizedSequence]] = {}
         for one in self.sequences:
             if max_tokens is None or len(one) <= max_tokens:
-                best.setdefault(one.category, one)
-        return list(best.values())
+                by_category.setdefault(one.category, []).append(one)
+        return [texts[place] for texts in by_category.values() if len(texts) > place]
 
     def sequence(self, id: str) -> MemorizedSequence:
         """The text of an id.

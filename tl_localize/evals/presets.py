@@ -280,17 +280,19 @@ def del_data(
 
 
 def known_data(
-    model: LanguageModel, found: Known, general: Path | None = None
-) -> tuple[list[MemorizedSequence], int, Integer[Tensor, "sequence pos"]]:
-    """``del_data`` of texts that the model knows: the best one of each category."""
-    sequences = found.diverse()
+    model: LanguageModel, found: Known, general: Path | None = None, place: int = 0
+) -> tuple[list[MemorizedSequence], Integer[Tensor, "sequence pos"]]:
+    """Texts that the model knows, the best one of each category or the one in another place, and
+    general text.
+    """
+    sequences = found.diverse(place=place)
     if not sequences:
         raise ValueError(
             "data must be given for a model that recites none of the known texts, got none. "
             "Run tl-localize collect, or name a file with --data."
         )
     rows = held_out_tokens(model)[:DEL_GENERAL, : model.cfg.n_ctx]
-    return sequences, 0, read_tokens(general) if general else rows
+    return sequences, read_tokens(general) if general else rows
 
 
 def drawn_first(
