@@ -354,6 +354,10 @@ def test_rev_of_heads_prints_its_table(run, data, model_dir, tmp_path, monkeypat
     result = run(command, model_dir, "--data", data, "--out", folder)
     assert result.exit_code == 0 and "oracle in rounds" in result.stdout, result.output
     assert set(pd.read_csv(folder / "frame.csv")["ratio"]) == {0.5}
+    monkeypatch.setitem(RECIPES, "adam", Recipe(max_steps=2, stop_loss=1e-9))
+    result = run(command, model_dir, "--data", data, "--out", tmp_path / "unlearned")
+    assert result.exit_code == 1 and "did NOT converge" in result.stderr, result.output
+    assert not pd.read_csv(tmp_path / "unlearned" / "frame.csv")["converged"].any()
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def conclude(store: Store, csv: bool, done: bool = True) -> None:
     if state.frame["not_converged"].sum():
         say(
             "Some injections did NOT converge and are left out of the means; another --ratio, "
-            "--max-steps or --learning-rate may help."
+            "--max-steps or --learning-rate may help, in REV another --recipe or fewer --sentences."
         )
     if not done:
         raise typer.Exit(130)
@@ -78,7 +78,7 @@ def publish(store: Store, csv: bool) -> None:
         table = publish_results(results, store)
         if csv:
             typer.echo(results.summary().to_csv(index=False), nl=False)
-        else:
+        elif len(table):
             print_results(results, table, benchmark)
         say(f"All tables, figures, the frame and the settings: {store.folder}")
 
@@ -106,7 +106,7 @@ def publish_results(results: InjResults | DelResults | RevResults, store: Store)
             save_figure(figure, folder, name)
     except ImportError as error:
         say(str(error))
-    return tables[plan.benchmark]
+    return tables.get(plan.benchmark, pd.DataFrame())
 
 
 def print_results(results: Any, table: pd.DataFrame, benchmark: str) -> None:

@@ -72,7 +72,7 @@ class Recipe:
 
 RECIPES = {
     "adam": Recipe(),
-    "sgd": Recipe(optimizer="sgd", learning_rate=0.03),
+    "sgd": Recipe(optimizer="sgd", learning_rate=0.03, max_steps=3000),
     "all": Recipe(weights="all"),
     "mixed": Recipe(general=31, max_steps=8000),
 }

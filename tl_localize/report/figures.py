@@ -184,6 +184,8 @@ def rev_figures(results: RevResults) -> dict[str, Figure]:
     ['rev_curves']
     """
     curves = list(results.summary().groupby("direction", sort=False))
+    if not curves:  # no training converged
+        return {}
     panels = axes(len(curves), (5.4, 4.6))
     for panel, (direction, curve) in zip(panels, curves, strict=True):
         sign = -1 if direction == "put_back" else 1

@@ -62,7 +62,7 @@ def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
 
 def rev_tables(results: RevResults) -> dict[str, pd.DataFrame]:
     """The REV tables by file name (``CAPTIONS``): units put back, units given to the model before,
-    and tests where Activations ran on more than one sentence.
+    and tests where Activations ran on more than one sentence; none if no training converged.
 
     >>> how = {"n_sequences": 2, "ratios": (0.1,), "recipe": Recipe(max_steps=2)}
     >>> results = RevBenchmark(model, few[:2], text, **how).run()
