@@ -29,9 +29,9 @@ class RevResults(Measured):
         settings: what it was measured with.
         missing: what a run was asked for and has not got, one row per group x method.
 
-    >>> how = {"n_sequences": 2, "ratios": (0.1,), "recipe": Recipe(max_steps=2)}
-    >>> RevBenchmark(model, few[:2], text, **how).run([Activations()])
-    RevResults(2 sequences x 5 methods)
+    >>> how = {"n_sequences": 1, "ratios": (0.1,), "recipe": Recipe(max_steps=2)}
+    >>> RevBenchmark(model, [sequence], text, **how).run([Activations()])
+    RevResults(1 sequences x 5 methods)
     """
 
     caption: ClassVar[str] = "after minus before"

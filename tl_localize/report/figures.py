@@ -178,8 +178,8 @@ def rev_figures(results: RevResults) -> dict[str, Figure]:
     """REV by file name: own against others as more units are put back, and as more are given to the
     model before, side by side; means over sentences with standard errors.
 
-    >>> how = {"n_sequences": 2, "ratios": (0.1,), "recipe": Recipe(max_steps=2, stop_loss=9.0)}
-    >>> benchmark = RevBenchmark(model, few[:2], text, **how)
+    >>> how = {"n_sequences": 1, "ratios": (0.1,), "recipe": Recipe(max_steps=2, stop_loss=9.0)}
+    >>> benchmark = RevBenchmark(model, [sequence], text, **how)
     >>> list(rev_figures(benchmark.run()))
     ['rev_curves']
     """

@@ -64,8 +64,8 @@ def rev_tables(results: RevResults) -> dict[str, pd.DataFrame]:
     """The REV tables by file name (``CAPTIONS``): units put back, units given to the model before,
     and tests where Activations ran on more than one sentence; none if no training converged.
 
-    >>> how = {"n_sequences": 2, "ratios": (0.1,), "recipe": Recipe(max_steps=2)}
-    >>> results = RevBenchmark(model, few[:2], text, **how).run()
+    >>> how = {"n_sequences": 1, "ratios": (0.1,), "recipe": Recipe(max_steps=2)}
+    >>> results = RevBenchmark(model, [sequence], text, **how).run()
     >>> list(rev_tables(results))
     ['rev', 'rev_graft']
     """
