@@ -22,9 +22,8 @@ from tl_localize.sequences import (
     as_list,
     check_sequences,
     check_tokens,
-    tokenizer_of,
+    decoder,
 )
-from tl_localize.sequences import decode as decode_tokens
 from tl_localize.units import NEURONS, Units
 
 Decode = Callable[[list[int]], str]
@@ -130,11 +129,6 @@ def levenshtein(
         text = decode([*one.prefix.tolist(), *guess.tolist()])
         distances.append(Levenshtein.distance(text, decode(one.tokens.tolist())))
     return torch.tensor(distances, dtype=torch.float32)
-
-
-def decoder(model: LanguageModel) -> Decode:
-    """The decoding function of the model's tokenizer."""
-    return partial(decode_tokens, tokenizer_of(model))
 
 
 @torch.no_grad()
