@@ -191,8 +191,14 @@ def attention_hooks(model: Any, layer: int) -> dict[str, str]:
     query, key = ("hook_rot_q", "hook_rot_k") if rotated else ("hook_q", "hook_k")
     if bridge and f"{attention}q_norm.hook_out" in model.hook_dict:
         query, key = "q_norm.hook_out", "k_norm.hook_out"
-    points = {"query": query, "key": key, "value": "hook_v", "scores": "hook_attn_scores"}
-    points |= {"pattern": "hook_pattern", "z": "hook_z"}
+    points = {
+        "query": query,
+        "key": key,
+        "value": "hook_v",
+        "scores": "hook_attn_scores",
+        "pattern": "hook_pattern",
+        "z": "hook_z",
+    }
     return {kind: attention + point for kind, point in points.items()}
 
 

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tl_localize.neurons import LanguageModel, check_count, check_model
 
+Decode = Callable[[list[int]], str]
 SHOWN = 30  # characters of the prefix and of the suffix in a sequence's repr
 
 
@@ -141,7 +142,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def decoder(model: LanguageModel) -> Callable[[list[int]], str]:
+def decoder(model: LanguageModel) -> Decode:
     """The decoding function of the model's tokenizer: it leaves spaces as they are."""
     return partial(tokenizer_of(model).decode, clean_up_tokenization_spaces=False)
 

@@ -149,13 +149,13 @@ class MLPNeurons(_OfWeight):
     True
     """
 
-    name: ClassVar[str] = "neurons"
-    one: ClassVar[str] = "neuron"
-    additive: ClassVar[bool] = True
-    part: ClassVar[str] = "mlp"
-    weight: ClassVar[str] = "W_out"
-    n_axes: ClassVar[int] = 2
-    out: ClassVar[str] = "out"
+    name = "neurons"
+    one = "neuron"
+    additive = True
+    part = "mlp"
+    weight = "W_out"
+    n_axes = 2
+    out = "out"
 
     def point(self, layer: int) -> str:
         return f"blocks.{layer}.mlp.hook_post"
@@ -173,12 +173,12 @@ class AttentionHeads(_OfWeight):
     ...     measured = accuracy(model, [sequence])
     """
 
-    name: ClassVar[str] = "heads"
-    one: ClassVar[str] = "head"
-    part: ClassVar[str] = "attn"
-    weight: ClassVar[str] = "W_O"
-    n_axes: ClassVar[int] = 3
-    out: ClassVar[str] = "o"
+    name = "heads"
+    one = "head"
+    part = "attn"
+    weight = "W_O"
+    n_axes = 3
+    out = "o"
 
     def point(self, layer: int) -> str:
         return f"blocks.{layer}.attn.hook_z"
