@@ -50,7 +50,7 @@ def test_resume_from_every_layer_with_a_larger_batch_equals_the_full_run(either)
         whole = residual(either, TOKENS)
     for layer, resid in streams.items():
         with torch.no_grad():
-            assert torch.equal(residual(either, TOKENS, layer), resid)
+            assert torch.equal(resume(either, 0, streams[0], layer), resid)
             again = resume(either, layer, resid.repeat(3, 1, 1))
         assert (again - whole.repeat(3, 1, 1)).abs().max() < 1e-5
 
@@ -117,7 +117,7 @@ def test_hooks_meet_no_pass_but_the_asked_for(bridge):
     with bridge.hooks(fwd_hooks=[("blocks.0.mlp.hook_post", seen)]):
         resid = residual(bridge, TOKENS)
         unembed(bridge, resid)
-        resume(bridge, 1, residual(bridge, TOKENS, stop=1))
+        resume(bridge, 1, resume(bridge, 0, resid, 1))
     assert [shape[:2] for shape in shapes] == [tuple(TOKENS.shape)] * 2
 
 
@@ -173,7 +173,7 @@ def test_partial_runs_leave_nothing_behind(either, unchanged):
     def failing(act, hook):
         raise RuntimeError("the user's own")
 
-    resid = residual(either, TOKENS, 1)
+    resid = resume(either, 0, residual(either, TOKENS), 1)
     with (
         either.hooks(fwd_hooks=[("blocks.1.mlp.hook_post", failing)]),
         pytest.raises(RuntimeError, match="the user's own"),

@@ -195,7 +195,7 @@ LOOKED_UP = {
 LOOKED_UP |= {"Explorer.chosen.pair", "Explorer.chosen.ratio"}
 LOOKED_UP |= {
     f"{units}.{what}.layer"
-    for units in ("Units", "MLPNeurons", "AttentionHeads")
+    for units in ("Units", "_OfWeight", "MLPNeurons", "AttentionHeads")
     for what in ("point", "rows", "output", "read", "write", "hook")
 }
 

@@ -9,7 +9,7 @@ are made by the model itself, and an exception leaves the pass where it is to st
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -83,19 +83,19 @@ def lay_out(model: Any) -> Any:
     return model
 
 
-def residual(model: Any, tokens: Int[Tensor, "batch pos"], stop: int | None = None) -> Stream:
-    """The residual stream that enters layer ``stop``, by default the one after the last layer."""
-    stop = len(model.blocks) if stop is None else stop
+def residual(model: Any, tokens: Int[Tensor, "batch pos"]) -> Stream:
+    """The residual stream after the last layer."""
+    last = len(model.blocks)
     if is_bridge(model):
-        return _run(model, tokens, stop=stop)
+        return _run(model, tokens, stop=last)
     # padding_side: TransformerLens would take tokens equal to the pad token for padding when the
     # tokenizer pads on the left.
-    return model(tokens, stop_at_layer=stop, padding_side="right")
+    return model(tokens, stop_at_layer=last, padding_side="right")
 
 
 def resume(model: Any, layer: int, resid: Stream, stop: int | None = None) -> Stream:
-    """The same from a layer on, when ``resid`` enters that layer. The batch may be any; nothing
-    below the layer runs.
+    """The same from a layer on, when ``resid`` enters that layer; or the stream that enters a
+    layer ``stop`` above it. The batch may be any; nothing below the layer runs.
     """
     stop = len(model.blocks) if stop is None else stop
     if layer == stop:
@@ -132,12 +132,7 @@ def entering(model: Any) -> Use[dict[int, Tensor]]:
         (block, partial(_record_input, store=store, layer=layer))
         for layer, block in enumerate(model.blocks)
     ]
-    return Use(model, _before(hooks), store)
-
-
-def _before(hooks: Iterable[tuple[Any, Any]]) -> Iterator[Undo]:
-    """Hooks that run before modules and before their other hooks."""
-    return adding_hooks(hooks, "register_forward_pre_hook", prepend=True)
+    return Use(model, adding_hooks(hooks, "register_forward_pre_hook", prepend=True), store)
 
 
 def _record_input(module: object, inputs: Any, *, store: dict[int, Tensor], layer: int) -> None:
@@ -196,8 +191,14 @@ def attention_hooks(model: Any, layer: int) -> dict[str, str]:
     query, key = ("hook_rot_q", "hook_rot_k") if rotated else ("hook_q", "hook_k")
     if bridge and f"{attention}q_norm.hook_out" in model.hook_dict:
         query, key = "q_norm.hook_out", "k_norm.hook_out"
-    points = {"query": query, "key": key, "value": "hook_v", "scores": "hook_attn_scores"}
-    points |= {"pattern": "hook_pattern", "z": "hook_z"}
+    points = {
+        "query": query,
+        "key": key,
+        "value": "hook_v",
+        "scores": "hook_attn_scores",
+        "pattern": "hook_pattern",
+        "z": "hook_z",
+    }
     return {kind: attention + point for kind, point in points.items()}
 
 
@@ -210,10 +211,6 @@ def attention_scale(model: Any, layer: int) -> float:
 
 class _Reached(Exception):
     """Leaves a forward pass with the residual stream, its argument."""
-
-
-def _leave_before(module: object, inputs: Any) -> None:
-    raise _Reached(inputs[0])
 
 
 def _leave_after(module: object, inputs: object, output: Any) -> None:
@@ -275,8 +272,7 @@ def _cutting(model: Any, start: int, resid: Tensor | None, stop: int | None) -> 
         yield partial(vars(block).pop, "_call_impl", None)
         vars(block)["_call_impl"] = partial(_hand_on, threading.get_ident(), block, handed)
     if resid is not None and start < len(blocks):
-        yield from _before([(blocks[start], partial(_put_in, resid=resid))])
-    if stop == len(blocks):
-        yield from adding_hooks([(blocks[-1], _leave_after)], "register_forward_hook")
-    elif stop is not None:
-        yield from _before([(blocks[stop], _leave_before)])
+        entry = (blocks[start], partial(_put_in, resid=resid))
+        yield from adding_hooks([entry], "register_forward_pre_hook", prepend=True)
+    if stop is not None:
+        yield from adding_hooks([(blocks[stop - 1], _leave_after)], "register_forward_hook")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,20 +16,20 @@ from tl_localize.changes import Use
 from tl_localize.losses import residual, target_logits, unembed
 from tl_localize.neurons import LanguageModel, NeuronView, Real, check_between
 from tl_localize.sequences import (
+    Decode,
     MemorizedSequence,
     SequenceBatch,
     as_list,
     check_sequences,
     check_tokens,
-    tokenizer_of,
+    decoder,
 )
-from tl_localize.sequences import decode as decode_tokens
 from tl_localize.units import NEURONS, Units
 
-Decode = Callable[[list[int]], str]
 PUBLISHED_CHUNKS = 128  # of the sequences of general text, whose losses the authors average first
 
 
+@torch.no_grad()
 def predicted_suffixes(
     model: LanguageModel,
     sequences: Sequence[MemorizedSequence],
@@ -41,15 +40,15 @@ def predicted_suffixes(
     sequences = check_sequences(model, sequences)
     view = NeuronView(model, units)
     size = rows_that_fit(view, max(map(len, sequences)), batch_tokens=batch_tokens, gradient=False)
-    found = [part for _, part in halving(partial(_predicted, view), sequences, size)]
+
+    def predicted(some: list[MemorizedSequence]) -> Tensor:
+        batch = SequenceBatch.of(some, view.device)
+        with Use(model):
+            return target_logits(model, batch).argmax(-1)
+
+    found = [part for _, part in halving(predicted, sequences, size)]
     lengths = [len(sequence) - sequence.n_prefix for sequence in sequences]
     return torch.cat(found).cpu().split(lengths)
-
-
-def _predicted(view: NeuronView, sequences: list[MemorizedSequence]) -> Int[Tensor, " target"]:
-    batch = SequenceBatch.of(sequences, view.device)
-    with Use(view.model), torch.no_grad():
-        return target_logits(view.model, batch).argmax(-1)
 
 
 def accuracy(
@@ -92,8 +91,8 @@ def check_recited(
     check_between(0, 1, min_accuracy=min_accuracy)
     sequences = as_list(sequences)
     measured = accuracy(model, sequences)
-    # in float32 as the shares are, so that 9 right tokens of 10 are an accuracy of 0.9
-    n_low = int((measured < torch.tensor(min_accuracy, dtype=torch.float32)).sum())
+    # torch compares in float32, as the shares are, so 9 right tokens of 10 are an accuracy of 0.9
+    n_low = int((measured < min_accuracy).sum())
     if n_low:
         raise ValueError(
             f"sequence must be recited by the model with an accuracy of at least {min_accuracy:g}, "
@@ -132,12 +131,6 @@ def levenshtein(
     return torch.tensor(distances, dtype=torch.float32)
 
 
-def decoder(model: LanguageModel) -> Decode:
-    """The decoding function of the model's tokenizer."""
-    return partial(decode_tokens, tokenizer_of(model))
-
-
-@torch.no_grad()
 def perplexity(model: LanguageModel, tokens: Integer[Tensor, "batch pos"]) -> float:
     """exp of the mean loss in nats per token over sequences of general text (every token but the
     first is predicted).
@@ -154,7 +147,6 @@ def perplexity(model: LanguageModel, tokens: Integer[Tensor, "batch pos"]) -> fl
     return float(sequence_losses(model, tokens).mean().exp())
 
 
-@torch.no_grad()
 def perplexity_base2(model: LanguageModel, tokens: Integer[Tensor, "batch pos"]) -> float:
     """The published tables' number: mean of 2 ** (nats per token), base 2 with a natural-log loss.
 
@@ -178,6 +170,7 @@ def mean_base2(losses: Float[Tensor, " sequence"]) -> float:
     )
 
 
+@torch.no_grad()
 def sequence_losses(
     model: LanguageModel,
     tokens: Integer[Tensor, "batch pos"],

@@ -182,7 +182,7 @@ def _hooked_transformer(hf_model: Any, name: str, device: torch.device, dtype: t
         dtype=dtype,
         init_weights=False,
         default_prepend_bos=False,
-        **_shapes(hf_model.config),
+        **_shapes(hf_model),
     )
     model = HookedTransformer(cfg)
     convert = getattr(weight_conversions, CONVERTERS[hf_model.config.model_type])
@@ -281,46 +281,43 @@ CONVERTERS = {
     "gpt_neox": "convert_neox_weights",
     "llama": "convert_llama_weights",
 }
+ADAPTED = (  # settings that a Bridge and a HookedTransformer both have
+    "d_model",
+    "d_head",
+    "n_heads",
+    "n_layers",
+    "n_ctx",
+    "d_vocab",
+    "d_mlp",
+    "eps",
+    "act_fn",
+    "normalization_type",
+    "positional_embedding_type",
+    "n_key_value_heads",
+    "gated_mlp",
+    "final_rms",
+    "parallel_attn_mlp",
+    "scale_attn_by_inverse_layer_idx",
+)
 
 
-def _shapes(c: Any) -> dict[str, Any]:
-    """The settings of a HookedTransformer; transformers gives some of them under the names of
-    Llama also where config.json has others (``n_embd``).
+def _shapes(hf_model: Any) -> dict[str, Any]:
+    """The settings of a HookedTransformer: what TransformerLens reads from a config for a Bridge,
+    which is the whole config, and what it leaves out there.
     """
-    d_head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    shapes = {
-        "d_model": c.hidden_size,
-        "d_head": d_head,
-        "n_heads": c.num_attention_heads,
-        "n_layers": c.num_hidden_layers,
-        "n_ctx": c.max_position_embeddings,
-        "d_vocab": c.vocab_size,
-    }
-    if c.model_type == "gpt2":
-        return shapes | {
-            "d_mlp": c.n_inner or 4 * c.n_embd,
-            "eps": c.layer_norm_epsilon,
-            "act_fn": c.activation_function,
-            "use_attn_scale": c.scale_attn_weights,
-            "scale_attn_by_inverse_layer_idx": c.scale_attn_by_inverse_layer_idx,
-        }
-    shapes |= {
-        "d_mlp": c.intermediate_size,
-        "act_fn": c.hidden_act,
-        "positional_embedding_type": "rotary",
-        "rotary_base": c.rope_parameters.get("rope_theta", 10000),
-        "rotary_dim": int(d_head * c.rope_parameters.get("partial_rotary_factor", 1.0)),
-    }
-    if c.model_type == "gpt_neox":
-        return shapes | {"eps": c.layer_norm_eps, "parallel_attn_mlp": c.use_parallel_residual}
-    groups = c.num_key_value_heads
-    return shapes | {
-        "n_key_value_heads": groups if groups != c.num_attention_heads else None,
-        "eps": c.rms_norm_eps,
-        "normalization_type": "RMS",
-        "final_rms": True,
-        "gated_mlp": True,
-    }
+    from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
+    from transformer_lens.model_bridge.sources import build_bridge_config_from_hf
+
+    config, kind = hf_model.config, type(hf_model).__name__
+    found = build_bridge_config_from_hf(config, kind, "", torch.float32)
+    found = ArchitectureAdapterFactory.select_architecture_adapter(found).cfg
+    shapes = {name: getattr(found, name) for name in ADAPTED}
+    shapes["use_attn_scale"] = getattr(config, "scale_attn_weights", True)
+    if found.positional_embedding_type == "rotary":
+        share = config.rope_parameters.get("partial_rotary_factor", 1.0)
+        shapes["rotary_dim"] = int(found.d_head * share)
+        shapes["rotary_base"] = config.rope_parameters.get("rope_theta", 10000)
+    return shapes
 
 
 def _needs_bridge(c: Any) -> bool:

@@ -151,9 +151,13 @@ def clamp_neurons(
     return act.where(others, values.to(act))
 
 
+# Hooks of torch, on what the rows of a layer write.
+
+
 def _add_change(
+    module: object,
+    inputs: object,
     output: Tensor,
-    hook: object = None,
     *,
     seen: dict[int, Tensor],
     layer: int,
@@ -172,7 +176,7 @@ def _add_change(
 
 
 def _add_zeros(
-    output: Tensor, hook: object = None, *, store: dict[int, Tensor], layer: int
+    module: object, inputs: object, output: Tensor, *, store: dict[int, Tensor], layer: int
 ) -> Tensor:
     store[layer] = torch.zeros_like(output, requires_grad=True)
     return output + store[layer]
@@ -182,18 +186,13 @@ def _each(hook: Hook, layers: Iterable[int], store: dict[int, Tensor]) -> dict[i
     return {layer: partial(hook, store=store, layer=layer) for layer in layers}
 
 
-def _after_module(hook: Hook, module: object, inputs: object, output: Tensor) -> Tensor:
-    """Call a hook as torch calls a forward hook."""
-    return hook(output)
-
-
 class NeuronView:
     """Reads and changes the neurons of a model, or other units, through hooks, which stay on the
     model inside ``with`` only.
 
-    ``n_layers`` and ``n_neurons`` (units of each layer) are the model's numbers, ``shape`` is
-    (n_neurons, *width): a neuron is one number, an attention head a vector. ``model`` is the model
-    and ``device`` its device.
+    ``n_layers`` and ``n_neurons`` (units of each layer), together ``size``, are the model's
+    numbers, ``shape`` is (n_neurons, *width): a neuron is one number, an attention head a vector.
+    ``model`` is the model and ``device`` its device.
 
     Args:
         units: what "neuron" means.
@@ -232,18 +231,14 @@ class NeuronView:
         self.points: Mapping[str, Any] = model.hook_dict  # a Bridge makes it anew each time
         self.parameters = list(model.parameters())
         self.shape = units.shape(model)
-        self.n_layers, self.n_neurons = len(self.model.blocks), self.shape[0]
+        self.size = len(self.model.blocks), self.shape[0]
+        self.n_layers, self.n_neurons = self.size
         devices = sorted({str(parameter.device) for parameter in self.parameters})
         if len(devices) > 1:
             raise ValueError(
                 f"model must be on one device, got {model_name(model)!r} on {', '.join(devices)}. "
                 "Move it with model.to(device)."
             )
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Layers, and units of each layer."""
-        return self.n_layers, self.n_neurons
 
     @property
     def device(self) -> torch.device:
@@ -415,10 +410,7 @@ class NeuronView:
         """Hooks of what the rows of some layers write, bias included, before the model's own hooks
         see it.
         """
-        places = [
-            (self.units.output(self.model, layer), partial(_after_module, hook))
-            for layer, hook in hooks.items()
-        ]
+        places = [(self.units.output(self.model, layer), hook) for layer, hook in hooks.items()]
         return adding_hooks(places, "register_forward_hook", prepend=True)
 
     def _freezing(self) -> Iterator[Undo]:

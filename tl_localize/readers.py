@@ -48,12 +48,12 @@ class Entry:
     """A row: token ids, or a text and the part of it that prompts the model where that is known."""
 
     place: str  # as messages show it
+    id: str
+    category: str
+    n_prefix: Any  # as the data or the row say
     tokens: Int[Tensor, " pos"] | None = None
     text: str = ""
     prompt: str = ""
-    n_prefix: Any = None  # as the row says
-    id: str = ""
-    category: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -177,25 +177,25 @@ class Data:
             row = {"text" if isinstance(row, str) else "tokens": row}
         row = {name: value for name, value in row.items() if value is not None}
         names = self._columns(row, place)
-        about: dict[str, Any] = {"category": row.get("category", "") if names == MANUAL else ""}
-        for field in ("id", "category", "n_prefix"):
-            column = getattr(self, field)
-            if column and isinstance(column, str):
-                about[field] = _column(row, column, place)
-        category = about["category"]
+        id = _column(row, self.id, place) if self.id else ""
+        category = row.get("category", "") if names == MANUAL else ""
+        if self.category:
+            category = _column(row, self.category, place)
         if isinstance(category, list):  # of the manual set
             category = next(iter(category), "")
-        about |= {"id": str(about.get("id", "")), "category": str(category)}
+        n_prefix = self.n_prefix or None
+        if isinstance(n_prefix, str):
+            n_prefix = _column(row, n_prefix, place)
         parts = [row[name] for name in names]
         if names[0] in TOKENS or not all(isinstance(part, str) for part in parts):
             ids = [_token_ids(name, row[name], place) for name in names]
-            if len(ids) == 2:
-                about.setdefault("n_prefix", len(ids[0]))
-            return Entry(place, torch.cat(ids), **about)
+            if len(ids) == 2 and n_prefix is None:
+                n_prefix = len(ids[0])
+            return Entry(place, str(id), str(category), n_prefix, torch.cat(ids))
         prompt = parts[0] if len(parts) == 2 else ""
         if names == MANUAL:
             parts[1] = parts[1].removeprefix(prompt)
-        return Entry(place, None, "".join(parts), prompt, **about)
+        return Entry(place, str(id), str(category), n_prefix, text="".join(parts), prompt=prompt)
 
     def _columns(self, row: Mapping[str, Any], place: str) -> tuple[str, ...]:
         """The column that is named, or those of the known ones that the row has."""
@@ -228,8 +228,7 @@ class Data:
                 raise ValueError(f"{error} (at {entry.place})") from error
 
     def _sequence(self, model: LanguageModel, entry: Entry, id: str) -> MemorizedSequence:
-        n_prefix = self.n_prefix if isinstance(self.n_prefix, int) else entry.n_prefix
-        tokens = entry.tokens
+        tokens, n_prefix = entry.tokens, entry.n_prefix
         if entry.prompt and n_prefix is None:
             parts = entry.prompt, entry.text[len(entry.prompt) :]
             pair = MemorizedSequence.from_text(model, *parts, prepend_bos=False)

@@ -125,8 +125,10 @@ def inj_sequences(
     found = replace(data, n_prefix=1, n_suffix=None).sequences(model)
     sequences = list(islice(found, n_max and N_DEV + n_max))
     if not data.id:
-        names = [f"{i:03d} {''.join(one.text)[:24] or 'tokens'}" for i, one in enumerate(sequences)]
-        sequences = [replace(one, id=name) for one, name in zip(sequences, names, strict=True)]
+        sequences = [
+            replace(one, id=f"{i:03d} {''.join(one.text)[:24] or 'tokens'}")
+            for i, one in enumerate(sequences)
+        ]
     if len(sequences) <= N_DEV:
         raise ValueError(
             f"data must hold more than {N_DEV} sentences, got {len(sequences)}. The first {N_DEV} "
@@ -196,11 +198,9 @@ def held_out_tokens(model: LanguageModel | None = None) -> Int32[torch.Tensor, "
     """
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer: Any
-    if model is None:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(DATA / "reference-gpt2"))
-    else:
-        tokenizer = tokenizer_of(model)
+    own: Any = PreTrainedTokenizerFast
+    shipped = DATA / "reference-gpt2"
+    tokenizer = own.from_pretrained(shipped) if model is None else tokenizer_of(model)
     ids: list[int] = []
     for text in general_texts("held-out"):
         ids += encode(tokenizer, text)

@@ -115,16 +115,16 @@ class NeuronSet(Saved):
         self._fitting(truth, "truth")
         return len(self & truth) / len(truth)
 
-    def dropout_hooks(self) -> list[tuple[str, Hook]]:
+    def dropout_hooks(self, device: torch.device | str = "cpu") -> list[tuple[str, Hook]]:
         """Hooks that set these neurons to zero at every position, for ``fwd_hooks=``; they compose
         with any others.
 
         The hooks do not know the model, so a wrong number of layers goes unnoticed;
         ``dropped_out(model)`` compares the shapes.
-        """
-        return self._hooks("cpu")
 
-    def _hooks(self, device: torch.device | str) -> list[tuple[str, Hook]]:
+        Args:
+            device: Where the masks are kept; they are copied to the model's device in each pass.
+        """
         masks, zero = self.mask.to(device), torch.zeros((), device=device)
         return [
             self.units.hook(layer, partial(clamp_neurons, mask=masks[layer], values=zero))
@@ -141,7 +141,7 @@ class NeuronSet(Saved):
                 f"mask must have the model's shape {shape}, got {own}. Localize in the model that "
                 "is to be ablated."
             )
-        hooks = [(view.points[name], hook) for name, hook in self._hooks(view.device)]
+        hooks = [(view.points[name], hook) for name, hook in self.dropout_hooks(view.device)]
         return Use(model, adding_hooks(hooks, "add_hook", every_thread=True))
 
 
@@ -261,9 +261,8 @@ class NeuronScores(Saved):
                 f"{1 / n:.2g}."
             )
         best = pool.argsort(dim=-1, descending=True, stable=True)[:, :count]
-        chosen = torch.zeros_like(pool, dtype=torch.bool).scatter(-1, best, True)
-        mask = torch.zeros_like(self.values, dtype=torch.bool)
-        mask[start:] = chosen.view_as(mask[start:])
+        mask = torch.zeros(self.values.shape, dtype=torch.bool)
+        mask[start:].view(pool.shape).scatter_(-1, best, True)
         return NeuronSet(mask, self.units)
 
     def _start(self, first_layer: int | None) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tl_localize.neurons import LanguageModel, check_count, check_model
 
+Decode = Callable[[list[int]], str]
 SHOWN = 30  # characters of the prefix and of the suffix in a sequence's repr
 
 
@@ -140,9 +142,9 @@ def encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def decode(tokenizer: Any, ids: list[int]) -> str:
-    """The text of some tokens, spaces as they are."""
-    return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+def decoder(model: LanguageModel) -> Decode:
+    """The decoding function of the model's tokenizer: it leaves spaces as they are."""
+    return partial(tokenizer_of(model).decode, clean_up_tokenization_spaces=False)
 
 
 def with_bos(
@@ -164,11 +166,11 @@ def with_bos(
 
 def with_text(model: LanguageModel, sequence: MemorizedSequence) -> MemorizedSequence:
     """The sequence with its prefix and suffix as text, where the model has a tokenizer."""
-    tokenizer: Any = getattr(model, "tokenizer", None)
-    if tokenizer is None:
+    if getattr(model, "tokenizer", None) is None:
         return sequence
-    prefix = decode(tokenizer, sequence.prefix.tolist())
-    suffix = decode(tokenizer, sequence.tokens.tolist())[len(prefix) :]
+    decode = decoder(model)
+    prefix = decode(sequence.prefix.tolist())
+    suffix = decode(sequence.tokens.tolist())[len(prefix) :]
     return replace(sequence, text=(prefix, suffix))
 
 
@@ -199,12 +201,12 @@ class SequenceBatch:
         cls, sequences: Sequence[MemorizedSequence], device: torch.device | str = "cpu"
     ) -> SequenceBatch:
         """The batch of some sequences; it must be on the model's device."""
-        rows = [torch.full((len(one) - one.n_prefix,), i) for i, one in enumerate(sequences)]
-        rows = torch.cat(rows)
+        counts = torch.tensor([len(one) - one.n_prefix for one in sequences])
+        rows = torch.arange(len(sequences)).repeat_interleave(counts)
         tokens = pad_sequence([one.tokens for one in sequences], batch_first=True)
         positions = torch.cat([torch.arange(s.n_prefix - 1, len(s) - 1) for s in sequences])
         targets = tokens[rows, positions + 1]
-        parts = (tokens, rows, positions, targets, rows.bincount())
+        parts = (tokens, rows, positions, targets, counts)
         # one copy to the device
         moved = torch.cat([part.flatten() for part in parts]).to(device)
         moved = moved.split([part.numel() for part in parts])

@@ -104,8 +104,44 @@ def _change(
     return act if after is before else units.write(act, after, layer)
 
 
+class _OfWeight(Units):
+    """Units whose rows are the axes but the last of a weight of each block."""
+
+    part: ClassVar[str]  # of the block
+    weight: ClassVar[str]
+    n_axes: ClassVar[int]  # of the weight
+    out: ClassVar[str]  # of a Bridge: the module with the weight
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        """The shape of the units; ValueError where a block has other ones (a mixture of experts, a
+        quantized model).
+        """
+        first: tuple[int, ...] = ()
+        for layer, block in enumerate(model.blocks):
+            rows = getattr(getattr(block, self.part, None), self.weight, None)
+            shape: tuple[int, ...] = tuple(getattr(rows, "shape", ()))
+            first = first or shape
+            right = len(shape) == self.n_axes and shape[-1:] == (model.cfg.d_model,)
+            if not right or shape != first or self.point(layer) not in model.hook_dict:
+                raise ValueError(
+                    f"model must have {self.name} in every layer (the hook {self.point(layer)} and "
+                    f"a {self.weight} of {self.n_axes} axes, of the same shape in all), got "
+                    f"{model_name(model)!r} with a {self.weight} of shape {shape} in layer "
+                    f"{layer}. Choose a model that is not quantized and no mixture of experts, or "
+                    "other units."
+                )
+        return first[:-1]
+
+    def rows(self, model: Any, layer: int) -> Float[Tensor, "neuron *width d_model"]:
+        return getattr(getattr(model.blocks[layer], self.part), self.weight)
+
+    def output(self, model: Any, layer: int) -> Any:
+        of_bridge = model.hook_dict.get(f"blocks.{layer}.{self.part}.{self.out}.hook_out")
+        return of_bridge or getattr(model.blocks[layer], self.part)
+
+
 @dataclass(frozen=True)
-class MLPNeurons(Units):
+class MLPNeurons(_OfWeight):
     """The neurons of the MLPs, the default: neuron i of a layer adds its activation times row i of
     W_out to the output of the MLP.
 
@@ -113,26 +149,20 @@ class MLPNeurons(Units):
     True
     """
 
-    name: ClassVar[str] = "neurons"
-    one: ClassVar[str] = "neuron"
-    additive: ClassVar[bool] = True
+    name = "neurons"
+    one = "neuron"
+    additive = True
+    part = "mlp"
+    weight = "W_out"
+    n_axes = 2
+    out = "out"
 
     def point(self, layer: int) -> str:
         return f"blocks.{layer}.mlp.hook_post"
 
-    def shape(self, model: Any) -> tuple[int, ...]:
-        return _shape(self, model, "mlp", "W_out", 2)
-
-    def rows(self, model: Any, layer: int) -> Float[Tensor, "neuron d_model"]:
-        return model.blocks[layer].mlp.W_out
-
-    def output(self, model: Any, layer: int) -> Any:
-        of_bridge = model.hook_dict.get(f"blocks.{layer}.mlp.out.hook_out")
-        return of_bridge or model.blocks[layer].mlp
-
 
 @dataclass(frozen=True)
-class AttentionHeads(Units):
+class AttentionHeads(_OfWeight):
     """Attention heads (query heads, where keys and values are grouped): head h adds z_h times its
     rows of W_O to the output of attention.
 
@@ -143,46 +173,20 @@ class AttentionHeads(Units):
     ...     measured = accuracy(model, [sequence])
     """
 
-    name: ClassVar[str] = "heads"
-    one: ClassVar[str] = "head"
+    name = "heads"
+    one = "head"
+    part = "attn"
+    weight = "W_O"
+    n_axes = 3
+    out = "o"
 
     def point(self, layer: int) -> str:
         return f"blocks.{layer}.attn.hook_z"
-
-    def shape(self, model: Any) -> tuple[int, ...]:
-        return _shape(self, model, "attn", "W_O", 3)
-
-    def rows(self, model: Any, layer: int) -> Float[Tensor, "head d_head d_model"]:
-        return model.blocks[layer].attn.W_O
-
-    def output(self, model: Any, layer: int) -> Any:
-        of_bridge = model.hook_dict.get(f"blocks.{layer}.attn.o.hook_out")
-        return of_bridge or model.blocks[layer].attn
 
 
 NEURONS = MLPNeurons()
 # by name, for the command line
 UNITS: dict[str, Units] = {units.name: units for units in (NEURONS, AttentionHeads())}
-
-
-def _shape(units: Units, model: Any, part: str, weight: str, n_axes: int) -> tuple[int, ...]:
-    """The shape of the units, which are all axes but the last of a weight of each block; ValueError
-    where they are not (a mixture of experts, a quantized model).
-    """
-    first: tuple[int, ...] = ()
-    for layer, block in enumerate(model.blocks):
-        rows = getattr(getattr(block, part, None), weight, None)
-        shape: tuple[int, ...] = tuple(getattr(rows, "shape", ()))
-        first = first or shape
-        right = shape == first and len(shape) == n_axes and shape[-1:] == (model.cfg.d_model,)
-        if not right or units.point(layer) not in model.hook_dict:
-            raise ValueError(
-                f"model must have {units.name} in every layer (the hook {units.point(layer)} and "
-                f"a {weight} of {n_axes} axes, of the same shape in all), got "
-                f"{model_name(model)!r} with a {weight} of shape {shape} in layer {layer}. Choose "
-                "a model that is not quantized and no mixture of experts, or other units."
-            )
-    return first[:-1]
 
 
 def check_units(units: Any) -> None:
