@@ -6,7 +6,7 @@ right, where it covers nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from tl_localize.files import prepare_folder, write_whole
 from tl_localize.neurons import Real
 from tl_localize.report.looks import Look, axes, drawn, finish, looks, with_legend
 from tl_localize.report.paper import short_title
-from tl_localize.scores import NeuronScores, NeuronSet
+from tl_localize.scores import NeuronScores
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +67,8 @@ def target_against_distractors(results: InjResults) -> Figure:
     used = used[(used["injection_ratio"] == ratio) & (used["multiple"] == used["multiple"].min())]
     for method, look, part in _methods(used):
         groups = 100 * part.groupby("group")[["foreign_recall", "recall"]].mean()
-        _point(panel, groups, label=method, **look.style())
+        (x, y), (x_error, y_error) = groups.mean(), groups.sem()
+        panel.errorbar(x, y, y_error, x_error, label=method, **look.style())
     known = 1 / used.groupby("group")["sequence_id"].nunique().max()
     levels = {"knows nothing": (ratio, ratio), "knows what was altered": (known, known)}
     levels["the true rows"] = (0, 1)
@@ -109,66 +110,38 @@ def recall_curve(results: InjResults) -> Figure:
 
 
 def del_figures(results: DelResults) -> dict[str, Figure]:
-    """The DEL figures by file name: what is forgotten, at which price, and the confusion matrices
-    at the largest ratio.
+    """The DEL figures by file name: what is forgotten, and the confusion matrices at the largest
+    ratio.
 
     >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
     >>> sorted(del_figures(results))
-    ['del_confusion', 'del_forgetting', 'del_prices']
+    ['del_confusion', 'del_forgetting']
     """
-    drawn = {"forgetting": forgetting, "prices": prices, "confusion": confusion}
-    return {f"del_{name}": draw(results) for name, draw in drawn.items()}
+    return {"del_forgetting": forgetting(results), "del_confusion": confusion(results)}
 
 
 def forgetting(results: DelResults) -> Figure:
-    """DEL: accuracy that the target loses (Self) against what the other sequences lose (Neg), mean
-    and standard error over targets.
+    """DEL: accuracy that the target loses (Self) against what the other sequences lose (Neg), from
+    nothing ablated through all ratios. At one Neg, higher is better.
 
-    One panel per ratio. Left and up is better. Both axes are in percentage points and reach from
-    zero to one at least; on the grey line the target loses what others lose, so nothing is
-    localized.
+    Means over the targets that a method has at all ratios, with standard errors. Both axes are in
+    percentage points and reach from zero to one at least. On the grey line the target loses what
+    others lose, so nothing is localized; upright lines are the prices of ``DelResults.at_price``.
 
     >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
     >>> forgetting(results).axes[0].get_title()
-    'DEL: top 5 % of each layer ablated'
-    """
-    frame = results.frame
-    ratios = sorted(frame["ratio"].unique())
-    panels = axes(len(ratios))
-    for panel, ratio in zip(panels, ratios, strict=True):
-        for method, look, rows in _methods(frame[frame["ratio"] == ratio]):
-            losses = -100 * rows[["delta_neg_accuracy", "delta_self_accuracy"]]
-            _point(panel, losses, label=method, **look.style())
-        panel.update_datalim([(0, 0), (1, 1)])  # less than a point is not drawn as if it were much
-        panel.margins(0.1)
-        panel.axline((0, 0), slope=1, color="0.8", linewidth=1, zorder=0, label="Self = Neg")
-        finish(panel, NEG, SELF, f"DEL: top {100 * ratio:g} % of each layer ablated")
-    return with_legend(panels)
-
-
-def prices(results: DelResults) -> Figure:
-    """DEL: Self against Neg of each method as more is ablated, from nothing through all ratios; at
-    one Neg, higher is better.
-
-    Means over the targets that a method has at all ratios, with standard errors; grey lines are the
-    prices of ``DelResults.at_price``.
-
-    >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
-    >>> prices(results).axes[0].get_title()
     'DEL, reference-gpt2, zero ablation'
     """
     (panel,) = axes(1, (5.4, 4.6))
     curves = results.points()
     for method, look in looks(curves).items():
-        points: Any = curves[method]
-        neg, own = (np.append(0, points[name].mean()) for name in ("neg", "self"))
-        style: dict[str, Any] = {"elinewidth": 0.6, "label": short_title(method)}
-        style |= look.style("-")
-        style["xerr"] = np.append(0, points["neg"].sem())
-        style["yerr"] = np.append(0, points["self"].sem())
-        panel.errorbar(-neg, -own, **style)
+        lost: Any = -curves[method]
+        neg, own = lost["neg"], lost["self"]
+        _curve(panel, (neg.mean(), own.mean(), own.sem(), neg.sem()), method, look)
     for price in PRICES:
         panel.axvline(price, color="0.85", linewidth=1, zorder=0)
+    panel.update_datalim([(0, 0), (1, 1)])  # less than a point is not drawn as if it were much
+    panel.axline((0, 0), slope=1, color="0.8", linewidth=1, zorder=0, label="Self = Neg")
     model, ablation = results.frame.iloc[0][["model", "ablation"]]
     finish(panel, NEG, SELF, f"DEL, {model}, {ablation} ablation")
     return with_legend([panel])
@@ -187,12 +160,9 @@ def rev_figures(results: RevResults) -> dict[str, Figure]:
     panels = axes(len(curves), (5.4, 4.6))
     for panel, (direction, curve) in zip(panels, curves, strict=True):
         sign = -1 if direction == "put_back" else 1
-        for method, look, rows in _methods(curve):
-            points = rows.set_index("ratio")[["others", "own", "own_error", "others_error"]]
-            points.loc[0.0] = 0
-            others, own, *errors = points.sort_index().to_numpy().T
-            style = {"elinewidth": 0.6, "label": method, **look.style("-")}
-            panel.errorbar(sign * others, sign * own, *errors, **style)
+        for method, look, rows in _methods(curve.sort_values("ratio")):
+            errors = rows["own_error"], rows["others_error"]
+            _curve(panel, (sign * rows["others"], sign * rows["own"], *errors), method, look)
         panel.axvline(PRICE, color="0.85", linewidth=1, zorder=0)
         x, y = "change on the other sentences (points)", "change on the sentence (points)"
         finish(panel, x, y, f"Units {DIRECTIONS[str(direction)]}")
@@ -302,32 +272,6 @@ def score_map(scores: NeuronScores) -> Figure:
     return with_legend([panel])
 
 
-def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = None) -> Figure:
-    """How many neurons of each set lie in each layer, and how many of the true neurons it holds.
-
-    Args:
-        truth: the true neurons, for example those of an injection: grey bars.
-
-    >>> top = Attribution()(model, sequence).top_k(0.05, per="model")
-    >>> neurons_by_layer({"attribution": top}).axes[0].get_title()
-    'Where the found neurons lie'
-    """
-    (panel,), (first, *_) = axes(1), found.values()
-    units, layers = first.units.name, range(len(first.mask))
-    if truth:
-        counts = truth.mask.sum(1).numpy()
-        panel.bar(layers, counts, color="0.85", edgecolor="0.5", label="true", zorder=0)
-    for name, look in looks(found).items():
-        label = short_title(name)
-        if truth:
-            label += f" ({100 * found[name].recall_of(truth):.0f} % recall)"
-        panel.plot(layers, found[name].mask.sum(1).numpy(), label=label, **look.style("-"))
-    panel.set_xticks(layers[:: len(layers) // 13 + 1])
-    panel.set_ylim(bottom=0)
-    finish(panel, "layer", units, f"Where the found {units} lie")
-    return with_legend([panel])
-
-
 def save_figure(figure: Figure, folder: str | Path, name: str) -> None:
     """Write NAME.png, for screens of high resolution, and NAME.svg, each whole or not at all.
 
@@ -351,10 +295,10 @@ def _methods(frame: Any) -> Iterator[tuple[str, Look, Any]]:
         yield short_title(name), look, frame[frame["method"] == name]
 
 
-def _point(ax: Axes, columns: Any, **style: Any) -> None:
-    """Draw the means of two columns, across and up, with their standard errors."""
-    (x, y), (x_error, y_error) = columns.mean(), columns.sem()
-    ax.errorbar(x, y, y_error, x_error, **style)
+def _curve(ax: Axes, columns: Sequence[Any], method: str, look: Look) -> None:
+    """Draw a line from nothing ablated on: numbers across and up, and errors up and across."""
+    values = [np.append(0, column) for column in columns]
+    ax.errorbar(*values, elinewidth=0.6, label=short_title(method), **look.style("-"))
 
 
 def _line(ax: Axes, rows: Any, by: str, column: str, **style: Any) -> None:
