@@ -88,32 +88,6 @@ def test_forgetting_draws_each_method_from_nothing_through_all_ratios_with_error
             assert np.ptp(ends, 1) / 2 == pytest.approx([0, *errors.loc[name, column]])
 
 
-@pytest.fixture
-def layers():
-    rows = [
-        {
-            "method": "activations",
-            "ratio": 0.005,
-            "layer": layer,
-            "multiple": multiple,
-            "n_neurons": 14 + (layer is not None),
-            "delta_self_accuracy": -0.02 * s - (0.1 if layer is None else 0.01 * multiple * layer),
-            "delta_neg_accuracy": 0.0,
-        }
-        for layer, multiple in ((None, 1), (0, 1), (0, 5), (1, 1), (1, 5))
-        for s in range(3)
-    ]
-    return pd.DataFrame(rows).astype({"layer": "Int64"})
-
-
-def test_single_layer_draws_layers_and_all_layers_together(layers):
-    drawn = points(figures.single_layer(layers, first_layer=0))
-    assert np.ravel(drawn["Self, one layer, 5 x the budget"]) == pytest.approx([0, -2, 1, -7])
-    assert [y for _, y in drawn["Self, all layers"]] == pytest.approx([-12, -12])
-    (one,) = points(figures.single_layer(layers))["Self, one layer, 5 x the budget"]
-    assert one == pytest.approx((1, -7))
-
-
 # ---- scores and sets
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from tl_localize.evals.del_results import PRICES, DelResults
 from tl_localize.evals.inj_results import InjResults
@@ -99,8 +98,11 @@ def recall_curve(results: InjResults) -> Figure:
     for panel, ratio in zip(panels, injected, strict=True):
         some = used[used["injection_ratio"] == ratio]
         for method, look, part in _methods(some):
-            groups = part.groupby(["share", "group"], as_index=False)["recall"].mean()
-            _line(panel, groups, "share", "recall", label=method, **look.style("-"))
+            groups = part.groupby(["share", "group"])["recall"].mean()
+            found = 100 * groups.groupby(level="share").agg(["mean", "sem"])
+            panel.errorbar(
+                found.index, found["mean"], found["sem"], label=method, **look.style("-")
+            )
         shares = some["share"].unique()
         panel.set_xticks(shares, [f"{share:g}" for share in shares])
         panel.set_ylim(0, 104)
@@ -213,42 +215,6 @@ def confusion(results: DelResults, ratio: Real | None = None) -> Figure:
     return figure
 
 
-def single_layer(frame: pd.DataFrame, first_layer: int = 1) -> Figure:
-    """DEL: the whole budget of neurons in one layer against a share in every layer, from
-    ``SingleLayerStudy``.
-
-    The method's colour is the target (Self), grey the others (Neg); dashed lines are the largest
-    share of every layer. Mean and standard error over targets.
-
-    Args:
-        first_layer: layers below it are left out; layer 0, which every text needs, would hide the
-            others by its scale.
-
-    >>> frame = SingleLayerStudy(model, few[:2], text, ratios=(0.02,), n_dev=0).run([Attribution()])
-    >>> single_layer(frame).axes[0].get_title()
-    'Attribution: 2 % of the neurons, in one layer or in all'
-    """
-    (panel,) = axes(1, (6.0, 4.6))
-    ratio, method = frame["ratio"].max(), str(frame["method"].iloc[0])
-    largest: Any = frame[frame["ratio"] == ratio]
-    whole, single = largest[largest["layer"].isna()], largest[largest["layer"] >= first_layer]
-    for name, colour, column in (
-        ("Self", looks([method])[method].colour, "delta_self_accuracy"),
-        ("Neg", "0.55", "delta_neg_accuracy"),
-    ):
-        mean = 100 * whole[column].mean()
-        panel.axhline(mean, color=colour, linestyle="--", label=f"{name}, all layers")
-        for marker, (factor, part) in zip("os^vD", single.groupby("multiple"), strict=False):
-            label = f"{name}, one layer, {factor} x the budget"
-            style = Look(colour, marker).style("-")
-            _line(panel, part, "layer", column, label=label, **style)
-    panel.set_xticks(single["layer"].unique())
-    title = f"{short_title(method)}: {100 * ratio:g} % of the neurons, in one layer or in all"
-    change = "change of accuracy (percentage points)"
-    finish(panel, "layer whose neurons are ablated", change, title)
-    return with_legend([panel])
-
-
 def score_map(scores: NeuronScores) -> Figure:
     """In which layers the scores lie: each layer's share of the sum of all positive scores, and its
     best neurons. Layers in which the method did not choose are left out.
@@ -299,9 +265,3 @@ def _curve(ax: Axes, columns: Sequence[Any], method: str, look: Look) -> None:
     """Draw a line from nothing ablated on: numbers across and up, and errors up and across."""
     values = [np.append(0, column) for column in columns]
     ax.errorbar(*values, elinewidth=0.6, label=short_title(method), **look.style("-"))
-
-
-def _line(ax: Axes, rows: Any, by: str, column: str, **style: Any) -> None:
-    """Draw the means of a column in percent, over another, with their standard errors."""
-    found = 100 * rows.groupby(by)[column].agg(["mean", "sem"])
-    ax.errorbar(found.index, found["mean"], found["sem"], **style)
