@@ -239,22 +239,17 @@ def known(
     ['id', 'category', 'kind', 'n_tokens', 'accuracy']
     """
     check_between(0, 1, min_accuracy=min_accuracy)
-    sequences = list(data.sequences(model)) if data else []
-    kinds = ["own"] * len(sequences)
-    for kind, one in _tokenized(model):
-        sequences.append(one)
-        kinds.append(kind)
+    texts = [("own", one) for one in (data.sequences(model) if data else ())]
+    texts += _tokenized(model)
+    sequences = [one for _, one in texts]
     # In float64 and rounded, so that 9 right tokens of 10 are an accuracy of 0.9.
     shares = accuracy(model, sequences).double().round(decimals=6).tolist()
-    frame = pd.DataFrame(
-        {
-            "id": [one.id for one in sequences],
-            "category": [one.category for one in sequences],
-            "kind": kinds,
-            "n_tokens": [len(one) for one in sequences],
-            "accuracy": shares,
-        }
-    ).sort_values("accuracy", ascending=False, kind="stable")
+    rows = [
+        {"id": one.id, "category": one.category, "kind": kind, "n_tokens": len(one)}
+        for kind, one in texts
+    ]
+    frame = pd.DataFrame(rows).assign(accuracy=shares)
+    frame = frame.sort_values("accuracy", ascending=False, kind="stable")
     ordered = [sequences[i] for i in frame.index]
     return Known(frame.reset_index(drop=True), ordered, min_accuracy)
 

@@ -32,13 +32,8 @@ def training_data(model: LanguageModel) -> Data:
     return Data(source=source, id="id", category="category", name=TRAINING)
 
 
-def reference_search(
-    model: LanguageModel, criteria: Criteria | None = None, stride: int | None = None
-) -> Search:
+def reference_search(model: LanguageModel) -> Search:
     """The search of the texts that the reference models saw in training, as far as this Python has
     them.
     """
-    criteria = criteria or Criteria()
-    return Search(
-        model, chunks_of([training_data(model)], stride, criteria.length), criteria, stride
-    )
+    return Search(model, chunks_of([training_data(model)]), Criteria())

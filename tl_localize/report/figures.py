@@ -196,8 +196,8 @@ def confusion(results: DelResults, ratio: Real | None = None) -> Figure:
     matrices = {name: 100 * m for (name, held), m in results.confusion.items() if held == ratio}
     reach = max(1.0, *(matrix.abs().max().max() for matrix in matrices.values()))
     targets = max((matrix.index for matrix in matrices.values()), key=len)
-    before = results.before.drop_duplicates("sequence_id").set_index("sequence_id")
-    category = before.loc[targets, "category"].sort_values(kind="stable")
+    categories = results.before.set_index("sequence_id")["category"]
+    category = categories[targets].sort_values(kind="stable")
     names, starts = np.unique(category.to_numpy(str), return_index=True)
     panels = axes(len(matrices), size=(3.0, 3.9))
     for panel, (name, matrix) in zip(panels, matrices.items(), strict=True):
@@ -263,5 +263,6 @@ def _methods(frame: Any) -> Iterator[tuple[str, Look, Any]]:
 
 def _curve(ax: Axes, columns: Sequence[Any], method: str, look: Look) -> None:
     """Draw a line from nothing ablated on: numbers across and up, and errors up and across."""
-    values = [np.append(0, column) for column in columns]
-    ax.errorbar(*values, elinewidth=0.6, label=short_title(method), **look.style("-"))
+    x, y, y_error, x_error = (np.append(0, column) for column in columns)
+    style = {"elinewidth": 0.6, "label": short_title(method), **look.style("-")}
+    ax.errorbar(x, y, y_error, x_error, **style)
