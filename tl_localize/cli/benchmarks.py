@@ -143,8 +143,7 @@ def run_rev(given: Namespace) -> None:
     methods = presets.make_methods(given.methods, given.set, *defaults, units=units)
     ratios = given.ratio or (RevBenchmark.ratios if units == NEURONS else presets.REV_HEAD_RATIOS)
     data = own_data(given)
-    parts = (given.model, given.units, given.recipe, given.before or "")
-    store = store_of(given, "rev", *parts)
+    store = store_of(given, "rev", given.model, given.units, given.recipe, given.before or "")
     model = load(given)
     before = load(given, given.before) if given.before else None
     if before is None:

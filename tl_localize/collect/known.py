@@ -160,14 +160,13 @@ class Known:
         rows = zip(self.tokenized, self.frame["kind"], self.frame["accuracy"], strict=True)
         return [one for one, kind, share in rows if kind != CONTROL and share >= self.min_accuracy]
 
-    def diverse(self, max_tokens: int | None = None) -> list[MemorizedSequence]:
-        """The best recited text of each category, of those of at most so many tokens: what is
-        ablated for one is no rule that others follow, too.
+    def diverse(self) -> list[MemorizedSequence]:
+        """The best recited text of each category: what is ablated for one is no rule that others
+        follow, too.
         """
         best: dict[str, MemorizedSequence] = {}
         for one in self.sequences:
-            if max_tokens is None or len(one) <= max_tokens:
-                best.setdefault(one.category, one)
+            best.setdefault(one.category, one)
         return list(best.values())
 
     def sequence(self, id: str) -> MemorizedSequence:

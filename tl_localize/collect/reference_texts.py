@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datasets import Dataset
-
 from tl_localize.collect.criteria import Criteria
 from tl_localize.collect.search import Search, chunks_of
 from tl_localize.neurons import LanguageModel
@@ -28,8 +26,7 @@ def training_data(model: LanguageModel) -> Data:
         for end in range(N_TOKENS, len(tokens) + 1, N_TOKENS):
             piece = tokens[end - N_TOKENS : end]
             rows.append({"tokens": piece, "id": "", "category": "natural"})
-    source = Dataset.from_list(rows)
-    return Data(source=source, id="id", category="category", name=TRAINING)
+    return Data(source=rows, id="id", category="category", name=TRAINING)
 
 
 def reference_search(model: LanguageModel) -> Search:
