@@ -264,5 +264,5 @@ def _methods(frame: Any) -> Iterator[tuple[str, Look, Any]]:
 def _curve(ax: Axes, columns: Sequence[Any], method: str, look: Look) -> None:
     """Draw a line from nothing ablated on: numbers across and up, and errors up and across."""
     x, y, y_error, x_error = (np.append(0, column) for column in columns)
-    style = {"elinewidth": 0.6, "label": short_title(method), **look.style("-")}
-    ax.errorbar(x, y, y_error, x_error, **style)
+    how = look.style("-")
+    ax.errorbar(x, y, y_error, x_error, elinewidth=0.6, label=short_title(method), **how)
