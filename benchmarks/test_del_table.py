@@ -239,11 +239,42 @@ def single_layer_table(frame):
     return pd.DataFrame(rows).T.fillna("").rename_axis("ablated")
 
 
+def single_layer_figure(frame):
+    """DEL: the whole budget of neurons in one layer against a share in every layer, at the largest
+    ratio. Layer 0, which every text needs, would hide the others by its scale and is left out.
+
+    The method's colour is the target (Self), grey the others (Neg); dashed lines are the share of
+    every layer. Mean and standard error over targets.
+    """
+    from tl_localize.report.looks import Look, axes, finish, looks, with_legend
+    from tl_localize.report.paper import short_title
+
+    (panel,) = axes(1, (6.0, 4.6))
+    ratio, method = frame["ratio"].max(), frame["method"].iloc[0]
+    largest = frame[frame["ratio"] == ratio]
+    whole, single = largest[largest["layer"].isna()], largest[largest["layer"] > 0]
+    for name, colour, column in (
+        ("Self", looks([method])[method].colour, "delta_self_accuracy"),
+        ("Neg", "0.55", "delta_neg_accuracy"),
+    ):
+        mean = 100 * whole[column].mean()
+        panel.axhline(mean, color=colour, linestyle="--", label=f"{name}, all layers")
+        for marker, (factor, part) in zip("os^vD", single.groupby("multiple"), strict=False):
+            label = f"{name}, one layer, {factor} x the budget"
+            found = 100 * part.groupby("layer")[column].agg(["mean", "sem"])
+            style = Look(colour, marker).style("-")
+            panel.errorbar(found.index, found["mean"], found["sem"], label=label, **style)
+    panel.set_xticks(single["layer"].unique())
+    title = f"{short_title(method)}: {100 * ratio:g} % of the neurons, in one layer or in all"
+    change = "change of accuracy (percentage points)"
+    finish(panel, "layer whose neurons are ablated", change, title)
+    return with_legend([panel])
+
+
 @pytest.fixture(scope="session")
 def single_layers(benchmark, model_name, tuned, publish, publish_figure):
     """One layer against all at equal budget."""
     from tl_localize.evals.presets import del_methods, single_layer_run
-    from tl_localize.report.figures import single_layer
     from tl_localize.report.tables import CAPTIONS
 
     (method,) = del_methods(SINGLE_LAYER, [], model_name, tuned)
@@ -255,7 +286,7 @@ def single_layers(benchmark, model_name, tuned, publish, publish_figure):
         f"del_single_layer_{method.name}",
         CAPTIONS["del_single_layer"],
     )
-    publish_figure(single_layer(frame), model_name, f"del_single_layer_{method.name}")
+    publish_figure(single_layer_figure(frame), model_name, f"del_single_layer_{method.name}")
     return frame.assign(layer=frame["layer"].fillna(-1)).groupby(["layer", "multiple"])
 
 

@@ -176,7 +176,11 @@ def forgetting(real: tuple[str, Any], request: pytest.FixtureRequest, publish: A
         contrast: float = 1.0
 
     name, model = real
-    texts = drawn_first(known(model, MIN_ACCURACY).diverse(MAX_TOKENS), 0)
+    best: dict[str, Any] = {}  # short text of each category
+    for one in known(model, MIN_ACCURACY).sequences:
+        if len(one) <= MAX_TOKENS:
+            best.setdefault(one.category, one)
+    texts = drawn_first(list(best.values()), 0)
     general = held_out_tokens(model)[:N_GENERAL, :LENGTH]
     methods = [SparingAttribution(), *del_methods(DEL_METHODS, [], name)]
     store = Store(Path(request.config.getoption("--results")) / Path(name).name / "forgetting")

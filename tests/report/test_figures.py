@@ -71,20 +71,10 @@ def test_legend_covers_nothing_and_names_every_method(del_results):
     assert {text.get_text() for text in legend.get_texts()} == set(points(figure))
 
 
-def test_forgetting_draws_each_method_at_its_means(del_results):
-    figure = figures.forgetting(del_results)
-    assert len(figure.axes) == 2
-    drawn = points(figure)  # the largest ratio
-    ((others, own),) = drawn["Hard Concrete"]
-    frame = del_results.frame.set_index(["method", "ratio"]).loc[("hard_concrete", 0.005)]
-    assert own == pytest.approx(35)
-    assert others == pytest.approx(-100 * frame["delta_neg_accuracy"].mean())
-
-
-def test_prices_draws_each_method_from_nothing_through_all_ratios_with_errors(
+def test_forgetting_draws_each_method_from_nothing_through_all_ratios_with_errors(
     del_results,
 ):
-    (ax,) = figures.prices(del_results).axes
+    (ax,) = figures.forgetting(del_results).axes
     columns = ["delta_neg_accuracy", "delta_self_accuracy"]
     groups = del_results.frame.groupby(["method", "ratio"])[columns]
     means, errors = -100 * groups.mean(), 100 * groups.sem()
@@ -96,32 +86,6 @@ def test_prices_draws_each_method_from_nothing_through_all_ratios_with_errors(
         for axis, column in enumerate(columns):
             ends = np.array(bars[axis].get_segments())[:, :, axis]
             assert np.ptp(ends, 1) / 2 == pytest.approx([0, *errors.loc[name, column]])
-
-
-@pytest.fixture
-def layers():
-    rows = [
-        {
-            "method": "activations",
-            "ratio": 0.005,
-            "layer": layer,
-            "multiple": multiple,
-            "n_neurons": 14 + (layer is not None),
-            "delta_self_accuracy": -0.02 * s - (0.1 if layer is None else 0.01 * multiple * layer),
-            "delta_neg_accuracy": 0.0,
-        }
-        for layer, multiple in ((None, 1), (0, 1), (0, 5), (1, 1), (1, 5))
-        for s in range(3)
-    ]
-    return pd.DataFrame(rows).astype({"layer": "Int64"})
-
-
-def test_single_layer_draws_layers_and_all_layers_together(layers):
-    drawn = points(figures.single_layer(layers, first_layer=0))
-    assert np.ravel(drawn["Self, one layer, 5 x the budget"]) == pytest.approx([0, -2, 1, -7])
-    assert [y for _, y in drawn["Self, all layers"]] == pytest.approx([-12, -12])
-    (one,) = points(figures.single_layer(layers))["Self, one layer, 5 x the budget"]
-    assert one == pytest.approx((1, -7))
 
 
 # ---- scores and sets
@@ -149,14 +113,6 @@ def test_score_map_shows_the_share_of_each_layer_and_names_its_best_neurons(scor
 def test_score_map_of_no_positive_score_can_be_drawn():
     (ax,) = figures.score_map(NeuronScores(-torch.ones(2, 3))).axes
     assert [bar.get_width() for bar in ax.containers[0]] == [0, 0]
-
-
-def test_neurons_by_layer_counts_the_found_and_the_true(scores):
-    found, truth = scores.top_k(0.005), scores.top_k(0.0025)
-    (ax,) = figures.neurons_by_layer({"ours": found}, truth).axes
-    assert [line.get_ydata().tolist() for line in ax.lines] == [[2, 2, 2]]
-    assert [patch.get_height() for patch in ax.patches] == [1, 1, 1]
-    assert ax.lines[0].get_label() == "ours (100 % recall)"
 
 
 def test_figure_shows_itself_in_a_notebook(scores):

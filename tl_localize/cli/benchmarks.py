@@ -9,7 +9,7 @@ from typing import Any
 
 from tl_localize.cli.collecting import collect_reference
 from tl_localize.cli.publish import TUNED, conclude
-from tl_localize.cli.running import compute, data_of, load, say, store_of
+from tl_localize.cli.running import compute, load, own_data, say, store_of
 from tl_localize.collect.known import known
 from tl_localize.evals import presets
 from tl_localize.evals.del_benchmark import DelBenchmark
@@ -50,9 +50,9 @@ def run_inj(given: Namespace) -> None:
     units = UNITS[given.units]
     tuned = screened_settings(given)
     # mistakes are found before the model is loaded
-    presets.make_methods(given.methods, given.set or (), tuned, units=units)
+    presets.make_methods(given.methods, given.set, tuned, units=units)
     say_settings(given, "inj")
-    data = data_of(given, given.data) if given.data else None
+    data = own_data(given)
     others = f"distractors-{given.distractors}" if given.distractors else ""
     store = store_of(given, "inj", given.model, given.units, others)
     model, limit = load(given), given.limit
@@ -63,10 +63,20 @@ def run_inj(given: Namespace) -> None:
         f"{len(sequences)} sentences (the first {N_DEV} of the data are dev sentences and left "
         f"out), model {given.model}"
     )
-    names = ("seed", "learning_rate", "max_steps", "distractors")
-    training = {name: vars(given)[name] for name in names}
-    asked = (given.methods, given.set or (), tuned, given.ratio, units)
-    runs = presets.inj_runs(model, given.model, sequences, *asked, **training)
+    runs = presets.inj_runs(
+        model,
+        given.model,
+        sequences,
+        given.methods,
+        given.set,
+        tuned,
+        given.ratio,
+        units,
+        seed=given.seed,
+        learning_rate=given.learning_rate,
+        max_steps=given.max_steps,
+        distractors=given.distractors,
+    )
     conclude(store, given.csv, compute(given, runs, store))
 
 
@@ -74,9 +84,8 @@ def run_del(given: Namespace) -> None:
     units = UNITS[given.units]
     # mistakes are found before the model is loaded
     tuned = read_settings(given.settings) if given.settings else {}
-    asked = (given.set or (), given.model, tuned, given.seed, units)
-    methods = presets.del_methods(given.methods, *asked)
-    data = data_of(given, given.data) if given.data else None
+    methods = presets.del_methods(given.methods, given.set, given.model, tuned, given.seed, units)
+    data = own_data(given)
     say_settings(given, "del")
     store = store_of(given, "del", given.model, given.units, given.ablation)
     model = load(given)
@@ -132,11 +141,10 @@ def run_rev(given: Namespace) -> None:
     units = UNITS[given.units]
     # mistakes are found before the model is loaded
     defaults = (presets.of_units(units, {}), presets.sparing(0), screened_settings(given))
-    methods = presets.make_methods(given.methods, given.set or (), *defaults, units=units)
+    methods = presets.make_methods(given.methods, given.set, *defaults, units=units)
     ratios = given.ratio or (RevBenchmark.ratios if units == NEURONS else presets.REV_HEAD_RATIOS)
-    data = data_of(given, given.data) if given.data else None
-    parts = (given.model, given.units, given.recipe, given.before or "")
-    store = store_of(given, "rev", *parts)
+    data = own_data(given)
+    store = store_of(given, "rev", given.model, given.units, given.recipe, given.before or "")
     model = load(given)
     before = load(given, given.before) if given.before else None
     if before is None:
@@ -166,7 +174,7 @@ def run_rev(given: Namespace) -> None:
 
 def run_tune(given: Namespace) -> None:
     units = UNITS[given.units]
-    data = data_of(given, given.data) if given.data else None
+    data = own_data(given)
     of_inj = given.benchmark == "inj"
     default = presets.inj_ratios if of_inj else presets.del_ratios
     ratio = given.ratio or max(default(given.model, units))
@@ -217,7 +225,7 @@ def candidates(given: Namespace, ratio: float) -> list[Localizer]:
             f"grid must hold the method {given.method!r}, got {sorted(grids)}."
             f"{nearest(given.method, grids)}"
         )
-    units, asked = UNITS[given.units], (given.method, given.set or ())
+    units, asked = UNITS[given.units], (given.method, given.set)
     if given.benchmark == "inj":
         paper = presets.of_units(units, presets.paper_settings(given.model, "inj", ratio))
         (fixed,) = presets.make_methods(*asked, presets.sparing(0), paper, units=units)

@@ -12,7 +12,7 @@ from tl_localize.cli.publish import say_failures
 from tl_localize.cli.running import compute, data_of, load, say, store_of
 from tl_localize.collect import Collection, Criteria, perplexity_split
 from tl_localize.collect.collection import check_draw
-from tl_localize.collect.reference_texts import reference_search
+from tl_localize.collect.reference_texts import reference_search, training_data
 from tl_localize.collect.search import Search, chunks_of
 from tl_localize.evals.presets import DEL_GENERAL, GENERAL
 from tl_localize.execution import Store
@@ -21,7 +21,7 @@ from tl_localize.models import is_reference
 from tl_localize.neurons import LanguageModel
 from tl_localize.readers import Data
 from tl_localize.reference import GENERAL_LENGTH, held_out_tokens
-from tl_localize.report.terminal import console, plain
+from tl_localize.report.terminal import show
 
 CRITERIA = Criteria.__dataclass_fields__
 
@@ -30,7 +30,7 @@ def run_collect(given: Namespace) -> None:
     criteria = Criteria(**{name: value for name, value in vars(given).items() if name in CRITERIA})
     draw = {"n_dev": given.n_dev, "n_max": given.n_max, "seed": given.seed}
     check_draw(**draw)
-    data = [data_of(given, path) for path in given.data or ()]
+    data = [data_of(given, path) for path in given.data]
     if not data and not is_reference(given.model):
         raise ValueError(
             f"data must be given for {given.model!r}, whose training text is not shipped, got "
@@ -39,11 +39,11 @@ def run_collect(given: Namespace) -> None:
     chunks = chunks_of(data, given.windows, criteria.length)
     store = store_of(given, "collect", given.model)
     model = load(given)
-    search = Search(model, chunks, criteria, given.windows)
     if not data:
-        search = reference_search(model, criteria, given.windows)
+        chunks = chunks_of([training_data(model)], given.windows, criteria.length)
+    search = Search(model, chunks, criteria, given.windows)
     collection = collected(search, store, given, **draw)
-    console().print(plain(collection.report.table()))
+    show(collection.report.table())
     n_found, n_dev = len(collection.sequences), collection.n_dev
     typer.echo(f"{n_found} memorized sequences ({n_dev} of them dev): {store.folder}")
     try:

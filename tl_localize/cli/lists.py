@@ -7,12 +7,12 @@ from argparse import Namespace
 import pandas as pd
 import typer
 
-from tl_localize.cli.running import data_of, load, say
+from tl_localize.cli.running import load, own_data, say
 from tl_localize.collect.known import known
 from tl_localize.evals.planning import plan
 from tl_localize.methods import METHODS
 from tl_localize.reference import DATA
-from tl_localize.report.terminal import console, plain
+from tl_localize.report.terminal import show
 
 MODELS = {
     "reference-gpt2": "shipped: GPT-2's architecture; the MLP of a layer reads its attention",
@@ -24,28 +24,26 @@ MODELS = {
 
 
 def list_methods() -> None:
-    out = console()
     asked = "you want to know"
     questions = pd.read_json(DATA / "questions.json").set_index(asked)
     for question, answer in questions.iterrows():
-        out.print(plain(answer.to_frame(question).rename_axis(asked)))
+        show(answer.to_frame(question).rename_axis(asked))
     texts = {name: (one.__doc__ or "").split("\n\n")[0] for name, one in METHODS.items()}
     meanings = {name: " ".join(text.split()) for name, text in texts.items()}
-    frame = pd.DataFrame({"score of a neuron": meanings}).rename_axis("method")
-    out.print(plain(frame))
+    show(pd.DataFrame({"score of a neuron": meanings}).rename_axis("method"))
 
 
 def list_models() -> None:
-    console().print(plain(pd.DataFrame({"what it is": MODELS}).rename_axis("model")))
+    show(pd.DataFrame({"what it is": MODELS}).rename_axis("model"))
 
 
 def show_plan(model: str, gpu: float, dtype: str, tflops: float) -> None:
-    console().print(plain(plan(model, gpu, dtype, tflops)))
+    show(plan(model, gpu, dtype, tflops))
 
 
 def show_known(given: Namespace) -> None:
     model = load(given)
-    found = known(model, given.min_accuracy, data_of(given, given.data) if given.data else None)
+    found = known(model, given.min_accuracy, own_data(given))
     if given.out:
         found.save(given.out)
         say(
@@ -54,9 +52,9 @@ def show_known(given: Namespace) -> None:
         )
     shown = found.frame[found.frame["accuracy"] >= given.min_accuracy]
     if len(shown):
-        console().print(plain(shown.set_index("id").round(2)))
-    console().print("\nBy what must be known:", plain(found.by_category().round(2)), sep="\n")
-    console().print("\nWhat a threshold keeps:", plain(found.kept().to_frame()), sep="\n")
+        show(shown.set_index("id").round(2))
+    show(found.by_category().round(2), "By what must be known:")
+    show(found.kept().to_frame(), "What a threshold keeps:")
     typer.echo(str(found))
     if found.advice():
         say(found.advice())

@@ -76,7 +76,7 @@ def percent(model: LanguageModel, sequences: list[MemorizedSequence]) -> int:
 
 def localize_text(given: Namespace) -> None:
     units = UNITS[given.units]
-    methods = make_methods(given.method, given.set or (), sparing(FIRST_LAYER), units=units)
+    methods = make_methods(given.method, given.set, sparing(FIRST_LAYER), units=units)
     if len(methods) != 1:
         raise ValueError(
             f"method must be one, got {given.method!r}. Give the command once for each."

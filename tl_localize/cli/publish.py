@@ -19,7 +19,7 @@ from tl_localize.execution.store import planned
 from tl_localize.files import write_text
 from tl_localize.report.figures import del_figures, inj_figures, rev_figures, save_figure
 from tl_localize.report.tables import CAPTIONS, del_tables, inj_tables, rev_tables, save_table
-from tl_localize.report.terminal import console, plain, ranked, reading
+from tl_localize.report.terminal import console, ranked, reading, show
 
 WIDE = 110  # columns of a terminal that holds all of DEL's table
 TUNED = "tuned.json"  # marks a folder of tl-localize tune
@@ -27,7 +27,7 @@ TUNED = "tuned.json"  # marks a folder of tl-localize tune
 
 def show_status(folder: Path) -> None:
     store = Store(folder, read_only=True)
-    console().print(plain(status(store).frame.rename_axis("method")))
+    show(status(store).frame.rename_axis("method"))
     say_failures(store)
 
 
@@ -92,13 +92,13 @@ def publish_results(results: InjResults | DelResults | RevResults, store: Store)
     model = about = plan.settings["model"]
     if "units" in plan.settings:
         about += f", {plan.settings['units']['class']}"
-    draw: Any = {"inj": inj_figures, "del": del_figures, "rev": rev_figures}[plan.benchmark]
+    draw: Any
     if isinstance(results, InjResults):
-        tables = inj_tables(results, model)
+        tables, draw = inj_tables(results, model), inj_figures
     elif isinstance(results, DelResults):
-        tables = del_tables(results, model)
+        tables, draw = del_tables(results, model), del_figures
     else:
-        tables = rev_tables(results)
+        tables, draw = rev_tables(results), rev_figures
     for name, table in tables.items():
         save_table(table, folder, name, f"{CAPTIONS[name]} [{about}]")
     try:
@@ -121,8 +121,7 @@ def print_results(results: Any, table: pd.DataFrame, benchmark: str) -> None:
         out.print(reading(results), markup=False)
     elif benchmark == "del":
         if out.width >= WIDE:
-            price = plain(results.at_price())
-            out.print(f"\n{CAPTIONS['del_at_price']}.\n", price, sep="\n", markup=False)
+            show(results.at_price(), f"{CAPTIONS['del_at_price']}.\n")
         out.print(general_text(results), markup=False)
 
 
@@ -139,7 +138,7 @@ def publish_ranking(results: InjResults | DelResults, store: Store) -> None:
         return
     table, caption = shown(ranking), f"The dev sequences of {benchmark}, ratio {ratio:g}"
     save_table(table, folder, "ranking", caption)
-    console().print(plain(table))
+    show(table)
     if len(missing):
         say(
             f"{len(missing)} measurements are MISSING: the ranking is of what is there, and "

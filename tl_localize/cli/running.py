@@ -76,6 +76,11 @@ def data_of(given: Namespace, path: Path) -> Data:
     return Data(source=path, **values)
 
 
+def own_data(given: Namespace) -> Data | None:
+    """The user's data, where a command takes one path."""
+    return data_of(given, given.data) if given.data else None
+
+
 def say(text: str) -> None:
     """A line for the person at the terminal, broken between words; tables go to standard output,
     everything else to standard error.

@@ -5,7 +5,6 @@ loaded.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from tl_localize.collect.criteria import CRITERIA, NEAR, SURPLUS, Criteria, Report
+from tl_localize.collect.criteria import NEAR, Criteria, Report
 from tl_localize.collect.duplicates import near_duplicates
-from tl_localize.collect.filter import Filter, Filtered, Row, merged
-from tl_localize.execution.environment import environment
+from tl_localize.collect.filter import Row
 from tl_localize.files import prepare_folder, reading, write_json, write_text
 from tl_localize.neurons import check_seed
 from tl_localize.sequences import MemorizedSequence
@@ -122,44 +120,7 @@ def check_draw(n_dev: int, n_max: int | None, seed: int = 0) -> None:
         raise ValueError(f"n_dev must be at least 0 and below n_max={n_max}, got {n_dev}.")
 
 
-def assemble(
-    filter: Filter,
-    chunks: Iterable[Filtered],
-    *,
-    n_dev: int = 5,
-    n_max: int | None = None,
-    seed: int = 0,
-) -> Collection:
-    """The collection from the filtered chunks of the data, in order; arguments and errors as of
-    ``collect_memorized``.
-    """
-    check_draw(n_dev, n_max, seed)
-    criteria, (report, found) = filter.criteria, merged(chunks)
-    if not found:
-        last = [criterion for criterion in CRITERIA if report.removed[criterion]][-1]
-        raise ValueError(
-            f"data must hold a memorized sequence, got none: {report}. DEL has nothing to ablate "
-            f"here. The last ones failed by {last!r}. Give more text, or loosen that criterion."
-        )
-    found = _without_copies(found, criteria, report)
-    if len(found) <= n_dev:
-        raise ValueError(
-            f"n_dev must leave at least one of the {len(found)} memorized sequences for the test, "
-            f"got {n_dev} ({report}). Give more text, loosen a criterion, or use a smaller dev set."
-        )
-    order = np.random.default_rng(seed).permutation(len(found)).tolist()
-    drawn = order[:n_dev] + sorted(order[n_dev:n_max])
-    report.removed[SURPLUS] = len(found) - len(drawn)
-    rows: list[Row] = []
-    for i in drawn:
-        prefix = filter.decode(found[i]["tokens"][: criteria.n_prefix])
-        row = {**found[i], "prefix": prefix, "suffix": found[i]["text"][len(prefix) :]}
-        rows.append({**row, "split": "dev" if len(rows) < n_dev else "test"})
-    settings = {"seed": seed, "n_max": n_max, "environment": environment(filter.model)}
-    return Collection.of(rows, criteria, report=report, settings=settings)
-
-
-def _without_copies(found: list[Row], criteria: Criteria, report: Report) -> list[Row]:
+def without_copies(found: list[Row], criteria: Criteria, report: Report) -> list[Row]:
     """Of near-duplicates the one that is recited best; the others are removed."""
     tokens = np.array([row["tokens"] for row in found])
     kept: list[Row] = []

@@ -160,17 +160,16 @@ class Known:
         rows = zip(self.tokenized, self.frame["kind"], self.frame["accuracy"], strict=True)
         return [one for one, kind, share in rows if kind != CONTROL and share >= self.min_accuracy]
 
-    def diverse(self, max_tokens: int | None = None, place: int = 0) -> list[MemorizedSequence]:
-        """The best recited text of each category, of those of at most so many tokens: what is
-        ablated for one is no rule that others follow, too.
+    def diverse(self, place: int = 0) -> list[MemorizedSequence]:
+        """The best recited text of each category: what is ablated for one is no rule that others
+        follow, too.
 
         Args:
             place: In the order of its category; 1 gives the second best texts, to choose settings.
         """
         by_category: dict[str, list[MemorizedSequence]] = {}
         for one in self.sequences:
-            if max_tokens is None or len(one) <= max_tokens:
-                by_category.setdefault(one.category, []).append(one)
+            by_category.setdefault(one.category, []).append(one)
         return [texts[place] for texts in by_category.values() if len(texts) > place]
 
     def sequence(self, id: str) -> MemorizedSequence:
@@ -242,22 +241,17 @@ def known(
     ['id', 'category', 'kind', 'n_tokens', 'accuracy']
     """
     check_between(0, 1, min_accuracy=min_accuracy)
-    sequences = list(data.sequences(model)) if data else []
-    kinds = ["own"] * len(sequences)
-    for kind, one in _tokenized(model):
-        sequences.append(one)
-        kinds.append(kind)
+    texts = [("own", one) for one in (data.sequences(model) if data else ())]
+    texts += _tokenized(model)
+    sequences = [one for _, one in texts]
     # In float64 and rounded, so that 9 right tokens of 10 are an accuracy of 0.9.
     shares = accuracy(model, sequences).double().round(decimals=6).tolist()
-    frame = pd.DataFrame(
-        {
-            "id": [one.id for one in sequences],
-            "category": [one.category for one in sequences],
-            "kind": kinds,
-            "n_tokens": [len(one) for one in sequences],
-            "accuracy": shares,
-        }
-    ).sort_values("accuracy", ascending=False, kind="stable")
+    rows = [
+        {"id": one.id, "category": one.category, "kind": kind, "n_tokens": len(one)}
+        for kind, one in texts
+    ]
+    frame = pd.DataFrame(rows).assign(accuracy=shares)
+    frame = frame.sort_values("accuracy", ascending=False, kind="stable")
     ordered = [sequences[i] for i in frame.index]
     return Known(frame.reset_index(drop=True), ordered, min_accuracy)
 

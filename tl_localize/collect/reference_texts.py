@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datasets import Dataset
-
 from tl_localize.collect.criteria import Criteria
 from tl_localize.collect.search import Search, chunks_of
 from tl_localize.neurons import LanguageModel
@@ -28,17 +26,11 @@ def training_data(model: LanguageModel) -> Data:
         for end in range(N_TOKENS, len(tokens) + 1, N_TOKENS):
             piece = tokens[end - N_TOKENS : end]
             rows.append({"tokens": piece, "id": "", "category": "natural"})
-    source = Dataset.from_list(rows)
-    return Data(source=source, id="id", category="category", name=TRAINING)
+    return Data(source=rows, id="id", category="category", name=TRAINING)
 
 
-def reference_search(
-    model: LanguageModel, criteria: Criteria | None = None, stride: int | None = None
-) -> Search:
+def reference_search(model: LanguageModel) -> Search:
     """The search of the texts that the reference models saw in training, as far as this Python has
     them.
     """
-    criteria = criteria or Criteria()
-    return Search(
-        model, chunks_of([training_data(model)], stride, criteria.length), criteria, stride
-    )
+    return Search(model, chunks_of([training_data(model)]), Criteria())

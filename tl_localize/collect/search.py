@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from tl_localize.collect.collection import Collection, assemble, check_draw
-from tl_localize.collect.criteria import Criteria
-from tl_localize.collect.filter import CHUNK_WINDOWS, Candidate, Filter, Filtered
+from tl_localize.collect.collection import Collection, check_draw, without_copies
+from tl_localize.collect.criteria import CRITERIA, SURPLUS, Criteria
+from tl_localize.collect.filter import CHUNK_WINDOWS, Candidate, Filter, Filtered, Row, merged
 from tl_localize.execution.engine import Benchmark
-from tl_localize.execution.environment import about_model
+from tl_localize.execution.environment import about_model, environment
 from tl_localize.execution.store import Cache
 from tl_localize.execution.tasks import Plan, Task
 from tl_localize.metrics import Decode, decoder
@@ -163,14 +163,39 @@ class Search(Benchmark[list[Filtered | None]]):
         n_max: int | None = None,
         seed: int = 0,
     ) -> Collection:
-        """The last step, which needs all chunks: arguments as of ``collect_memorized``."""
+        """The last step, which needs all chunks; arguments and errors of ``collect_memorized``."""
+        check_draw(n_dev, n_max, seed)
         chunks = [chunk for chunk in found if chunk]
         if len(chunks) < len(found):
             raise ValueError(
                 f"chunks must all be searched, got {len(found) - len(chunks)} of {len(found)} "
                 "missing. Run the search again."
             )
-        return assemble(self.filter, chunks, n_dev=n_dev, n_max=n_max, seed=seed)
+        criteria, (report, left) = self.criteria, merged(chunks)
+        if not left:
+            last = [criterion for criterion in CRITERIA if report.removed[criterion]][-1]
+            raise ValueError(
+                f"data must hold a memorized sequence, got none: {report}. DEL has nothing to "
+                f"ablate here. The last ones failed by {last!r}. Give more text, or loosen that "
+                "criterion."
+            )
+        left = without_copies(left, criteria, report)
+        if len(left) <= n_dev:
+            raise ValueError(
+                f"n_dev must leave at least one of the {len(left)} memorized sequences for the "
+                f"test, got {n_dev} ({report}). Give more text, loosen a criterion, or use a "
+                "smaller dev set."
+            )
+        order = np.random.default_rng(seed).permutation(len(left)).tolist()
+        drawn = order[:n_dev] + sorted(order[n_dev:n_max])
+        report.removed[SURPLUS] = len(left) - len(drawn)
+        rows: list[Row] = []
+        for i in drawn:
+            prefix = self.filter.decode(left[i]["tokens"][: criteria.n_prefix])
+            row = {**left[i], "prefix": prefix, "suffix": left[i]["text"][len(prefix) :]}
+            rows.append({**row, "split": "dev" if len(rows) < n_dev else "test"})
+        settings = {"seed": seed, "n_max": n_max, "environment": environment(self.model)}
+        return Collection.of(rows, criteria, report=report, settings=settings)
 
 
 def collect_memorized(

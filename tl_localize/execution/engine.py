@@ -19,7 +19,6 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from tqdm import auto, tqdm
-from tqdm.notebook import tqdm_notebook
 
 from tl_localize.batching import Report, out_of_memory
 from tl_localize.execution.environment import behaviour, environment
@@ -245,10 +244,8 @@ def progress_bar() -> Iterator[Callable[..., None]]:
     """A bar in a notebook or on a terminal, nothing in a pipe: what is called with the fraction
     that is done and with what is being done.
     """
-    how: dict[str, Any] = {"total": 1.0, "bar_format": BAR, "smoothing": 0}
-    if not issubclass(auto.tqdm, tqdm_notebook):
-        how["disable"] = None  # where standard error is no terminal
-    bar: tqdm[Any] = auto.tqdm(**how)
+    # None: a notebook shows it always, else a terminal alone
+    bar: tqdm[Any] = auto.tqdm(total=1.0, bar_format=BAR, smoothing=0, disable=None)
 
     def advance(fraction: float, what: str = "") -> None:
         bar.set_postfix_str(what, refresh=False)

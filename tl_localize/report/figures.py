@@ -6,12 +6,11 @@ right, where it covers nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from tl_localize.evals.del_results import PRICES, DelResults
 from tl_localize.evals.inj_results import InjResults
@@ -20,7 +19,7 @@ from tl_localize.files import prepare_folder, write_whole
 from tl_localize.neurons import Real
 from tl_localize.report.looks import Look, axes, drawn, finish, looks, with_legend
 from tl_localize.report.paper import short_title
-from tl_localize.scores import NeuronScores, NeuronSet
+from tl_localize.scores import NeuronScores
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +66,8 @@ def target_against_distractors(results: InjResults) -> Figure:
     used = used[(used["injection_ratio"] == ratio) & (used["multiple"] == used["multiple"].min())]
     for method, look, part in _methods(used):
         groups = 100 * part.groupby("group")[["foreign_recall", "recall"]].mean()
-        _point(panel, groups, label=method, **look.style())
+        (x, y), (x_error, y_error) = groups.mean(), groups.sem()
+        panel.errorbar(x, y, y_error, x_error, label=method, **look.style())
     known = 1 / used.groupby("group")["sequence_id"].nunique().max()
     levels = {"knows nothing": (ratio, ratio), "knows what was altered": (known, known)}
     levels["the true rows"] = (0, 1)
@@ -98,8 +98,11 @@ def recall_curve(results: InjResults) -> Figure:
     for panel, ratio in zip(panels, injected, strict=True):
         some = used[used["injection_ratio"] == ratio]
         for method, look, part in _methods(some):
-            groups = part.groupby(["share", "group"], as_index=False)["recall"].mean()
-            _line(panel, groups, "share", "recall", label=method, **look.style("-"))
+            groups = part.groupby(["share", "group"])["recall"].mean()
+            found = 100 * groups.groupby(level="share").agg(["mean", "sem"])
+            panel.errorbar(
+                found.index, found["mean"], found["sem"], label=method, **look.style("-")
+            )
         shares = some["share"].unique()
         panel.set_xticks(shares, [f"{share:g}" for share in shares])
         panel.set_ylim(0, 104)
@@ -109,66 +112,38 @@ def recall_curve(results: InjResults) -> Figure:
 
 
 def del_figures(results: DelResults) -> dict[str, Figure]:
-    """The DEL figures by file name: what is forgotten, at which price, and the confusion matrices
-    at the largest ratio.
+    """The DEL figures by file name: what is forgotten, and the confusion matrices at the largest
+    ratio.
 
     >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
     >>> sorted(del_figures(results))
-    ['del_confusion', 'del_forgetting', 'del_prices']
+    ['del_confusion', 'del_forgetting']
     """
-    drawn = {"forgetting": forgetting, "prices": prices, "confusion": confusion}
-    return {f"del_{name}": draw(results) for name, draw in drawn.items()}
+    return {"del_forgetting": forgetting(results), "del_confusion": confusion(results)}
 
 
 def forgetting(results: DelResults) -> Figure:
-    """DEL: accuracy that the target loses (Self) against what the other sequences lose (Neg), mean
-    and standard error over targets.
+    """DEL: accuracy that the target loses (Self) against what the other sequences lose (Neg), from
+    nothing ablated through all ratios. At one Neg, higher is better.
 
-    One panel per ratio. Left and up is better. Both axes are in percentage points and reach from
-    zero to one at least; on the grey line the target loses what others lose, so nothing is
-    localized.
+    Means over the targets that a method has at all ratios, with standard errors. Both axes are in
+    percentage points and reach from zero to one at least. On the grey line the target loses what
+    others lose, so nothing is localized; upright lines are the prices of ``DelResults.at_price``.
 
     >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
     >>> forgetting(results).axes[0].get_title()
-    'DEL: top 5 % of each layer ablated'
-    """
-    frame = results.frame
-    ratios = sorted(frame["ratio"].unique())
-    panels = axes(len(ratios))
-    for panel, ratio in zip(panels, ratios, strict=True):
-        for method, look, rows in _methods(frame[frame["ratio"] == ratio]):
-            losses = -100 * rows[["delta_neg_accuracy", "delta_self_accuracy"]]
-            _point(panel, losses, label=method, **look.style())
-        panel.update_datalim([(0, 0), (1, 1)])  # less than a point is not drawn as if it were much
-        panel.margins(0.1)
-        panel.axline((0, 0), slope=1, color="0.8", linewidth=1, zorder=0, label="Self = Neg")
-        finish(panel, NEG, SELF, f"DEL: top {100 * ratio:g} % of each layer ablated")
-    return with_legend(panels)
-
-
-def prices(results: DelResults) -> Figure:
-    """DEL: Self against Neg of each method as more is ablated, from nothing through all ratios; at
-    one Neg, higher is better.
-
-    Means over the targets that a method has at all ratios, with standard errors; grey lines are the
-    prices of ``DelResults.at_price``.
-
-    >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
-    >>> prices(results).axes[0].get_title()
     'DEL, reference-gpt2, zero ablation'
     """
     (panel,) = axes(1, (5.4, 4.6))
     curves = results.points()
     for method, look in looks(curves).items():
-        points: Any = curves[method]
-        neg, own = (np.append(0, points[name].mean()) for name in ("neg", "self"))
-        style: dict[str, Any] = {"elinewidth": 0.6, "label": short_title(method)}
-        style |= look.style("-")
-        style["xerr"] = np.append(0, points["neg"].sem())
-        style["yerr"] = np.append(0, points["self"].sem())
-        panel.errorbar(-neg, -own, **style)
+        lost: Any = -curves[method]
+        neg, own = lost["neg"], lost["self"]
+        _curve(panel, (neg.mean(), own.mean(), own.sem(), neg.sem()), method, look)
     for price in PRICES:
         panel.axvline(price, color="0.85", linewidth=1, zorder=0)
+    panel.update_datalim([(0, 0), (1, 1)])  # less than a point is not drawn as if it were much
+    panel.axline((0, 0), slope=1, color="0.8", linewidth=1, zorder=0, label="Self = Neg")
     model, ablation = results.frame.iloc[0][["model", "ablation"]]
     finish(panel, NEG, SELF, f"DEL, {model}, {ablation} ablation")
     return with_legend([panel])
@@ -189,12 +164,9 @@ def rev_figures(results: RevResults) -> dict[str, Figure]:
     panels = axes(len(curves), (5.4, 4.6))
     for panel, (direction, curve) in zip(panels, curves, strict=True):
         sign = -1 if direction == "put_back" else 1
-        for method, look, rows in _methods(curve):
-            points = rows.set_index("ratio")[["others", "own", "own_error", "others_error"]]
-            points.loc[0.0] = 0
-            others, own, *errors = points.sort_index().to_numpy().T
-            style = {"elinewidth": 0.6, "label": method, **look.style("-")}
-            panel.errorbar(sign * others, sign * own, *errors, **style)
+        for method, look, rows in _methods(curve.sort_values("ratio")):
+            errors = rows["own_error"], rows["others_error"]
+            _curve(panel, (sign * rows["others"], sign * rows["own"], *errors), method, look)
         panel.axvline(PRICE, color="0.85", linewidth=1, zorder=0)
         x, y = "change on the other sentences (points)", "change on the sentence (points)"
         finish(panel, x, y, f"Units {DIRECTIONS[str(direction)]}")
@@ -226,8 +198,8 @@ def confusion(results: DelResults, ratio: Real | None = None) -> Figure:
     matrices = {name: 100 * m for (name, held), m in results.confusion.items() if held == ratio}
     reach = max(1.0, *(matrix.abs().max().max() for matrix in matrices.values()))
     targets = max((matrix.index for matrix in matrices.values()), key=len)
-    before = results.before.drop_duplicates("sequence_id").set_index("sequence_id")
-    category = before.loc[targets, "category"].sort_values(kind="stable")
+    categories = results.before.set_index("sequence_id")["category"]
+    category = categories[targets].sort_values(kind="stable")
     names, starts = np.unique(category.to_numpy(str), return_index=True)
     panels = axes(len(matrices), size=(3.0, 3.9))
     for panel, (name, matrix) in zip(panels, matrices.items(), strict=True):
@@ -243,42 +215,6 @@ def confusion(results: DelResults, ratio: Real | None = None) -> Figure:
     figure.colorbar(panels[0].images[0], ax=panels, label=label)
     figure.suptitle(f"DEL: top {100 * ratio:g} % of each layer ablated; {len(targets)} sequences")
     return figure
-
-
-def single_layer(frame: pd.DataFrame, first_layer: int = 1) -> Figure:
-    """DEL: the whole budget of neurons in one layer against a share in every layer, from
-    ``SingleLayerStudy``.
-
-    The method's colour is the target (Self), grey the others (Neg); dashed lines are the largest
-    share of every layer. Mean and standard error over targets.
-
-    Args:
-        first_layer: layers below it are left out; layer 0, which every text needs, would hide the
-            others by its scale.
-
-    >>> frame = SingleLayerStudy(model, few[:2], text, ratios=(0.02,), n_dev=0).run([Attribution()])
-    >>> single_layer(frame).axes[0].get_title()
-    'Attribution: 2 % of the neurons, in one layer or in all'
-    """
-    (panel,) = axes(1, (6.0, 4.6))
-    ratio, method = frame["ratio"].max(), str(frame["method"].iloc[0])
-    largest: Any = frame[frame["ratio"] == ratio]
-    whole, single = largest[largest["layer"].isna()], largest[largest["layer"] >= first_layer]
-    for name, colour, column in (
-        ("Self", looks([method])[method].colour, "delta_self_accuracy"),
-        ("Neg", "0.55", "delta_neg_accuracy"),
-    ):
-        mean = 100 * whole[column].mean()
-        panel.axhline(mean, color=colour, linestyle="--", label=f"{name}, all layers")
-        for marker, (factor, part) in zip("os^vD", single.groupby("multiple"), strict=False):
-            label = f"{name}, one layer, {factor} x the budget"
-            style = Look(colour, marker).style("-")
-            _line(panel, part, "layer", column, label=label, **style)
-    panel.set_xticks(single["layer"].unique())
-    title = f"{short_title(method)}: {100 * ratio:g} % of the neurons, in one layer or in all"
-    change = "change of accuracy (percentage points)"
-    finish(panel, "layer whose neurons are ablated", change, title)
-    return with_legend([panel])
 
 
 def score_map(scores: NeuronScores) -> Figure:
@@ -301,32 +237,6 @@ def score_map(scores: NeuronScores) -> Figure:
     panel.set_yticks(layers[:: len(layers) // 13 + 1])
     title = f"{short_title(scores.method)}: {scores.sequence_id}"
     finish(panel, f"share of all scores (%), and the best {scores.units.name}", "layer", title)
-    return with_legend([panel])
-
-
-def neurons_by_layer(found: Mapping[str, NeuronSet], truth: NeuronSet | None = None) -> Figure:
-    """How many neurons of each set lie in each layer, and how many of the true neurons it holds.
-
-    Args:
-        truth: the true neurons, for example those of an injection: grey bars.
-
-    >>> top = Attribution()(model, sequence).top_k(0.05, per="model")
-    >>> neurons_by_layer({"attribution": top}).axes[0].get_title()
-    'Where the found neurons lie'
-    """
-    (panel,), (first, *_) = axes(1), found.values()
-    units, layers = first.units.name, range(len(first.mask))
-    if truth:
-        counts = truth.mask.sum(1).numpy()
-        panel.bar(layers, counts, color="0.85", edgecolor="0.5", label="true", zorder=0)
-    for name, look in looks(found).items():
-        label = short_title(name)
-        if truth:
-            label += f" ({100 * found[name].recall_of(truth):.0f} % recall)"
-        panel.plot(layers, found[name].mask.sum(1).numpy(), label=label, **look.style("-"))
-    panel.set_xticks(layers[:: len(layers) // 13 + 1])
-    panel.set_ylim(bottom=0)
-    finish(panel, "layer", units, f"Where the found {units} lie")
     return with_legend([panel])
 
 
@@ -353,13 +263,8 @@ def _methods(frame: Any) -> Iterator[tuple[str, Look, Any]]:
         yield short_title(name), look, frame[frame["method"] == name]
 
 
-def _point(ax: Axes, columns: Any, **style: Any) -> None:
-    """Draw the means of two columns, across and up, with their standard errors."""
-    (x, y), (x_error, y_error) = columns.mean(), columns.sem()
-    ax.errorbar(x, y, y_error, x_error, **style)
-
-
-def _line(ax: Axes, rows: Any, by: str, column: str, **style: Any) -> None:
-    """Draw the means of a column in percent, over another, with their standard errors."""
-    found = 100 * rows.groupby(by)[column].agg(["mean", "sem"])
-    ax.errorbar(found.index, found["mean"], found["sem"], **style)
+def _curve(ax: Axes, columns: Sequence[Any], method: str, look: Look) -> None:
+    """Draw a line from nothing ablated on: numbers across and up, and errors up and across."""
+    x, y, y_error, x_error = (np.append(0, column) for column in columns)
+    how = look.style("-")
+    ax.errorbar(x, y, y_error, x_error, elinewidth=0.6, label=short_title(method), **how)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -61,9 +62,8 @@ def looks(methods: Iterable[str]) -> dict[str, Look]:
     >>> looks(["hard_concrete", "mine"])["mine"].marker
     'h'
     """
-    names = list(dict.fromkeys(methods))
-    own = [name for name in names if name not in LOOKS]
-    return {name: LOOKS.get(name) or FURTHER[own.index(name) % len(FURTHER)] for name in names}
+    further = cycle(FURTHER)
+    return {name: LOOKS.get(name) or next(further) for name in dict.fromkeys(methods)}
 
 
 def axes(n: int, size: tuple[float, float] = (4.8, 4.2)) -> list[Axes]:

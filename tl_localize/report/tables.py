@@ -104,8 +104,7 @@ def _del_tests(results: DelResults) -> pd.DataFrame:
 
 def _categories(results: DelResults) -> pd.DataFrame:
     """Of each category: how many sequences, and their accuracy."""
-    unique = results.before.drop_duplicates(["model", "sequence_id"])
-    accuracies = unique.groupby("category", sort=False)["accuracy"]
+    accuracies = results.before.groupby("category", sort=False)["accuracy"]
     columns = {
         "sequences": accuracies.size().map(str),
         "Acc (%)": (100 * accuracies.mean()).map("{:.1f}".format),

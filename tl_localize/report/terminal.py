@@ -70,6 +70,14 @@ def plain(table: pd.DataFrame) -> Table:
     return shown
 
 
+def show(table: pd.DataFrame, title: str = "") -> None:
+    """Print a table, and a title above it."""
+    out = console()
+    if title:
+        out.print(f"\n{title}", markup=False)
+    out.print(plain(table))
+
+
 def reading(results: InjResults) -> str:
     """What the table of INJ says, in a sentence: of the largest ratio, for as many neurons as were
     injected.
