@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,6 +19,8 @@ from tl_localize.methods.base import Localizer
 from tl_localize.methods.partial_runs import gate_gradients
 from tl_localize.neurons import NeuronView, Real, check_between, check_seed
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
+
+Given = TypeVar("Given")
 
 N_TEXTS, N_DRAWN, LENGTH = 48, 4, 64  # texts, their first tokens that are drawn, all their tokens
 POWER = 3
@@ -58,16 +60,20 @@ class Contrasted(Localizer):
         return 1 / (1 + self.contrast * need**POWER)
 
 
-def kept(neurons: NeuronView, seed: int, measure: Callable[[NeuronView, int], Tensor]) -> Tensor:
-    """What ``measure`` gives, kept with the model until it computes something else."""
+def kept(
+    neurons: NeuronView, given: Given, measure: Callable[[NeuronView, Given], Tensor]
+) -> Tensor:
+    """What ``measure`` gives of a seed or of texts, kept with the model until it computes something
+    else.
+    """
     store = _KEPT.setdefault(neurons.model, {})
     state = _state(neurons)
     if state not in store:
         store.clear()
         store[state] = {}
-    name = repr((measure.__name__, neurons.units, seed))
+    name = repr((measure.__name__, neurons.units, given))
     if name not in store[state]:
-        store[state][name] = measure(neurons, seed)
+        store[state][name] = measure(neurons, given)
     return store[state][name]
 
 
