@@ -109,7 +109,7 @@ def test_every_method_is_compared_with_the_reference(rev):
     "inside",
     [
         "injection.learned.batch_loss",
-        "methods.activations.residual",
+        "methods.activations.activations",
         "evals.rev_benchmark.mean_log_odds",
         "evals.rev_benchmark.accuracy",
     ],

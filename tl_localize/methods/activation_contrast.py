@@ -13,10 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_localize.batching import Report, halving, rows_that_fit
-from tl_localize.forward import residual
-from tl_localize.methods.base import BatchValues, Localizer
+from tl_localize.methods.base import BatchValues, Localizer, Values
 from tl_localize.methods.contrast import kept, written_texts
-from tl_localize.methods.partial_runs import alignments
+from tl_localize.methods.partial_runs import activations, alignments
 from tl_localize.neurons import NeuronView, Real, check_between, check_seed
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -102,21 +101,17 @@ class ActivationContrast(Localizer):
 
 
 @torch.no_grad()
-def strengths(
-    neurons: NeuronView, sequences: Sequence[MemorizedSequence]
-) -> Float[Tensor, "sequence layer neuron"]:
+def strengths(neurons: NeuronView, sequences: Sequence[MemorizedSequence]) -> BatchValues:
     """Root mean square of each neuron over the positions that predict a suffix token."""
     batch = SequenceBatch.of(sequences, neurons.device)
-    with neurons.recorded() as acts:
-        residual(neurons.model, batch.tokens)
     means: list[Tensor] = []
-    for layer, act in acts.items():
+    for layer, act in activations(neurons, batch.tokens).items():
         squares = neurons.strengths(layer, act.float()).square()
         means.append(einsum(squares, batch.weights, "b pos neuron, b pos -> b neuron"))
     return torch.stack(means, dim=1).sqrt()
 
 
-def written_strengths(neurons: NeuronView, seed: int) -> Float[Tensor, "layer neuron"]:
+def written_strengths(neurons: NeuronView, seed: int) -> Values:
     """Mean of ``strengths`` over the texts that the model writes, on the CPU."""
     return listed_strengths(neurons, written_texts(neurons, seed)).mean(0)
 
