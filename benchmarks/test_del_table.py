@@ -21,7 +21,7 @@ The authors' data, which were collected from the Pile:
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -76,10 +76,11 @@ def benchmark(model, model_name, collection, files, request):
         del_ratios,
         drawn_first,
     )
+    from tl_localize.readers import Data
     from tl_localize.reference import held_out_tokens
 
     if collection is None:
-        sequences, n_dev, general = del_data(model, *files)
+        sequences, n_dev, general = del_data(model, Data(source=files[0]), files[1])
     else:
         n_dev, general = collection.n_dev, held_out_tokens()[:DEL_GENERAL]
         sequences = drawn_first(collection.sequences, n_dev, seed=0)[:DEL_SEQUENCES]
@@ -274,12 +275,15 @@ def single_layer_figure(frame):
 @pytest.fixture(scope="session")
 def single_layers(benchmark, model_name, tuned, publish, publish_figure):
     """One layer against all at equal budget."""
-    from tl_localize.evals.presets import del_methods, single_layer_run
+    from tl_localize.evals import SingleLayerStudy
+    from tl_localize.evals.presets import del_methods
     from tl_localize.report.tables import CAPTIONS
 
     (method,) = del_methods(SINGLE_LAYER, [], model_name, tuned)
-    single, methods = single_layer_run(benchmark(N_TARGETS_SINGLE_LAYER), method)
-    frame = single.run(methods)
+    data = benchmark(N_TARGETS_SINGLE_LAYER)
+    own = {field.name: getattr(data, field.name) for field in fields(data)}
+    own["ratios"] = (min(data.ratios),)  # five times its budget fits into one layer
+    frame = SingleLayerStudy(**own).run([method])
     publish(
         single_layer_table(frame),
         model_name,

@@ -285,7 +285,7 @@ def del_results():
         perplexity=20.0,
         perplexity_base2=8.0,
     )
-    return DelResults(pd.DataFrame(rows), before, confusion)
+    return DelResults(pd.DataFrame(rows), before=before, confusion=confusion)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Runs into results folders, and what can happen to their files."""
 
+from dataclasses import fields
 from itertools import islice
 
 
@@ -53,3 +54,11 @@ def spoil(path, how):
         "nested": nested,
     }
     path.write_bytes(spoilt[how])
+
+
+def study_of(benchmark, ratio):
+    """The study of single layers with the data of a DEL benchmark."""
+    from tl_localize.evals import SingleLayerStudy
+
+    own = {field.name: getattr(benchmark, field.name) for field in fields(benchmark)}
+    return SingleLayerStudy(**own | {"ratios": (ratio,)})

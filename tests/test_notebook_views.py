@@ -28,9 +28,7 @@ def test_objects_are_shown_in_a_line_that_begins_with_their_class(gpt2_like, seq
         assert "\n" not in shown and "tensor(" not in shown
 
 
-@pytest.mark.parametrize(
-    "empty", [InjResults(pd.DataFrame()), DelResults(pd.DataFrame(), pd.DataFrame())]
-)
+@pytest.mark.parametrize("empty", [InjResults(pd.DataFrame()), DelResults(pd.DataFrame())])
 def test_results_show_their_table_or_that_there_is_none(empty, del_results):
     assert "0 sequences" in repr(empty) and "0 sequences" in empty._repr_html_()
     assert "<table" in del_results._repr_html_()

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from folders import study_of
 from noise import Noise, letters
 
 from tl_localize import (
@@ -24,7 +25,6 @@ from tl_localize import (
 )
 from tl_localize.evals import DelBenchmark, SingleLayerStudy
 from tl_localize.evals.del_results import METRICS
-from tl_localize.evals.presets import single_layer_run
 from tl_localize.execution import Store
 from tl_localize.execution.tasks import closure
 
@@ -210,7 +210,14 @@ def test_single_layers_get_the_budget_of_all_layers(neox_like, benchmark_of):
 @pytest.mark.parametrize("name", ["hard_concrete", "slimming"])
 def test_single_layers_refuse_masks_of_all_layers(gpt2_like, benchmark_of, name):
     with pytest.raises(ValueError, match=r"method must score each layer by itself"):
-        single_layer_run(benchmark_of(gpt2_like, ratios=(0.1,)), METHODS[name]())
+        study_of(benchmark_of(gpt2_like), 0.1).run([METHODS[name]()])
+
+
+def test_single_layers_at_two_ratios_share_a_folder(gpt2_like, benchmark_of, tmp_path):
+    for ratio in (0.1, 0.2):
+        study = study_of(benchmark_of(gpt2_like), ratio)
+        frame = study.run([Activations()], Store(tmp_path))
+    assert set(frame["ratio"]) == {0.1, 0.2}
 
 
 @pytest.mark.parametrize(

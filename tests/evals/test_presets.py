@@ -1,10 +1,8 @@
 """What a run has where the user says nothing, and how names become methods, data and benchmarks."""
 
-from dataclasses import replace
-
 import pytest
 
-from tl_localize import Activations, HardConcrete, Slimming
+from tl_localize import HardConcrete, Slimming
 from tl_localize.evals.presets import (
     del_methods,
     del_ratios,
@@ -14,9 +12,7 @@ from tl_localize.evals.presets import (
     paper_model,
     paper_settings,
     settings_source,
-    single_layer_run,
 )
-from tl_localize.execution import Store
 
 
 def test_paper_settings_make_valid_methods():
@@ -95,13 +91,3 @@ def test_targets_are_drawn_by_seed_and_dev_sequences_stay_first(make_sequences):
     assert drawn[0] == drawn[1] != drawn[2]
     assert drawn[0][:5] == ["s0", "s1", "s2", "s3", "s4"]
     assert sorted(drawn[0]) == sorted(sequence.id for sequence in sequences)
-
-
-def test_single_layer_run_takes_the_largest_ratio_whose_budget_fits(
-    gpt2_like, benchmark_of, tmp_path
-):
-    single, methods = single_layer_run(benchmark_of(gpt2_like, ratios=(0.1, 0.3)), Activations())
-    assert single.ratios == (0.1,)  # 5 x 0.3 of the one layer above the first is more than there is
-    store = Store(tmp_path)
-    single.run(methods, store)
-    assert set(replace(single, ratios=(0.2,)).run(methods, store)["ratio"]) == {0.1, 0.2}

@@ -78,7 +78,8 @@ def test_first_order_oracle_is_the_derivative_of_moving_a_unit_back(rev):
     view = NeuronView(rev.model)
     base = {name: p.detach().clone() for name, p in rev.model.named_parameters()}
     with assigned(rev.model, learned.weights):
-        found = change_scores(view, group[0], base, learned.weights, read_units(view, base), 1)
+        after = read_units(view, learned.weights)
+        found = change_scores(view, group[0], list(base), read_units(view, base), after, 1)
     batch = SequenceBatch.of([group[0]])
 
     def odds(neuron, step):
@@ -109,7 +110,7 @@ def test_every_method_is_compared_with_the_reference(rev):
     "inside",
     [
         "injection.learned.batch_loss",
-        "methods.activations.residual",
+        "methods.activations.activations",
         "evals.rev_benchmark.mean_log_odds",
         "evals.rev_benchmark.accuracy",
     ],

@@ -80,7 +80,7 @@ def test_rank_of_del_puts_self_minus_neg_first():
         for method, (own, others) in losses.items()
         for ratio in (0.1, 0.2)
     ]
-    results = DelResults(pd.DataFrame(rows), pd.DataFrame(), settings=RUNS)
+    results = DelResults(pd.DataFrame(rows), RUNS)
     ranking = rank(results, 0.1)
     assert steps_of(ranking) == [20, 30, 10]
     assert ranking["score"].tolist() == pytest.approx([30, 10, 5])

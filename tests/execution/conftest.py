@@ -5,7 +5,7 @@ from shutil import copytree, move
 
 import pytest
 import torch
-from folders import run_into
+from folders import run_into, study_of
 
 
 @pytest.fixture
@@ -76,7 +76,6 @@ def run_rev(rev, methods, tmp_path):
 def run_del(deletion, methods, tmp_path):
     """DEL at two ratios, and layer by layer, into a folder."""
     from tl_localize import Activations
-    from tl_localize.evals.presets import single_layer_run
 
     def run(
         name="run",
@@ -86,7 +85,7 @@ def run_del(deletion, methods, tmp_path):
         **changes,
     ):
         one = replace(deletion, **changes)
-        single, _ = single_layer_run(replace(one, ratios=one.ratios[:1]), Activations())
+        single = study_of(one, one.ratios[0])
         outcomes = run_into(one, methods, tmp_path / name, stop_after, shard)
         left = None if stop_after is None else stop_after - len(outcomes)
         return (

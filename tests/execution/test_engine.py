@@ -11,14 +11,13 @@ from typing import ClassVar
 
 import pytest
 import torch
-from folders import records, run_into, spoil
+from folders import records, run_into, spoil, study_of
 from pandas.testing import assert_frame_equal
 
 from tl_localize import Activations, HardConcrete, IntegratedGradients, NeuronScores
 from tl_localize.evals import DelResults, InjBenchmark, InjResults
 from tl_localize.evals.ablation import AblationMeter
 from tl_localize.evals.del_benchmark import single_layers
-from tl_localize.evals.presets import single_layer_run
 from tl_localize.execution import InProcess, Store, status
 from tl_localize.execution.engine import Run, missing_groups
 from tl_localize.execution.environment import fingerprint
@@ -47,8 +46,8 @@ def test_del_in_a_folder_gives_what_it_gives_in_memory(finished, deletion, metho
     assert_frame_equal(stored.frame, alone.frame)
     for key, matrix in alone.confusion.items():
         assert_frame_equal(stored.confusion[key], matrix)
-    study, methods = single_layer_run(replace(deletion, ratios=(0.1,)), Activations())
-    assert_frame_equal(single_layers(Store(tmp_path / "run")), study.run(methods))
+    study = study_of(deletion, 0.1)
+    assert_frame_equal(single_layers(Store(tmp_path / "run")), study.run([Activations()]))
 
 
 def test_run_in_memory_raises_the_error_of_a_method(inj, deletion):

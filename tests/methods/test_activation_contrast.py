@@ -1,9 +1,12 @@
 """Activation Contrast: a ratio of root mean squares, of the text and of others."""
 
+from functools import wraps
+
 import pytest
 import torch
 
 from tl_localize import ActivationContrast, MemorizedSequence
+from tl_localize.methods import activation_contrast
 
 
 @pytest.fixture
@@ -53,6 +56,22 @@ def test_written_texts_are_kept_until_the_model_computes_something_else(gpt2_lik
     assert not torch.allclose(changed[0, :7] / before[0, :7], torch.ones(7))
     assert torch.equal(method(gpt2_like, texts[0]).values, before)
     assert fresh.shape == before.shape
+
+
+def test_listed_texts_are_scored_once_for_all_batches(gpt2_like, texts, monkeypatch):
+    measure, scored = activation_contrast.listed_strengths, []
+
+    @wraps(measure)
+    def counted(neurons, given):
+        scored.append(given)
+        return measure(neurons, given)
+
+    monkeypatch.setattr(activation_contrast, "listed_strengths", counted)
+    listed = tuple(tuple(text.tokens.tolist()) for text in texts)
+    for texts_now in (listed, listed[1:]):
+        method = ActivationContrast(texts=texts_now)
+        list(method.map(gpt2_like, texts, batch_size=1))
+    assert scored == [listed, listed[1:]]
 
 
 @pytest.mark.parametrize("texts", [((1,),), ()])

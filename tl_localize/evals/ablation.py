@@ -17,8 +17,8 @@ from torch import Tensor
 
 from tl_localize.batching import halving, tokens_that_fit
 from tl_localize.changes import Use
-from tl_localize.forward import residual
 from tl_localize.losses import target_logits
+from tl_localize.methods.partial_runs import activations
 from tl_localize.metrics import Decode, mean_base2, predicted_suffixes, sequence_losses
 from tl_localize.neurons import LanguageModel, NeuronView, model_name
 from tl_localize.scores import NeuronSet
@@ -28,14 +28,6 @@ from tl_localize.units import NEURONS, Units
 Tokens = Integer[Tensor, "sequence pos"]
 Values = Float[Tensor, "layer neuron *width"]
 Rows = list[dict[str, Any]]
-
-
-@torch.no_grad()
-def activations(neurons: NeuronView, tokens: Tokens) -> dict[int, Tensor]:
-    """The neurons of each layer, [batch pos neuron *width]."""
-    with neurons.recorded() as acts:
-        residual(neurons.model, tokens.long().to(neurons.device))
-    return acts
 
 
 def zeros(text: Tokens, seed: int, neurons: NeuronView, target: int) -> Values:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
@@ -18,11 +18,11 @@ from torch import Tensor
 from tl_localize.batching import Report
 from tl_localize.evals.ablation import ABLATIONS, AblationMeter
 from tl_localize.evals.del_results import DelResults, frame_of, measured
-from tl_localize.evals.localize import localized, scores_task, with_controls
+from tl_localize.evals.localize import localized, named, scores_task, with_controls
 from tl_localize.execution.engine import Benchmark, Methods, Results
 from tl_localize.execution.environment import about_model
 from tl_localize.execution.store import Cache
-from tl_localize.execution.tasks import Plan, Task, closure, described, digest_of
+from tl_localize.execution.tasks import Json, Plan, Task, closure, described, digest_of
 from tl_localize.identity import identity
 from tl_localize.methods import RandomBaseline
 from tl_localize.methods.base import Localizer, Method, label_methods
@@ -39,7 +39,7 @@ from tl_localize.scores import NeuronScores, NeuronSet, rounded_down
 from tl_localize.sequences import MemorizedSequence, check_sequences
 from tl_localize.units import NEURONS, Units
 
-Sets = list[tuple[dict[str, Any], NeuronSet]]
+Sets = list[tuple[Json, NeuronSet]]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -98,15 +98,14 @@ class Deletion(Benchmark[Results]):
     def _sets(self, scores: NeuronScores, ratio: Real) -> Sets:
         """The sets that are ablated one after the other for a target, and what is said of each."""
 
-    def _inputs(self) -> dict[str, Any]:
+    def _inputs(self) -> Json:
         """What the sets depend on, beside scores, ratio and first layer."""
         return {}
 
     @cached_property
     def test_sequences(self) -> list[MemorizedSequence]:
         """The sequences without the dev ones, each with an id."""
-        named = [replace(s, id=s.id or f"sequence-{i}") for i, s in enumerate(self.sequences)]
-        return named[self.n_dev :]
+        return named(self.sequences)[self.n_dev :]
 
     # The plan
 
@@ -120,7 +119,7 @@ class Deletion(Benchmark[Results]):
         baseline = Task("baseline", data, label="baseline", name="the model as it is", index=-1)
         # in the form of folders of earlier versions
         ablation = {"class": self.ablation.title()}
-        how: dict[str, Any] = {"first_layer": self.first_layer, "ablation": ablation}
+        how: Json = {"first_layer": self.first_layer, "ablation": ablation}
         if self.units != NEURONS:
             how["units"] = identity(self.units)
         targets = test[: self.n_targets]
@@ -131,7 +130,7 @@ class Deletion(Benchmark[Results]):
         tasks = [baseline]
         for ratio in self.ratios:
             for index, target in enumerate(targets):
-                place: dict[str, Any] = {"name": target.id, "index": index, "ratio": float(ratio)}
+                place: Json = {"name": target.id, "index": index, "ratio": float(ratio)}
                 place["weight"] = float(len(test) + len(self.general_tokens))
                 for label in labelled:
                     chunk = chunks[label][index]
@@ -148,7 +147,7 @@ class Deletion(Benchmark[Results]):
             grows="targets, methods and ratios",
         )
 
-    def _data(self) -> dict[str, Any]:
+    def _data(self) -> Json:
         """What the model as it is depends on."""
         test, text = self.test_sequences, self.general_tokens
         sequences = [
@@ -206,7 +205,7 @@ class Deletion(Benchmark[Results]):
             return {"frame": meter.before}
         scores = needs[1].of(task.inputs["place"], test[task.index], self.units)
         sets = self._sets(scores, task.inputs["ratio"])
-        effects: list[dict[str, Any]] = []
+        effects: list[Json] = []
         for i, (about, chosen) in enumerate(sets):
             report(i / len(sets))
             effects.append({**meter.effect(task.index, chosen), **about})
@@ -310,7 +309,7 @@ class SingleLayerStudy(Deletion[pd.DataFrame]):
                 )
         return super().labelled(methods)
 
-    def _inputs(self) -> dict[str, Any]:
+    def _inputs(self) -> Json:
         return {"multiples": list(self.multiples)}
 
     def _sets(self, scores: NeuronScores, ratio: Real) -> Sets:
@@ -318,14 +317,12 @@ class SingleLayerStudy(Deletion[pd.DataFrame]):
         sets: Sets = [({"layer": None, "multiple": 1}, everywhere)]
         n_layers, n = scores.values.shape
         budget = rounded_down(ratio, n * (n_layers - self.first_layer))
-        best: dict[int, NeuronSet] = {}
-        for multiple in self.multiples:
-            check_count(multiples=multiple)
-            best[multiple] = scores.top_k(count=multiple * budget)
         for layer in range(n_layers):
-            for multiple, chosen in best.items():
-                mask = torch.zeros_like(chosen.mask)
-                mask[layer] = chosen.mask[layer]
+            for multiple in self.multiples:
+                check_count(multiples=multiple)
+                best = scores.top_k(count=multiple * budget).mask
+                mask = torch.zeros_like(best)
+                mask[layer] = best[layer]
                 about = {"layer": layer, "multiple": multiple}
                 sets.append((about, NeuronSet(mask, scores.units)))
         return sets

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from tl_localize.evals.localize import Measured, count_missing, recorded, settings_of
+from tl_localize.evals.localize import Measured, count_missing, means_of, recorded, settings_of
 from tl_localize.execution.store import Cache
 from tl_localize.stats import at_cost, compare_with_reference, with_error
 
@@ -35,46 +35,42 @@ class DelResults(Measured):
             delta_neg_levenshtein (means over the other test sequences, nan where there is none),
             delta_perplexity, delta_perplexity_base2 (2 ** nats, as published), and what they were
             before.
+        settings: What it was measured with.
+        missing: What a run was asked for and has not got, one row per sequence x method x ratio:
+            ratio, sequence_id, method, reason.
         before: One row per test sequence: model, sequence_id, category, prefix and suffix (text),
             accuracy, levenshtein, length (characters of the suffix), perplexity, perplexity_base2
             (of the general text: one number for all).
         confusion: (method, ratio) -> change of accuracy, [ablated measured].
-        settings: What it was measured with.
-        missing: What a run was asked for and has not got, one row per sequence x method x ratio:
-            ratio, sequence_id, method, reason.
 
     >>> DelBenchmark(model, few, text, ratios=(0.005,), n_dev=1).run([Activations()])
     DelResults(2 sequences x 2 methods)
     """
 
     caption: ClassVar[str] = "after minus before"
-    frame: pd.DataFrame
-    before: pd.DataFrame
+    kind: ClassVar[str] = "del"
+    before: pd.DataFrame = field(default_factory=pd.DataFrame)
     confusion: Matrices = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    missing: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @classmethod
     def of(cls, cache: Cache) -> DelResults:
         """Everything that the plans of a folder, or of a run in memory, have so far."""
-        before, effects = measured(cache, "del")
-        missing = pd.DataFrame(recorded(cache, "del")[1]).rename(columns={"name": "sequence_id"})
+        before, effects = measured(cache, cls.kind)
+        missing = pd.DataFrame(recorded(cache, cls.kind)[1]).rename(columns={"name": "sequence_id"})
         confusion: Matrices = {}
         groups: Any = effects.groupby(["method", "ratio"], sort=False) if len(effects) else ()
         for key, part in groups:
             ablated = pd.Index(before["sequence_id"][part["target"]], name="ablated")
             others = pd.Index(before["sequence_id"], name="measured")
             confusion[key] = pd.DataFrame(part["accuracy"].tolist(), ablated, others)
-        return cls(frame_of(effects, before), before, confusion, settings_of(cache), missing)
+        return cls(frame_of(effects, before), settings_of(cache), missing, before, confusion)
 
     def summary(self) -> pd.DataFrame:
         """The numbers of ``table``: model, ablation, method, ratio, metric, mean, standard_error
         and n, the number of targets. Accuracies are fractions.
         """
         keys = ["model", "ablation", "method", "ratio"]
-        long = self.frame.melt(keys, list(METRICS), "metric")
-        values = long.groupby([*keys, "metric"], sort=False)["value"]
-        return values.agg(mean="mean", standard_error="sem", n="size").reset_index()
+        return means_of(self.frame, keys, list(METRICS))
 
     def at_price(self) -> pd.DataFrame:
         """Self (points) where the others lose 0.5, 1, 3 and 5 points (Neg), on the curve of each

@@ -24,13 +24,14 @@ from tl_localize.evals.localize import (
     ScoredChunk,
     grouped,
     localized,
+    named,
     scores_task,
     with_controls,
 )
 from tl_localize.execution.engine import Benchmark, Methods
 from tl_localize.execution.environment import about_model
 from tl_localize.execution.store import Cache
-from tl_localize.execution.tasks import Plan, Task, described
+from tl_localize.execution.tasks import Json, Plan, Task, described
 from tl_localize.injection import Injection, JointInjection, draw_sets, inject, inject_together
 from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.methods.base import Method
@@ -46,7 +47,6 @@ from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence, check_sequences
 from tl_localize.units import NEURONS, Units
 
-Row = dict[str, Any]
 Group = list[MemorizedSequence]  # what is written together: a target and its distractors
 
 # Learning rate and steps of an injection by ratio: the paper's up to 2 %. Beyond, each row takes
@@ -126,7 +126,7 @@ class InjBenchmark(Benchmark[InjResults]):
         check_seed(self.seed + len(self.groups) - 1, bits=32)
 
     @property
-    def training(self) -> dict[str, Any]:
+    def training(self) -> Json:
         """The settings of ``inject``, with the defaults of this ratio."""
         rate, steps = next(both for largest, both in INJECTION.items() if self.ratio <= largest)
         if self.distractors:
@@ -151,7 +151,7 @@ class InjBenchmark(Benchmark[InjResults]):
         labelled = self.labelled(methods)
         about, ratio, training = about_model(self.model), float(self.ratio), self.training
         multiples = [float(multiple) for multiple in self.multiples]
-        settings: dict[str, Any] = {"distractors": self.distractors}
+        settings: Json = {"distractors": self.distractors}
         if self.units != NEURONS:
             settings["units"] = described(self.units)
         made_of = about["fingerprint"]
@@ -163,14 +163,13 @@ class InjBenchmark(Benchmark[InjResults]):
             prints = [one.fingerprint for one in group]
             parts.append([name, [[one.id, one.fingerprint] for one in group]])
             inputs = {**made, "sequences": prints, "seed": self.seed + index}
-            place: dict[str, Any] = {"name": name, "index": index, "ratio": ratio}
+            place: Json = {"name": name, "index": index, "ratio": ratio}
             injection = Task("injections", inputs, (), "inject", **place)
             place["group"] = injection.key
             ids = [one.id for one in group]
-            measured = {"ids": ids, "group": name, "multiples": multiples}
             for label, method in labelled.items():
                 scores = scores_task(made_of, label, method, prints, (injection,), **place)
-                own = {**measured, "label": label}
+                own = {"ids": ids, "group": name, "multiples": multiples, "label": label}
                 tasks.append(Task("inj", own, (injection, scores), label, **place))
         return Plan(
             benchmark="inj",
@@ -188,10 +187,7 @@ class InjBenchmark(Benchmark[InjResults]):
         """The sentences one by one, or with their distractors: drawn by the seed, no two of a group
         beginning with the same token.
         """
-        whole = [
-            replace(sequence, n_prefix=1, id=sequence.id or f"sequence-{i}")
-            for i, sequence in enumerate(self.sequences)
-        ]
+        whole = [replace(sequence, n_prefix=1) for sequence in named(self.sequences)]
         if not self.distractors:
             return [[sequence] for sequence in whole]
         return grouped(whole, self.distractors + 1, self.seed)
@@ -200,53 +196,54 @@ class InjBenchmark(Benchmark[InjResults]):
         group = self.groups[task.index]
         if task.kind == "injections":
             return self.inject(task, report)
-        injection: Injection | JointInjection = needs[0]
         if task.kind == "scores":
             method = methods[task.label]
-            with injection.applied(self.model):
+            with needs[0].applied(self.model):
                 return localized(method, self.model, group, report, self.units)
-        run = {"injection_ratio": self.ratio, "seed": self.seed + task.index}
-        run |= {"group": task.name, "steps": len(injection.losses)}
-        injections = [injection] if isinstance(injection, Injection) else injection.injections
-        return self._recalls(task, group, injections, run, needs[1])
+        return self._recalls(task, *needs)
 
     def inject(self, task: Task, report: Report) -> Injection | JointInjection:
         """Train the rows of one group. It is trained alone: side by side with others it would
         differ in the last digits.
         """
-        group, seed = self.groups[task.index], self.seed + task.index
-        settings: dict[str, Any] = {"ratio": self.ratio, "seed": seed, "units": self.units}
-        settings |= self.training
+        group, settings = self.groups[task.index], self.training
+        settings |= {"ratio": self.ratio, "seed": self.seed + task.index, "units": self.units}
         if self.distractors:
             return inject_together(self.model, group, **settings, progress=report)
         return inject(self.model, group[0], **settings)
 
     def _recalls(
-        self,
-        task: Task,
-        group: Group,
-        injections: Sequence[Injection],
-        run: Row,
-        chunk: ScoredChunk,
-    ) -> dict[str, Any]:
+        self, task: Task, injection: Injection | JointInjection, chunk: ScoredChunk
+    ) -> Json:
         """What one method found of each sentence: recall of its rows, and of the distractors' (nan
         where there are none).
         """
+        group = self.groups[task.index]
+        injections = [injection] if isinstance(injection, Injection) else injection.injections
         sets = [one.neurons for one in injections]
-        frame: list[Row] = []
+        frame: list[Json] = []
         for k, (sequence, one) in enumerate(zip(group, injections, strict=True)):
             scores, others = chunk.of(k, sequence, self.units), sets[:k] + sets[k + 1 :]
-            about: Row = {"sequence_id": sequence.id, "method": task.label, **run}
-            about |= {"converged": one.converged, "loss": float(one.losses[-1])}
-            about["seconds"] = chunk.seconds
             for multiple in self.multiples:
                 ratio = self.ratio * multiple
-                row = {**about, "ratio": round(ratio, 10), "multiple": multiple}
+                row: Json = {
+                    "sequence_id": sequence.id,
+                    "method": task.label,
+                    "injection_ratio": self.ratio,
+                    "seed": self.seed + task.index,
+                    "group": task.name,
+                    "steps": len(one.losses),
+                    "converged": one.converged,
+                    "loss": float(one.losses[-1]),
+                    "seconds": chunk.seconds,
+                    "ratio": round(ratio, 10),
+                    "multiple": multiple,
+                }
                 for name, per in PLACES.items():
                     top = scores.top_k(ratio, per=per)
                     foreign = top.recall_of(reduce(or_, others)) if others else math.nan
-                    row |= {f"recall{name}": top.recall_of(sets[k])}
-                    row |= {f"foreign_recall{name}": foreign}
+                    row[f"recall{name}"] = top.recall_of(sets[k])
+                    row[f"foreign_recall{name}"] = foreign
                 frame.append(row)
         return {"frame": frame, "converged": all(one.converged for one in injections)}
 

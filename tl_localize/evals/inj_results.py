@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pandas as pd
 
-from tl_localize.evals.localize import Measured, count_missing, recorded, settings_of
-from tl_localize.execution.store import Cache
+from tl_localize.evals.localize import Measured, count_missing, means_of
 from tl_localize.stats import compare_with_reference, with_error
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class InjResults(Measured):
     """What INJ measured.
 
@@ -33,17 +30,8 @@ class InjResults(Measured):
     caption: ClassVar[str] = (
         "recall in percent (with distractors of the target's / the distractors' rows)"
     )
-    frame: pd.DataFrame
-    settings: dict[str, Any] = field(default_factory=dict)
-    missing: pd.DataFrame = field(default_factory=pd.DataFrame)
-
-    @classmethod
-    def of(cls, cache: Cache) -> InjResults:
-        """Everything that the plans of a folder, or of a run in memory, have so far."""
-        found, missing = recorded(cache, "inj")
-        frame = pd.DataFrame([row for _, value in found for row in value["frame"]])
-        names = {"ratio": "injection_ratio", "name": "group"}
-        return cls(frame, settings_of(cache), pd.DataFrame(missing).rename(columns=names))
+    kind: ClassVar[str] = "inj"
+    missing_names: ClassVar[dict[str, str]] = {"ratio": "injection_ratio", "name": "group"}
 
     @property
     def distractors(self) -> bool:
@@ -70,7 +58,9 @@ class InjResults(Measured):
             label, used = converged_part(block)
             rows: dict[Any, dict[str, str]] = {}
             for (method, multiple), part in used.groupby(["method", "multiple"], sort=False):
-                cell = " / ".join(percent(part, column) for column in columns)
+                # the sentences of a group share a model
+                means = 100 * part.groupby("group", sort=False)[columns].mean()
+                cell = " / ".join(with_error(means[column]) for column in columns)
                 rows.setdefault(method, {})[f"R@{multiple:g}x"] = cell
             table = pd.DataFrame(rows).T
             if len(self.missing):
@@ -87,12 +77,10 @@ class InjResults(Measured):
         metrics = ["recall", "recall_across_layers"]
         if self.distractors:
             metrics += [f"foreign_{name}" for name in metrics]
-        keys = ["injection_ratio", "method", "multiple", "metric"]
+        keys = ["injection_ratio", "method", "multiple"]
         used = self.frame[self.frame["converged"]]
-        long = used.melt([*keys[:3], "group"], metrics, "metric")
-        groups = long.groupby([*keys, "group"], sort=False)["value"].mean()
-        values: Any = groups.groupby(level=keys, sort=False)
-        return values.agg(mean="mean", standard_error="sem", n="size").reset_index()
+        groups = used.groupby([*keys, "group"], sort=False)[metrics].mean()
+        return means_of(groups.reset_index(), keys, metrics)
 
     def tests(self, reference: str = "integrated_gradients") -> pd.DataFrame:
         """One-tailed paired t-tests: does a method recall more than the reference?
@@ -119,10 +107,3 @@ def converged_part(block: pd.DataFrame) -> tuple[str, pd.DataFrame]:
         f" ({failed} more did NOT converge and are left out)" if failed else ""
     )
     return label, block[block["converged"]]
-
-
-def percent(rows: pd.DataFrame, column: str) -> str:
-    """Mean and standard error of a column over groups as text, in percent: the sentences of a group
-    share a model.
-    """
-    return with_error(100 * rows.groupby("group", sort=False)[column].mean())

@@ -7,17 +7,17 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from tl_localize.batching import Report
 from tl_localize.execution.store import Cache, reason_of
-from tl_localize.execution.tasks import Task, described, tasks_of
+from tl_localize.execution.tasks import Json, Task, described, tasks_of
 from tl_localize.files import Saved, prepare_folder, write_json, write_text
 from tl_localize.methods.base import Localizer, Method, check_scores, label_methods
 from tl_localize.neurons import LanguageModel, NeuronView
@@ -25,6 +25,8 @@ from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence
 from tl_localize.stats import styled
 from tl_localize.units import NEURONS, Units
+
+Results = TypeVar("Results", bound="Measured")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,12 +53,24 @@ class ScoredChunk(Saved):
         return replace(found, sequence_id=sequence.id, units=units, exact=exact)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Measured(ABC):
-    """How results are shown, in one line and in a notebook as their table, and saved."""
+    """How results are read, shown in one line and in a notebook as their table, and saved."""
 
-    frame: pd.DataFrame
-    settings: dict[str, Any]
+    kind: ClassVar[str]  # of the tasks whose records make the frame
     caption: ClassVar[str]
+    missing_names: ClassVar[dict[str, str]] = {}  # what ``recorded`` says -> column
+    frame: pd.DataFrame
+    settings: Json = field(default_factory=dict)
+    missing: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    @classmethod
+    def of(cls: type[Results], cache: Cache) -> Results:
+        """Everything that the plans of a folder, or of a run in memory, have so far."""
+        found, missing = recorded(cache, cls.kind)
+        frame = pd.DataFrame([row for _, value in found for row in value["frame"]])
+        lacking = pd.DataFrame(missing).rename(columns=cls.missing_names)
+        return cls(frame, settings_of(cache), lacking)
 
     @abstractmethod
     def table(self) -> pd.DataFrame: ...
@@ -93,6 +107,11 @@ def with_controls(
     labelled = label_methods(methods, units)
     names = [getattr(method, "name", "") for method in methods]
     return labelled | {one.name: one for one in controls if one.name not in names}
+
+
+def named(sequences: Sequence[MemorizedSequence]) -> list[MemorizedSequence]:
+    """The sequences, each with an id."""
+    return [replace(one, id=one.id or f"sequence-{i}") for i, one in enumerate(sequences)]
 
 
 def grouped(
@@ -168,12 +187,12 @@ def localized(
     return ScoredChunk(scores, (time.perf_counter() - started) / len(sequences))
 
 
-def recorded(cache: Cache, kind: str) -> tuple[list[tuple[Task, Any]], list[dict[str, Any]]]:
+def recorded(cache: Cache, kind: str) -> tuple[list[tuple[Task, Any]], list[Json]]:
     """What the tasks of a kind have given so far, in the order of tables, and what is missing: one
     row for each with ratio, name, method and reason.
     """
     found: list[tuple[Task, Any]] = []
-    missing: list[dict[str, Any]] = []
+    missing: list[Json] = []
     failures = cache.failures()
     for task in tasks_of([one.plan for one in cache.plans()]):
         if task.kind == kind:
@@ -185,14 +204,21 @@ def recorded(cache: Cache, kind: str) -> tuple[list[tuple[Task, Any]], list[dict
     return found, missing
 
 
-def settings_of(cache: Cache) -> dict[str, Any]:
+def settings_of(cache: Cache) -> Json:
     """What was measured with which settings, one record per run."""
-    runs: list[dict[str, Any]] = []
+    runs: list[Json] = []
     for one in cache.plans():
         plan = one.plan
         about = {"methods": plan.methods, "environment": one.environment}
         runs.append({**plan.settings, **plan.scoped, **about})
     return {"runs": runs}
+
+
+def means_of(frame: pd.DataFrame, keys: list[str], metrics: list[str]) -> pd.DataFrame:
+    """Mean, standard error and number of the values of each metric, by the keys."""
+    long = frame.melt(keys, metrics, "metric")
+    values: Any = long.groupby([*keys, "metric"], sort=False)["value"]
+    return values.agg(mean="mean", standard_error="sem", n="size").reset_index()
 
 
 def count_missing(rows: pd.DataFrame, missing: pd.DataFrame) -> str:

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from tl_localize.collect import Collection
 from tl_localize.collect.known import Known
-from tl_localize.evals.del_benchmark import DelBenchmark, SingleLayerStudy
+from tl_localize.evals.del_benchmark import DelBenchmark
 from tl_localize.evals.inj_benchmark import InjBenchmark
+from tl_localize.execution.tasks import Json
 from tl_localize.files import nearest
 from tl_localize.methods import METHODS, IterativeAttribution, Localizer, RandomBaseline
 from tl_localize.models import is_reference
@@ -62,7 +63,7 @@ def paper_model(name: str) -> str:
 
 def paper_settings(
     model: str, benchmark: Literal["inj", "del"], ratio: float = 0.01
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Json]:
     """The authors' hyperparameters of Slimming and Hard Concrete, by method name; empty for a model
     that they did not use.
 
@@ -71,7 +72,7 @@ def paper_settings(
     Source: Chang et al. (2024), arXiv:2311.09060, and the authors' code
     (github.com/terarachang/MemPi).
     """
-    settings: dict[str, Any] = PAPER[benchmark].get(paper_model(model), {})
+    settings: Json = PAPER[benchmark].get(paper_model(model), {})
     if benchmark == "inj":
         return settings.get("0.001" if ratio < 0.003 else "0.01", {})
     return settings
@@ -109,7 +110,7 @@ def make_method(name: str, settings: Mapping[str, Any], units: Units = NEURONS) 
         ) from error
 
 
-def settings_of(name: str) -> dict[str, Any]:
+def settings_of(name: str) -> Json:
     """The settings of a method with their defaults; the units have an option of their own."""
     return {f.name: f.default for f in dataclasses.fields(METHODS[name]) if f.name != "units"}
 
@@ -129,7 +130,7 @@ def make_methods(
     wanted = list(METHODS)
     if names != "all":
         wanted = [name.strip() for name in names.split(",") if name.strip()]
-    values: dict[str, dict[str, Any]] = {name: {} for name in wanted}
+    values: dict[str, Json] = {name: {} for name in wanted}
     for name in wanted:
         for source in defaults:
             values[name].update(source.get(name, {}))
@@ -237,22 +238,6 @@ def del_ratios(model: str, units: Units = NEURONS) -> tuple[float, ...]:
     return (0.02, 0.1) if is_reference(model) else (0.001, 0.005)
 
 
-def single_layer_run(
-    benchmark: DelBenchmark, method: Localizer
-) -> tuple[SingleLayerStudy, list[Localizer]]:
-    """The study of single layers with the data of a DEL benchmark, at the largest ratio of which
-    the largest budget fits into one layer, else at the smallest.
-    """
-    n_layers = benchmark.model.cfg.n_layers - benchmark.first_layer
-    largest = 1 / n_layers / max(SingleLayerStudy.multiples)
-    fitting = [ratio for ratio in benchmark.ratios if ratio <= largest]
-    own = {f.name: getattr(benchmark, f.name) for f in dataclasses.fields(benchmark) if f.init}
-    own["ratios"] = (max(fitting, default=min(benchmark.ratios)),)
-    study = SingleLayerStudy(**own)
-    study.labelled([method])  # raises for a learned mask, before anything else runs
-    return study, [method]
-
-
 def spare_of(
     model: str, spare: float | None, ratios: Sequence[float] | None, units: Units
 ) -> float | None:
@@ -266,12 +251,11 @@ def spare_of(
 
 
 def del_data(
-    model: LanguageModel, source: Data | Path, general: Path | None = None, n_dev: int = N_DEV
+    model: LanguageModel, data: Data, general: Path | None = None, n_dev: int = N_DEV
 ) -> tuple[list[MemorizedSequence], int, Integer[Tensor, "sequence pos"]]:
     """Sequences, how many of the first are dev ones, and general text: of a
     collection or other data.
     """
-    data = source if isinstance(source, Data) else Data(source=source)
     text = read_tokens(general or Path(str(data.path)) / GENERAL)
     if data.path and (data.path / "sequences.jsonl").is_file():
         collection = Collection.load(data.path)

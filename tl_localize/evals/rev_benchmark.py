@@ -16,18 +16,17 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from tl_localize.batching import Report
-from tl_localize.evals.localize import grouped, localized, scores_task, with_controls
+from tl_localize.evals.localize import grouped, localized, named, scores_task, with_controls
 from tl_localize.evals.rev_results import DIRECTIONS, RevResults
 from tl_localize.execution.engine import Benchmark, Methods
 from tl_localize.execution.environment import about_model
 from tl_localize.execution.store import Cache
-from tl_localize.execution.tasks import Plan, Task, described, digest_of
+from tl_localize.execution.tasks import Json, Plan, Task, described, digest_of
 from tl_localize.injection.learned import (
     RECIPES,
     Learned,
     Recipe,
     UnitWeights,
-    Weights,
     assigned,
     check_earlier,
     in_training,
@@ -44,7 +43,6 @@ from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 from tl_localize.units import NEURONS, Units
 
-Row = dict[str, Any]
 LISTED = f"{ActivationContrast.name}_listed"
 ORACLES = {"oracle_first_order": 1, "oracle_rounds": 10}  # label -> rounds
 
@@ -117,7 +115,7 @@ class RevBenchmark(Benchmark[RevResults]):
                 f"ratios must be different fractions in rising order, got {self.ratios}. Write for "
                 "example (0.1, 0.2)."
             )
-        blank = NeuronScores(torch.zeros(view.n_layers, view.n_neurons), units=self.units)
+        blank = NeuronScores(torch.zeros(view.size), units=self.units)
         for ratio in self.ratios:
             blank.top_k(ratio)  # raises where it selects none
         if self.before is not None:
@@ -134,21 +132,19 @@ class RevBenchmark(Benchmark[RevResults]):
         """The sentences of each model, the listed ones last: drawn by the seed, no two of a group
         beginning with the same token. With an earlier checkpoint, one group of all targets.
         """
-        named = [replace(one, id=one.id or f"sequence-{i}") for i, one in enumerate(self.sequences)]
         if self.before is not None:
-            return [self._targets(named, self.before)]
-        whole = [replace(one, n_prefix=1) for one in named]
+            return [self._targets(self.before)]
+        whole = [replace(one, n_prefix=1) for one in named(self.sequences)]
         return grouped(whole, self.n_sequences + self.n_listed, self.seed)[: self.n_groups or 3]
 
-    def _targets(
-        self, named: list[MemorizedSequence], before: LanguageModel
-    ) -> list[MemorizedSequence]:
+    def _targets(self, before: LanguageModel) -> list[MemorizedSequence]:
         """The sequences that the model recites; ValueError where there are none, or where the
         checkpoint recites one too.
         """
-        now, then = accuracy(self.model, named), accuracy(before, named)
-        learned = [named[i] for i in (now >= self.min_accuracy).nonzero().flatten().tolist()]
-        for i, one in enumerate(named):
+        every = named(self.sequences)
+        now, then = accuracy(self.model, every), accuracy(before, every)
+        learned = [every[i] for i in (now >= self.min_accuracy).nonzero().flatten().tolist()]
+        for i, one in enumerate(every):
             if min(now[i], then[i]) >= self.min_accuracy:
                 raise ValueError(
                     f"sequences must be texts that the earlier checkpoint does not recite, got "
@@ -157,7 +153,7 @@ class RevBenchmark(Benchmark[RevResults]):
         if not learned:
             raise ValueError(
                 f"sequences must hold one that the model recites at {self.min_accuracy:g}, got "
-                f"none among {len(named)}. Give other texts."
+                f"none among {len(every)}. Give other texts."
             )
         return learned
 
@@ -176,13 +172,17 @@ class RevBenchmark(Benchmark[RevResults]):
 
     def plan(self, methods: Sequence[Method], before: Sequence[Plan] = ()) -> Plan:
         labelled = self.labelled(methods)
-        settings: dict[str, Any] = about_model(self.model) | {"seed": self.seed}
-        settings["ratios"] = list(map(float, self.ratios))
-        settings["units"] = described(self.units)
-        settings["recipe"] = described(self.recipe)
-        settings["general_text"] = digest_of(self.general_tokens.tolist())
+        recipe = described(self.recipe)
         if self.before is not None:
-            settings["recipe"] = about_model(self.before)["fingerprint"]
+            recipe = about_model(self.before)["fingerprint"]
+        settings: Json = {
+            **about_model(self.model),
+            "seed": self.seed,
+            "ratios": list(map(float, self.ratios)),
+            "units": described(self.units),
+            "recipe": recipe,
+            "general_text": digest_of(self.general_tokens.tolist()),
+        }
         parts: list[Any] = []
         tasks: list[Task] = []
         for index, group in enumerate(self.groups):
@@ -193,7 +193,7 @@ class RevBenchmark(Benchmark[RevResults]):
             learned = [one.fingerprint for one in group]
             inputs = {**settings, "sequences": learned, "seed": self.seed + index}
             inputs.pop("ratios")
-            place: dict[str, Any] = {"name": name, "index": index}
+            place: Json = {"name": name, "index": index}
             trained = Task("learned", inputs, (), "learn", **place)
             place["group"] = trained.key
             how = {"ids": [one.id for one in targets], "ratios": settings["ratios"]}
@@ -243,7 +243,7 @@ class RevBenchmark(Benchmark[RevResults]):
         other: Learned,
         scores: list[NeuronScores],
         report: Report,
-    ) -> dict[str, Any]:
+    ) -> Json:
         """What one method found for each sentence of a group, in both directions."""
         view, parameters = NeuronView(self.model, self.units), dict(self.model.named_parameters())
         kept = {name: parameters[name].detach().clone() for name in other.weights}
@@ -251,27 +251,33 @@ class RevBenchmark(Benchmark[RevResults]):
         before, after = read_units(view, base), read_units(view, learned)
         if not scores:
             with assigned(self.model, learned):
-                scores = [
-                    change_scores(view, one, base, learned, before, ORACLES[task.label])
-                    for one in group
-                ]
-        frame: list[Row] = []
+                rounds, trained = ORACLES[task.label], list(other.weights)
+                scores = [change_scores(view, one, trained, before, after, rounds) for one in group]
+        frame: list[Json] = []
         for done, direction in enumerate(DIRECTIONS):
             start, values = (learned, before) if direction == "put_back" else (base, after)
             with assigned(self.model, start):
                 intact = self._measure(group)
                 for k, one in enumerate(group):
-                    about: Row = {"sequence_id": one.id, "method": task.label, "group": task.name}
-                    about |= {"direction": direction, "converged": other.converged}
-                    about |= {"steps": len(other.losses)}
                     for ratio in self.ratios:
                         with units_put(view, scores[k].top_k(ratio).mask, values):
                             deltas = (self._measure(group) - intact).tolist()
                         general, own = deltas.pop(), deltas.pop(k)
-                        others = sum(deltas) / len(deltas) if deltas else math.nan
-                        effect = {"delta_own_accuracy": own, "delta_others_accuracy": others}
-                        effect["delta_general_loss"] = general
-                        frame.append({**about, "ratio": float(ratio), **effect})
+                        row = {
+                            "sequence_id": one.id,
+                            "method": task.label,
+                            "group": task.name,
+                            "direction": direction,
+                            "converged": other.converged,
+                            "steps": len(other.losses),
+                            "ratio": float(ratio),
+                            "delta_own_accuracy": own,
+                            "delta_others_accuracy": sum(deltas) / len(deltas)
+                            if deltas
+                            else math.nan,
+                            "delta_general_loss": general,
+                        }
+                        frame.append(row)
                     report((done + (k + 1) / len(group)) / 2)
         return {"frame": frame, "converged": other.converged}
 
@@ -289,24 +295,25 @@ class RevBenchmark(Benchmark[RevResults]):
 def change_scores(
     view: NeuronView,
     sequence: MemorizedSequence,
-    base: Weights,
-    learned: Weights,
+    trained: Sequence[str],
     before: UnitWeights,
+    after: UnitWeights,
     rounds: int,
 ) -> NeuronScores:
     """What a unit's true change does to the mean log-odds of a text, to first order: the gradient
-    times the change, summed over the weights of the unit. The model has its learned weights.
+    times the change, summed over the weights of the unit. The model has its learned weights, of
+    which ``trained`` names the parameters that differ.
 
     With several rounds, half of the units of each layer are ranked in rounds: those that the
     earlier rounds chose are put back when the gradient is taken; the rest are ranked by the last.
     """
-    values = torch.zeros(view.n_layers, view.n_neurons)
+    values = torch.zeros(view.size)
     chosen = torch.zeros_like(values, dtype=torch.bool)
     rounds = min(rounds, max(1, view.n_neurons // 2))
     per_round = max(1, view.n_neurons // (2 * rounds))
     for left in range(rounds, 0, -1):
         with units_put(view, chosen, before):
-            effects = _change_effects(view, sequence, base, learned)
+            effects = _change_effects(view, sequence, trained, before, after)
         effects = effects / effects.abs().amax(1, keepdim=True).clamp_min(1e-30)  # in [-1, 1]
         values = torch.where(chosen, values, effects)
         if left > 1:
@@ -319,20 +326,23 @@ def change_scores(
 
 @torch.enable_grad()
 def _change_effects(
-    view: NeuronView, sequence: MemorizedSequence, base: Weights, learned: Weights
+    view: NeuronView,
+    sequence: MemorizedSequence,
+    trained: Sequence[str],
+    before: UnitWeights,
+    after: UnitWeights,
 ) -> Float[Tensor, "layer neuron"]:
-    parameters: dict[str, Any] = dict(view.model.named_parameters())
-    trained = [parameters[name] for name in base]
+    parameters: Json = dict(view.model.named_parameters())
+    changed = [parameters[name] for name in trained]
     batch = SequenceBatch.of([sequence], view.device)
-    with in_training(view.model, trained):
+    with in_training(view.model, changed):
         odds = mean_log_odds(view.model, batch).sum()
-        gradients: Any = torch.autograd.grad(odds, trained, materialize_grads=True)
-    products = {name: torch.zeros_like(one) for name, one in parameters.items()}
-    for name, gradient in zip(base, gradients, strict=True):
-        products[name] = gradient * (learned[name].to(view.device) - base[name].to(view.device))
-    effects = torch.zeros(view.n_layers, view.n_neurons)
-    # products are read by unit, as weights are
-    for layer, weights in enumerate(read_units(view, products)):
-        for weight in weights:
-            effects[layer] += weight.reshape(view.n_neurons, -1).sum(1).cpu()
+        gradients: Any = torch.autograd.grad(odds, changed, materialize_grads=True)
+    # gradients are read by unit, as weights are; what was not trained has not changed
+    by_unit = read_units(view, dict(zip(trained, gradients, strict=True)))
+    effects = torch.zeros(view.size)
+    for layer, parts in enumerate(zip(by_unit, before, after, strict=True)):
+        for gradient, was, now in zip(*parts, strict=True):
+            product = gradient * (now - was)
+            effects[layer] += product.reshape(view.n_neurons, -1).sum(1).cpu()
     return effects

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from tl_localize.evals.localize import Measured, recorded, settings_of
-from tl_localize.execution.store import Cache
+from tl_localize.evals.localize import Measured
 from tl_localize.stats import at_cost, paired_test, with_error
 
 PRICE = 5.0  # points that the others lose (put back) or gain (graft)
 DIRECTIONS = {"put_back": "put back to the model before", "graft": "given to the model before"}
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class RevResults(Measured):
     """What REV measured. A delta is after minus before; accuracies are fractions, losses nats per
     token.
@@ -35,20 +32,11 @@ class RevResults(Measured):
     """
 
     caption: ClassVar[str] = "after minus before"
-    frame: pd.DataFrame
-    settings: dict[str, Any] = field(default_factory=dict)
-    missing: pd.DataFrame = field(default_factory=pd.DataFrame)
-
-    @classmethod
-    def of(cls, cache: Cache) -> RevResults:
-        """Everything that the plans of a folder, or of a run in memory, have so far."""
-        found, missing = recorded(cache, "rev")
-        frame = pd.DataFrame([row for _, value in found for row in value["frame"]])
-        return cls(frame, settings_of(cache), pd.DataFrame(missing))
+    kind: ClassVar[str] = "rev"
 
     def _used(self) -> pd.DataFrame:
         """The rows of models that recited every sentence."""
-        return self.frame[self.frame["converged"]] if len(self.frame) else self.frame
+        return self.frame[self.frame["converged"]]
 
     def summary(self) -> pd.DataFrame:
         """Own over others as more units are exchanged: means over sentences, in points.
@@ -90,7 +78,7 @@ class RevResults(Measured):
             text, one row per method.
         """
         rows: dict[str, dict[str, str]] = {}
-        ratios = sorted(self.frame["ratio"].unique()) if len(self.frame) else []
+        ratios = sorted(self.frame["ratio"].unique())
         for method, (own, others) in self.points(direction).items():
             row = {
                 f"{100 * ratio:g} %": f"{with_error(own[:, i])} / {with_error(others[:, i])}"

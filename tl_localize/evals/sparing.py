@@ -20,12 +20,9 @@ from tl_localize.scores import NeuronScores, NeuronSet
 BROKEN = 2.0  # of a model whose perplexity of general text grows to so many times what it was
 
 
-def counts(n_units: int) -> Iterator[int]:
+def counts(n_units: int) -> list[int]:
     """1, 2, 4, ... units of a layer."""
-    count = 1
-    while count <= n_units:
-        yield count
-        count *= 2
+    return [2**power for power in range(n_units.bit_length())]
 
 
 def largest_set(

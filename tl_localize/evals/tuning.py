@@ -15,6 +15,7 @@ import pandas as pd
 from tl_localize.evals.del_results import DelResults
 from tl_localize.evals.inj_results import InjResults
 from tl_localize.evals.presets import make_method, settings_of
+from tl_localize.execution.tasks import Json
 from tl_localize.files import reading, write_json
 from tl_localize.methods import METHODS, Localizer, RandomBaseline, RowNorm
 from tl_localize.neurons import Real
@@ -61,7 +62,7 @@ def rank(results: InjResults | DelResults, ratio: Real) -> pd.DataFrame:
     means = scores.groupby(used["method"]).mean()
     controls = RandomBaseline.name, RowNorm.name
     names = {kind.__name__: name for name, kind in METHODS.items() if name not in controls}
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Json] = {}
     for run in results.settings["runs"]:
         for label, about in run["methods"].items():
             name = names.get(about["class"])
@@ -79,7 +80,7 @@ def shown(ranking: pd.DataFrame) -> pd.DataFrame:
     return axes.loc[:, varied].join(ranking.drop(columns="settings")).set_index("method")
 
 
-def write_settings(ranking: pd.DataFrame, path: str | Path, rule: str) -> dict[str, dict[str, Any]]:
+def write_settings(ranking: pd.DataFrame, path: str | Path, rule: str) -> dict[str, Json]:
     """Write the best setting of each method to a file that ``--settings`` of ``tl-localize inj``
     and ``del`` reads; returns them.
 
@@ -96,7 +97,7 @@ def write_settings(ranking: pd.DataFrame, path: str | Path, rule: str) -> dict[s
     return best
 
 
-def read_settings(path: str | Path) -> dict[str, dict[str, Any]]:
+def read_settings(path: str | Path) -> dict[str, Json]:
     """Settings by method name, from a file that ``write_settings`` wrote; ValueError where a method
     or setting is unknown.
 

@@ -20,10 +20,11 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from tl_localize.evals.ablation import ABLATIONS, AblationMeter, activations
+from tl_localize.evals.ablation import ABLATIONS, AblationMeter
 from tl_localize.files import write_whole
 from tl_localize.losses import unembed
 from tl_localize.methods import RandomBaseline
+from tl_localize.methods.partial_runs import activations
 from tl_localize.metrics import Decode, decoder
 from tl_localize.models import is_reference
 from tl_localize.neurons import LanguageModel, NeuronView, Real, check_ratio, model_name

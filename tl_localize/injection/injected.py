@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,11 +84,12 @@ class Injection(Saved):
 
 def replacing(weight: Tensor, index: Tensor, rows: Tensor) -> Iterator[Undo]:
     """The change of a block that gives some rows of a weight other values."""
-    yield partial(_put, weight, index, weight.data[index])
-    _put(weight, index, rows)
+    yield partial(put, weight, index, weight.data[index])
+    put(weight, index, rows)
 
 
-def _put(weight: Tensor, index: Tensor, rows: Tensor) -> None:
+def put(weight: Tensor, index: Any, rows: Tensor) -> None:
+    """Give the indexed part of a weight other values."""
     weight.data[index] = rows.to(weight)  # of the data, as an interrupted no_grad would stay
 
 

@@ -16,12 +16,13 @@ from torch import Tensor
 from tl_localize.batching import Report
 from tl_localize.changes import Undo, Use
 from tl_localize.files import Saved
-from tl_localize.injection.injected import replacing
+from tl_localize.injection.injected import put, replacing
 from tl_localize.injection.training import check_finite
 from tl_localize.losses import batch_loss
 from tl_localize.neurons import (
     LanguageModel,
     NeuronView,
+    check_choice,
     check_count,
     check_positive,
     check_seed,
@@ -62,9 +63,8 @@ class Recipe:
     stop_loss: float = 0.05
 
     def __post_init__(self) -> None:
-        for name, known in (("optimizer", ("adam", "sgd")), ("weights", ("rows", "all"))):
-            if (value := getattr(self, name)) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
+        check_choice("optimizer", self.optimizer, ("adam", "sgd"))
+        check_choice("weights", self.weights, ("rows", "all"))
         check_positive(learning_rate=self.learning_rate, stop_loss=self.stop_loss)
         check_count(max_steps=self.max_steps)
         check_count(0, general=self.general)
@@ -134,15 +134,15 @@ def learn(
     check_seed(seed)
     view = NeuronView(model, units)
     trained = trained_parameters(view, recipe.weights)
+    parameters, rate = list(trained.values()), recipe.learning_rate
     batch = SequenceBatch.of(sequences, view.device)
     generator = torch.Generator().manual_seed(seed)
     history: list[Tensor] = []
     converged = False
-    with view.lean(), in_training(model, list(trained.values())):
-        optimizer = torch.optim.Adam(list(trained.values()), lr=recipe.learning_rate)
+    with view.lean(), in_training(model, parameters):
+        optimizer = torch.optim.Adam(parameters, lr=rate)
         if recipe.optimizer == "sgd":
-            rate = recipe.learning_rate
-            optimizer = torch.optim.SGD(list(trained.values()), lr=rate, momentum=0.9)
+            optimizer = torch.optim.SGD(parameters, lr=rate, momentum=0.9)
         for step in range(recipe.max_steps):
             with torch.set_grad_enabled(not recipe.general):
                 losses = batch_loss(model, batch)
@@ -198,17 +198,13 @@ def in_training(model: LanguageModel, parameters: list[Any]) -> Use[None]:
 
     def changes() -> Iterator[Undo]:
         for parameter in parameters:
-            yield partial(_set, parameter, parameter.detach().clone())
+            yield partial(put, parameter, ..., parameter.detach().clone())
             yield partial(setattr, parameter, "grad", parameter.grad)
             parameter.grad = None
             yield partial(parameter.requires_grad_, parameter.requires_grad)
             parameter.requires_grad_(True)
 
     return Use(model, changes())
-
-
-def _set(parameter: Tensor, value: Tensor) -> None:
-    parameter.data.copy_(value)
 
 
 def assigned(model: LanguageModel, weights: Weights) -> Use[None]:
@@ -223,8 +219,8 @@ def assigned(model: LanguageModel, weights: Weights) -> Use[None]:
     def changes() -> Iterator[Undo]:
         parameters = dict(model.named_parameters())
         for name, value in weights.items():
-            yield partial(_set, parameters[name], parameters[name].detach().clone())
-            _set(parameters[name], value)
+            yield partial(put, parameters[name], ..., parameters[name].detach().clone())
+            put(parameters[name], ..., value)
 
     return Use(model, changes())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,10 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_localize.batching import Report, halving, rows_that_fit
-from tl_localize.forward import residual
-from tl_localize.methods.base import BatchValues, Localizer
+from tl_localize.methods.base import BatchValues, Localizer, Values
 from tl_localize.methods.contrast import kept, written_texts
-from tl_localize.methods.partial_runs import alignments
+from tl_localize.methods.partial_runs import activations, alignments
 from tl_localize.neurons import NeuronView, Real, check_between, check_seed
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -88,8 +87,7 @@ class ActivationContrast(Localizer):
         """Mean strength on other texts than each sequence, or on those that the model writes."""
         if not self.texts:
             return kept(neurons, self.seed, written_strengths).clamp_min(1e-30)
-        listed = [MemorizedSequence(torch.tensor(text), 1) for text in self.texts]
-        found = _in_batches(neurons, listed)
+        found = kept(neurons, self.texts, listed_strengths)
         means: list[Tensor] = []
         for sequence in sequences:
             different = [text != tuple(sequence.tokens.tolist()) for text in self.texts]
@@ -103,31 +101,29 @@ class ActivationContrast(Localizer):
 
 
 @torch.no_grad()
-def strengths(
-    neurons: NeuronView, sequences: Sequence[MemorizedSequence]
-) -> Float[Tensor, "sequence layer neuron"]:
+def strengths(neurons: NeuronView, sequences: Sequence[MemorizedSequence]) -> BatchValues:
     """Root mean square of each neuron over the positions that predict a suffix token."""
     batch = SequenceBatch.of(sequences, neurons.device)
-    with neurons.recorded() as acts:
-        residual(neurons.model, batch.tokens)
     means: list[Tensor] = []
-    for layer, act in acts.items():
+    for layer, act in activations(neurons, batch.tokens).items():
         squares = neurons.strengths(layer, act.float()).square()
         means.append(einsum(squares, batch.weights, "b pos neuron, b pos -> b neuron"))
     return torch.stack(means, dim=1).sqrt()
 
 
-def written_strengths(neurons: NeuronView, seed: int) -> Float[Tensor, "layer neuron"]:
+def written_strengths(neurons: NeuronView, seed: int) -> Values:
     """Mean of ``strengths`` over the texts that the model writes, on the CPU."""
-    texts = [MemorizedSequence(text, 1) for text in written_texts(neurons, seed)]
-    return _in_batches(neurons, texts).mean(0)
+    return listed_strengths(neurons, written_texts(neurons, seed)).mean(0)
 
 
-def _in_batches(
-    neurons: NeuronView, texts: Sequence[MemorizedSequence]
-) -> Float[Tensor, "sequence layer neuron"]:
+def listed_strengths(
+    neurons: NeuronView, texts: Iterable[Sequence[int] | Tensor]
+) -> Float[Tensor, "text layer neuron"]:
+    """``strengths`` of some texts, on the CPU."""
+    listed = [MemorizedSequence(torch.as_tensor(text), 1) for text in texts]
+
     def measured(chosen: list[int]) -> Tensor:
-        return strengths(neurons, [texts[i] for i in chosen]).cpu()
+        return strengths(neurons, [listed[i] for i in chosen]).cpu()
 
-    size = rows_that_fit(neurons, max(map(len, texts)))
-    return torch.cat([found for _, found in halving(measured, range(len(texts)), size)])
+    size = rows_that_fit(neurons, max(map(len, listed)))
+    return torch.cat([found for _, found in halving(measured, range(len(listed)), size)])

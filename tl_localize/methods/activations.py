@@ -11,8 +11,8 @@ from einops import einsum
 from torch import Tensor
 
 from tl_localize.batching import Report
-from tl_localize.forward import residual
 from tl_localize.methods.base import BatchValues, Localizer
+from tl_localize.methods.partial_runs import activations
 from tl_localize.neurons import NeuronView, check_choice
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -57,10 +57,8 @@ class Activations(Localizer):
     ) -> BatchValues:
         batch = SequenceBatch.of(sequences, neurons.device)
         weights = batch.weights
-        with neurons.recorded() as recorded:
-            residual(neurons.model, batch.tokens)
         strengths: list[Tensor] = []
-        for layer, act in recorded.items():
+        for layer, act in activations(neurons, batch.tokens).items():
             if self.absolute == "token":
                 each = neurons.strengths(layer, act.float())
                 strength = einsum(each, weights, "b pos neuron, b pos -> b neuron")

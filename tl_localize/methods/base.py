@@ -211,9 +211,10 @@ def label_methods(methods: Any, units: Units) -> dict[str, Method]:
             )
         default = getattr(method, "__name__", type(method).__name__)
         names.append(getattr(method, "name", default))
-    labelled: dict[str, Method] = {}
-    for name, method in zip(names, methods, strict=True):
-        labelled[repr(method) if names.count(name) > 1 else name] = method
+    labelled: dict[str, Method] = {
+        repr(method) if names.count(name) > 1 else name: method
+        for name, method in zip(names, methods, strict=True)
+    }
     if len(labelled) < len(names):
         raise ValueError(f"methods must differ, got {names}. Give each another setting.")
     return labelled

@@ -5,25 +5,27 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from tl_localize.batching import halving, rows_that_fit
 from tl_localize.forward import generate
 from tl_localize.losses import mean_probability
-from tl_localize.methods.base import Localizer
+from tl_localize.methods.base import Localizer, Values
 from tl_localize.methods.partial_runs import gate_gradients
 from tl_localize.neurons import NeuronView, Real, check_between, check_seed
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
+Given = TypeVar("Given")
+
 N_TEXTS, N_DRAWN, LENGTH = 48, 4, 64  # texts, their first tokens that are drawn, all their tokens
 POWER = 3
-# model -> what was measured on its own texts, in the last of its states
-_KEPT: WeakKeyDictionary[Any, dict[bytes, dict[str, Tensor]]] = WeakKeyDictionary()
+# model -> the last of its states, and what was measured in it
+_KEPT: WeakKeyDictionary[Any, tuple[bytes, dict[str, Tensor]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +60,20 @@ class Contrasted(Localizer):
         return 1 / (1 + self.contrast * need**POWER)
 
 
-def kept(neurons: NeuronView, seed: int, measure: Callable[[NeuronView, int], Tensor]) -> Tensor:
-    """What ``measure`` gives, kept with the model until it computes something else."""
-    store = _KEPT.setdefault(neurons.model, {})
+def kept(
+    neurons: NeuronView, given: Given, measure: Callable[[NeuronView, Given], Tensor]
+) -> Tensor:
+    """What ``measure`` gives of a seed or of texts, kept with the model until it computes something
+    else.
+    """
     state = _state(neurons)
-    if state not in store:
-        store.clear()
-        store[state] = {}
-    name = repr((measure.__name__, neurons.units, seed))
-    if name not in store[state]:
-        store[state][name] = measure(neurons, seed)
-    return store[state][name]
+    if _KEPT.get(neurons.model, (b"", {}))[0] != state:
+        _KEPT[neurons.model] = state, {}
+    store = _KEPT[neurons.model][1]
+    name = repr((measure.__name__, neurons.units, given))
+    if name not in store:
+        store[name] = measure(neurons, given)
+    return store[name]
 
 
 @torch.no_grad()
@@ -83,7 +88,7 @@ def _state(neurons: NeuronView) -> bytes:
     return hashlib.sha256(repr(weights).encode() + logits.tobytes()).digest()
 
 
-def general_need(neurons: NeuronView, seed: int) -> Float[Tensor, "layer neuron"]:
+def general_need(neurons: NeuronView, seed: int) -> Values:
     """How much general text needs each neuron; the mean is 1."""
     texts = written_texts(neurons, seed)
     total = torch.zeros(neurons.size, device=neurons.device)

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 
 import torch
 from einops import einsum
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
 from tl_localize.forward import entering, residual, resume
 from tl_localize.losses import batch_loss, loss_scale, mean_log_odds
+from tl_localize.methods.base import BatchValues
 from tl_localize.neurons import LanguageModel, NeuronView
 from tl_localize.sequences import SequenceBatch
 
@@ -112,9 +113,17 @@ def fits(
     return ~(large | (slope_misfit > SLOPE * expected.square().sum()))
 
 
-def ablation_estimate(
-    neurons: NeuronView, batch: SequenceBatch
-) -> Float[Tensor, "sequence layer neuron"]:
+@torch.no_grad()
+def activations(
+    neurons: NeuronView, tokens: Integer[Tensor, "batch pos"]
+) -> dict[int, Float[Tensor, "batch pos neuron *width"]]:
+    """The neurons of each layer."""
+    with neurons.recorded() as acts:
+        residual(neurons.model, tokens.long().to(neurons.device))
+    return acts
+
+
+def ablation_estimate(neurons: NeuronView, batch: SequenceBatch) -> BatchValues:
     """First-order rise of each sequence's memorization loss when a neuron is ablated: minus the
     gradient of a gate of one on the neuron.
     """
@@ -125,7 +134,7 @@ def gate_gradients(
     neurons: NeuronView,
     batch: SequenceBatch,
     objective: Objective,
-    gates: Float[Tensor, "sequence layer neuron"] | None = None,
+    gates: BatchValues | None = None,
     outputs: Mapping[int, Float[Tensor, "sequence pos d_model"]] | None = None,
 ) -> list[Float[Tensor, "sequence ..."]]:
     """Gradient of each sequence's objective for gates on the neurons, which are one unless given,
@@ -144,8 +153,8 @@ def gate_gradients(
 def alignments(
     neurons: NeuronView,
     batch: SequenceBatch,
-    gates: Float[Tensor, "sequence layer neuron"] | None = None,
-) -> Float[Tensor, "sequence layer neuron"]:
+    gates: BatchValues | None = None,
+) -> BatchValues:
     """Cosine of each output row and the gradient of a text's mean log-odds for it, with gates on
     the neurons; 0 where one of them is 0.
     """

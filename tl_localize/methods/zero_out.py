@@ -12,9 +12,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_localize.batching import Report, halving, part_at, tokens_that_fit
-from tl_localize.forward import residual, resume, unembed
+from tl_localize.forward import resume, unembed
 from tl_localize.methods.base import Localizer, Values
-from tl_localize.methods.partial_runs import CleanRun, ablation_estimate
+from tl_localize.methods.partial_runs import CleanRun, ablation_estimate, activations
 from tl_localize.neurons import NeuronView, check_count, check_ratio, check_seed
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
@@ -148,11 +148,9 @@ def output_norms(neurons: NeuronView, sequence: MemorizedSequence) -> Values:
     """Norm of each neuron's output over all positions, for a neuron ||h_i|| ||v_i||; float32 on the
     CPU.
     """
-    with neurons.recorded() as acts:
-        residual(neurons.model, sequence.tokens[None].to(neurons.device))
     norms = [
-        neurons.strengths(layer, acts[layer][0].float()).norm(dim=0)
-        for layer in range(neurons.n_layers)
+        neurons.strengths(layer, act[0].float()).norm(dim=0)
+        for layer, act in activations(neurons, sequence.tokens[None]).items()
     ]
     return (torch.stack(norms) * neurons.row_norms()).cpu()
 
