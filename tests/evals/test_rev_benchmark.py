@@ -18,7 +18,7 @@ def test_put_back_and_graft_agree_with_copied_rows(rev):
     from tl_localize.injection.learned import learn
 
     before = bits(rev.model)
-    frame = rev.run([Activations()]).frame
+    frame = replace(rev, n_groups=1, ratios=(0.5,)).run([Activations()]).frame
     assert all(map(torch.equal, before, bits(rev.model)))
     assert frame["converged"].all()
     group = rev.groups[0]
@@ -43,9 +43,7 @@ def test_put_back_and_graft_agree_with_copied_rows(rev):
                 [torch.where(m[:, None], o, s) for m, o, s in zip(mask, other, start, strict=True)]
             )
             change = (accuracy(model, group) - intact).tolist()
-            row = frame.query(
-                f"method == 'activations' and direction == '{direction}' and ratio == 0.5"
-            )
+            row = frame.query(f"method == 'activations' and direction == '{direction}'")
             row = row[row["sequence_id"] == one.id].iloc[0]
             assert row["delta_own_accuracy"] == pytest.approx(change.pop(k), abs=1e-6)
             assert row["delta_others_accuracy"] == pytest.approx(np.mean(change), abs=1e-6)
@@ -55,11 +53,11 @@ def test_all_units_put_back_give_the_model_before(rev):
     """Whatever ranked them: with all units the sentence is as well known as before, or as after."""
     from tl_localize import accuracy
 
-    frame = rev.run().frame
+    frame = replace(rev, ratios=(1.0,)).run().frame
     for group in rev.groups:
         known = accuracy(rev.model, group).tolist()
         for one, was in zip(group, known, strict=True):
-            rows = frame[(frame["sequence_id"] == one.id) & (frame["ratio"] == 1.0)]
+            rows = frame[frame["sequence_id"] == one.id]
             back = rows[rows["direction"] == "put_back"]["delta_own_accuracy"]
             given = rows[rows["direction"] == "graft"]["delta_own_accuracy"]
             np.testing.assert_allclose(-back, given, atol=1e-6)
@@ -100,7 +98,7 @@ def test_first_order_oracle_is_the_derivative_of_moving_a_unit_back(rev):
 def test_every_method_is_compared_with_the_reference(rev):
     from tl_localize import Activations
 
-    results = replace(rev, ratios=(0.5,)).run([Activations()])
+    results = replace(rev, n_groups=1, ratios=(0.5,)).run([Activations()])
     assert set(results.table().index) >= {"activations", "random", "oracle_first_order"}
     assert set(results.tests()["method"]) == set(results.table().index) - {"activations"}
 
@@ -137,7 +135,7 @@ def test_weights_are_back_after_an_error(rev, unchanged, monkeypatch, inside, er
 
 
 def test_listed_sentences_are_neither_targets_nor_others(rev):
-    benchmark = replace(rev, n_sequences=2, n_listed=1, n_groups=1)
+    benchmark = replace(rev, n_sequences=2, n_listed=1, n_groups=1, ratios=(0.5,))
     (group,) = benchmark.groups
     frame = benchmark.run().frame
     assert len(group) == 3 and group[2].id not in set(frame["sequence_id"])
