@@ -1,4 +1,4 @@
-"""Figures by matplotlib (``pip install matplotlib``).
+"""Figures by matplotlib (the extra ``plots``).
 
 A method has one colour and one marker in all of them (``report.looks``). A legend stands to the
 right, where it covers nothing.
