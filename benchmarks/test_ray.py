@@ -31,7 +31,7 @@ def load():
     return tiny_model(1, model_name="tiny")
 
 def run(name, executor):
-    sequences = memorized(*[(10, 1)] * 24)
+    sequences = memorized(*[(10, 1)] * 14)
     training = {"learning_rate": 0.02, "max_steps": 150, "stop_loss": 0.01}
     benchmark = InjBenchmark(load(), sequences, ratio=0.2, **training)
     methods = [Activations(), HardConcrete(steps=200, stop_sparsity=1e-9)]
@@ -143,7 +143,7 @@ def run_alone(script, tmp_path, alone):
         "RAY_raylet_start_wait_time_s": "300",
         "RAY_gcs_server_request_timeout_seconds": "300",
     }
-    environment |= {"RAY_health_check_timeout_ms": "120000", "RAY_health_check_period_ms": "30000"}
+    environment |= {"RAY_health_check_timeout_ms": "120000", "RAY_health_check_period_ms": "5000"}
     result = subprocess.run(
         command, capture_output=True, text=True, check=False, env=environment, timeout=1800
     )
