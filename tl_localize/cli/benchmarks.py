@@ -120,21 +120,33 @@ def run_del(given: Namespace) -> None:
 def del_texts(
     given: Namespace, model: LanguageModel, data: Data | None, store: Store
 ) -> tuple[list[MemorizedSequence], int, Any]:
-    """Sequences in random order, how many of the first are dev ones, and general text: of the data,
-    collected, or texts that the model knows.
-    """
+    """Sequences in random order, how many of the first are dev ones, and general text."""
     limit = given.limit
     if data is None and is_reference(given.model):
         limit = limit or presets.DEL_SEQUENCES
-        data = collect_reference(given, model, store.folder / "collection", given.n_dev)
-    if data is None:
-        recited = known(model, given.min_accuracy)
-        say(f"{recited}. {recited.advice()}".strip())
-        n_dev = 0
-        sequences, text = presets.known_data(model, recited, given.general)
-    else:
-        sequences, n_dev, text = presets.del_data(model, data, given.general, given.n_dev)
+    sequences, n_dev, text = texts_of(given, model, data, store, given.n_dev)
     return presets.drawn_first(sequences, n_dev, given.seed)[:limit], n_dev, text
+
+
+def texts_of(
+    given: Namespace,
+    model: LanguageModel,
+    data: Data | None,
+    store: Store,
+    n_dev: int,
+    place: int = 0,
+) -> tuple[list[MemorizedSequence], int, Any]:
+    """``presets.del_data`` of the user's data or of a shipped model's collection; else texts that
+    the model knows, the best of each category for the test, those in another place as dev ones.
+    """
+    if data is None and is_reference(given.model):
+        data = collect_reference(given, model, store.folder / "collection", n_dev)
+    if data is not None:
+        return presets.del_data(model, data, given.general, n_dev)
+    recited = known(model, given.min_accuracy)
+    say(f"{recited}. {recited.advice()}".strip())
+    sequences, text = presets.known_data(model, recited, given.general, place)
+    return sequences, n_dev if place else 0, text
 
 
 def run_rev(given: Namespace) -> None:
@@ -191,26 +203,11 @@ def run_tune(given: Namespace) -> None:
             units=units,
         )
     else:
-        dev, text = dev_texts(given, model, data, store)
+        sequences, n_dev, text = texts_of(given, model, data, store, N_DEV, place=1)
+        dev = sequences[:n_dev]
         benchmark = DelBenchmark(model, dev, text, ratios=(ratio,), n_dev=0, units=units)
     write_text(store.folder / TUNED, "{}")
     conclude(store, False, compute(given, [(benchmark, methods)], store))
-
-
-def dev_texts(
-    given: Namespace, model: LanguageModel, data: Data | None, store: Store
-) -> tuple[list[MemorizedSequence], Any]:
-    """Sequences that DEL leaves out, and general text: of the data, collected, or of the texts that
-    the model knows the second best of each category, of which DEL takes the best.
-    """
-    if data is None and is_reference(given.model):
-        data = collect_reference(given, model, store.folder / "collection", N_DEV)
-    if data is None:
-        recited = known(model, given.min_accuracy)
-        sequences, text = presets.known_data(model, recited, given.general, place=1)
-        return sequences[:N_DEV], text
-    sequences, n_dev, text = presets.del_data(model, data, given.general)
-    return sequences[:n_dev], text
 
 
 def candidates(given: Namespace, ratio: float) -> list[Localizer]:

@@ -332,7 +332,7 @@ def _change_effects(
     before: UnitWeights,
     after: UnitWeights,
 ) -> Float[Tensor, "layer neuron"]:
-    parameters: Json = dict(view.model.named_parameters())
+    parameters: dict[str, Any] = dict(view.model.named_parameters())
     changed = [parameters[name] for name in trained]
     batch = SequenceBatch.of([sequence], view.device)
     with in_training(view.model, changed):

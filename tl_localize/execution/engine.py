@@ -96,7 +96,7 @@ class Run:
 
     def outcomes(self, group: Sequence[Task]) -> Iterator[Outcome]:
         """Compute a group and what it needs that is not there. Values are held until it ends."""
-        held: Json = {}
+        held: dict[str, Any] = {}
         for task in closure(one for one in group if not blocked(one, self.failed)):
             if blocked(task, self.failed):  # by now
                 continue
