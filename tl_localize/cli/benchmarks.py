@@ -163,7 +163,8 @@ def run_rev(given: Namespace) -> None:
         sequences = inj_sequences(model, data)
     else:
         sequences = list(data.sequences(model)) if data else reference_sequences(model)
-    general = held_out_tokens(model)[:12, : model.cfg.n_ctx]
+    recipe = RECIPES[given.recipe]
+    general = held_out_tokens(model)[: None if recipe.general else 12, : model.cfg.n_ctx]
     if given.general:
         general = read_tokens(given.general)
     benchmark = RevBenchmark(
@@ -171,7 +172,7 @@ def run_rev(given: Namespace) -> None:
         sequences,
         general,
         before=before,
-        recipe=RECIPES[given.recipe],
+        recipe=recipe,
         n_sequences=given.n_sequences,
         n_listed=given.n_listed,
         n_groups=given.n_groups,

@@ -64,8 +64,8 @@ class RevBenchmark(Benchmark[RevResults]):
     Args:
         sequences: the sentences; each is trained, localized and measured whole, with its first
             token as the prefix. With ``before``, memorized sequences, which keep their prefix.
-        general_tokens: [sequence pos] general text: every other row is measured, the rest are
-            trained beside the sentences where the recipe mixes them in.
+        general_tokens: [sequence pos] general text: every other one of the first 12 rows is
+            measured, the rest are trained beside the sentences where the recipe mixes them in.
         before: an earlier checkpoint of the model, in place of training: targets are those
             sequences that the model recites; none that the checkpoint recites too is accepted.
         n_sequences: sentences in one model; with one, others are not measured.
@@ -222,7 +222,7 @@ class RevBenchmark(Benchmark[RevResults]):
                 self.model,
                 group,
                 self.recipe,
-                general_tokens=self.general_tokens[::2],
+                general_tokens=torch.cat([self.general_tokens[:12:2], self.general_tokens[12:]]),
                 seed=self.seed + task.index,
                 units=self.units,
                 progress=report,
@@ -284,7 +284,7 @@ class RevBenchmark(Benchmark[RevResults]):
     @torch.no_grad()
     def _measure(self, group: Sequence[MemorizedSequence]) -> np.ndarray:
         """The accuracy of each sentence, and the loss of general text, nats per token."""
-        text = self.general_tokens[1::2] if len(self.general_tokens) > 1 else self.general_tokens
+        text = self.general_tokens[1:12:2] if len(self.general_tokens) > 1 else self.general_tokens
         general = sequence_losses(self.model, text, units=self.units)
         return np.append(accuracy(self.model, group).double(), general.double().mean())
 
