@@ -1,7 +1,5 @@
 """Batch sizes that fit into memory."""
 
-from __future__ import annotations
-
 import gc
 import math
 import warnings

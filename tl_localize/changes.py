@@ -6,8 +6,6 @@ also just before a block begins to undo. What such an exception leaves is undone
 the ``with`` is deleted or, where a traceback still holds it, at the next use of the model.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import threading
@@ -42,7 +40,7 @@ class _Block:
     frame: FrameType | None
     undos: list[Undo] = field(default_factory=list[Undo])
 
-    def undo(self, open_blocks: list[_Block]) -> None:
+    def undo(self, open_blocks: "list[_Block]") -> None:
         try:
             self._undo_changes()
         except BaseException:

@@ -1,7 +1,5 @@
 """Files are written whole or not at all, and nothing but a regular file is ever replaced."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

@@ -6,8 +6,6 @@ transformers: blocks that are to be skipped hand on what they are given, so that
 are made by the model itself, and an exception leaves the pass where it is to stop.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """What a frozen dataclass is, as JSON: its class and its fields. Results are kept under it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

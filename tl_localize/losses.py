@@ -1,7 +1,5 @@
 """Differentiable losses of a model in its present state, hooks and injections included."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """Measures of a model in its present state, hooks and injections included. No gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

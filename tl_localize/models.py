@@ -2,8 +2,6 @@
 weights.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Iterator
@@ -37,7 +35,7 @@ def load_model(
     device: str | torch.device | None = None,
     dtype: torch.dtype = torch.float32,
     bridge: bool = False,
-) -> HookedTransformer | TransformerBridge:
+) -> "HookedTransformer | TransformerBridge":
     """A TransformerLens model with unprocessed weights, in eval mode, that never adds BOS by
     itself.
 

@@ -2,8 +2,6 @@
 hooks; and the checks of arguments.
 """
 
-from __future__ import annotations
-
 import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Rows are read by ``datasets``, token files by their own readers. Nothing is down
 unpickled.
 """
 
-from __future__ import annotations
-
 import glob
 import shutil
 import weakref

@@ -4,8 +4,6 @@ general text.
 ``benchmarks/reference_models`` holds how the texts were made and the models were trained.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

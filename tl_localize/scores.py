@@ -1,7 +1,5 @@
 """Scores of neurons and sets of neurons: plain data."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -82,22 +80,22 @@ class NeuronSet(Saved):
             and torch.equal(self.mask, other.mask)
         )
 
-    def __and__(self, other: NeuronSet) -> NeuronSet:
+    def __and__(self, other: "NeuronSet") -> "NeuronSet":
         return replace(self, mask=self.mask & self._fitting(other))
 
-    def __or__(self, other: NeuronSet) -> NeuronSet:
+    def __or__(self, other: "NeuronSet") -> "NeuronSet":
         return replace(self, mask=self.mask | self._fitting(other))
 
-    def __sub__(self, other: NeuronSet) -> NeuronSet:
+    def __sub__(self, other: "NeuronSet") -> "NeuronSet":
         return replace(self, mask=self.mask & ~self._fitting(other))
 
-    def __xor__(self, other: NeuronSet) -> NeuronSet:
+    def __xor__(self, other: "NeuronSet") -> "NeuronSet":
         return replace(self, mask=self.mask ^ self._fitting(other))
 
-    def __le__(self, other: NeuronSet) -> bool:
+    def __le__(self, other: "NeuronSet") -> bool:
         return not len(self - other)
 
-    def _fitting(self, other: NeuronSet, name: str = "other") -> Bool[Tensor, "layer neuron"]:
+    def _fitting(self, other: "NeuronSet", name: str = "other") -> Bool[Tensor, "layer neuron"]:
         """The mask of another set of the same model."""
         if (other.mask.shape, other.units) != (self.mask.shape, self.units):
             raise ValueError(
@@ -110,7 +108,7 @@ class NeuronSet(Saved):
         counts = f"{len(self)} of {self.mask.numel()} {self.units.name}"
         return f"NeuronSet({counts}, per layer {self.mask.sum(1).tolist()})"
 
-    def recall_of(self, truth: NeuronSet) -> float:
+    def recall_of(self, truth: "NeuronSet") -> float:
         """Fraction of the true neurons that are in this set; ValueError where the shapes differ."""
         self._fitting(truth, "truth")
         return len(self & truth) / len(truth)
@@ -199,7 +197,7 @@ class NeuronScores(Saved):
         size = f"{n_layers} layers x {n_neurons} {self.units.name}"
         return f"NeuronScores({self.method!r}, {self.sequence_id!r}, {size})"
 
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self) -> "pd.DataFrame":
         """One row per neuron, the highest score first: layer, neuron, score. Ties go to the lower
         index; layers below ``first_layer`` are left out.
         """

@@ -1,7 +1,5 @@
 """Sequences that a model has memorized, and batches of them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -70,7 +68,7 @@ class MemorizedSequence:
         id: str = "",
         category: str = "",
         prepend_bos: bool | None = None,
-    ) -> MemorizedSequence:
+    ) -> "MemorizedSequence":
         """Tokenize ``prefix + suffix`` as the model's tokenizer does, without other special tokens.
 
         Args:
@@ -199,7 +197,7 @@ class SequenceBatch:
     @classmethod
     def of(
         cls, sequences: Sequence[MemorizedSequence], device: torch.device | str = "cpu"
-    ) -> SequenceBatch:
+    ) -> "SequenceBatch":
         """The batch of some sequences; it must be on the model's device."""
         counts = torch.tensor([len(one) - one.n_prefix for one in sequences])
         rows = torch.arange(len(sequences)).repeat_interleave(counts)

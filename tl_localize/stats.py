@@ -1,7 +1,5 @@
 """Means with their errors, paired tests, and HTML of tables: arrays and frames only, no model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from html import escape

@@ -5,8 +5,6 @@ unit *width]: a neuron is one number, a head a vector. A unit is scaled, set to 
 whole. Everything else of this package speaks of neurons and means units.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 help comes at once.
 """
 
-from __future__ import annotations
-
 import codecs
 import io
 import os

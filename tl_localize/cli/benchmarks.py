@@ -1,7 +1,5 @@
 """tl-localize inj | del | rev | tune: from options to a benchmark, which is run and published."""
 
-from __future__ import annotations
-
 import json
 from argparse import Namespace
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """tl-localize collect, and the collection that del and tune make where no data are given."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ A command hands all its options by name, as ``argparse.Namespace``, to one funct
 imported when the command runs, so that help comes at once.
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """tl-localize known | methods | models | plan: what there is, and what it takes."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 
 import pandas as pd

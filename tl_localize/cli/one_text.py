@@ -2,8 +2,6 @@
 does.
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """From a results folder to its tables and figures, what is printed of them, and the exit status."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What commands that work for long share: model, data, results folder, and who computes."""
 
-from __future__ import annotations
-
 import logging
 from argparse import Namespace
 from collections.abc import Iterable, Sequence

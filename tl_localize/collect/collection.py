@@ -2,8 +2,6 @@
 loaded.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -52,7 +50,7 @@ class Collection:
         return f"Collection({found}, {self.n_dev} for development)"
 
     @classmethod
-    def of(cls, rows: list[Row], criteria: Criteria, **about: Any) -> Collection:
+    def of(cls, rows: list[Row], criteria: Criteria, **about: Any) -> "Collection":
         """From the columns of the frame and the tokens, a row for each sequence."""
         sequences = [
             MemorizedSequence(
@@ -90,7 +88,7 @@ class Collection:
         write_json(path / "settings.json", record)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Collection:
+    def load(cls, folder: str | Path) -> "Collection":
         """What ``save`` wrote.
 
         Raises:

@@ -1,7 +1,5 @@
 """What counts as memorized, and how many sequences each criterion removes."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 
@@ -81,7 +79,7 @@ class Report:
     n_in: int = 0
     removed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CRITERIA, 0))
 
-    def add(self, later: Report) -> None:
+    def add(self, later: "Report") -> None:
         self.n_in += later.n_in
         for criterion in CRITERIA:
             self.removed[criterion] += later.removed[criterion]

@@ -1,7 +1,5 @@
 """Sequences that share text: near-duplicates, and general text that must share none."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Tests that cost nothing come first, then a forward pass over the first suffix to
 all of them, then greedy generation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial

@@ -5,8 +5,6 @@ The texts are rules written out, lists and small programs of our own (``data/kno
 in the user's own Python installation.
 """
 
-from __future__ import annotations
-
 import builtins
 import codecs
 import io
@@ -197,7 +195,7 @@ class Known:
             texts=("id", "size"), known=("known", "sum"), accuracy=("accuracy", "mean")
         )
 
-    def kept(self) -> pd.Series[int]:
+    def kept(self) -> "pd.Series[int]":
         """How many texts each threshold would keep, controls left out."""
         shares = self.frame.loc[self.frame["kind"] != CONTROL, "accuracy"]
         counts = {threshold: int((shares >= threshold).sum()) for threshold in THRESHOLDS}

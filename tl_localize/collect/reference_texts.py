@@ -1,7 +1,5 @@
 """The texts that the reference models may have memorized, and their search."""
 
-from __future__ import annotations
-
 from tl_localize.collect.criteria import Criteria
 from tl_localize.collect.search import Search, chunks_of
 from tl_localize.neurons import LanguageModel

@@ -1,7 +1,5 @@
 """A corpus searched in chunks, none of which knows of the others; the last step needs them all."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field

@@ -2,8 +2,6 @@
 forgotten, and only that one?
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -255,7 +253,7 @@ class DelBenchmark(Deletion[DelResults]):
     ['activations', 'random']
     """
 
-    kind: ClassVar[str] = "del"
+    kind = "del"
 
     def labelled(self, methods: Sequence[Method]) -> Methods:
         random = RandomBaseline(seed=self.seed, units=self.units)
@@ -295,7 +293,7 @@ class SingleLayerStudy(Deletion[pd.DataFrame]):
     6
     """
 
-    kind: ClassVar[str] = "single_layer"
+    kind = "single_layer"
     _: KW_ONLY
     multiples: tuple[int, ...] = (1, 5)
 

@@ -1,9 +1,7 @@
 """What DEL measured: one row per target, method and ratio, and the tables that are made of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -47,13 +45,13 @@ class DelResults(Measured):
     DelResults(2 sequences x 2 methods)
     """
 
-    caption: ClassVar[str] = "after minus before"
-    kind: ClassVar[str] = "del"
+    caption = "after minus before"
+    kind = "del"
     before: pd.DataFrame = field(default_factory=pd.DataFrame)
     confusion: Matrices = field(default_factory=dict)
 
     @classmethod
-    def of(cls, cache: Cache) -> DelResults:
+    def of(cls, cache: Cache) -> "DelResults":
         """Everything that the plans of a folder, or of a run in memory, have so far."""
         before, effects = measured(cache, cls.kind)
         missing = pd.DataFrame(recorded(cache, cls.kind)[1]).rename(columns={"name": "sequence_id"})

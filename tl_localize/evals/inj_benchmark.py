@@ -7,8 +7,6 @@ sentence and without effect on the others'. All the rows are altered in the same
 has to read the sentence to tell which are its rows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace

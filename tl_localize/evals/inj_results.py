@@ -1,7 +1,5 @@
 """What INJ measured: one row per sentence, method and ratio, and the tables of them."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -27,10 +25,8 @@ class InjResults(Measured):
     InjResults(1 sequences x 3 methods)
     """
 
-    caption: ClassVar[str] = (
-        "recall in percent (with distractors of the target's / the distractors' rows)"
-    )
-    kind: ClassVar[str] = "inj"
+    caption = "recall in percent (with distractors of the target's / the distractors' rows)"
+    kind = "inj"
     missing_names: ClassVar[dict[str, str]] = {"ratio": "injection_ratio", "name": "group"}
 
     @property

@@ -2,8 +2,6 @@
 one method; what a run has so far; results as text and on disk.
 """
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What INJ and DEL as the paper ran them take on a GPU: passes, tokens, memory, hours."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

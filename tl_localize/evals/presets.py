@@ -5,8 +5,6 @@ The command line and ``pytest benchmarks`` both take their settings from here, s
 table is the output of one command.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import json

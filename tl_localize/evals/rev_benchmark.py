@@ -2,8 +2,6 @@
 back to what they were before, so that one sentence is forgotten and the others are not?
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace

@@ -1,8 +1,6 @@
 """What REV measured: one row per sentence, method, ratio and direction, and its tables."""
 
-from __future__ import annotations
-
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,8 +29,8 @@ class RevResults(Measured):
     RevResults(1 sequences x 5 methods)
     """
 
-    caption: ClassVar[str] = "after minus before"
-    kind: ClassVar[str] = "rev"
+    caption = "after minus before"
+    kind = "rev"
 
     def _used(self) -> pd.DataFrame:
         """The rows of models that recited every sentence."""

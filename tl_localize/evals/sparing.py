@@ -2,8 +2,6 @@
 text suffers?
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

@@ -2,8 +2,6 @@
 one stated rule.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping, Sequence

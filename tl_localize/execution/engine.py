@@ -6,8 +6,6 @@ A benchmark plans tasks and computes one of them. A cache (a folder, or memory) 
 Ray cluster. A record's bits do not depend on who computed it.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -65,7 +63,7 @@ class InProcess:
 
     shard: Shard = (1, 1)
 
-    def __call__(self, run: Run, groups: Groups) -> Iterator[Outcome]:
+    def __call__(self, run: "Run", groups: Groups) -> Iterator[Outcome]:
         for group in groups:
             yield from run.outcomes(group)
 
@@ -84,7 +82,7 @@ class Run:
         done: weight of the tasks that are done.
     """
 
-    benchmark: Benchmark[Any]
+    benchmark: "Benchmark[Any]"
     methods: Methods
     cache: Cache
     failed: set[str]

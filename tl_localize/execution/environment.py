@@ -1,7 +1,5 @@
 """What a number was made with: which weights, versions, device and threads."""
 
-from __future__ import annotations
-
 import hashlib
 import platform
 from contextlib import suppress

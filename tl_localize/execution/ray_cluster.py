@@ -1,7 +1,5 @@
 """The workers of a Ray cluster compute: each holds the model, all write to one folder."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields

@@ -11,8 +11,6 @@ The folder is its own index: a task whose file is there is done, and two runs th
 task write the same file. Nothing is locked, and nothing is changed after it is written.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -2,8 +2,6 @@
 which is a list of tasks.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +42,7 @@ class Task:
 
     kind: str
     inputs: Mapping[str, Any]
-    needs: tuple[Task, ...] = ()
+    needs: "tuple[Task, ...]" = ()
     label: str = ""
     name: str = ""
     index: int = 0
@@ -114,7 +112,7 @@ class Plan:
     scoped: Json = field(default_factory=dict)
     grows: str = "parts, methods and ratios"
 
-    def contradictions(self, old: Plan) -> list[str]:
+    def contradictions(self, old: "Plan") -> list[str]:
         """What differs from an older plan of the same folder and may not."""
         alike = old.scope == self.scope
         before, now = (
@@ -150,7 +148,7 @@ class Plan:
         }
 
     @classmethod
-    def from_json(cls, value: Json) -> Plan:
+    def from_json(cls, value: Json) -> "Plan":
         """The plan of such JSON."""
         tasks: list[Task] = []
         for one in value.pop("tasks"):

@@ -5,8 +5,6 @@ The view is written once, in explorer.js. It asks for numbers by short requests.
 Python answers them (``Explorer.answer``); a saved file holds the answers to a grid of requests.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterable, Sequence
@@ -52,7 +50,7 @@ def explore(
     ratios: Sequence[Real] = RATIOS,
     ablation: str = "zero",
     decode: Decode | None = None,
-) -> Explorer:
+) -> "Explorer":
     """Explore which neurons some scores name, and what the model forgets without them. A notebook
     shows the view.
 

@@ -2,8 +2,6 @@
 are exchanged between the model before and the model after.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

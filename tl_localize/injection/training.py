@@ -2,8 +2,6 @@
 paper), or several in disjoint sets of rows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

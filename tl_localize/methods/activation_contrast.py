@@ -1,11 +1,8 @@
 """Activation Contrast: did training put this text into a neuron's row?"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from einops import einsum
@@ -53,9 +50,9 @@ class ActivationContrast(Localizer):
     924
     """
 
-    name: ClassVar[str] = "activation_contrast"
-    title: ClassVar[str] = "Activation Contrast (not the paper's)"
-    version: ClassVar[int] = 2
+    name = "activation_contrast"
+    title = "Activation Contrast (not the paper's)"
+    version = 2
     alignment: Real = 0.1
     texts: tuple[tuple[int, ...], ...] = ()
     seed: int = 0

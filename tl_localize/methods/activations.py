@@ -1,10 +1,8 @@
 """Activations: how strongly a neuron fires, times its row norm."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from einops import einsum
@@ -43,8 +41,8 @@ class Activations(Localizer):
     torch.Size([6, 1536])
     """
 
-    name: ClassVar[str] = "activations"
-    title: ClassVar[str] = "Activations"
+    name = "activations"
+    title = "Activations"
     absolute: Literal["token", "mean"] = "token"
 
     def __post_init__(self) -> None:

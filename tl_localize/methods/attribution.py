@@ -1,10 +1,7 @@
 """Attribution: a first-order estimate of Zero-Out for all neurons at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from tl_localize.batching import Report
 from tl_localize.methods.base import BatchValues
@@ -44,8 +41,8 @@ class Attribution(Contrasted):
     90
     """
 
-    name: ClassVar[str] = "attribution"
-    title: ClassVar[str] = "Attribution (not the paper's)"
+    name = "attribution"
+    title = "Attribution (not the paper's)"
 
     def attribute_batch(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report

@@ -1,7 +1,5 @@
 """What every localization method shares."""
 
-from __future__ import annotations
-
 from abc import ABC
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """What general text needs: neurons that a method is to spare."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass

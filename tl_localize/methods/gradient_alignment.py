@@ -1,10 +1,7 @@
 """Gradient Alignment: was a row of W_out written by this text?"""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -46,9 +43,9 @@ class GradientAlignment(Localizer):
     90
     """
 
-    name: ClassVar[str] = "gradient_alignment"
-    title: ClassVar[str] = "Gradient Alignment (not the paper's)"
-    chunk: ClassVar[int] = 16
+    name = "gradient_alignment"
+    title = "Gradient Alignment (not the paper's)"
+    chunk = 16
     points: int = 4
     share: Real = 0.03
 

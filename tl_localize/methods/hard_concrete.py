@@ -1,11 +1,8 @@
 """Hard Concrete: a sparse, nearly binary random mask learned by an L0 penalty."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -63,9 +60,9 @@ class HardConcrete(MaskLearner):
     90
     """
 
-    name: ClassVar[str] = "hard_concrete"
-    title: ClassVar[str] = "Hard Concrete"
-    version: ClassVar[int] = 2
+    name = "hard_concrete"
+    title = "Hard Concrete"
+    version = 2
     learning_rate: Real = 1e-3
     sparsity_weight: Real = 30.0
     steps: int = 150

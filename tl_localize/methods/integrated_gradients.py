@@ -1,11 +1,9 @@
 """Integrated Gradients of the probability of the true next token."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -55,8 +53,8 @@ class IntegratedGradients(Localizer):
     torch.Size([6, 1536])
     """
 
-    name: ClassVar[str] = "integrated_gradients"
-    title: ClassVar[str] = "Integrated Gradients"
+    name = "integrated_gradients"
+    title = "Integrated Gradients"
     steps: int = 20
     rule: Literal["endpoints", "midpoint", "gauss-legendre"] = "endpoints"
 

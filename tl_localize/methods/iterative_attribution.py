@@ -1,10 +1,7 @@
 """Iterative Attribution: which neurons must be ablated together for a text to be forgotten?"""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -59,10 +56,10 @@ class IterativeAttribution(Contrasted):
     75
     """
 
-    name: ClassVar[str] = "iterative_attribution"
-    title: ClassVar[str] = "Iterative Attribution (not the paper's)"
-    version: ClassVar[int] = 2
-    chunk: ClassVar[int] = 16
+    name = "iterative_attribution"
+    title = "Iterative Attribution (not the paper's)"
+    version = 2
+    chunk = 16
     rounds: int = 10
     share: Real = 0.1
     first_layer: int | None = None

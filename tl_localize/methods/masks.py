@@ -1,13 +1,10 @@
 """Training of masks over neurons, shared by Slimming and Hard Concrete."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -34,7 +31,7 @@ class MaskLearner(Localizer):
     take no part in later passes. Layers below ``first_layer`` keep their start.
     """
 
-    chunk: ClassVar[int] = 16
+    chunk = 16
     learning_rate: Real
     sparsity_weight: Real
     steps: int

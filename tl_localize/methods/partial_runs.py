@@ -9,8 +9,6 @@ measured on each clean run, layer by layer, because configurations do not tell. 
 the longer way is taken.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -56,7 +54,7 @@ class CleanRun:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, neurons: NeuronView, tokens: Int[Tensor, "1 pos"]) -> CleanRun:
+    def of(cls, neurons: NeuronView, tokens: Int[Tensor, "1 pos"]) -> "CleanRun":
         with entering(neurons.model) as streams, neurons.recorded() as acts:
             streams[neurons.n_layers] = residual(neurons.model, tokens)
         acts = {layer: act[0] for layer, act in acts.items()}

@@ -19,8 +19,6 @@ over positions): here it meets all changed positions together. Hooks that act on
 alike, or on absolute positions, are exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -129,7 +127,7 @@ class PositionParallelModel:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, clean: CleanRun) -> PositionParallelModel:
+    def of(cls, clean: CleanRun) -> "PositionParallelModel":
         """The hooks with the clean keys and values of a sequence.
 
         Raises:

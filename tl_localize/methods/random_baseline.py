@@ -1,9 +1,6 @@
 """Random: the score of chance."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -29,8 +26,8 @@ class RandomBaseline(Localizer):
     True
     """
 
-    name: ClassVar[str] = "random"
-    title: ClassVar[str] = "Random"
+    name = "random"
+    title = "Random"
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -1,9 +1,6 @@
 """RowNorm: a control that never reads the sentence."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import ClassVar
 
 from tl_localize.methods.base import Localizer, Values
 from tl_localize.neurons import NeuronView
@@ -31,8 +28,8 @@ class RowNorm(Localizer):
     True
     """
 
-    name: ClassVar[str] = "row_norm"
-    title: ClassVar[str] = "RowNorm (control: never reads the sentence)"
+    name = "row_norm"
+    title = "RowNorm (control: never reads the sentence)"
 
     def attribute(self, neurons: NeuronView, sequence: MemorizedSequence) -> Values:
         return neurons.row_norms().cpu()

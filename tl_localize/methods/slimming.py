@@ -1,9 +1,6 @@
 """Slimming: a sparse mask learned by an L1 penalty."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -40,8 +37,8 @@ class Slimming(MaskLearner):
     90
     """
 
-    name: ClassVar[str] = "slimming"
-    title: ClassVar[str] = "Slimming"
+    name = "slimming"
+    title = "Slimming"
     learning_rate: Real = 1e-2
     sparsity_weight: Real = 1000.0
     steps: int = 60

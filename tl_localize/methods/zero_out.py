@@ -1,10 +1,7 @@
 """Zero-Out: ablate one neuron at a time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -62,8 +59,8 @@ class ZeroOut(Localizer):
     210
     """
 
-    name: ClassVar[str] = "zero_out"
-    title: ClassVar[str] = "Zero-Out"
+    name = "zero_out"
+    title = "Zero-Out"
     screen: float | None = None
     screen_sample: int = 32
     seed: int = 0

@@ -4,8 +4,6 @@ A method has one colour and one marker in all of them (``report.looks``). A lege
 right, where it covers nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +28,7 @@ NEG = "Neg: accuracy lost on the other sequences\n(percentage points; better: up
 NAMED = 3  # neurons of each layer that a score map names
 
 
-def inj_figures(results: InjResults) -> dict[str, Figure]:
+def inj_figures(results: InjResults) -> "dict[str, Figure]":
     """The INJ figures by file name; none where no injection converged.
 
     >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
@@ -46,7 +44,7 @@ def inj_figures(results: InjResults) -> dict[str, Figure]:
     return figures
 
 
-def target_against_distractors(results: InjResults) -> Figure:
+def target_against_distractors(results: InjResults) -> "Figure":
     """INJ with distractors: recall of the target's rows against recall of the distractors' rows,
     among the top 1x of each layer.
 
@@ -80,7 +78,7 @@ def target_against_distractors(results: InjResults) -> Figure:
     return with_legend([panel])
 
 
-def recall_curve(results: InjResults) -> Figure:
+def recall_curve(results: InjResults) -> "Figure":
     """INJ: mean recall of each method against the share of each layer looked at, with standard
     errors over sentences.
 
@@ -111,7 +109,7 @@ def recall_curve(results: InjResults) -> Figure:
     return with_legend(panels)
 
 
-def del_figures(results: DelResults) -> dict[str, Figure]:
+def del_figures(results: DelResults) -> "dict[str, Figure]":
     """The DEL figures by file name: what is forgotten, and the confusion matrices at the largest
     ratio.
 
@@ -122,7 +120,7 @@ def del_figures(results: DelResults) -> dict[str, Figure]:
     return {"del_forgetting": forgetting(results), "del_confusion": confusion(results)}
 
 
-def forgetting(results: DelResults) -> Figure:
+def forgetting(results: DelResults) -> "Figure":
     """DEL: accuracy that the target loses (Self) against what the other sequences lose (Neg), from
     nothing ablated through all ratios. At one Neg, higher is better.
 
@@ -149,7 +147,7 @@ def forgetting(results: DelResults) -> Figure:
     return with_legend([panel])
 
 
-def rev_figures(results: RevResults) -> dict[str, Figure]:
+def rev_figures(results: RevResults) -> "dict[str, Figure]":
     """REV by file name: own against others as more units are put back, and as more are given to the
     model before, side by side; means over sentences with standard errors.
 
@@ -173,7 +171,7 @@ def rev_figures(results: RevResults) -> dict[str, Figure]:
     return {"rev_curves": with_legend(panels)} if curves else {}
 
 
-def confusion(results: DelResults, ratio: Real | None = None) -> Figure:
+def confusion(results: DelResults, ratio: Real | None = None) -> "Figure":
     """DEL: change of accuracy of each sequence (column) when another's neurons are ablated (row),
     one panel per method.
 
@@ -217,7 +215,7 @@ def confusion(results: DelResults, ratio: Real | None = None) -> Figure:
     return figure
 
 
-def score_map(scores: NeuronScores) -> Figure:
+def score_map(scores: NeuronScores) -> "Figure":
     """In which layers the scores lie: each layer's share of the sum of all positive scores, and its
     best neurons. Layers in which the method did not choose are left out.
 
@@ -240,7 +238,7 @@ def score_map(scores: NeuronScores) -> Figure:
     return with_legend([panel])
 
 
-def save_figure(figure: Figure, folder: str | Path, name: str) -> None:
+def save_figure(figure: "Figure", folder: str | Path, name: str) -> None:
     """Write NAME.png, for screens of high resolution, and NAME.svg, each whole or not at all.
 
     >>> save_figure(score_map(Attribution()(model, sequence)), folder, "map")
@@ -263,7 +261,7 @@ def _methods(frame: Any) -> Iterator[tuple[str, Look, Any]]:
         yield short_title(name), look, frame[frame["method"] == name]
 
 
-def _curve(ax: Axes, columns: Sequence[Any], method: str, look: Look) -> None:
+def _curve(ax: "Axes", columns: Sequence[Any], method: str, look: Look) -> None:
     """Draw a line from nothing ablated on: numbers across and up, and errors up and across."""
     x, y, y_error, x_error = (np.append(0, column) for column in columns)
     how = look.style("-")

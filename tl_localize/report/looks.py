@@ -6,8 +6,6 @@ few of Paul Tol's; each can be told from the others with any colour vision. In g
 markers tell the methods apart.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Sequence
 from itertools import cycle
@@ -66,7 +64,7 @@ def looks(methods: Iterable[str]) -> dict[str, Look]:
     return {name: LOOKS.get(name) or next(further) for name in dict.fromkeys(methods)}
 
 
-def axes(n: int, size: tuple[float, float] = (4.8, 4.2)) -> list[Axes]:
+def axes(n: int, size: tuple[float, float] = (4.8, 4.2)) -> "list[Axes]":
     """``n`` axes of a new figure, in one row, or in two where there are many.
 
     Args:
@@ -91,14 +89,14 @@ def axes(n: int, size: tuple[float, float] = (4.8, 4.2)) -> list[Axes]:
     return list(figure.subplots(rows, n // rows, squeeze=False).flat)
 
 
-def finish(ax: Axes, x: str, y: str, title: str) -> None:
+def finish(ax: "Axes", x: str, y: str, title: str) -> None:
     """Labels, a title, and no lines above and to the right."""
     ax.set(xlabel=x, ylabel=y)
     ax.set_title(title, fontsize=11)
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def with_legend(panels: Sequence[Axes]) -> Figure:
+def with_legend(panels: "Sequence[Axes]") -> "Figure":
     """The figure of some axes, with one legend beside the last, where it covers nothing."""
     handles: dict[str, Any] = {}
     for panel in panels:
@@ -117,7 +115,7 @@ def with_legend(panels: Sequence[Axes]) -> Figure:
     return figure
 
 
-def drawn(figure: Figure, suffix: str, **settings: Any) -> bytes:
+def drawn(figure: "Figure", suffix: str, **settings: Any) -> bytes:
     """A figure as the content of a file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=suffix, **settings)

@@ -5,8 +5,6 @@ Source: Chang, Thomason, Jia (2024), arXiv:2311.09060, and the authors' code
 (github.com/terarachang/MemPi).
 """
 
-from __future__ import annotations
-
 import pandas as pd
 
 from tl_localize.evals.presets import paper_model

@@ -1,7 +1,5 @@
 """Tables as Markdown, LaTeX and CSV, and the paper's published numbers beside ours."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

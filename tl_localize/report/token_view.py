@@ -2,8 +2,6 @@
 terminal, brackets in a log.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from html import escape
 
