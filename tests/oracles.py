@@ -92,7 +92,6 @@ def plain_integrated_gradients(model, sequence, points, weights):
 # Settings of models whose attention differs from GPT-2's ...
 ATTENTION = {
     "alibi": {"positional_embedding_type": "alibi"},
-    "shortformer": {"positional_embedding_type": "shortformer"},
     "soft cap": {"attn_scores_soft_cap": 0.5},
     "local window": {
         "use_local_attn": True,

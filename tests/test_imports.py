@@ -71,7 +71,7 @@ def imports_in(source):
         "from tl_localize.report import figures",
         "import tl_localize.report.figures",
         "def later():\n    import_module('tl_localize.report.figures')",
-        "importlib.import_module('tl_localize.report.figures').score_map",
+        "importlib.import_module('tl_localize.report.figures').forgetting",
     ],
 )
 def test_every_way_to_import_is_seen(source):

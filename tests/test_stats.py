@@ -65,7 +65,7 @@ def test_compare_with_reference_divides_the_level_by_the_settings_that_have_it()
 
 
 def test_compare_with_reference_names_a_missing_reference():
-    with pytest.raises(ValueError, match="reference must be one of the methods"):
+    with pytest.raises(ValueError, match="reference must be one of 'a', got 'b'"):
         compare_with_reference(frame_of({("a", 1): [1]}), "b", "x", ["ratio"])
 
 

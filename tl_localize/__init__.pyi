@@ -1,3 +1,4 @@
+from .collect.known import example as example
 from .evals import (
     DelBenchmark as DelBenchmark,
     DelResults as DelResults,
@@ -40,10 +41,7 @@ from .metrics import (
     perplexity_base2 as perplexity_base2,
 )
 from .models import load_model as load_model
-from .reference import (
-    reference_sequence as reference_sequence,
-    reference_sequences as reference_sequences,
-)
+from .reference import reference_sequences as reference_sequences
 from .report.token_view import token_view as token_view
 from .scores import NeuronScores as NeuronScores, NeuronSet as NeuronSet
 from .sequences import MemorizedSequence as MemorizedSequence

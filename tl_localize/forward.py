@@ -100,12 +100,9 @@ def resume(model: Any, layer: int, resid: Stream, stop: int | None = None) -> St
         return resid
     if is_bridge(model):
         return _run_from(model, layer, resid, stop)
-    # position vectors that enter every layer
-    shortformer = model.cfg.positional_embedding_type == "shortformer"
-    positions = model.hook_pos_embed(model.pos_embed(resid[..., 0].long())) if shortformer else None
     # contiguous: TransformerLens views it as [batch * pos, d_model]
-    options: dict[str, Any] = {"shortformer_pos_embed": positions, "padding_side": "right"}
-    return model(resid.contiguous(), start_at_layer=layer, stop_at_layer=stop, **options)
+    options: dict[str, Any] = {"stop_at_layer": stop, "padding_side": "right"}
+    return model(resid.contiguous(), start_at_layer=layer, **options)
 
 
 def unembed(model: Any, resid: Float[Tensor, "*shape d_model"]) -> Float[Tensor, "*shape vocab"]:

@@ -279,23 +279,11 @@ CONVERTERS = {
     "gpt_neox": "convert_neox_weights",
     "llama": "convert_llama_weights",
 }
-ADAPTED = (  # settings that a Bridge and a HookedTransformer both have
-    "d_model",
-    "d_head",
-    "n_heads",
-    "n_layers",
-    "n_ctx",
-    "d_vocab",
-    "d_mlp",
-    "eps",
-    "act_fn",
-    "normalization_type",
-    "positional_embedding_type",
-    "n_key_value_heads",
-    "gated_mlp",
-    "final_rms",
-    "parallel_attn_mlp",
-    "scale_attn_by_inverse_layer_idx",
+# settings that a Bridge and a HookedTransformer both have
+ADAPTED = (
+    "d_model d_head n_heads n_layers n_ctx d_vocab d_mlp eps act_fn normalization_type "
+    "positional_embedding_type n_key_value_heads gated_mlp final_rms parallel_attn_mlp "
+    "scale_attn_by_inverse_layer_idx"
 )
 
 
@@ -309,7 +297,7 @@ def _shapes(hf_model: Any) -> dict[str, Any]:
     config, kind = hf_model.config, type(hf_model).__name__
     found = build_bridge_config_from_hf(config, kind, "", torch.float32)
     found = ArchitectureAdapterFactory.select_architecture_adapter(found).cfg
-    shapes = {name: getattr(found, name) for name in ADAPTED}
+    shapes = {name: getattr(found, name) for name in ADAPTED.split()}
     shapes["use_attn_scale"] = getattr(config, "scale_attn_weights", True)
     if found.positional_embedding_type == "rotary":
         share = config.rope_parameters.get("partial_rotary_factor", 1.0)

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor
 
 from tl_localize.changes import Undo, Use, adding_hooks, undo_interrupted
+from tl_localize.files import nearest
 from tl_localize.forward import dropout_in_training
 from tl_localize.units import NEURONS, Acts, Units, check_units, model_name
 
@@ -22,6 +23,7 @@ Hook = Callable[..., Tensor]
 # where a float is meant: the run-time type checker of the tests, unlike PEP 484, does not take an
 # int for it
 Real = float | int
+VECTORIZED = "tanh exp erf sigmoid log log1p expm1 sin cos sqrt rsqrt"  # functions of torch
 
 
 @cache
@@ -33,19 +35,7 @@ def initialize_vector_functions() -> None:
     make that call, now and then one thread's half of the numbers is off by 1e-4
     (docs/differences.md has a reproduction in plain torch).
     """
-    for name in [
-        "tanh",
-        "exp",
-        "erf",
-        "sigmoid",
-        "log",
-        "log1p",
-        "expm1",
-        "sin",
-        "cos",
-        "sqrt",
-        "rsqrt",
-    ]:
+    for name in VECTORIZED.split():
         for dtype in (torch.float32, torch.float64):
             getattr(torch, name)(torch.ones(1, dtype=dtype))
 
@@ -103,11 +93,14 @@ def check_seed(seed: Any, bits: int = 63) -> None:
     check_between(0, 2**bits - 1, seed=seed)
 
 
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raise ValueError unless it is one of the choices."""
-    if value not in choices:
-        known = ", ".join(map(repr, choices))
-        raise ValueError(f"{name} must be one of {known}, got {value!r}. Choose one of them.")
+def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
+    """Raise ValueError unless it is one of the choices; the nearest ones are offered."""
+    known = list(choices)
+    if value not in known:
+        raise ValueError(
+            f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}. Choose one of "
+            f"them.{nearest(str(value), map(str, known))}"
+        )
 
 
 def check_ratio(name: str, ratio: Any) -> float:

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Int32
 
-from tl_localize.files import nearest
 from tl_localize.neurons import LanguageModel, check_count
 from tl_localize.readers import Data
 from tl_localize.sequences import MemorizedSequence, encode, tokenizer_of, with_text
@@ -80,20 +79,6 @@ def reference_sequences(model: LanguageModel, min_repetitions: int = 64) -> list
         sequence = MemorizedSequence(tokens, N_PREFIX, one.id, one.category)
         found.append(with_text(model, sequence))
     return found
-
-
-def reference_sequence(model: LanguageModel, id: str) -> MemorizedSequence:
-    """The planted sequence of this id, however often the reference models saw it.
-
-    >>> reference_sequence(model, "quotes-056").category
-    'quotes'
-    """
-    texts = {sequence.id: sequence for sequence in reference_sequences(model, 1)}
-    if id not in texts:
-        raise ValueError(
-            f"example must be the id of a shipped text, got {id!r}.{nearest(id, texts)}"
-        )
-    return texts[id]
 
 
 def inj_sequences(

@@ -37,7 +37,7 @@ def rounded_down(ratio: Real, n: int) -> int:
 class NeuronSet(Saved):
     """A set of neurons.
 
-    It behaves as a set of pairs (layer, neuron): ``&``, ``|``, ``-``, ``^``, ``<=``, ``==``,
+    It behaves as a set of pairs (layer, neuron): ``&``, ``|``, ``-``, ``<=``, ``==``,
     ``in``, ``len`` and iteration.
 
     Args:
@@ -88,9 +88,6 @@ class NeuronSet(Saved):
 
     def __sub__(self, other: "NeuronSet") -> "NeuronSet":
         return replace(self, mask=self.mask & ~self._fitting(other))
-
-    def __xor__(self, other: "NeuronSet") -> "NeuronSet":
-        return replace(self, mask=self.mask ^ self._fitting(other))
 
     def __le__(self, other: "NeuronSet") -> bool:
         return not len(self - other)

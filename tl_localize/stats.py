@@ -9,7 +9,10 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from tl_localize.neurons import check_choice
+
 Numbers = Sequence[float] | np.ndarray | pd.Series
+ALPHA = 0.05  # level of a test
 
 
 def with_error(values: Numbers, decimals: int = 1) -> str:
@@ -56,12 +59,11 @@ def compare_with_reference(
     by: Sequence[str],
     *,
     larger_is_better: bool = True,
-    alpha: float = 0.05,
 ) -> pd.DataFrame:
     """One-tailed paired t-tests of each method against a reference method, with Bonferroni's
     correction.
 
-    As in the paper, the level is alpha over the number of settings in which one method is compared.
+    As in the paper, the level is 0.05 over the number of settings in which one method is compared.
 
     Args:
         frame: one row per sequence_id x method x setting.
@@ -69,17 +71,12 @@ def compare_with_reference(
 
     Returns:
         one row per method and setting: difference of the means, p_value, n (pairs), tests (by how
-        many alpha is divided), level (alpha / tests), significant.
+        many 0.05 is divided), level (0.05 / tests), significant.
 
     Raises:
         ValueError: the reference is not in the frame.
     """
-    methods = frame["method"].unique()
-    if reference not in methods:
-        raise ValueError(
-            f"reference must be one of the methods {sorted(methods)}, got {reference!r}. Run it "
-            "too."
-        )
+    check_choice("reference", reference, frame["method"].unique())
     better = "greater" if larger_is_better else "less"
     own = frame[frame["method"] == reference]
     pairs = frame[frame["method"] != reference].merge(
@@ -92,7 +89,7 @@ def compare_with_reference(
             pair = group[[value, f"{value}_reference"]].dropna().to_numpy(dtype=float)
             p = paired_test(pair[:, 0], pair[:, 1], better)
             difference = float((pair[:, 0] - pair[:, 1]).mean())
-            level = alpha / n_tests
+            level = ALPHA / n_tests
             rows.append([method, *key, difference, p, len(pair), n_tests, level, p < level])
     names = ["difference", "p_value", "n", "tests", "level", "significant"]
     return pd.DataFrame(rows, columns=["method", *by, *names])  # also where there is one method

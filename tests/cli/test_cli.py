@@ -94,7 +94,7 @@ def test_inj_interrupted_keeps_what_is_done_and_goes_on(run, tmp_path, monkeypat
     assert run.inj(f"{INJ} random").exit_code == 1  # all is measured, no injection converged
     assert len(calls) == 4
     assert pd.read_csv(frame)["sequence_id"].nunique() == 3
-    assert "Already done; using saved results." in run.inj(f"{INJ} random").stderr
+    assert "results are kept from before" in run.inj(f"{INJ} random").stderr
     assert len(calls) == 4
 
 
@@ -204,15 +204,13 @@ def test_lists_name_what_commands_take(run):
     from tl_localize import METHODS
 
     assert all(name in run("methods").stdout for name in METHODS)
-    models = dict(re.findall(r"^ +(\S.*?)  +(.+?) *$", run("models").stdout, re.M))
-    assert models["reference-pythia"] != models["reference-gpt2"]
-    assert "a .gguf file" in models
     assert run("--version").stdout.startswith("tl_localize ")
 
 
 def test_table_for_other_programs(run, tmp_path):
     run.inj(f"--limit 1 {INJ} activations")
-    assert "mean,standard_error,n\n" in run("table --csv", tmp_path / "out").stdout
+    run("table", tmp_path / "out")
+    assert ",recall," in (tmp_path / "out" / "frame.csv").read_text()
 
 
 def test_results_of_rev_are_printed(gpt2_like, sequences, capsys):
@@ -234,7 +232,7 @@ def test_an_output_that_is_ascii_or_closed_ends_well(run, tmp_path, monkeypatch,
     run.inj(f"--limit 2 {INJ} activations")
     out = str(tmp_path / "out")
     ascii = run("table", out, charset="ascii")
-    assert "+-" in ascii.stdout and ascii.exit_code == run("table", out).exit_code
+    assert " ? " in ascii.stdout and ascii.exit_code == run("table", out).exit_code
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdout", None)
         for command in ("table", "status"):

@@ -71,7 +71,7 @@ def test_settings_are_read_from_text():
         ("slimming.steps", "--set must read METHOD.SETTING=VALUE"),
         ("activations.steps=3", "of one of slimming, got"),
         ("slimming.step=3", "Did you mean steps"),
-        ("slimming.units=heads", "settings of slimming must be among"),
+        ("slimming.units=heads", "settings of slimming must be one of"),
         ("slimming.steps=many", "steps must be a whole number from 1 on"),
     ],
 )

@@ -3,11 +3,10 @@
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 pytest.importorskip("matplotlib")
-from tl_localize import InjResults, NeuronScores
-from tl_localize.report import figures
+from tl_localize import InjResults
+from tl_localize.report import figures, looks
 
 
 @pytest.fixture
@@ -88,33 +87,6 @@ def test_forgetting_draws_each_method_from_nothing_through_all_ratios_with_error
             assert np.ptp(ends, 1) / 2 == pytest.approx([0, *errors.loc[name, column]])
 
 
-# ---- scores and sets
-
-
-@pytest.fixture
-def scores():
-    values = torch.zeros(3, 400)
-    values[0, 7], values[1, 399], values[1, 1], values[1, :5] = 2.0, 4.0, 1.0, 0.2
-    values[2, 5] = -1.0
-    return NeuronScores(values, "attribution", "a poem")
-
-
-@pytest.mark.parametrize("spared", [0, 1])
-def test_score_map_shows_the_share_of_each_layer_and_names_its_best_neurons(scores, spared):
-    """The sum of the positive scores is 7. Masks give the layers that they spare the score 1."""
-    values = torch.cat([torch.ones(spared, 400), scores.values])
-    (ax,) = figures.score_map(NeuronScores(values, first_layer=spared)).axes
-    widths = [bar.get_width() for bar in ax.containers[0]]
-    assert widths == pytest.approx([100 * 2 / 7, 100 * 5 / 7, 0])
-    assert [text.get_text() for text in ax.texts][:2] == ["7, 0, 1", "399, 0, 1"]
-    assert ax.get_yticks().tolist() == [spared, spared + 1, spared + 2]
-
-
-def test_score_map_of_no_positive_score_can_be_drawn():
-    (ax,) = figures.score_map(NeuronScores(-torch.ones(2, 3))).axes
-    assert [bar.get_width() for bar in ax.containers[0]] == [0, 0]
-
-
-def test_figure_shows_itself_in_a_notebook(scores):
-    figure = figures.score_map(scores)
-    assert figure._repr_png_().startswith(b"\x89PNG")
+def test_figure_shows_itself_in_a_notebook():
+    (panel,) = looks.axes(1)
+    assert panel.figure._repr_png_().startswith(b"\x89PNG")

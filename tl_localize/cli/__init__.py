@@ -2,7 +2,6 @@
 help comes at once.
 """
 
-import codecs
 import io
 import os
 import sys
@@ -19,9 +18,6 @@ from tl_localize.cli import commands as c
 # It is read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-
-
-SPELLED = {"±": "+-", "Δ": "change of ", "…": "...", "→": "->"}
 
 
 class Commands(TyperGroup):
@@ -43,11 +39,6 @@ def print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-def spelled(error: Any) -> tuple[str, int]:
-    """What stands for a character that an output such as ASCII does not have."""
-    return SPELLED.get(error.object[error.start], "?"), error.start + 1
-
-
 def main(
     version: Annotated[
         bool,
@@ -55,10 +46,9 @@ def main(
     ] = False,
 ) -> None:
     """Which MLP neurons make a language model recite a text? Begin with tl-localize demo."""
-    codecs.register_error("spelled", spelled)
     sys.stderr = sys.stderr or io.StringIO()  # it was closed
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="spelled")
+        sys.stdout.reconfigure(errors="replace")  # where it is ASCII
     # What the libraries below announce is no business of someone who reads a table.
     warnings.filterwarnings("ignore", category=DeprecationWarning)
 
@@ -81,7 +71,7 @@ PANELS = {
         "collect": c.collect,
     },
     "A results folder": {"status": c.status, "table": c.table},
-    "What there is": {"methods": c.methods, "models": c.models, "plan": c.plan},
+    "What there is": {"methods": c.methods, "plan": c.plan},
 }
 for panel, commands in PANELS.items():
     for name, command in commands.items():

@@ -16,18 +16,13 @@ from tl_localize.evals.rev_benchmark import RevBenchmark
 from tl_localize.evals.sparing import sparing_runs
 from tl_localize.evals.tuning import expand, read_settings
 from tl_localize.execution import Store
-from tl_localize.files import nearest, reading, write_text
+from tl_localize.files import reading, write_text
 from tl_localize.injection import RECIPES
 from tl_localize.methods import Localizer, ZeroOut
 from tl_localize.models import is_reference
-from tl_localize.neurons import LanguageModel
+from tl_localize.neurons import LanguageModel, check_choice
 from tl_localize.readers import Data, read_tokens
-from tl_localize.reference import (
-    N_DEV,
-    held_out_tokens,
-    inj_sequences,
-    reference_sequences,
-)
+from tl_localize.reference import N_DEV, held_out_tokens, inj_sequences, reference_sequences
 from tl_localize.sequences import MemorizedSequence
 from tl_localize.units import NEURONS, UNITS
 
@@ -75,7 +70,7 @@ def run_inj(given: Namespace) -> None:
         max_steps=given.max_steps,
         distractors=given.distractors,
     )
-    conclude(store, given.csv, compute(given, runs, store))
+    conclude(store, compute(given, runs, store))
 
 
 def run_del(given: Namespace) -> None:
@@ -112,7 +107,7 @@ def run_del(given: Namespace) -> None:
     if spare is not None:
         say(f"Shares of a layer: 1, 2, 4, ... neurons, until Neg is below {-spare:g} points.")
         runs = sparing_runs(benchmark, methods, store, spare)
-    conclude(store, given.csv, compute(given, runs, store))
+    conclude(store, compute(given, runs, store))
 
 
 def del_texts(
@@ -178,9 +173,9 @@ def run_rev(given: Namespace) -> None:
         seed=given.seed,
         units=units,
     )
-    n_texts = len(benchmark.groups[0])
-    say(f"{len(benchmark.groups)} groups of {n_texts} texts, model {given.model}")
-    conclude(store, given.csv, compute(given, [(benchmark, methods)], store))
+    groups = benchmark.groups
+    say(f"{len(groups)} groups of {len(groups[0])} texts, model {given.model}")
+    conclude(store, compute(given, [(benchmark, methods)], store))
 
 
 def run_tune(given: Namespace) -> None:
@@ -206,7 +201,7 @@ def run_tune(given: Namespace) -> None:
         dev = sequences[:n_dev]
         benchmark = DelBenchmark(model, dev, text, ratios=(ratio,), n_dev=0, units=units)
     write_text(store.folder / TUNED, "{}")
-    conclude(store, False, compute(given, [(benchmark, methods)], store))
+    conclude(store, compute(given, [(benchmark, methods)], store))
 
 
 def candidates(given: Namespace, ratio: float) -> list[Localizer]:
@@ -216,11 +211,7 @@ def candidates(given: Namespace, ratio: float) -> list[Localizer]:
         rule = 'grid must be a JSON file such as {"slimming": {"steps": [60, 200]}}'
         with reading(rule, given.grid):
             grids = json.loads(given.grid.read_bytes())
-    if given.method not in grids:
-        raise ValueError(
-            f"grid must hold the method {given.method!r}, got {sorted(grids)}."
-            f"{nearest(given.method, grids)}"
-        )
+    check_choice("method", given.method, grids)
     units, asked = UNITS[given.units], (given.method, given.set)
     if given.benchmark == "inj":
         paper = presets.of_units(units, presets.paper_settings(given.model, "inj", ratio))

@@ -30,7 +30,11 @@ def parse_shard(text: str) -> tuple[int, int]:
 # The model
 
 Model = Annotated[
-    str, of_model(help="A reference model, a Hugging Face directory, or TransformerLens' name.")
+    str,
+    of_model(
+        help="reference-gpt2, reference-pythia, a Hugging Face directory, a .gguf file, or a name "
+        "of TransformerLens or the hub."
+    ),
 ]
 Device = Annotated[
     str | None, of_model(help="Such as cpu or cuda. Default: CUDA when there is one.")
@@ -105,9 +109,7 @@ RecipeName = Annotated[
 Listed = Annotated[
     int,
     Option(
-        "--listed",
-        min=0,
-        help="Further sentences in each model, which Activation Contrast sees.",
+        "--listed", min=0, help="Further sentences in each model, which Activation Contrast sees."
     ),
 ]
 
@@ -129,7 +131,6 @@ Shard = Annotated[
 ]
 RetryFailed = Annotated[bool, of_run("--retry-failed", help="Try again what failed before.")]
 Verbose = Annotated[bool, of_run("--verbose", "-v", help="A line for every task.")]
-Csv = Annotated[bool, Option("--csv", help="Print the numbers as CSV.")]
 
 # A results folder
 
@@ -175,8 +176,7 @@ def localize(
         ),
     ] = 5.0,
     force: Annotated[
-        bool,
-        Option("--force", help="Also rank neurons for a text that the model does not recite."),
+        bool, Option("--force", help="Also rank neurons for a text that the model does not recite.")
     ] = False,
     out: Annotated[
         Path | None,
@@ -254,7 +254,6 @@ def inj(
     shard: Shard = "1/1",
     retry_failed: RetryFailed = False,
     verbose: Verbose = False,
-    csv: Csv = False,
 ) -> None:
     """INJ: write new sentences into random rows of W_out, then ask each method which rows they are.
 
@@ -306,7 +305,6 @@ def del_benchmark(
     shard: Shard = "1/1",
     retry_failed: RetryFailed = False,
     verbose: Verbose = False,
-    csv: Csv = False,
 ) -> None:
     """DEL: ablate the neurons, or with --units the heads, that each method locates for a memorized
     sequence; is it forgotten, and only it?
@@ -362,7 +360,6 @@ def rev(
     shard: Shard = "1/1",
     retry_failed: RetryFailed = False,
     verbose: Verbose = False,
-    csv: Csv = False,
 ) -> None:
     """REV: train sentences into all rows of W_out, then put back the rows that each method names;
     is its sentence forgotten, and only it?
@@ -482,7 +479,7 @@ def status(folder: Folder) -> None:
     show_status(folder)
 
 
-def table(folder: Folder, csv: Csv = False) -> None:
+def table(folder: Folder) -> None:
     """All tables and figures from a results folder alone, into it; the model is not needed.
 
     Exit status 1 as of the command that fills the folder, and where a record is damaged.
@@ -490,7 +487,7 @@ def table(folder: Folder, csv: Csv = False) -> None:
     from tl_localize.cli.publish import conclude
     from tl_localize.execution import Store
 
-    conclude(Store(folder, read_only=True), csv)
+    conclude(Store(folder, read_only=True))
 
 
 def methods() -> None:
@@ -498,13 +495,6 @@ def methods() -> None:
     from tl_localize.cli.lists import list_methods
 
     list_methods()
-
-
-def models() -> None:
-    """What --model takes."""
-    from tl_localize.cli.lists import list_models
-
-    list_models()
 
 
 def plan(

@@ -1,4 +1,4 @@
-"""tl-localize known | methods | models | plan: what there is, and what it takes."""
+"""tl-localize known | methods | plan: what there is, and what it takes."""
 
 from argparse import Namespace
 
@@ -12,14 +12,6 @@ from tl_localize.methods import METHODS
 from tl_localize.reference import DATA
 from tl_localize.report.terminal import show
 
-MODELS = {
-    "reference-gpt2": "shipped: GPT-2's architecture; the MLP of a layer reads its attention",
-    "reference-pythia": "shipped: GPT-NeoX's; attention and MLP of a layer read the same input",
-    "a directory": "config.json and model.safetensors of Hugging Face, with or without a tokenizer",
-    "a .gguf file": "needs the extra gguf",
-    "a name": "that TransformerLens knows, such as gpt2-xl or EleutherAI/pythia-2.8b",
-}
-
 
 def list_methods() -> None:
     asked = "you want to know"
@@ -29,10 +21,6 @@ def list_methods() -> None:
     texts = {name: (one.__doc__ or "").split("\n\n")[0] for name, one in METHODS.items()}
     meanings = {name: " ".join(text.split()) for name, text in texts.items()}
     show(pd.DataFrame({"score of a neuron": meanings}).rename_axis("method"))
-
-
-def list_models() -> None:
-    show(pd.DataFrame({"what it is": MODELS}).rename_axis("model"))
 
 
 def show_plan(model: str, gpu: float, dtype: str, tflops: float) -> None:

@@ -11,11 +11,7 @@ from rich.text import Text
 
 from tl_localize.cli.running import load, say
 from tl_localize.collect.known import MIN_ACCURACY, example
-from tl_localize.evals.presets import (
-    FIRST_LAYER,
-    make_methods,
-    sparing,
-)
+from tl_localize.evals.presets import FIRST_LAYER, make_methods, sparing
 from tl_localize.evals.sparing import BROKEN, largest_set
 from tl_localize.execution.engine import progress_bar
 from tl_localize.files import prepare_folder, write_text

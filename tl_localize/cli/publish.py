@@ -21,6 +21,11 @@ from tl_localize.report.terminal import console, ranked, reading, show
 
 WIDE = 110  # columns of a terminal that holds all of DEL's table
 TUNED = "tuned.json"  # marks a folder of tl-localize tune
+REPORTS: dict[str, Any] = {  # of each benchmark its results, tables and figures
+    "inj": (InjResults, inj_tables, inj_figures),
+    "del": (DelResults, del_tables, del_figures),
+    "rev": (RevResults, rev_tables, rev_figures),
+}
 
 
 def show_status(folder: Path) -> None:
@@ -29,9 +34,9 @@ def show_status(folder: Path) -> None:
     say_failures(store)
 
 
-def conclude(store: Store, csv: bool, done: bool = True) -> None:
+def conclude(store: Store, done: bool = True) -> None:
     """Publish what is there, and say what failed; leave with a status that tells."""
-    publish(store, csv)
+    publish(store)
     state = say_failures(store)
     if state.frame["not_converged"].sum():
         say(
@@ -58,25 +63,22 @@ def say_failures(store: Store) -> Status:
     return state
 
 
-def publish(store: Store, csv: bool) -> None:
+def publish(store: Store) -> None:
     """All that a results folder has, as files in it and on the terminal."""
     benchmark = planned(store) and store.plans()[0].plan.benchmark
-    kinds: dict[str, Any] = {"inj": InjResults, "del": DelResults, "rev": RevResults}
-    if benchmark not in kinds:
+    if benchmark not in REPORTS:
         raise ValueError(
-            f"folder must hold results of {', '.join(kinds)}, got those of {benchmark!r}. The "
+            f"folder must hold results of {', '.join(REPORTS)}, got those of {benchmark!r}. The "
             "report of a collection is its report.csv."
         )
-    results = kinds[benchmark].of(store)
+    results = REPORTS[benchmark][0].of(store)
     if not len(results.frame):
         say("Nothing is measured yet.")
     elif (store.folder / TUNED).exists():
         publish_ranking(results, store)
     else:
         table = publish_results(results, store)
-        if csv:
-            typer.echo(results.summary().to_csv(index=False), nl=False)
-        elif len(table):
+        if len(table):
             print_results(results, table, benchmark)
         say(f"All tables, figures, the frame and the settings: {store.folder}")
 
@@ -90,13 +92,8 @@ def publish_results(results: InjResults | DelResults | RevResults, store: Store)
     model = about = plan.settings["model"]
     if "units" in plan.settings:
         about += f", {plan.settings['units']['class']}"
-    draw: Any
-    if isinstance(results, InjResults):
-        tables, draw = inj_tables(results, model), inj_figures
-    elif isinstance(results, DelResults):
-        tables, draw = del_tables(results, model), del_figures
-    else:
-        tables, draw = rev_tables(results), rev_figures
+    _, tabulate, draw = REPORTS[plan.benchmark]
+    tables = tabulate(results, model)
     for name, table in tables.items():
         save_table(table, folder, name, f"{CAPTIONS[name]} [{about}]")
     try:

@@ -12,7 +12,6 @@ from rich.console import Console
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from tl_localize.execution import Benchmark, InProcess, RayCluster, Store
-from tl_localize.execution.engine import progress_bar
 from tl_localize.models import load_model
 from tl_localize.neurons import LanguageModel
 from tl_localize.readers import Data
@@ -33,7 +32,7 @@ def compute(
     interrupted. Above the bar stands what the engine logs: each task if ``--verbose`` is given,
     else what failed.
     """
-    executor, told = InProcess(shard=given.shard), set[str]()
+    executor = InProcess(shard=given.shard)
     log = logging.getLogger("tl_localize")
     log.setLevel(logging.INFO if given.verbose else logging.WARNING)
     if given.ray:
@@ -43,19 +42,12 @@ def compute(
         say(f"Using {n} CPU thread{'s' * (n > 1)} (set OMP_NUM_THREADS to change).")
     try:
         for benchmark, methods in runs:
-            with progress_bar() as advance, logging_redirect_tqdm([log]):
-
-                def show(fraction: float, what: str) -> None:
-                    told.add(what)
-                    advance(fraction, what)
-
+            with logging_redirect_tqdm([log]):
                 again = given.retry_failed
-                benchmark.run(methods, store, show, executor=executor, retry_failed=again)
+                benchmark.run(methods, store, executor=executor, retry_failed=again)
     except KeyboardInterrupt:
         say("Interrupted. What is done is kept; go on with the same command.")
         return False
-    if told <= {"done"}:
-        say("Already done; using saved results.")
     return True
 
 

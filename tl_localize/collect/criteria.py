@@ -94,9 +94,6 @@ class Report:
         frame = pd.DataFrame({"removed": removed, "left": self.n_in - removed.cumsum()})
         return frame.rename_axis("criterion")
 
-    def __repr__(self) -> str:
-        return f"Report({self})"
-
     def __str__(self) -> str:
         removed = [f"{n} removed: {name}" for name, n in self.removed.items() if n]
         return ", ".join([f"{self.n_in} came in", *removed, f"{self.n_out} left"])

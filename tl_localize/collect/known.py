@@ -39,19 +39,8 @@ MIN_ACCURACY = 0.7  # from which on a text counts as known
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6, 0.5)
 FEW = 8  # texts below which a benchmark says little
 BUILTINS = "print range enumerate zip map filter isinstance int str sorted open type dict super max"
-# How paragraphs of licences begin.
-LICENCES = {
-    "mit": "Permission is hereby granted, free of charge",
-    "mit-warranty": 'THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY',
-    "bsd": "Redistribution and use in source and binary forms",
-    "bsd-warranty": "THIS SOFTWARE IS PROVIDED BY THE COPYRIGHT HOLDERS",
-    "apache": "TERMS AND CONDITIONS FOR USE, REPRODUCTION, AND DISTRIBUTION",
-    "apache-licensor": '"Licensor" shall mean',
-    "apache-grant": "2. Grant of Copyright License.",
-    "apache-notice": 'Licensed under the Apache License, Version 2.0 (the "License")',
-    "isc": "Permission to use, copy, modify, and/or distribute this software",
-    "psf": "1. This LICENSE AGREEMENT is between the Python Software Foundation",
-}
+# how paragraphs of licences begin
+LICENCES: dict[str, str] = json.loads((DATA / "licences.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class Deletion(Benchmark[Results]):
         check_text(self.model, self.general_tokens, "general_tokens")
         if self.decode is None:
             decoder(self.model)
-        check_choice("ablation", self.ablation, tuple(ABLATIONS))
+        check_choice("ablation", self.ablation, ABLATIONS)
         check_seed(self.seed)
         check_count(0, n_dev=self.n_dev, first_layer=self.first_layer)
         if self.n_targets is not None:

@@ -31,7 +31,6 @@ from tl_localize.execution.environment import about_model
 from tl_localize.execution.store import Cache
 from tl_localize.execution.tasks import Json, Plan, Task, described
 from tl_localize.injection import Injection, JointInjection, draw_sets, inject, inject_together
-from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.methods.base import Method
 from tl_localize.neurons import (
     LanguageModel,
@@ -142,8 +141,7 @@ class InjBenchmark(Benchmark[InjResults]):
 
     def labelled(self, methods: Sequence[Method]) -> Methods:
         """The methods by label; Random and RowNorm are always among them."""
-        random, norm = RandomBaseline(units=self.units), RowNorm(units=self.units)
-        return with_controls(methods, self.units, random, norm)
+        return with_controls(methods, self.units)
 
     def plan(self, methods: Sequence[Method], before: Sequence[Plan] = ()) -> Plan:
         labelled = self.labelled(methods)

@@ -74,7 +74,7 @@ class InjResults(Measured):
         if self.distractors:
             metrics += [f"foreign_{name}" for name in metrics]
         keys = ["injection_ratio", "method", "multiple"]
-        used = self.frame[self.frame["converged"]]
+        used = self.frame.query("converged")
         groups = used.groupby([*keys, "group"], sort=False)[metrics].mean()
         return means_of(groups.reset_index(), keys, metrics)
 
@@ -84,7 +84,7 @@ class InjResults(Measured):
 
         Pairs are sentences; with distractors they are groups, whose sentences share a model.
         """
-        used = self.frame[self.frame["converged"]]
+        used = self.frame.query("converged")
         keys = ["group", "method", "injection_ratio", "ratio"]
         means = used.groupby(keys, sort=False)["recall"].mean().reset_index()
         pairs = means.rename(columns={"group": "sequence_id"})
@@ -102,4 +102,4 @@ def converged_part(block: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     label = f"{n - failed} sentence{'s' * (n - failed != 1)}" + (
         f" ({failed} more did NOT converge and are left out)" if failed else ""
     )
-    return label, block[block["converged"]]
+    return label, block.query("converged")

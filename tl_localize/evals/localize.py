@@ -17,6 +17,7 @@ from tl_localize.batching import Report
 from tl_localize.execution.store import Cache, reason_of
 from tl_localize.execution.tasks import Json, Task, described, tasks_of
 from tl_localize.files import Saved, prepare_folder, write_json, write_text
+from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.methods.base import Localizer, Method, check_scores, label_methods
 from tl_localize.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
@@ -101,8 +102,11 @@ class Measured(ABC):
 def with_controls(
     methods: Sequence[Method], units: Units, *controls: Localizer
 ) -> dict[str, Method]:
-    """The methods by label, and after them those controls that are not among them."""
+    """The methods by label, and after them those controls that are not among them; Random and
+    RowNorm unless given.
+    """
     labelled = label_methods(methods, units)
+    controls = controls or (RandomBaseline(units=units), RowNorm(units=units))
     names = [getattr(method, "name", "") for method in methods]
     return labelled | {one.name: one for one in controls if one.name not in names}
 

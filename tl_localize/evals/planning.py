@@ -41,9 +41,9 @@ def plan(model: str, gpu: Real = 80, dtype: str = "bfloat16", tflops: Real = 100
     25
     """
     name = paper_model(model).removesuffix("-deduped")
-    check_choice("model", name, tuple(SHAPES))
+    check_choice("model", name, SHAPES)
     check_positive(gpu=gpu, tflops=tflops)
-    check_choice("dtype", dtype, tuple(ITEMSIZES))
+    check_choice("dtype", dtype, ITEMSIZES)
     n_layers, d_model, n_heads, d_vocab = SHAPES[name]
     shape = Shape(
         n_layers=n_layers,

@@ -22,10 +22,9 @@ from tl_localize.collect.known import Known
 from tl_localize.evals.del_benchmark import DelBenchmark
 from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.execution.tasks import Json
-from tl_localize.files import nearest
 from tl_localize.methods import METHODS, IterativeAttribution, Localizer, RandomBaseline
 from tl_localize.models import is_reference
-from tl_localize.neurons import LanguageModel
+from tl_localize.neurons import LanguageModel, check_choice
 from tl_localize.readers import Data, read_tokens
 from tl_localize.reference import DATA, N_DEV, held_out_tokens
 from tl_localize.sequences import MemorizedSequence
@@ -89,17 +88,9 @@ def make_method(name: str, settings: Mapping[str, Any], units: Units = NEURONS) 
     >>> make_method("slimming", {"steps": 60}).steps
     60
     """
-    if name not in METHODS:
-        raise ValueError(
-            f"methods must be among {', '.join(METHODS)}, got {name!r}.{nearest(name, METHODS)}"
-        )
-    known = settings_of(name)
+    check_choice("methods", name, METHODS)
     for setting in settings:
-        if setting not in known:
-            raise ValueError(
-                f"settings of {name} must be among {', '.join(known)}, got "
-                f"{setting!r}.{nearest(setting, known)}"
-            )
+        check_choice(f"settings of {name}", setting, settings_of(name))
     try:
         return METHODS[name](**settings, units=units)
     except TypeError as error:

@@ -33,7 +33,7 @@ from tl_localize.injection.learned import (
     units_put,
 )
 from tl_localize.losses import mean_log_odds
-from tl_localize.methods import ActivationContrast, RandomBaseline, RowNorm
+from tl_localize.methods import ActivationContrast
 from tl_localize.methods.base import Method
 from tl_localize.metrics import accuracy, check_text, sequence_losses
 from tl_localize.neurons import LanguageModel, NeuronView, Real, check_count, check_seed
@@ -160,8 +160,7 @@ class RevBenchmark(Benchmark[RevResults]):
 
     def labelled(self, methods: Sequence[Method]) -> Methods:
         """The methods by label; Random and RowNorm are always among them."""
-        random, norm = RandomBaseline(units=self.units), RowNorm(units=self.units)
-        labelled = with_controls(methods, self.units, random, norm)
+        labelled = with_controls(methods, self.units)
         if self.n_listed and self.before is None:
             listed = [one for group in self.groups for one in group[self.n_sequences :]]
             texts = tuple(tuple(one.tokens.tolist()) for one in listed)

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from tl_localize.evals.localize import Measured
+from tl_localize.neurons import check_choice
 from tl_localize.stats import at_cost, paired_test, with_error
 
 PRICE = 5.0  # points that the others lose (put back) or gain (graft)
@@ -34,7 +35,7 @@ class RevResults(Measured):
 
     def _used(self) -> pd.DataFrame:
         """The rows of models that recited every sentence."""
-        return self.frame[self.frame["converged"]]
+        return self.frame.query("converged")
 
     def summary(self) -> pd.DataFrame:
         """Own over others as more units are exchanged: means over sentences, in points.
@@ -92,11 +93,7 @@ class RevResults(Measured):
         average for each method, in points.
         """
         points = {method: own - others for method, (own, others) in self.points().items()}
-        if reference not in points:
-            raise ValueError(
-                f"reference must be one of the methods {sorted(points)}, got {reference!r}. Run it "
-                "too."
-            )
+        check_choice("reference", reference, points)
         best = {name: gaps[:, gaps.mean(0).argmin()] for name, gaps in points.items()}
         rows = [
             {

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -77,8 +77,6 @@ class Run:
         failed: keys of tasks that are not tried; those that fail are added.
         environment: of the model, for the records.
         weight: of all tasks that are left to compute.
-        unseen: kinds of tasks of which none has begun to tell how long it takes; until all have,
-            nothing is said of the time left.
         done: weight of the tasks that are done.
     """
 
@@ -89,7 +87,6 @@ class Run:
     environment: Json
     progress: Progress | None = None
     weight: float = 1.0
-    unseen: set[str] = field(default_factory=set)
     done: float = 0.0
 
     def outcomes(self, group: Sequence[Task]) -> Iterator[Outcome]:
@@ -124,22 +121,20 @@ class Run:
 
     def report(self, task: Task, fraction: float) -> None:
         """Tell that this fraction of a task is done."""
-        if fraction:
-            self.unseen.discard(task.kind)
         if self.progress:
             share = (self.done + fraction * task.weight) / self.weight
-            known = 0.0 if self.unseen else min(1.0, share)
-            self.progress(known, f"{task.label} on {task.name}")
+            self.progress(min(1.0, share), f"{task.label} on {task.name}")
 
     def tell(self, outcome: Outcome) -> None:
         """Tell that a task is done, or has failed."""
-        task, about = outcome.task, (outcome.task.label, outcome.task.name)
+        task = outcome.task
         self.report(task, 1.0)
         self.done += task.weight
         if outcome.reason:
-            LOG.warning("FAILED %s on %s: %s", *about, outcome.reason.splitlines()[0])
+            reason = outcome.reason.splitlines()[0]
+            LOG.warning("FAILED %s on %s: %s", task.label, task.name, reason)
         else:
-            LOG.info("%s on %s: %s", *about, task.file)
+            LOG.info("%s on %s: %s", task.label, task.name, task.file)
 
 
 class Benchmark(ABC, Generic[Results]):
@@ -221,18 +216,16 @@ class Benchmark(ABC, Generic[Results]):
         failed = set() if retry_failed else set(cache.failures())
         groups = missing_groups(plan, cache, executor.shard, failed)
         missing = [task for group in groups for task in group]
-        if before and missing:
-            kept = sum(cache.has(task) for task in plan.tasks)
+        if kept := sum(cache.has(task) for task in plan.tasks):
             LOG.warning("%d of %d results are kept from before.", kept, len(plan.tasks))
         left = [task for task in closure(missing) if not cache.has(task)]
-        weight, kinds = sum(task.weight for task in left), {task.kind for task in left}
+        weight = sum(task.weight for task in left)
         shown = progress_bar() if progress is True else nullcontext(progress or None)
         with shown as report:
-            run = Run(self, labelled, cache, failed, made_with, report, weight, kinds)
+            run = Run(self, labelled, cache, failed, made_with, report, weight)
             for outcome in executor(run, groups):
                 run.tell(outcome)
-            # a run that was stopped is not done
-            if report and all(cache.has(task) or blocked(task, failed) for task in missing):
+            if report:
                 report(1.0, "done")
         return self.results(cache)
 

@@ -13,19 +13,12 @@ from torch import Tensor
 from tl_localize.execution.tasks import Json, canonical, hash_tensors
 from tl_localize.neurons import LanguageModel, model_name
 
-PACKAGES = ("tl_localize", "torch", "transformer-lens", "transformers", "numpy", "scipy", "pandas")
+PACKAGES = "tl_localize torch transformer-lens transformers numpy scipy pandas"
 
 # entries of a config that change no number
 ELSEWHERE = (
-    "device",
-    "n_devices",
-    "seed",
-    "model_name",
-    "original_architecture",
-    "from_checkpoint",
-    "checkpoint",
-    "init",
-    "tokenizer",
+    "device n_devices seed model_name original_architecture from_checkpoint checkpoint init "
+    "tokenizer"
 )
 PROBE = 128  # tokens on which a model shows what it computes
 # Share of the largest number by which machines may differ on them, in float32. Float64 differs by
@@ -48,7 +41,7 @@ def environment(model: LanguageModel, made_of: str = "") -> Json:
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "python": platform.python_version(),
     }
-    for package in PACKAGES:
+    for package in PACKAGES.split():
         with suppress(PackageNotFoundError):
             found[package] = version(package)
     return found
@@ -68,10 +61,11 @@ def fingerprint(model: LanguageModel) -> str:
     taken anew each time.
     """
     named: Any = model
+    elsewhere = tuple(ELSEWHERE.split())
     config = {
         name: value
         for name, value in vars(model.cfg).items()
-        if isinstance(value, str | int | float | bool) and not name.startswith(ELSEWHERE)
+        if isinstance(value, str | int | float | bool) and not name.startswith(elsewhere)
     }
     digest = hashlib.sha256(canonical(config).encode())
     hash_tensors(digest, dict(named.named_parameters()))

@@ -68,10 +68,7 @@ class RayCluster(InProcess):
         gpus = min(1, there.get("GPU", 0))
         room = int(there["GPU"] if gpus else there["CPU"] / threads)
         worker = ray.remote(computed).options(
-            num_gpus=gpus,
-            num_cpus=1 if gpus else threads,
-            num_returns="streaming",
-            max_retries=0,
+            num_gpus=gpus, num_cpus=1 if gpus else threads, num_returns="streaming", max_retries=0
         )
         one: Any = run.benchmark
         own = [part.name for part in fields(one) if part.init and part.name != "model"]

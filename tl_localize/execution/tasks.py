@@ -141,11 +141,7 @@ class Plan:
             {**vars(task), "needs": [numbers[need.key] for need in task.needs]}
             for task in everything
         ]
-        return {
-            **vars(self),
-            "tasks": tasks,
-            "results": [numbers[task.key] for task in self.tasks],
-        }
+        return {**vars(self), "tasks": tasks, "results": [numbers[task.key] for task in self.tasks]}
 
     @classmethod
     def from_json(cls, value: Json) -> "Plan":

@@ -25,7 +25,14 @@ from tl_localize.methods import RandomBaseline
 from tl_localize.methods.partial_runs import activations
 from tl_localize.metrics import Decode, decoder
 from tl_localize.models import is_reference
-from tl_localize.neurons import LanguageModel, NeuronView, Real, check_ratio, model_name
+from tl_localize.neurons import (
+    LanguageModel,
+    NeuronView,
+    Real,
+    check_choice,
+    check_ratio,
+    model_name,
+)
 from tl_localize.reference import held_out_tokens, reference_sequences
 from tl_localize.report.looks import looks
 from tl_localize.report.paper import short_title
@@ -102,8 +109,7 @@ def explore(
     shares = sorted(one for one in ratios if round(view.n_neurons * check_ratio("ratio", one)))
     if not shares:
         raise ValueError(f"ratios must take a neuron of each layer, got {list(ratios)}.")
-    if ablation not in ABLATIONS:
-        raise ValueError(f"ablation must be one of {list(ABLATIONS)}, got {ablation!r}.")
+    check_choice("ablation", ablation, ABLATIONS)
     how = (shares, ablation, decode or decoder(model))
     return Explorer(view, texts, pairs, list(others or []), general, *how)
 

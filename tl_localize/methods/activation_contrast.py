@@ -66,7 +66,7 @@ class ActivationContrast(Localizer):
 
     @property
     def passes(self) -> float:
-        return 4.0 if self.alignment else 1.0
+        return 4.0
 
     def attribute_batch(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report

@@ -149,9 +149,7 @@ def gate_gradients(
 
 
 def alignments(
-    neurons: NeuronView,
-    batch: SequenceBatch,
-    gates: BatchValues | None = None,
+    neurons: NeuronView, batch: SequenceBatch, gates: BatchValues | None = None
 ) -> BatchValues:
     """Cosine of each output row and the gradient of a text's mean log-odds for it, with gates on
     the neurons; 0 where one of them is 0.

@@ -14,10 +14,9 @@ from tl_localize.evals.del_results import PRICES, DelResults
 from tl_localize.evals.inj_results import InjResults
 from tl_localize.evals.rev_results import DIRECTIONS, PRICE, RevResults
 from tl_localize.files import prepare_folder, write_whole
-from tl_localize.neurons import Real
+from tl_localize.neurons import Real, check_choice
 from tl_localize.report.looks import Look, axes, drawn, finish, looks, with_legend
 from tl_localize.report.paper import short_title
-from tl_localize.scores import NeuronScores
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 SELF = "Self: accuracy lost on the target (percentage points)"
 NEG = "Neg: accuracy lost on the other sequences\n(percentage points; better: up and left)"
-NAMED = 3  # neurons of each layer that a score map names
 
 
 def inj_figures(results: InjResults) -> "dict[str, Figure]":
@@ -59,7 +57,7 @@ def target_against_distractors(results: InjResults) -> "Figure":
     >>> target_against_distractors(benchmark.run([Activations()])).axes[0].get_xlabel()
     "recall of the distractors' rows (%)"
     """
-    used, (panel,) = _converged(results), axes(1)
+    used, (panel,) = results.frame.query("converged"), axes(1)
     ratio = used["injection_ratio"].max()
     used = used[(used["injection_ratio"] == ratio) & (used["multiple"] == used["multiple"].min())]
     for method, look, part in _methods(used):
@@ -89,8 +87,7 @@ def recall_curve(results: InjResults) -> "Figure":
     >>> recall_curve(benchmark.run([Activations()])).axes[0].get_title()
     'INJ: 3 % of all rows trained'
     """
-    used = _converged(results)
-    used = used.assign(share=100 * used["ratio"])
+    used = results.frame.query("converged").assign(share=lambda rows: 100 * rows["ratio"])
     injected = sorted(used["injection_ratio"].unique())
     panels = axes(len(injected))
     for panel, ratio in zip(panels, injected, strict=True):
@@ -168,7 +165,7 @@ def rev_figures(results: RevResults) -> "dict[str, Figure]":
         panel.axvline(PRICE, color="0.85", linewidth=1, zorder=0)
         x, y = "change on the other sentences (points)", "change on the sentence (points)"
         finish(panel, x, y, f"Units {DIRECTIONS[str(direction)]}")
-    return {"rev_curves": with_legend(panels)} if curves else {}
+    return {"rev_curves": with_legend(panels)}
 
 
 def confusion(results: DelResults, ratio: Real | None = None) -> "Figure":
@@ -191,8 +188,7 @@ def confusion(results: DelResults, ratio: Real | None = None) -> "Figure":
     """
     ratios = sorted({held for _, held in results.confusion})
     ratio = ratios[-1] if ratio is None else ratio
-    if ratio not in ratios:
-        raise ValueError(f"ratio must be one of {ratios}, got {ratio!r}. Ablate that share too.")
+    check_choice("ratio", ratio, ratios)
     matrices = {name: 100 * m for (name, held), m in results.confusion.items() if held == ratio}
     reach = max(1.0, *(matrix.abs().max().max() for matrix in matrices.values()))
     targets = max((matrix.index for matrix in matrices.values()), key=len)
@@ -215,44 +211,17 @@ def confusion(results: DelResults, ratio: Real | None = None) -> "Figure":
     return figure
 
 
-def score_map(scores: NeuronScores) -> "Figure":
-    """In which layers the scores lie: each layer's share of the sum of all positive scores, and its
-    best neurons. Layers in which the method did not choose are left out.
-
-    >>> score_map(Attribution()(model, sequence)).axes[0].get_ylabel()
-    'layer'
-    """
-    start = scores.first_layer or 0
-    values, best = scores.values[start:].clamp(min=0).sort(descending=True, stable=True)
-    shares = 100 * values.sum(1) / values.sum().clamp(min=1e-30)
-    layers = range(start, start + len(values))
-    (panel,) = axes(1, (5.4, 0.24 * len(layers) + 1.4))
-    bars = panel.barh(layers, shares.numpy(), color=looks([scores.method])[scores.method].colour)
-    names = [", ".join(map(str, neurons)) for neurons in best[:, :NAMED].tolist()]
-    panel.bar_label(bars, names, padding=4, fontsize=8)
-    panel.margins(x=0.35)
-    panel.invert_yaxis()
-    panel.set_yticks(layers[:: len(layers) // 13 + 1])
-    title = f"{short_title(scores.method)}: {scores.sequence_id}"
-    finish(panel, f"share of all scores (%), and the best {scores.units.name}", "layer", title)
-    return with_legend([panel])
-
-
 def save_figure(figure: "Figure", folder: str | Path, name: str) -> None:
     """Write NAME.png, for screens of high resolution, and NAME.svg, each whole or not at all.
 
-    >>> save_figure(score_map(Attribution()(model, sequence)), folder, "map")
+    >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
+    >>> save_figure(forgetting(results), folder, "forgetting")
     >>> sorted(path.name for path in folder.iterdir())
-    ['map.png', 'map.svg']
+    ['forgetting.png', 'forgetting.svg']
     """
     path = prepare_folder(folder)
     for suffix in ("png", "svg"):
         write_whole(path / f"{name}.{suffix}", drawn(figure, suffix, dpi=200, bbox_inches="tight"))
-
-
-def _converged(results: InjResults) -> Any:
-    """The rows of the injections that converged."""
-    return results.frame[results.frame["converged"]]
 
 
 def _methods(frame: Any) -> Iterator[tuple[str, Look, Any]]:

@@ -47,11 +47,7 @@ LOOKS = {
     "random": Look("#999999", "x"),
     "row_norm": Look("#777777", "+"),
 }
-FURTHER = (
-    Look("#332288", "h"),
-    Look("#44AA99", "<"),
-    Look("#999933", ">"),
-)
+FURTHER = (Look("#332288", "h"), Look("#44AA99", "<"), Look("#999933", ">"))
 
 
 def looks(methods: Iterable[str]) -> dict[str, Look]:

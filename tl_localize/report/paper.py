@@ -9,6 +9,7 @@ import pandas as pd
 
 from tl_localize.evals.presets import paper_model
 from tl_localize.methods import METHODS
+from tl_localize.neurons import check_choice
 from tl_localize.reference import DATA
 
 # to be shown
@@ -50,7 +51,6 @@ def published(table: str, model: str | None = None) -> pd.DataFrame:
     1    0.01  hard_concrete  recall@0.02  0.702
     """
     frame = pd.read_csv(DATA / "published.csv", dtype={"setting": str})
-    if table not in set(frame["table"]):
-        raise ValueError(f"table must be one of {sorted(set(frame['table']))}, got {table!r}.")
+    check_choice("table", table, frame["table"].unique())
     frame = frame[frame["table"] == table]
     return (frame[frame["model"] == paper_model(model)] if model else frame).reset_index(drop=True)

@@ -29,7 +29,7 @@ def inj_tables(results: InjResults, model: str) -> dict[str, pd.DataFrame]:
     if not results.distractors:
         for name, theirs in (("inj", "inj"), ("inj_across_layers", "inj_global")):
             tables[name] = _with_paper(tables[name], theirs, model)
-    used = results.frame[results.frame["converged"]]
+    used = results.frame.query("converged")
     if used["group"].nunique() > 1 and used["method"].eq("integrated_gradients").any():
         tables["inj_tests"] = results.tests().set_index(["injection_ratio", "ratio", "method"])
     return {name: _with_titles(table) for name, table in tables.items()}
@@ -58,7 +58,7 @@ def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
     return {name: _with_titles(table) for name, table in tables.items()}
 
 
-def rev_tables(results: RevResults) -> dict[str, pd.DataFrame]:
+def rev_tables(results: RevResults, model: str = "") -> dict[str, pd.DataFrame]:
     """The REV tables by file name (``CAPTIONS``): units put back, units given to the model before,
     and tests where Activations ran on more than one sentence; none if no training converged.
 

@@ -80,7 +80,7 @@ def reading(results: InjResults) -> str:
     """What the table of INJ says, in a sentence: of the largest ratio, for as many neurons as were
     injected.
     """
-    frame = results.frame[results.frame["converged"]]
+    frame = results.frame.query("converged")
     frame = frame[frame["injection_ratio"] == frame["injection_ratio"].max()]
     frame = frame[frame["multiple"] == frame["multiple"].min()]
     means = 100 * frame.groupby("method").mean(numeric_only=True)
