@@ -218,8 +218,8 @@ def numbers():
             for parameter in (
                 inspect.signature(function).parameters.values() if callable(function) else ()
             ):
-                of_numbers = re.search(r"\b(int|float|Real)\b", str(parameter.annotation))
-                if of_numbers and "Callable" not in parameter.annotation:
+                annotation = str(parameter.annotation)
+                if re.search(r"\b(int|float)\b", annotation) and "Callable" not in annotation:
                     yield f"{function_name}.{parameter.name}"
 
 
