@@ -12,7 +12,7 @@ from tl_localize.collect.known import known
 from tl_localize.evals import presets
 from tl_localize.evals.del_benchmark import DelBenchmark
 from tl_localize.evals.inj_benchmark import InjBenchmark
-from tl_localize.evals.rev_benchmark import RevBenchmark
+from tl_localize.evals.rev_benchmark import N_GENERAL, RevBenchmark
 from tl_localize.evals.sparing import sparing_runs
 from tl_localize.evals.tuning import expand, read_settings
 from tl_localize.execution import Store
@@ -157,7 +157,7 @@ def run_rev(given: Namespace) -> None:
     else:
         sequences = list(data.sequences(model)) if data else reference_sequences(model)
     recipe = RECIPES[given.recipe]
-    general = held_out_tokens(model)[: None if recipe.general else 12, : model.cfg.n_ctx]
+    general = held_out_tokens(model)[: None if recipe.general else N_GENERAL, : model.cfg.n_ctx]
     if given.general:
         general = read_tokens(given.general)
     benchmark = RevBenchmark(

@@ -43,8 +43,7 @@ def compute(
     try:
         for benchmark, methods in runs:
             with logging_redirect_tqdm([log]):
-                again = given.retry_failed
-                benchmark.run(methods, store, executor=executor, retry_failed=again)
+                benchmark.run(methods, store, executor=executor, retry_failed=given.retry_failed)
     except KeyboardInterrupt:
         say("Interrupted. What is done is kept; go on with the same command.")
         return False

@@ -43,6 +43,7 @@ from tl_localize.units import NEURONS, Units
 
 LISTED = f"{ActivationContrast.name}_listed"
 ORACLES = {"oracle_first_order": 1, "oracle_rounds": 10}  # label -> rounds
+N_GENERAL = 12  # the first rows of general text, every other one of which is measured
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -213,13 +214,14 @@ class RevBenchmark(Benchmark[RevResults]):
     def compute(self, task: Task, needs: Sequence[Any], methods: Methods, report: Report) -> Any:
         group = self.groups[task.index]
         if task.kind == "learned":
+            text = self.general_tokens
             if self.before is not None:
                 return Learned(check_earlier(self.model, self.before), torch.zeros(1, 0), True)
             return learn(
                 self.model,
                 group,
                 self.recipe,
-                general_tokens=torch.cat([self.general_tokens[:12:2], self.general_tokens[12:]]),
+                general_tokens=torch.cat([text[:N_GENERAL:2], text[N_GENERAL:]]),
                 seed=self.seed + task.index,
                 units=self.units,
                 progress=report,
@@ -281,7 +283,9 @@ class RevBenchmark(Benchmark[RevResults]):
     @torch.no_grad()
     def _measure(self, group: Sequence[MemorizedSequence]) -> np.ndarray:
         """The accuracy of each sentence, and the loss of general text, nats per token."""
-        text = self.general_tokens[1:12:2] if len(self.general_tokens) > 1 else self.general_tokens
+        text = self.general_tokens
+        if len(text) > 1:
+            text = text[1:N_GENERAL:2]
         general = sequence_losses(self.model, text, units=self.units)
         return np.append(accuracy(self.model, group).double(), general.double().mean())
 

@@ -60,7 +60,8 @@ def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
 
 def rev_tables(results: RevResults, model: str = "") -> dict[str, pd.DataFrame]:
     """The REV tables by file name (``CAPTIONS``): units put back, units given to the model before,
-    and tests where Activations ran on more than one sentence; none if no training converged.
+    and tests where Activations ran on more than one sentence; none if no training converged. The
+    paper has no such numbers of any model.
 
     >>> how = {"n_sequences": 1, "ratios": (0.1,), "recipe": Recipe(max_steps=2)}
     >>> results = RevBenchmark(model, [sequence], text, **how).run()
