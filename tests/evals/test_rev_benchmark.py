@@ -49,6 +49,26 @@ def test_put_back_and_graft_agree_with_copied_rows(rev):
             assert row["delta_others_accuracy"] == pytest.approx(np.mean(change), abs=1e-6)
 
 
+@pytest.mark.parametrize(("n_rows", "n_measured"), [(3, 1), (20, 6)])
+def test_rows_of_general_text_are_measured_or_mixed_in(rev, monkeypatch, n_rows, n_measured):
+    from tl_localize.evals import rev_benchmark
+
+    mixed, measured = [], []
+    learn, losses = rev_benchmark.learn, rev_benchmark.sequence_losses
+    monkeypatch.setattr(
+        rev_benchmark, "learn", lambda *a, **k: mixed.append(k["general_tokens"]) or learn(*a, **k)
+    )
+    monkeypatch.setattr(
+        rev_benchmark,
+        "sequence_losses",
+        lambda model, text, **k: measured.append(text) or losses(model, text, **k),
+    )
+    rows = torch.arange(16 * n_rows).view(n_rows, 16) % 48
+    replace(rev, general_tokens=rows, n_groups=1, ratios=(0.5,)).run()
+    assert len(measured[0]) == n_measured
+    assert sorted(torch.cat([mixed[0], measured[0]]).tolist()) == sorted(rows.tolist())
+
+
 def test_all_units_put_back_give_the_model_before(rev):
     """Whatever ranked them: with all units the sentence is as well known as before, or as after."""
     from tl_localize import accuracy
