@@ -88,8 +88,10 @@ def test_rev_in_pieces_and_shards_equals_rev_in_one(run_rev, finished, rev_numbe
 
 
 def test_run_ends_where_stop_says_so(run_inj, tmp_path):
-    assert len(run_inj(stop_after=4)) == 4
+    told = []
+    assert len(run_inj(stop_after=4, progress=lambda fraction, _: told.append(fraction))) == 4
     assert len(records(tmp_path / "run")) == 4
+    assert told[-1] < 1
 
 
 @pytest.mark.parametrize("which", ["inj", "deletion", "rev"])

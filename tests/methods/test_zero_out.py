@@ -39,6 +39,12 @@ def test_zero_out_equals_definition_at_any_length(any_model, length, share, seed
     agree(any_model, MemorizedSequence(tokens, 1 + int(share * (length - 2))), every=5)
 
 
+def test_zero_out_equals_definition_where_positions_enter_every_layer(make_model, make_sequences):
+    model = make_model(7, positional_embedding_type="shortformer")
+    with pytest.warns(UserWarning, match="the slow way"):
+        agree(model, make_sequences((8, 2), seed=3)[0], every=5)
+
+
 @pytest.mark.parametrize("attention", list(ATTENTION))
 def test_zero_out_equals_definition_for_attention(make_model, make_sequences, attention):
     agree(make_model(7, **ATTENTION[attention]), make_sequences((8, 2), seed=3)[0], every=5)

@@ -173,8 +173,7 @@ def run_rev(given: Namespace) -> None:
         seed=given.seed,
         units=units,
     )
-    groups = benchmark.groups
-    say(f"{len(groups)} groups of {len(groups[0])} texts, model {given.model}")
+    say(f"{len(benchmark.groups)} groups of {len(benchmark.groups[0])} texts, model {given.model}")
     conclude(store, compute(given, [(benchmark, methods)], store))
 
 

@@ -64,10 +64,6 @@ Key = Annotated[
 ]
 Id = Annotated[str, of_data(help="Column of the sequences' ids.")]
 Category = Annotated[str, of_data(help="Column of their categories.")]
-PrefixLength = Annotated[
-    str | None,
-    of_data(help="Prompt tokens of each row, or the column of their number. Default: 32."),
-]
 
 # What is asked
 
@@ -84,34 +80,6 @@ Distractors = Annotated[
 ]
 MinAccuracy = Annotated[float, Option(help="Of the suffix, teacher-forced.")]
 Seed = Annotated[int, Option(help="Of all draws; sentence i of inj is drawn with seed + i.")]
-DelRatios = Annotated[
-    list[float] | None,
-    Option(help="Shares to ablate. Default: the paper's (reference models 0.02, 0.1), or --spare."),
-]
-Spare = Annotated[
-    float | None,
-    Option(
-        help="Without --ratio ablate 1, 2, 4, ... of each layer until the others lose more "
-        "than so many points (Neg). Default: 1 for models that the paper does not have."
-    ),
-]
-SequenceLimit = Annotated[
-    int | None,
-    Option(min=1, help="Sequences, dev ones included. Default: 105 without data, else all."),
-]
-RecipeName = Annotated[
-    Literal["adam", "sgd", "all", "mixed"],
-    Option(
-        help="adam, sgd: all rows of W_out. all: all weights. mixed: 31 rows of general text "
-        "beside each sentence."
-    ),
-]
-Listed = Annotated[
-    int,
-    Option(
-        "--listed", min=0, help="Further sentences in each model, which Activation Contrast sees."
-    ),
-]
 
 # The run
 
@@ -278,7 +246,10 @@ def del_benchmark(
     key: Key = "",
     id: Id = "",
     category: Category = "",
-    n_prefix: PrefixLength = None,
+    n_prefix: Annotated[
+        str | None,
+        of_data(help="Prompt tokens of each row, or the column of their number. Default: 32."),
+    ] = None,
     n_suffix: Annotated[
         int | None, of_data(help="Tokens to recite, of longer rows. Default: all.")
     ] = None,
@@ -288,9 +259,23 @@ def del_benchmark(
     min_accuracy: MinAccuracy = 0.9,
     methods: Methods = "all",
     units: Units = "neurons",
-    ratio: DelRatios = None,
-    spare: Spare = None,
-    limit: SequenceLimit = None,
+    ratio: Annotated[
+        list[float] | None,
+        Option(
+            help="Shares to ablate. Default: the paper's (reference models 0.02, 0.1), or --spare."
+        ),
+    ] = None,
+    spare: Annotated[
+        float | None,
+        Option(
+            help="Without --ratio ablate 1, 2, 4, ... of each layer until the others lose more "
+            "than so many points (Neg). Default: 1 for models that the paper does not have."
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        Option(min=1, help="Sequences, dev ones included. Default: 105 without data, else all."),
+    ] = None,
     targets: Annotated[
         int | None, Option(min=1, help="How many. Default: 8 without data, else all.")
     ] = None,
@@ -337,11 +322,24 @@ def rev(
     key: Key = "",
     methods: Methods = "all",
     units: Units = "neurons",
-    recipe: RecipeName = "adam",
+    recipe: Annotated[
+        Literal["adam", "sgd", "all", "mixed"],
+        Option(
+            help="adam, sgd: all rows of W_out. all: all weights. mixed: 31 rows of general text "
+            "beside each sentence."
+        ),
+    ] = "adam",
     n_sequences: Annotated[
         int, Option("--sentences", min=1, help="Sentences in one trained model.")
     ] = 8,
-    n_listed: Listed = 0,
+    n_listed: Annotated[
+        int,
+        Option(
+            "--listed",
+            min=0,
+            help="Further sentences in each model, which Activation Contrast sees.",
+        ),
+    ] = 0,
     n_groups: Annotated[
         int | None, Option("--groups", min=1, help="Trained models. Default: at most 3.")
     ] = None,

@@ -216,7 +216,8 @@ class Benchmark(ABC, Generic[Results]):
         failed = set() if retry_failed else set(cache.failures())
         groups = missing_groups(plan, cache, executor.shard, failed)
         missing = [task for group in groups for task in group]
-        if kept := sum(cache.has(task) for task in plan.tasks):
+        if before:
+            kept = sum(cache.has(task) for task in plan.tasks)
             LOG.warning("%d of %d results are kept from before.", kept, len(plan.tasks))
         left = [task for task in closure(missing) if not cache.has(task)]
         weight = sum(task.weight for task in left)
@@ -225,7 +226,8 @@ class Benchmark(ABC, Generic[Results]):
             run = Run(self, labelled, cache, failed, made_with, report, weight)
             for outcome in executor(run, groups):
                 run.tell(outcome)
-            if report:
+            # a run that was stopped is not done
+            if report and all(cache.has(task) or blocked(task, failed) for task in missing):
                 report(1.0, "done")
         return self.results(cache)
 
