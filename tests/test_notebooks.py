@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 MAX_BYTES = 600_000  # of a notebook with its figures
 PLACE = re.compile(
-    r"/(home|root|tmp|Users|work|var|usr)/\w|https?://(?!arxiv\.org|github\.com|www\.w3\.org/2000/svg)"
+    r"/(home|root|tmp|Users|work|var|usr)/\w"
+    r"|https?://(?!arxiv\.org|github\.com|www\.w3\.org/2000/svg)"
 )
 
 

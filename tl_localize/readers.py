@@ -68,10 +68,10 @@ class Data:
             [row pos]; a ``datasets.Dataset``; any iterable of texts, token ids or named columns.
         key: Column of the tokens or of the text, where it has another name.
         n_prefix: Tokens that prompt the model, or the column that has their number. By default
-            what the rows say, else 32.
+            what the rows say (a pair of columns, or a column ``n_prefix``), else 32.
         n_suffix: At most so many tokens that follow; by default all.
-        id: Column of the sequences' ids.
-        category: Column of their categories.
+        id: Column of the sequences' ids, where it is not called ``id``.
+        category: Column of their categories, where it is not called ``category``.
         name: Of the data in ids and records; by default the file's.
 
     Raises:
@@ -175,13 +175,13 @@ class Data:
             row = {"text" if isinstance(row, str) else "tokens": row}
         row = {name: value for name, value in row.items() if value is not None}
         names = self._columns(row, place)
-        id = _column(row, self.id, place) if self.id else ""
-        category = row.get("category", "") if names == MANUAL else ""
+        id = _column(row, self.id, place) if self.id else row.get("id", "")
+        category = row.get("category", "")
         if self.category:
             category = _column(row, self.category, place)
         if isinstance(category, list):  # of the manual set
             category = next(iter(category), "")
-        n_prefix = self.n_prefix or None
+        n_prefix = self.n_prefix or row.get("n_prefix")
         if isinstance(n_prefix, str):
             n_prefix = _column(row, n_prefix, place)
         parts = [row[name] for name in names]

@@ -239,10 +239,10 @@ def as_list(sequences: Iterable[MemorizedSequence]) -> list[MemorizedSequence]:
         raise ValueError(
             "sequences must hold at least one sequence, got none. Check the data file or --limit."
         )
-    for sequence in sequences:
-        if not isinstance(sequence, MemorizedSequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+    for one in sequences:
+        if not isinstance(one, MemorizedSequence):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
-                f"sequence must be a MemorizedSequence, got {type(sequence).__name__}. "
+                f"sequence must be a MemorizedSequence, got {type(one).__name__}. "
                 "Make one with MemorizedSequence(tokens, n_prefix) or "
                 "MemorizedSequence.from_text(model, prefix, suffix)."
             )

@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 
 INJ = "--ratio 0.1 --max-steps 1 --methods"
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.fixture
 def data(tmp_path):
@@ -24,12 +26,6 @@ def data(tmp_path):
     path = tmp_path / "sentences.jsonl"
     path.write_text("".join(json.dumps({"definition": text}) + "\n" for text in texts))
     return path
-
-
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch):
-    """Figures cost a second each; tests/cli/test_cli_del.py looks at them."""
-    monkeypatch.setattr("tl_localize.cli.publish.inj_figures", lambda *a: {})
 
 
 @pytest.fixture

@@ -46,9 +46,16 @@ def corpus(first_corpus, tmp_path):
 
 
 @pytest.fixture
-def undrawn(monkeypatch):
-    """Figures cost a second each; one test here looks at them."""
-    monkeypatch.setattr("tl_localize.cli.publish.del_figures", lambda *a, **k: {})
+def few_texts(monkeypatch):
+    """Of the known texts two of each of six categories, and four rows of general text."""
+    from tl_localize.collect.known import known_texts
+
+    found = {}
+    for one in known_texts():
+        found.setdefault(one.category, []).append(one)
+    few = [one for texts in found.values() if len(texts) > 1 for one in texts[:2]][:12]
+    monkeypatch.setattr("tl_localize.collect.known.known_texts", lambda: few)
+    monkeypatch.setattr("tl_localize.evals.presets.DEL_GENERAL", 4)
 
 
 @pytest.fixture
@@ -310,7 +317,7 @@ def test_del_takes_tokens_and_named_columns(run, general, recited, tmp_path):
     assert plain["delta_self_accuracy"].tolist() == named["delta_self_accuracy"].tolist()
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("undrawn", "few_texts")
 def test_del_of_known_texts_chooses_its_shares(run, tmp_path):
     result = good(run("del --methods activations --min-accuracy 0 --limit 3 --spare 100"))
     frame = pd.read_csv(tmp_path / "out" / "frame.csv")
@@ -323,7 +330,7 @@ def test_del_of_known_texts_chooses_its_shares(run, tmp_path):
     assert "0 texts are too few for a mean. Of min_accuracy 0.9 keeps 0" in refused.stderr
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("undrawn", "few_texts")
 def test_tune_takes_known_texts_that_del_does_not_take(run, tmp_path):
     grid = tmp_path / "grid.json"
     grid.write_text('{"slimming": {"steps": [1, 2]}}')

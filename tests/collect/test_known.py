@@ -130,8 +130,7 @@ def test_own_texts_and_saved_ones(model, tmp_path):
     found = known(model, 0, Data(source=tmp_path / "own.txt", n_prefix=2))
     assert (found.frame["kind"] == "own").sum() == 2
     found.save(tmp_path / "known.jsonl")
-    options = {"n_prefix": "n_prefix", "id": "id", "category": "category"}
-    again = list(read_sequences(tmp_path / "known.jsonl", model, **options))
+    again = list(read_sequences(tmp_path / "known.jsonl", model))
     for ours, theirs in zip(found.sequences, again, strict=True):
         assert torch.equal(ours.tokens, theirs.tokens)
         for name in ("id", "category", "n_prefix"):

@@ -137,7 +137,7 @@ def texts_of(
     if data is not None:
         return presets.del_data(model, data, given.general, n_dev)
     recited = known(model, given.min_accuracy)
-    say(f"{recited}. {recited.advice()}".strip())
+    say(f"{recited}. {recited.advice()}")
     sequences, text = presets.known_data(model, recited, given.general, place)
     return sequences, n_dev if place else 0, text
 

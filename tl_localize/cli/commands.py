@@ -56,14 +56,18 @@ General = Annotated[
     Path | None,
     of_data(
         exists=True,
-        help="Tokens [sequence pos] for the perplexity. Default: those of the collection.",
+        help="Tokens [sequence pos] for the perplexity. Default: the collection's, or docstrings.",
     ),
 ]
 Key = Annotated[
     str, of_data(help="Column of the tokens or the text, where it has none of the known names.")
 ]
-Id = Annotated[str, of_data(help="Column of the sequences' ids.")]
-Category = Annotated[str, of_data(help="Column of their categories.")]
+Id = Annotated[str, of_data(help="Column of the sequences' ids. Default: id.")]
+Category = Annotated[str, of_data(help="Column of their categories. Default: category.")]
+Prompt = Annotated[
+    str | None,
+    of_data(help="Prompt tokens, or the column of their number. Default: what rows say, or 32."),
+]
 
 # What is asked
 
@@ -77,6 +81,20 @@ MethodSettings = Annotated[
 SettingsFile = Annotated[Path | None, Option(help="Settings file that tl-localize tune wrote.")]
 Distractors = Annotated[
     int, Option(help="Other sentences in the same model; 0 is the paper's form.")
+]
+Spare = Annotated[
+    float | None,
+    Option(
+        help="Without --ratio ablate 1, 2, 4, ... of each layer until the others lose more than so "
+        "many points (Neg). Default: 1 for models that the paper does not have."
+    ),
+]
+Recipe = Annotated[
+    Literal["adam", "sgd", "all", "mixed"],
+    Option(
+        help="adam, sgd: all rows of W_out. all: all weights. mixed: 31 rows of general text "
+        "beside each sentence."
+    ),
 ]
 MinAccuracy = Annotated[float, Option(help="Of the suffix, teacher-forced.")]
 Seed = Annotated[int, Option(help="Of all draws; sentence i of inj is drawn with seed + i.")]
@@ -246,10 +264,7 @@ def del_benchmark(
     key: Key = "",
     id: Id = "",
     category: Category = "",
-    n_prefix: Annotated[
-        str | None,
-        of_data(help="Prompt tokens of each row, or the column of their number. Default: 32."),
-    ] = None,
+    n_prefix: Prompt = None,
     n_suffix: Annotated[
         int | None, of_data(help="Tokens to recite, of longer rows. Default: all.")
     ] = None,
@@ -260,21 +275,11 @@ def del_benchmark(
     methods: Methods = "all",
     units: Units = "neurons",
     ratio: Annotated[
-        list[float] | None,
-        Option(
-            help="Shares to ablate. Default: the paper's (reference models 0.02, 0.1), or --spare."
-        ),
+        list[float] | None, Option(help="Shares to ablate. Default: the paper's, or --spare.")
     ] = None,
-    spare: Annotated[
-        float | None,
-        Option(
-            help="Without --ratio ablate 1, 2, 4, ... of each layer until the others lose more "
-            "than so many points (Neg). Default: 1 for models that the paper does not have."
-        ),
-    ] = None,
+    spare: Spare = None,
     limit: Annotated[
-        int | None,
-        Option(min=1, help="Sequences, dev ones included. Default: 105 without data, else all."),
+        int | None, Option(min=1, help="Dev ones included. Default: 105 without data, else all.")
     ] = None,
     targets: Annotated[
         int | None, Option(min=1, help="How many. Default: 8 without data, else all.")
@@ -322,23 +327,12 @@ def rev(
     key: Key = "",
     methods: Methods = "all",
     units: Units = "neurons",
-    recipe: Annotated[
-        Literal["adam", "sgd", "all", "mixed"],
-        Option(
-            help="adam, sgd: all rows of W_out. all: all weights. mixed: 31 rows of general text "
-            "beside each sentence."
-        ),
-    ] = "adam",
+    recipe: Recipe = "adam",
     n_sequences: Annotated[
         int, Option("--sentences", min=1, help="Sentences in one trained model.")
     ] = 8,
     n_listed: Annotated[
-        int,
-        Option(
-            "--listed",
-            min=0,
-            help="Further sentences in each model, which Activation Contrast sees.",
-        ),
+        int, Option("--listed", min=0, help="More in each model: Activation Contrast's list.")
     ] = 0,
     n_groups: Annotated[
         int | None, Option("--groups", min=1, help="Trained models. Default: at most 3.")

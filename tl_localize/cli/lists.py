@@ -3,7 +3,6 @@
 from argparse import Namespace
 
 import pandas as pd
-import typer
 
 from tl_localize.cli.running import load, own_data, say
 from tl_localize.collect.known import known
@@ -32,15 +31,10 @@ def show_known(given: Namespace) -> None:
     found = known(model, given.min_accuracy, own_data(given))
     if given.out:
         found.save(given.out)
-        say(
-            f"Use them: tl-localize del --model {given.model} --data {given.out} --n-prefix "
-            "n_prefix --id id --category category --general TOKENS"
-        )
+        say(f"Use them: tl-localize del --model {given.model} --data {given.out}")
     shown = found.frame[found.frame["accuracy"] >= given.min_accuracy]
     if len(shown):
         show(shown.set_index("id").round(2))
     show(found.by_category().round(2), "By what must be known:")
     show(found.kept().to_frame(), "What a threshold keeps:")
-    typer.echo(str(found))
-    if found.advice():
-        say(found.advice())
+    say(f"{found}. {found.advice()}")

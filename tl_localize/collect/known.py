@@ -198,9 +198,7 @@ class Known:
         return f"{len(self.sequences)} texts are too few for a mean. Of min_accuracy {counts}."
 
     def save(self, path: str | Path) -> None:
-        """Write the known texts as rows that ``tl-localize del`` reads (``--data PATH --n-prefix
-        n_prefix --id id --category category``).
-        """
+        """Write the known texts as rows that ``tl-localize del --data PATH`` reads."""
         lines = ""
         for one in self.sequences:
             row = {name: getattr(one, name) for name in ("id", "category", "n_prefix")}

@@ -24,7 +24,7 @@ def training_data(model: LanguageModel) -> Data:
         for end in range(N_TOKENS, len(tokens) + 1, N_TOKENS):
             piece = tokens[end - N_TOKENS : end]
             rows.append({"tokens": piece, "id": "", "category": "natural"})
-    return Data(source=rows, id="id", category="category", name=TRAINING)
+    return Data(source=rows, name=TRAINING)
 
 
 def reference_search(model: LanguageModel) -> Search:

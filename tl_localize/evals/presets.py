@@ -245,11 +245,11 @@ def del_data(
     """Sequences, how many of the first are dev ones, and general text: of a
     collection or other data.
     """
-    text = read_tokens(general or Path(str(data.path)) / GENERAL)
     if data.path and (data.path / "sequences.jsonl").is_file():
+        text = read_tokens(general or data.path / GENERAL)
         collection = Collection.load(data.path)
         return collection.sequences, collection.n_dev, text
-    return list(data.sequences(model)), n_dev, text
+    return list(data.sequences(model)), n_dev, general_text(model, general)
 
 
 def known_data(
@@ -264,8 +264,14 @@ def known_data(
             "data must be given for a model that recites none of the known texts, got none. "
             "Run tl-localize collect, or name a file with --data."
         )
-    rows = held_out_tokens(model)[:DEL_GENERAL, : model.cfg.n_ctx]
-    return sequences, read_tokens(general) if general else rows
+    return sequences, general_text(model, general)
+
+
+def general_text(model: LanguageModel, path: Path | None) -> Integer[Tensor, "sequence pos"]:
+    """Of a file of token ids, by default Python's docstrings."""
+    if path:
+        return read_tokens(path)
+    return held_out_tokens(model)[:DEL_GENERAL, : model.cfg.n_ctx]
 
 
 def drawn_first(
