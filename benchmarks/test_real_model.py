@@ -25,10 +25,11 @@ Two short sentences in a tiny random Llama of a directory:
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -53,6 +54,7 @@ DEL_METHODS = (
     "iterative_attribution,attribution,activations,slimming,hard_concrete,integrated_gradients"
 )
 OWN_DATA = ("--limit", "--data", "--settings", "--model")
+SETTINGS = Path(__file__).with_name("settings")  # of masks, searched on this model's dev texts
 
 
 def pytest_generate_tests(metafunc: Any) -> None:
@@ -79,6 +81,20 @@ def real(request: pytest.FixtureRequest) -> tuple[str, Any]:
     return name, load_model(name, option("--device"), getattr(torch, option("--dtype")))
 
 
+def renamed(method: Any, name: str) -> Any:
+    """A method under another name, under which it stands beside itself in a table."""
+    return type(name, (type(method),), {"name": name})(**vars(method))
+
+
+def searched(benchmark: str) -> list[Any]:
+    """The masks with the settings that tl-localize tune found on dev texts of this model."""
+    from tl_localize.evals.presets import make_method
+    from tl_localize.evals.tuning import read_settings
+
+    found = read_settings(SETTINGS / f"smollm2-{benchmark}.json")
+    return [renamed(make_method(name, one), f"{name}_tuned") for name, one in found.items()]
+
+
 def injected(
     name: str,
     model: Any,
@@ -87,6 +103,7 @@ def injected(
     tuned: Any,
     methods: str = "all",
     ratios: Any = None,
+    more: Sequence[Any] = (),
     **options: Any,
 ) -> Any:
     """INJ at each ratio, Zero-Out screened: all that a folder has so far."""
@@ -103,7 +120,7 @@ def injected(
         ratios,
         **options,
     ):
-        benchmark.run(some, store)
+        benchmark.run([*some, *more], store)
     return InjResults.of(store)
 
 
@@ -156,9 +173,8 @@ def alone(measure: Any, request: pytest.FixtureRequest) -> Any:
 def together(measure: Any) -> Any:
     size = DISTRACTORS + 1
     about = f"{size} sentences in independent sets of rows: the target's / the distractors' rows"
-    return measure(
-        "together", N_GROUPS * size, about, ratios=[RATIO_TOGETHER], distractors=DISTRACTORS
-    )
+    how = {"ratios": [RATIO_TOGETHER], "distractors": DISTRACTORS}
+    return measure("together", N_GROUPS * size, about, more=searched("inj"), **how)
 
 
 @pytest.fixture(scope="session")
@@ -171,11 +187,6 @@ def forgetting(real: tuple[str, Any], request: pytest.FixtureRequest, publish: A
     from tl_localize.reference import held_out_tokens
     from tl_localize.report.tables import CAPTIONS, del_tables
 
-    @dataclass(frozen=True, kw_only=True)
-    class SparingAttribution(Attribution):
-        name: ClassVar[str] = "attribution_contrast_1"
-        contrast: float = 1.0
-
     name, model = real
     best: dict[str, Any] = {}  # short text of each category
     for one in known(model, MIN_ACCURACY).sequences:
@@ -183,7 +194,8 @@ def forgetting(real: tuple[str, Any], request: pytest.FixtureRequest, publish: A
             best.setdefault(one.category, one)
     texts = drawn_first(list(best.values()), 0)
     general = held_out_tokens(model)[:N_GENERAL, :LENGTH]
-    methods = [SparingAttribution(), *del_methods(DEL_METHODS, [], name)]
+    sparing = renamed(Attribution(contrast=1.0), "attribution_contrast_1")
+    methods = [sparing, *searched("del"), *del_methods(DEL_METHODS, [], name)]
     store = Store(Path(request.config.getoption("--results")) / Path(name).name / "forgetting")
     most = request.config.getoption("--limit") or len(texts)
     for n_targets in sorted({min(n, most) for n in (*FEW, len(texts))}):

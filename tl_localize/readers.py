@@ -248,8 +248,8 @@ def read_sequences(
     **options).sequences(model)``.
 
     >>> np.save(folder / "tokens.npy", torch.stack([one.tokens for one in few]).numpy())
-    >>> next(read_sequences(folder / "tokens.npy", model, n_prefix=50))
-    MemorizedSequence('sequence-0000', 50 prefix + 30 suffix tokens: ...)
+    >>> next(read_sequences(folder / "tokens.npy", model, n_prefix=40))
+    MemorizedSequence('sequence-0000', 40 prefix + 8 suffix tokens: ...)
     """
     return Data(source=source, **options).sequences(model)
 

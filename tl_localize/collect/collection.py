@@ -31,11 +31,12 @@ class Collection:
             prefix and suffix (text).
         settings: what else the choice depends on: seed, n_max, versions, which weights.
 
-    >>> from tl_localize.collect import collect_memorized
-    >>> collection = collect_memorized(model, [one.tokens for one in few], n_dev=1)
+    >>> from tl_localize.collect import Criteria, collect_memorized
+    >>> windows = [one.tokens for one in few]
+    >>> collection = collect_memorized(model, windows, Criteria(n_suffix=16), n_dev=1)
     >>> collection.save(folder)
     >>> Collection.load(folder).frame["split"].tolist()
-    ['dev', 'test', 'test']
+    ['dev', 'test']
     """
 
     sequences: list[MemorizedSequence]

@@ -79,8 +79,8 @@ def perplexity_split(
     Raises:
         ValueError: there are none.
 
-    >>> perplexity_split(text.numpy(), few, length=64).shape
-    torch.Size([1, 64])
+    >>> perplexity_split(text.numpy(), few, length=16).shape
+    torch.Size([1, 16])
     """
     taken: set[bytes] = set()
     for sequence in collected:

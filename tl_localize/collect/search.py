@@ -113,9 +113,10 @@ class Search(Benchmark[list[Filtered | None]]):
     left of each, None where it is missing; ``collection`` makes the last step.
 
     >>> data = Data(source=torch.stack([one.tokens for one in few]))
-    >>> search = Search(model, chunks_of([data]), Criteria())
+    >>> criteria = Criteria(n_suffix=16)
+    >>> search = Search(model, chunks_of([data], length=criteria.length), criteria)
     >>> search.collection(search.run(), n_dev=1)
-    Collection(3 of 3 sequences memorized, 1 for development)
+    Collection(2 of 3 sequences memorized, 1 for development)
     """
 
     model: LanguageModel
@@ -222,8 +223,9 @@ def collect_memorized(
         ValueError: a token that the model does not know, or too few sequences left (with the
             criterion that removed the last ones).
 
-    >>> print(collect_memorized(model, [*text, *(one.tokens for one in few)], n_dev=1).report)
-    4 came in, 1 removed: accuracy, 3 left
+    >>> windows = [*text, *(one.tokens for one in few)]
+    >>> print(collect_memorized(model, windows, Criteria(n_suffix=16), n_dev=1).report)
+    4 came in, 2 removed: few distinct tokens in the true suffix, 2 left
     """
     check_draw(n_dev, n_max, seed)
     criteria = criteria or Criteria()
