@@ -176,11 +176,9 @@ class Data:
         row = {name: value for name, value in row.items() if value is not None}
         names = self._columns(row, place)
         id = _column(row, self.id, place) if self.id else row.get("id", "")
-        category = row.get("category", "")
-        if self.category:
-            category = _column(row, self.category, place)
-        if isinstance(category, list):  # of the manual set
-            category = next(iter(category), "")
+        named = _column(row, self.category, place) if self.category else row.get("category", "")
+        # of the manual set it is a list
+        category = next(iter(named), "") if isinstance(named, list) else named
         n_prefix = self.n_prefix or row.get("n_prefix")
         if isinstance(n_prefix, str):
             n_prefix = _column(row, n_prefix, place)

@@ -151,11 +151,15 @@ def general_texts(split: Literal["training", "held-out"]) -> tuple[str, ...]:
 def _docstrings(path: Path) -> dict[str, str]:
     """The docstrings of a Python file by their hash; none where there is no such file."""
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     except (OSError, SyntaxError, ValueError):
         return {}
     found: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
+        # expressions, which are most of a file, hold no docstring
+        for part in ast.iter_child_nodes(node):
+            if isinstance(part, ast.stmt | ast.ExceptHandler):
+                nodes.append(part)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = (ast.get_docstring(node) or "").strip()
             if text:

@@ -32,7 +32,7 @@ def show_known(given: Namespace) -> None:
     if given.out:
         found.save(given.out)
         say(f"Use them: tl-localize del --model {given.model} --data {given.out}")
-    shown = found.frame[found.frame["accuracy"] >= given.min_accuracy]
+    shown = found.frame.query(f"accuracy >= {given.min_accuracy}")
     if len(shown):
         show(shown.set_index("id").round(2))
     show(found.by_category().round(2), "By what must be known:")

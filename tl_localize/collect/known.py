@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from http import HTTPStatus
-from importlib.metadata import distributions
 from pathlib import Path
 
 import pandas as pd
@@ -101,10 +100,8 @@ def _installed() -> Iterator[KnownText]:
 def _licences() -> Iterator[KnownText]:
     """Paragraphs of the licences of Python and of the packages beside it."""
     paths = [Path(sysconfig.get_paths()["stdlib"]) / "LICENSE.txt"]
-    for package in distributions():
-        for path in package.files or []:
-            if path.name.startswith(("LICEN", "COPYING")):
-                paths.append(Path(str(path.locate())))
+    for name in ("LICEN*", "COPYING*"):
+        paths += Path(sysconfig.get_paths()["purelib"]).glob(f"*.dist-info/**/{name}")
     found: dict[str, str] = {}
     for path in sorted(filter(Path.is_file, paths), key=str):
         text = path.read_text(encoding="utf-8", errors="replace")
