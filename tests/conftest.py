@@ -28,6 +28,8 @@ def pytest_collection_finish():
     """What is imported by now stays: without it a collection of garbage takes a fraction of the
     time.
     """
+    import transformer_lens  # noqa: F401  (imported late, and large)
+
     gc.collect()
     gc.freeze()
 

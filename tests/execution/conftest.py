@@ -8,6 +8,11 @@ import torch
 from folders import run_into, study_of
 
 
+@pytest.fixture(autouse=True)
+def whole_runs(unchecked):
+    """They are all of whole runs."""
+
+
 @pytest.fixture
 def methods():
     from tl_localize import Activations, HardConcrete
