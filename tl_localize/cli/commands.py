@@ -64,7 +64,7 @@ Key = Annotated[
 ]
 Id = Annotated[str, of_data(help="Column of the sequences' ids. Default: id.")]
 Category = Annotated[str, of_data(help="Column of their categories. Default: category.")]
-Prompt = Annotated[
+PrefixTokens = Annotated[
     str | None,
     of_data(help="Prompt tokens, or the column of their number. Default: what rows say, or 32."),
 ]
@@ -264,7 +264,7 @@ def del_benchmark(
     key: Key = "",
     id: Id = "",
     category: Category = "",
-    n_prefix: Prompt = None,
+    n_prefix: PrefixTokens = None,
     n_suffix: Annotated[
         int | None, of_data(help="Tokens to recite, of longer rows. Default: all.")
     ] = None,
