@@ -15,6 +15,8 @@ import torch
 from tl_localize import METHODS, Injection, NeuronSet, accuracy, memorization_loss, perplexity
 from tl_localize.neurons import NeuronView
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 SHORT = {
     "hard_concrete": {"steps": 3},
     "slimming": {"steps": 3},

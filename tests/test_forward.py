@@ -36,6 +36,8 @@ from tl_localize.forward import (
 from tl_localize.methods.partial_runs import CleanRun
 from tl_localize.neurons import NeuronView
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 TOKENS = torch.randint(61, (2, 11), generator=torch.Generator().manual_seed(4))
 
 

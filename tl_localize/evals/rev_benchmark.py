@@ -80,8 +80,8 @@ class RevBenchmark(Benchmark[RevResults]):
         ValueError: a ratio that selects no unit, too few sentences, a checkpoint of another model
             or that recites a text too, texts that the model can't read.
 
-    >>> how = {"n_sequences": 2, "ratios": (0.1,), "recipe": Recipe(max_steps=2)}
-    >>> benchmark = RevBenchmark(model, few[:2], text, **how)
+    >>> how = {"n_sequences": 1, "ratios": (0.1,), "recipe": Recipe(max_steps=2)}
+    >>> benchmark = RevBenchmark(model, [sequence], text, **how)
     >>> sorted(set(benchmark.run([Activations()]).frame["method"]))
     ['activations', 'oracle_first_order', 'oracle_rounds', 'random', 'row_norm']
     """

@@ -258,7 +258,7 @@ def units_put(
     """Give the chosen units other weights inside the ``with`` block; afterwards every weight is bit
     for bit what it was.
 
-    >>> view, neurons = NeuronView(model), ActivationContrast()(model, sequence).top_k(0.1)
+    >>> view, neurons = NeuronView(model), Activations()(model, sequence).top_k(0.1)
     >>> with units_put(view, neurons.mask, read_units(view)):  # their own: nothing changes
     ...     bool(accuracy(model, [sequence]) > 0.9)
     True
