@@ -302,7 +302,7 @@ def test_costs(real: tuple[str, Any], publish: Any) -> None:
 def test_smoke_any_directory_makes_the_tables(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from tl_localize import load_model
+    from tl_localize import Slimming, load_model
     from tl_localize.execution import Store
     from tl_localize.reference import DATA, inj_sequences
 
@@ -347,7 +347,9 @@ def test_smoke_any_directory_makes_the_tables(tmp_path: Path) -> None:
         {},
         "attribution",
         [0.1],
+        [renamed(Slimming(steps=2), "slimming_tuned")],
         distractors=1,
         max_steps=4,
     )
     assert set(tables(joint, str(folder))) >= {"inj", "inj_across_layers"}
+    assert {"attribution", "slimming_tuned"} < set(joint.frame["method"])
