@@ -32,6 +32,7 @@ from tl_localize.forward import is_bridge
 from tl_localize.identity import identity_text
 from tl_localize.neurons import NeuronView
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 HEADS = AttentionHeads()
 SHORT = {
     "hard_concrete": {"steps": 4, "learning_rate": 0.05, "sparsity_weight": 5.0},
