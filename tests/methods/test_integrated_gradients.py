@@ -10,7 +10,6 @@ from oracles import ATTENTION, ONE_BY_ONE, plain_integrated_gradients, times, tu
 from tl_localize import IntegratedGradients, MemorizedSequence
 from tl_localize.methods import integrated_gradients, position_parallel
 
-pytestmark = pytest.mark.usefixtures("unchecked")
 FEW = IntegratedGradients(steps=3)
 
 

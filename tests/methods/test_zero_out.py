@@ -12,8 +12,6 @@ from oracles import ATTENTION, in_double, plain_zero_out, times, turned
 from tl_localize import Attribution, MemorizedSequence, NeuronSet, ZeroOut
 from tl_localize.methods import zero_out
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 
 def agree(model, sequence, method=None, every=1):
     """Both in float64, where nothing but a different number could be a difference; of every so many
