@@ -177,6 +177,22 @@ def tiny_bridge(seed, settings):
     return made
 
 
+def check_injection(view, sequence):
+    """The loss with the written rows is the last one of their training, and afterwards all rows are
+    as before.
+    """
+    from tl_localize import inject
+
+    model, tokens = view.model, sequence.tokens
+    before = [view.rows(layer).clone() for layer in range(view.n_layers)]
+    injection = inject(model, sequence, ratio=0.3, seed=0, learning_rate=0.05, max_steps=60)
+    with injection.applied(model), torch.no_grad():
+        logits = model(tokens[None])[0, :-1]
+        loss = torch.nn.functional.cross_entropy(logits, tokens[1:])
+        assert abs(float(loss) - float(injection.losses[-1])) < 1e-3, "other rows were trained"
+    assert all(torch.equal(view.rows(layer), rows) for layer, rows in enumerate(before))
+
+
 def row(name, folder):
     """The line of docs/architectures.md of an architecture; raises unless every number is that of
     the definition.
@@ -189,7 +205,6 @@ def row(name, folder):
         MemorizedSequence,
         ZeroOut,
         accuracy,
-        inject,
         load_model,
     )
     from tl_localize.methods.partial_runs import CleanRun
@@ -215,13 +230,7 @@ def row(name, folder):
     for found, wanted in zip(scores, definitions, strict=True):
         assert (found.values - wanted).abs().max() < 1e-5 * max(1.0, float(wanted.abs().max()))
     HardConcrete(steps=2)(model, sequence)
-    before = [view.rows(layer).clone() for layer in range(view.n_layers)]
-    injection = inject(model, sequence, ratio=0.3, seed=0, learning_rate=0.05, max_steps=60)
-    with injection.applied(model), torch.no_grad():
-        logits = model(tokens[None])[0, :-1]
-        loss = torch.nn.functional.cross_entropy(logits, tokens[1:])
-        assert abs(float(loss) - float(injection.losses[-1])) < 1e-3, "other rows were trained"
-    assert all(torch.equal(view.rows(layer), rows) for layer, rows in enumerate(before))
+    check_injection(view, sequence)
     with scores[0].top_k(0.1).dropped_out(model):
         assert accuracy(model, [sequence]).shape == (1,)
     slow = any("slow way" in str(one.message) for one in warned)

@@ -253,25 +253,13 @@ def del_results():
                 matrix, index=pd.Index(ids, name="ablated"), columns=pd.Index(ids, name="measured")
             )
             for i, name in enumerate(ids):
-                common = {
-                    "model": "m",
-                    "sequence_id": name,
-                    "category": categories[i],
-                    "method": method,
-                    "ratio": ratio,
-                }
+                row = {"model": "m", "sequence_id": name, "category": categories[i]}
+                row |= {"method": method, "ratio": ratio, "ablation": "zero", "n_neurons": 7}
                 others = float(np.delete(matrix[i], i).mean())
-                changes = {
-                    "delta_self_accuracy": matrix[i, i],
-                    "delta_neg_accuracy": others,
-                    "delta_self_levenshtein": -100 * matrix[i, i],
-                }
-                changes |= {
-                    "delta_neg_levenshtein": -100 * others,
-                    "delta_perplexity": 0.5,
-                    "delta_perplexity_base2": 0.25,
-                }
-                rows.append(common | {"ablation": "zero", "n_neurons": 7} | changes)
+                for who, change in (("self", matrix[i, i]), ("neg", others)):
+                    row[f"delta_{who}_accuracy"] = change
+                    row[f"delta_{who}_levenshtein"] = -100 * change
+                rows.append(row | {"delta_perplexity": 0.5, "delta_perplexity_base2": 0.25})
     before = pd.DataFrame(
         {
             "model": "m",

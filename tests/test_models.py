@@ -343,10 +343,25 @@ def test_load_model_needs_transformer_lens_only_when_it_loads():
 # GGUF files
 
 
+GGUF_NAMES = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    **{f"self_attn.{one}_proj": f"attn_{one}" for one in "qkv"},
+    "self_attn.o_proj": "attn_output",
+}
+
+
+def rotated(weight, n_heads):
+    """Rows of queries or keys in the order of llama.cpp's rotation."""
+    halves = weight.reshape(n_heads, 2, len(weight) // n_heads // 2, -1)
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
 def write_gguf(path, model):
-    """A tiny Llama as llama.cpp writes it: float32, rows of queries and keys in the order of its
-    rotation.
-    """
+    """A tiny Llama as llama.cpp writes it, in float32."""
     gguf = pytest.importorskip("gguf")
     c, weights = (
         model.config,
@@ -370,29 +385,11 @@ def write_gguf(path, model):
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
 
-    def rotated(weight, n_heads):
-        return (
-            weight.reshape(n_heads, 2, len(weight) // n_heads // 2, -1)
-            .swapaxes(1, 2)
-            .reshape(weight.shape)
-        )
-
-    names = {
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-    }
-    names |= {
-        "mlp.down_proj": "ffn_down",
-        **{f"self_attn.{one}_proj": f"attn_{one}" for one in "qkv"},
-        "self_attn.o_proj": "attn_output",
-    }
     writer.add_tensor("token_embd.weight", weights["model.embed_tokens.weight"])
     writer.add_tensor("output_norm.weight", weights["model.norm.weight"])
     writer.add_tensor("output.weight", weights["lm_head.weight"])
     for layer in range(c.num_hidden_layers):
-        for ours, theirs in names.items():
+        for ours, theirs in GGUF_NAMES.items():
             weight = weights[f"model.layers.{layer}.{ours}.weight"]
             heads = {"attn_q": c.num_attention_heads, "attn_k": c.num_key_value_heads}.get(theirs)
             writer.add_tensor(
