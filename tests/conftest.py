@@ -26,13 +26,12 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 def pytest_collection_finish():
     """What is imported by now stays: without it a collection of garbage takes a fraction of the
-    time. There are fewer collections, too.
+    time.
     """
     import transformer_lens  # noqa: F401  (imported late, and large)
 
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
 
 
 def tiny_model(seed=0, **settings):
