@@ -54,7 +54,7 @@ DEL_METHODS = (
     "iterative_attribution,attribution,activations,slimming,hard_concrete,integrated_gradients"
 )
 OWN_DATA = ("--limit", "--data", "--settings", "--model")
-SETTINGS = Path(__file__).with_name("settings")  # of masks, searched on this model's dev texts
+SETTINGS = Path(__file__).with_name("settings")  # of masks, searched on SmolLM2's dev texts
 
 
 def pytest_generate_tests(metafunc: Any) -> None:
@@ -86,8 +86,12 @@ def renamed(method: Any, name: str) -> Any:
     return type(name, (type(method),), {"name": name})(**vars(method))
 
 
-def searched(benchmark: str) -> list[Any]:
-    """The masks with the settings that tl-localize tune found on dev texts of this model."""
+def searched(benchmark: str, request: pytest.FixtureRequest) -> list[Any]:
+    """The masks with the settings that tl-localize tune found on dev texts of SmolLM2; none for a
+    model that the user named.
+    """
+    if request.config.getoption("--model"):
+        return []
     from tl_localize.evals.presets import make_method
     from tl_localize.evals.tuning import read_settings
 
@@ -170,11 +174,11 @@ def alone(measure: Any, request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(scope="session")
-def together(measure: Any) -> Any:
+def together(measure: Any, request: pytest.FixtureRequest) -> Any:
     size = DISTRACTORS + 1
     about = f"{size} sentences in independent sets of rows: the target's / the distractors' rows"
     how = {"ratios": [RATIO_TOGETHER], "distractors": DISTRACTORS}
-    return measure("together", N_GROUPS * size, about, more=searched("inj"), **how)
+    return measure("together", N_GROUPS * size, about, more=searched("inj", request), **how)
 
 
 @pytest.fixture(scope="session")
@@ -195,7 +199,7 @@ def forgetting(real: tuple[str, Any], request: pytest.FixtureRequest, publish: A
     texts = drawn_first(list(best.values()), 0)
     general = held_out_tokens(model)[:N_GENERAL, :LENGTH]
     sparing = renamed(Attribution(contrast=1.0), "attribution_contrast_1")
-    methods = [sparing, *searched("del"), *del_methods(DEL_METHODS, [], name)]
+    methods = [sparing, *searched("del", request), *del_methods(DEL_METHODS, [], name)]
     store = Store(Path(request.config.getoption("--results")) / Path(name).name / "forgetting")
     most = request.config.getoption("--limit") or len(texts)
     for n_targets in sorted({min(n, most) for n in (*FEW, len(texts))}):

@@ -1,4 +1,4 @@
-"""Small runs into folders: INJ of four sentences, DEL of three targets, REV of two sentences."""
+"""Small runs into folders: INJ of four sentences, DEL of three targets, REV of four sentences."""
 
 from dataclasses import replace
 from shutil import copytree, move
@@ -64,7 +64,7 @@ def run_inj(inj, methods, tmp_path):
 
 @pytest.fixture
 def rev(rev):
-    return replace(rev, n_sequences=2, n_groups=1, ratios=(0.5,))
+    return replace(rev, n_sequences=2, ratios=(0.5,))
 
 
 @pytest.fixture
