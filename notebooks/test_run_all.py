@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 # Jupyter's own warnings; those of a notebook would be in its outputs
 pytestmark = pytest.mark.filterwarnings("default")
@@ -29,12 +31,17 @@ def test_notebook_runs(
 ) -> None:
     notebook = nbformat.read(path, as_version=4)
     started, before = time.perf_counter(), kernels_time()
-    NotebookClient(
-        notebook,
-        timeout=600,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(tmp_path)}},
-    ).execute()
+    # Sockets in files: of two kernels that start at once, one may take the other's port. Their
+    # names must be short.
+    with TemporaryDirectory() as sockets:
+        manager = {"transport": "ipc", "ip": f"{sockets}/kernel"}
+        NotebookClient(
+            notebook,
+            timeout=600,
+            kernel_name="python3",
+            config=Config(KernelManager=manager),
+            resources={"metadata": {"path": str(tmp_path)}},
+        ).execute()
     seconds = time.perf_counter() - started
     with capsys.disabled():  # also where the test passes
         used = kernels_time() - before
