@@ -94,7 +94,7 @@ def tiny_rev(model, **settings):
     from tl_localize import RevBenchmark
     from tl_localize.injection.learned import Recipe
 
-    sentences = memorized(*[(8, 1)] * 8, d_vocab=50, seed=1)
+    sentences = memorized(*[(8, 1)] * 10, d_vocab=50, seed=1)
     for i, one in enumerate(sentences):
         one.tokens[0] = i % 4
     general = torch.randint(0, 50, (4, 9), generator=torch.Generator().manual_seed(0))

@@ -143,7 +143,6 @@ CALLS = {
         lambda m, given: RevBenchmark(m, GOOD, TEXT, **({"n_sequences": 2} | given)),
         {
             "n_sequences": COUNT,
-            "n_listed": FROM_0,
             "n_groups": without_none(COUNT),
             "ratios": one_of(FRACTION),
             "seed": NUMPY_SEED,

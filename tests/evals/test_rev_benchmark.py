@@ -153,12 +153,23 @@ def test_weights_are_back_after_an_error(rev, unchanged, monkeypatch, inside, er
     assert len(calls) == 2
 
 
-def test_listed_sentences_are_neither_targets_nor_others(rev):
-    benchmark = replace(rev, n_sequences=2, n_listed=1, n_groups=1, ratios=(0.5,))
-    (group,) = benchmark.groups
-    frame = benchmark.run().frame
-    assert len(group) == 3 and group[2].id not in set(frame["sequence_id"])
-    assert "activation_contrast_listed" in set(frame["method"])
+def test_texts_of_the_same_kind_are_of_sentences_that_no_model_learns(rev):
+    trained = replace(rev, n_groups=None).groups
+    labelled = rev.labelled([])
+    texts = labelled["activation_contrast_same_kind"].texts
+    every = [tuple(one.tokens.tolist()) for one in rev.sequences]
+    learned = [tuple(one.tokens.tolist()) for group in trained for one in group]
+    assert len(texts) == 3 and len(learned) == 6
+    assert set(texts) <= set(every) and not set(texts) & set(learned)
+    # more models leave the method as it is
+    assert replace(rev, n_groups=1).labelled([]) == labelled
+
+
+def test_there_is_no_list_without_sentences_that_are_left(rev):
+    assert set(replace(rev, sequences=rev.sequences[:4], n_groups=1).labelled([])) == {
+        "random",
+        "row_norm",
+    }
 
 
 def test_an_earlier_checkpoint_takes_the_place_of_training(rev):

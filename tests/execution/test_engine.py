@@ -81,7 +81,7 @@ def test_del_in_pieces_and_shards_equals_del_in_one(run_del, finished, del_numbe
 
 def test_rev_in_pieces_and_shards_equals_rev_in_one(run_rev, finished, rev_numbers):
     n_tasks = finished("rev", "whole")
-    assert n_tasks == 2 * (1 + 4 * 2 + 2)  # per group: learned, scores and cells, two oracles
+    assert n_tasks == 2 * (1 + 5 * 2 + 2)  # per group: learned, scores and cells, two oracles
     assert sum(len(run_rev("pieces", stop_after=5)) for _ in range(n_tasks // 5 + 1)) == n_tasks
     assert sum(len(run_rev("shards", shard=(i, 2))) for i in (2, 1)) == n_tasks
     assert rev_numbers("pieces") == rev_numbers("shards") == rev_numbers("whole")

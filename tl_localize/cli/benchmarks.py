@@ -167,7 +167,6 @@ def run_rev(given: Namespace) -> None:
         before=before,
         recipe=recipe,
         n_sequences=given.n_sequences,
-        n_listed=given.n_listed,
         n_groups=given.n_groups,
         ratios=tuple(sorted(ratios)),
         seed=given.seed,

@@ -331,9 +331,6 @@ def rev(
     n_sequences: Annotated[
         int, Option("--sentences", min=1, help="Sentences in one trained model.")
     ] = 8,
-    n_listed: Annotated[
-        int, Option("--listed", min=0, help="More in each model: Activation Contrast's list.")
-    ] = 0,
     n_groups: Annotated[
         int | None, Option("--groups", min=1, help="Trained models. Default: at most 3.")
     ] = None,

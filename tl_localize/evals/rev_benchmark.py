@@ -41,8 +41,9 @@ from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 from tl_localize.units import NEURONS, Units
 
-LISTED = f"{ActivationContrast.name}_listed"
+SAME_KIND = f"{ActivationContrast.name}_same_kind"
 ORACLES = {"oracle_first_order": 1, "oracle_rounds": 10}  # label -> rounds
+Group = list[MemorizedSequence]  # the sentences of one model
 N_GENERAL = 12  # the first rows of general text, every other one of which is measured
 
 
@@ -52,8 +53,10 @@ class RevBenchmark(Benchmark[RevResults]):
     the model learned a sentence, and what the model before gains when it is given them.
 
     The sentences come in groups; group g is trained into the model with seed ``seed + g``. Each
-    sentence of a group is the target once, the rest are its others. Random and RowNorm are always
-    among the methods. Two oracles know the model before: ``oracle_first_order`` ranks units by the
+    sentence of a group is the target once, the rest are its others. The second half of the groups
+    is never trained: Activation Contrast with their texts, which are of the same kind as the
+    target, is among the methods (``activation_contrast_same_kind``). So are Random and RowNorm.
+    Two oracles know the model before: ``oracle_first_order`` ranks units by the
     gradient of the target's mean log-odds times the unit's true change, ``oracle_rounds`` does so
     in ten rounds, the units of earlier rounds being put back.
 
@@ -68,9 +71,8 @@ class RevBenchmark(Benchmark[RevResults]):
         before: an earlier checkpoint of the model, in place of training: targets are those
             sequences that the model recites; none that the checkpoint recites too is accepted.
         n_sequences: sentences in one model; with one, others are not measured.
-        n_listed: further sentences in each model, neither targets nor others: Activation Contrast
-            with their texts (``activation_contrast_listed``) is then among the methods.
-        n_groups: how many models are trained; by default as many as the sentences fill, at most 3.
+        n_groups: how many models are trained; by default half of the groups that the sentences
+            fill, at most 3.
         ratios: shares of each layer that are put back.
         recipe: how the sentences are trained into the model.
         seed: of the groups and of what training draws.
@@ -92,7 +94,6 @@ class RevBenchmark(Benchmark[RevResults]):
     _: KW_ONLY
     before: LanguageModel | None = None
     n_sequences: int = 8
-    n_listed: int = 0
     n_groups: int | None = None
     ratios: tuple[Real, ...] = (0.05, 0.1, 0.2, 0.25, 0.3, 0.4)
     recipe: Recipe = RECIPES["adam"]
@@ -104,7 +105,6 @@ class RevBenchmark(Benchmark[RevResults]):
         check_sequences(self.model, self.sequences)
         check_text(self.model, self.general_tokens, "general_tokens")
         check_count(n_sequences=self.n_sequences)
-        check_count(0, n_listed=self.n_listed)
         check_seed(self.seed, bits=32)
         if self.n_groups is not None:
             check_count(n_groups=self.n_groups)
@@ -120,23 +120,30 @@ class RevBenchmark(Benchmark[RevResults]):
         if self.before is not None:
             check_earlier(self.model, self.before)
         if not self.groups or len(self.groups) < (self.n_groups or 1):
-            size = self.n_sequences + self.n_listed
+            size = 2 * (self.n_groups or 1) - 1  # the second half is not trained
             raise ValueError(
-                f"sequences must fill {self.n_groups or 1} groups of {size} that begin with "
+                f"sequences must fill {size} groups of {self.n_sequences} that begin with "
                 f"different tokens, got {len(self.sequences)}. Give more, or fewer groups."
             )
 
     @cached_property
-    def groups(self) -> list[list[MemorizedSequence]]:
-        """The sentences of each model, the listed ones last: drawn by the seed, no two of a group
-        beginning with the same token. With an earlier checkpoint, one group of all targets.
-        """
+    def groups(self) -> list[Group]:
+        """The sentences of each model. With an earlier checkpoint, one group of all targets."""
         if self.before is not None:
             return [self._targets(self.before)]
-        whole = [replace(one, n_prefix=1) for one in named(self.sequences)]
-        return grouped(whole, self.n_sequences + self.n_listed, self.seed)[: self.n_groups or 3]
+        return self._halves[0][: self.n_groups or 3]
 
-    def _targets(self, before: LanguageModel) -> list[MemorizedSequence]:
+    @cached_property
+    def _halves(self) -> tuple[list[Group], list[Group]]:
+        """The groups that may be trained and those that never are: drawn by the seed, no two
+        sentences of a group beginning with the same token.
+        """
+        whole = [replace(one, n_prefix=1) for one in named(self.sequences)]
+        groups = grouped(whole, self.n_sequences, self.seed)
+        half = math.ceil(len(groups) / 2)
+        return groups[:half], groups[half:]
+
+    def _targets(self, before: LanguageModel) -> Group:
         """The sequences that the model recites; ValueError where there are none, or where the
         checkpoint recites one too.
         """
@@ -156,16 +163,14 @@ class RevBenchmark(Benchmark[RevResults]):
             )
         return learned
 
-    def _targets_of(self, group: list[MemorizedSequence]) -> list[MemorizedSequence]:
-        return group if self.before is not None else group[: self.n_sequences]
-
     def labelled(self, methods: Sequence[Method]) -> Methods:
-        """The methods by label; Random and RowNorm are always among them."""
+        """The methods by label; the controls are always among them."""
         labelled = with_controls(methods, self.units)
-        if self.n_listed and self.before is None:
-            listed = [one for group in self.groups for one in group[self.n_sequences :]]
-            texts = tuple(tuple(one.tokens.tolist()) for one in listed)
-            labelled[LISTED] = ActivationContrast(texts=texts, units=self.units)
+        if self.before is None:
+            untrained = [one for group in self._halves[1] for one in group]
+            texts = tuple(tuple(one.tokens.tolist()) for one in untrained)
+            if texts:
+                labelled[SAME_KIND] = ActivationContrast(texts=texts, units=self.units)
         return labelled
 
     def plan(self, methods: Sequence[Method], before: Sequence[Plan] = ()) -> Plan:
@@ -184,17 +189,15 @@ class RevBenchmark(Benchmark[RevResults]):
         parts: list[Any] = []
         tasks: list[Task] = []
         for index, group in enumerate(self.groups):
-            targets = self._targets_of(group)
-            prints = [one.fingerprint for one in targets]
+            prints = [one.fingerprint for one in group]
             name = f"group-{index:02d}"
             parts.append([name, [[one.id, one.fingerprint] for one in group]])
-            learned = [one.fingerprint for one in group]
-            inputs = {**settings, "sequences": learned, "seed": self.seed + index}
+            inputs = {**settings, "sequences": prints, "seed": self.seed + index}
             inputs.pop("ratios")
             place: Json = {"name": name, "index": index}
             trained = Task("learned", inputs, (), "learn", **place)
             place["group"] = trained.key
-            how = {"ids": [one.id for one in targets], "ratios": settings["ratios"]}
+            how = {"ids": [one.id for one in group], "ratios": settings["ratios"]}
             for label in (*labelled, *ORACLES):
                 needs = (trained,)
                 if label in labelled:
@@ -227,13 +230,12 @@ class RevBenchmark(Benchmark[RevResults]):
                 progress=report,
             )
         other: Learned = needs[0]
-        targets = self._targets_of(group)
         if task.kind == "scores":
             with assigned(self.model, {} if self.before is not None else other.weights):
-                return localized(methods[task.label], self.model, targets, report, self.units)
+                return localized(methods[task.label], self.model, group, report, self.units)
         chunk = needs[1] if needs[1:] else None
-        scores = [chunk.of(k, one, self.units) for k, one in enumerate(targets)] if chunk else []
-        return self._measured(task, targets, other, scores, report)
+        scores = [chunk.of(k, one, self.units) for k, one in enumerate(group)] if chunk else []
+        return self._measured(task, group, other, scores, report)
 
     def _measured(
         self,

@@ -41,7 +41,7 @@ LOOKS = {
     "gradient_alignment": Look("#000000", "*"),
     "iterative_attribution": Look("#882255", "X"),
     "activation_contrast": Look("#332288", "p"),
-    "activation_contrast_listed": Look("#44AA99", "p"),
+    "activation_contrast_same_kind": Look("#44AA99", "p"),
     "oracle_first_order": Look("#555555", "1"),
     "oracle_rounds": Look("#555555", "2"),
     "random": Look("#999999", "x"),
