@@ -4,7 +4,8 @@ each model. Not in the paper.
 Both reference models by fast methods, and the same of one model in a results folder:
 
     pytest benchmarks/test_rev_table.py
-    tl-localize rev --listed 8 --methods METHODS --ratio 0.2 --ratio 0.25 --ratio 0.3
+    tl-localize rev --groups 4 --methods METHODS \\
+        --ratio 0.2 --ratio 0.25 --ratio 0.3 --ratio 0.35 --ratio 0.4
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from pathlib import Path
 import pytest
 
 METHODS = (
-    "activation_contrast,activations,attribution,gradient_alignment,iterative_attribution,slimming"
+    "activation_contrast,activations,attribution,gradient_alignment,hard_concrete,"
+    "iterative_attribution,slimming"
 )
-N_LISTED = 8
-RATIOS = (0.2, 0.25, 0.3)  # around the price of 5 points
+N_GROUPS = 4
+RATIOS = (0.2, 0.25, 0.3, 0.35, 0.4)  # around the price of 5 points
 N_GENERAL = 12  # rows of general text, as in tl-localize rev
 TOLERANCE = 0.05  # of a mean change of accuracy: the last digits of training differ
 
@@ -45,7 +47,7 @@ def results(model, model_name, sentences, general, tuned, publish, publish_figur
     from tl_localize.report.tables import CAPTIONS, rev_tables
 
     methods = make_methods(METHODS, [], sparing(0), tuned)
-    measured = RevBenchmark(model, sentences, general, n_listed=N_LISTED, ratios=RATIOS).run(
+    measured = RevBenchmark(model, sentences, general, n_groups=N_GROUPS, ratios=RATIOS).run(
         methods
     )
     for name, table in rev_tables(measured).items():

@@ -337,8 +337,8 @@ def rev(
     ratio: Annotated[
         list[float] | None,
         Option(
-            help="Shares of each layer to put back. Default: 0.05, 0.1, 0.2, 0.25, 0.3, 0.4; of "
-            "heads 0.17, 0.34, 0.5, 0.67."
+            help="Shares of each layer to put back. Default: 0.05, 0.1, 0.2, 0.25, 0.3, 0.35, "
+            "0.4; of heads 0.17, 0.34, 0.5, 0.67."
         ),
     ] = None,
     seed: Seed = 0,

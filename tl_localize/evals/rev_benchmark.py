@@ -42,6 +42,7 @@ from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequen
 from tl_localize.units import NEURONS, Units
 
 SAME_KIND = f"{ActivationContrast.name}_same_kind"
+ALIGNMENT = 0.05  # of the same; with so many texts the direction of a row is to count less
 ORACLES = {"oracle_first_order": 1, "oracle_rounds": 10}  # label -> rounds
 Group = list[MemorizedSequence]  # the sentences of one model
 N_GENERAL = 12  # the first rows of general text, every other one of which is measured
@@ -95,7 +96,7 @@ class RevBenchmark(Benchmark[RevResults]):
     before: LanguageModel | None = None
     n_sequences: int = 8
     n_groups: int | None = None
-    ratios: tuple[Real, ...] = (0.05, 0.1, 0.2, 0.25, 0.3, 0.4)
+    ratios: tuple[Real, ...] = (0.05, 0.1, 0.2, 0.25, 0.3, 0.35, 0.4)
     recipe: Recipe = RECIPES["adam"]
     seed: int = 0
     units: Units = NEURONS
@@ -170,7 +171,9 @@ class RevBenchmark(Benchmark[RevResults]):
             untrained = [one for group in self._halves[1] for one in group]
             texts = tuple(tuple(one.tokens.tolist()) for one in untrained)
             if texts:
-                labelled[SAME_KIND] = ActivationContrast(texts=texts, units=self.units)
+                labelled[SAME_KIND] = ActivationContrast(
+                    texts=texts, alignment=ALIGNMENT, units=self.units
+                )
         return labelled
 
     def plan(self, methods: Sequence[Method], before: Sequence[Plan] = ()) -> Plan:

@@ -24,7 +24,7 @@ def console() -> Console:
     """Standard output; in a pipe nothing is wrapped."""
     out = Console(highlight=False)
     if not out.is_terminal:
-        out.width = 200
+        out.width = 1000
     return out
 
 
