@@ -101,6 +101,7 @@ def test_del_never_measures_a_dev_sequence(gpt2_like, benchmark_of):
     pd.testing.assert_frame_equal(frame, without.frame)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("few", "many"), [(3, 4), (8, 25), (20, 24)])
 def test_del_that_grows_keeps_all_that_it_has(gpt2_like, make_sequences, general, few, many):
     """In chunks of 16: a folder that has some targets is asked for more, and for fewer again."""
@@ -297,6 +298,7 @@ def chosen_by_the_authors(name, value, ids, ratio):
     return Given(f"golden_{name}", theirs)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("ratio", [0.01, 0.05, 0.2])
 def test_del_agrees_with_the_authors_code(golden, golden_settings, ratio):
     """The ablated neurons, all accuracies and distances, the perplexity, of ten attributions."""

@@ -91,6 +91,7 @@ def test_method_scores_depend_on_the_sequence(gpt2_like, make_sequences, name):
 # ---- many sequences
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_map_equals_single_calls(any_model, sequences, method):
     alone = [method(any_model, sequence) for sequence in sequences]
     for batch_size in (None, 3):
@@ -104,6 +105,7 @@ def test_batch_tokens_do_not_matter(llama_like, sequence, method):
     close(method, few(llama_like, sequence), method(llama_like, sequence))
 
 
+@pytest.mark.usefixtures("unchecked")
 @settings(
     max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from tl_localize import InjResults, RandomBaseline, RowNorm
-from tl_localize.report.terminal import ranked, reading
+from tl_localize.report.terminal import ranked, reading, show
 
 
 def table(rows, columns):
@@ -52,3 +52,10 @@ def test_reading_compares_with_the_row_norm(slimming, said):
     frame = pd.concat([frame, frame.assign(multiple=5.0, recall=1.0)])
     text = reading(InjResults(frame))
     assert text.startswith(said) and bool(text) == bool(said)
+
+
+def test_a_wide_table_is_not_wrapped_in_a_pipe(capsys):
+    cells = {f"{share} %": ["-43.5 ± 2.2 / -27.7 ± 0.8"] for share in range(12)}
+    show(pd.DataFrame(cells, index=pd.Index(["Hard Concrete"], name="method")))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "Hard Concrete" in line]
+    assert line.count("-43.5 ± 2.2 / -27.7 ± 0.8") == 12

@@ -39,8 +39,9 @@ class ActivationContrast(Localizer):
 
     Args:
         alignment: weight of the direction of the row, from 0 to 1.
-        texts: the token ids of other texts; the text that is scored is left out. By default 48
-            texts that the model writes itself, once for a model (``Attribution``'s contrast).
+        texts: the token ids of other texts; the text that is scored is left out. Some tens of the
+            same kind (other poems, other news) serve best; the model need not know them. By
+            default 48 that the model writes itself, once for a model (``Attribution``'s contrast).
         seed: of the texts that the model writes.
 
     Returns:
