@@ -31,7 +31,7 @@ def test_shows_states_with_brackets_or_in_colour(view):
 def test_is_shown_with_brackets_where_there_is_no_terminal_or_no_output(view, monkeypatch):
     assert str(view) == view.text(colour=False)
     monkeypatch.setattr("sys.stdout", None)
-    assert str(view) == view.text(colour=False) and console().width == 200
+    assert str(view) == view.text(colour=False) and console().width == 1000
 
 
 def test_html_escapes_text_shows_line_breaks_and_says_what_its_marks_mean(view):
