@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tl_localize import MemorizedSequence
+from tl_localize.reference import general_texts, held_out_tokens
 from tl_localize.sequences import SequenceBatch, check_sequences, encode
 
 Shapes = list[tuple[int, int]]
@@ -102,6 +103,16 @@ def test_from_text_ignores_the_bos_that_transformer_lens_adds_to_gpt2(reader, bp
     assert sequence.tokens.tolist() == encode(bpe, "two roads diverged")
     chosen = MemorizedSequence.from_text(reader, "two roads", " diverged", prepend_bos=True)
     assert chosen.tokens.tolist() == [bpe.bos_token_id, *sequence.tokens.tolist()]
+
+
+def test_general_text_begins_with_bos_where_texts_do(reader, bpe):
+    rows = held_out_tokens(reader)
+    n_ctx = reader.cfg.n_ctx
+    assert rows.shape[1] == n_ctx and (rows[:, 0] == bpe.bos_token_id).all()
+    text = general_texts("held-out")[0]
+    assert rows[:2, 1:].flatten().tolist() == encode(bpe, text)[: 2 * n_ctx - 2]
+    bpe.eos_token = "<s>"
+    assert held_out_tokens(reader)[0].tolist() == encode(bpe, text)[:n_ctx]
 
 
 # ---- batches

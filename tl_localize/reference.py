@@ -21,7 +21,13 @@ from jaxtyping import Int32
 
 from tl_localize.neurons import LanguageModel, check_count
 from tl_localize.readers import Data
-from tl_localize.sequences import MemorizedSequence, encode, tokenizer_of, with_text
+from tl_localize.sequences import (
+    MemorizedSequence,
+    encode,
+    first_tokens,
+    tokenizer_of,
+    with_text,
+)
 
 DATA = Path(__file__).parent / "data"
 CORPUS_DIR = DATA / "reference-corpus"
@@ -168,11 +174,12 @@ def _docstrings(path: Path) -> dict[str, str]:
 
 
 def held_out_tokens(model: LanguageModel | None = None) -> Int32[torch.Tensor, "sequence pos"]:
-    """General text that neither reference model saw, in rows of 128 tokens: for perplexity, and for
-    what a neuron does on average.
+    """General text that neither reference model saw, in rows of 128 tokens, or as many as the model
+    reads: for perplexity, and for what a neuron does on average.
 
     The held-out texts stand one after the other, with an end-of-text token after each, if there is
-    one.
+    one. A row begins as the model's texts do: with Gemma's beginning-of-text token, without one
+    for GPT-2.
 
     Args:
         model: whose tokens they are; by default those of the reference models.
@@ -193,5 +200,8 @@ def held_out_tokens(model: LanguageModel | None = None) -> Int32[torch.Tensor, "
         ids += encode(tokenizer, text)
         if tokenizer.eos_token_id is not None:
             ids.append(tokenizer.eos_token_id)
-    whole = len(ids) - len(ids) % GENERAL_LENGTH
-    return torch.tensor(ids[:whole], dtype=torch.int32).view(-1, GENERAL_LENGTH)
+    first = torch.tensor(first_tokens(tokenizer), dtype=torch.int32)
+    length = min(GENERAL_LENGTH, model.cfg.n_ctx) if model else GENERAL_LENGTH
+    width = length - len(first)
+    rows = torch.tensor(ids[: len(ids) // width * width], dtype=torch.int32).view(-1, width)
+    return torch.cat([first.expand(len(rows), -1), rows], 1)

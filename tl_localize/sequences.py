@@ -102,6 +102,11 @@ class MemorizedSequence:
         return self.tokens[self.n_prefix :]
 
     @property
+    def whole(self) -> "MemorizedSequence":
+        """With every token in the suffix but the first one of its text."""
+        return replace(self, n_prefix=1 + bool(self.bos))
+
+    @property
     def fingerprint(self) -> str:
         """Hash of the tokens and where the suffix begins; id and category change no number."""
         return hashlib.sha256(f"{self.n_prefix} {self.tokens.tolist()}".encode()).hexdigest()[:16]
@@ -145,20 +150,22 @@ def decoder(model: LanguageModel) -> Decode:
     return partial(tokenizer_of(model).decode, clean_up_tokenization_spaces=False)
 
 
+def first_tokens(tokenizer: Any) -> list[int]:
+    """The beginning-of-text token, where the tokenizer puts one first that means nothing else."""
+    bos = getattr(tokenizer, "bos_token_id", None)
+    means_more = bos is None or bos == tokenizer.eos_token_id
+    return [] if means_more or tokenizer("a")["input_ids"][0] != bos else [bos]
+
+
 def with_bos(
     model: LanguageModel, sequence: MemorizedSequence, prepend_bos: bool | None = None
 ) -> MemorizedSequence:
-    """The sequence after the beginning-of-text token; by default where the tokenizer puts one first
-    that means nothing else.
-    """
+    """The sequence after the beginning-of-text token; by default after ``first_tokens``."""
     tokenizer = tokenizer_of(model)
-    bos = getattr(tokenizer, "bos_token_id", None)
-    if prepend_bos is None:
-        means_more = bos is None or bos == tokenizer.eos_token_id
-        prepend_bos = not means_more and tokenizer("a")["input_ids"][0] == bos
-    if not prepend_bos:
+    if not (first_tokens(tokenizer) if prepend_bos is None else prepend_bos):
         return sequence
-    tokens, n_prefix = torch.cat([torch.tensor([bos]), sequence.tokens]), sequence.n_prefix + 1
+    tokens = torch.cat([torch.tensor([tokenizer.bos_token_id]), sequence.tokens])
+    n_prefix = sequence.n_prefix + 1
     return replace(sequence, tokens=tokens, n_prefix=n_prefix, bos=tokenizer.bos_token)
 
 

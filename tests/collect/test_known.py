@@ -82,7 +82,8 @@ def test_known_measures_each_text_after_its_first_tokens(model):
     assert [one.id for one in found.tokenized] == found.frame["id"].tolist()
     assert {one.id for one in found.sequences} == {"count", "long"}  # no control
     assert {one.id for one in found.diverse()} == {"count", "long"}
-    assert not found.diverse(place=1)  # one text in each category
+    with pytest.raises(ValueError, match="recites none of the known texts"):
+        found.diverse(place=1)  # one text in each category
 
 
 def made(model, shares):

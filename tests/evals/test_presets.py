@@ -1,18 +1,16 @@
 """What a run has where the user says nothing, and how names become methods, data and benchmarks."""
 
-import pandas as pd
 import pytest
 import torch
 
 from tl_localize import HardConcrete, Slimming
-from tl_localize.collect.known import Known
 from tl_localize.evals.presets import (
     del_data,
     del_methods,
     del_ratios,
     drawn_first,
+    general_text,
     inj_ratios,
-    known_data,
     make_methods,
     paper_model,
     paper_settings,
@@ -100,16 +98,14 @@ def test_targets_are_drawn_by_seed_and_dev_sequences_stay_first(make_sequences):
     assert sorted(drawn[0]) == sorted(sequence.id for sequence in sequences)
 
 
-def test_general_text_is_docstrings_unless_it_is_named(gpt2_like, sequences, monkeypatch, tmp_path):
-    docstrings = torch.arange(60 * 40).view(60, 40).int() % 61
+def test_general_text_is_docstrings_unless_it_is_named(gpt2_like, monkeypatch, tmp_path):
+    docstrings = torch.arange(60 * 32).view(60, 32).int() % 61
     monkeypatch.setattr("tl_localize.evals.presets.held_out_tokens", lambda model: docstrings)
-    frame = pd.DataFrame({"kind": ["list"] * 3, "accuracy": 1.0})
-    known = Known(frame, sequences[:3], 0.7)
     data = Data(source=torch.arange(40).view(4, 10), n_prefix=3)
     own = tmp_path / "general.safetensors"
     save_tensors(own, {"tokens": docstrings[:2]})
-    for path, expected in ((None, docstrings[:48, :32]), (own, docstrings[:2])):
+    for path, expected in ((None, docstrings[:48]), (own, docstrings[:2])):
         found, n_dev, text = del_data(gpt2_like, data, path, n_dev=1)
         assert len(found) == 4 and n_dev == 1
         assert torch.equal(torch.as_tensor(text), expected)
-        assert torch.equal(torch.as_tensor(known_data(gpt2_like, known, path)[1]), expected)
+        assert torch.equal(torch.as_tensor(general_text(gpt2_like, path)), expected)

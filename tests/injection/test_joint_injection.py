@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from tl_localize import MemorizedSequence, accuracy, inject, memorization_loss
+from tl_localize.evals.localize import grouped
 from tl_localize.injection import (
     Injection,
     JointInjection,
@@ -339,6 +340,24 @@ A, B = sentence(1, 2, 3, 4, 5, id="a"), sentence(6, 7, 8, id="b")
 def test_inject_together_rejects(gpt2_like, group, settings, message):
     with pytest.raises(ValueError, match=message):
         inject_together(gpt2_like, group, **(SETTINGS | settings))
+
+
+def after_bos(one):
+    return replace(one, tokens=torch.cat([torch.tensor([9]), one.tokens]), n_prefix=2, bos="<s>")
+
+
+def test_a_beginning_of_text_token_is_no_first_token(gpt2_like):
+    """It begins every sentence, and no loss asks for what comes after it."""
+    group = [after_bos(A), after_bos(B)]
+    joint = inject_together(gpt2_like, group, **SETTINGS, max_steps=1)
+    alone = inject(gpt2_like, group[0], **SETTINGS, max_steps=1)
+    for one, losses in zip(group, joint.losses[0], strict=True):
+        loss = float(memorization_loss(gpt2_like, [one]).detach())
+        assert float(losses) == pytest.approx(loss, rel=1e-5)
+    assert float(alone.losses[0]) == pytest.approx(float(joint.losses[0, 0]), rel=1e-5)
+    assert grouped(group, 2, seed=0) and not grouped([A, sentence(1, 2, 3)], 2, seed=0)
+    with pytest.raises(ValueError, match="different tokens, got the first tokens \\[1, 1\\]"):
+        inject_together(gpt2_like, [after_bos(A), after_bos(sentence(1, 2, 3))], **SETTINGS)
 
 
 def test_loss_that_is_not_finite_is_an_error(gpt2_like, unchanged):

@@ -9,16 +9,17 @@ from tl_localize import Attribution, MemorizedSequence
 from tl_localize.methods import contrast
 
 
-def plain_need(model, seed):
+def plain_need(model, seed, begin=()):
     """Root mean square over 48 texts of 32 tokens, all that the tiny models read."""
     generator = torch.Generator().manual_seed(seed)
     texts = torch.randint(61, (48, 1), generator=generator)
-    draws = torch.rand(48, 3, generator=generator)
-    for n in range(31):
+    texts = torch.cat([torch.tensor(begin, dtype=torch.long).expand(48, -1), texts], 1)
+    draws = torch.rand(48, 3 - len(begin), generator=generator)
+    for n in range(31 - len(begin)):
         with torch.no_grad():
             p = model(texts, return_type="logits", padding_side="right")[:, -1].softmax(-1)
         new = p.argmax(-1, keepdim=True)
-        if n < 3:
+        if n < draws.shape[1]:
             new = torch.searchsorted(p.cumsum(-1), draws[:, n, None].contiguous())
         texts = torch.cat([texts, new], 1)
     squares = torch.zeros(model.cfg.n_layers, model.cfg.d_mlp)
@@ -32,6 +33,18 @@ def test_a_contrast_divides_by_what_general_text_needs(any_model, sequence):
     found = Attribution(contrast=2, seed=3)(any_model, sequence).values
     wanted = Attribution()(any_model, sequence).values / (1 + 2 * need**3)
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-6)
+
+
+def test_texts_begin_as_the_models_own_do(gpt2_like, sequence, monkeypatch):
+    plain = Attribution(contrast=2)(gpt2_like, sequence).values
+    need = plain_need(gpt2_like, seed=0, begin=(7,))
+    monkeypatch.setattr(contrast, "first_tokens", lambda tokenizer: [7])
+    contrast._KEPT.clear()
+    found = Attribution(contrast=2)(gpt2_like, sequence).values
+    wanted = Attribution()(gpt2_like, sequence).values / (1 + 2 * need**3)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-6)
+    assert not torch.allclose(found, plain, rtol=1e-2)
+    contrast._KEPT.clear()
 
 
 def test_texts_are_written_once_until_a_weight_changes(gpt2_like, sequences, monkeypatch):

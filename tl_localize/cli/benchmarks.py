@@ -130,7 +130,8 @@ def texts_of(
     place: int = 0,
 ) -> tuple[list[MemorizedSequence], int, Any]:
     """``presets.del_data`` of the user's data or of a shipped model's collection; else texts that
-    the model knows, the best of each category for the test, those in another place as dev ones.
+    the model knows, the best of each category for the test, those in another place as dev ones, and
+    general text.
     """
     if data is None and is_reference(given.model):
         data = collect_reference(given, model, store.folder / "collection", n_dev)
@@ -138,8 +139,8 @@ def texts_of(
         return presets.del_data(model, data, given.general, n_dev)
     recited = known(model, given.min_accuracy)
     say(f"{recited}. {recited.advice()}")
-    sequences, text = presets.known_data(model, recited, given.general, place)
-    return sequences, n_dev if place else 0, text
+    text = presets.general_text(model, given.general)
+    return recited.diverse(place=place), n_dev if place else 0, text
 
 
 def run_rev(given: Namespace) -> None:
@@ -157,7 +158,7 @@ def run_rev(given: Namespace) -> None:
     else:
         sequences = list(data.sequences(model)) if data else reference_sequences(model)
     recipe = RECIPES[given.recipe]
-    general = held_out_tokens(model)[: None if recipe.general else N_GENERAL, : model.cfg.n_ctx]
+    general = held_out_tokens(model)[: None if recipe.general else N_GENERAL]
     if given.general:
         general = read_tokens(given.general)
     benchmark = RevBenchmark(

@@ -110,7 +110,7 @@ def show_ablation(
     model: LanguageModel, sequence: MemorizedSequence, scores: NeuronScores, given: Namespace
 ) -> None:
     """What the text and general text lose without the best neurons of each layer."""
-    general = held_out_tokens(model)[:N_GENERAL, : min(GENERAL_LENGTH, model.cfg.n_ctx)]
+    general = held_out_tokens(model)[:N_GENERAL, :GENERAL_LENGTH]
     if given.ratio is None:
         chosen = largest_set(model, scores, general, given.spare, FIRST_LAYER)
     else:

@@ -150,11 +150,20 @@ class Known:
 
         Args:
             place: In the order of its category; 1 gives the second best texts, to choose settings.
+
+        Raises:
+            ValueError: No category has so many.
         """
         by_category: dict[str, list[MemorizedSequence]] = {}
         for one in self.sequences:
             by_category.setdefault(one.category, []).append(one)
-        return [texts[place] for texts in by_category.values() if len(texts) > place]
+        found = [texts[place] for texts in by_category.values() if len(texts) > place]
+        if not found:
+            raise ValueError(
+                "data must be given for a model that recites none of the known texts, got none. "
+                "Run tl-localize collect, or name a file with --data."
+            )
+        return found
 
     def sequence(self, id: str) -> MemorizedSequence:
         """The text of an id.

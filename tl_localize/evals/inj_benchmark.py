@@ -9,7 +9,7 @@ has to read the sentence to tell which are its rows.
 
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, reduce
 from operator import or_
 from typing import Any, Literal
@@ -183,7 +183,7 @@ class InjBenchmark(Benchmark[InjResults]):
         """The sentences one by one, or with their distractors: drawn by the seed, no two of a group
         beginning with the same token.
         """
-        whole = [replace(sequence, n_prefix=1) for sequence in named(self.sequences)]
+        whole = [sequence.whole for sequence in named(self.sequences)]
         if not self.distractors:
             return [[sequence] for sequence in whole]
         return grouped(whole, self.distractors + 1, self.seed)

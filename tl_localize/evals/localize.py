@@ -128,7 +128,7 @@ def grouped(
         members: dict[int, MemorizedSequence] = {}  # by first token
         for sequence in waiting:
             if len(members) < size:
-                members.setdefault(int(sequence.tokens[0]), sequence)
+                members.setdefault(int(sequence.whole.prefix[-1]), sequence)
         if len(members) < size:
             return groups
         groups.append(list(members.values()))

@@ -18,7 +18,6 @@ from jaxtyping import Integer
 from torch import Tensor
 
 from tl_localize.collect import Collection
-from tl_localize.collect.known import Known
 from tl_localize.evals.del_benchmark import DelBenchmark
 from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.execution.tasks import Json
@@ -252,26 +251,11 @@ def del_data(
     return list(data.sequences(model)), n_dev, general_text(model, general)
 
 
-def known_data(
-    model: LanguageModel, found: Known, general: Path | None = None, place: int = 0
-) -> tuple[list[MemorizedSequence], Integer[Tensor, "sequence pos"]]:
-    """Texts that the model knows, the best one of each category or the one in another place, and
-    general text.
-    """
-    sequences = found.diverse(place=place)
-    if not sequences:
-        raise ValueError(
-            "data must be given for a model that recites none of the known texts, got none. "
-            "Run tl-localize collect, or name a file with --data."
-        )
-    return sequences, general_text(model, general)
-
-
 def general_text(model: LanguageModel, path: Path | None) -> Integer[Tensor, "sequence pos"]:
     """Of a file of token ids, by default Python's docstrings."""
     if path:
         return read_tokens(path)
-    return held_out_tokens(model)[:DEL_GENERAL, : model.cfg.n_ctx]
+    return held_out_tokens(model)[:DEL_GENERAL]
 
 
 def drawn_first(

@@ -4,7 +4,7 @@ back to what they were before, so that one sentence is forgotten and the others 
 
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -139,7 +139,7 @@ class RevBenchmark(Benchmark[RevResults]):
         """The groups that may be trained and those that never are: drawn by the seed, no two
         sentences of a group beginning with the same token.
         """
-        whole = [replace(one, n_prefix=1) for one in named(self.sequences)]
+        whole = [one.whole for one in named(self.sequences)]
         groups = grouped(whole, self.n_sequences, self.seed)
         half = math.ceil(len(groups) / 2)
         return groups[:half], groups[half:]

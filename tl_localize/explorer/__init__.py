@@ -102,7 +102,7 @@ def explore(
     view = NeuronView(model, scores[0].units)
     pairs = _paired(view, texts, scores)
     if general is None:
-        general = held_out_tokens(model)[:16, : model.cfg.n_ctx]
+        general = held_out_tokens(model)[:16]
     if others is None and is_reference(model_name(model)):
         some, own = reference_sequences(model)[::EVERY], {one.fingerprint for one in texts}
         others = [one for one in some if one.fingerprint not in own]

@@ -3,7 +3,7 @@ are exchanged between the model before and the model after.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -126,7 +126,7 @@ def learn(
     (True, 6)
     """
     recipe, report = recipe or Recipe(), progress or (lambda fraction: None)
-    sequences = [replace(one, n_prefix=1) for one in check_sequences(model, sequences)]
+    sequences = [one.whole for one in check_sequences(model, sequences)]
     if recipe.general and general_tokens is None:
         raise ValueError("general_tokens must be given where a recipe mixes them in, got None.")
     check_seed(seed)

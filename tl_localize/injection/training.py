@@ -4,7 +4,7 @@ paper), or several in disjoint sets of rows.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -78,8 +78,9 @@ def inject(
     """Train a random share of the rows of W_out, and nothing else, until the model recites the
     whole sequence.
 
-    Adam minimizes the mean loss of all tokens but the first; it stops, before an update, when the
-    loss is below ``stop_loss``. The model is not changed: use ``with injection.applied(model):``.
+    Adam minimizes the mean loss of all tokens but the first of the text; it stops, before an
+    update, when the loss is below ``stop_loss``. The model is not changed: use
+    ``with injection.applied(model):``.
 
     Source: Chang et al. (2024), arXiv:2311.09060, algorithm 1 and eq. (11). Differs: the authors
     train in training mode, with dropout where a model has it; this trains the model as it is.
@@ -98,7 +99,7 @@ def inject(
     >>> inject(model, sequence, ratio=0.01, seed=0, learning_rate=0.01).converged
     True
     """
-    sequence = replace(check_sequences(model, [sequence])[0], n_prefix=1)
+    sequence = check_sequences(model, [sequence])[0].whole
     check_positive(learning_rate=learning_rate, stop_loss=stop_loss)
     check_count(max_steps=max_steps)
     view = NeuronView(model, units)
@@ -187,8 +188,8 @@ def inject_together(
     >>> pair.losses.shape
     torch.Size([2, 2])
     """
-    sequences = [replace(sequence, n_prefix=1) for sequence in check_sequences(model, sequences)]
-    first = [int(sequence.tokens[0]) for sequence in sequences]
+    sequences = [sequence.whole for sequence in check_sequences(model, sequences)]
+    first = [int(sequence.prefix[-1]) for sequence in sequences]
     if len(set(first)) < len(first):
         raise ValueError(
             f"sequences must begin with different tokens, got the first tokens {first}. No weights "
@@ -240,7 +241,7 @@ class JointTraining:
             layer: chosen[:, layer].long().argmax(0).to(self.view.device)[index[0]]
             for layer, index in self.rows.index.items()
         }
-        targets = [sequence.tokens[1:].to(self.view.device) for sequence in self.sequences]
+        targets = [sequence.suffix.to(self.view.device) for sequence in self.sequences]
         self.targets, self.batches = targets, dict[tuple[int, ...], SequenceBatch]()
         # log-probabilities of the base model, [target vocab] of each sentence
         self.base: list[Tensor] = []

@@ -53,7 +53,7 @@ class ActivationContrast(Localizer):
 
     name = "activation_contrast"
     title = "Activation Contrast (not the paper's)"
-    version = 2
+    version = 3
     alignment: Real = 0.1
     texts: tuple[tuple[int, ...], ...] = ()
     seed: int = 0

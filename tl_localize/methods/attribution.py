@@ -43,6 +43,7 @@ class Attribution(Contrasted):
 
     name = "attribution"
     title = "Attribution (not the paper's)"
+    version = 2
 
     def attribute_batch(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report

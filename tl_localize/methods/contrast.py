@@ -16,7 +16,7 @@ from tl_localize.losses import mean_probability
 from tl_localize.methods.base import Localizer, Values
 from tl_localize.methods.partial_runs import gate_gradients
 from tl_localize.neurons import NeuronView, Real, check_between, check_seed
-from tl_localize.sequences import MemorizedSequence, SequenceBatch
+from tl_localize.sequences import MemorizedSequence, SequenceBatch, first_tokens
 
 Given = TypeVar("Given")
 
@@ -105,11 +105,16 @@ def general_need(neurons: NeuronView, seed: int) -> Values:
 
 
 def written_texts(neurons: NeuronView, seed: int) -> Int[Tensor, "text pos"]:
-    """Texts that the model writes: a random token, sampled ones, and greedy ones."""
-    config: Any = neurons.model.cfg
+    """Texts that the model writes: a random token, sampled ones, and greedy ones, after the
+    beginning-of-text token of models that were trained with one.
+    """
+    model: Any = neurons.model
     generator = torch.Generator().manual_seed(seed)
-    first = torch.randint(config.d_vocab, (N_TEXTS, 1), generator=generator).to(neurons.device)
-    uniform = torch.rand(N_TEXTS, N_DRAWN - 1, generator=generator).to(neurons.device)
-    drawn = torch.cat([first, generate(neurons.model, first, N_DRAWN - 1, uniform)], 1)
-    greedy = generate(neurons.model, drawn, min(LENGTH, config.n_ctx) - N_DRAWN)
+    random = torch.randint(model.cfg.d_vocab, (N_TEXTS, 1), generator=generator)
+    begin = torch.tensor(first_tokens(getattr(model, "tokenizer", None)), dtype=torch.long)
+    first = torch.cat([begin.expand(N_TEXTS, -1), random], 1).to(neurons.device)
+    n_sampled = N_DRAWN - first.shape[1]
+    uniform = torch.rand(N_TEXTS, n_sampled, generator=generator).to(neurons.device)
+    drawn = torch.cat([first, generate(model, first, n_sampled, uniform)], 1)
+    greedy = generate(model, drawn, min(LENGTH, model.cfg.n_ctx) - N_DRAWN)
     return torch.cat([drawn, greedy], 1).cpu()

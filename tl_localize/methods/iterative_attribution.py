@@ -58,7 +58,7 @@ class IterativeAttribution(Contrasted):
 
     name = "iterative_attribution"
     title = "Iterative Attribution (not the paper's)"
-    version = 2
+    version = 3
     chunk = 16
     rounds: int = 10
     share: Real = 0.1
