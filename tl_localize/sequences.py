@@ -153,8 +153,9 @@ def decoder(model: LanguageModel) -> Decode:
 def first_tokens(tokenizer: Any) -> list[int]:
     """The beginning-of-text token, where the tokenizer puts one first that means nothing else."""
     bos = getattr(tokenizer, "bos_token_id", None)
-    means_more = bos is None or bos == tokenizer.eos_token_id
-    return [] if means_more or tokenizer("a")["input_ids"][0] != bos else [bos]
+    if bos is None or bos == tokenizer.eos_token_id or tokenizer("a")["input_ids"][0] != bos:
+        return []
+    return [bos]
 
 
 def with_bos(
