@@ -162,7 +162,7 @@ def test_localize_of_an_example_says_what_is_left_and_writes_the_view(run, tmp_p
     assert result.exit_code == 0, result.output
     assert int(re.search(r"(\d+) of 48 recited tokens forgotten", result.stdout)[1]) > 5
     was, now = map(float, re.search(r"text: (.+) before, (.+) without", result.stdout).groups())
-    assert was < now < 1.05 * was
+    assert was < now < 1.05 * was and "smallest set" not in result.stderr
     assert "Quentin Hackomber" in (tmp_path / "scores.html").read_text()
     assert NeuronScores.load(scores).method == "attribution"
 
@@ -170,6 +170,12 @@ def test_localize_of_an_example_says_what_is_left_and_writes_the_view(run, tmp_p
 def test_localize_warns_where_the_model_is_broken(run):
     result = run("localize --example quotes-056 --method random --ratio 1")
     assert result.exit_code == 0 and "broken rather than" in result.stderr
+
+
+def test_localize_says_where_the_smallest_set_costs_more_than_it_may(run):
+    result = run("localize --example quotes-056 --method activations --spare 0")
+    assert result.exit_code == 0 and "Without the top 1 of each layer" in result.stdout
+    assert "more than --spare allows" in result.stderr
 
 
 @pytest.mark.parametrize(

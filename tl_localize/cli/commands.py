@@ -495,6 +495,7 @@ def plan(
     ] = 100,
 ) -> None:
     """What INJ and DEL as the paper ran them take on a GPU: batches, passes, memory and hours."""
-    from tl_localize.cli.lists import show_plan
+    from tl_localize.evals import planning
+    from tl_localize.report.terminal import show
 
-    show_plan(model, gpu, dtype, tflops)
+    show(planning.plan(model, gpu, dtype, tflops))

@@ -1,4 +1,4 @@
-"""tl-localize known | methods | plan: what there is, and what it takes."""
+"""tl-localize known | methods: what there is."""
 
 from argparse import Namespace
 
@@ -6,7 +6,6 @@ import pandas as pd
 
 from tl_localize.cli.running import load, own_data, say
 from tl_localize.collect.known import known
-from tl_localize.evals.planning import plan
 from tl_localize.methods import METHODS
 from tl_localize.reference import DATA
 from tl_localize.report.terminal import show
@@ -20,10 +19,6 @@ def list_methods() -> None:
     texts = {name: (one.__doc__ or "").split("\n\n")[0] for name, one in METHODS.items()}
     meanings = {name: " ".join(text.split()) for name, text in texts.items()}
     show(pd.DataFrame({"score of a neuron": meanings}).rename_axis("method"))
-
-
-def show_plan(model: str, gpu: float, dtype: str, tflops: float) -> None:
-    show(plan(model, gpu, dtype, tflops))
 
 
 def show_known(given: Namespace) -> None:

@@ -124,14 +124,16 @@ def show_ablation(
     typer.echo(f"Perplexity of general text: {was:.4g} before, {now:.4g} without them.")
     if now >= BROKEN * was:
         say("The model is broken rather than the text forgotten; try a smaller --ratio.")
+    elif given.ratio is None and now > (1 + given.spare / 100) * was:
+        say("That is more than --spare allows, but one of each layer is the smallest set.")
     if given.out:
         page = given.out.with_suffix(".html")
         write_text(page, f'<meta charset="utf-8">{view.html()}')
 
 
 def best_units(scores: NeuronScores) -> pd.DataFrame:
-    """The best neurons or heads by rank; without the scores of Iterative Attribution, which are the
-    same for all that it takes in one round.
+    """The best neurons or heads by rank; without the scores of Iterative Attribution, which are no
+    more than places in the order of a layer.
     """
     best = scores.to_frame().query("layer >= @FIRST_LAYER").head(TOP)
     best = best.set_index(pd.RangeIndex(1, len(best) + 1, name="rank"))

@@ -207,9 +207,7 @@ def inj_runs(
         # the rows of INJ lie in all layers
         defaults = (sparing(0), paper, tuned or {})
         chosen = make_methods(methods, settings, *defaults, units=units)
-        benchmark = InjBenchmark(
-            model=model, sequences=sequences, ratio=ratio, units=units, **options
-        )
+        benchmark = InjBenchmark(model, sequences, ratio=ratio, units=units, **options)
         runs.append((benchmark, chosen))
     return runs
 
