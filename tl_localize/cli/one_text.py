@@ -123,8 +123,11 @@ def show_ablation(
     typer.echo(f"Without the top {count} of each layer ({100 * count / n_units:.2g} %):\n\n{view}")
     typer.echo(f"Perplexity of general text: {was:.4g} before, {now:.4g} without them.")
     if now >= BROKEN * was:
-        say("The model is broken rather than the text forgotten; try a smaller --ratio.")
-    elif given.ratio is None and now > (1 + given.spare / 100) * was:
+        say(
+            "The model is broken rather than the text forgotten; try a smaller --ratio or another "
+            "--method."
+        )
+    if given.ratio is None and now > (1 + given.spare / 100) * was:
         say("That is more than --spare allows, but one of each layer is the smallest set.")
     if given.out:
         page = given.out.with_suffix(".html")
