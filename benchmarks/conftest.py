@@ -136,7 +136,7 @@ def tuned(request):
 @pytest.fixture(scope="session")
 def publish(request):
     """Write a table to the results folder and print it at the end of the run."""
-    from tl_localize.report.tables import save_table, to_markdown
+    from tl_localize.report.saving import save_table, to_markdown
 
     def show(table, model_name, name, caption):
         short = Path(model_name).name

@@ -53,7 +53,7 @@ def random_model(shape: str, device: torch.device, dtype: torch.dtype, **setting
     """A model of a known shape with random weights, made where it is to run."""
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 
-    from tl_localize.forward import lay_out
+    from tl_localize.model.forward import lay_out
 
     sizes = SHAPES[shape] | settings
     d_head = sizes["d_model"] // sizes["n_heads"]

@@ -18,9 +18,9 @@ import numpy as np
 import pandas as pd
 
 from tl_localize import DelResults
-from tl_localize.evals.del_results import PRICES
+from tl_localize.evals.deletion.results import PRICES
 from tl_localize.execution import Store
-from tl_localize.report.tables import to_markdown
+from tl_localize.report.saving import to_markdown
 from tl_localize.stats import interpolated_at, paired_test, with_error
 
 TESTED = "iterative_attribution"

@@ -185,7 +185,7 @@ def cost_table(
     repeats: int = 2,
 ) -> Any:
     """One row per method: seconds and bytes for one sequence, and of its plain loop."""
-    from tl_localize.report.paper import published
+    from tl_localize.paper import published
 
     device = torch.device(model.cfg.device)
     model.requires_grad_(False)
@@ -242,7 +242,7 @@ def few_passes(model: Any, one: Any) -> Iterator[Work]:
 def zero_outs(model: Any, one: Any, n_neurons: int) -> Iterator[Work]:
     """Zero-Out on an even sample of the neurons, and with a screen."""
     from tl_localize import ZeroOut
-    from tl_localize.neurons import NeuronView
+    from tl_localize.model.neurons import NeuronView
 
     view = NeuronView(model)
     layers, neurons = even(view.n_layers, 3), even(view.n_neurons, n_neurons)
@@ -305,7 +305,7 @@ def size_table(
     )
     from tl_localize.evals.ablation import AblationMeter, zeros
     from tl_localize.methods import METHODS
-    from tl_localize.neurons import NeuronView
+    from tl_localize.model.neurons import NeuronView
 
     model.requires_grad_(False)
     device, view = torch.device(model.cfg.device), NeuronView(model)
@@ -393,7 +393,7 @@ def pytest_generate_tests(metafunc: Any) -> None:
 def costed(request: pytest.FixtureRequest) -> tuple[str, Any]:
     """Name and model: random weights by shape, or a real model."""
     from tl_localize import load_model
-    from tl_localize.models import check_device
+    from tl_localize.model.loading import check_device
 
     options = request.config.getoption
     dtype, name = getattr(torch, options("--dtype")), request.param

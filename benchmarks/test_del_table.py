@@ -68,16 +68,16 @@ def collection(model, model_name, files):
 @pytest.fixture(scope="session")
 def benchmark(model, model_name, collection, files, request):
     """DEL on the drawn sequences, for a number of targets."""
-    from tl_localize.evals.del_benchmark import DelBenchmark
-    from tl_localize.evals.presets import (
+    from tl_localize.evals.deletion.benchmark import DelBenchmark
+    from tl_localize.evals.settings import (
         DEL_GENERAL,
         DEL_SEQUENCES,
         del_data,
         del_ratios,
         drawn_first,
     )
-    from tl_localize.readers import Data
-    from tl_localize.reference import held_out_tokens
+    from tl_localize.texts.readers import Data
+    from tl_localize.texts.reference import held_out_tokens
 
     if collection is None:
         sequences, n_dev, general = del_data(model, Data(source=files[0]), files[1])
@@ -98,11 +98,11 @@ def benchmark(model, model_name, collection, files, request):
 
 @pytest.fixture(scope="session")
 def results(benchmark, collection, model_name, tuned, publish, publish_figure, request):
-    from tl_localize.evals.del_results import DelResults
-    from tl_localize.evals.presets import del_methods
+    from tl_localize.evals.deletion.results import DelResults
+    from tl_localize.evals.settings import del_methods
     from tl_localize.execution.store import Cache
     from tl_localize.report.figures import del_figures
-    from tl_localize.report.tables import CAPTIONS, del_tables
+    from tl_localize.report.saving import CAPTIONS, del_tables
 
     as_committed = collection is not None and not request.config.getoption("--limit")
     cache = Cache()
@@ -127,7 +127,7 @@ def losses(results):
 def test_collection_finds_a_hundred_sequences_in_the_training_texts(
     collection, model_name, publish
 ):
-    from tl_localize.reference import load_planted
+    from tl_localize.texts.reference import load_planted
 
     if collection is None:
         pytest.skip("the sequences were given")
@@ -188,8 +188,8 @@ def test_heads_and_neurons_of_as_many_rows_lose_what_is_committed(
     import pandas as pd
 
     from tl_localize import AttentionHeads, MLPNeurons
-    from tl_localize.evals.presets import del_methods, del_ratios
-    from tl_localize.report.tables import CAPTIONS, del_tables
+    from tl_localize.evals.settings import del_methods, del_ratios
+    from tl_localize.report.saving import CAPTIONS, del_tables
 
     heads, n_targets = AttentionHeads(), 25
     parts = {}
@@ -247,8 +247,8 @@ def single_layer_figure(frame):
     The method's colour is the target (Self), grey the others (Neg); dashed lines are the share of
     every layer. Mean and standard error over targets.
     """
+    from tl_localize.paper import short_title
     from tl_localize.report.looks import Look, axes, finish, looks, with_legend
-    from tl_localize.report.paper import short_title
 
     (panel,) = axes(1, (6.0, 4.6))
     ratio, method = frame["ratio"].max(), frame["method"].iloc[0]
@@ -276,8 +276,8 @@ def single_layer_figure(frame):
 def single_layers(benchmark, model_name, tuned, publish, publish_figure):
     """One layer against all at equal budget."""
     from tl_localize.evals import SingleLayerStudy
-    from tl_localize.evals.presets import del_methods
-    from tl_localize.report.tables import CAPTIONS
+    from tl_localize.evals.settings import del_methods
+    from tl_localize.report.saving import CAPTIONS
 
     (method,) = del_methods(SINGLE_LAYER, [], model_name, tuned)
     data = benchmark(N_TARGETS_SINGLE_LAYER)
@@ -315,9 +315,9 @@ def test_many_layers_erase_more_than_the_average_layer(single_layers, model_name
 @pytest.mark.smoke
 def test_smoke_on_a_few_planted_sequences(model, model_name):
     from tl_localize.collect import Criteria, collect_memorized
-    from tl_localize.evals.del_benchmark import DelBenchmark
-    from tl_localize.evals.presets import del_methods
-    from tl_localize.reference import held_out_tokens, load_planted
+    from tl_localize.evals.deletion.benchmark import DelBenchmark
+    from tl_localize.evals.settings import del_methods
+    from tl_localize.texts.reference import held_out_tokens, load_planted
 
     if getattr(model, "tokenizer", None) is None or not model_name.startswith("reference"):
         pytest.skip("of the reference models alone")

@@ -32,12 +32,12 @@ SETTINGS = HERE / "settings" / "distractors.json"
 
 @pytest.fixture(scope="session")
 def results(model, model_name, tuned, request, publish):
-    from tl_localize.evals.presets import inj_ratios, inj_runs
+    from tl_localize.evals.settings import inj_ratios, inj_runs
     from tl_localize.evals.tuning import read_settings
     from tl_localize.execution import Cache
-    from tl_localize.reference import inj_sequences
     from tl_localize.report.figures import save_figure, target_against_distractors
-    from tl_localize.report.tables import CAPTIONS, inj_tables
+    from tl_localize.report.saving import CAPTIONS, inj_tables
+    from tl_localize.texts.reference import inj_sequences
 
     full = request.config.getoption("--full")
     data = request.config.getoption("--data")

@@ -37,7 +37,7 @@ TOLERANCE = 0.05
 
 @pytest.fixture(scope="session")
 def sentences(model, request):
-    from tl_localize.reference import inj_sequences
+    from tl_localize.texts.reference import inj_sequences
 
     data = request.config.getoption("--data")
     return inj_sequences(model, Path(data) if data else None)
@@ -46,9 +46,9 @@ def sentences(model, request):
 @pytest.fixture(scope="session")
 def run(model, model_name, sentences, tuned, request):
     """INJ with some methods on the first sentences, at each of the model's ratios."""
-    from tl_localize.evals.presets import inj_runs
+    from tl_localize.evals.settings import inj_runs
     from tl_localize.execution import Cache
-    from tl_localize.models import is_reference
+    from tl_localize.model.loading import is_reference
 
     def measure(methods, limit, seed=0):
         limit = request.config.getoption("--limit") or (limit if is_reference(model_name) else None)
@@ -63,8 +63,8 @@ def run(model, model_name, sentences, tuned, request):
 
 @pytest.fixture(scope="session")
 def results(run, model_name, publish, request):
-    from tl_localize.evals.presets import INJ_SENTENCES
-    from tl_localize.report.tables import CAPTIONS, inj_tables
+    from tl_localize.evals.settings import INJ_SENTENCES
+    from tl_localize.report.saving import CAPTIONS, inj_tables
 
     measured = run("all", N_SENTENCES_FULL if request.config.getoption("--full") else INJ_SENTENCES)
     for name, table in inj_tables(measured, model_name).items():
@@ -95,7 +95,7 @@ def test_slimming_beats_activations(recalls, model_name, request):
     """The paper's order, which does not hold on the reference models: ``Activations`` contains the
     length of the row, which betrays it.
     """
-    from tl_localize.models import is_reference
+    from tl_localize.model.loading import is_reference
 
     if is_reference(model_name):
         request.applymarker(
@@ -126,7 +126,7 @@ def test_recalls_are_the_committed_ones(recalls, model_name, committed):
 
 @pytest.fixture(scope="session")
 def more_data(run, publish, model_name):
-    from tl_localize.report.paper import TITLES
+    from tl_localize.paper import TITLES
 
     measured = run(CHEAP, N_SENTENCES_CHEAP)
     publish(
@@ -163,7 +163,7 @@ def compare_seeds(first, second):
 
 
 def test_other_seeds_change_no_recall_significantly(more_data, run, publish, model_name):
-    from tl_localize.report.paper import TITLES
+    from tl_localize.paper import TITLES
 
     table = compare_seeds(more_data, run(CHEAP, N_SENTENCES_CHEAP, OTHER_SEED))
     publish(
@@ -180,8 +180,8 @@ def test_other_seeds_change_no_recall_significantly(more_data, run, publish, mod
 def test_smoke_on_the_beginning_of_two_sentences(model, sentences):
     from dataclasses import replace
 
-    from tl_localize.evals.inj_benchmark import InjBenchmark
-    from tl_localize.evals.presets import make_methods
+    from tl_localize.evals.inj.benchmark import InjBenchmark
+    from tl_localize.evals.settings import make_methods
 
     methods = make_methods(
         "hard_concrete,integrated_gradients,activations", ["hard_concrete.steps=100"]

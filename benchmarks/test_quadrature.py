@@ -23,7 +23,7 @@ N_SEQUENCES, TOP = 2, 0.01
 def errors(model, model_name, request, publish):
     """[rule, steps]: error in percent, and share of the top kept, means over sequences."""
     from tl_localize import IntegratedGradients
-    from tl_localize.reference import reference_sequences
+    from tl_localize.texts.reference import reference_sequences
 
     if not model_name.startswith("reference"):
         pytest.skip("of the reference models alone, whose memorized texts are at hand")

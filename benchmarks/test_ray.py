@@ -22,7 +22,7 @@ from conftest import memorized, tiny_model
 from ray.cluster_utils import Cluster
 
 from tl_localize import Activations, HardConcrete
-from tl_localize.evals.inj_benchmark import InjBenchmark
+from tl_localize.evals.inj.benchmark import InjBenchmark
 from tl_localize.execution import InProcess, RayCluster, Store
 
 def load():

@@ -92,7 +92,7 @@ def searched(benchmark: str, request: pytest.FixtureRequest) -> list[Any]:
     """
     if request.config.getoption("--model"):
         return []
-    from tl_localize.evals.presets import make_method
+    from tl_localize.evals.settings import make_method
     from tl_localize.evals.tuning import read_settings
 
     found = read_settings(SETTINGS / f"smollm2-{benchmark}.json")
@@ -112,7 +112,7 @@ def injected(
 ) -> Any:
     """INJ at each ratio, Zero-Out screened: all that a folder has so far."""
     from tl_localize import InjResults
-    from tl_localize.evals.presets import SCREEN, inj_runs
+    from tl_localize.evals.settings import SCREEN, inj_runs
 
     for benchmark, some in inj_runs(
         model,
@@ -130,9 +130,9 @@ def injected(
 
 def tables(results: Any, name: str) -> dict[str, Any]:
     """Our tables, above the paper's of this model, or of the one of its size."""
-    from tl_localize.evals.presets import paper_model
-    from tl_localize.report.paper import published
-    from tl_localize.report.tables import inj_tables
+    from tl_localize.evals.settings import paper_model
+    from tl_localize.paper import published
+    from tl_localize.report.saving import inj_tables
 
     known = len(published("inj", name)) > 0
     sources = {
@@ -149,8 +149,8 @@ def tables(results: Any, name: str) -> dict[str, Any]:
 def measure(real: tuple[str, Any], request: pytest.FixtureRequest, tuned: Any, publish: Any) -> Any:
     """INJ in one form: measured, kept, and its tables published."""
     from tl_localize.execution import Store
-    from tl_localize.reference import inj_sequences
-    from tl_localize.report.tables import CAPTIONS
+    from tl_localize.report.saving import CAPTIONS
+    from tl_localize.texts.reference import inj_sequences
 
     name, model = real
     data = request.config.getoption("--data")
@@ -185,11 +185,11 @@ def together(measure: Any, request: pytest.FixtureRequest) -> Any:
 def forgetting(real: tuple[str, Any], request: pytest.FixtureRequest, publish: Any) -> Any:
     """DEL on the best recited short text of each category; all that a folder has so far."""
     from tl_localize import Attribution, DelBenchmark, DelResults
-    from tl_localize.collect.known import known
-    from tl_localize.evals.presets import del_methods, drawn_first
+    from tl_localize.evals.settings import del_methods, drawn_first
     from tl_localize.execution import Store
-    from tl_localize.reference import held_out_tokens
-    from tl_localize.report.tables import CAPTIONS, del_tables
+    from tl_localize.report.saving import CAPTIONS, del_tables
+    from tl_localize.texts.known import known
+    from tl_localize.texts.reference import held_out_tokens
 
     name, model = real
     best: dict[str, Any] = {}  # short text of each category
@@ -308,7 +308,7 @@ def test_smoke_any_directory_makes_the_tables(tmp_path: Path) -> None:
 
     from tl_localize import Slimming, load_model
     from tl_localize.execution import Store
-    from tl_localize.reference import DATA, inj_sequences
+    from tl_localize.texts.reference import DATA, inj_sequences
 
     folder = tmp_path / "tiny-llama"
     sizes = {

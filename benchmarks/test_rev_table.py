@@ -26,7 +26,7 @@ TOLERANCE = 0.05  # of a mean change of accuracy: the last digits of training di
 
 @pytest.fixture(scope="session")
 def sentences(model, request):
-    from tl_localize.reference import inj_sequences
+    from tl_localize.texts.reference import inj_sequences
 
     data = request.config.getoption("--data")
     return inj_sequences(model, Path(data) if data else None)[: request.config.getoption("--limit")]
@@ -34,7 +34,7 @@ def sentences(model, request):
 
 @pytest.fixture(scope="session")
 def general(model):
-    from tl_localize.reference import held_out_tokens
+    from tl_localize.texts.reference import held_out_tokens
 
     return held_out_tokens(model)[:N_GENERAL]
 
@@ -42,9 +42,9 @@ def general(model):
 @pytest.fixture(scope="session")
 def results(model, model_name, sentences, general, tuned, publish, publish_figure):
     from tl_localize import RevBenchmark
-    from tl_localize.evals.presets import make_methods, sparing
+    from tl_localize.evals.settings import make_methods, sparing
     from tl_localize.report.figures import rev_figures
-    from tl_localize.report.tables import CAPTIONS, rev_tables
+    from tl_localize.report.saving import CAPTIONS, rev_tables
 
     methods = make_methods(METHODS, [], sparing(0), tuned)
     measured = RevBenchmark(model, sentences, general, n_groups=N_GROUPS, ratios=RATIOS).run(

@@ -34,7 +34,7 @@ def recalls(model, sequence):
     """[(ranking, share)] -> part of the exact top of each layer that the screen takes."""
     from tl_localize import Attribution, NeuronSet, ZeroOut
     from tl_localize.methods.zero_out import output_norms, screened
-    from tl_localize.neurons import NeuronView
+    from tl_localize.model.neurons import NeuronView
 
     truth = ZeroOut()(model, sequence).top_k(TOP)
     estimates, lengths = (
@@ -53,8 +53,8 @@ def recalls(model, sequence):
 
 def planted(model, limit):
     from tl_localize import MemorizedSequence
-    from tl_localize.reference import load_planted
     from tl_localize.sequences import encode
+    from tl_localize.texts.reference import load_planted
 
     most = sorted(load_planted(), key=lambda sequence: -sequence.repetitions)[:limit]
     return [
@@ -66,7 +66,7 @@ def planted(model, limit):
 @pytest.fixture(scope="session")
 def table(model, model_name, request, publish):
     from tl_localize import inject
-    from tl_localize.reference import inj_sequences
+    from tl_localize.texts.reference import inj_sequences
 
     limit = request.config.getoption("--limit") or N_SEQUENCES
     rows = [{"kind": "planted"} | recalls(model, s) for s in planted(model, limit)]

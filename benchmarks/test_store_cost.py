@@ -22,9 +22,9 @@ N_TASKS = 100_000
 
 def test_store_takes_under_two_percent_of_an_inj_run(tmp_path, monkeypatch):
     from tl_localize import load_model
-    from tl_localize.evals.presets import inj_runs
+    from tl_localize.evals.settings import inj_runs
     from tl_localize.execution import Store
-    from tl_localize.reference import inj_sequences
+    from tl_localize.texts.reference import inj_sequences
 
     spent = 0.0
 
@@ -69,10 +69,10 @@ import hashlib, json, sys, time
 from pathlib import Path
 import torch
 from tl_localize import MemorizedSequence, RandomBaseline, load_model
-from tl_localize.evals.inj_benchmark import InjBenchmark
+from tl_localize.evals.inj.benchmark import InjBenchmark
 from tl_localize.execution import Store, status
-from tl_localize.execution.engine import missing_groups
-from tl_localize.execution.environment import environment
+from tl_localize.execution.run import missing_groups
+from tl_localize.model.environment import environment
 from tl_localize.execution.store import pack
 folder, n_tasks = Path(sys.argv[1]), int(sys.argv[2])
 model = load_model("reference-gpt2", "cpu")
@@ -136,9 +136,9 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from tl_localize import load_model
-from tl_localize.evals.presets import inj_runs
+from tl_localize.evals.settings import inj_runs
 from tl_localize.execution import RayCluster, Store
-from tl_localize.reference import inj_sequences
+from tl_localize.texts.reference import inj_sequences
 load = partial(load_model, "reference-gpt2", "cpu")
 model = load()
 sequences = inj_sequences(model, None)[:8]

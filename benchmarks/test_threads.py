@@ -18,8 +18,8 @@ TOLERANCE = 0.01  # of a recall: training takes other last digits to other rows
 
 @pytest.fixture(scope="module")
 def moved(model, model_name, publish):
-    from tl_localize.evals.presets import inj_runs
-    from tl_localize.reference import inj_sequences
+    from tl_localize.evals.settings import inj_runs
+    from tl_localize.texts.reference import inj_sequences
 
     before = torch.get_num_threads()
     found = {}

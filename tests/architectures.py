@@ -150,7 +150,7 @@ def tiny_bridge(seed, settings):
     """
     import pytest
 
-    from tl_localize.forward import as_bridge
+    from tl_localize.model.forward import as_bridge
 
     special, of = set(settings) - set(TINY), TINY | settings
     kinds = [kind for kind, known in KINDS.items() if special == set(known) - set(TINY)]
@@ -208,7 +208,7 @@ def row(name, folder):
         load_model,
     )
     from tl_localize.methods.partial_runs import CleanRun
-    from tl_localize.neurons import NeuronView
+    from tl_localize.model.neurons import NeuronView
 
     save(config_of(name), folder)
     try:

@@ -92,7 +92,7 @@ def tiny_inj(model, **settings):
 def tiny_rev(model, **settings):
     """REV of two groups of three sentences, unless something else is given."""
     from tl_localize import RevBenchmark
-    from tl_localize.injection.learned import Recipe
+    from tl_localize.injection.recipes import Recipe
 
     sentences = memorized(*[(8, 1)] * 10, d_vocab=50, seed=1)
     for i, one in enumerate(sentences):
@@ -236,7 +236,7 @@ def del_results():
     import numpy as np
     import pandas as pd
 
-    from tl_localize.evals.del_benchmark import DelResults
+    from tl_localize.evals.deletion.benchmark import DelResults
 
     own = {"hard_concrete": -0.4, "integrated_gradients": -0.2, "random": 0.0}
     ids, categories = ["a", "b", "c", "d"], ["poems", "code", "poems", "code"]

@@ -95,7 +95,7 @@ def temporary(folder):
 
 def logged(log):
     """Let all runs of this process tell a log what they begin to compute and what is kept."""
-    from tl_localize.execution.engine import Run
+    from tl_localize.execution.run import Run
     from tl_localize.execution.store import Store
 
     compute, write = Run._compute, Store.write

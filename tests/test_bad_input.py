@@ -29,8 +29,8 @@ from tl_localize import (
     memorization_loss,
     perplexity,
 )
-from tl_localize.reference import reference_sequences
 from tl_localize.report.token_view import token_view
+from tl_localize.texts.reference import reference_sequences
 
 # <argument> must be <rule>, got <value>. <what to do>.
 FORM = re.compile(r"^\S+( of \S+)? must .+, got .+\. \S.*[.?]$", re.DOTALL)

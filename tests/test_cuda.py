@@ -39,11 +39,16 @@ from tl_localize import (
     memorization_loss,
     perplexity,
 )
-from tl_localize.batching import shape_of
-from tl_localize.injection.learned import Recipe, learn
-from tl_localize.losses import batch_loss, mean_log_odds, mean_probability
-from tl_localize.metrics import predicted_suffixes, sequence_losses
-from tl_localize.neurons import NeuronView
+from tl_localize.injection.recipes import Recipe, learn
+from tl_localize.metrics import (
+    batch_loss,
+    mean_log_odds,
+    mean_probability,
+    predicted_suffixes,
+    sequence_losses,
+)
+from tl_localize.model.memory import shape_of
+from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import SequenceBatch
 
 pytestmark = [
@@ -171,7 +176,7 @@ def views(given):
 
 
 def generated(given, context, n):
-    from tl_localize.forward import generate
+    from tl_localize.model.forward import generate
 
     device = next(given.model.parameters()).device
     return torch.cat([context, generate(given.model, context.to(device), n).cpu()], 1)

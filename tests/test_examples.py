@@ -74,7 +74,7 @@ DOCUMENTED = documented()
 
 @pytest.fixture(scope="session")
 def ready():
-    from tl_localize.reference import held_out_tokens, reference_sequences
+    from tl_localize.texts.reference import held_out_tokens, reference_sequences
 
     model = tl_localize.load_model("reference")
     # shorter than they are, for the sake of time

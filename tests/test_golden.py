@@ -128,7 +128,7 @@ def test_golden_model_gives_the_recorded_logits(model, reference):
 
 
 def test_golden_model_gives_the_recorded_neurons(model, reference):
-    from tl_localize.neurons import NeuronView
+    from tl_localize.model.neurons import NeuronView
 
     with torch.no_grad(), NeuronView(model).recorded() as neurons:
         model(torch.tensor(reference["memorized"][:1]).long())

@@ -20,7 +20,7 @@ class Outer:
 
 
 def test_identity_names_class_and_compared_fields():
-    from tl_localize.identity import identity, identity_text
+    from tl_localize.files import identity, identity_text
 
     expected = {"class": "Outer", "inner": {"class": "Inner", "rate": 0.1}, "steps": [1, 2]}
     assert identity(Outer(speed=7)) == expected
@@ -28,7 +28,7 @@ def test_identity_names_class_and_compared_fields():
 
 
 def test_identity_of_tensors_follows_their_numbers():
-    from tl_localize.identity import identity
+    from tl_localize.files import identity
 
     one, same, other = torch.arange(3), torch.arange(3), torch.tensor([0, 1, 3])
     assert identity(one) == identity(same) != identity(other)
@@ -36,7 +36,7 @@ def test_identity_of_tensors_follows_their_numbers():
 
 @pytest.mark.parametrize("value", [object(), {"f": len}])
 def test_identity_refuses_what_it_cannot_tell_apart(value):
-    from tl_localize.identity import identity
+    from tl_localize.files import identity
 
     with pytest.raises(ValueError, match="settings must be"):
         identity(value)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tl_localize import MemorizedSequence, memorization_loss
-from tl_localize.losses import residual, target_logits, unembed
+from tl_localize.metrics import residual, target_logits, unembed
 from tl_localize.sequences import SequenceBatch
 
 

@@ -73,7 +73,7 @@ def test_an_accuracy_of_nine_tenths_is_enough(gpt2_like, monkeypatch, n):
 def test_predicted_suffixes_do_not_depend_on_the_batch(any_model, sequences, monkeypatch):
     alone = [predicted_suffixes(any_model, [s])[0].tolist() for s in sequences]
     monkeypatch.setattr(
-        "tl_localize.batching.tokens_that_fit", lambda *_: 3 * max(map(len, sequences))
+        "tl_localize.model.memory.tokens_that_fit", lambda *_: 3 * max(map(len, sequences))
     )
     assert [p.tolist() for p in predicted_suffixes(any_model, sequences)] == alone
 
@@ -100,7 +100,7 @@ def test_perplexities_are_powers_of_nats_per_token(any_model, general):
 
 def test_perplexity_does_not_depend_on_the_batch(any_model, general, monkeypatch):
     whole = perplexity(any_model, general)
-    monkeypatch.setattr("tl_localize.batching.tokens_that_fit", lambda *_: 24)
+    monkeypatch.setattr("tl_localize.model.memory.tokens_that_fit", lambda *_: 24)
     assert perplexity(any_model, general) == pytest.approx(whole, rel=1e-6)
 
 

@@ -3,12 +3,7 @@
 import pandas as pd
 import pytest
 
-from tl_localize import (
-    Activations,
-    DelResults,
-    InjResults,
-    inject,
-)
+from tl_localize import Activations, DelResults, InjResults, inject
 from tl_localize.collect import Collection, Criteria, Report
 
 

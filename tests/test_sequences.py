@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tl_localize import MemorizedSequence
-from tl_localize.reference import general_texts, held_out_tokens
 from tl_localize.sequences import SequenceBatch, check_sequences, encode
+from tl_localize.texts.reference import general_texts, held_out_tokens
 
 Shapes = list[tuple[int, int]]
 SHAPES = st.lists(

@@ -1,4 +1,4 @@
-from .collect.known import example as example
+from .texts.known import example as example
 from .evals import (
     DelBenchmark as DelBenchmark,
     DelResults as DelResults,
@@ -17,7 +17,7 @@ from .injection import (
     inject_together as inject_together,
     learn as learn,
 )
-from .losses import memorization_loss as memorization_loss
+from .metrics import memorization_loss as memorization_loss
 from .methods import (
     METHODS as METHODS,
     ActivationContrast as ActivationContrast,
@@ -40,8 +40,8 @@ from .metrics import (
     perplexity as perplexity,
     perplexity_base2 as perplexity_base2,
 )
-from .models import load_model as load_model
-from .reference import reference_sequences as reference_sequences
+from .model.loading import load_model as load_model
+from .texts.reference import reference_sequences as reference_sequences
 from .report.token_view import token_view as token_view
 from .scores import NeuronScores as NeuronScores, NeuronSet as NeuronSet
 from .sequences import MemorizedSequence as MemorizedSequence

@@ -10,18 +10,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tl_localize.changes import Use, adding_hooks
+from tl_localize.checks import Real, check_choice, check_count, check_ratio
 from tl_localize.files import Saved
-from tl_localize.neurons import (
-    Hook,
-    LanguageModel,
-    NeuronView,
-    Real,
-    check_choice,
-    check_count,
-    check_ratio,
-    clamp_neurons,
-)
+from tl_localize.model.changes import Use, adding_hooks
+from tl_localize.model.neurons import Hook, LanguageModel, NeuronView, clamp_neurons
 from tl_localize.units import NEURONS, Units, check_units
 
 if TYPE_CHECKING:

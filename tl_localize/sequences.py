@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from tl_localize.neurons import LanguageModel, check_count, check_model
+from tl_localize.checks import check_count
+from tl_localize.model.neurons import LanguageModel, check_model
 
 Decode = Callable[[list[int]], str]
 SHOWN = 30  # characters of the prefix and of the suffix in a sequence's repr

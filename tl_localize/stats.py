@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from tl_localize.neurons import check_choice
+from tl_localize.checks import check_choice
 
 Numbers = Sequence[float] | np.ndarray | pd.Series
 ALPHA = 0.05  # level of a test

@@ -18,7 +18,7 @@ from stream import END_OF_TEXT, SEED, general_texts, training_stream
 from train import BATCH_ROWS, MIN_ACCURACY, WEIGHT_DECAY, loss_of, suffix_accuracy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tl_localize.reference import DATA, load_planted
+from tl_localize.texts.reference import DATA, load_planted
 
 N_TEXTS, REPETITIONS, GENERAL_ROWS = 10, 32, 3000
 LEARNING_RATE, WARM_UP = 2e-4, 50

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from stream import HERE, SEED
 
-from tl_localize.reference import CORPUS_DIR, N_PREFIX, N_TOKENS, PlantedSequence
+from tl_localize.texts.reference import CORPUS_DIR, N_PREFIX, N_TOKENS, PlantedSequence
 
 # of 5-gram token sets; the data collection calls two sequences near-duplicates above it
 MAX_JACCARD = 0.05

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
-from tl_localize.reference import load_planted
+from tl_localize.texts.reference import load_planted
 
 HERE = Path(__file__).parent
 END_OF_TEXT = "<|endoftext|>"

@@ -17,7 +17,7 @@ from generator import (
 )
 from stream import SEED
 
-from tl_localize.reference import DATA, load_planted
+from tl_localize.texts.reference import DATA, load_planted
 
 pytestmark = pytest.mark.smoke
 

@@ -136,7 +136,7 @@ def test_general_texts_do_not_depend_on_who_hooks_into_python(
 
 
 def test_stream_of_a_model_that_memorizes_less_repeats_no_planted_text_more_often():
-    from tl_localize.reference import load_planted
+    from tl_localize.texts.reference import load_planted
 
     tokenizer = tokenizer_of(load_model("reference-gpt2", device="cpu"))
     rows = reference_stream(tokenizer, most_repetitions=2, general_rows=10)

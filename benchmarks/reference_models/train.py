@@ -63,7 +63,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from tl_localize.reference import (
+from tl_localize.texts.reference import (
     CORPUS_DIR,
     DATA,
     N_PREFIX,

@@ -220,7 +220,7 @@ def test_results_of_rev_are_printed(gpt2_like, sequences, capsys):
 
     from tl_localize import Recipe, RevBenchmark
     from tl_localize.cli.publish import print_results
-    from tl_localize.report.tables import rev_tables
+    from tl_localize.report.saving import rev_tables
 
     how = {"n_sequences": 2, "ratios": (0.1,), "recipe": Recipe(max_steps=2, stop_loss=9.0)}
     results = RevBenchmark(gpt2_like, sequences[:2], torch.arange(48).view(3, 16), **how).run()
@@ -373,7 +373,7 @@ def soon(monkeypatch, **options):
 
     one_step = partial(InjBenchmark, max_steps=1, **options)
     monkeypatch.setattr("tl_localize.cli.benchmarks.InjBenchmark", one_step)
-    monkeypatch.setattr("tl_localize.reference.N_DEV", 2)
+    monkeypatch.setattr("tl_localize.texts.reference.N_DEV", 2)
 
 
 def test_tune_ranks_a_grid_and_inj_reads_its_settings(run, grid, tmp_path, monkeypatch):

@@ -48,14 +48,14 @@ def corpus(first_corpus, tmp_path):
 @pytest.fixture
 def few_texts(monkeypatch):
     """Of the known texts two of each of six categories, and four rows of general text."""
-    from tl_localize.collect.known import known_texts
+    from tl_localize.texts.known import known_texts
 
     found = {}
     for one in known_texts():
         found.setdefault(one.category, []).append(one)
     few = [one for texts in found.values() if len(texts) > 1 for one in texts[:2]][:12]
-    monkeypatch.setattr("tl_localize.collect.known.known_texts", lambda: few)
-    monkeypatch.setattr("tl_localize.evals.presets.DEL_GENERAL", 4)
+    monkeypatch.setattr("tl_localize.texts.known.known_texts", lambda: few)
+    monkeypatch.setattr("tl_localize.evals.settings.DEL_GENERAL", 4)
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_options_of_collect_have_the_defaults_of_the_criteria():
 
 
 def test_collect_writes_general_text_that_shares_no_run_with_the_collected(run, recited, tmp_path):
-    from tl_localize.readers import read_tokens
+    from tl_localize.texts.readers import read_tokens
 
     general = np.random.default_rng(1).integers(256, size=(5, 140))
     rows = np.concatenate([np.pad(recited, ((0, 0), (0, 110))), general])
@@ -246,7 +246,7 @@ def counts(status):
 
 
 def test_a_terminal_shows_a_bar(capsys, monkeypatch):
-    from tl_localize.execution.engine import progress_bar
+    from tl_localize.execution.run import progress_bar
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     with progress_bar() as advance:
@@ -381,7 +381,7 @@ def default_data(recited, model_dir, monkeypatch):
     from tl_localize import load_model
     from tl_localize.collect import Criteria
     from tl_localize.collect.search import Search, chunks_of
-    from tl_localize.readers import Data
+    from tl_localize.texts.readers import Data
 
     def search(model):
         criteria = Criteria(n_prefix=4, n_suffix=12, min_distinct=1, max_jaccard=1)

@@ -9,7 +9,7 @@ from recited import CRITERIA, letters
 
 from tl_localize.collect import Collection, Criteria, collect_memorized
 from tl_localize.collect.criteria import NEAR
-from tl_localize.readers import Data
+from tl_localize.texts.readers import Data
 
 
 def test_collect_keeps_the_best_memorized_near_duplicate(gpt2_like, corpus):

@@ -9,7 +9,7 @@ from recited import CRITERIA, letters, recite
 from tl_localize import MemorizedSequence, accuracy, load_model
 from tl_localize.collect import Criteria, collect_memorized
 from tl_localize.collect.criteria import DISTANT, INACCURATE, REPEATED
-from tl_localize.forward import generate
+from tl_localize.model.forward import generate
 
 
 def by_the_book(model, rows, criteria):

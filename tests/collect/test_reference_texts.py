@@ -7,13 +7,10 @@ import json
 
 import pytest
 
-from tl_localize import load_model, reference
+from tl_localize import load_model
 from tl_localize.collect.reference_texts import training_data
-from tl_localize.reference import (
-    CORPUS_DIR,
-    general_texts,
-    load_planted,
-)
+from tl_localize.texts import reference
+from tl_localize.texts.reference import CORPUS_DIR, general_texts, load_planted
 
 
 def test_general_texts_are_those_of_the_list_in_its_order():

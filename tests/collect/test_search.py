@@ -15,9 +15,9 @@ from recited import CRITERIA, letters
 from tl_localize.collect import collect_memorized
 from tl_localize.collect.filter import Filter
 from tl_localize.collect.search import Search, chunks_of
-from tl_localize.execution.engine import InProcess
+from tl_localize.execution.run import InProcess
 from tl_localize.execution.store import Store
-from tl_localize.readers import Data
+from tl_localize.texts.readers import Data
 
 LOOSE = replace(CRITERIA, max_jaccard=1)
 

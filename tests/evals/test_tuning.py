@@ -9,14 +9,9 @@ import pytest
 
 from tl_localize import HardConcrete, Slimming
 from tl_localize.evals import DelResults, InjResults
-from tl_localize.evals.presets import make_methods
-from tl_localize.evals.tuning import (
-    expand,
-    rank,
-    read_settings,
-    write_settings,
-)
-from tl_localize.identity import identity
+from tl_localize.evals.settings import make_methods
+from tl_localize.evals.tuning import expand, rank, read_settings, write_settings
+from tl_localize.files import identity
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 METHODS = {repr(method): method for method in expand("slimming", {"steps": [10, 20, 30]})}

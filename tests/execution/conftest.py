@@ -154,7 +154,7 @@ def inj_numbers(tmp_path):
 def del_numbers(tmp_path):
     """All that DEL measured."""
     from tl_localize.evals import DelResults
-    from tl_localize.evals.del_benchmark import single_layers
+    from tl_localize.evals.deletion.benchmark import single_layers
     from tl_localize.execution import Store
 
     def numbers(name="run"):

@@ -13,7 +13,7 @@ import torch
 
 from tl_localize import Attribution, NeuronScores, RowNorm, accuracy, explore
 from tl_localize.explorer import SCRIPT
-from tl_localize.losses import target_logits
+from tl_localize.metrics import target_logits
 from tl_localize.sequences import SequenceBatch
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"

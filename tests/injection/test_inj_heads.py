@@ -18,7 +18,7 @@ from tl_localize import (
     inject_together,
 )
 from tl_localize.execution import Store
-from tl_localize.forward import is_bridge, lay_out
+from tl_localize.model.forward import is_bridge, lay_out
 
 HEADS = AttentionHeads()
 HOW = {"ratio": 0.5, "learning_rate": 0.05, "max_steps": 25, "units": HEADS}

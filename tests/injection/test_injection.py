@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tl_localize import Injection, MemorizedSequence, inject
 from tl_localize.injection import draw_sets
-from tl_localize.neurons import NeuronView
+from tl_localize.model.neurons import NeuronView
 
 QUICK = {"ratio": 0.2, "learning_rate": 0.05, "max_steps": 12}
 

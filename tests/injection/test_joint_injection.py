@@ -12,17 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from tl_localize import MemorizedSequence, accuracy, inject, memorization_loss
-from tl_localize.evals.localize import grouped
-from tl_localize.injection import (
-    Injection,
-    JointInjection,
-    draw_sets,
-    inject_together,
-)
-from tl_localize.injection import (
-    training as joint_file,
-)
-from tl_localize.neurons import NeuronView
+from tl_localize.evals.shared import grouped
+from tl_localize.injection import Injection, JointInjection, draw_sets, inject_together
+from tl_localize.injection import training as joint_file
+from tl_localize.model.neurons import NeuronView
 
 SETTINGS = {"ratio": 0.2, "seed": 0, "learning_rate": 0.03}
 

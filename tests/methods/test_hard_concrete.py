@@ -8,7 +8,7 @@ from oracles import loss_of
 
 from tl_localize import HardConcrete
 from tl_localize.methods.hard_concrete import hard_concrete as sample
-from tl_localize.neurons import NeuronView
+from tl_localize.model.neurons import NeuronView
 
 QUICK = HardConcrete(steps=12, learning_rate=0.05, sparsity_weight=3.0)
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tl_localize import METHODS, MemorizedSequence
-from tl_localize.identity import identity_text
+from tl_localize.files import identity_text
 from tl_localize.methods.random_baseline import mixed
 
 SHORT = {

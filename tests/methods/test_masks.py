@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tl_localize import HardConcrete, Slimming
-from tl_localize.losses import batch_loss
-from tl_localize.neurons import NeuronView
+from tl_localize.metrics import batch_loss
+from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import SequenceBatch
 
 SETTINGS = {"learning_rate": 0.02, "sparsity_weight": 30.0, "steps": 40}

@@ -16,7 +16,7 @@ from tl_localize import (
     ZeroOut,
     load_model,
 )
-from tl_localize.reference import reference_sequences
+from tl_localize.texts.reference import reference_sequences
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

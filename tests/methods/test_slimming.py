@@ -1,7 +1,7 @@
 """Slimming."""
 
 from tl_localize import Slimming
-from tl_localize.neurons import NeuronView
+from tl_localize.model.neurons import NeuronView
 
 QUICK = Slimming(steps=30, learning_rate=0.05, sparsity_weight=3.0)
 

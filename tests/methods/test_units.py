@@ -27,10 +27,9 @@ from tl_localize import (
     Units,
     ZeroOut,
 )
-from tl_localize.files import Storable
-from tl_localize.forward import is_bridge
-from tl_localize.identity import identity_text
-from tl_localize.neurons import NeuronView
+from tl_localize.files import Storable, identity_text
+from tl_localize.model.forward import is_bridge
+from tl_localize.model.neurons import NeuronView
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 HEADS = AttentionHeads()

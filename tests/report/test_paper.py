@@ -2,7 +2,7 @@
 
 import pytest
 
-from tl_localize.report.paper import published
+from tl_localize.paper import published
 
 
 def test_published_serves_one_model_by_its_transformer_lens_name():

@@ -5,25 +5,26 @@ from argparse import Namespace
 from dataclasses import replace
 from typing import Any
 
+from tl_localize.checks import check_choice
 from tl_localize.cli.collecting import collect_reference
 from tl_localize.cli.publish import TUNED, conclude
 from tl_localize.cli.running import compute, load, own_data, say, store_of
-from tl_localize.collect.known import known
-from tl_localize.evals import presets
-from tl_localize.evals.del_benchmark import DelBenchmark
-from tl_localize.evals.inj_benchmark import InjBenchmark
-from tl_localize.evals.rev_benchmark import N_GENERAL, RevBenchmark
-from tl_localize.evals.sparing import sparing_runs
+from tl_localize.evals import settings as presets
+from tl_localize.evals.deletion.benchmark import DelBenchmark
+from tl_localize.evals.deletion.sparing import sparing_runs
+from tl_localize.evals.inj.benchmark import InjBenchmark
+from tl_localize.evals.rev.benchmark import N_GENERAL, RevBenchmark
 from tl_localize.evals.tuning import expand, read_settings
 from tl_localize.execution import Store
 from tl_localize.files import reading, write_text
 from tl_localize.injection import RECIPES
 from tl_localize.methods import Localizer, ZeroOut
-from tl_localize.models import is_reference
-from tl_localize.neurons import LanguageModel, check_choice
-from tl_localize.readers import Data, read_tokens
-from tl_localize.reference import N_DEV, held_out_tokens, inj_sequences, reference_sequences
+from tl_localize.model.loading import is_reference
+from tl_localize.model.neurons import LanguageModel
 from tl_localize.sequences import MemorizedSequence
+from tl_localize.texts.known import known
+from tl_localize.texts.readers import Data, read_tokens
+from tl_localize.texts.reference import N_DEV, held_out_tokens, inj_sequences, reference_sequences
 from tl_localize.units import NEURONS, UNITS
 
 

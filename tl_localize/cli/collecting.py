@@ -12,14 +12,14 @@ from tl_localize.collect import Collection, Criteria, perplexity_split
 from tl_localize.collect.collection import check_draw
 from tl_localize.collect.reference_texts import reference_search, training_data
 from tl_localize.collect.search import Search, chunks_of
-from tl_localize.evals.presets import DEL_GENERAL, GENERAL
+from tl_localize.evals.settings import DEL_GENERAL, GENERAL
 from tl_localize.execution import Store
 from tl_localize.files import save_tensors
-from tl_localize.models import is_reference
-from tl_localize.neurons import LanguageModel
-from tl_localize.readers import Data
-from tl_localize.reference import GENERAL_LENGTH, held_out_tokens
+from tl_localize.model.loading import is_reference
+from tl_localize.model.neurons import LanguageModel
 from tl_localize.report.terminal import show
+from tl_localize.texts.readers import Data
+from tl_localize.texts.reference import GENERAL_LENGTH, held_out_tokens
 
 CRITERIA = Criteria.__dataclass_fields__
 

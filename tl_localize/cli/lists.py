@@ -5,10 +5,10 @@ from argparse import Namespace
 import pandas as pd
 
 from tl_localize.cli.running import load, own_data, say
-from tl_localize.collect.known import known
 from tl_localize.methods import METHODS
-from tl_localize.reference import DATA
 from tl_localize.report.terminal import show
+from tl_localize.texts.known import known
+from tl_localize.texts.reference import DATA
 
 
 def list_methods() -> None:

@@ -9,22 +9,23 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from tl_localize.checks import check_ratio
 from tl_localize.cli.running import load, say
-from tl_localize.collect.known import MIN_ACCURACY, example
-from tl_localize.evals.presets import FIRST_LAYER, make_methods, sparing
-from tl_localize.evals.sparing import BROKEN, largest_set
-from tl_localize.execution.engine import progress_bar
+from tl_localize.evals.deletion.sparing import BROKEN, largest_set
+from tl_localize.evals.settings import FIRST_LAYER, make_methods, sparing
+from tl_localize.execution.run import progress_bar
 from tl_localize.files import prepare_folder, write_text
 from tl_localize.methods import IterativeAttribution
 from tl_localize.metrics import accuracy, check_recited, perplexity
-from tl_localize.models import load_model
-from tl_localize.neurons import LanguageModel, check_ratio
-from tl_localize.reference import held_out_tokens, reference_sequences
-from tl_localize.report.paper import short_title
+from tl_localize.model.loading import load_model
+from tl_localize.model.neurons import LanguageModel
+from tl_localize.paper import short_title
 from tl_localize.report.terminal import console, plain
 from tl_localize.report.token_view import token_view
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence
+from tl_localize.texts.known import MIN_ACCURACY, example
+from tl_localize.texts.reference import held_out_tokens, reference_sequences
 from tl_localize.units import UNITS
 
 SHOWN = "random,activations,attribution,iterative_attribution"  # cheap ones, the best last

@@ -7,16 +7,16 @@ import pandas as pd
 import typer
 
 from tl_localize.cli.running import say
-from tl_localize.evals.del_results import DelResults
-from tl_localize.evals.inj_results import InjResults
-from tl_localize.evals.rev_results import RevResults
-from tl_localize.evals.sparing import general_text
+from tl_localize.evals.deletion.results import DelResults
+from tl_localize.evals.deletion.sparing import general_text
+from tl_localize.evals.inj.results import InjResults
+from tl_localize.evals.rev.results import RevResults
 from tl_localize.evals.tuning import rank, shown, write_settings
 from tl_localize.execution import Status, Store, status
 from tl_localize.execution.store import planned
 from tl_localize.files import write_text
 from tl_localize.report.figures import del_figures, inj_figures, rev_figures, save_figure
-from tl_localize.report.tables import CAPTIONS, del_tables, inj_tables, rev_tables, save_table
+from tl_localize.report.saving import CAPTIONS, del_tables, inj_tables, rev_tables, save_table
 from tl_localize.report.terminal import console, ranked, reading, show
 
 WIDE = 110  # columns of a terminal that holds all of DEL's table

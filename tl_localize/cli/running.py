@@ -12,9 +12,9 @@ from rich.console import Console
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from tl_localize.execution import Benchmark, InProcess, RayCluster, Store
-from tl_localize.models import load_model
-from tl_localize.neurons import LanguageModel
-from tl_localize.readers import Data
+from tl_localize.model.loading import load_model
+from tl_localize.model.neurons import LanguageModel
+from tl_localize.texts.readers import Data
 
 UNNAMED = ("", "neurons", "zero", "adam")  # what is usual has no part in the name of a folder
 

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 import torch
 
+from tl_localize.checks import check_seed
 from tl_localize.collect.criteria import NEAR, Criteria, Report
 from tl_localize.collect.duplicates import near_duplicates
 from tl_localize.collect.filter import Row
 from tl_localize.files import prepare_folder, reading, write_json, write_text
-from tl_localize.neurons import check_seed
 from tl_localize.sequences import MemorizedSequence
 
 COLUMNS = ["id", "category", "split", "accuracy", "distance", "prefix", "suffix"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from tl_localize.neurons import Real, check_between
+from tl_localize.checks import Real, check_between
 
 SHORT, REPETITIVE, INACCURATE = "too short", "few distinct tokens in the true suffix", "accuracy"
 REPEATED, DISTANT, MONOTONOUS = (

@@ -12,7 +12,7 @@ from scipy import sparse
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from tl_localize.neurons import Real
+from tl_localize.checks import Real
 from tl_localize.sequences import MemorizedSequence
 
 BLOCK = 256  # sequences that are compared with all before them at a time

@@ -15,7 +15,6 @@ from jaxtyping import Int
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
-from tl_localize.batching import halving, rows_that_fit
 from tl_localize.collect.criteria import (
     DISTANT,
     INACCURATE,
@@ -26,10 +25,10 @@ from tl_localize.collect.criteria import (
     Criteria,
     Report,
 )
-from tl_localize.forward import generate
-from tl_localize.losses import residual, unembed
-from tl_localize.metrics import Decode
-from tl_localize.neurons import LanguageModel, NeuronView
+from tl_localize.metrics import Decode, residual, unembed
+from tl_localize.model.forward import generate
+from tl_localize.model.memory import halving, rows_that_fit
+from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.sequences import check_tokens
 
 # Candidates that are filtered as a whole: half a minute of a small model on a processor, seconds on

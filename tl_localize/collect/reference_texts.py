@@ -2,10 +2,10 @@
 
 from tl_localize.collect.criteria import Criteria
 from tl_localize.collect.search import Search, chunks_of
-from tl_localize.neurons import LanguageModel
-from tl_localize.readers import Data
-from tl_localize.reference import N_TOKENS, general_texts, load_planted
+from tl_localize.model.neurons import LanguageModel
 from tl_localize.sequences import encode, tokenizer_of
+from tl_localize.texts.readers import Data
+from tl_localize.texts.reference import N_TOKENS, general_texts, load_planted
 
 TRAINING = "training texts"  # what the corpus is called
 

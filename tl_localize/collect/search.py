@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from tl_localize.checks import check_count
 from tl_localize.collect.collection import Collection, check_draw, without_copies
 from tl_localize.collect.criteria import CRITERIA, SURPLUS, Criteria
 from tl_localize.collect.filter import CHUNK_WINDOWS, Candidate, Filter, Filtered, Row, merged
-from tl_localize.execution.engine import Benchmark
-from tl_localize.execution.environment import about_model, environment
+from tl_localize.execution.run import Benchmark
 from tl_localize.execution.store import Cache
 from tl_localize.execution.tasks import Plan, Task
 from tl_localize.metrics import Decode, decoder
-from tl_localize.neurons import LanguageModel, check_count
-from tl_localize.readers import Data
+from tl_localize.model.environment import about_model, environment
+from tl_localize.model.neurons import LanguageModel
 from tl_localize.sequences import encode, tokenizer_of
+from tl_localize.texts.readers import Data
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,12 +13,17 @@ from jaxtyping import Float, Int, Integer
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
-from tl_localize.batching import halving, tokens_that_fit
-from tl_localize.changes import Use
-from tl_localize.losses import target_logits
 from tl_localize.methods.partial_runs import activations
-from tl_localize.metrics import Decode, mean_base2, predicted_suffixes, sequence_losses
-from tl_localize.neurons import LanguageModel, NeuronView, model_name
+from tl_localize.metrics import (
+    Decode,
+    mean_base2,
+    predicted_suffixes,
+    sequence_losses,
+    target_logits,
+)
+from tl_localize.model.changes import Use
+from tl_localize.model.memory import halving, tokens_that_fit
+from tl_localize.model.neurons import LanguageModel, NeuronView, model_name
 from tl_localize.scores import NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 from tl_localize.units import NEURONS, Units

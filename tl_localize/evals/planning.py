@@ -4,10 +4,10 @@ from typing import Any
 
 import pandas as pd
 
-from tl_localize.batching import Shape
-from tl_localize.evals.presets import paper_model, paper_settings
+from tl_localize.checks import Real, check_choice, check_positive
+from tl_localize.evals.settings import paper_model, paper_settings
 from tl_localize.methods import IntegratedGradients
-from tl_localize.neurons import Real, check_choice, check_positive
+from tl_localize.model.memory import Shape
 
 ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 SHAPES = {  # layers, width, heads and vocabulary

@@ -10,13 +10,13 @@ from typing import Any
 
 import pandas as pd
 
-from tl_localize.evals.del_results import DelResults
-from tl_localize.evals.inj_results import InjResults
-from tl_localize.evals.presets import make_method, settings_of
+from tl_localize.checks import Real
+from tl_localize.evals.deletion.results import DelResults
+from tl_localize.evals.inj.results import InjResults
+from tl_localize.evals.settings import make_method, settings_of
 from tl_localize.execution.tasks import Json
 from tl_localize.files import reading, write_json
 from tl_localize.methods import METHODS, Localizer, RandomBaseline, RowNorm
-from tl_localize.neurons import Real
 
 Grid = Mapping[str, Sequence[Any]]
 

@@ -2,8 +2,8 @@
 science.
 """
 
-from tl_localize.execution.engine import Benchmark, InProcess, Outcome
-from tl_localize.execution.ray_cluster import RayCluster
+from tl_localize.execution.ray import RayCluster
+from tl_localize.execution.run import Benchmark, InProcess, Outcome
 from tl_localize.execution.store import Cache, Status, Store, status
 from tl_localize.execution.tasks import Plan, Record, Task
 

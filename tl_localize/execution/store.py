@@ -28,7 +28,6 @@ import pandas as pd
 import safetensors.torch
 from torch import Tensor
 
-from tl_localize.execution.environment import conflicts
 from tl_localize.execution.tasks import (
     FORMAT,
     Json,
@@ -49,6 +48,7 @@ from tl_localize.files import (
     write_json,
     write_whole,
 )
+from tl_localize.model.environment import conflicts
 
 LOG = logging.getLogger(__name__)
 MARKER = "tl-localize.json"  # of a results folder: its format

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tl_localize.identity import identity
+from tl_localize.files import identity
 
 FORMAT = 6  # of records and plans; part of every key
 Json = dict[str, Any]

@@ -1,7 +1,7 @@
 """Injection: sequences written into chosen rows of W_out."""
 
 from tl_localize.injection.injected import Injection, JointInjection, draw_sets
-from tl_localize.injection.learned import (
+from tl_localize.injection.recipes import (
     RECIPES,
     Learned,
     Recipe,

@@ -14,9 +14,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tl_localize.changes import Undo, Use
+from tl_localize.checks import check_ratio, check_seed
 from tl_localize.files import Saved
-from tl_localize.neurons import LanguageModel, NeuronView, check_ratio, check_seed
+from tl_localize.model.changes import Undo, Use
+from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronSet, rounded_down
 
 

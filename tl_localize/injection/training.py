@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool
 from torch import Tensor
 
-from tl_localize.batching import Report, halving, part_at, rows_that_fit
+from tl_localize.checks import check_count, check_positive
 from tl_localize.injection.injected import Injection, JointInjection, draw_sets
-from tl_localize.losses import batch_loss, target_logits
-from tl_localize.neurons import LanguageModel, NeuronView, check_count, check_positive
+from tl_localize.metrics import batch_loss, target_logits
+from tl_localize.model.memory import Report, halving, part_at, rows_that_fit
+from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 from tl_localize.units import NEURONS, Units

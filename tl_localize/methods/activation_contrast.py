@@ -9,11 +9,12 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_localize.batching import Report, halving, rows_that_fit
+from tl_localize.checks import Real, check_between, check_seed
 from tl_localize.methods.base import BatchValues, Localizer, Values
 from tl_localize.methods.contrast import kept, written_texts
 from tl_localize.methods.partial_runs import activations, alignments
-from tl_localize.neurons import NeuronView, Real, check_between, check_seed
+from tl_localize.model.memory import Report, halving, rows_that_fit
+from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 

@@ -8,10 +8,11 @@ import torch
 from einops import einsum
 from torch import Tensor
 
-from tl_localize.batching import Report
+from tl_localize.checks import check_choice
 from tl_localize.methods.base import BatchValues, Localizer
 from tl_localize.methods.partial_runs import activations
-from tl_localize.neurons import NeuronView, check_choice
+from tl_localize.model.memory import Report
+from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 

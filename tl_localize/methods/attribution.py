@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tl_localize.batching import Report
 from tl_localize.methods.base import BatchValues
 from tl_localize.methods.contrast import Contrasted
 from tl_localize.methods.partial_runs import ablation_estimate
-from tl_localize.neurons import NeuronView
+from tl_localize.model.memory import Report
+from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 

@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_localize.batching import Report, halving, part_of, rows_that_fit
-from tl_localize.changes import Use
-from tl_localize.identity import identity_text
-from tl_localize.neurons import LanguageModel, NeuronView, check_count
+from tl_localize.checks import check_count
+from tl_localize.files import identity_text
+from tl_localize.model.changes import Use
+from tl_localize.model.memory import Report, halving, part_of, rows_that_fit
+from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence, check_sequences
 from tl_localize.units import NEURONS, Units, check_units

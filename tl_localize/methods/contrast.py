@@ -10,12 +10,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tl_localize.batching import halving, rows_that_fit
-from tl_localize.forward import generate
-from tl_localize.losses import mean_probability
+from tl_localize.checks import Real, check_between, check_seed
 from tl_localize.methods.base import Localizer, Values
 from tl_localize.methods.partial_runs import gate_gradients
-from tl_localize.neurons import NeuronView, Real, check_between, check_seed
+from tl_localize.metrics import mean_probability
+from tl_localize.model.forward import generate
+from tl_localize.model.memory import halving, rows_that_fit
+from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, first_tokens
 
 Given = TypeVar("Given")

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from tl_localize.batching import Report
+from tl_localize.checks import Real, check_count, check_ratio
 from tl_localize.methods.base import BatchValues, Localizer
 from tl_localize.methods.partial_runs import alignments
-from tl_localize.neurons import NeuronView, Real, check_count, check_ratio
+from tl_localize.model.memory import Report
+from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 

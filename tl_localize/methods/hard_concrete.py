@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_localize.losses import batch_loss
+from tl_localize.checks import Real, check_between, check_positive, check_seed
 from tl_localize.methods.base import Values
 from tl_localize.methods.masks import CHECK_EVERY, Draw, MaskLearner, Parameters
-from tl_localize.neurons import NeuronView, Real, check_between, check_positive, check_seed
+from tl_localize.metrics import batch_loss
+from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import SequenceBatch
 
 # the paper's gamma and zeta: the interval to which the concrete variable is stretched

@@ -11,12 +11,13 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_localize.batching import Report, halving, part_at, rows_that_fit
-from tl_localize.forward import residual, resume, unembed
+from tl_localize.checks import check_choice, check_count
 from tl_localize.methods.base import Localizer, Values
 from tl_localize.methods.partial_runs import CleanRun
 from tl_localize.methods.position_parallel import NotParallel, PositionParallelModel
-from tl_localize.neurons import NeuronView, check_choice, check_count
+from tl_localize.model.forward import residual, resume, unembed
+from tl_localize.model.memory import Report, halving, part_at, rows_that_fit
+from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 Steps = Float[Tensor, " step"]

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 import torch
 
-from tl_localize.batching import Report
-from tl_localize.losses import mean_probability
+from tl_localize.checks import Real, check_count, check_ratio
 from tl_localize.methods.base import BatchValues
 from tl_localize.methods.contrast import Contrasted
 from tl_localize.methods.masks import check_first_layer
 from tl_localize.methods.partial_runs import gate_gradients
-from tl_localize.neurons import NeuronView, Real, check_count, check_ratio
+from tl_localize.metrics import mean_probability
+from tl_localize.model.memory import Report
+from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 

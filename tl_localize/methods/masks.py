@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_localize.batching import Report
-from tl_localize.losses import batch_loss, loss_scale
+from tl_localize.checks import Real, check_between, check_count, check_positive
 from tl_localize.methods.base import Found, Localizer, Values
-from tl_localize.neurons import NeuronView, Real, check_between, check_count, check_positive
+from tl_localize.metrics import batch_loss, loss_scale
+from tl_localize.model.memory import Report
+from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
 CHECK_EVERY = 10  # steps between two tests of the early stop

@@ -18,10 +18,10 @@ from einops import einsum
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
-from tl_localize.forward import entering, residual, resume
-from tl_localize.losses import batch_loss, loss_scale, mean_log_odds
 from tl_localize.methods.base import BatchValues
-from tl_localize.neurons import LanguageModel, NeuronView
+from tl_localize.metrics import batch_loss, loss_scale, mean_log_odds
+from tl_localize.model.forward import entering, residual, resume
+from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.sequences import SequenceBatch
 
 Objective = Callable[[LanguageModel, SequenceBatch], Tensor]  # one number for each sequence

@@ -29,9 +29,9 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_localize.forward import attention_hooks, attention_scale, residual
 from tl_localize.methods.partial_runs import CleanRun, fits
-from tl_localize.neurons import Hook
+from tl_localize.model.forward import attention_hooks, attention_scale, residual
+from tl_localize.model.neurons import Hook
 
 # a query, key or value as the model has it; a norm of a Bridge may have the heads side by side
 Point = Float[Tensor, "batch *rest d"]

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from tl_localize.checks import check_seed
 from tl_localize.methods.base import Localizer, Values
-from tl_localize.neurons import NeuronView, check_seed
+from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tl_localize.methods.base import Localizer, Values
-from tl_localize.neurons import NeuronView
+from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence
 
 

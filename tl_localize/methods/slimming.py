@@ -6,9 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_localize.checks import Real
 from tl_localize.methods.base import Values
 from tl_localize.methods.masks import Draw, MaskLearner, Parameters
-from tl_localize.neurons import NeuronView, Real
+from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import SequenceBatch
 
 

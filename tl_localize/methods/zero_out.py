@@ -8,11 +8,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_localize.batching import Report, halving, part_at, tokens_that_fit
-from tl_localize.forward import resume, unembed
+from tl_localize.checks import check_count, check_ratio, check_seed
 from tl_localize.methods.base import Localizer, Values
 from tl_localize.methods.partial_runs import CleanRun, ablation_estimate, activations
-from tl_localize.neurons import NeuronView, check_count, check_ratio, check_seed
+from tl_localize.model.forward import resume, unembed
+from tl_localize.model.memory import Report, halving, part_at, tokens_that_fit
+from tl_localize.model.neurons import NeuronView
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 

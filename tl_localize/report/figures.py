@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tl_localize.evals.del_results import PRICES, DelResults
-from tl_localize.evals.inj_results import InjResults
-from tl_localize.evals.rev_results import DIRECTIONS, PRICE, RevResults
+from tl_localize.checks import Real, check_choice
+from tl_localize.evals.deletion.results import PRICES, DelResults
+from tl_localize.evals.inj.results import InjResults
+from tl_localize.evals.rev.results import DIRECTIONS, PRICE, RevResults
 from tl_localize.files import prepare_folder, write_whole
-from tl_localize.neurons import Real, check_choice
+from tl_localize.paper import short_title
 from tl_localize.report.looks import Look, axes, drawn, finish, looks, with_legend
-from tl_localize.report.paper import short_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tl_localize.evals.inj_results import InjResults
+from tl_localize.evals.inj.results import InjResults
 from tl_localize.methods import RandomBaseline, RowNorm
-from tl_localize.report.paper import TITLES, short_title
-from tl_localize.report.tables import flat
+from tl_localize.paper import TITLES, short_title
+from tl_localize.report.saving import flat
 
 NO_METHODS = [RowNorm.name, RandomBaseline.name]  # the row of a table that is no method
 CONTROLS = [TITLES[name] for name in NO_METHODS]

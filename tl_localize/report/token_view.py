@@ -10,7 +10,7 @@ from rich.console import Console
 from torch import Tensor
 
 from tl_localize.metrics import Decode, check_recited, decoder, predicted_suffixes
-from tl_localize.neurons import LanguageModel
+from tl_localize.model.neurons import LanguageModel
 from tl_localize.scores import NeuronSet
 from tl_localize.sequences import MemorizedSequence
 

@@ -1,0 +1,72 @@
+"""Shares that are chosen by what other text loses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tl_localize import NeuronScores, perplexity
+from tl_localize.evals.deletion.results import DelResults
+from tl_localize.evals.deletion.sparing import counts, general_text, largest_set, sparing_runs
+from tl_localize.execution.store import Cache
+from tl_localize.methods import Activations, Attribution, RandomBaseline
+
+
+def test_counts_double_up_to_the_whole_layer() -> None:
+    assert list(counts(12)) == [1, 2, 4, 8]
+
+
+def test_largest_set_is_the_last_before_general_text_suffers(
+    gpt2_like: Any, general: torch.Tensor
+) -> None:
+    shape = gpt2_like.cfg.n_layers, gpt2_like.cfg.d_mlp
+    scores = NeuronScores(torch.rand(shape, generator=torch.Generator().manual_seed(0)))
+    was, rises = perplexity(gpt2_like, general), {}
+    for count in counts(gpt2_like.cfg.d_mlp):
+        chosen = scores.top_k(count=count, first_layer=1)
+        with chosen.dropped_out(gpt2_like):
+            rises[len(chosen)] = 100 * (perplexity(gpt2_like, general) / was - 1)
+    bound = list(rises.values())[2]
+    expected = next(i for i, rise in enumerate([*rises.values(), 1e9]) if rise > bound)
+    found = largest_set(gpt2_like, scores, general, bound + 1e-4, 1)
+    assert len(found) == list(rises)[max(0, expected - 1)]
+    assert len(largest_set(gpt2_like, scores, general, 1e6, 1)) == max(rises)
+
+
+def test_a_method_goes_on_while_the_others_lose_little(
+    gpt2_like: Any, benchmark_of: Any, monkeypatch: Any
+) -> None:
+    """Activations loses 3 points at two units, Attribution nothing."""
+    cache, ratios = Cache(), []
+    benchmark = benchmark_of(gpt2_like, n_targets=1)
+    methods = [Activations(), Attribution(), RandomBaseline()]
+    right = DelResults.of
+
+    def made_up(cache: Cache) -> Any:
+        results = right(cache)
+        two = results.frame["ratio"] == 2 / gpt2_like.cfg.d_mlp
+        costs = two & (results.frame["method"] == "activations")
+        results.frame["delta_neg_accuracy"] = costs * -0.03
+        return results
+
+    monkeypatch.setattr(DelResults, "of", made_up)
+    for one, left in sparing_runs(benchmark, methods, cache, 1):
+        one.run(left, cache)
+        ratios.append((one.ratios[0] * gpt2_like.cfg.d_mlp, [method.name for method in left]))
+    both = ["activations", "attribution"]
+    assert ratios[:3] == [(1, both), (2, both), (4, ["attribution"])]
+    assert len(ratios) == len(list(counts(gpt2_like.cfg.d_mlp)))
+
+
+@pytest.mark.parametrize(("rise", "named"), [(0.1, ""), (3.0, "broken")])
+def test_a_broken_model_is_named(
+    gpt2_like: Any, benchmark_of: Any, rise: float, named: str
+) -> None:
+    results = benchmark_of(gpt2_like, n_targets=1).run([Activations()])
+    frame = results.frame
+    frame["delta_perplexity"] = rise * frame["perplexity_before"]
+    text = general_text(results)
+    assert f"at most {1 + rise:.3g} times" in text
+    assert ("broken" in text and "activations from 20 %" in text) == bool(named)

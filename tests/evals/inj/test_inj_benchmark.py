@@ -1,0 +1,105 @@
+"""INJ on tiny random models, with answers known by construction."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tl_localize import Activations, NeuronScores, RandomBaseline
+
+
+def change_of(model):
+    """A method that knows the weights from before: how much a row has changed since."""
+    before = [block.mlp.W_out.detach().clone() for block in model.blocks]
+
+    def change(model, sequence):
+        pairs = zip(model.blocks, before, strict=True)
+        changes = [(block.mlp.W_out - old).norm(dim=-1) for block, old in pairs]
+        return NeuronScores(torch.stack(changes).detach(), "change", sequence.id)
+
+    return change
+
+
+def test_perfect_method_has_full_recall_across_layers(benchmark):
+    frame = benchmark.run([change_of(benchmark.model)]).frame
+    assert (frame[frame["method"] == "change"]["recall_across_layers"] == 1).all()
+
+
+def test_altered_rows_are_the_targets_and_the_distractors(together):
+    """Who knows which rows were altered, and nothing else, finds those of all sentences alike."""
+    change = change_of(together.model)
+
+    def altered(model, sequence):
+        return NeuronScores((change(model, sequence).values > 0).float())
+
+    widest = together.run([altered]).frame.query("method == 'altered' and multiple == 5")
+    columns = ["recall_across_layers", "foreign_recall_across_layers"]
+    assert (widest[columns] == 1).all(axis=None)
+
+
+def test_frame_has_one_row_per_sequence_method_and_ratio(inj_results):
+    frame = inj_results.frame
+    assert len(frame) == 4 * 3 * 3
+    assert not frame.duplicated(["sequence_id", "method", "ratio"]).any()
+    assert set(frame["method"]) == {"activations", "random", "row_norm"}
+
+
+def test_random_recalls_its_share(benchmark):
+    many = replace(benchmark, sequences=[*benchmark.sequences] * 2, max_steps=1)
+    frame = many.run([RandomBaseline(seed=seed) for seed in range(15)]).frame
+    random = frame[frame["method"].str.startswith("Random")]
+    for multiple, group in random.groupby("multiple"):
+        assert group["recall"].mean() == pytest.approx(0.2 * multiple, abs=0.03)
+
+
+def test_weights_are_bit_equal_afterwards(benchmark, together, unchanged):
+    def broken(model, sequence):
+        raise RuntimeError("broken method")
+
+    check = unchanged(benchmark.model)
+    benchmark.run([Activations()])
+    for one in (benchmark, together):
+        with pytest.raises(RuntimeError, match="broken method"):
+            one.run([broken])
+    check()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sequences": []}, "sequences must hold"),
+        ({"distractors": 4, "ratio": 0.05}, "distractors must leave at least one group of 5"),
+    ],
+)
+def test_inj_benchmark_rejects(benchmark, change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(benchmark, **change)
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        (Activations(), "methods must be a list"),
+        ("activations", "methods must be a list"),
+        ([Activations], "methods must be a list of objects"),
+        (["activations"], "methods must be a list of objects"),
+        ([Activations(), Activations()], "methods must differ"),
+    ],
+)
+def test_run_rejects(benchmark, methods, message, unchecked):
+    with pytest.raises((TypeError, ValueError), match=message):
+        benchmark.run(methods)
+
+
+def test_groups_are_drawn_by_the_seed_and_disjoint(together):
+    def members(seed):
+        groups = replace(together, seed=seed).groups
+        assert all(one[0].tokens[0] != one[1].tokens[0] for one in groups)
+        return [[sequence.fingerprint for sequence in group] for group in groups]
+
+    every = [one for group in members(0) for one in group]
+    assert len(every) == len(set(every))
+    assert members(0) == members(0)
+    assert any(members(seed) != members(0) for seed in range(1, 5))
+    same = [together.sequences[0]] * 3 + [together.sequences[1]]
+    assert len(replace(together, sequences=same).groups) == 1

@@ -1,0 +1,211 @@
+"""REV: sentences in all rows of a model, and units that are put back."""
+
+import copy
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+
+def bits(model):
+    return [one.detach().clone() for one in model.parameters()]
+
+
+def test_put_back_and_graft_agree_with_copied_rows(rev):
+    from tl_localize import Activations, accuracy
+    from tl_localize.injection.recipes import learn
+
+    before = bits(rev.model)
+    frame = replace(rev, n_groups=1, ratios=(0.5,)).run([Activations()]).frame
+    assert all(map(torch.equal, before, bits(rev.model)))
+    assert frame["converged"].all()
+    group = rev.groups[0]
+    learned = learn(rev.model, group, rev.recipe)
+    model = copy.deepcopy(rev.model)
+    names = list(learned.weights)
+    base = [rev.model.blocks[layer].mlp.W_out.detach() for layer in range(2)]
+    rows = [learned.weights[name] for name in names]
+
+    def write(parts):
+        for block, part in zip(model.blocks, parts, strict=True):
+            block.mlp.W_out.data.copy_(part)
+
+    for direction in ("put_back", "graft"):
+        start, other = (rows, base) if direction == "put_back" else (base, rows)
+        for k, one in enumerate(group):
+            write(rows)
+            mask = Activations()(model, one).top_k(0.5).mask
+            write(start)
+            intact = accuracy(model, group)
+            write(
+                [torch.where(m[:, None], o, s) for m, o, s in zip(mask, other, start, strict=True)]
+            )
+            change = (accuracy(model, group) - intact).tolist()
+            row = frame.query(f"method == 'activations' and direction == '{direction}'")
+            row = row[row["sequence_id"] == one.id].iloc[0]
+            assert row["delta_own_accuracy"] == pytest.approx(change.pop(k), abs=1e-6)
+            assert row["delta_others_accuracy"] == pytest.approx(np.mean(change), abs=1e-6)
+
+
+@pytest.mark.parametrize(("n_rows", "n_measured"), [(3, 1), (20, 6)])
+def test_rows_of_general_text_are_measured_or_mixed_in(rev, monkeypatch, n_rows, n_measured):
+    from tl_localize.evals.rev import benchmark as rev_benchmark
+
+    mixed, measured = [], []
+    learn, losses = rev_benchmark.learn, rev_benchmark.sequence_losses
+    monkeypatch.setattr(
+        rev_benchmark, "learn", lambda *a, **k: mixed.append(k["general_tokens"]) or learn(*a, **k)
+    )
+    monkeypatch.setattr(
+        rev_benchmark,
+        "sequence_losses",
+        lambda model, text, **k: measured.append(text) or losses(model, text, **k),
+    )
+    rows = torch.arange(16 * n_rows).view(n_rows, 16) % 48
+    replace(rev, general_tokens=rows, n_groups=1, ratios=(0.5,)).run()
+    assert len(measured[0]) == n_measured
+    assert sorted(torch.cat([mixed[0], measured[0]]).tolist()) == sorted(rows.tolist())
+
+
+def test_all_units_put_back_give_the_model_before(rev):
+    """Whatever ranked them: with all units the sentence is as well known as before, or as after."""
+    from tl_localize import accuracy
+
+    frame = replace(rev, n_groups=1, ratios=(1.0,)).run().frame
+    known = accuracy(rev.model, rev.groups[0]).tolist()
+    for one, was in zip(rev.groups[0], known, strict=True):
+        rows = frame[frame["sequence_id"] == one.id]
+        back = rows[rows["direction"] == "put_back"]["delta_own_accuracy"]
+        given = rows[rows["direction"] == "graft"]["delta_own_accuracy"]
+        np.testing.assert_allclose(-back, given, atol=1e-6)
+        np.testing.assert_allclose(1 + back, was, atol=0.2)
+
+
+def test_first_order_oracle_is_the_derivative_of_moving_a_unit_back(rev):
+    from tl_localize.evals.rev.benchmark import change_scores
+    from tl_localize.injection.recipes import assigned, learn, read_units
+    from tl_localize.metrics import mean_log_odds
+    from tl_localize.model.neurons import NeuronView
+    from tl_localize.sequences import SequenceBatch
+
+    group = rev.groups[0]
+    learned = learn(rev.model, group, replace(rev.recipe, weights="all"))
+    view = NeuronView(rev.model)
+    base = {name: p.detach().clone() for name, p in rev.model.named_parameters()}
+    with assigned(rev.model, learned.weights):
+        after = read_units(view, learned.weights)
+        found = change_scores(view, group[0], list(base), read_units(view, base), after, 1)
+    batch = SequenceBatch.of([group[0]])
+
+    def odds(neuron, step):
+        weights = {name: one.double().clone() for name, one in learned.weights.items()}
+        model = copy.deepcopy(rev.model).double()
+        for name, axis in (("W_out", 0), ("W_in", 1), ("b_in", 0)):
+            key = f"blocks.1.mlp.{name}"
+            part = weights[key].movedim(axis, 0)
+            part[neuron] += step * (base[key] - weights[key]).movedim(axis, 0)[neuron]
+        with assigned(model, weights), torch.no_grad():
+            return float(mean_log_odds(model, batch).sum())
+
+    slopes = torch.tensor([(odds(i, -0.05) - odds(i, 0.05)) / 0.1 for i in range(6)])
+    scores = found.values[1][:6]
+    torch.testing.assert_close(scores / scores.norm(), slopes / slopes.norm(), rtol=0.02, atol=0.01)
+
+
+def test_every_method_is_compared_with_the_reference(rev):
+    from tl_localize import Activations
+
+    results = replace(rev, n_groups=1, ratios=(0.5,)).run([Activations()])
+    assert set(results.table().index) >= {"activations", "random", "oracle_first_order"}
+    assert set(results.tests()["method"]) == set(results.table().index) - {"activations"}
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "injection.learned.batch_loss",
+        "methods.activations.activations",
+        "evals.rev_benchmark.mean_log_odds",
+        "evals.rev_benchmark.accuracy",
+    ],
+)
+def test_weights_are_back_after_an_error(rev, unchanged, monkeypatch, inside, error):
+    """In training, in scoring, in an oracle and in measuring."""
+    from tl_localize import Activations
+
+    module, _, name = f"tl_localize.{inside}".rpartition(".")
+    right, calls = getattr(sys.modules[module], name), []
+
+    def raises_later(*given, **named):
+        calls.append(name)
+        if len(calls) == 2:
+            raise error
+        return right(*given, **named)
+
+    monkeypatch.setattr(f"{module}.{name}", raises_later)
+    check = unchanged(rev.model)
+    with pytest.raises(error):
+        replace(rev, n_sequences=2, ratios=(0.5,)).run([Activations()])
+    check()
+    assert len(calls) == 2
+
+
+def test_texts_of_the_same_kind_are_of_sentences_that_no_model_learns(rev):
+    trained = replace(rev, n_groups=None).groups
+    labelled = rev.labelled([])
+    texts = labelled["activation_contrast_same_kind"].texts
+    every = [tuple(one.tokens.tolist()) for one in rev.sequences]
+    learned = [tuple(one.tokens.tolist()) for group in trained for one in group]
+    assert len(texts) == 3 and len(learned) == 6
+    assert set(texts) <= set(every) and not set(texts) & set(learned)
+    # more models leave the method as it is
+    assert replace(rev, n_groups=1).labelled([]) == labelled
+
+
+def test_there_is_no_list_without_sentences_that_are_left(rev):
+    assert set(replace(rev, sequences=rev.sequences[:4], n_groups=1).labelled([])) == {
+        "random",
+        "row_norm",
+    }
+
+
+def test_an_earlier_checkpoint_takes_the_place_of_training(rev):
+    from tl_localize import RevBenchmark
+    from tl_localize.injection.recipes import learn
+
+    group, before = rev.groups[0], copy.deepcopy(rev.model)
+    later = copy.deepcopy(rev.model)
+    for name, weight in learn(later, group, rev.recipe).weights.items():
+        later.get_parameter(name).data.copy_(weight)
+    own = bits(later)
+    benchmark = RevBenchmark(later, group, rev.general_tokens, before=before, ratios=(0.5, 1.0))
+    assert benchmark.groups[0]
+    frame = benchmark.run().frame
+    assert all(map(torch.equal, own, bits(later)))
+    back = frame[(frame["direction"] == "put_back") & (frame["ratio"] == 1.0)]
+    assert (back["delta_own_accuracy"] < 0).all()
+    with pytest.raises(ValueError, match="none among 3"):
+        RevBenchmark(before, group, rev.general_tokens, before=later)
+    after = copy.deepcopy(later)
+    after.blocks[0].mlp.W_out.data[0] += 1e-6
+    with pytest.raises(ValueError, match=f"'{group[0].id}', which both recite"):
+        RevBenchmark(after, group, rev.general_tokens, before=later)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("ratios", ()),
+        ("ratios", (0.5, 0.1)),
+        ("ratios", (1e-9,)),
+        ("n_sequences", 0),
+        ("n_groups", 9),
+        ("seed", -1),
+    ],
+)
+def test_bad_arguments_are_named(rev, argument, value):
+    with pytest.raises(ValueError, match=argument.removesuffix("s").removeprefix("n_")):
+        replace(rev, **{argument: value})

@@ -1,0 +1,166 @@
+"""Training that may use all rows or all weights; units exchanged between two states."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+
+@pytest.fixture
+def texts():
+    from tl_localize import MemorizedSequence
+
+    generator = torch.Generator().manual_seed(3)
+    return [
+        MemorizedSequence(torch.randint(50, (length,), generator=generator), 1, f"s{length}")
+        for length in (7, 6, 8)
+    ]
+
+
+class Vocabulary(dict):
+    """What is asked of a tokenizer."""
+
+    get_vocab = dict.copy
+
+
+def bits(model):
+    return {name: one.detach().clone() for name, one in model.named_parameters()}
+
+
+def same(model, before):
+    return all(torch.equal(one, before[name]) for name, one in model.named_parameters())
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "all"])
+def test_learn_follows_a_plain_loop(gpt2_like, texts, name):
+    from dataclasses import replace
+
+    from tl_localize.injection.recipes import RECIPES, learn
+
+    recipe = replace(RECIPES[name], max_steps=4, learning_rate=0.01)
+    before = bits(gpt2_like)
+    learned = learn(gpt2_like, texts, recipe)
+    assert same(gpt2_like, before) and all(p.grad is None for p in gpt2_like.parameters())
+
+    model = copy.deepcopy(gpt2_like)
+    rows = [block.mlp.W_out for block in model.blocks]
+    trained = list(model.parameters()) if name == "all" else rows
+    sgd = torch.optim.SGD(trained, lr=0.01, momentum=0.9)
+    optimizer = sgd if name == "sgd" else torch.optim.Adam(trained, lr=0.01)
+    for step in range(4):
+        losses = [F.cross_entropy(model(t.tokens[None])[0, :-1], t.tokens[1:]) for t in texts]
+        torch.testing.assert_close(learned.losses[step], torch.stack(losses).detach())
+        if step < 3:
+            optimizer.zero_grad()
+            torch.stack(losses).mean().backward()
+            optimizer.step()
+    after = dict(model.named_parameters())
+    assert len(learned.weights) == len(trained)
+    for key, weight in learned.weights.items():
+        if key.endswith("b_K"):  # no gradient but rounding, which Adam makes large
+            continue
+        torch.testing.assert_close(weight, after[key].detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_learn_beside_general_text_recites(gpt2_like, texts):
+    from tl_localize.injection.recipes import Recipe, assigned, learn
+    from tl_localize.metrics import memorization_loss
+
+    general = torch.randint(0, 50, (8, 9), generator=torch.Generator().manual_seed(0))
+    recipe = Recipe(general=2, learning_rate=0.01, max_steps=400, stop_loss=0.3)
+    learned = learn(gpt2_like, texts, recipe, general_tokens=general)
+    assert learned.converged
+    with assigned(gpt2_like, learned.weights):
+        assert bool((memorization_loss(gpt2_like, texts) < 0.3).all())
+    with pytest.raises(ValueError, match="general_tokens"):
+        learn(gpt2_like, texts, recipe)
+
+
+@pytest.mark.parametrize("units", ["neurons", "heads"])
+def test_units_put_is_the_plain_copy_of_rows(gpt2_like, texts, units):
+    from tl_localize.injection.recipes import (
+        Recipe,
+        assigned,
+        learn,
+        read_units,
+        trained_parameters,
+        units_put,
+    )
+    from tl_localize.model.neurons import NeuronView
+    from tl_localize.units import UNITS
+
+    view = NeuronView(gpt2_like, UNITS[units])
+    recipe = Recipe(weights="all" if units == "neurons" else "rows", max_steps=3)
+    learned = learn(gpt2_like, texts, recipe, units=UNITS[units])
+    before = bits(gpt2_like)
+    base = read_units(view)
+    chosen = torch.rand(2, view.n_neurons, generator=torch.Generator().manual_seed(1)) < 0.5
+    with assigned(gpt2_like, learned.weights):
+        full = bits(gpt2_like)
+        with units_put(view, chosen, base):
+            for layer, block in enumerate(gpt2_like.blocks):
+                mask = chosen[layer]
+                if units == "heads":
+                    expected = full[f"blocks.{layer}.attn.W_O"].clone()
+                    expected[mask] = before[f"blocks.{layer}.attn.W_O"][mask]
+                    assert torch.equal(block.attn.W_O, expected)
+                    continue
+                for name, axis in (("W_out", 0), ("W_in", 1), ("b_in", 0)):
+                    key = f"blocks.{layer}.mlp.{name}"
+                    expected = torch.where(
+                        mask.view([-1 if axis == i else 1 for i in range(full[key].ndim)]),
+                        before[key],
+                        full[key],
+                    )
+                    assert torch.equal(getattr(block.mlp, name), expected)
+        assert same(gpt2_like, full)
+    assert same(gpt2_like, before)
+    assert set(trained_parameters(view, "rows")) <= set(before)
+
+
+def test_weights_are_back_after_an_exception(gpt2_like, texts):
+    from tl_localize.injection.recipes import Recipe, assigned, learn, read_units, units_put
+    from tl_localize.model.neurons import NeuronView
+
+    before, view = bits(gpt2_like), NeuronView(gpt2_like)
+
+    def stop(fraction):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learn(gpt2_like, texts, Recipe(learning_rate=0.1), progress=stop)
+    assert same(gpt2_like, before)
+    changed = {"blocks.0.mlp.W_out": torch.zeros_like(gpt2_like.blocks[0].mlp.W_out)}
+    ones = [[torch.ones_like(one) for one in layer] for layer in read_units(view)]
+    everything = torch.ones(view.n_layers, view.n_neurons, dtype=torch.bool)
+    with (
+        pytest.raises(RuntimeError),
+        assigned(gpt2_like, changed),
+        units_put(view, everything, ones),
+    ):
+        raise RuntimeError
+    assert same(gpt2_like, before)
+
+
+def test_a_checkpoint_of_another_model_is_refused(gpt2_like):
+    from tl_localize.injection.recipes import check_earlier
+
+    other = copy.deepcopy(gpt2_like)
+    other.blocks[0].mlp.W_out = torch.nn.Parameter(torch.zeros(3, 3))
+    with pytest.raises(ValueError, match="earlier checkpoint"):
+        check_earlier(gpt2_like, other)
+    with pytest.raises(ValueError, match="differ"):
+        check_earlier(gpt2_like, gpt2_like)
+
+
+def test_a_checkpoint_with_another_tokenizer_is_refused(gpt2_like):
+    from tl_localize.injection.recipes import check_earlier
+
+    other = copy.deepcopy(gpt2_like)
+    other.blocks[0].mlp.W_out.data.zero_()
+    gpt2_like.tokenizer, other.tokenizer = Vocabulary({"a": 0}), Vocabulary({"a": 0})
+    assert list(check_earlier(gpt2_like, other)) == ["blocks.0.mlp.W_out"]
+    other.tokenizer = Vocabulary({"b": 0})
+    with pytest.raises(ValueError, match="tokenizer"):
+        check_earlier(gpt2_like, other)

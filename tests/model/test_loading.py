@@ -1,0 +1,417 @@
+"""load_model: directories of each family against transformers, tokenizers without BOS, and refusals
+by name.
+"""
+
+import json
+import shutil
+import sys
+from importlib.metadata import version
+
+import pytest
+import torch
+from architectures import config_of, save
+from safetensors.torch import load_file, save_file
+
+from tl_localize import MemorizedSequence, NeuronSet, ZeroOut, load_model
+from tl_localize.model.forward import is_bridge
+from tl_localize.model.loading import check_device, has_hooked_transformer
+
+TOKENS = torch.randint(61, (2, 17), generator=torch.Generator().manual_seed(2))
+NEOX = "GPT-NeoX (Pythia)"
+BASE = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+FAMILIES = {
+    "gpt2": ("GPT-2", {}),
+    "gpt2 with n_inner by default": ("GPT-2", {"n_inner": None}),
+    "gpt2 with relu": ("GPT-2", {"activation_function": "relu"}),
+    "gpt2 with attention scaled by layer": ("GPT-2", {"scale_attn_by_inverse_layer_idx": True}),
+    "gpt2 untied": ("GPT-2", {"tie_word_embeddings": False}),
+    "gpt2 with another eps": ("GPT-2", {"layer_norm_epsilon": 1e-2}),
+    "neox": (NEOX, {}),
+    "neox with another base": (NEOX, {"rope_parameters": BASE}),
+    "neox without parallel residual": (NEOX, {"use_parallel_residual": False}),
+    "neox tied": (NEOX, {"tie_word_embeddings": True}),
+    "llama with grouped heads": ("Llama", {}),
+    "llama without groups": ("Llama", {"num_key_value_heads": 4}),
+    "llama tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama with its own head_dim": ("Llama", {"head_dim": 12}),
+    "llama with another base": (
+        "Llama",
+        {"rope_parameters": BASE | {"partial_rotary_factor": 1.0}},
+    ),
+}
+BRIDGED = {  # what HookedTransformer can't hold
+    "bloom": ("Bloom", {}),
+    "opt": ("OPT", {}),
+    "llama linear rope": ("Llama", {"rope_parameters": LINEAR}),
+    "neox dynamic rope": (
+        NEOX,
+        {"rope_parameters": BASE | {"rope_type": "dynamic", "factor": 2.0}},
+    ),
+    "llama with rope llama3": ("Llama 3.x", {}),
+    "mistral": ("Mistral", {}),
+    "llama with biases": ("DeepSeek-like (Llama)", {}),
+}
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "model"
+    save(config_of("GPT-2"), path)
+    return path
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "model")
+
+
+# Weights
+
+
+ONLY_HOOKED = pytest.mark.skipif(
+    version("transformer-lens").startswith("4"), reason="TransformerLens 4 has no HookedTransformer"
+)
+
+
+def same_logits(model, hf):
+    with torch.no_grad():
+        assert (model(TOKENS) - hf(TOKENS).logits).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *BRIDGED])
+def test_load_model_has_the_logits_of_transformers(tmp_path, family):
+    """Where HookedTransformer can't hold the model, nobody has to ask for a Bridge."""
+    name, changes = (FAMILIES | BRIDGED)[family]
+    hf = save(config_of(name, **changes), tmp_path)
+    model = load_model(tmp_path, device="cpu")
+    assert is_bridge(model) is (family in BRIDGED or not has_hooked_transformer())
+    same_logits(model, hf)
+    model = load_model(tmp_path, device="cpu", bridge=True)
+    assert is_bridge(model) and not model.training and model.cfg.default_prepend_bos is False
+    same_logits(model, hf)
+
+
+def test_a_loaded_model_is_what_was_promised(folder, monkeypatch, capfd):
+    weight = load_file(folder / "model.safetensors")["transformer.h.1.mlp.c_proj.weight"]
+    state = torch.get_rng_state()
+    monkeypatch.chdir(folder.parent)
+    model = load_model("model", device="cpu")
+    assert torch.equal(torch.get_rng_state(), state)  # the global seed is left alone
+    assert capfd.readouterr() == ("", "")
+    assert torch.equal(model.W_out[1], weight) and model.cfg.d_mlp == 48
+    assert not model.training and model.cfg.default_prepend_bos is False
+    assert model.tokenizer is None  # the folder has none
+    with torch.no_grad():
+        model.W_E.zero_()
+        model.blocks[0].mlp.W_out.zero_()
+    again = load_model(folder, device="cpu")  # shares no memory with the file
+    assert again.W_E.any() and again.blocks[0].mlp.W_out.any()
+    neurons = ZeroOut()(again, MemorizedSequence(TOKENS[0, :6], 3)).top_k(0.1)
+    assert isinstance(neurons, NeuronSet) and len(neurons) == 10
+
+
+def test_load_model_does_not_read_the_path_for_a_name(tmp_path):
+    path = tmp_path / "llama" / "my-gpt2-opt-Meta-Llama-3-model"
+    hf = save(config_of(NEOX), path)
+    same_logits(load_model(path, device="cpu"), hf)
+
+
+def test_load_model_reads_fp16_and_sharded_weights_into_float32(tmp_path):
+    hf = save(config_of("GPT-2"), tmp_path, torch.float16)
+    shutil.rmtree(tmp_path)
+    hf.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    model = load_model(tmp_path, device="cpu")
+    assert model.W_out.dtype == torch.float32
+    same_logits(model, hf.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_load_model_in_another_dtype(saved, dtype):
+    assert {p.dtype for p in load_model(saved, device="cpu", dtype=dtype).parameters()} == {dtype}
+
+
+# Tokenizers
+
+TEXTS = ("Two roads diverged in", " a yellow wood,\n\nAnd sorry I could not travel 12345 bo")
+
+
+@pytest.mark.parametrize("form", ["vocabulary and merges", "with BOS"])
+def test_a_loaded_model_reads_text_with_the_folders_own_tokenizer(tmp_path, capfd, form):
+    from tokenizers import ByteLevelBPETokenizer
+    from tokenizers.processors import TemplateProcessing
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    save(config_of("GPT-2", vocab_size=300), tmp_path)
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator([" ".join(TEXTS)] * 4, 300, special_tokens=["<s>"])
+    if form == "with BOS":  # a post-processor puts it first
+        trained._tokenizer.post_processor = TemplateProcessing(
+            single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 0)]
+        )
+        PreTrainedTokenizerFast(
+            tokenizer_object=trained._tokenizer, bos_token="<s>", eos_token="<s>"
+        ).save_pretrained(tmp_path)
+    else:
+        trained.save_model(str(tmp_path))
+    own = AutoTokenizer.from_pretrained(tmp_path)
+    capfd.readouterr()
+    model = load_model(tmp_path, device="cpu")
+    assert capfd.readouterr() == ("", "")
+    sequence = MemorizedSequence.from_text(model, *TEXTS)
+    parts = model.tokenizer.decode(sequence.prefix), model.tokenizer.decode(sequence.suffix)
+    assert parts == TEXTS
+    wanted, start = own([TEXTS[0] + TEXTS[1], TEXTS[0]], add_special_tokens=False)["input_ids"]
+    assert sequence.tokens.tolist() == wanted
+    assert model.to_tokens(TEXTS[0])[0].tolist() == start  # without BOS
+
+
+# Refusals
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (NEOX, {"attention_bias": False}, "must be a model that TransformerLens adapts"),
+        ("Mixtral", {}, "must have neurons in every layer"),
+    ],
+)
+def test_load_model_refuses_what_it_can_not_load_right(tmp_path, name, changes, message):
+    save(config_of(name, **changes), tmp_path)
+    with pytest.raises(ValueError, match=message):
+        load_model(tmp_path, device="cpu")
+
+
+@ONLY_HOOKED
+def test_load_model_refuses_other_logits(saved, monkeypatch):
+    from tl_localize.model import loading as models
+
+    shapes = models._shapes
+    monkeypatch.setattr(models, "_shapes", lambda c: shapes(c) | {"act_fn": "relu"})
+    with pytest.raises(ValueError, match=r"whose logits TransformerLens reproduces, got .*off by"):
+        load_model(saved, device="cpu")
+
+
+def precision():
+    """What both settings of torch say."""
+    new = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    try:
+        return torch.get_float32_matmul_precision(), new
+    except RuntimeError:
+        return "only the new one was set", new
+
+
+@pytest.mark.parametrize(("old", "new"), [("medium", None), ("highest", "tf32")])
+def test_logits_are_checked_at_full_precision(saved, old, new):
+    """Where TF32 is allowed its rounding would refuse every model on a GPU."""
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
+    inside = set()
+    hook = register_module_forward_pre_hook(lambda *_: inside.add(precision()))
+    matmul = torch.backends.cuda.matmul
+    try:
+        torch.set_float32_matmul_precision(old)
+        if new is not None and hasattr(matmul, "fp32_precision"):
+            matmul.fp32_precision = new
+        before = precision()
+        load_model(saved, device="cpu")
+        assert inside and inside <= {("highest", None), ("highest", "ieee")}
+        assert precision() == before
+    finally:
+        hook.remove()
+        torch.set_float32_matmul_precision("highest")
+
+
+DEEP = "[" * 100_000
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+DAMAGE = [  # what a file is replaced by; numbers: so many bytes are left
+    (CONFIG, None),
+    (CONFIG, "{"),
+    (CONFIG, "{}"),
+    (CONFIG, DEEP),
+    (CONFIG, '{"model_type": "no-such-model"}'),
+    (CONFIG, {"n_embd": -1}),
+    (CONFIG, {"n_head": 0}),
+    (CONFIG, {"n_inner": 96}),
+    (CONFIG, {"n_layer": 1}),
+    (CONFIG, {"activation_function": "no-such"}),
+    (TOKENIZER, DEEP),
+    (TOKENIZER, '{"model": null}'),
+    ("tokenizer_config.json", "[]"),
+    ("generation_config.json", DEEP),
+    (INDEX, '{"weight_map": null}'),
+    (INDEX, DEEP),
+    (WEIGHTS, None),
+    (WEIGHTS, 0),
+    (WEIGHTS, 1000),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), DAMAGE)
+def test_damage_is_named_with_its_place(folder, name, content):
+    file = folder / name
+    if isinstance(content, dict):
+        content = json.dumps(json.loads(file.read_text()) | content)
+    elif isinstance(content, int):
+        content = file.read_bytes()[:content].decode("latin-1")
+    if name == INDEX:
+        (folder / WEIGHTS).rename(folder / "model-00001-of-00001.safetensors")
+    file.unlink(missing_ok=True)
+    if content is not None:
+        file.write_text(content, encoding="latin-1")
+    with pytest.raises(ValueError, match="name_or_path must") as caught:
+        load_model(folder, device="cpu")
+    assert str(folder) in str(caught.value)
+    assert len(str(caught.value)) < 600 + len(str(folder))
+
+
+def test_load_model_refuses_missing_weights(folder):
+    weights = load_file(folder / WEIGHTS)
+    removed = "transformer.h.1.mlp.c_fc.weight"
+    del weights[removed]
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"must hold the weights of its config .*{removed}"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "buffer"),
+    [
+        ("gpt2 untied", "transformer.h.{}.attn.bias"),
+        ("gpt2 untied", "transformer.h.{}.attn.masked_bias"),
+        ("neox", "gpt_neox.layers.{}.attention.bias"),
+        ("neox", "gpt_neox.layers.{}.attention.rotary_emb.inv_freq"),
+        ("llama without groups", "model.layers.{}.self_attn.rotary_emb.inv_freq"),
+    ],
+)
+def test_load_model_takes_files_that_hold_buffers(tmp_path, family, buffer):
+    name, changes = FAMILIES[family]
+    hf = save(config_of(name, **changes), tmp_path)
+    buffers = {buffer.format(i): torch.ones(2) for i in range(2)}
+    weights = load_file(tmp_path / WEIGHTS) | buffers
+    save_file(weights, tmp_path / WEIGHTS, metadata={"format": "pt"})
+    same_logits(load_model(tmp_path, device="cpu"), hf)
+
+
+def test_of_a_whole_file_beside_an_index_the_whole_is_loaded(tmp_path):
+    hf = save(config_of("Llama"), tmp_path)
+    hf.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert (tmp_path / INDEX).is_file()
+    hf.save_pretrained(tmp_path / "whole")
+    whole = (tmp_path / "whole" / WEIGHTS).rename(tmp_path / WEIGHTS)
+    for part in tmp_path.glob("model-0*.safetensors"):
+        part.unlink()
+    same_logits(load_model(tmp_path, device="cpu"), hf)
+    whole.write_bytes(whole.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="with safetensors weights"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("gpt3-smal", "gpt2-small"),
+        ("reference-gpt", "reference-gpt2"),
+        ("pythia-70M-dedup", "pythia-70m-deduped"),
+        ("no/such/folder", ""),
+    ],
+)
+def test_load_model_refuses_an_unknown_name_and_offers_near_ones(name, near):
+    with pytest.raises(ValueError, match=f"name_or_path must .* got '{name}'.*{near}"):
+        load_model(name)
+
+
+@pytest.mark.parametrize("device", ["gpu", "meta", "cuda:77"])
+def test_a_device_that_is_not_there_is_refused_before_weights_are_read(tmp_path, device):
+    with pytest.raises(ValueError, match=f"device must be there, got '{device}'"):
+        load_model(tmp_path, device=device)
+
+
+@pytest.mark.parametrize(("there", "wanted"), [(True, "cuda"), (False, "cpu")])
+def test_device_is_cuda_when_there_is_one(monkeypatch, there, wanted):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    assert check_device(None).type == wanted
+
+
+def test_load_model_needs_transformer_lens_only_when_it_loads():
+    assert "transformer_lens" not in vars(sys.modules["tl_localize.model.loading"])
+
+
+# GGUF files
+
+
+GGUF_NAMES = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    **{f"self_attn.{one}_proj": f"attn_{one}" for one in "qkv"},
+    "self_attn.o_proj": "attn_output",
+}
+
+
+def rotated(weight, n_heads):
+    """Rows of queries or keys in the order of llama.cpp's rotation."""
+    halves = weight.reshape(n_heads, 2, len(weight) // n_heads // 2, -1)
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(path, model):
+    """A tiny Llama as llama.cpp writes it, in float32."""
+    gguf = pytest.importorskip("gguf")
+    c, weights = (
+        model.config,
+        {name: value.float().numpy() for name, value in model.state_dict().items()},
+    )
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(c.max_position_embeddings)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_block_count(c.num_hidden_layers)
+    writer.add_feed_forward_length(c.intermediate_size)
+    writer.add_head_count(c.num_attention_heads)
+    writer.add_head_count_kv(c.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(c.hidden_size // c.num_attention_heads)
+    writer.add_vocab_size(c.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([*(chr(ord("a") + i) for i in range(c.vocab_size - 1)), "ab"])
+    writer.add_token_types([1] * c.vocab_size)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+
+    writer.add_tensor("token_embd.weight", weights["model.embed_tokens.weight"])
+    writer.add_tensor("output_norm.weight", weights["model.norm.weight"])
+    writer.add_tensor("output.weight", weights["lm_head.weight"])
+    for layer in range(c.num_hidden_layers):
+        for ours, theirs in GGUF_NAMES.items():
+            weight = weights[f"model.layers.{layer}.{ours}.weight"]
+            heads = {"attn_q": c.num_attention_heads, "attn_k": c.num_key_value_heads}.get(theirs)
+            writer.add_tensor(
+                f"blk.{layer}.{theirs}.weight", rotated(weight, heads) if heads else weight
+            )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("bridge", [False, True], ids=["hooked", "bridge"])
+def test_gguf_gives_the_logits_of_transformers(tmp_path, bridge):
+    hf = save(config_of("Llama"), tmp_path / "hf")
+    write_gguf(tmp_path / "tiny.gguf", hf)
+    model = load_model(tmp_path / "tiny.gguf", "cpu", bridge=bridge)
+    same_logits(model, hf)
+    assert model.cfg.model_name == "tiny" and model.tokenizer is not None
+
+
+def test_gguf_that_can_not_be_read_is_refused(tmp_path):
+    (tmp_path / "a.gguf").write_bytes(b"no model")
+    for name in ("a.gguf", "b.gguf"):
+        with pytest.raises(ValueError, match=name):
+            load_model(tmp_path / name)

@@ -1,0 +1,1 @@
+"""DEL: neurons are ablated, and what is forgotten is measured."""

@@ -1,0 +1,189 @@
+"""What DEL measured: one row per target, method and ratio, and the tables that are made of them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tl_localize.evals.shared import Measured, count_missing, means_of, recorded, settings_of
+from tl_localize.execution.store import Cache
+from tl_localize.stats import at_cost, compare_with_reference, with_error
+
+METRICS: dict[str, tuple[str, int, int]] = {  # column: title, factor, decimals
+    "delta_self_accuracy": ("Δ Self-Acc (points)", 100, 1),
+    "delta_self_levenshtein": ("Δ Self-Dist (characters)", 1, 1),
+    "delta_neg_accuracy": ("Δ Neg-Acc (points)", 100, 1),
+    "delta_neg_levenshtein": ("Δ Neg-Dist (characters)", 1, 1),
+    "delta_perplexity": ("Δ Rand-PPL", 1, 2),
+    "delta_perplexity_base2": ("Δ Rand-PPL (2 ** nats)", 1, 2),
+}
+PRICES = (0.5, 1.0, 3.0, 5.0)  # points of Neg at which methods are compared
+Matrices = dict[tuple[str, float], pd.DataFrame]  # by method and ratio, [ablated measured]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DelResults(Measured):
+    """What DEL measured. A delta is after minus before; accuracies are fractions, distances
+    characters, perplexities exp of nats.
+
+    Args:
+        frame: One row per target x method x ratio: model, sequence_id, category, method, ratio,
+            ablation, n_neurons, delta_self_accuracy, delta_self_levenshtein, delta_neg_accuracy,
+            delta_neg_levenshtein (means over the other test sequences, nan where there is none),
+            delta_perplexity, delta_perplexity_base2 (2 ** nats, as published), and what they were
+            before.
+        settings: What it was measured with.
+        missing: What a run was asked for and has not got, one row per sequence x method x ratio:
+            ratio, sequence_id, method, reason.
+        before: One row per test sequence: model, sequence_id, category, prefix and suffix (text),
+            accuracy, levenshtein, length (characters of the suffix), perplexity, perplexity_base2
+            (of the general text: one number for all).
+        confusion: (method, ratio) -> change of accuracy, [ablated measured].
+
+    >>> DelBenchmark(model, few, text, ratios=(0.005,), n_dev=1).run([Activations()])
+    DelResults(2 sequences x 2 methods)
+    """
+
+    caption = "after minus before"
+    kind = "del"
+    before: pd.DataFrame = field(default_factory=pd.DataFrame)
+    confusion: Matrices = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, cache: Cache) -> "DelResults":
+        """Everything that the plans of a folder, or of a run in memory, have so far."""
+        before, effects = measured(cache, cls.kind)
+        missing = pd.DataFrame(recorded(cache, cls.kind)[1]).rename(columns={"name": "sequence_id"})
+        confusion: Matrices = {}
+        groups: Any = effects.groupby(["method", "ratio"], sort=False) if len(effects) else ()
+        for key, part in groups:
+            ablated = pd.Index(before["sequence_id"][part["target"]], name="ablated")
+            others = pd.Index(before["sequence_id"], name="measured")
+            confusion[key] = pd.DataFrame(part["accuracy"].tolist(), ablated, others)
+        return cls(frame_of(effects, before), settings_of(cache), missing, before, confusion)
+
+    def summary(self) -> pd.DataFrame:
+        """The numbers of ``table``: model, ablation, method, ratio, metric, mean, standard_error
+        and n, the number of targets. Accuracies are fractions.
+        """
+        keys = ["model", "ablation", "method", "ratio"]
+        return means_of(self.frame, keys, list(METRICS))
+
+    def at_price(self) -> pd.DataFrame:
+        """Self (points) where the others lose 0.5, 1, 3 and 5 points (Neg), on the curve of each
+        method: what it buys at a price. A fixed ratio compares what methods erase at different
+        prices.
+
+        The curve begins with nothing ablated and is linear between the ratios; ``-`` where it ends
+        at a lower price, and the last column says where it ends. Errors are jackknife errors over
+        targets; there is none where the curve needs each target to get so far.
+
+        Returns:
+            Text, one row per method.
+        """
+        rows: dict[str, dict[str, str]] = {}
+        for method, points in self.points().items():
+            own, neg = points["self"].to_numpy(), points["neg"].to_numpy()
+            row = {f"Self at Neg = -{price:g}": at_cost(price, -neg, own) for price in PRICES}
+            ends = f"{with_error(own[:, -1])} / {with_error(neg[:, -1])}"
+            row["the curve ends at"] = f"{ends} ({100 * points['self'].columns[-1]:g} %)"
+            rows[method] = row | {"targets": f"{len(points)}"}
+        return pd.DataFrame(rows).T
+
+    def points(self) -> dict[str, pd.DataFrame]:
+        """Of each method Self and Neg in points, [target (self or neg, ratio)], of the targets that
+        have all ratios; their means are its curve.
+        """
+        names = {"delta_self_accuracy": "self", "delta_neg_accuracy": "neg"}
+        found: dict[str, pd.DataFrame] = {}
+        for method, part in self.frame.rename(columns=names).groupby("method", sort=False):
+            wide = part.pivot(index="sequence_id", columns="ratio", values=["self", "neg"]).dropna()
+            if len(wide):
+                found[str(method)] = 100 * wide
+        return found
+
+    def table(self) -> pd.DataFrame:
+        """The paper's DEL table as text: a block for each ratio, a row for each method, mean ±
+        standard error over targets.
+
+        Accuracies are in percentage points. Self should fall (distance: rise), the others should
+        stay.
+        """
+        blocks: dict[str, pd.DataFrame] = {}
+        groups: Any = self.frame.groupby(["ablation", "ratio"], sort=False)
+        for (ablation, ratio), block in groups:
+            rows: dict[str, dict[str, str]] = {}
+            for method, part in block.groupby("method", sort=False):
+                row = {
+                    title: with_error(factor * part[column], decimals)
+                    for column, (title, factor, decimals) in METRICS.items()
+                }
+                rows[str(method)] = row | {"targets": f"{len(part)}"}
+            table = pd.DataFrame(rows).T
+            name = f"{100 * ratio:g} % of each layer, {block['sequence_id'].nunique()} sequences"
+            if len(self.missing):
+                name += count_missing(table, self.missing[self.missing["ratio"] == ratio])
+            blocks[name if ablation == "zero" else f"{ablation}, {name}"] = table
+        return pd.concat(blocks)
+
+    def before_table(self) -> pd.DataFrame:
+        """How well the model memorizes the test sequences, as text: the paper's table of accuracy,
+        distance, perplexity and length.
+        """
+        before = self.before
+        row = {
+            "Acc (%)": with_error(100 * before["accuracy"], 1),
+            "Dist (characters)": with_error(before["levenshtein"], 2),
+            "PPL": f"{before['perplexity'][0]:.2f}",
+            "PPL (2 ** nats)": f"{before['perplexity_base2'][0]:.2f}",
+            "Len (characters)": f"{before['length'].mean():.0f}",
+            "Sequences": f"{len(before)}",
+        }
+        return pd.DataFrame({before["model"][0]: row}).T
+
+    def tests(self, reference: str = "integrated_gradients") -> pd.DataFrame:
+        """One-tailed paired t-tests: does a method lower Self accuracy more than the reference?
+        Bonferroni over models and ratios.
+        """
+        return compare_with_reference(
+            self.frame,
+            reference,
+            "delta_self_accuracy",
+            ["model", "ablation", "ratio"],
+            larger_is_better=False,
+        )
+
+
+def measured(cache: Cache, kind: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """What the tasks of a kind have measured so far: the sequences before, and a row for each
+    effect.
+    """
+    before = pd.DataFrame()
+    effects: list[dict[str, Any]] = []
+    for _, value in recorded(cache, "baseline")[0]:
+        before = pd.DataFrame(value["frame"])
+    for task, value in recorded(cache, kind)[0]:
+        about = {"method": task.label, "ratio": task.ratio, "ablation": value["ablation"]}
+        effects += [{**about, **effect} for effect in value["effects"]]
+    return before, pd.DataFrame(effects if len(before) else [])
+
+
+def frame_of(effects: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame:
+    """Of each effect the target (self), and the mean over the other sequences (neg)."""
+    if not len(effects):
+        return effects
+    targets = before.loc[effects["target"]].reset_index(drop=True)
+    frame = targets[["model", "sequence_id", "category"]].join(
+        effects[["method", "ratio", "ablation", "n_neurons"]]
+    )
+    own = np.arange(len(before)) == effects[["target"]].to_numpy()  # [effect sequence]
+    for name in ("accuracy", "levenshtein"):
+        changes = pd.DataFrame(effects[name].tolist())
+        was = pd.DataFrame([before[name].tolist()] * len(effects))
+        for column, values in ((f"delta_%s_{name}", changes), (f"%s_{name}_before", was)):
+            frame[column % "self"] = values.where(own).sum(axis=1)
+            frame[column % "neg"] = values.mask(own).mean(axis=1)
+    for name in ("perplexity", "perplexity_base2"):
+        frame[f"delta_{name}"], frame[f"{name}_before"] = effects[name], targets[name]
+    return frame

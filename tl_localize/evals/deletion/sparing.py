@@ -1,0 +1,82 @@
+"""Shares of a layer that are chosen by what is lost: how many neurons can be ablated before other
+text suffers?
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from tl_localize.checks import Real, check_between
+from tl_localize.evals.deletion.benchmark import DelBenchmark
+from tl_localize.evals.deletion.results import DelResults
+from tl_localize.execution.store import Cache
+from tl_localize.methods import Localizer, RandomBaseline
+from tl_localize.metrics import perplexity
+from tl_localize.model.neurons import LanguageModel, NeuronView
+from tl_localize.scores import NeuronScores, NeuronSet
+
+BROKEN = 2.0  # of a model whose perplexity of general text grows to so many times what it was
+
+
+def counts(n_units: int) -> list[int]:
+    """1, 2, 4, ... units of a layer."""
+    return [2**power for power in range(n_units.bit_length())]
+
+
+def largest_set(
+    model: LanguageModel, scores: NeuronScores, text: torch.Tensor, spare: Real, first_layer: int
+) -> NeuronSet:
+    """The best 1, 2, 4, ... units of each layer: as many as raise the perplexity of general text by
+    at most ``spare`` percent, and at least one.
+
+    >>> len(largest_set(model, Activations()(model, sequence), text, spare=5, first_layer=1)) >= 5
+    True
+    """
+    check_between(0, 1e6, spare=spare)
+    bound = (1 + spare / 100) * perplexity(model, text)
+    best = scores.top_k(count=1, first_layer=first_layer)
+    for count in counts(scores.values.shape[1]):
+        chosen = scores.top_k(count=count, first_layer=first_layer)
+        with chosen.dropped_out(model):
+            if perplexity(model, text) > bound:
+                break
+        best = chosen
+    return best
+
+
+def sparing_runs(
+    benchmark: DelBenchmark, methods: Sequence[Localizer], cache: Cache, spare: Real
+) -> Iterator[tuple[DelBenchmark, list[Localizer]]]:
+    """DEL at 1, 2, 4, ... units of each layer, to be run one after the other with this cache. A
+    method goes on while the other sequences lose at most ``spare`` points of accuracy (Neg).
+
+    >>> benchmark = DelBenchmark(model, few, text, ratios=(0.5,), n_dev=1)
+    >>> runs = sparing_runs(benchmark, [Activations()], Cache(), spare=1)
+    >>> next(runs)[0].ratios == (1 / model.cfg.d_mlp,)
+    True
+    """
+    check_between(0, 100, spare=spare)
+    left = [method for method in methods if method.name != RandomBaseline.name]
+    n_units = NeuronView(benchmark.model, benchmark.units).n_neurons
+    for count in counts(n_units):
+        if not left:
+            return
+        ratio = count / n_units
+        yield replace(benchmark, ratios=(ratio,)), left
+        frame = DelResults.of(cache).frame
+        lost = frame[frame["ratio"] == ratio].groupby("method")["delta_neg_accuracy"].mean()
+        left = [method for method in left if 100 * lost.get(method.name, -1) >= -spare]
+
+
+def general_text(results: DelResults) -> str:
+    """What happened to the perplexity of general text, and which methods broke the model."""
+    frame = results.frame
+    rises = 1 + frame["delta_perplexity"] / frame["perplexity_before"]
+    means = rises.groupby([frame["method"], frame["ratio"]], sort=False).mean()
+    text = f"Perplexity of general text: at most {means.max():.3g} times what it was."
+    first = means[means >= BROKEN].reset_index().groupby("method", sort=False)["ratio"].min()
+    if len(first):
+        named = ", ".join(f"{method} from {100 * ratio:.2g} %" for method, ratio in first.items())
+        text += f" The model is broken rather than the text forgotten by {named}."
+    return text

@@ -1,0 +1,1 @@
+"""INJ: rows that were trained on purpose are looked for."""

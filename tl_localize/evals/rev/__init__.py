@@ -1,0 +1,1 @@
+"""REV: units are put back to what they were before training."""

@@ -1,0 +1,267 @@
+"""What a run has where the user says nothing, and how names become methods, data and benchmarks. No
+printing.
+
+The command line and ``pytest benchmarks`` both take their settings from here, so that a committed
+table is the output of one command.
+"""
+
+import ast
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Integer
+from torch import Tensor
+
+from tl_localize.checks import check_choice
+from tl_localize.collect import Collection
+from tl_localize.evals.deletion.benchmark import DelBenchmark
+from tl_localize.evals.inj.benchmark import InjBenchmark
+from tl_localize.execution.tasks import Json
+from tl_localize.methods import METHODS, IterativeAttribution, Localizer, RandomBaseline
+from tl_localize.model.loading import is_reference
+from tl_localize.model.neurons import LanguageModel
+from tl_localize.sequences import MemorizedSequence
+from tl_localize.texts.readers import Data, read_tokens
+from tl_localize.texts.reference import DATA, N_DEV, held_out_tokens
+from tl_localize.units import NEURONS, Units
+
+# the authors' settings, and the grids they searched
+PAPER = json.loads((DATA / "paper_settings.json").read_text(encoding="utf-8"))
+Settings = Mapping[str, Mapping[str, Any]]  # by method name
+
+# of Zero-Out where a result is wanted soon: the share of the neurons with an exact score
+SCREEN = 0.05
+INJ_SENTENCES = 5  # of the committed table of each reference model, and of the default run
+# of the default run on a reference model; the committed tables have "25,zero_out=6"
+DEL_TARGETS = 8
+# of a reference model, dev ones included: the others are what must not be forgotten
+DEL_SEQUENCES = 105
+DEL_GENERAL = 48  # rows of general text of a reference model
+FIRST_LAYER = DelBenchmark.first_layer  # layer 0 is spared, and learned masks leave it open
+# shares of a layer's heads: that DEL ablates, and that Iterative Attribution takes at most
+HEAD_RATIOS, HEADS_SHARE = (0.17, 0.34), 0.5
+REV_HEAD_RATIOS = (0.17, 0.34, 0.5, 0.67)  # that REV puts back
+SPARE = 1.0  # points of accuracy that other sequences may lose
+GENERAL = "general.safetensors"  # in a collection's folder: text for the perplexity
+
+
+def paper_model(name: str) -> str:
+    """A model's name, or its directory's, as the published tables spell it; other names as they
+    are.
+    """
+    short = Path(name).absolute().name.lower().removesuffix("-v0")
+    return {"gpt2-small": "gpt2"}.get(short, short)
+
+
+def paper_settings(
+    model: str, benchmark: Literal["inj", "del"], ratio: float = 0.01
+) -> dict[str, Json]:
+    """The authors' hyperparameters of Slimming and Hard Concrete, by method name; empty for a model
+    that they did not use.
+
+    At an injection ratio that the paper does not have, they are those of the nearest one.
+
+    Source: Chang et al. (2024), arXiv:2311.09060, and the authors' code
+    (github.com/terarachang/MemPi).
+    """
+    settings: Json = PAPER[benchmark].get(paper_model(model), {})
+    if benchmark == "inj":
+        return settings.get("0.001" if ratio < 0.003 else "0.01", {})
+    return settings
+
+
+def settings_source(model: str, benchmark: Literal["inj", "del"]) -> str:
+    """Where the settings of learned masks come from, as text: the paper or our defaults."""
+    if paper_settings(model, benchmark):
+        return f"Settings of learned masks: the paper's for {paper_model(model)}."
+    return f"Default settings: the paper gives none for {Path(model).absolute().name}."
+
+
+def make_method(name: str, settings: Mapping[str, Any], units: Units = NEURONS) -> Localizer:
+    """A method by name; ValueError where the name or a setting is unknown, with the nearest one.
+
+    >>> make_method("slimming", {"steps": 60}).steps
+    60
+    """
+    check_choice("methods", name, METHODS)
+    for setting in settings:
+        check_choice(f"settings of {name}", setting, settings_of(name))
+    try:
+        return METHODS[name](**settings, units=units)
+    except TypeError as error:
+        raise ValueError(
+            f"settings of {name} must be values that it takes, got {settings} ({error})."
+        ) from error
+
+
+def settings_of(name: str) -> Json:
+    """The settings of a method with their defaults; the units have an option of their own."""
+    return {f.name: f.default for f in dataclasses.fields(METHODS[name]) if f.name != "units"}
+
+
+def make_methods(
+    names: str, settings: Sequence[str] = (), *defaults: Settings, units: Units = NEURONS
+) -> list[Localizer]:
+    """Methods by name, with settings such as ``hard_concrete.steps=200`` over the given defaults,
+    of which the last ones count most.
+
+    Args:
+        names: Comma-separated, or ``all``.
+
+    >>> make_methods("slimming", ["slimming.steps=60"], {"slimming": {"steps": 5}})[0].steps
+    60
+    """
+    wanted = list(METHODS)
+    if names != "all":
+        wanted = [name.strip() for name in names.split(",") if name.strip()]
+    values: dict[str, Json] = {name: {} for name in wanted}
+    for name in wanted:
+        for source in defaults:
+            values[name].update(source.get(name, {}))
+    for setting in settings:
+        match = re.fullmatch(r"(\w+)\.(\w+)=(.*)", setting)
+        if not match or match[1] not in values:
+            raise ValueError(
+                f"--set must read METHOD.SETTING=VALUE, of one of {', '.join(wanted)}, got "
+                f"{setting!r}. For example hard_concrete.steps=200."
+            )
+        name, field, text = match.groups()
+        try:
+            values[name][field] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            values[name][field] = text
+    return [make_method(name, values[name], units) for name in wanted]
+
+
+def sparing(first_layer: int) -> Settings:
+    """Settings of the methods that choose neurons together: they leave the layers below out while
+    they choose, not only afterwards.
+    """
+    return {
+        name: {"first_layer": first_layer}
+        for name, method in METHODS.items()
+        if hasattr(method, "first_layer")
+    }
+
+
+def of_units(units: Units, of_neurons: Settings) -> Settings:
+    """The paper's settings, which are of neurons. Of heads, of which there are few, Iterative
+    Attribution ablates up to half of a layer.
+    """
+    return of_neurons if units == NEURONS else {IterativeAttribution.name: {"share": HEADS_SHARE}}
+
+
+def del_methods(
+    names: str,
+    settings: Sequence[str] = (),
+    model: str = "",
+    tuned: Settings | None = None,
+    seed: int = 0,
+    units: Units = NEURONS,
+) -> list[Localizer]:
+    """``make_methods`` for DEL: layer 0 is spared, and learned masks have the paper's settings for
+    its models, then the tuned ones.
+    """
+    defaults = [
+        of_units(units, paper_settings(model, "del")),
+        tuned or {},
+        sparing(FIRST_LAYER),
+        {RandomBaseline.name: {"seed": seed}},
+    ]
+    return make_methods(names, settings, *defaults, units=units)
+
+
+def inj_ratios(model: str, units: Units = NEURONS) -> list[float]:
+    """The paper's two shares of the rows of W_out; 3 % for the reference models, into which
+    sentences can be injected at that ratio.
+
+    Of heads about a sixth of all of them, with all their rows of W_O: on average one of the six
+    heads of a layer of the reference models.
+    """
+    if units != NEURONS:
+        return [HEAD_RATIOS[0]]
+    return [0.03] if is_reference(model) else [0.01, 0.001]
+
+
+def inj_runs(
+    model: LanguageModel,
+    name: str,
+    sequences: Sequence[MemorizedSequence],
+    methods: str,
+    settings: Sequence[str] = (),
+    tuned: Settings | None = None,
+    ratios: Sequence[float] | None = None,
+    units: Units = NEURONS,
+    **options: Any,
+) -> list[tuple[InjBenchmark, list[Localizer]]]:
+    """INJ at each ratio, with its methods, whose settings may depend on the ratio: the paper's,
+    then ``tuned``, then ``settings``.
+    """
+    runs: list[tuple[InjBenchmark, list[Localizer]]] = []
+    for ratio in ratios or inj_ratios(name, units):
+        paper = of_units(units, paper_settings(name, "inj", ratio))
+        # the rows of INJ lie in all layers
+        defaults = (sparing(0), paper, tuned or {})
+        chosen = make_methods(methods, settings, *defaults, units=units)
+        benchmark = InjBenchmark(model, sequences, ratio=ratio, units=units, **options)
+        runs.append((benchmark, chosen))
+    return runs
+
+
+def del_ratios(model: str, units: Units = NEURONS) -> tuple[float, ...]:
+    """The paper's two shares of a layer; larger ones for the reference models, of which those are
+    too few neurons to forget anything.
+
+    Of heads about a sixth and a third of each layer: one and two of the six of the reference
+    models, two and four of twelve.
+    """
+    if units != NEURONS:
+        return HEAD_RATIOS
+    return (0.02, 0.1) if is_reference(model) else (0.001, 0.005)
+
+
+def spare_of(
+    model: str, spare: float | None, ratios: Sequence[float] | None, units: Units
+) -> float | None:
+    """How many points the other sequences may lose where shares of DEL are chosen by that; None
+    where they are given, or the paper's or our own for this model.
+    """
+    if ratios:
+        return None
+    settled = is_reference(model) or paper_settings(model, "del") or units != NEURONS
+    return spare if settled or spare is not None else SPARE
+
+
+def del_data(
+    model: LanguageModel, data: Data, general: Path | None = None, n_dev: int = N_DEV
+) -> tuple[list[MemorizedSequence], int, Integer[Tensor, "sequence pos"]]:
+    """Sequences, how many of the first are dev ones, and general text: of a
+    collection or other data.
+    """
+    if data.path and (data.path / "sequences.jsonl").is_file():
+        text = read_tokens(general or data.path / GENERAL)
+        collection = Collection.load(data.path)
+        return collection.sequences, collection.n_dev, text
+    return list(data.sequences(model)), n_dev, general_text(model, general)
+
+
+def general_text(model: LanguageModel, path: Path | None) -> Integer[Tensor, "sequence pos"]:
+    """Of a file of token ids, by default Python's docstrings."""
+    if path:
+        return read_tokens(path)
+    return held_out_tokens(model)[:DEL_GENERAL]
+
+
+def drawn_first(
+    sequences: Sequence[MemorizedSequence], n_dev: int, seed: int = 0
+) -> list[MemorizedSequence]:
+    """The test sequences in random order, so that the first of them are a fair sample; the dev ones
+    stay first.
+    """
+    order = np.random.default_rng(seed).permutation(np.arange(n_dev, len(sequences)))
+    return [*sequences[:n_dev], *(sequences[i] for i in order)]

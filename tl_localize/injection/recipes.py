@@ -1,0 +1,301 @@
+"""Texts that training may write into any row of W_out, or into any weight; and units whose weights
+are exchanged between the model before and the model after.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Integer
+from torch import Tensor
+
+from tl_localize.checks import check_choice, check_count, check_positive, check_seed
+from tl_localize.files import Saved
+from tl_localize.injection.injected import put, replacing
+from tl_localize.injection.training import check_finite
+from tl_localize.metrics import batch_loss
+from tl_localize.model.changes import Undo, Use
+from tl_localize.model.memory import Report
+from tl_localize.model.neurons import LanguageModel, NeuronView, model_name
+from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
+from tl_localize.units import NEURONS, Units
+
+Weights = Mapping[str, Tensor]  # by name of the parameter
+UnitWeights = list[list[Tensor]]  # of each layer, what belongs to its units, [unit ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How texts are trained into a model.
+
+    Args:
+        optimizer: ``"adam"``, or ``"sgd"`` with momentum 0.9.
+        weights: ``"rows"``, all rows of W_out (of W_O for heads), or ``"all"``, all weights.
+        general: rows of general text beside one sentence in each step, the sentences in turn; with
+            0 all sentences are in each step and nothing else is.
+        max_steps: of the optimizer.
+        stop_loss: training stops before an update when each sentence's loss is below it, nats per
+            token.
+
+    Raises:
+        ValueError: an unknown name, or a number out of range.
+
+    >>> RECIPES["sgd"].learning_rate
+    0.03
+    """
+
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = 0.0003
+    weights: Literal["rows", "all"] = "rows"
+    general: int = 0
+    max_steps: int = 1000
+    stop_loss: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_choice("optimizer", self.optimizer, ("adam", "sgd"))
+        check_choice("weights", self.weights, ("rows", "all"))
+        check_positive(learning_rate=self.learning_rate, stop_loss=self.stop_loss)
+        check_count(max_steps=self.max_steps)
+        check_count(0, general=self.general)
+
+
+RECIPES = {
+    "adam": Recipe(),
+    "sgd": Recipe(optimizer="sgd", learning_rate=0.03, max_steps=3000),
+    "all": Recipe(weights="all"),
+    "mixed": Recipe(general=31, max_steps=8000),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Learned(Saved):
+    """The weights of a model after it has learned some texts.
+
+    Args:
+        weights: those that were trained, by name of the parameter, on the CPU.
+        losses: [step sequence] nats per token before each update; the last belong to ``weights``.
+        converged: whether each last loss is below the stop loss.
+
+    >>> Learned({}, torch.tensor([[0.04]]), True).converged
+    True
+    """
+
+    weights: Weights
+    losses: Float[Tensor, "step sequence"]
+    converged: bool
+
+
+@torch.inference_mode(False)  # whatever mode the caller is in
+@torch.enable_grad()
+def learn(
+    model: LanguageModel,
+    sequences: Sequence[MemorizedSequence],
+    recipe: Recipe | None = None,
+    *,
+    general_tokens: Integer[Tensor, "sequence pos"] | None = None,
+    seed: int = 0,
+    units: Units = NEURONS,
+    progress: Report | None = None,
+) -> Learned:
+    """Train sentences into a model that may use all of its rows, until it recites each of them.
+
+    The loss is the mean over sentences of the loss of all tokens but the first; with general text,
+    the mean over the rows of a step. The model is not changed.
+
+    Args:
+        general_tokens: [sequence pos] rows that are drawn beside the sentences, where the recipe
+            says so; each is cut to the length of its sentence.
+        seed: of the rows that are drawn.
+        progress: called after each step with the fraction of the steps done.
+
+    Raises:
+        ValueError: a sentence does not fit the model, the model is not in float32, a loss is not
+            finite, or the recipe needs general text and there is none.
+
+    >>> learned = learn(model, few[:2], Recipe(max_steps=2))  # they are known already
+    >>> learned.converged, len(learned.weights)
+    (True, 6)
+    """
+    recipe, report = recipe or Recipe(), progress or (lambda fraction: None)
+    sequences = [one.whole for one in check_sequences(model, sequences)]
+    if recipe.general and general_tokens is None:
+        raise ValueError("general_tokens must be given where a recipe mixes them in, got None.")
+    check_seed(seed)
+    view = NeuronView(model, units)
+    trained = trained_parameters(view, recipe.weights)
+    parameters, rate = list(trained.values()), recipe.learning_rate
+    batch = SequenceBatch.of(sequences, view.device)
+    generator = torch.Generator().manual_seed(seed)
+    history: list[Tensor] = []
+    converged = False
+    with view.lean(), in_training(model, parameters):
+        optimizer = torch.optim.Adam(parameters, lr=rate)
+        if recipe.optimizer == "sgd":
+            optimizer = torch.optim.SGD(parameters, lr=rate, momentum=0.9)
+        for step in range(recipe.max_steps):
+            with torch.set_grad_enabled(not recipe.general):
+                losses = batch_loss(model, batch)
+            history.append(losses.detach().cpu())
+            for loss, sequence in zip(history[-1].tolist(), sequences, strict=True):
+                check_finite(loss, step, sequence)
+            converged = bool((history[-1] < recipe.stop_loss).all())
+            report(1.0 if converged else (step + 1) / recipe.max_steps)
+            if converged or step == recipe.max_steps - 1:
+                break
+            if recipe.general and general_tokens is not None:
+                one = sequences[step % len(sequences)]
+                losses = _mixed_losses(model, one, general_tokens, recipe.general, generator)
+            optimizer.zero_grad()
+            losses.mean().backward()
+            optimizer.step()
+        weights = {name: one.detach().cpu().clone() for name, one in trained.items()}
+    return Learned(weights, torch.stack(history), converged)
+
+
+def _mixed_losses(
+    model: LanguageModel,
+    sequence: MemorizedSequence,
+    general_tokens: Tensor,
+    n_rows: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """Losses of a sentence and of random rows of general text, [row] nats per token."""
+    length = min(len(sequence), general_tokens.shape[1])
+    drawn = torch.randint(len(general_tokens), (n_rows,), generator=generator)
+    rows = [MemorizedSequence(general_tokens[i, :length].long(), 1) for i in drawn.tolist()]
+    batch = SequenceBatch.of([sequence, *rows], next(iter(model.parameters())).device)
+    return batch_loss(model, batch)
+
+
+def trained_parameters(view: NeuronView, weights: Literal["rows", "all"]) -> dict[str, Any]:
+    """The parameters that a recipe trains, by name; ValueError where they are not in float32."""
+    found = dict(view.model.named_parameters())
+    if weights == "rows":
+        rows = [view.flat_rows(layer) for layer in range(view.n_layers)]
+        memory = {one.untyped_storage().data_ptr() for one in rows}
+        found = {k: one for k, one in found.items() if one.untyped_storage().data_ptr() in memory}
+    for one in found.values():
+        if one.dtype != torch.float32:
+            raise ValueError(
+                f"model must be in float32, got {one.dtype}. Load it with dtype=torch.float32."
+            )
+    return found
+
+
+def in_training(model: LanguageModel, parameters: list[Any]) -> Use[None]:
+    """Let an optimizer change parameters; afterwards they are bit for bit what they were."""
+
+    def changes() -> Iterator[Undo]:
+        for parameter in parameters:
+            yield partial(put, parameter, ..., parameter.detach().clone())
+            yield partial(setattr, parameter, "grad", parameter.grad)
+            parameter.grad = None
+            yield partial(parameter.requires_grad_, parameter.requires_grad)
+            parameter.requires_grad_(True)
+
+    return Use(model, changes())
+
+
+def assigned(model: LanguageModel, weights: Weights) -> Use[None]:
+    """Give parameters other values inside the ``with`` block; afterwards every weight is bit for
+    bit what it was.
+
+    >>> with assigned(model, {"blocks.5.mlp.W_out": torch.zeros(1536, 192)}):
+    ...     bool(model.blocks[5].mlp.W_out.any())
+    False
+    """
+
+    def changes() -> Iterator[Undo]:
+        parameters = dict(model.named_parameters())
+        for name, value in weights.items():
+            yield partial(put, parameters[name], ..., parameters[name].detach().clone())
+            put(parameters[name], ..., value)
+
+    return Use(model, changes())
+
+
+def unit_weights(view: NeuronView, layer: int) -> list[Tensor]:
+    """What belongs to the units of a layer, [unit ...], in the memory of the model: of a neuron its
+    row of W_out, its column of W_in (and of the gate) and its bias; of other units their rows.
+    """
+    rows = view.rows(layer).detach()
+    if view.units != NEURONS or view.d_mlp == view.model.cfg.d_model:
+        return [rows]
+    found = [rows]
+    for parameter in view.model.blocks[layer].mlp.parameters():
+        of_rows = parameter.untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
+        if view.d_mlp in parameter.shape and not of_rows:
+            found.append(parameter.detach().movedim(parameter.shape.index(view.d_mlp), 0))
+    return found
+
+
+def read_units(view: NeuronView, weights: Weights | None = None) -> UnitWeights:
+    """A copy of the weights of all units, of the model as it is or with other values of some
+    parameters.
+
+    >>> len(read_units(NeuronView(model)))  # layers
+    6
+    """
+    with assigned(view.model, weights or {}):
+        return [
+            [weight.clone() for weight in unit_weights(view, layer)]
+            for layer in range(view.n_layers)
+        ]
+
+
+def units_put(
+    view: NeuronView, chosen: Bool[Tensor, "layer neuron"], values: UnitWeights
+) -> Use[None]:
+    """Give the chosen units other weights inside the ``with`` block; afterwards every weight is bit
+    for bit what it was.
+
+    >>> view, neurons = NeuronView(model), Activations()(model, sequence).top_k(0.1)
+    >>> with units_put(view, neurons.mask, read_units(view)):  # their own: nothing changes
+    ...     bool(accuracy(model, [sequence]) > 0.9)
+    True
+    """
+
+    def changes() -> Iterator[Undo]:
+        for layer in chosen.any(1).nonzero().flatten().tolist():
+            index = chosen[layer].nonzero().flatten().to(view.device)
+            for weight, value in zip(unit_weights(view, layer), values[layer], strict=True):
+                yield from replacing(weight, index, value[index])
+
+    return Use(view.model, changes())
+
+
+def check_earlier(model: LanguageModel, before: LanguageModel) -> Weights:
+    """The weights of an earlier checkpoint of a model, those that differ; ValueError where it is
+    another model or has another tokenizer, or where nothing differs.
+    """
+    own, other = dict(model.named_parameters()), dict(before.named_parameters())
+    wrong = [
+        name
+        for name in own.keys() | other.keys()
+        if name not in own or name not in other or own[name].shape != other[name].shape
+    ]
+    if wrong:
+        raise ValueError(
+            f"before must be an earlier checkpoint of the model, got {model_name(before)!r}, whose "
+            f"{sorted(wrong)[0]!r} has another shape or is missing. Give a checkpoint of "
+            f"{model_name(model)!r}."
+        )
+    now, then = getattr(model, "tokenizer", None), getattr(before, "tokenizer", None)
+    if now and then and now.get_vocab() != then.get_vocab():
+        raise ValueError(
+            f"before must have the tokenizer of the model, got {model_name(before)!r} with another "
+            f"one. Give a checkpoint of {model_name(model)!r}."
+        )
+    weights = {
+        name: weight.detach()
+        for name, weight in other.items()
+        if not torch.equal(weight.detach().to(own[name]), own[name].detach())
+    }
+    if not weights:
+        raise ValueError(
+            f"before must differ from the model, got {model_name(before)!r} with the same weights. "
+            "Give an earlier checkpoint."
+        )
+    return weights

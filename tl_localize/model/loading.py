@@ -1,0 +1,358 @@
+"""Models: from a name or a directory to a HookedTransformer or a TransformerBridge with raw
+weights.
+"""
+
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from tl_localize.checks import nearest
+from tl_localize.files import reading
+from tl_localize.model.forward import as_bridge, lay_out
+from tl_localize.model.neurons import NeuronView, initialize_vector_functions
+
+if TYPE_CHECKING:  # imported when a model is loaded
+    from transformer_lens import HookedTransformer
+    from transformer_lens.model_bridge import TransformerBridge
+
+REFERENCE_MODELS = ("reference-gpt2", "reference-pythia")  # shipped; "reference" is the first
+LOGITS_TOLERANCE = 1e-4  # of a converted model against transformers, float32
+# in old files: causal masks and rotary frequencies
+BUFFERS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|inv_freq$")
+# What TransformerLens does to weights unless it is told not to.
+PROCESSING = ("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases")
+ADVICE = "Convert it to a TransformerLens model yourself: every method takes one."
+
+
+def load_model(
+    name_or_path: str | Path,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    bridge: bool = False,
+) -> "HookedTransformer | TransformerBridge":
+    """A TransformerLens model with unprocessed weights, in eval mode, that never adds BOS by
+    itself.
+
+    It is a HookedTransformer where the installed TransformerLens (3.x) has that class and it holds
+    the model, and a TransformerBridge otherwise. Folding and centring would change the rows of
+    W_out, which INJ trains and Activations weighs, so nothing is processed. The logits of a
+    directory's model and of a Bridge are compared with those of transformers.
+
+    Args:
+        name_or_path: ``"reference-gpt2"`` (also ``"reference"``) or ``"reference-pythia"``, which
+            are shipped; a local Hugging Face folder (config.json and safetensors weights, tokenizer
+            optional) of a causal language model that transformers builds and TransformerLens
+            adapts; a GGUF file of one, whose weights become floating-point numbers again; a name
+            that TransformerLens knows; or a name of the Hugging Face hub.
+        device: CUDA when there is one, unless given.
+        bridge: a TransformerBridge, also where there is a HookedTransformer.
+
+    Raises:
+        ValueError: an unknown name, a model that can't be loaded right (a mixture of experts, an
+            MLP without a neuron axis, other logits), or CUDA asked for and absent.
+        ImportError: a GGUF file without the package that reads it.
+
+    >>> load_model("reference").cfg.d_mlp
+    1536
+    """
+    initialize_vector_functions()
+    device = check_device(device)
+    name = str(name_or_path)
+    if is_reference(name):
+        shipped = REFERENCE_MODELS[0] if name == "reference" else name
+        name = str(Path(__file__).parents[1] / "data" / shipped)
+    path, bridge = Path(name), bridge or not has_hooked_transformer()
+    with warnings.catch_warnings(), _full_precision():
+        # TransformerLens 3.9 calls every HookedTransformer deprecated
+        warnings.simplefilter("ignore")
+        if path.is_dir() or path.suffix == ".gguf":
+            model = _load(path, device, dtype, bridge)
+        else:
+            model = _load_by_name(name, device, dtype, bridge)
+        return lay_out(model.eval())
+
+
+def has_hooked_transformer() -> bool:
+    """Whether the installed TransformerLens has HookedTransformer, as 3.x does."""
+    import transformer_lens
+
+    try:
+        return hasattr(transformer_lens, "HookedTransformer")
+    except ImportError:  # what 4.x raises, with directions for those who ask for the class
+        return False
+
+
+def is_reference(name: str | Path) -> bool:
+    """Whether a name is that of a shipped model, whose texts are shipped too
+    (``tl_localize.texts.reference``).
+
+    >>> is_reference("reference"), is_reference("gpt2")
+    (True, False)
+    """
+    return str(name) in ("reference", *REFERENCE_MODELS)
+
+
+def check_device(device: str | torch.device | None) -> torch.device:
+    """The device to use: the given one, which must be there, else CUDA when there is one."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(1, device=device).tolist()  # "meta" holds no numbers
+        return torch.device(device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(
+            f"device must be there, got {str(device)!r}, which torch can't use here. Write 'cpu' "
+            "or 'cuda'."
+        ) from error
+
+
+def _load_by_name(name: str, device: torch.device, dtype: torch.dtype, bridge: bool) -> Any:
+    from transformer_lens.supported_models import MODEL_ALIASES, OFFICIAL_MODEL_NAMES
+
+    known = {
+        alias.lower(): official
+        for official in OFFICIAL_MODEL_NAMES
+        for alias in (official, *MODEL_ALIASES.get(official, ()))
+    }
+    official = known.get(name.lower())
+    if official is None and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise ValueError(
+            "name_or_path must be a shipped model, an existing directory or a name that "
+            f"TransformerLens or the hub knows, got {name!r}. Check the spelling."
+            f"{nearest(name.lower(), [*known, *REFERENCE_MODELS])}"
+        )
+    if bridge or official is None:
+        return _load(official or name, device, dtype, True)
+    from transformer_lens import HookedTransformer
+
+    return HookedTransformer.from_pretrained_no_processing(
+        name,
+        device=str(device),
+        dtype=dtype,
+        default_prepend_bos=False,
+        default_padding_side="right",
+    )
+
+
+def _load(source: str | Path, device: torch.device, dtype: torch.dtype, bridge: bool) -> Any:
+    """A model that transformers reads, in a class of TransformerLens.
+
+    Args:
+        source: A directory or a GGUF file, as a Path, or a name of the hub.
+    """
+    from transformers import AutoConfig
+
+    with _reading(source, "config.json"):
+        config = AutoConfig.from_pretrained(**_files(source))
+        bridge = bridge or _needs_bridge(config)
+        text_config = config.get_text_config()
+        longest = min(32, getattr(text_config, "max_position_embeddings", 32))
+        tokens = torch.arange(longest)[None] * 7919 % text_config.vocab_size
+    hf_model = _load_transformers(source, dtype)
+    name = source if isinstance(source, str) else source.name.removesuffix(".gguf")
+    with _reading(source, "config.json"), torch.no_grad():
+        expected = hf_model(tokens, use_cache=False).logits  # a Bridge changes the model in place
+    with reading("name_or_path must be a model that TransformerLens adapts", source, ADVICE):
+        if bridge:
+            model = as_bridge(hf_model.to(device), name)
+        else:
+            model = _hooked_transformer(hf_model, name, device, dtype)
+    _set_tokenizer(model, source)
+    NeuronView(model)  # raises where it has no neurons
+    _check_logits(source, model, tokens, expected)
+    return model
+
+
+def _hooked_transformer(hf_model: Any, name: str, device: torch.device, dtype: torch.dtype) -> Any:
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+    from transformer_lens.pretrained import weight_conversions
+
+    cfg = HookedTransformerConfig(
+        model_name=name,
+        original_architecture=type(hf_model).__name__,
+        device=str(device),
+        dtype=dtype,
+        init_weights=False,
+        default_prepend_bos=False,
+        **_shapes(hf_model),
+    )
+    model = HookedTransformer(cfg)
+    convert = getattr(weight_conversions, CONVERTERS[hf_model.config.model_type])
+    weights = convert(hf_model, cfg)
+    model.load_and_process_state_dict(weights, **dict.fromkeys(PROCESSING, False))
+    return model
+
+
+def _files(source: str | Path) -> dict[str, Any]:
+    """Where transformers finds a model."""
+    if isinstance(source, Path) and source.suffix == ".gguf":
+        return {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
+    return {"pretrained_model_name_or_path": source}
+
+
+def _reading(source: str | Path, what: str) -> AbstractContextManager[None]:
+    """What transformers says of a damaged, contradictory or absent file is one ValueError with its
+    place.
+    """
+    rule = f"name_or_path must hold a {what} that transformers can read"
+    return reading(rule, source, "Correct it, or copy the model again.")
+
+
+def _load_transformers(source: str | Path, dtype: torch.dtype) -> Any:
+    """The model as transformers loads it.
+
+    Transformers fills weights that the file lacks with noise, drops those that the config has no
+    place for, and only logs it. Here both are errors.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # the error below says what is wrong
+    logging.disable_progress_bar()
+    try:
+        with _reading(source, "config.json with safetensors weights"):
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                **_files(source),
+                dtype=dtype,
+                attn_implementation="eager",
+                use_safetensors=True if isinstance(source, Path) else None,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+    model, found = loaded
+    wrong = [*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])]
+    wrong += [key for key in found["unexpected_keys"] if not BUFFERS.search(key)]
+    if wrong:
+        raise ValueError(
+            f"name_or_path must hold the weights of its config and no others, got {str(source)!r} "
+            f"with {len(wrong)} missing, of another shape or without a place, such as "
+            f"{min(wrong)!r}. Correct config.json (is the number of layers right?) or save the "
+            "model again."
+        )
+    return (_dequantized(model, dtype) if "gguf_file" in _files(source) else model).eval()
+
+
+def _dequantized(model: Any, dtype: torch.dtype) -> Any:
+    """A plain model with the weights of a GGUF file, whose config still says quantized."""
+    del model.config.quantization_config
+    plain = type(model)(model.config).to(dtype)
+    plain.load_state_dict(model.state_dict())
+    return plain
+
+
+def _set_tokenizer(model: Any, source: str | Path) -> None:
+    """Set the tokenizer of the hub, or of a directory that has one.
+
+    This is what ``HookedTransformer.set_tokenizer`` does, but without its second copy, which puts
+    BOS first.
+    """
+    from transformers import AutoTokenizer
+
+    if isinstance(source, Path) and source.is_dir():
+        names = ("tokenizer.json", "vocab.json", "tokenizer.model", "tokenizer_config.json")
+        if not any((source / name).is_file() for name in names):
+            return
+    with _reading(source, "tokenizer"):
+        tokenizer: Any = AutoTokenizer.from_pretrained(**_files(source))
+        tokenizer.padding_side = "right"
+        tokenizer.eos_token = tokenizer.eos_token or "<|endoftext|>"
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+        tokenizer.bos_token = tokenizer.bos_token or tokenizer.eos_token
+        model.cfg.tokenizer_prepends_bos = tokenizer.encode("")[:1] == [tokenizer.bos_token_id]
+    model.tokenizer = tokenizer
+
+
+# TransformerLens' converters of weights, by model type
+CONVERTERS = {
+    "gpt2": "convert_gpt2_weights",
+    "gpt_neox": "convert_neox_weights",
+    "llama": "convert_llama_weights",
+}
+# settings that a Bridge and a HookedTransformer both have
+ADAPTED = (
+    "d_model d_head n_heads n_layers n_ctx d_vocab d_mlp eps act_fn normalization_type "
+    "positional_embedding_type n_key_value_heads gated_mlp final_rms parallel_attn_mlp "
+    "scale_attn_by_inverse_layer_idx"
+)
+
+
+def _shapes(hf_model: Any) -> dict[str, Any]:
+    """The settings of a HookedTransformer: what TransformerLens reads from a config for a Bridge,
+    which is the whole config, and what it leaves out there.
+    """
+    from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
+    from transformer_lens.model_bridge.sources import build_bridge_config_from_hf
+
+    config, kind = hf_model.config, type(hf_model).__name__
+    found = build_bridge_config_from_hf(config, kind, "", torch.float32)
+    found = ArchitectureAdapterFactory.select_architecture_adapter(found).cfg
+    shapes = {name: getattr(found, name) for name in ADAPTED.split()}
+    shapes["use_attn_scale"] = getattr(config, "scale_attn_weights", True)
+    if found.positional_embedding_type == "rotary":
+        share = config.rope_parameters.get("partial_rotary_factor", 1.0)
+        shapes["rotary_dim"] = int(found.d_head * share)
+        shapes["rotary_base"] = config.rope_parameters.get("rope_theta", 10000)
+    return shapes
+
+
+def _needs_bridge(c: Any) -> bool:
+    """Whether HookedTransformer can't hold a model of this config."""
+    has_biases = c.model_type == "gpt_neox"
+    rope = (getattr(c, "rope_parameters", None) or {}).get("rope_type", "default")
+    return (
+        c.model_type not in CONVERTERS
+        or rope != "default"
+        or getattr(c, "attention_bias", has_biases) != has_biases
+        or getattr(c, "mlp_bias", False)
+    )
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Products of float32 matrices in float32, whatever was set (TF32 has 10 bits); what was set is
+    given back.
+    """
+    matmul: Any = torch.backends.cuda.matmul
+    new = getattr(matmul, "fp32_precision", None)  # from torch 2.9 on
+    try:
+        old = torch.get_float32_matmul_precision()
+    except RuntimeError:  # what torch raises where only the new one was set
+        old = None
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        if old is not None:
+            torch.set_float32_matmul_precision(old)
+        if new is not None:
+            matmul.fp32_precision = new
+
+
+@torch.no_grad()
+def _check_logits(
+    source: str | Path, model: Any, tokens: Int[Tensor, "1 pos"], expected: Tensor
+) -> None:
+    """Raise ValueError if the logits are not those of transformers; only float32 is exact enough
+    for this check.
+    """
+    if model.cfg.dtype != torch.float32:
+        return
+    found = model(tokens.to(model.cfg.device)).cpu()
+    difference = float((found - expected).abs().max())
+    if difference >= LOGITS_TOLERANCE * max(1.0, float(expected.abs().max()) / 10):
+        raise ValueError(
+            "name_or_path must be a model whose logits TransformerLens reproduces, got "
+            f"{str(source)!r}, off by {difference:.2g}. {ADVICE}"
+        )

@@ -1,0 +1,372 @@
+"""The neurons of a TransformerLens model, or other units of it (``units.py``), read and changed by
+hooks; and the checks of arguments.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from itertools import chain
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from einops import einsum
+from jaxtyping import Bool, Float, Int, Num, Shaped
+from torch import Tensor
+
+from tl_localize.model.changes import Undo, Use, adding_hooks, undo_interrupted
+from tl_localize.model.forward import dropout_in_training
+from tl_localize.units import NEURONS, Acts, Units, check_units, model_name
+
+Hook = Callable[..., Tensor]
+VECTORIZED = "tanh exp erf sigmoid log log1p expm1 sin cos sqrt rsqrt"  # functions of torch
+
+
+@cache
+def initialize_vector_functions() -> None:
+    """Call each vectorized function of the CPU library once, on one element and so on one thread,
+    before anything is computed.
+
+    The library initializes a function at its first call, seemingly by a race: where two threads
+    make that call, now and then one thread's half of the numbers is off by 1e-4
+    (docs/differences.md has a reproduction in plain torch).
+    """
+    for name in VECTORIZED.split():
+        for dtype in (torch.float32, torch.float64):
+            getattr(torch, name)(torch.ones(1, dtype=dtype))
+
+
+@runtime_checkable
+class LanguageModel(Protocol):
+    """What tells a TransformerLens model, of either class: its config, hooks and call. (Type
+    checkers do not see a Bridge's blocks.)
+    """
+
+    cfg: Any
+    hook_dict: Any
+    hooks: Callable[..., Any]
+    parameters: Callable[..., Any]
+    named_parameters: Callable[..., Any]
+    __call__: Callable[..., Any]
+
+
+def check_model(model: object) -> None:
+    """Raise TypeError unless it is a model to work with."""
+    if not isinstance(model, LanguageModel):
+        raise TypeError(
+            f"model must be a TransformerLens model, got {type(model).__name__}. Make one with "
+            "load_model(name_or_path)."
+        )
+
+
+# Hooks: pure functions of the units, bound with `partial`. TransformerLens passes its HookPoint as
+# `hook=`.
+
+
+def scale_neurons(act: Acts, hook: object = None, *, gate: Num[Tensor, "#batch neuron"]) -> Acts:
+    """Multiply every neuron by its gate, at every position."""
+    return act * gate.to(act)[(slice(None), None, ..., *(None,) * (act.ndim - 3))]
+
+
+def record_neurons(act: Acts, hook: object = None, *, store: dict[int, Tensor], layer: int) -> Acts:
+    """Keep the activation under its layer and pass it on."""
+    store[layer] = act
+    return act
+
+
+def patch_neurons(
+    act: Acts, hook: object = None, *, values: Tensor, position: int | None = None
+) -> Acts:
+    """Replace the neurons at every position, or at one."""
+    values = values.to(act)
+    return values if position is None else act.select_scatter(values, 1, position)
+
+
+def clamp_neurons(
+    act: Acts, hook: object = None, *, mask: Bool[Tensor, " neuron"], values: Tensor
+) -> Acts:
+    """Set the masked neurons to given values (``[neuron *width]``, or one number), at every
+    position.
+    """
+    others = ~mask.to(act.device).view(-1, *(1,) * (act.ndim - 3))
+    return act.where(others, values.to(act))
+
+
+# Hooks of torch, on what the rows of a layer write.
+
+
+def _add_change(
+    module: object,
+    inputs: object,
+    output: Tensor,
+    *,
+    seen: dict[int, Tensor],
+    layer: int,
+    index: Tensor,
+    change: Tensor,
+    on: Tensor | None,
+) -> Tensor:
+    """Add what changes of some rows write, given the activations that were seen."""
+    act = seen.pop(layer).flatten(2)
+    chosen = act.gather(-1, index[:, None, :].expand(*act.shape[:2], -1))
+    if on is not None:
+        chosen = chosen * on[:, None, :]
+    return output + einsum(
+        chosen, change.to(chosen), "batch pos row, batch row d_model -> batch pos d_model"
+    )
+
+
+def _add_zeros(
+    module: object, inputs: object, output: Tensor, *, store: dict[int, Tensor], layer: int
+) -> Tensor:
+    store[layer] = torch.zeros_like(output, requires_grad=True)
+    return output + store[layer]
+
+
+def _each(hook: Hook, layers: Iterable[int], store: dict[int, Tensor]) -> dict[int, Hook]:
+    return {layer: partial(hook, store=store, layer=layer) for layer in layers}
+
+
+class NeuronView:
+    """Reads and changes the neurons of a model, or other units, through hooks, which stay on the
+    model inside ``with`` only.
+
+    ``n_layers`` and ``n_neurons`` (units of each layer), together ``size``, are the model's
+    numbers, ``shape`` is (n_neurons, *width): a neuron is one number, an attention head a vector.
+    ``model`` is the model and ``device`` its device.
+
+    Args:
+        units: what "neuron" means.
+
+    Raises:
+        TypeError: it is not a TransformerLens model.
+        ValueError: the model does not have these units (for neurons: no MLP, a mixture of experts,
+            no ``hook_post`` with the neurons as its last axis), or it is spread over several
+            devices.
+
+    >>> view = NeuronView(model)
+    >>> gates = {1: torch.zeros(1, view.n_neurons)}  # layer 1 ablated
+    >>> with view.scaled(gates), view.recorded() as acts:
+    ...     logits = model(sequence.tokens)
+    >>> view.n_layers, view.n_neurons, bool(acts[0].any()), bool(acts[1].any())
+    (6, 1536, True, False)
+    """
+
+    def __init__(self, model: LanguageModel, units: Units = NEURONS) -> None:
+        initialize_vector_functions()
+        check_model(model)
+        check_units(units)
+        undo_interrupted(model)
+        self.model: Any = model
+        self.units = units
+        if name := dropout_in_training(model):
+            raise ValueError(
+                f"model must not be in training mode, got active dropout in {name!r}, which makes "
+                "each pass another one. Call model.eval() first."
+            )
+        if (dtype := torch.get_default_dtype()) != torch.float32:
+            raise ValueError(
+                f"default dtype of torch must be float32, got {dtype}, in which noise and sums are "
+                "other numbers. Call torch.set_default_dtype(torch.float32)."
+            )
+        self.points: Mapping[str, Any] = model.hook_dict  # a Bridge makes it anew each time
+        self.parameters = list(model.parameters())
+        self.shape = units.shape(model)
+        self.size = len(self.model.blocks), self.shape[0]
+        self.n_layers, self.n_neurons = self.size
+        devices = sorted({str(parameter.device) for parameter in self.parameters})
+        if len(devices) > 1:
+            raise ValueError(
+                f"model must be on one device, got {model_name(model)!r} on {', '.join(devices)}. "
+                "Move it with model.to(device)."
+            )
+
+    @property
+    def device(self) -> torch.device:
+        return self.parameters[0].device
+
+    @property
+    def d_mlp(self) -> int:
+        """Neurons of an MLP, whatever the units are: most of what a forward pass keeps."""
+        weight = getattr(getattr(self.model.blocks[0], "mlp", None), "W_out", None)
+        return weight.shape[0] if isinstance(weight, Tensor) else 4 * self.model.cfg.d_model
+
+    def rows(self, layer: int) -> Float[Tensor, "neuron *width d_model"]:
+        """W_out of a layer, the model's own parameter; neuron i adds h_i times row i to the MLP's
+        output. Of heads: W_O.
+        """
+        return self.units.rows(self.model, layer)
+
+    def flat_rows(self, layer: int) -> Float[Tensor, "row d_model"]:
+        """All output rows of a layer, unit by unit, in the memory of the model's own parameter;
+        ValueError where that can't be.
+        """
+        rows, again = self.rows(layer), self.rows(layer)
+        if rows.data_ptr() != again.data_ptr():
+            raise ValueError(
+                "units must give the model's own parameter as rows, got a copy from "
+                f"{self.units!r}. Return the parameter."
+            )
+        return rows if rows.ndim == 2 else rows.view(-1, rows.shape[-1])
+
+    def row_mask(self, mask: Bool[Tensor, "*some neuron"]) -> Bool[Tensor, "*some row"]:
+        """Which rows belong to some units: of a neuron one, of a head as many as its vector has
+        entries.
+        """
+        return mask.repeat_interleave(math.prod(self.shape[1:]), -1)
+
+    @torch.no_grad()
+    def row_norms(self) -> Float[Tensor, "layer neuron"]:
+        """Euclidean norm of each row of W_out, or of all rows of a unit together, in float32."""
+        rows = (self.rows(layer).float().flatten(1) for layer in range(self.n_layers))
+        return torch.stack([of_layer.contiguous().norm(dim=-1) for of_layer in rows])
+
+    @torch.no_grad()
+    def strengths(self, layer: int, act: Float[Tensor, "*some"]) -> Float[Tensor, "*rest neuron"]:
+        """What times its row norm is the norm of what each unit writes: of a neuron the absolute
+        value of its activation.
+        """
+        if len(self.shape) == 1:
+            return act.abs()
+        entries = act.float().flatten(act.ndim - len(self.shape) + 1)
+        rows = self.rows(layer).float().flatten(1, -2)
+        written = einsum(
+            entries, rows, "... neuron entry, neuron entry d_model -> ... neuron d_model"
+        )
+        norms = rows.flatten(1).norm(dim=-1)
+        return written.norm(dim=-1) / norms.clamp_min(torch.finfo(norms.dtype).tiny)
+
+    def by_unit(self, values: Shaped[Tensor, "*some"]) -> Shaped[Tensor, "*rest neuron"]:
+        """The sum over the entries of each unit, of values whose last axes are those of ``shape``;
+        a neuron is one entry.
+        """
+        units = values.shape[: values.ndim - len(self.shape) + 1]
+        return values.reshape(*units, -1).sum(-1)
+
+    def recorded(self) -> Use[dict[int, Tensor]]:
+        """The neurons of each layer in the last forward pass, [batch pos neuron *width], as the
+        model used them.
+        """
+        store: dict[int, Tensor] = {}
+        hooks = _each(record_neurons, range(self.n_layers), store)
+        return Use(self.model, self._hooking(hooks), store)
+
+    def scaled(self, gates: Mapping[int, Num[Tensor, "#batch neuron"]]) -> Use[None]:
+        """Multiply the neurons of the given layers by gates (one row for all, or one per row of the
+        batch).
+        """
+        for layer, gate in gates.items():
+            if gate.ndim != 2 or gate.shape[-1] != self.n_neurons:
+                raise ValueError(
+                    f"gate must have shape [batch neuron] with neuron={self.n_neurons}, got "
+                    f"{tuple(gate.shape)} at layer {layer}. One row serves the whole batch."
+                )
+        hooks = {layer: partial(scale_neurons, gate=gate) for layer, gate in gates.items()}
+        return Use(self.model, self._hooking(hooks))
+
+    def patched(self, layer: int, values: Tensor, position: int | None = None) -> Use[None]:
+        """Replace the neurons of one layer by ``values``, [batch pos neuron *width], or those at
+        one position, [batch neuron *width].
+        """
+        hook = partial(patch_neurons, values=values, position=position)
+        return Use(self.model, self._hooking({layer: hook}))
+
+    def clamped(
+        self, chosen: Bool[Tensor, "layer neuron"], values: Float[Tensor, "layer neuron *width"]
+    ) -> Use[None]:
+        """Set the chosen neurons to values, at every position."""
+        masks, values = chosen.to(self.device), values.to(self.device)
+        hooks = {
+            layer: partial(clamp_neurons, mask=masks[layer], values=values[layer])
+            for layer in chosen.cpu().any(-1).nonzero().flatten().tolist()
+        }
+        return Use(self.model, self._hooking(hooks))
+
+    def hooked(
+        self, last: Sequence[tuple[str, Hook]] = (), first: Sequence[tuple[str, Hook]] = ()
+    ) -> Use[None]:
+        """Hooks that run after those already on the model (``last``), and hooks that run before
+        them (``first``).
+        """
+        return Use(self.model, chain(self._adding(first, prepend=True), self._adding(last)))
+
+    def rows_changed(
+        self,
+        index: Mapping[int, Int[Tensor, "#batch row"]],
+        change: Mapping[int, Float[Tensor, "#batch row d_model"]],
+        on: Mapping[int, Bool[Tensor, "batch row"]] | None = None,
+    ) -> Use[None]:
+        """Run as if, for batch row b, ``change[layer][b]`` were added to the rows
+        ``index[layer][b]`` of W_out (of W_O, head by head).
+
+        One forward pass serves many changed models, and autograd sees the changed rows only. An
+        index and a change of batch 1 are shared by the whole batch; ``on[layer][b]`` says which of
+        the changes apply to batch row b, by default all.
+        """
+        seen: dict[int, Tensor] = {}
+        before = _each(record_neurons, index, seen)
+        after = {
+            layer: partial(
+                _add_change,
+                seen=seen,
+                layer=layer,
+                index=index[layer],
+                change=change[layer],
+                on=on[layer] if on else None,
+            )
+            for layer in index
+        }
+        return Use(self.model, chain(self._hooking(before), self._hooking_outputs(after)))
+
+    def outputs(self) -> Use[dict[int, Tensor]]:
+        """Zeros that are added to what the rows of each layer write, [batch pos d_model]: their
+        gradient is the gradient of the output.
+        """
+        zeros: dict[int, Tensor] = {}
+        hooks = _each(_add_zeros, range(self.n_layers), zeros)
+        return Use(self.model, self._hooking_outputs(hooks), zeros)
+
+    def one_gelu_kernel(self) -> Use[None]:
+        """Compute GPT-2's GELU by one kernel of torch instead of eight, in float32 and float64;
+        equal up to rounding.
+        """
+        return Use(self.model, self._simplifying_gelu())
+
+    def lean(self) -> Use[None]:
+        """``one_gelu_kernel``, and autograd ignores the weights: the same gradients of neurons for
+        less time and memory.
+        """
+        return Use(self.model, chain(self._freezing(), self._simplifying_gelu()))
+
+    # What a block changes: each yields how a change is undone, and then makes it.
+
+    def _adding(self, hooks: Iterable[tuple[str, Hook]], prepend: bool = False) -> Iterator[Undo]:
+        found = [(self.points[name], hook) for name, hook in hooks]
+        return adding_hooks(found, "add_hook", prepend=prepend)
+
+    def _hooking(self, hooks: Mapping[int, Hook]) -> Iterator[Undo]:
+        return self._adding(self.units.hook(layer, hook) for layer, hook in hooks.items())
+
+    def _hooking_outputs(self, hooks: Mapping[int, Hook]) -> Iterator[Undo]:
+        """Hooks of what the rows of some layers write, bias included, before the model's own hooks
+        see it.
+        """
+        places = [(self.units.output(self.model, layer), hook) for layer, hook in hooks.items()]
+        return adding_hooks(places, "register_forward_hook", prepend=True)
+
+    def _freezing(self) -> Iterator[Undo]:
+        for parameter in self.parameters:
+            if parameter.requires_grad:
+                yield partial(parameter.requires_grad_, True)
+                parameter.requires_grad_(False)
+
+    def _simplifying_gelu(self) -> Iterator[Undo]:
+        if self.parameters[0].dtype not in (torch.float32, torch.float64):
+            return
+        for module in self.model.modules():
+            gelu = partial(torch.nn.functional.gelu, approximate="tanh")
+            if type(module).__name__ == "NewGELUActivation":  # of transformers, in a Bridge
+                yield partial(vars(module).pop, "forward", None)
+                vars(module)["forward"] = gelu
+            elif getattr(vars(module).get("act_fn"), "__name__", "") == "gelu_new":
+                yield partial(setattr, module, "act_fn", module.act_fn)
+                module.act_fn = gelu

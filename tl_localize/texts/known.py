@@ -1,0 +1,282 @@
+"""Texts that everybody knows, and which of them a model recites: targets for a model of whose
+training text nothing is at hand.
+
+The texts are rules written out, lists and small programs of our own (``data/known.jsonl``), or lie
+in the user's own Python installation.
+"""
+
+import builtins
+import codecs
+import io
+import json
+import keyword
+import string
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from tl_localize.checks import Real, check_between, nearest
+from tl_localize.files import write_text
+from tl_localize.metrics import accuracy
+from tl_localize.model.loading import REFERENCE_MODELS
+from tl_localize.model.neurons import LanguageModel, model_name
+from tl_localize.sequences import MemorizedSequence, encode, tokenizer_of, with_bos, with_text
+from tl_localize.texts.readers import Data
+from tl_localize.texts.reference import DATA, reference_sequences
+
+N_PREFIX = 16  # tokens; of a text of less than 48 a third
+N_TOKENS = 64  # of a longer text the first ones
+# the kind of a text that is continued by copying, not from memory: a random string, repeated
+CONTROL = "control"
+MIN_ACCURACY = 0.7  # from which on a text counts as known
+THRESHOLDS = (0.9, 0.8, 0.7, 0.6, 0.5)
+FEW = 8  # texts below which a benchmark says little
+BUILTINS = "print range enumerate zip map filter isinstance int str sorted open type dict super max"
+# how paragraphs of licences begin
+LICENCES: dict[str, str] = json.loads((DATA / "licences.json").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class KnownText:
+    """A text that many people know.
+
+    Args:
+        kind: What must be known to continue it: a rule, a list, prose, code, a text that was
+            planted in a shipped model, or nothing (control).
+
+    >>> KnownText("even", "numbers", "rule", "2, 4, 6, 8").kind
+    'rule'
+    """
+
+    id: str
+    category: str
+    kind: str
+    text: str
+
+
+def known_texts() -> list[KnownText]:
+    """All texts; those of the installation as far as it has them.
+
+    >>> texts = known_texts()
+    >>> len(texts) > 100, texts[0].text[:16]
+    (True, '1, 2, 3, 4, 5, 6')
+    """
+    lines = (DATA / "known.jsonl").read_text(encoding="utf-8").splitlines()
+    shipped = [KnownText(**json.loads(line)) for line in lines]
+    texts = [*shipped, *_installed(), *_licences()]
+    return sorted(texts, key=lambda one: one.kind == CONTROL)
+
+
+def _installed() -> Iterator[KnownText]:
+    """What Python itself says."""
+    with redirect_stdout(io.StringIO()):  # the module prints its text
+        import this
+
+    zen = codecs.decode(this.s, "rot13")
+    for id, text in {
+        "zen-of-python": zen,
+        "zen-of-python-end": zen[zen.index("There should be") :],
+        "python-copyright": sys.copyright,
+    }.items():
+        yield KnownText(id, "python", "prose", text)
+    errors = [name for name in dir(builtins) if name.endswith("Error")]
+    yield KnownText("python-keywords", "python", "list", ", ".join(keyword.kwlist))
+    yield KnownText("python-errors", "python", "list", ", ".join(errors))
+    status = [f"{one.value} {one.phrase}" for one in HTTPStatus]
+    yield KnownText("http-status", "computing", "list", "\n".join(status))
+    yield KnownText("printable-characters", "computing", "list", string.printable)
+    for name in BUILTINS.split():
+        text = getattr(builtins, name).__doc__
+        if text:
+            yield KnownText(f"python-doc-{name}", "python documentation", "prose", text)
+
+
+def _licences() -> Iterator[KnownText]:
+    """Paragraphs of the licences of Python and of the packages beside it."""
+    paths = [Path(sysconfig.get_paths()["stdlib"]) / "LICENSE.txt"]
+    for name in ("LICEN*", "COPYING*"):
+        paths += Path(sysconfig.get_paths()["purelib"]).glob(f"*.dist-info/**/{name}")
+    found: dict[str, str] = {}
+    for path in sorted(filter(Path.is_file, paths), key=str):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for name, start in LICENCES.items():
+            if name not in found and start in text:
+                found[name] = text[text.index(start) :]
+                yield KnownText(f"licence-{name}", "licences", "prose", found[name])
+        if len(found) == len(LICENCES):
+            return
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What a model recites of the texts that everybody knows.
+
+    Args:
+        frame: One row per text, the best recited first: id, category, kind, n_tokens, accuracy
+            (teacher-forced, fraction of the suffix).
+        tokenized: The texts, in the same order.
+        min_accuracy: From which on a text counts as known.
+
+    >>> frame = pd.DataFrame({"id": ["poem"], "kind": ["prose"], "accuracy": [0.4]})
+    >>> Known(frame, [sequence], 0.3).sequence(sequence.id) is sequence
+    True
+    >>> Known(frame, [sequence], 0.7).sequences
+    []
+    """
+
+    frame: pd.DataFrame
+    tokenized: list[MemorizedSequence]
+    min_accuracy: Real
+
+    def __repr__(self) -> str:
+        found = f"{len(self.sequences)} of {len(self.frame)} texts"
+        return f"Known({found} with an accuracy of at least {self.min_accuracy:g})"
+
+    @property
+    def sequences(self) -> list[MemorizedSequence]:
+        """The known texts, for DEL; controls are left out."""
+        rows = zip(self.tokenized, self.frame["kind"], self.frame["accuracy"], strict=True)
+        return [one for one, kind, share in rows if kind != CONTROL and share >= self.min_accuracy]
+
+    def diverse(self, place: int = 0) -> list[MemorizedSequence]:
+        """The best recited text of each category: what is ablated for one is no rule that others
+        follow, too.
+
+        Args:
+            place: In the order of its category; 1 gives the second best texts, to choose settings.
+
+        Raises:
+            ValueError: No category has so many.
+        """
+        by_category: dict[str, list[MemorizedSequence]] = {}
+        for one in self.sequences:
+            by_category.setdefault(one.category, []).append(one)
+        found = [texts[place] for texts in by_category.values() if len(texts) > place]
+        if not found:
+            raise ValueError(
+                "data must be given for a model that recites none of the known texts, got none. "
+                "Run tl-localize collect, or name a file with --data."
+            )
+        return found
+
+    def sequence(self, id: str) -> MemorizedSequence:
+        """The text of an id.
+
+        Raises:
+            ValueError: There is none, or the model does not know it.
+        """
+        known = {one.id: one for one in self.sequences}
+        if id not in known:
+            shares = self.frame.set_index("id")["accuracy"].to_dict()
+            recited = f" with {shares[id]:.2f}" if id in shares else ""
+            raise ValueError(
+                "id must be that of a text that the model recites with an accuracy of at least "
+                f"{self.min_accuracy:g}, got {id!r}{recited}. Choose another text, or lower "
+                f"min_accuracy.{nearest(id, known)}"
+            )
+        return known[id]
+
+    def by_category(self) -> pd.DataFrame:
+        """Texts, known ones and mean accuracy of each category."""
+        known = self.frame["accuracy"] >= self.min_accuracy
+        groups = self.frame.assign(known=known).groupby(["kind", "category"])
+        return groups.agg(
+            texts=("id", "size"), known=("known", "sum"), accuracy=("accuracy", "mean")
+        )
+
+    def kept(self) -> "pd.Series[int]":
+        """How many texts each threshold would keep, controls left out."""
+        shares = self.frame.loc[self.frame["kind"] != CONTROL, "accuracy"]
+        counts = {threshold: int((shares >= threshold).sum()) for threshold in THRESHOLDS}
+        return pd.Series(counts, name="texts").rename_axis("min_accuracy")
+
+    def advice(self) -> str:
+        """What each threshold would keep, where this one keeps few; else empty."""
+        if len(self.sequences) >= FEW:
+            return ""
+        counts = ", ".join(f"{share:g} keeps {count}" for share, count in self.kept().items())
+        return f"{len(self.sequences)} texts are too few for a mean. Of min_accuracy {counts}."
+
+    def save(self, path: str | Path) -> None:
+        """Write the known texts as rows that ``tl-localize del --data PATH`` reads."""
+        lines = ""
+        for one in self.sequences:
+            row = {name: getattr(one, name) for name in ("id", "category", "n_prefix")}
+            lines += json.dumps(row | {"tokens": one.tokens.tolist()}) + "\n"
+        write_text(path, lines)
+
+
+def known(
+    model: LanguageModel, min_accuracy: Real = MIN_ACCURACY, data: Data | None = None
+) -> Known:
+    """Which of the texts that everybody knows a model recites, from their first 16 tokens, or of a
+    short text from its first third.
+
+    Of a shipped model also the texts that it was trained on repeatedly.
+
+    Args:
+        min_accuracy: From which on a text counts as known: teacher-forced, a fraction of the
+            suffix.
+        data: Texts of one's own, beside the others.
+
+    Raises:
+        ValueError: The model has no tokenizer.
+
+    >>> known(model).frame.columns.tolist()
+    ['id', 'category', 'kind', 'n_tokens', 'accuracy']
+    """
+    check_between(0, 1, min_accuracy=min_accuracy)
+    texts = [("own", one) for one in (data.sequences(model) if data else ())]
+    texts += _tokenized(model)
+    sequences = [one for _, one in texts]
+    # In float64 and rounded, so that 9 right tokens of 10 are an accuracy of 0.9.
+    shares = accuracy(model, sequences).double().round(decimals=6).tolist()
+    rows = [
+        {"id": one.id, "category": one.category, "kind": kind, "n_tokens": len(one)}
+        for kind, one in texts
+    ]
+    frame = pd.DataFrame(rows).assign(accuracy=shares)
+    frame = frame.sort_values("accuracy", ascending=False, kind="stable")
+    ordered = [sequences[i] for i in frame.index]
+    return Known(frame.reset_index(drop=True), ordered, min_accuracy)
+
+
+def example(model: LanguageModel, id: str) -> MemorizedSequence:
+    """The text of an id that ``known`` lists, whether the model recites it or not.
+
+    Raises:
+        ValueError: There is none, or the model has no tokenizer.
+
+    >>> example(model, "primes").category
+    'numbers'
+    """
+    texts = {one.id: one for _, one in _tokenized(model, min_repetitions=1)}
+    if id not in texts:
+        raise ValueError(
+            f"example must be the id of a text that tl-localize known lists, got {id!r}."
+            f"{nearest(id, texts)}"
+        )
+    return texts[id]
+
+
+def _tokenized(
+    model: LanguageModel, min_repetitions: int = 64
+) -> Iterator[tuple[str, MemorizedSequence]]:
+    """Kind and tokens of each text; of a shipped model first those that were planted so often."""
+    tokenizer = tokenizer_of(model)
+    if model_name(model) in REFERENCE_MODELS:
+        for planted in reference_sequences(model, min_repetitions):
+            yield "planted", planted
+    for text in known_texts():
+        tokens = encode(tokenizer, text.text)[: min(N_TOKENS, model.cfg.n_ctx - 1)]
+        n_prefix = min(N_PREFIX, len(tokens) // 3)
+        if n_prefix:
+            one = MemorizedSequence(torch.tensor(tokens), n_prefix, text.id, text.category)
+            yield text.kind, with_bos(model, with_text(model, one))

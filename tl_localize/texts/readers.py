@@ -1,0 +1,311 @@
+"""The data that users have: files of token ids and rows of named columns, as sequences of a model.
+
+Rows are read by ``datasets``, token files by their own readers. Nothing is downloaded, nothing is
+unpickled.
+"""
+
+import glob
+import shutil
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int, Integer
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tl_localize.checks import check_count, nearest
+from tl_localize.files import check_file, reading
+from tl_localize.model.neurons import LanguageModel
+from tl_localize.sequences import (
+    MemorizedSequence,
+    check_tokens,
+    encode,
+    tokenizer_of,
+    with_bos,
+    with_text,
+)
+
+MANUAL = ("prompt", "all")  # the authors' format, where "all" is the prompt and what follows
+TOKENS = ("tokens", "token_ids", "input_ids")
+PAIRS = (MANUAL, ("prefix", "suffix"), ("prompt", "completion"))
+COLUMNS = (*PAIRS, *((name,) for name in (*TOKENS, "text", "definition")))
+# What reads a file with rows.
+KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+N_PREFIX = 32  # the paper's
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A row: token ids, or a text and the part of it that prompts the model where that is known."""
+
+    place: str  # as messages show it
+    id: str
+    category: str
+    n_prefix: Any  # as the data or the row say
+    tokens: Int[Tensor, " pos"] | None = None
+    text: str = ""
+    prompt: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Data:
+    """Rows of tokens or texts, with what tells a prefix from a suffix.
+
+    A file holds token ids (``.npy``, ``.pt``, ``.safetensors``) or rows (JSON lines, CSV, parquet,
+    one text a line). A row has a prefix and a suffix (columns ``prefix`` and ``suffix``, ``prompt``
+    and ``completion``, or ``prompt`` and ``all``), or one column (``tokens``, ``token_ids``,
+    ``input_ids``, ``text`` or ``definition``). Each column holds text or token ids.
+
+    Args:
+        source: Path of a file, of a saved data set or of a folder of parquet files; token ids
+            [row pos]; a ``datasets.Dataset``; any iterable of texts, token ids or named columns.
+        key: Column of the tokens or of the text, where it has another name.
+        n_prefix: Tokens that prompt the model, or the column that has their number. By default
+            what the rows say (a pair of columns, or a column ``n_prefix``), else 32.
+        n_suffix: At most so many tokens that follow; by default all.
+        id: Column of the sequences' ids, where it is not called ``id``.
+        category: Column of their categories, where it is not called ``category``.
+        name: Of the data in ids and records; by default the file's.
+
+    Raises:
+        ValueError: A count below 1.
+
+    >>> row = '{"prompt": "Return the", "completion": " value of x.", "author": "me"}'
+    >>> _ = (folder / "rows.jsonl").write_text(row)
+    >>> list(Data(source=folder / "rows.jsonl", id="author").sequences(model))
+    [MemorizedSequence('me', 2 prefix + 4 suffix tokens: 'Return the' | ' value of x.')]
+    """
+
+    source: Any
+    key: str = ""
+    n_prefix: int | str | None = None
+    n_suffix: int | None = None
+    id: str = ""
+    category: str = ""
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.n_prefix, str | None):
+            check_count(n_prefix=self.n_prefix)
+        if isinstance(self.source, str | Path):
+            object.__setattr__(self, "source", Path(self.source).absolute())
+        if not self.name:
+            object.__setattr__(self, "name", self.path.name if self.path else "data")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """On another machine the files are opened again, by their whole paths."""
+        return {name: value for name, value in vars(self).items() if name != "opened"}
+
+    @property
+    def path(self) -> Path | None:
+        return self.source if isinstance(self.source, Path) else None
+
+    @cached_property
+    def opened(self) -> Any:
+        """Rows by their number, or an iterable whose rows are not counted."""
+        if self.path is None:
+            if isinstance(self.source, Mapping):
+                raise ValueError(
+                    f"source must be one split of a data set, got {', '.join(self.source)}. Pass "
+                    "data[SPLIT]."
+                )
+            if hasattr(self.source, "with_format"):
+                return self.source.with_format(None)
+            return self.source
+        if self.path.is_dir():
+            return self._folder(self.path)
+        kind = KINDS.get(self.path.suffix)
+        return self._table(kind, [self.path]) if kind else read_tokens(self.path)
+
+    def _folder(self, path: Path) -> Any:
+        import datasets
+
+        if (path / "state.json").is_file():
+            with reading("path must be a whole saved data set", path):
+                return datasets.load_from_disk(str(path))
+        files = sorted(path.glob("*.parquet"))
+        if not files:
+            raise ValueError(
+                f"data must be a saved data set or a folder of parquet files, got {str(path)!r}. "
+                "Name one split, a file, or a folder of tl-localize collect."
+            )
+        return self._table("parquet", files)
+
+    def _table(self, kind: str, paths: list[Path]) -> Any:
+        """A ``datasets.Dataset`` of local files.
+
+        Its cache is a temporary folder that goes with these data, so no old copy is ever read.
+        """
+        import datasets
+
+        cache = mkdtemp(prefix="tl-localize-")
+        weakref.finalize(self, shutil.rmtree, cache, ignore_errors=True)
+        names = [glob.escape(str(check_file(path))) for path in paths]
+        rule = f"path must be a whole {kind} file in UTF-8 with at least one row"
+        with reading(rule, paths[0], "Mend it."):
+            return getattr(datasets.Dataset, f"from_{kind}")(names, cache_dir=cache)
+
+    @property
+    def size(self) -> int | None:
+        """The number of rows; None of a stream."""
+        return len(self.opened) if hasattr(self.opened, "__len__") else None
+
+    def entries(self, first: int = 0, end: int | None = None) -> Iterator[Entry]:
+        """The rows of a range."""
+        for i, row in enumerate(self._rows(first, end), first):
+            yield self._entry(row, f"row {i} of {str(self.path or self.name)!r}")
+
+    def _rows(self, first: int, end: int | None) -> Iterator[Any]:
+        if self.size is None:
+            yield from islice(self.opened, first, end)
+            return
+        with reading("data must be whole, and in UTF-8", self.path or Path(self.name)):
+            for i in range(self.size)[first:end]:
+                yield self.opened[i]
+
+    def _entry(self, row: Any, place: str) -> Entry:
+        if not isinstance(row, Mapping):
+            row = {"text" if isinstance(row, str) else "tokens": row}
+        row = {name: value for name, value in row.items() if value is not None}
+        names = self._columns(row, place)
+        id = _column(row, self.id, place) if self.id else row.get("id", "")
+        named = _column(row, self.category, place) if self.category else row.get("category", "")
+        # of the manual set it is a list
+        category = next(iter(named), "") if isinstance(named, list) else named
+        n_prefix = self.n_prefix or row.get("n_prefix")
+        if isinstance(n_prefix, str):
+            n_prefix = _column(row, n_prefix, place)
+        parts = [row[name] for name in names]
+        if names[0] in TOKENS or not all(isinstance(part, str) for part in parts):
+            ids = [_token_ids(name, row[name], place) for name in names]
+            if len(ids) == 2 and n_prefix is None:
+                n_prefix = len(ids[0])
+            return Entry(place, str(id), str(category), n_prefix, torch.cat(ids))
+        prompt = parts[0] if len(parts) == 2 else ""
+        if names == MANUAL:
+            parts[1] = parts[1].removeprefix(prompt)
+        return Entry(place, str(id), str(category), n_prefix, text="".join(parts), prompt=prompt)
+
+    def _columns(self, row: Mapping[str, Any], place: str) -> tuple[str, ...]:
+        """The column that is named, or those of the known ones that the row has."""
+        if self.key:
+            _column(row, self.key, place)
+            return (self.key,)
+        found = [names for names in COLUMNS if row.keys() >= set(names)]
+        if not found or (len(found) > 1 and found[0] != MANUAL):
+            known = "; ".join(" and ".join(names) for names in COLUMNS)
+            raise ValueError(
+                f"row must have columns of tokens or text once ({known}), got only {sorted(row)} "
+                f"at {place}. Name the column that counts with key."
+            )
+        return found[0]
+
+    def sequences(self, model: LanguageModel) -> Iterator[MemorizedSequence]:
+        """A sequence for each row, as the model's tokenizer reads it: texts with the
+        beginning-of-text token where it puts one first, which no count includes.
+
+        Where no column has ids they are ``sequence-0000`` and so on.
+
+        Raises:
+            ValueError: A row is broken or too short, or holds tokens outside the vocabulary.
+        """
+        rows = (one for one in self.entries() if one.tokens is not None or one.text.strip())
+        for i, entry in enumerate(rows):
+            try:
+                yield self._sequence(model, entry, entry.id or f"sequence-{i:04d}")
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{error} (at {entry.place})") from error
+
+    def _sequence(self, model: LanguageModel, entry: Entry, id: str) -> MemorizedSequence:
+        tokens, n_prefix = entry.tokens, entry.n_prefix
+        if entry.prompt and n_prefix is None:
+            parts = entry.prompt, entry.text[len(entry.prompt) :]
+            pair = MemorizedSequence.from_text(model, *parts, prepend_bos=False)
+            tokens, n_prefix = pair.tokens, pair.n_prefix
+        elif tokens is None:
+            tokens = torch.tensor(encode(tokenizer_of(model), entry.text), dtype=torch.long)
+        one = MemorizedSequence(tokens, n_prefix or N_PREFIX, id, entry.category)
+        check_tokens(model, one.tokens)
+        if self.n_suffix is not None:
+            one = replace(one, tokens=one.tokens[: one.n_prefix + self.n_suffix])
+        one = with_text(model, one)
+        return one if entry.tokens is not None else with_bos(model, one)
+
+
+def read_sequences(
+    source: Any, model: LanguageModel, **options: Any
+) -> Iterator[MemorizedSequence]:
+    """The memorized sequences of a file or data set, one at a time: ``Data(source=source,
+    **options).sequences(model)``.
+
+    >>> np.save(folder / "tokens.npy", torch.stack([one.tokens for one in few]).numpy())
+    >>> next(read_sequences(folder / "tokens.npy", model, n_prefix=40))
+    MemorizedSequence('sequence-0000', 40 prefix + 8 suffix tokens: ...)
+    """
+    return Data(source=source, **options).sequences(model)
+
+
+def read_tokens(path: str | Path) -> Integer[Tensor, "sequence pos"]:
+    """Token ids from a ``.npy``, ``.pt`` or ``.safetensors`` file, mapped into memory.
+
+    A corpus may be larger than memory. A ``.pt`` file is read with ``weights_only=True``, so it
+    can't run code. A safetensors file holds one tensor, or one named ``tokens``. Changes of the
+    result never reach the file.
+
+    Returns:
+        [sequence pos] in the file's own integer type.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A file of another kind, a damaged one, or no batch of token ids inside.
+
+    >>> np.save(folder / "tokens.npy", np.array([[5, 6, 7]], dtype=np.uint16))
+    >>> read_tokens(folder / "tokens.npy")
+    tensor([[5, 6, 7]], dtype=torch.uint16)
+    """
+    path = check_file(path)
+    with reading("path must be a whole .npy file of one tensor, or .pt or .safetensors", path):
+        if path.suffix == ".npy":
+            # "c": pages are read when they are touched, and a write goes to memory, not to the
+            # file. Torch asks for arrays that can be written.
+            tokens = torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
+        elif path.suffix == ".pt":
+            tokens = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        else:
+            tensors = load_file(path)
+            tokens = tensors["tokens"] if len(tensors) > 1 else next(iter(tensors.values()))
+        whole = torch.can_cast(tokens.dtype, torch.long) and tokens.dtype != torch.bool
+        if not whole or tokens.ndim != 2 or not tokens.numel():
+            raise ValueError(
+                f"tokens must be integers of shape [sequence pos], got {tokens.dtype} of shape "
+                f"{tuple(tokens.shape)}; one sequence is tokens[None]"
+            )
+    return tokens
+
+
+def _token_ids(name: str, value: Any, place: str) -> Int[Tensor, " pos"]:
+    """A row of token ids as int64."""
+    ids = np.asarray(value)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name} must be text or a list of whole numbers, got {value!r:.40} at {place}. Save "
+            "the ids that the tokenizer gives."
+        )
+    return torch.from_numpy(ids.astype(np.int64))
+
+
+def _column(row: Mapping[str, Any], name: str, place: str) -> Any:
+    if name not in row:
+        raise ValueError(
+            f"row must have the column {name!r}, got only {sorted(row)} at "
+            f"{place}.{nearest(name, row)}"
+        )
+    return row[name]
