@@ -6,7 +6,6 @@ from .evals import (
     InjResults as InjResults,
     RevBenchmark as RevBenchmark,
     RevResults as RevResults,
-    SingleLayerStudy as SingleLayerStudy,
 )
 from .explorer import explore as explore
 from .injection import (

@@ -1,5 +1,6 @@
 """Files are written whole or not at all, and nothing but a regular file is ever replaced."""
 
+import hashlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from tempfile import TemporaryFile
 from typing import Any, ClassVar, TypeVar
 
 import safetensors
+import torch
 from safetensors.torch import save as serialize
 from torch import Tensor
 
@@ -222,8 +224,7 @@ def identity(value: Any) -> Any:
         own = {one.name: identity(getattr(value, one.name)) for one in fields(value) if one.compare}
         return {"class": type(value).__name__, **own}
     if isinstance(value, Tensor):
-        numbers = value.detach().cpu().contiguous().numpy().tobytes()
-        return {"shape": list(value.shape), "sha256": hashlib.sha256(numbers).hexdigest()[:32]}
+        return {"shape": list(value.shape), "digest": digest(value)}
     if isinstance(value, Mapping):
         return {str(name): identity(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -239,3 +240,42 @@ def identity(value: Any) -> Any:
 def identity_text(value: Any) -> str:
     """``identity`` as one line of JSON, the same for the same content."""
     return json.dumps(identity(value), sort_keys=True)
+
+
+# A hash of values
+
+
+def digest(*values: Any) -> str:
+    """A hash of values: 32 hexadecimal digits.
+
+    A tensor counts with its shape, dtype and all its bits, so do the tensors of a mapping with
+    their names; bytes and text count as they are, everything else as JSON.
+
+    >>> digest({"seed": 0, "ratio": 0.1}) == digest({"ratio": 0.1, "seed": 0})
+    True
+    """
+    total = hashlib.sha256()
+    for value in values:
+        if isinstance(value, Tensor):
+            _add_tensor(total, "", value)
+        elif isinstance(value, Mapping) and any(isinstance(one, Tensor) for one in value.values()):
+            for name, tensor in sorted(value.items()):
+                _add_tensor(total, name, tensor)
+        elif isinstance(value, bytes):
+            total.update(value)
+        else:
+            text = value if isinstance(value, str) else canonical(value)
+            total.update(text.encode(errors="surrogatepass"))
+        total.update(b"\0")
+    return total.hexdigest()[:32]
+
+
+def canonical(value: Any) -> str:
+    """JSON that is the same for the same content."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
+
+
+def _add_tensor(total: Any, name: str, tensor: Tensor) -> None:
+    total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+    flat = tensor.detach().cpu().contiguous().flatten()
+    total.update(flat.view(torch.uint8).numpy())

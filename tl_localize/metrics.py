@@ -1,5 +1,5 @@
-"""Losses, and measures of a model in its present state, hooks and injections included. Losses can be
-differentiated, the other measures are taken without gradients.
+"""Losses, which can be differentiated, and measures of a model in its present state, hooks and
+injections included.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,23 +1,61 @@
-"""The numbers that the paper published, as data.
+"""The paper: its settings, the numbers that it published, and the names of its models.
 
 Source: Chang, Thomason, Jia (2024), arXiv:2311.09060, and the authors' code
 
 (github.com/terarachang/MemPi).
 """
 
+import json
+from pathlib import Path
+from typing import Any, Literal
+
 import pandas as pd
 
 from tl_localize.checks import check_choice
-from tl_localize.evals.settings import paper_model
 from tl_localize.methods import METHODS
 from tl_localize.texts.reference import DATA
 
+Json = dict[str, Any]
+# the authors' settings, and the grids they searched
+PAPER = json.loads((DATA / "paper_settings.json").read_text(encoding="utf-8"))
 # to be shown
 TITLES = {name: method.title for name, method in METHODS.items()} | {
     "activation_contrast_same_kind": "Activation Contrast with texts of the same kind",
     "oracle_first_order": "oracle, first order (knows the model before)",
     "oracle_rounds": "oracle in rounds (knows the model before)",
 }
+
+
+def paper_model(name: str) -> str:
+    """A model's name, or its directory's, as the published tables spell it; other names as they
+    are.
+    """
+    short = Path(name).absolute().name.lower().removesuffix("-v0")
+    return {"gpt2-small": "gpt2"}.get(short, short)
+
+
+def paper_settings(
+    model: str, benchmark: Literal["inj", "del"], ratio: float = 0.01
+) -> dict[str, Json]:
+    """The authors' hyperparameters of Slimming and Hard Concrete, by method name; empty for a model
+    that they did not use.
+
+    At an injection ratio that the paper does not have, they are those of the nearest one.
+
+    Source: Chang et al. (2024), arXiv:2311.09060, and the authors' code
+    (github.com/terarachang/MemPi).
+    """
+    settings: Json = PAPER[benchmark].get(paper_model(model), {})
+    if benchmark == "inj":
+        return settings.get("0.001" if ratio < 0.003 else "0.01", {})
+    return settings
+
+
+def settings_source(model: str, benchmark: Literal["inj", "del"]) -> str:
+    """Where the settings of learned masks come from, as text: the paper or our defaults."""
+    if paper_settings(model, benchmark):
+        return f"Settings of learned masks: the paper's for {paper_model(model)}."
+    return f"Default settings: the paper gives none for {Path(model).absolute().name}."
 
 
 def short_title(method: object) -> str:

@@ -1,7 +1,7 @@
 """A corpus searched in chunks, none of which knows of the others; the last step needs them all."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,9 +13,8 @@ from tl_localize.checks import check_count
 from tl_localize.collect.collection import Collection, check_draw, without_copies
 from tl_localize.collect.criteria import CRITERIA, SURPLUS, Criteria
 from tl_localize.collect.filter import CHUNK_WINDOWS, Candidate, Filter, Filtered, Row, merged
-from tl_localize.execution.run import Benchmark
-from tl_localize.execution.store import Cache
-from tl_localize.execution.tasks import Plan, Task
+from tl_localize.execution.run import Benchmark, Methods
+from tl_localize.execution.store import Cell, Json, Scope, Settings, Steps
 from tl_localize.metrics import Decode, decoder
 from tl_localize.model.environment import about_model, environment
 from tl_localize.model.neurons import LanguageModel
@@ -131,29 +130,34 @@ class Search(Benchmark[list[Filtered | None]]):
         decode = self.decode or decoder(self.model)
         object.__setattr__(self, "filter", Filter(self.model, self.criteria, decode))
 
-    def plan(self, methods: Sequence[Any] = (), before: Sequence[Plan] = ()) -> Plan:
-        model = about_model(self.model)
-        about = {**asdict(self.criteria), "windows": self.stride}
-        tasks: list[Task] = []
-        for i, chunk in enumerate(self.chunks):
-            inputs = {"model": model["fingerprint"], **about, "chunk": chunk.inputs}
-            name = f"{chunk.prefix}{chunk.first}"
-            tasks.append(Task("collect", inputs, (), "collect", name, i, 1.0))
-        names = dict.fromkeys(chunk.data.name for chunk in self.chunks)
-        settings = {**model, "data": list(names), **about}
-        grows = "text at the end of the data (and another n_dev, n_max and seed)"
-        return Plan("collect", settings, [], {}, tasks, grows=grows)
+    def groups(self, parts: int = 1) -> Sequence[Chunk]:
+        return self.chunks
 
-    def compute(
-        self, task: Task, needs: Sequence[Any], methods: Any, report: Callable[[float], None]
-    ) -> Filtered:
-        chunk = self.chunks[task.index]
+    def settings(self, methods: Methods) -> Settings:
+        about = {**about_model(self.model), **asdict(self.criteria), "stride": self.stride}
+        # without their content: text may be added at the end of the data
+        parts = [[self._name(chunk), ""] for chunk in self.chunks]
+        scope = Scope({}, {"collect": ({}, len(parts))})
+        return Settings("collect", about, parts, {"": scope}, [environment(self.model)])
+
+    @staticmethod
+    def _name(chunk: Chunk) -> str:
+        return f"{chunk.prefix}{chunk.first}"
+
+    def rows(self, group: Chunk, methods: Methods, steps: Steps) -> Iterator[Row]:
+        """What is left of a chunk: one row, with the counts and the recited sequences."""
+        inputs: Json = {"step": "collect", **steps.agreed, "chunk": group.inputs}
+        cell = Cell("collect", self._name(group))
+        yield from steps.rows(cell, inputs, lambda: [self._filter(group)])
+
+    def _filter(self, chunk: Chunk) -> Row:
         windows = chunk.windows(self.model, self.criteria.length, self.stride)
-        return self.filter.filter(windows)
+        return {**self.filter.filter(windows)}
 
-    def results(self, cache: Cache) -> list[Filtered | None]:
-        records = [cache.read(task) for task in cache.plans()[-1].plan.tasks]
-        return [record.value if record else None for record in records]
+    def results(self, steps: Steps) -> list[Filtered | None]:
+        done = steps.done()
+        found = [done.get(Cell("collect", self._name(chunk))) for chunk in self.chunks]
+        return [rows[0] if rows else None for rows in found]  # pyright: ignore[reportReturnType]
 
     def collection(
         self,

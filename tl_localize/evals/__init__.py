@@ -1,6 +1,6 @@
 """The three benchmarks, and the search for settings on their dev sequences."""
 
-from tl_localize.evals.deletion.benchmark import DelBenchmark, SingleLayerStudy
+from tl_localize.evals.deletion.benchmark import DelBenchmark
 from tl_localize.evals.deletion.results import DelResults
 from tl_localize.evals.inj.benchmark import InjBenchmark
 from tl_localize.evals.inj.results import InjResults
@@ -14,5 +14,4 @@ __all__ = [
     "InjResults",
     "RevBenchmark",
     "RevResults",
-    "SingleLayerStudy",
 ]

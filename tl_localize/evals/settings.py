@@ -7,11 +7,10 @@ table is the output of one command.
 
 import ast
 import dataclasses
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Integer
@@ -21,17 +20,16 @@ from tl_localize.checks import check_choice
 from tl_localize.collect import Collection
 from tl_localize.evals.deletion.benchmark import DelBenchmark
 from tl_localize.evals.inj.benchmark import InjBenchmark
-from tl_localize.execution.tasks import Json
+from tl_localize.execution.store import Json
 from tl_localize.methods import METHODS, IterativeAttribution, Localizer, RandomBaseline
 from tl_localize.model.loading import is_reference
 from tl_localize.model.neurons import LanguageModel
+from tl_localize.paper import paper_settings
 from tl_localize.sequences import MemorizedSequence
 from tl_localize.texts.readers import Data, read_tokens
-from tl_localize.texts.reference import DATA, N_DEV, held_out_tokens
+from tl_localize.texts.reference import N_DEV, held_out_tokens
 from tl_localize.units import NEURONS, Units
 
-# the authors' settings, and the grids they searched
-PAPER = json.loads((DATA / "paper_settings.json").read_text(encoding="utf-8"))
 Settings = Mapping[str, Mapping[str, Any]]  # by method name
 
 # of Zero-Out where a result is wanted soon: the share of the neurons with an exact score
@@ -48,38 +46,6 @@ HEAD_RATIOS, HEADS_SHARE = (0.17, 0.34), 0.5
 REV_HEAD_RATIOS = (0.17, 0.34, 0.5, 0.67)  # that REV puts back
 SPARE = 1.0  # points of accuracy that other sequences may lose
 GENERAL = "general.safetensors"  # in a collection's folder: text for the perplexity
-
-
-def paper_model(name: str) -> str:
-    """A model's name, or its directory's, as the published tables spell it; other names as they
-    are.
-    """
-    short = Path(name).absolute().name.lower().removesuffix("-v0")
-    return {"gpt2-small": "gpt2"}.get(short, short)
-
-
-def paper_settings(
-    model: str, benchmark: Literal["inj", "del"], ratio: float = 0.01
-) -> dict[str, Json]:
-    """The authors' hyperparameters of Slimming and Hard Concrete, by method name; empty for a model
-    that they did not use.
-
-    At an injection ratio that the paper does not have, they are those of the nearest one.
-
-    Source: Chang et al. (2024), arXiv:2311.09060, and the authors' code
-    (github.com/terarachang/MemPi).
-    """
-    settings: Json = PAPER[benchmark].get(paper_model(model), {})
-    if benchmark == "inj":
-        return settings.get("0.001" if ratio < 0.003 else "0.01", {})
-    return settings
-
-
-def settings_source(model: str, benchmark: Literal["inj", "del"]) -> str:
-    """Where the settings of learned masks come from, as text: the paper or our defaults."""
-    if paper_settings(model, benchmark):
-        return f"Settings of learned masks: the paper's for {paper_model(model)}."
-    return f"Default settings: the paper gives none for {Path(model).absolute().name}."
 
 
 def make_method(name: str, settings: Mapping[str, Any], units: Units = NEURONS) -> Localizer:

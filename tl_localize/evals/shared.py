@@ -1,10 +1,10 @@
-"""What the benchmarks share: scores as tasks, of which each localizes one chunk of sequences with
-one method; what a run has so far; results as text and on disk.
+"""What the benchmarks share: methods by label, groups of sequences, scores as steps, and results
+that are shown and saved.
 """
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import pandas as pd
 
-from tl_localize.execution.store import Cache, reason_of
-from tl_localize.execution.tasks import Json, Task, described, tasks_of
+from tl_localize.execution.store import Json, Row, Steps, described
 from tl_localize.files import Saved, prepare_folder, write_json, write_text
 from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.methods.base import Localizer, Method, check_scores, label_methods
@@ -23,80 +22,12 @@ from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence
 from tl_localize.stats import styled
-from tl_localize.units import NEURONS, Units
+from tl_localize.units import Units
 
 Results = TypeVar("Results", bound="Measured")
 
 
-@dataclass(frozen=True, eq=False)
-class ScoredChunk(Saved):
-    """What one method scored: the scores of each sequence, or the reason why it has none.
-
-    Args:
-        seconds: of one sequence, on average.
-
-    >>> chunk = ScoredChunk([NeuronScores(torch.zeros(2, 3))], seconds=0.5)
-    >>> chunk.of(0, sequence).sequence_id == sequence.id
-    True
-    """
-
-    scores: Sequence[NeuronScores | str]
-    seconds: float
-
-    def of(self, index: int, sequence: MemorizedSequence, units: Units = NEURONS) -> NeuronScores:
-        """The scores of a sequence under the id that it has now; ValueError where it has none."""
-        found = self.scores[index]
-        if isinstance(found, str):
-            raise ValueError(found)
-        exact = found.exact and replace(found.exact, units=units)
-        return replace(found, sequence_id=sequence.id, units=units, exact=exact)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Measured(ABC):
-    """How results are read, shown in one line and in a notebook as their table, and saved."""
-
-    kind: ClassVar[str]  # of the tasks whose records make the frame
-    caption: ClassVar[str]
-    missing_names: ClassVar[dict[str, str]] = {}  # what ``recorded`` says -> column
-    frame: pd.DataFrame
-    settings: Json = field(default_factory=dict)
-    missing: pd.DataFrame = field(default_factory=pd.DataFrame)
-
-    @classmethod
-    def of(cls: type[Results], cache: Cache) -> Results:
-        """Everything that the plans of a folder, or of a run in memory, have so far."""
-        found, missing = recorded(cache, cls.kind)
-        frame = pd.DataFrame([row for _, value in found for row in value["frame"]])
-        lacking = pd.DataFrame(missing).rename(columns=cls.missing_names)
-        return cls(frame, settings_of(cache), lacking)
-
-    @abstractmethod
-    def table(self) -> pd.DataFrame: ...
-
-    @abstractmethod
-    def summary(self) -> pd.DataFrame: ...
-
-    def __repr__(self) -> str:
-        found = self.frame if len(self.frame) else pd.DataFrame(columns=["sequence_id", "method"])
-        n_sequences, n_methods = found[["sequence_id", "method"]].nunique()
-        return f"{type(self).__name__}({n_sequences} sequences x {n_methods} methods)"
-
-    def _repr_html_(self) -> str:
-        table = self.table() if len(self.frame) else self.frame
-        return styled(table, f"{self!r}: {self.caption}, mean \u00b1 standard error")
-
-    def save(self, folder: str | Path) -> None:
-        """Write each frame, and ``summary()``, as CSV, and ``settings.json``, each whole or not at
-        all; a frame without rows has no file.
-        """
-        path = prepare_folder(folder)
-        for name, frame in [*vars(self).items(), ("summary", self.summary())]:
-            if isinstance(frame, pd.DataFrame):
-                (path / f"{name}.csv").unlink(missing_ok=True)
-                if len(frame):
-                    write_text(path / f"{name}.csv", frame.to_csv(index=False))
-        write_json(path / "settings.json", self.settings)
+# Methods and sequences
 
 
 def with_controls(
@@ -111,12 +42,39 @@ def with_controls(
     return labelled | {one.name: one for one in controls if one.name not in names}
 
 
-def named(sequences: Sequence[MemorizedSequence]) -> list[MemorizedSequence]:
+def describe_methods(methods: Mapping[str, Method], n_parts: int) -> dict[str, tuple[Any, int]]:
+    """What a run is asked for: label -> the method with its version, and how many parts."""
+    found: dict[str, tuple[Any, int]] = {}
+    for label, method in methods.items():
+        what = described(method)
+        if isinstance(what, dict) and "only here" not in what:
+            what["version"] = getattr(method, "version", 0)
+        found[label] = (what, n_parts)
+    return found
+
+
+def with_ids(sequences: Sequence[MemorizedSequence]) -> list[MemorizedSequence]:
     """The sequences, each with an id."""
     return [replace(one, id=one.id or f"sequence-{i}") for i, one in enumerate(sequences)]
 
 
-def grouped(
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Sentences that are in one model together, of which each is the target in its turn.
+
+    Args:
+        seed: of what is drawn for this group.
+    """
+
+    name: str
+    seed: int
+    sequences: Sequence[MemorizedSequence]
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def draw_groups(
     sequences: Sequence[MemorizedSequence], size: int, seed: int
 ) -> list[list[MemorizedSequence]]:
     """Groups of sequences, drawn by the seed, no two of a group beginning with the same token;
@@ -135,85 +93,192 @@ def grouped(
         waiting = [sequence for sequence in waiting if sequence not in members.values()]
 
 
-def scores_task(
-    fingerprint: str,
-    label: str,
-    method: Method,
-    sequences: list[str],
-    needs: tuple[Task, ...] = (),
-    **place: Any,
-) -> Task:
-    """The scores of a chunk of sequences (their fingerprints) by one method, in the model as it is,
-    or with what ``needs`` injects.
+# Scores
 
-    The chunk is part of the key, because masks that are learned in one batch differ in their last
-    digits from masks learned alone.
+
+@dataclass(frozen=True, eq=False)
+class Scored(Saved):
+    """The scores of one sequence, and what they cost.
+
+    Args:
+        seconds: of this sequence; of several that were scored together, the mean.
+
+    >>> Scored(NeuronScores(torch.zeros(2, 3)), seconds=0.5).seconds
+    0.5
     """
-    inputs = {
-        "model": fingerprint,
-        "method": described(method),
-        "version": getattr(method, "version", 0),
-        "sequences": sequences,
-    }
-    weight = getattr(method, "passes", 1.0) * len(sequences)
-    return Task("scores", inputs, needs, label, weight=weight, **place)
+
+    scores: NeuronScores
+    seconds: float
 
 
-def localized(
+def score(
     method: Method,
     model: LanguageModel,
     sequences: Sequence[MemorizedSequence],
-    report: Report,
+    steps: Steps,
+    *,
+    made_of: Json,
     units: Units,
-) -> ScoredChunk:
-    """What a ``scores_task`` computes. Where sequences can't be scored together, each is scored
-    alone, and those that have no scores have the reason in their place.
+) -> list[Scored | Exception]:
+    """The scores of some sequences by one method, or the reason why a sequence has none. Those that
+    are missing are computed side by side, and each is remembered by itself.
+
+    A mask that is learned beside others agrees with one that is learned alone to the tolerance of
+    float32, not to the bit.
+
+    Args:
+        made_of: what the model computes with: its fingerprint, and what is injected into it.
+    """
+    about = {"step": "scores", **made_of, "method": described(method)}
+    about["version"] = getattr(method, "version", 0)
+    inputs = [{**about, "sequence": one.fingerprint} for one in sequences]
+
+    def compute(missing: list[int]) -> list[Scored | Exception]:
+        return score_now(method, model, [sequences[i] for i in missing], steps, units)
+
+    found: list[Scored | Exception] = []
+    for one, sequence in zip(steps.get_many(inputs, compute), sequences, strict=True):
+        if isinstance(one, Scored):  # under the id that the sequence has now
+            exact = one.scores.exact and replace(one.scores.exact, units=units)
+            scores = replace(one.scores, sequence_id=sequence.id, units=units, exact=exact)
+            one = replace(one, scores=scores)
+        found.append(one)
+    return found
+
+
+def score_now(
+    method: Method,
+    model: LanguageModel,
+    sequences: Sequence[MemorizedSequence],
+    steps: Steps,
+    units: Units,
+) -> list[Scored | Exception]:
+    """``score`` without a look at what is remembered. Where sequences can't be scored together,
+    each is scored alone.
     """
     neurons, started = NeuronView(model, units), time.perf_counter()
+    name = getattr(method, "name", type(method).__name__)
+    what = f"{name} on {sequences[0].id}"
+    if len(sequences) > 1:
+        what += f" and {len(sequences) - 1} others"
     side_by_side: Any = getattr(method, "map", None)
-    scores: list[NeuronScores | str] = []
+    found: list[NeuronScores | Exception] = []
     try:
         if side_by_side:
-            found = side_by_side(model, sequences, progress=report)
+            scores = side_by_side(model, sequences, progress=telling(steps, what))
         else:
-            found = map(partial(method, model), sequences)
-        scores += [check_scores(one, neurons, method) for one in found]
-    except ValueError:
-        for sequence in sequences if len(sequences) > 1 else ():
+            scores = map(partial(method, model), sequences)
+        found += [check_scores(one, neurons, method) for one in scores]
+    except ValueError as error:
+        if len(sequences) == 1:
+            return [error]
+        found = []
+        for sequence in sequences:
             try:
-                scores.append(check_scores(method(model, sequence), neurons, method))
-            except ValueError as error:
-                scores.append(str(error))
-        if all(isinstance(one, str) for one in scores):
-            raise
-    return ScoredChunk(scores, (time.perf_counter() - started) / len(sequences))
+                found.append(check_scores(method(model, sequence), neurons, method))
+            except ValueError as reason:
+                found.append(reason)
+    seconds = (time.perf_counter() - started) / len(sequences)
+    return [Scored(one, seconds) if isinstance(one, NeuronScores) else one for one in found]
 
 
-def recorded(cache: Cache, kind: str) -> tuple[list[tuple[Task, Any]], list[Json]]:
-    """What the tasks of a kind have given so far, in the order of tables, and what is missing: one
-    row for each with ratio, name, method and reason.
+def telling(steps: Steps, what: str) -> Report:
+    """What is called with the fraction of a step that is done."""
+    return lambda fraction: steps.report(fraction, what)
+
+
+def scores_of(scored: Scored | Exception) -> Scored:
+    """The scores; the reason is raised where there are none."""
+    if isinstance(scored, Exception):
+        raise scored
+    return scored
+
+
+# Results
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Measured(ABC):
+    """How results are read, shown in one line and in a notebook as their table, and saved.
+
+    Args:
+        frame: one row per measurement.
+        settings: what it was measured with.
+        missing: what a run was asked for and has not got, one row per cell: method, part, scope,
+            reason.
     """
-    found: list[tuple[Task, Any]] = []
-    missing: list[Json] = []
-    failures = cache.failures()
-    for task in tasks_of([one.plan for one in cache.plans()]):
-        if task.kind == kind:
-            if record := cache.read(task):
-                found.append((task, record.value))
-            else:
-                row = {"ratio": task.ratio, "name": task.name, "method": task.label}
-                missing.append({**row, "reason": reason_of(task, failures)})
-    return found, missing
+
+    caption: ClassVar[str]
+    frame: pd.DataFrame
+    settings: Json = field(default_factory=dict)
+    missing: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    @classmethod
+    def of(cls: type[Results], steps: Steps) -> Results:
+        """Everything that the runs of a folder, or of memory, have so far."""
+        return cls(pd.DataFrame(list(rows_of(steps))), settings_of(steps), missing_of(steps))
+
+    @abstractmethod
+    def table(self) -> pd.DataFrame: ...
+
+    @abstractmethod
+    def summary(self) -> pd.DataFrame: ...
+
+    def __repr__(self) -> str:
+        found = self.frame if len(self.frame) else pd.DataFrame(columns=["sequence_id", "method"])
+        n_sequences, n_methods = found[["sequence_id", "method"]].nunique()
+        return f"{type(self).__name__}({n_sequences} sequences x {n_methods} methods)"
+
+    def _repr_html_(self) -> str:
+        table = self.table() if len(self.frame) else self.frame
+        return styled(table, f"{self!r}: {self.caption}, mean \u00b1 standard error")
+
+    def save(self, folder: str | Path) -> None:
+        """Write each frame, and ``summary()``, as CSV, and ``measured_with.json``, each whole or
+        not at all; a frame without rows has no file.
+        """
+        path = prepare_folder(folder)
+        for name, frame in [*vars(self).items(), ("summary", self.summary())]:
+            if isinstance(frame, pd.DataFrame):
+                (path / f"{name}.csv").unlink(missing_ok=True)
+                if len(frame):
+                    write_text(path / f"{name}.csv", frame.to_csv(index=False))
+        write_json(path / "measured_with.json", self.settings)
 
 
-def settings_of(cache: Cache) -> Json:
-    """What was measured with which settings, one record per run."""
-    runs: list[Json] = []
-    for one in cache.plans():
-        plan = one.plan
-        about = {"methods": plan.methods, "environment": one.environment}
-        runs.append({**plan.settings, **plan.scoped, **about})
-    return {"runs": runs}
+def rows_of(steps: Steps) -> Iterator[Row]:
+    """The rows of all cells, in the order of tables."""
+    for rows in steps.done().values():
+        yield from rows
+
+
+def missing_of(steps: Steps) -> pd.DataFrame:
+    """The cells that were asked for and are not done, each with the reason."""
+    cells = steps.settings.cells() if steps.settings else []
+    done, failures = steps.done(), steps.failures()
+    rows = [
+        {**vars(cell), "reason": failures.get(cell, "not done yet")}
+        for cell in cells
+        if cell not in done
+    ]
+    return pd.DataFrame(rows, columns=["method", "part", "scope", "reason"])
+
+
+def settings_of(steps: Steps) -> Json:
+    """What was measured with which settings, as JSON takes it."""
+    if steps.settings is None:
+        return {}
+    settings = steps.settings
+    scopes: Json = {}
+    for name, scope in settings.scopes.items():
+        methods = {label: what for label, (what, _) in scope.methods.items()}
+        scopes[name] = {**scope.settings, "methods": methods}
+    return {
+        "benchmark": settings.benchmark,
+        **settings.settings,
+        "scopes": scopes,
+        "environments": list(settings.environments),
+    }
 
 
 def means_of(frame: pd.DataFrame, keys: list[str], metrics: list[str]) -> pd.DataFrame:

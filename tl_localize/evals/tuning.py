@@ -14,7 +14,7 @@ from tl_localize.checks import Real
 from tl_localize.evals.deletion.results import DelResults
 from tl_localize.evals.inj.results import InjResults
 from tl_localize.evals.settings import make_method, settings_of
-from tl_localize.execution.tasks import Json
+from tl_localize.execution.store import Json
 from tl_localize.files import reading, write_json
 from tl_localize.methods import METHODS, Localizer, RandomBaseline, RowNorm
 
@@ -61,12 +61,12 @@ def rank(results: InjResults | DelResults, ratio: Real) -> pd.DataFrame:
     controls = RandomBaseline.name, RowNorm.name
     names = {kind.__name__: name for name, kind in METHODS.items() if name not in controls}
     rows: dict[str, Json] = {}
-    for run in results.settings["runs"]:
-        for label, about in run["methods"].items():
-            name = names.get(about["class"])
-            if name and label in means and run.get("ratio", ratio) == ratio:
-                settings = {key: about[key] for key in settings_of(name) if key in about}
-                rows[label] = {"method": name, "settings": settings, "score": means[label]}
+    scope = results.settings.get("scopes", {}).get(f"{float(ratio):g}", {"methods": {}})
+    for label, about in scope["methods"].items():
+        name = names.get(about["class"])
+        if name and label in means:
+            settings = {key: about[key] for key in settings_of(name) if key in about}
+            rows[label] = {"method": name, "settings": settings, "score": means[label]}
     ranking = pd.DataFrame(list(rows.values()), columns=["method", "settings", "score"])
     return ranking.sort_values("score", ascending=False, kind="stable", ignore_index=True)
 

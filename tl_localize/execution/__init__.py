@@ -1,22 +1,19 @@
-"""Where results are kept and who computes them: the store, this process, shards, a Ray cluster. No
+"""Where results are kept and who computes them: steps and their store, a run, a Ray cluster. No
 science.
 """
 
 from tl_localize.execution.ray import RayCluster
-from tl_localize.execution.run import Benchmark, InProcess, Outcome
-from tl_localize.execution.store import Cache, Status, Store, status
-from tl_localize.execution.tasks import Plan, Record, Task
+from tl_localize.execution.run import Benchmark
+from tl_localize.execution.store import Cell, Lazy, Settings, Status, Steps, Store, status
 
 __all__ = [
     "Benchmark",
-    "Cache",
-    "InProcess",
-    "Outcome",
-    "Plan",
+    "Cell",
+    "Lazy",
     "RayCluster",
-    "Record",
+    "Settings",
     "Status",
+    "Steps",
     "Store",
-    "Task",
     "status",
 ]

@@ -1,285 +1,172 @@
-"""From a plan to its results: which tasks are missing, who computes them, and what is told of it.
-No science.
-
-A benchmark plans tasks and computes one of them. A cache (a folder, or memory) stands in front of
-``compute``. An executor decides who computes: this process, one of n shards, or the workers of a
-Ray cluster. A record's bits do not depend on who computed it.
+"""Benchmarks as resumable runs: what is missing is computed by this process, one of n shards, or a
+Ray cluster. No science.
 """
 
 import logging
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Generic, Protocol, TypeVar
 
-import torch
 from tqdm import auto, tqdm
 
-from tl_localize.execution.store import Cache, blocked
-from tl_localize.execution.tasks import Json, Plan, Record, Task, closure
-from tl_localize.model.environment import behaviour, environment
-from tl_localize.model.memory import Report, out_of_memory
+from tl_localize.execution.store import Progress, Row, Settings, Steps
+from tl_localize.model.environment import environment
 from tl_localize.model.neurons import LanguageModel
 
 LOG = logging.getLogger(__name__)
 
 Results = TypeVar("Results")
-# the fraction of a run that is done, and what is being done
-Progress = Callable[[float, str], None]
 Methods = Mapping[str, Any]  # label -> method
-Groups = Sequence[Sequence[Task]]  # tasks that share needs, one group after the other
 Shard = tuple[int, int]  # (i, n): the i-th of n parts
-BAR = "{l_bar}{bar}| {elapsed} elapsed, {remaining} left{postfix}"
+BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} {elapsed} elapsed, {remaining} left{postfix}"
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A task was computed, or could not be.
+class Cluster(Protocol):
+    """Other processes that compute groups; ``RayCluster`` is one."""
 
-    Args:
-        reason: why it could not; empty where it was.
-
-    >>> Outcome(Task("scores", {}, label="activations", name="s0")).reason
-    ''
-    """
-
-    task: Task
-    reason: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class InProcess:
-    """Who computes: this process, one task after the other.
-
-    Args:
-        shard: (i, n): the i-th of n parts of about the same weight, so that n jobs share the work.
-
-    >>> InProcess(shard=(2, 8)).shard
-    (2, 8)
-    """
-
-    shard: Shard = (1, 1)
-
-    def __call__(self, run: "Run", groups: Groups) -> Iterator[Outcome]:
-        for group in groups:
-            yield from run.outcomes(group)
-
-
-@dataclass(eq=False)
-class Run:
-    """What computes the tasks of a run in one process.
-
-    Args:
-        methods: by label.
-        failed: keys of tasks that are not tried; those that fail are added.
-        environment: of the model, for the records.
-        weight: of all tasks that are left to compute.
-        done: weight of the tasks that are done.
-    """
-
-    benchmark: "Benchmark[Any]"
-    methods: Methods
-    cache: Cache
-    failed: set[str]
-    environment: Json
-    progress: Progress | None = None
-    weight: float = 1.0
-    done: float = 0.0
-
-    def outcomes(self, group: Sequence[Task]) -> Iterator[Outcome]:
-        """Compute a group and what it needs that is not there. Values are held until it ends."""
-        held: dict[str, Any] = {}
-        for task in closure(one for one in group if not blocked(one, self.failed)):
-            if blocked(task, self.failed):  # by now
-                continue
-            if record := self.cache.read(task):
-                held[task.key] = record.value
-            else:
-                yield self._compute(task, held)
-
-    def _compute(self, task: Task, held: Json) -> Outcome:
-        needs = [held[need.key] for need in task.needs]
-        self.report(task, 0.0)
-        started = time.perf_counter()
-        try:
-            value = self.benchmark.compute(task, needs, self.methods, partial(self.report, task))
-        except OSError:  # the folder's, not the task's
-            raise
-        except Exception as error:
-            gone = isinstance(error, getattr(torch, "AcceleratorError", ()))
-            if gone and not out_of_memory(error):
-                raise  # after it, this process can compute nothing
-            self.failed.add(task.key)
-            return Outcome(task, self.cache.fail(task, error))
-        held[task.key] = value
-        seconds = time.perf_counter() - started
-        self.cache.write(task, Record(value, self.environment | {"seconds": seconds}))
-        return Outcome(task)
-
-    def report(self, task: Task, fraction: float) -> None:
-        """Tell that this fraction of a task is done."""
-        if self.progress:
-            share = (self.done + fraction * task.weight) / self.weight
-            self.progress(min(1.0, share), f"{task.label} on {task.name}")
-
-    def tell(self, outcome: Outcome) -> None:
-        """Tell that a task is done, or has failed."""
-        task = outcome.task
-        self.report(task, 1.0)
-        self.done += task.weight
-        if outcome.reason:
-            reason = outcome.reason.splitlines()[0]
-            LOG.warning("FAILED %s on %s: %s", task.label, task.name, reason)
-        else:
-            LOG.info("%s on %s: %s", task.label, task.name, task.file)
+    def __call__(
+        self, benchmark: "Benchmark[Any]", groups: Sequence[Any], methods: Methods, steps: Steps
+    ) -> None: ...
 
 
 class Benchmark(ABC, Generic[Results]):
-    """What INJ, DEL and collection share: a frozen dataclass with a ``model`` that plans tasks,
-    computes one, and reads results.
+    """What INJ, DEL, REV and the search of a corpus share: a frozen dataclass with a ``model``, and
+    ``run``.
 
-    ``run`` is the only way in: from Python, the command line, shards and Ray.
+    A subclass says what can be computed apart (``groups``), how (``rows``: a plain loop, each step
+    of which is remembered by ``steps``), and how results are read.
 
     >>> benchmark = InjBenchmark(model, few[:1], ratio=0.02, max_steps=2)
-    >>> sorted({task.kind for task in closure(benchmark.plan([Activations()]).tasks)})
-    ['inj', 'injections', 'scores']
+    >>> methods, steps = {"activations": Activations()}, Steps()
+    >>> steps.agree(benchmark.settings(methods))
+    >>> [row["multiple"] for row in benchmark.rows(benchmark.groups()[0], methods, steps)]
+    [1, 2, 5]
     """
 
     model: LanguageModel
 
     @abstractmethod
-    def plan(self, methods: Sequence[Any], before: Sequence[Plan] = ()) -> Plan:
-        """The tasks of a run. It costs no forward pass.
-
-        Args:
-            before: the plans that its folder has.
+    def groups(self, parts: int = 1) -> Sequence[Any]:
+        """What can be computed apart, in any order and on any machine: at least ``parts`` groups,
+        where there are so many.
         """
 
     @abstractmethod
-    def compute(self, task: Task, needs: Sequence[Any], methods: Methods, report: Report) -> Any:
-        """One task, from the values of what it needs: rows as JSON takes them, or an object that
-        can be saved, such as an injection. It depends on nothing else, so any process may
-        compute it at any time.
+    def rows(self, group: Any, methods: Methods, steps: Steps) -> Iterator[Row]:
+        """The rows of the tables of one group. Each step is remembered, so those that were computed
+        before cost nothing.
         """
 
     @abstractmethod
-    def results(self, cache: Cache) -> Results:
-        """Everything that the plans of a cache have so far."""
+    def settings(self, methods: Methods) -> Settings:
+        """What a run is asked for, and what all runs into one folder must agree on. It costs one
+        short forward pass.
+        """
 
-    def labelled(self, methods: Sequence[Any]) -> Methods:
+    @abstractmethod
+    def results(self, steps: Steps) -> Results:
+        """Everything that was computed so far."""
+
+    def label(self, methods: Sequence[Any]) -> Methods:
         """The methods of a run, controls among them, by the label that they have in tables."""
         return {}
 
     def run(
         self,
         methods: Sequence[Any] = (),
-        store: Cache | None = None,
+        store: Steps | None = None,
         progress: Progress | bool = True,
         *,
-        executor: InProcess | None = None,
-        retry_failed: bool = False,
+        shard: Shard = (1, 1),
+        cluster: Cluster | None = None,
     ) -> Results:
         """Compute what is missing, and give the results.
 
         Args:
             methods: anything that maps (model, sequence) to NeuronScores; its ``map`` is used where
                 it has one.
-            store: a results folder: what is there is not computed again, a task that fails is
-                recorded and the others go on. A ``Cache`` keeps the results of several runs in
-                memory; there an error is raised.
+            store: a results folder: what is there is not computed again, a cell that fails is
+                recorded, the others go on, and the next run tries it again. ``Steps()`` keeps the
+                rows of several runs in memory; there an error is raised.
             progress: a bar in a notebook or on a terminal; ``False`` for none; or what is called
                 with the fraction done and what is being done.
-            executor: who computes; ``InProcess()`` by default.
-            retry_failed: compute again what failed before.
+            shard: (i, n): compute the i-th of n parts, so that n jobs share the work.
+            cluster: who computes in place of this process.
 
         Raises:
             ValueError: the settings contradict those of the folder, or the model computes something
                 else than when the folder was made.
         """
-        executor, cache = executor or InProcess(), store or Cache()
-        before = [one.plan for one in cache.plans()]
-        labelled, plan = self.labelled(methods), self.plan(methods, before)
-        made_with = environment(self.model, plan.settings["fingerprint"])
-        probed: Json = {}
-        if store is not None:  # keys and fingerprint must name all that numbers depend on
-            for name, value in (plan.settings | plan.methods).items():
-                if isinstance(value, dict) and "only here" in value:
-                    raise ValueError(
-                        f"{name} must be a frozen dataclass of plain settings where results are "
-                        f"kept, got {value['only here'][0]}. Write one, or run without a store."
-                    )
-            probed["behaviour"] = behaviour(self.model)
-        cache.add_plan(plan, made_with | probed)
-        failed = set() if retry_failed else set(cache.failures())
-        groups = missing_groups(plan, cache, executor.shard, failed)
-        missing = [task for group in groups for task in group]
-        if before:
-            kept = sum(cache.has(task) for task in plan.tasks)
-            LOG.warning("%d of %d results are kept from before.", kept, len(plan.tasks))
-        left = [task for task in closure(missing) if not cache.has(task)]
-        weight = sum(task.weight for task in left)
-        shown = progress_bar() if progress is True else nullcontext(progress or None)
-        with shown as report:
-            run = Run(self, labelled, cache, failed, made_with, report, weight)
-            for outcome in executor(run, groups):
-                run.tell(outcome)
-            # a run that was stopped is not done
-            if report and all(cache.has(task) or blocked(task, failed) for task in missing):
-                report(1.0, "done")
-        return self.results(cache)
+        labelled = self.label(methods)
+        steps = Steps() if store is None else store
+        steps.environment = environment(self.model)
+        settings = self.settings(labelled)
+        steps.agree(settings)
+        index, count = shard
+        groups = self.groups(count)
+        own = groups[index - 1 :: count]
+        n_cells = round(len(settings.cells()) * len(own) / max(1, len(groups)))
+        with counting(steps, n_cells, progress):
+            if cluster is not None:
+                cluster(self, own, labelled, steps)
+            else:
+                for group in own:
+                    for _ in self.rows(group, labelled, steps):
+                        pass
+        return self.results(steps)
+
+
+def counting(steps: Steps, n_cells: int, progress: Progress | bool) -> AbstractContextManager[None]:
+    """Inside the block the cells that are done are counted and shown."""
+    if progress is True:
+        return _counting_on_a_bar(steps, n_cells)
+    return _counting_for(steps, n_cells, progress) if progress else nullcontext()
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[..., None]]:
-    """A bar in a notebook or on a terminal, nothing in a pipe: what is called with the fraction
-    that is done and with what is being done.
-    """
-    # None: a notebook shows it always, else a terminal alone
-    bar: tqdm[Any] = auto.tqdm(total=1.0, bar_format=BAR, smoothing=0, disable=None)
+def _counting_on_a_bar(steps: Steps, n_cells: int) -> Iterator[None]:
+    # disable=None: a notebook shows it always, else a terminal alone
+    bar: tqdm[Any] = auto.tqdm(total=n_cells, bar_format=BAR, smoothing=0, disable=None)
 
-    def advance(fraction: float, what: str = "") -> None:
-        bar.set_postfix_str(what, refresh=False)
-        bar.update(fraction - bar.n)
+    def report(fraction: float, what: str) -> None:
+        bar.set_postfix_str(f"{what}: {fraction:.0%}" if fraction else what)
 
-    with bar:
-        yield advance
+    def finish_cell(was_there: bool) -> None:
+        if was_there and not bar.disable:
+            bar.initial += 1  # it takes no part in the time that is left
+        bar.update(1)
 
-
-def missing_groups(
-    plan: Plan, cache: Cache, shard: Shard = (1, 1), failed: Set[str] = frozenset()
-) -> list[list[Task]]:
-    """What is missing in the groups that fall to one of n shards, whatever is already done.
-
-    Needs of a group are in it where their records are damaged; where there are none, they are
-    computed when something needs them.
-    """
-    groups: dict[str, list[Task]] = {}
-    for task in plan.tasks:
-        groups.setdefault(task.group or task.key, []).append(task)
-    wanted = {task.key for task in plan.tasks}
-
-    def lacking(task: Task) -> bool:
-        expected = task.key in wanted or cache.has(task)
-        return expected and not blocked(task, failed) and cache.read(task) is None
-
-    checked: set[str] = set()
-    own = shares(list(groups.values()), shard[1])[shard[0] - 1]
-    found = [list(filter(lacking, closure(group, checked))) for group in own]
-    return [group for group in found if group]
+    with bar, _told(steps, report, finish_cell):
+        yield
 
 
-def shares(groups: Groups, count: int) -> list[Groups]:
-    """Groups in so many parts of about the same weight: the heaviest group first, each to the part
-    that has the least so far.
-    """
-    weights = [sum(task.weight for task in closure(group)) for group in groups]
-    loads = [0.0] * count
-    parts: list[list[int]] = [[] for _ in loads]
-    for i in sorted(range(len(groups)), key=lambda i: -weights[i]):
-        least = loads.index(min(loads))
-        loads[least] += weights[i]
-        parts[least].append(i)
-    return [[groups[i] for i in sorted(part)] for part in parts]
+@contextmanager
+def _counting_for(steps: Steps, n_cells: int, progress: Progress) -> Iterator[None]:
+    done, doing = 0, ""
+
+    def report(fraction: float, what: str) -> None:
+        nonlocal doing
+        doing = what
+        progress(min(1.0, (done + min(fraction, 0.99)) / max(1, n_cells)), what)
+
+    def finish_cell(was_there: bool) -> None:
+        nonlocal done
+        done += 1
+        progress(min(1.0, done / max(1, n_cells)), doing)
+
+    with _told(steps, report, finish_cell):
+        yield
+
+
+@contextmanager
+def _told(
+    steps: Steps, report: Callable[[float, str], None], finish_cell: Callable[[bool], None]
+) -> Iterator[None]:
+    """Steps tell what they do inside the block."""
+    before = steps.report, steps.finish_cell
+    steps.report, steps.finish_cell = report, finish_cell
+    try:
+        yield
+    finally:
+        steps.report, steps.finish_cell = before

@@ -1,57 +1,50 @@
-"""Results on disk: a folder in which each record is one immutable file, named by the hash of
-everything its numbers depend on.
+"""The steps of a run and what they gave: in memory, or in a results folder.
 
-    records/KIND/KEY.safetensors    a record: an injection, scores, a measurement
-    plans/NUMBER.json               what runs were asked for, in their order: settings and tasks
-    failures/KEY.json               why a task could not be computed
-    tl-localize.json                marks the folder as ours, with the format of its files
-    set_aside/                      files that were damaged; they are never read again
+A step is known by its inputs: everything that its numbers depend on. What it gave is remembered
+under the hash of them, so it is computed once, whoever asks. A results folder holds
 
-The folder is its own index: a task whose file is there is done, and two runs that compute the same
-task write the same file. Nothing is locked, and nothing is changed after it is written.
+    settings.json                   what all its runs agree on, and which cells they were asked for
+    steps/KIND/KEY.safetensors      what a step gave; KEY is the hash of its inputs
+    failures/KEY.json               why the rows of a cell could not be computed
+    damaged/                        files that were not whole; they are never read again
+
+A file is written whole or not at all, and never changed afterwards, so many runs may share a folder
+without a lock (settings.json alone has one).
 """
 
-import hashlib
 import json
 import logging
 import os
 import secrets
 import traceback
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pandas as pd
+import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
-from tl_localize.execution.tasks import (
-    FORMAT,
-    Json,
-    Plan,
-    Record,
-    Task,
-    closure,
-    digest_of,
-    hash_tensors,
-    tasks_of,
-)
 from tl_localize.files import (
     TEMPORARY,
     Saved,
+    digest,
     from_json,
+    identity,
     prepare_folder,
     to_json,
     write_json,
     write_whole,
 )
-from tl_localize.model.environment import conflicts
+from tl_localize.model.memory import out_of_memory
 
 LOG = logging.getLogger(__name__)
-MARKER = "tl-localize.json"  # of a results folder: its format
+FORMAT = 7  # of the files of a results folder
+SETTINGS = "settings.json"
 # what reading a damaged file raises
 DAMAGE = (
     ValueError,
@@ -62,75 +55,291 @@ DAMAGE = (
     RecursionError,
     safetensors.SafetensorError,
 )
-Tensors = dict[str, Tensor]
-COUNTS = ("planned", "done", "failed", "missing", "not_converged")
+COUNTS = ["asked", "done", "failed", "missing", "not_converged"]
+Json = dict[str, Any]
+Row = dict[str, Any]  # of a table; it says itself of what it is
+Value = TypeVar("Value")
+Progress = Callable[[float, str], None]  # the fraction that is done, and what is being done
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A place in the tables of a benchmark.
+
+    Args:
+        method: its label in tables.
+        part: what the method is asked about: a sentence, a group or a target.
+        scope: settings that other cells of the folder may have differently, such as a ratio.
+
+    >>> Cell("activations", "s0", "0.01").part
+    's0'
+    """
+
+    method: str
+    part: str = ""
+    scope: str = ""
 
 
 @dataclass(frozen=True, eq=False)
-class StoredPlan:
-    """A plan, and what it was made with.
+class Scope:
+    """What was asked for under one scope, such as one ratio.
 
     Args:
-        number: of its file.
-        digest: of the plan.
+        settings: the same in all runs of this scope.
+        methods: label -> what the method is, and how many of the first parts it was asked about.
     """
 
-    plan: Plan
-    environment: Json
-    number: int = 0
-    digest: str = ""
+    settings: Json
+    methods: Mapping[str, tuple[Any, int]]
 
 
-class Cache:
-    """Plans and records in memory: what a run without a store uses. It keeps only the records that
-    make tables.
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """What the runs of a folder agree on, and the cells that they were asked for.
 
-    >>> Cache().read(Task("scores", {"sequence": "s0"})) is None
-    True
+    Args:
+        benchmark: ``"inj"``, ``"del"``, ``"rev"`` or ``"collect"``.
+        settings: the same in all runs.
+        parts: [name, fingerprint] of each sentence, group, target or chunk; runs agree on those
+            that both have.
+        scopes: by name; runs of different scopes may differ in their settings and methods.
+        environments: versions and machines that took part.
+
+    >>> one = Settings("inj", {"seed": 0}, [["s0", "ab"]], {"0.01": Scope({}, {"random": ({}, 1)})})
+    >>> one.cells()
+    [Cell(method='random', part='s0', scope='0.01')]
+    """
+
+    benchmark: str
+    settings: Json
+    parts: Sequence[Sequence[str]]
+    scopes: Mapping[str, Scope]
+    environments: Sequence[Json] = ()
+
+    def cells(self) -> list[Cell]:
+        """All cells, in the order of tables: by scope, part and method."""
+        found: list[Cell] = []
+        for name, scope in self.scopes.items():
+            for i, part in enumerate(self.parts):
+                for label, (_, n_parts) in scope.methods.items():
+                    if i < n_parts:
+                        found.append(Cell(label, part[0], name))
+        return found
+
+    def contradictions(self, other: "Settings") -> list[str]:
+        """What differs from the settings of a folder, ``other``, and may not."""
+        pairs: list[tuple[str, Any, Any]] = [("benchmark", other.benchmark, self.benchmark)]
+        for name in other.settings | self.settings:
+            pairs.append((name, other.settings.get(name), self.settings.get(name)))
+        for i, both in enumerate(zip(other.parts, self.parts, strict=False)):
+            pairs.append((f"part {i}", *both))
+        for name in other.scopes.keys() & self.scopes:
+            old, new = other.scopes[name], self.scopes[name]
+            for setting in old.settings | new.settings:
+                pairs.append((setting, old.settings.get(setting), new.settings.get(setting)))
+            for label in old.methods.keys() & new.methods:
+                pairs.append((label, old.methods[label][0], new.methods[label][0]))
+        return [
+            f"{name}: {old} in the folder, {new} now"
+            for name, old, new in pairs
+            if not (same_numbers(old, new) if name == "probe" else digest(old) == digest(new))
+        ]
+
+    def joined(self, other: "Settings") -> "Settings":
+        """These settings, added to those of a folder, ``other``."""
+        scopes = dict(other.scopes)
+        for name, scope in self.scopes.items():
+            methods = dict(scopes[name].methods) if name in scopes else {}
+            for label, (what, n_parts) in scope.methods.items():
+                methods[label] = (what, max(n_parts, methods.get(label, (None, 0))[1]))
+            scopes[name] = Scope(scope.settings, methods)
+        environments = [*other.environments]
+        environments += [new for new in self.environments if new not in environments]
+        parts = max(other.parts, self.parts, key=len)
+        return Settings(self.benchmark, other.settings, parts, scopes, environments)
+
+    @classmethod
+    def from_json(cls, found: Json) -> "Settings":
+        """What was written as JSON."""
+        scopes = {
+            name: Scope(one["settings"], {label: tuple(m) for label, m in one["methods"].items()})
+            for name, one in found["scopes"].items()
+        }
+        settings = found["benchmark"], found["settings"], found["parts"]
+        return cls(*settings, scopes, found["environments"])
+
+
+def same_numbers(old: Any, new: Any) -> bool:
+    """Whether two lists of numbers agree as far as machines do; the last one is the tolerance."""
+    try:
+        return torch.allclose(
+            torch.tensor(old[:-1]), torch.tensor(new[:-1]), rtol=0, atol=float(new[-1])
+        )
+    except (TypeError, RuntimeError):  # one of them is missing or of another length
+        return False
+
+
+def described(value: Any) -> Any:
+    """A setting, a method, units, as JSON takes it: its ``identity``. What has none, such as a
+    function, is described in a way that holds in this process alone.
+    """
+    try:
+        return identity(value)
+    except ValueError:
+        return {"only here": [repr(value), id(value)]}
+
+
+def check_lasting(settings: Settings) -> None:
+    """Raise ValueError where a setting or a method has no plain form under which its results can be
+    kept.
+    """
+    everything = dict(settings.settings)
+    for scope in settings.scopes.values():
+        everything |= scope.settings
+        everything |= {label: what for label, (what, _) in scope.methods.items()}
+    for name, what in everything.items():
+        if isinstance(what, dict) and "only here" in what:
+            raise ValueError(
+                f"{name} must be a frozen dataclass of plain settings where results are kept, got "
+                f"{what['only here'][0]}. Write one, or run without a store."
+            )
+
+
+def refuse(wrong: Sequence[str], where: str) -> None:
+    """Raise ValueError where settings contradict those that are there."""
+    if wrong:
+        raise ValueError(
+            f"settings must agree with those of {where!r}, got\n  "
+            + "\n  ".join(wrong[:5])
+            + "\nGive the same settings, to which parts, methods and ratios may be added, or "
+            "another folder with --out."
+        )
+
+
+class Steps:
+    """What the steps of a run gave, in memory: what a run without a results folder uses. A step
+    that fails ends the run. Tensors are not kept, as they are large: who needs scores twice holds
+    them.
+
+    >>> steps = Steps()
+    >>> steps.get({"step": "sum", "of": [1, 2]}, lambda: sum([1, 2]))
+    3
     """
 
     def __init__(self) -> None:
-        self.records: dict[str, Record] = {}
-        self.kept: list[StoredPlan] = []
-        self.wanted: set[str] = set()  # keys of the tasks whose records make tables
+        self.settings: Settings | None = None
+        self.environment: Json = {}
+        self.values: dict[str, Any] = {}  # by key, without those that hold tensors
+        self.cells: dict[Cell, list[Row]] = {}
+        self.keys: set[str] = set()  # of the steps whose rows are in ``cells``
+        self.report: Callable[[float, str], None] = _ignore  # within a cell
+        self.finish_cell: Callable[[bool], None] = _ignore  # whether it was there before
 
-    def plans(self) -> list[StoredPlan]:
-        """In the order in which they were made."""
-        return self.kept
+    def agree(self, settings: Settings) -> None:
+        """Remember what a run is asked for; ValueError where it contradicts an earlier one."""
+        if self.settings:
+            refuse(settings.contradictions(self.settings), "memory")
+            settings = settings.joined(self.settings)
+        self.settings = settings
 
-    def add_plan(self, plan: Plan, environment: Json) -> None:
-        """Remember what a run was asked for; ValueError where it contradicts an earlier plan."""
-        check_agreement(plan, environment, self.kept, "memory")
-        self.kept.append(StoredPlan(plan, environment))
-        self.wanted.update(task.key for task in plan.tasks)
+    @property
+    def agreed(self) -> Json:
+        """What all runs agree on: the model, its fingerprint, and the settings of a benchmark."""
+        return self.settings.settings if self.settings else {}
 
-    def has(self, task: Task) -> bool:
-        return task.key in self.records
+    def get(self, inputs: Json, compute: Callable[[], Value]) -> Value:
+        """What a step gave, or gives now.
 
-    def read(self, task: Task) -> Record | None:
-        """The record of a task; None if there is none."""
-        return self.records.get(task.key)
+        Args:
+            inputs: everything that the numbers depend on, as JSON takes it. ``inputs["step"]`` is
+                its kind, such as ``"inject"``.
+            compute: gives JSON, or an object that can be saved, such as an injection.
+        """
+        key = digest(inputs)
+        found = self._read(key, inputs)
+        if found is None:
+            found = compute()
+            self._write(key, inputs, found)
+        return found
 
-    def write(self, task: Task, record: Record) -> None:
-        if task.key in self.wanted:
-            self.records[task.key] = record
+    def get_many(
+        self,
+        inputs: Sequence[Json],
+        compute: Callable[[list[int]], Iterable[Value | Exception]],
+    ) -> list[Value | Exception]:
+        """What several steps gave, of which those that are missing are computed side by side.
 
-    def failures(self) -> dict[str, Json]:
-        """What failed, by the key of its task. In memory nothing does: the error is raised."""
+        Args:
+            compute: gives a value, or the reason why there is none, for each of the numbers of the
+                missing ones.
+        """
+        keys = [digest(one) for one in inputs]
+        found = [self._read(key, one) for key, one in zip(keys, inputs, strict=True)]
+        missing = [i for i, value in enumerate(found) if value is None]
+        if missing:
+            for i, value in zip(missing, compute(missing), strict=True):
+                found[i] = value
+                if not isinstance(value, Exception):
+                    self._write(keys[i], inputs[i], value)
+        return found
+
+    def rows(self, cell: Cell, inputs: Json, compute: Callable[[], list[Row]]) -> list[Row]:
+        """The rows of a cell of the tables. In a results folder an error is recorded and told; then
+        there are none, and the others go on.
+        """
+        key = digest(inputs)
+        rows = self._read(key, inputs)
+        was_there = rows is not None
+        if rows is None:
+            try:
+                self.report(0.0, f"{cell.method} on {cell.part}")
+                rows = compute()
+            except Exception as error:
+                if isinstance(error, OSError) or accelerator_is_lost(error):
+                    raise
+                self.fail(key, cell, error)
+                self.finish_cell(False)
+                return []
+            self._write(key, inputs, rows, cell)
+        self.cells[cell] = rows
+        self.keys.add(key)
+        self.finish_cell(was_there)
+        return rows
+
+    def fail(self, key: str, cell: Cell, error: Exception) -> None:
+        """Record why a cell has no rows. In memory the error is raised."""
+        raise error
+
+    def failures(self) -> dict[Cell, str]:
+        """Why cells have no rows. In memory no run goes on after a failure."""
         return {}
 
-    def fail(self, task: Task, error: BaseException) -> str:
-        """Record why a task could not be computed; returns the reason. In memory the error is
-        raised instead.
-        """
-        raise error
+    def done(self) -> dict[Cell, list[Row]]:
+        """The rows of each cell that is done, in the order of tables."""
+        if self.settings is None:
+            return {}
+        return {cell: self.cells[cell] for cell in self.settings.cells() if cell in self.cells}
+
+    def given(self, kind: str) -> list[Any]:
+        """What the steps of a kind gave, without those that hold tensors."""
+        return [value for key, value in self.values.items() if key.startswith(f"{kind}/")]
+
+    def _read(self, key: str, inputs: Json) -> Any:
+        return self.values.get(f"{inputs['step']}/{key}")
+
+    def _write(self, key: str, inputs: Json, value: Any, cell: Cell | None = None) -> None:
+        if not isinstance(value, Saved):
+            self.values[f"{inputs['step']}/{key}"] = value
+
+
+def _ignore(*arguments: object) -> None: ...
 
 
 class Damaged(ValueError):
     """A file whose content is not what its name and its checksum say."""
 
 
-class Store(Cache):
+class Store(Steps):
     """A results folder. Many runs, on many machines, may write to one folder at a time.
 
     Args:
@@ -138,192 +347,214 @@ class Store(Cache):
         read_only: nothing is written, and damaged files are named and left where they are.
 
     Raises:
-        ValueError: the folder can't be written; with ``read_only``, it is not a results folder.
+        ValueError: the folder can't be written, or is of another format; with ``read_only``, it is
+            not a results folder.
 
-    >>> task = Task("scores", {"sequence": "s0", "method": "activations"})
-    >>> Store(folder).write(task, Record({"scores": [0.5, 0.25]}))
-    >>> Store(folder).has(task), Store(folder).read(task).value
-    (True, {'scores': [0.5, 0.25]})
+    >>> Store(folder).get({"step": "sum", "of": [1, 2]}, lambda: 3)
+    3
+    >>> Store(folder).get({"step": "sum", "of": [1, 2]}, lambda: 4)  # it is there already
+    3
     """
 
     def __init__(self, folder: str | Path, read_only: bool = False) -> None:
-        super().__init__()  # records here are those without tensors that were read or written
+        super().__init__()
         self.folder, self.read_only = Path(folder), read_only
         if not read_only:
             self._prepare()
-        try:
-            found = f"format {json.loads(content_of(self.folder / MARKER))['format']}"
-        except (OSError, *DAMAGE):
-            found = f"no whole {MARKER}"
-        if found != f"format {FORMAT}":
+        self._read_settings()
+        if read_only and self.settings is None:
             raise ValueError(
-                f"folder must hold the results of a run in format {FORMAT}, got {found} in "
-                f"{str(self.folder)!r}. Check the path, use the version that wrote the folder, or "
-                f"write {json.dumps({'format': FORMAT})} into {MARKER} if this version did."
+                f"folder must hold the results of a run, got {str(self.folder)!r} without a "
+                f"{SETTINGS}. Check the path, or give the run's own command again."
             )
 
     def _prepare(self) -> None:
         """Make the folder, where it is not there."""
         prepare_folder(self.folder)
-        marker = self.folder / MARKER
-        if not os.path.lexists(marker):
-            others = [path for path in self.folder.iterdir() if not TEMPORARY.fullmatch(path.name)]
-            if others and not marker.exists():  # another run may just have written it
-                raise ValueError(
-                    f"folder must be new, empty or a results folder, got {str(self.folder)!r} with "
-                    "other files. Choose another."
-                )
-            write_json(marker, {"format": FORMAT})
-        for name in ("plans", "failures", "set_aside", "tmp"):
+        parts = {SETTINGS, f"{SETTINGS}.lock", "steps", "failures", "damaged", "tmp"}
+        names = {path.name for path in self.folder.iterdir() if not TEMPORARY.fullmatch(path.name)}
+        if names and not names & parts:
+            raise ValueError(
+                f"folder must be new, empty or a results folder, got {str(self.folder)!r} with "
+                "other files. Choose another."
+            )
+        for name in ("steps", "failures", "damaged", "tmp"):
             (self.folder / name).mkdir(exist_ok=True)
 
-    # Records
+    # Settings
 
-    def has(self, task: Task) -> bool:
-        """Whether there is a record; ``read`` says whether it can be trusted."""
-        # no Path: for 100,000 records that is a second
-        return task.key in self.records or os.path.lexists(f"{self.folder}/{task.file}")
+    def _read_settings(self) -> None:
+        """The settings as they are now; another run may have added to them."""
+        path = self.folder / SETTINGS
+        if not path.exists():
+            return
+        try:
+            found = json.loads(path.read_bytes())
+            if found["format"] != FORMAT:
+                raise Damaged(f"format {found['format']!r}")
+            self.settings = Settings.from_json(found)
+        except DAMAGE as error:
+            why = str(error) if isinstance(error, Damaged) else f"no whole {SETTINGS}"
+            raise ValueError(
+                f"folder must hold the results of a run in format {FORMAT}, got {why} in "
+                f"{str(self.folder)!r}. Use the version that wrote it, or another folder."
+            ) from error
 
-    def read(self, task: Task) -> Record | None:
-        """The record of a task; None if there is none, also where a damaged file was in its place,
-        which is now set aside.
-        """
-        if task.key in self.records:
-            return self.records[task.key]
-        record = self._load(Path(f"{self.folder}/{task.file}"), partial(_record, task.key))
-        if record and not isinstance(record.value, Saved):
-            self.records[task.key] = record
-        return record
-
-    def write(self, task: Task, record: Record) -> None:
-        """Write the record of a task, and forget that it ever failed.
-
-        Raises:
-            OSError: there is no room, or the folder can't be written; what is done is kept.
-        """
-        body = {"key": task.key, "kind": task.kind, "inputs": task.inputs, "about": record.about}
-        self._write(task.file, pack({**body, "value": record.value}))
-        if not isinstance(record.value, Saved):
-            self.records[task.key] = record
-        (self.folder / "failures" / f"{task.key}.json").unlink(missing_ok=True)
-
-    # Failures
-
-    def fail(self, task: Task, error: BaseException) -> str:
-        reason = f"{type(error).__name__}: {error}"
-        value = {"key": task.key, "task": task.file, "reason": reason}
-        value["traceback"] = "".join(traceback.format_exception(error))
-        text = json.dumps(value, indent=1, ensure_ascii=False)
-        self._write(f"failures/{task.key}.json", text.encode(errors="replace"))
-        return reason
-
-    def failures(self) -> dict[str, Json]:
-        """What failed, by the key of its task: task (its file), reason, traceback."""
-        return {
-            failure["key"]: failure
-            for failure in self._each("failures", _failure)
-            # another run may have computed it meanwhile
-            if not os.path.lexists(self.folder / failure["task"])
-        }
-
-    # Plans
-
-    def add_plan(self, plan: Plan, environment: Json) -> None:
-        """Remember what a run was asked for, as the last plan. Of two runs that start at a time,
-        the later one sees the other's plan.
+    def agree(self, settings: Settings) -> None:
+        """Remember what a run is asked for, beside what the folder holds.
 
         Raises:
-            ValueError: it contradicts a plan that is there.
+            ValueError: it contradicts an earlier run of the folder, or a setting has no plain form
+                under which results can be kept.
         """
-        body = {"plan": plan.to_json(), "environment": environment}
-        digest = digest_of(body["plan"])
-        text = json.dumps({**body, "sha256": digest_of([digest, environment])}, default=str)
-        while True:
-            plans = self.plans()
-            check_agreement(plan, environment, plans, str(self.folder))
-            if plans and plans[-1].digest == digest:
-                return
-            number = plans[-1].number + 1 if plans else 1
-            with suppress(FileExistsError):
-                self._write(f"plans/{number:06d}.json", text.encode(), new=True)
-                return
+        check_lasting(settings)
+        with self._locked():
+            self._read_settings()
+            if self.settings:
+                refuse(settings.contradictions(self.settings), str(self.folder))
+                settings = settings.joined(self.settings)
+            if self.settings is None or digest(asdict(settings)) != digest(asdict(self.settings)):
+                write_json(self.folder / SETTINGS, {"format": FORMAT, **asdict(settings)})
+        self.settings = settings
 
-    def plans(self) -> list[StoredPlan]:
-        return self._each("plans", lambda path: _plan(path, path.lstat().st_mtime_ns))
+    def _locked(self) -> AbstractContextManager[Any]:
+        """One run at a time reads and writes the settings; the lock ends with its process."""
+        if self.read_only:
+            return nullcontext()
+        from filelock import FileLock
 
-    # Files
+        return FileLock(f"{self.folder / SETTINGS}.lock")
 
-    def _load(self, path: Path, parse: Callable[[Path], Any]) -> Any:
-        """What a file holds. None where there is none (also where another run has just replaced
+    # Steps
+
+    def _file(self, key: str, kind: str) -> Path:
+        return self.folder / "steps" / kind / f"{key}.safetensors"
+
+    def _read(self, key: str, inputs: Json) -> Any:
+        name = f"{inputs['step']}/{key}"
+        if name not in self.values:
+            body = self._load(self._file(key, inputs["step"]))
+            if body is None:
+                return None
+            if isinstance(body["value"], Saved):
+                return body["value"]
+            self.values[name] = body["value"]
+        return self.values[name]
+
+    def _write(self, key: str, inputs: Json, value: Any, cell: Cell | None = None) -> None:
+        super()._write(key, inputs, value)
+        body: Json = {"key": key, "inputs": inputs, "value": value, "made": self.environment}
+        body["cell"] = asdict(cell) if cell else None
+        self._save(self._file(key, inputs["step"]), pack(body))
+        (self.folder / "failures" / f"{key}.json").unlink(missing_ok=True)
+
+    def done(self) -> dict[Cell, list[Row]]:
+        if self.settings is None:
+            return {}
+        for body in self._each(self.settings.benchmark, self.keys):
+            if body["cell"]:
+                self.cells.setdefault(Cell(**body["cell"]), body["value"])
+                self.keys.add(body["key"])
+        return super().done()
+
+    def given(self, kind: str) -> list[Any]:
+        return [body["value"] for body in self._each(kind)]
+
+    def _each(self, kind: str, known: Set[str] = frozenset()) -> Iterator[Json]:
+        """What the files of all steps of a kind hold, without the known ones; the newest first,
+        because data that have grown give a cell a second file.
+        """
+        paths = (self.folder / "steps" / kind).glob("[!.]*")
+        for path in sorted(paths, key=lambda path: -path.lstat().st_mtime_ns):
+            body = None if path.stem in known else self._load(path)
+            if body is not None:
+                yield body
+
+    def _load(self, path: Path) -> Json | None:
+        """What a file of a step holds. None where there is none (another run may just have replaced
         it), or where it was damaged; then it is moved out of the way.
         """
         try:
-            return parse(path)
+            body = unpack(content_of(path))
+            if body["key"] != path.stem:
+                raise Damaged("it belongs to another step")
+            return body
         except FileNotFoundError:
             return None
         except DAMAGE as error:
             why = str(error) if isinstance(error, Damaged) else "it is not whole"
         where = "is not read"
         if not self.read_only:
-            name = f"set_aside/{path.name}.{secrets.token_hex(4)}"
-            where = f"was set aside as {name}, and is made again if it is needed"
+            name = f"damaged/{path.name}.{secrets.token_hex(4)}"
+            where = f"was moved to {name}, and is computed again if it is needed"
             with suppress(FileNotFoundError):  # another run was faster
                 os.replace(path, self.folder / name)
         LOG.error("%s %s: %s.", path.relative_to(self.folder), where, why)
         return None
 
-    def _each(self, name: str, parse: Callable[[Path], Any]) -> list[Any]:
-        """What the files of a subfolder hold, in the order of their names."""
-        paths = sorted((self.folder / name).glob("[!.]*"))
-        return [one for one in (self._load(path, parse) for path in paths) if one]
-
-    def _write(self, name: str, data: bytes, *, new: bool = False) -> None:
+    def _save(self, path: Path, data: bytes) -> None:
         if self.read_only:
             raise ValueError(
                 f"folder must be open for writing, got {str(self.folder)!r} as read-only."
             )
-        path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, data, self.folder / "tmp", new=new)
+        write_whole(path, data, self.folder / "tmp")
+
+    # Failures
+
+    def fail(self, key: str, cell: Cell, error: Exception) -> None:
+        """Record why a cell has no rows; the next run tries it again."""
+        reason = f"{type(error).__name__}: {error}"
+        lines = "".join(traceback.format_exception(error))
+        value = {"cell": asdict(cell), "reason": reason, "traceback": lines}
+        text = json.dumps(value, indent=1, ensure_ascii=False)
+        self._save(self.folder / "failures" / f"{key}.json", text.encode(errors="replace"))
+        LOG.warning("FAILED %s on %s: %s", cell.method, cell.part, reason.splitlines()[0])
+
+    def failures(self) -> dict[Cell, str]:
+        found: dict[Cell, str] = {}
+        for path in sorted((self.folder / "failures").glob("[!.]*.json")):
+            try:
+                value = json.loads(path.read_bytes())
+                found[Cell(**value["cell"])] = str(value["reason"])
+            except (OSError, *DAMAGE):
+                LOG.error("failures/%s is not read: it is not whole.", path.name)
+        return found
 
 
-def check_agreement(
-    plan: Plan, environment: Json, others: Sequence[StoredPlan], where: str
-) -> None:
-    """Raise ValueError where a plan or what it is computed with contradicts an earlier one."""
-    for other in others:
-        wrong = plan.contradictions(other.plan) or conflicts(environment, other.environment)
-        if wrong:
-            raise ValueError(
-                f"settings must agree with those of {where!r}, got\n  "
-                + "\n  ".join(wrong[:5])
-                + f"\nGive the same settings, to which {plan.grows} may be added, or another "
-                "folder with --out."
-            )
+class Lazy(Generic[Value]):
+    """A value that is computed when it is first asked for; so is an error, which is raised again.
+
+    >>> injection = Lazy(lambda: print("injects"))
+    >>> injection()
+    injects
+    >>> injection()
+    """
+
+    def __init__(self, compute: Callable[[], Value]) -> None:
+        self.compute = compute
+        self.found: tuple[Value] | None = None
+        self.error: Exception | None = None
+
+    def __call__(self) -> Value:
+        if self.error:
+            raise self.error
+        if self.found is None:
+            try:
+                self.found = (self.compute(),)
+            except Exception as error:
+                self.error = error
+                raise
+        return self.found[0]
 
 
-def _record(key: str, path: Path) -> Record:
-    body = unpack(content_of(path))
-    if body["key"] != key:
-        raise Damaged("it belongs to another task")
-    return Record(body["value"], body["about"])
+def accelerator_is_lost(error: Exception) -> bool:
+    """Whether an error leaves the device in a state in which this process can compute nothing."""
+    lost = isinstance(error, getattr(torch, "AcceleratorError", ()))
+    return lost and not out_of_memory(error)
 
 
-@lru_cache
-def _plan(path: Path, written: int) -> StoredPlan:
-    body = json.loads(content_of(path))
-    digest, environment = digest_of(body["plan"]), body["environment"]
-    if digest_of([digest, environment]) != body["sha256"]:
-        raise Damaged("its content is not what its checksum says")
-    return StoredPlan(Plan.from_json(body["plan"]), environment, int(path.stem), digest)
-
-
-def _failure(path: Path) -> Json:
-    value = json.loads(content_of(path))
-    texts = value["task"], value["reason"]
-    if value["key"] != path.stem or not all(isinstance(text, str) and text for text in texts):
-        raise Damaged("it says of no task why it failed")
-    return value
+# Files of steps
 
 
 def content_of(path: Path) -> bytes:
@@ -339,11 +570,11 @@ def pack(body: Json) -> bytes:
     """The bytes of a safetensors file that holds JSON and its tensors, sealed by a checksum of
     both.
     """
-    tensors: Tensors = {}
+    tensors: dict[str, Tensor] = {}
     # in ASCII: a file name on a disk may hold half a character
     text = to_json(body, tensors)
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    return safetensors.torch.save(whole, {"record": text, "sha256": _seal(text, whole)})
+    return safetensors.torch.save(whole, {"step": text, "digest": digest(text, whole)})
 
 
 def unpack(data: bytes) -> Json:
@@ -352,15 +583,9 @@ def unpack(data: bytes) -> Json:
     """
     tensors = safetensors.torch.load(data)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
-    if header["sha256"] != _seal(header["record"], tensors):
+    if header["digest"] != digest(header["step"], tensors):
         raise Damaged("its checksum is wrong")
-    return from_json(header["record"], tensors)
-
-
-def _seal(text: str, tensors: Tensors) -> str:
-    digest = hashlib.sha256(text.encode(errors="surrogatepass"))
-    hash_tensors(digest, tensors)
-    return digest.hexdigest()
+    return from_json(header["step"], tensors)
 
 
 # How far a folder is
@@ -371,76 +596,40 @@ class Status:
     """How far a folder is.
 
     Args:
-        frame: one row per label: counts of tasks (planned, done, failed, missing,
-            not_converged). Rows of what measurements need, such as injections, come last.
-        reasons: what failed and why, by the task's file.
+        frame: one row per method: counts of cells (asked, done, failed, missing) and of those that
+            are done but did not converge.
+        failures: what failed and why.
 
-    >>> counts = {"planned": [3], "done": [3], "failed": [0], "missing": [0], "not_converged": [1]}
-    >>> frame = pd.DataFrame(counts)
-    >>> Status(frame, {}).clean
+    >>> counts = {"asked": [3], "done": [3], "failed": [0], "missing": [0], "not_converged": [1]}
+    >>> Status(pd.DataFrame(counts), {}).clean
     False
     """
 
     frame: pd.DataFrame
-    reasons: dict[str, str]
+    failures: dict[Cell, str]
 
     @property
     def clean(self) -> bool:
-        """Nothing failed: no task, and no injection that did not converge."""
-        return not (self.reasons or self.frame[["failed", "not_converged"]].to_numpy().any())
+        """Nothing failed, and everything converged."""
+        return not (self.failures or self.frame["not_converged"].any())
 
 
-def planned(store: Store) -> list[Task]:
-    """The tasks whose records make the tables of a folder, in the order of tables.
-
-    Of a collection the last plan alone counts: data that have grown or changed make another one.
-
-    Raises:
-        ValueError: the folder holds no plan.
-    """
-    plans = [one.plan for one in store.plans()]
-    if not plans:
-        raise ValueError(
-            f"folder must hold the plan of a run, got none in {str(store.folder)!r}. Give the "
-            "run's own command again."
-        )
-    return tasks_of(plans[-1:] if plans[-1].benchmark == "collect" else plans)
-
-
-def status(store: Store) -> Status:
-    """Counts, and the reasons of failures.
+def status(steps: Steps) -> Status:
+    """Which of the cells that were asked for are done, failed and missing.
 
     >>> benchmark = InjBenchmark(model=model, sequences=few[:1], ratio=0.02, max_steps=2)
     >>> _ = benchmark.run([Activations()], Store(folder))
-    >>> status(Store(folder)).frame.loc["activations", ["planned", "done"]].tolist()
+    >>> status(Store(folder)).frame.loc["activations", ["asked", "done"]].tolist()
     [1, 1]
     """
-    tasks, failures = planned(store), store.failures()
-    counted: list[tuple[str, Task, Any]] = []
-    for task in tasks:
-        counted.append((task.label, task, store.read(task)))
-    known = {task.key for task in tasks}
-    for need in closure((need for task in tasks for need in task.needs), known):
-        counted.append((f"({need.kind})", need, store.has(need)))
+    cells = steps.settings.cells() if steps.settings else []
+    done, failures = steps.done(), steps.failures()
     rows: dict[str, dict[str, int]] = {}
-    for label, task, found in counted:
-        row = rows.setdefault(label, dict.fromkeys(COUNTS, 0))
-        row["planned"] += 1
-        row["done" if found else "failed" if blocked(task, failures) else "missing"] += 1
-        value = getattr(found, "value", None)
-        row["not_converged"] += isinstance(value, dict) and value.get("converged") is False
-    reasons = {one["task"]: one["reason"] for key, one in failures.items() if key in known}
-    return Status(pd.DataFrame.from_dict(rows, orient="index"), reasons)
-
-
-def blocked(task: Task, failed: Collection[str]) -> bool:
-    """Whether a failure is in the way: of the task, or of one that it needs."""
-    return bool(failed) and any(one.key in failed for one in closure([task]))
-
-
-def reason_of(task: Task, failures: dict[str, Json]) -> str:
-    """Why a task has no record."""
-    return next(
-        (failures[one.key]["reason"] for one in closure([task]) if one.key in failures),
-        "not done yet",
-    )
+    for cell in cells:
+        row = rows.setdefault(cell.method, dict.fromkeys(COUNTS, 0))
+        row["asked"] += 1
+        state = "done" if cell in done else "failed" if cell in failures else "missing"
+        row[state] += 1
+        row["not_converged"] += any(one.get("converged") is False for one in done.get(cell, []))
+    failed = {cell: failures[cell] for cell in cells if cell in failures and cell not in done}
+    return Status(pd.DataFrame.from_dict(rows, orient="index", columns=COUNTS), failed)

@@ -1,13 +1,21 @@
 """What DEL measured: one row per target, method and ratio, and the tables that are made of them."""
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from tl_localize.evals.shared import Measured, count_missing, means_of, recorded, settings_of
-from tl_localize.execution.store import Cache
+from tl_localize.evals.shared import (
+    Measured,
+    count_missing,
+    means_of,
+    missing_of,
+    rows_of,
+    settings_of,
+)
+from tl_localize.execution.store import Steps
 from tl_localize.stats import at_cost, compare_with_reference, with_error
 
 METRICS: dict[str, tuple[str, int, int]] = {  # column: title, factor, decimals
@@ -19,6 +27,7 @@ METRICS: dict[str, tuple[str, int, int]] = {  # column: title, factor, decimals
     "delta_perplexity_base2": ("Δ Rand-PPL (2 ** nats)", 1, 2),
 }
 PRICES = (0.5, 1.0, 3.0, 5.0)  # points of Neg at which methods are compared
+CHANGES = "accuracy_changes"  # of a row: the change of accuracy of each test sequence
 Matrices = dict[tuple[str, float], pd.DataFrame]  # by method and ratio, [ablated measured]
 
 
@@ -35,33 +44,45 @@ class DelResults(Measured):
             before.
         settings: What it was measured with.
         missing: What a run was asked for and has not got, one row per sequence x method x ratio:
-            ratio, sequence_id, method, reason.
+            method, part (the sequence), scope (the ratio), reason.
         before: One row per test sequence: model, sequence_id, category, prefix and suffix (text),
             accuracy, levenshtein, length (characters of the suffix), perplexity, perplexity_base2
             (of the general text: one number for all).
         confusion: (method, ratio) -> change of accuracy, [ablated measured].
+        single_layers: Rows of the study of single layers: the columns of ``frame``, and layer
+            (missing where all layers are ablated) and multiple of the budget.
 
     >>> DelBenchmark(model, few, text, ratios=(0.005,), n_dev=1).run([Activations()])
     DelResults(2 sequences x 2 methods)
     """
 
     caption = "after minus before"
-    kind = "del"
     before: pd.DataFrame = field(default_factory=pd.DataFrame)
     confusion: Matrices = field(default_factory=dict)
+    single_layers: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @classmethod
-    def of(cls, cache: Cache) -> "DelResults":
-        """Everything that the plans of a folder, or of a run in memory, have so far."""
-        before, effects = measured(cache, cls.kind)
-        missing = pd.DataFrame(recorded(cache, cls.kind)[1]).rename(columns={"name": "sequence_id"})
+    def of(cls, steps: Steps) -> "DelResults":
+        """Everything that the runs of a folder, or of memory, have so far."""
+        rows = list(rows_of(steps))
+        before = pd.DataFrame([row for rows in steps.given("before") for row in rows])
+        plain = [row for row in rows if "layer" not in row]
+        single = pd.DataFrame([row for row in rows if "layer" in row])
+        if len(single):
+            single = single.drop(columns=CHANGES).astype({"layer": "Int64"})
+        changes: dict[tuple[str, float], dict[str, list[float]]] = {}
+        for row in plain:
+            of_set = changes.setdefault((row["method"], row["ratio"]), {})
+            of_set[row["sequence_id"]] = row[CHANGES]
         confusion: Matrices = {}
-        groups: Any = effects.groupby(["method", "ratio"], sort=False) if len(effects) else ()
-        for key, part in groups:
-            ablated = pd.Index(before["sequence_id"][part["target"]], name="ablated")
-            others = pd.Index(before["sequence_id"], name="measured")
-            confusion[key] = pd.DataFrame(part["accuracy"].tolist(), ablated, others)
-        return cls(frame_of(effects, before), settings_of(cache), missing, before, confusion)
+        for key, by_target in changes.items():
+            matrix = pd.DataFrame(
+                list(by_target.values()), list(by_target), list(before["sequence_id"])
+            )
+            confusion[key] = matrix.rename_axis("ablated").rename_axis("measured", axis=1)
+        frame = pd.DataFrame(plain).drop(columns=CHANGES, errors="ignore")
+        about = settings_of(steps), missing_of(steps)
+        return cls(frame, *about, before, confusion, single)
 
     def summary(self) -> pd.DataFrame:
         """The numbers of ``table``: model, ablation, method, ratio, metric, mean, standard_error
@@ -123,7 +144,7 @@ class DelResults(Measured):
             table = pd.DataFrame(rows).T
             name = f"{100 * ratio:g} % of each layer, {block['sequence_id'].nunique()} sequences"
             if len(self.missing):
-                name += count_missing(table, self.missing[self.missing["ratio"] == ratio])
+                name += count_missing(table, self.missing[self.missing["scope"] == f"{ratio:g}"])
             blocks[name if ablation == "zero" else f"{ablation}, {name}"] = table
         return pd.concat(blocks)
 
@@ -155,35 +176,25 @@ class DelResults(Measured):
         )
 
 
-def measured(cache: Cache, kind: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """What the tasks of a kind have measured so far: the sequences before, and a row for each
-    effect.
+def self_and_others(
+    index: int, effect: Mapping[str, Any], before: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    """What an ablation changed, after minus before: of the target (self), of the mean of the others
+    (neg, nan where there is none) and of general text; and what they were before.
+
+    Args:
+        index: of the target.
+        effect: what ``AblationMeter.effect`` gives.
+        before: [sequence] the rows of ``DelResults.before``.
     """
-    before = pd.DataFrame()
-    effects: list[dict[str, Any]] = []
-    for _, value in recorded(cache, "baseline")[0]:
-        before = pd.DataFrame(value["frame"])
-    for task, value in recorded(cache, kind)[0]:
-        about = {"method": task.label, "ratio": task.ratio, "ablation": value["ablation"]}
-        effects += [{**about, **effect} for effect in value["effects"]]
-    return before, pd.DataFrame(effects if len(before) else [])
-
-
-def frame_of(effects: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame:
-    """Of each effect the target (self), and the mean over the other sequences (neg)."""
-    if not len(effects):
-        return effects
-    targets = before.loc[effects["target"]].reset_index(drop=True)
-    frame = targets[["model", "sequence_id", "category"]].join(
-        effects[["method", "ratio", "ablation", "n_neurons"]]
-    )
-    own = np.arange(len(before)) == effects[["target"]].to_numpy()  # [effect sequence]
+    row: dict[str, float] = {}
     for name in ("accuracy", "levenshtein"):
-        changes = pd.DataFrame(effects[name].tolist())
-        was = pd.DataFrame([before[name].tolist()] * len(effects))
-        for column, values in ((f"delta_%s_{name}", changes), (f"%s_{name}_before", was)):
-            frame[column % "self"] = values.where(own).sum(axis=1)
-            frame[column % "neg"] = values.mask(own).mean(axis=1)
+        was = [float(one[name]) for one in before]
+        for column, values in ((f"delta_%s_{name}", effect[name]), (f"%s_{name}_before", was)):
+            others = [value for i, value in enumerate(values) if i != index]
+            row[column % "self"] = values[index]
+            row[column % "neg"] = sum(others) / len(others) if others else math.nan
     for name in ("perplexity", "perplexity_base2"):
-        frame[f"delta_{name}"], frame[f"{name}_before"] = effects[name], targets[name]
-    return frame
+        row[f"delta_{name}"] = effect[name]
+        row[f"{name}_before"] = before[index][name]
+    return row

@@ -10,7 +10,7 @@ import torch
 from tl_localize.checks import Real, check_between
 from tl_localize.evals.deletion.benchmark import DelBenchmark
 from tl_localize.evals.deletion.results import DelResults
-from tl_localize.execution.store import Cache
+from tl_localize.execution.store import Steps
 from tl_localize.methods import Localizer, RandomBaseline
 from tl_localize.metrics import perplexity
 from tl_localize.model.neurons import LanguageModel, NeuronView
@@ -46,13 +46,13 @@ def largest_set(
 
 
 def sparing_runs(
-    benchmark: DelBenchmark, methods: Sequence[Localizer], cache: Cache, spare: Real
+    benchmark: DelBenchmark, methods: Sequence[Localizer], steps: Steps, spare: Real
 ) -> Iterator[tuple[DelBenchmark, list[Localizer]]]:
-    """DEL at 1, 2, 4, ... units of each layer, to be run one after the other with this cache. A
+    """DEL at 1, 2, 4, ... units of each layer, to be run one after the other with these steps. A
     method goes on while the other sequences lose at most ``spare`` points of accuracy (Neg).
 
     >>> benchmark = DelBenchmark(model, few, text, ratios=(0.5,), n_dev=1)
-    >>> runs = sparing_runs(benchmark, [Activations()], Cache(), spare=1)
+    >>> runs = sparing_runs(benchmark, [Activations()], Steps(), spare=1)
     >>> next(runs)[0].ratios == (1 / model.cfg.d_mlp,)
     True
     """
@@ -64,7 +64,7 @@ def sparing_runs(
             return
         ratio = count / n_units
         yield replace(benchmark, ratios=(ratio,)), left
-        frame = DelResults.of(cache).frame
+        frame = DelResults.of(steps).frame
         lost = frame[frame["ratio"] == ratio].groupby("method")["delta_neg_accuracy"].mean()
         left = [method for method in left if 100 * lost.get(method.name, -1) >= -spare]
 

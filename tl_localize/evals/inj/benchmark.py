@@ -8,37 +8,36 @@ has to read the sentence to tell which are its rows.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from operator import or_
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from tl_localize.checks import Real, check_count, check_positive, check_seed
 from tl_localize.evals.inj.results import InjResults
 from tl_localize.evals.shared import (
-    ScoredChunk,
-    grouped,
-    localized,
-    named,
-    scores_task,
+    Group,
+    describe_methods,
+    draw_groups,
+    score,
+    scores_of,
+    telling,
     with_controls,
+    with_ids,
 )
 from tl_localize.execution.run import Benchmark, Methods
-from tl_localize.execution.store import Cache
-from tl_localize.execution.tasks import Json, Plan, Task, described
-from tl_localize.injection import Injection, JointInjection, draw_sets, inject, inject_together
+from tl_localize.execution.store import Cell, Json, Lazy, Row, Scope, Settings, Steps, described
+from tl_localize.files import digest
+from tl_localize.injection import JointInjection, draw_sets, inject, inject_together
 from tl_localize.methods.base import Method
-from tl_localize.model.environment import about_model
-from tl_localize.model.memory import Report
+from tl_localize.model.environment import about_model, environment
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence, check_sequences
 from tl_localize.units import NEURONS, Units
-
-Group = list[MemorizedSequence]  # what is written together: a target and its distractors
 
 # Learning rate and steps of an injection by ratio: the paper's up to 2 %. Beyond, each row takes
 # part in writing the sentence only if the steps are smaller: at 0.01 rows grow that the sentence
@@ -108,13 +107,13 @@ class InjBenchmark(Benchmark[InjResults]):
         blank = NeuronScores(torch.zeros(view.size), units=self.units)
         for multiple in (1, 2):
             blank.top_k(self.ratio * multiple)  # raises where it selects none, or more than all
-        if not self.groups:
+        if not self.groups():
             raise ValueError(
                 f"distractors must leave at least one group of {size} sentences that begin with "
                 f"different tokens, got {self.distractors} for {len(self.sequences)} sentences. "
                 f"Give at least {size}, or fewer distractors."
             )
-        check_seed(self.seed + len(self.groups) - 1, bits=32)
+        check_seed(self.seed + len(self.groups()) - 1, bits=32)
 
     @property
     def training(self) -> Json:
@@ -133,109 +132,126 @@ class InjBenchmark(Benchmark[InjResults]):
         """Recall is measured among the top ``ratio * multiple``."""
         return [multiple for multiple in (1, 2, 5) if self.ratio * multiple <= 1]
 
-    def labelled(self, methods: Sequence[Method]) -> Methods:
+    @property
+    def scope(self) -> str:
+        """What the settings of a folder call this injection ratio."""
+        return f"{float(self.ratio):g}"
+
+    def label(self, methods: Sequence[Method]) -> Methods:
         """The methods by label; Random and RowNorm are always among them."""
         return with_controls(methods, self.units)
 
-    def plan(self, methods: Sequence[Method], before: Sequence[Plan] = ()) -> Plan:
-        labelled = self.labelled(methods)
-        about, ratio, training = about_model(self.model), float(self.ratio), self.training
-        multiples = [float(multiple) for multiple in self.multiples]
-        settings: Json = {"distractors": self.distractors}
-        if self.units != NEURONS:
-            settings["units"] = described(self.units)
-        made_of = about["fingerprint"]
-        made = {"model": made_of, **settings, **training, "ratio": self.ratio}
-        parts: list[Any] = []
-        tasks: list[Task] = []
-        for index, group in enumerate(self.groups):
-            name = f"group-{index:02d}" if self.distractors else group[0].id
-            prints = [one.fingerprint for one in group]
-            parts.append([name, [[one.id, one.fingerprint] for one in group]])
-            inputs = {**made, "sequences": prints, "seed": self.seed + index}
-            place: Json = {"name": name, "index": index, "ratio": ratio}
-            injection = Task("injections", inputs, (), "inject", **place)
-            place["group"] = injection.key
-            ids = [one.id for one in group]
-            for label, method in labelled.items():
-                scores = scores_task(made_of, label, method, prints, (injection,), **place)
-                own = {"ids": ids, "group": name, "multiples": multiples, "label": label}
-                tasks.append(Task("inj", own, (injection, scores), label, **place))
-        return Plan(
-            benchmark="inj",
-            settings={**about, "multiples": multiples, "seed": self.seed, **settings},
-            parts=parts,
-            methods={label: described(method) for label, method in labelled.items()},
-            tasks=tasks,
-            scope=f"ratio {ratio:g}",
-            scoped={"ratio": ratio, **training},
-            grows="sentences, methods and ratios",
-        )
+    def groups(self, parts: int = 1) -> list[Group]:
+        """Each sentence, or each group of sentences that is written together, with its seed and
+        name.
+        """
+        return self._groups
 
     @cached_property
-    def groups(self) -> list[Group]:
-        """The sentences one by one, or with their distractors: drawn by the seed, no two of a group
-        beginning with the same token.
-        """
-        whole = [sequence.whole for sequence in named(self.sequences)]
+    def _groups(self) -> list[Group]:
+        whole = [sequence.whole for sequence in with_ids(self.sequences)]
         if not self.distractors:
-            return [[sequence] for sequence in whole]
-        return grouped(whole, self.distractors + 1, self.seed)
+            return [Group(one.id, self.seed + i, [one]) for i, one in enumerate(whole)]
+        drawn = draw_groups(whole, self.distractors + 1, self.seed)
+        return [Group(f"group-{i:02d}", self.seed + i, some) for i, some in enumerate(drawn)]
 
-    def compute(self, task: Task, needs: Sequence[Any], methods: Methods, report: Report) -> Any:
-        group = self.groups[task.index]
-        if task.kind == "injections":
-            return self.inject(task, report)
-        if task.kind == "scores":
-            method = methods[task.label]
-            with needs[0].applied(self.model):
-                return localized(method, self.model, group, report, self.units)
-        return self._recalls(task, *needs)
+    def settings(self, methods: Methods) -> Settings:
+        fixed: Json = {
+            **about_model(self.model),
+            "seed": self.seed,
+            "distractors": self.distractors,
+        }
+        fixed |= {"units": described(self.units), "multiples": self.multiples}
+        groups = self.groups()
+        parts = [
+            [group.name, digest([[one.id, one.fingerprint] for one in group.sequences])]
+            for group in groups
+        ]
+        how = {"ratio": float(self.ratio), **self.training}
+        scope = Scope(how, describe_methods(methods, len(groups)))
+        return Settings("inj", fixed, parts, {self.scope: scope}, [environment(self.model)])
 
-    def inject(self, task: Task, report: Report) -> Injection | JointInjection:
+    def rows(self, group: Group, methods: Methods, steps: Steps) -> Iterator[Row]:
+        """What each method finds of the sentences of a group."""
+        injected = self._injection_inputs(group, steps)
+        injection = Lazy(lambda: steps.get(injected, lambda: self._inject(group, steps)))
+        for label, method in methods.items():
+            inputs: Json = {"step": "inj", "injection": injected, "multiples": self.multiples}
+            inputs |= {"method": described(method), "version": getattr(method, "version", 0)}
+            inputs |= {"label": label, "group": group.name}
+            inputs |= {"ids": [one.id for one in group.sequences]}
+            cell = Cell(label, group.name, self.scope)
+            yield from steps.rows(
+                cell, inputs, partial(self._recalls, group, label, method, injection, steps)
+            )
+
+    def _injection_inputs(self, group: Group, steps: Steps) -> Json:
+        return {
+            "step": "inject",
+            "model": steps.agreed["fingerprint"],
+            "ratio": float(self.ratio),
+            **self.training,
+            "units": described(self.units),
+            "together": bool(self.distractors),
+            "seed": group.seed,
+            "sequences": [one.fingerprint for one in group.sequences],
+        }
+
+    def _inject(self, group: Group, steps: Steps) -> JointInjection:
         """Train the rows of one group. It is trained alone: side by side with others it would
         differ in the last digits.
         """
-        group, settings = self.groups[task.index], self.training
-        settings |= {"ratio": self.ratio, "seed": self.seed + task.index, "units": self.units}
+        how: Json = {**self.training, "ratio": self.ratio, "seed": group.seed, "units": self.units}
         if self.distractors:
-            return inject_together(self.model, group, **settings, progress=report)
-        return inject(self.model, group[0], **settings)
+            report = telling(steps, f"inject {group.name}")
+            return inject_together(self.model, group.sequences, **how, progress=report)
+        return JointInjection([inject(self.model, group.sequences[0], **how)])
 
     def _recalls(
-        self, task: Task, injection: Injection | JointInjection, chunk: ScoredChunk
-    ) -> Json:
-        """What one method found of each sentence: recall of its rows, and of the distractors' (nan
+        self,
+        group: Group,
+        label: str,
+        method: Method,
+        injection: Lazy[JointInjection],
+        steps: Steps,
+    ) -> list[Row]:
+        """What one method finds of each sentence: recall of its rows, and of the distractors' (nan
         where there are none).
         """
-        group = self.groups[task.index]
-        injections = [injection] if isinstance(injection, Injection) else injection.injections
+        made_of = {"injection": self._injection_inputs(group, steps)}
+        with injection().applied(self.model):
+            scored = score(
+                method, self.model, group.sequences, steps, made_of=made_of, units=self.units
+            )
+        injections = injection().injections
         sets = [one.neurons for one in injections]
-        frame: list[Json] = []
-        for k, (sequence, one) in enumerate(zip(group, injections, strict=True)):
-            scores, others = chunk.of(k, sequence, self.units), sets[:k] + sets[k + 1 :]
+        rows: list[Row] = []
+        for k, sequence in enumerate(group.sequences):
+            found = scores_of(scored[k])
+            others = sets[:k] + sets[k + 1 :]
             for multiple in self.multiples:
                 ratio = self.ratio * multiple
-                row: Json = {
+                row: Row = {
+                    "model": steps.agreed["model"],
                     "sequence_id": sequence.id,
-                    "method": task.label,
+                    "method": label,
                     "injection_ratio": self.ratio,
-                    "seed": self.seed + task.index,
-                    "group": task.name,
-                    "steps": len(one.losses),
-                    "converged": one.converged,
-                    "loss": float(one.losses[-1]),
-                    "seconds": chunk.seconds,
+                    "seed": group.seed,
+                    "group": group.name,
+                    "steps": len(injections[k].losses),
+                    "converged": injections[k].converged,
+                    "loss": float(injections[k].losses[-1]),
+                    "seconds": found.seconds,
                     "ratio": round(ratio, 10),
                     "multiple": multiple,
                 }
                 for name, per in PLACES.items():
-                    top = scores.top_k(ratio, per=per)
+                    top = found.scores.top_k(ratio, per=per)
                     foreign = top.recall_of(reduce(or_, others)) if others else math.nan
                     row[f"recall{name}"] = top.recall_of(sets[k])
                     row[f"foreign_recall{name}"] = foreign
-                frame.append(row)
-        return {"frame": frame, "converged": all(one.converged for one in injections)}
+                rows.append(row)
+        return rows
 
-    def results(self, cache: Cache) -> InjResults:
-        return InjResults.of(cache)
+    def results(self, steps: Steps) -> InjResults:
+        return InjResults.of(steps)

@@ -1,6 +1,6 @@
 """What INJ measured: one row per sentence, method and ratio, and the tables of them."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas as pd
 
@@ -17,17 +17,15 @@ class InjResults(Measured):
             multiple (of the top share looked at), recall (top share of each layer) and
             recall_across_layers (top share of the model), the same of the other sentences' rows as
             foreign_recall, seconds.
-        settings: what it was measured with, one record per run.
+        settings: what it was measured with.
         missing: what a run was asked for and has not got, one row per sentence or group x method:
-            injection_ratio, group, method, reason.
+            method, part, scope (the injection ratio), reason.
 
     >>> InjBenchmark(model, [sequence], ratio=0.01, max_steps=2).run([Activations()])
     InjResults(1 sequences x 3 methods)
     """
 
     caption = "recall in percent (with distractors of the target's / the distractors' rows)"
-    kind = "inj"
-    missing_names: ClassVar[dict[str, str]] = {"ratio": "injection_ratio", "name": "group"}
 
     @property
     def distractors(self) -> bool:
@@ -60,7 +58,7 @@ class InjResults(Measured):
                 rows.setdefault(method, {})[f"R@{multiple:g}x"] = cell
             table = pd.DataFrame(rows).T
             if len(self.missing):
-                lacking = self.missing[self.missing["injection_ratio"] == ratio]
+                lacking = self.missing[self.missing["scope"] == f"{ratio:g}"]
                 label += count_missing(table, lacking)
             blocks[f"ratio {100 * ratio:g} %, {label}"] = table
         return pd.concat(blocks)

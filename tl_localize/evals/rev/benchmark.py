@@ -3,9 +3,9 @@ back to what they were before, so that one sentence is forgotten and the others 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,11 +14,20 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from tl_localize.checks import Real, check_count, check_seed
-from tl_localize.evals.rev.results import DIRECTIONS, RevResults
-from tl_localize.evals.shared import grouped, localized, named, scores_task, with_controls
+from tl_localize.evals.rev.results import RevResults
+from tl_localize.evals.shared import (
+    Group,
+    describe_methods,
+    draw_groups,
+    score,
+    scores_of,
+    telling,
+    with_controls,
+    with_ids,
+)
 from tl_localize.execution.run import Benchmark, Methods
-from tl_localize.execution.store import Cache
-from tl_localize.execution.tasks import Json, Plan, Task, described, digest_of
+from tl_localize.execution.store import Cell, Json, Lazy, Row, Scope, Settings, Steps, described
+from tl_localize.files import digest
 from tl_localize.injection.recipes import (
     RECIPES,
     Learned,
@@ -34,8 +43,7 @@ from tl_localize.injection.recipes import (
 from tl_localize.methods import ActivationContrast
 from tl_localize.methods.base import Method
 from tl_localize.metrics import accuracy, check_text, mean_log_odds, sequence_losses
-from tl_localize.model.environment import about_model
-from tl_localize.model.memory import Report
+from tl_localize.model.environment import about_model, environment, fingerprint
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
@@ -44,7 +52,6 @@ from tl_localize.units import NEURONS, Units
 SAME_KIND = f"{ActivationContrast.name}_same_kind"
 ALIGNMENT = 0.05  # of the same; with so many texts the direction of a row is to count less
 ORACLES = {"oracle_first_order": 1, "oracle_rounds": 10}  # label -> rounds
-Group = list[MemorizedSequence]  # the sentences of one model
 N_GENERAL = 12  # the first rows of general text, every other one of which is measured
 
 
@@ -120,35 +127,39 @@ class RevBenchmark(Benchmark[RevResults]):
             blank.top_k(ratio)  # raises where it selects none
         if self.before is not None:
             check_earlier(self.model, self.before)
-        if not self.groups or len(self.groups) < (self.n_groups or 1):
+        if len(self.groups()) < (self.n_groups or 1):
             size = 2 * (self.n_groups or 1) - 1  # the second half is not trained
             raise ValueError(
                 f"sequences must fill {size} groups of {self.n_sequences} that begin with "
                 f"different tokens, got {len(self.sequences)}. Give more, or fewer groups."
             )
 
-    @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self, parts: int = 1) -> list[Group]:
         """The sentences of each model. With an earlier checkpoint, one group of all targets."""
-        if self.before is not None:
-            return [self._targets(self.before)]
-        return self._halves[0][: self.n_groups or 3]
+        return self._groups
 
     @cached_property
-    def _halves(self) -> tuple[list[Group], list[Group]]:
+    def _groups(self) -> list[Group]:
+        some = self._halves[0][: self.n_groups or 3] if self.before is None else []
+        if self.before is not None:
+            some = [self._targets(self.before)]
+        return [Group(f"group-{i:02d}", self.seed + i, one) for i, one in enumerate(some)]
+
+    @cached_property
+    def _halves(self) -> tuple[list[list[MemorizedSequence]], list[list[MemorizedSequence]]]:
         """The groups that may be trained and those that never are: drawn by the seed, no two
         sentences of a group beginning with the same token.
         """
-        whole = [one.whole for one in named(self.sequences)]
-        groups = grouped(whole, self.n_sequences, self.seed)
+        whole = [one.whole for one in with_ids(self.sequences)]
+        groups = draw_groups(whole, self.n_sequences, self.seed)
         half = math.ceil(len(groups) / 2)
         return groups[:half], groups[half:]
 
-    def _targets(self, before: LanguageModel) -> Group:
+    def _targets(self, before: LanguageModel) -> list[MemorizedSequence]:
         """The sequences that the model recites; ValueError where there are none, or where the
         checkpoint recites one too.
         """
-        every = named(self.sequences)
+        every = with_ids(self.sequences)
         now, then = accuracy(self.model, every), accuracy(before, every)
         learned = [every[i] for i in (now >= self.min_accuracy).nonzero().flatten().tolist()]
         for i, one in enumerate(every):
@@ -164,9 +175,11 @@ class RevBenchmark(Benchmark[RevResults]):
             )
         return learned
 
-    def labelled(self, methods: Sequence[Method]) -> Methods:
-        """The methods by label; the controls are always among them."""
-        labelled = with_controls(methods, self.units)
+    def label(self, methods: Sequence[Method]) -> Methods:
+        """The methods by label; the controls are always among them, and the oracles, which are no
+        methods and stand as the number of their rounds.
+        """
+        labelled: dict[str, Any] = with_controls(methods, self.units)
         if self.before is None:
             untrained = [one for group in self._halves[1] for one in group]
             texts = tuple(tuple(one.tokens.tolist()) for one in untrained)
@@ -174,128 +187,131 @@ class RevBenchmark(Benchmark[RevResults]):
                 labelled[SAME_KIND] = ActivationContrast(
                     texts=texts, alignment=ALIGNMENT, units=self.units
                 )
-        return labelled
+        return labelled | ORACLES
 
-    def plan(self, methods: Sequence[Method], before: Sequence[Plan] = ()) -> Plan:
-        labelled = self.labelled(methods)
-        recipe = described(self.recipe)
-        if self.before is not None:
-            recipe = about_model(self.before)["fingerprint"]
+    def settings(self, methods: Methods) -> Settings:
         settings: Json = {
             **about_model(self.model),
             "seed": self.seed,
             "ratios": list(map(float, self.ratios)),
             "units": described(self.units),
-            "recipe": recipe,
-            "general_text": digest_of(self.general_tokens.tolist()),
+            "recipe": described(self.recipe),
+            "before": fingerprint(self.before) if self.before is not None else "",
+            "general_text": digest(self.general_tokens),
         }
-        parts: list[Any] = []
-        tasks: list[Task] = []
-        for index, group in enumerate(self.groups):
-            prints = [one.fingerprint for one in group]
-            name = f"group-{index:02d}"
-            parts.append([name, [[one.id, one.fingerprint] for one in group]])
-            inputs = {**settings, "sequences": prints, "seed": self.seed + index}
-            inputs.pop("ratios")
-            place: Json = {"name": name, "index": index}
-            trained = Task("learned", inputs, (), "learn", **place)
-            place["group"] = trained.key
-            how = {"ids": [one.id for one in group], "ratios": settings["ratios"]}
-            for label in (*labelled, *ORACLES):
-                needs = (trained,)
-                if label in labelled:
-                    fingerprint, method = settings["fingerprint"], labelled[label]
-                    scores = scores_task(fingerprint, label, method, prints, needs, **place)
-                    needs = (trained, scores)
-                tasks.append(Task("rev", {**how, "label": label}, needs, label, **place))
-        return Plan(
-            benchmark="rev",
-            settings=settings,
-            parts=parts,
-            methods={label: described(method) for label, method in labelled.items()},
-            tasks=tasks,
-            grows="groups and methods",
+        groups = self.groups()
+        parts = [
+            [group.name, digest([[one.id, one.fingerprint] for one in group.sequences])]
+            for group in groups
+        ]
+        scope = Scope({}, describe_methods(methods, len(groups)))
+        return Settings("rev", settings, parts, {"": scope}, [environment(self.model)])
+
+    def rows(self, group: Group, methods: Methods, steps: Steps) -> Iterator[Row]:
+        """What each method finds for each sentence of a group, in both directions."""
+        how: Json = {**steps.agreed, "sequences": [one.fingerprint for one in group.sequences]}
+        how["group"] = group.name
+        trained = {"step": "learn", **how, "ratios": [], "draw": group.seed}
+        learned = Lazy(lambda: steps.get(trained, lambda: self._learn(group, steps)))
+        ids = [one.id for one in group.sequences]
+        for label, method in methods.items():
+            inputs: Json = {"step": "rev", **how, "label": label, "ids": ids}
+            inputs |= {"method": described(method), "version": getattr(method, "version", 0)}
+            compute = partial(self._exchange, group, label, method, learned, trained, steps)
+            yield from steps.rows(Cell(label, group.name), inputs, compute)
+
+    def _learn(self, group: Group, steps: Steps) -> Learned:
+        """The weights of the other model: trained, or those of the earlier checkpoint."""
+        if self.before is not None:
+            return Learned(check_earlier(self.model, self.before), torch.zeros(1, 0), True)
+        text = self.general_tokens
+        return learn(
+            self.model,
+            group.sequences,
+            self.recipe,
+            general_tokens=torch.cat([text[:N_GENERAL:2], text[N_GENERAL:]]),
+            seed=group.seed,
+            units=self.units,
+            progress=telling(steps, f"train {group.name}"),
         )
 
-    def compute(self, task: Task, needs: Sequence[Any], methods: Methods, report: Report) -> Any:
-        group = self.groups[task.index]
-        if task.kind == "learned":
-            text = self.general_tokens
-            if self.before is not None:
-                return Learned(check_earlier(self.model, self.before), torch.zeros(1, 0), True)
-            return learn(
-                self.model,
-                group,
-                self.recipe,
-                general_tokens=torch.cat([text[:N_GENERAL:2], text[N_GENERAL:]]),
-                seed=self.seed + task.index,
-                units=self.units,
-                progress=report,
-            )
-        other: Learned = needs[0]
-        if task.kind == "scores":
-            with assigned(self.model, {} if self.before is not None else other.weights):
-                return localized(methods[task.label], self.model, group, report, self.units)
-        chunk = needs[1] if needs[1:] else None
-        scores = [chunk.of(k, one, self.units) for k, one in enumerate(group)] if chunk else []
-        return self._measured(task, group, other, scores, report)
-
-    def _measured(
+    def _exchange(
         self,
-        task: Task,
-        group: Sequence[MemorizedSequence],
-        other: Learned,
-        scores: list[NeuronScores],
-        report: Report,
-    ) -> Json:
-        """What one method found for each sentence of a group, in both directions."""
+        group: Group,
+        label: str,
+        method: Any,
+        learned: Lazy[Learned],
+        trained: Json,
+        steps: Steps,
+    ) -> list[Row]:
+        """Exchange the units that one method names between the two models, and measure."""
         view, parameters = NeuronView(self.model, self.units), dict(self.model.named_parameters())
+        other = learned()
         kept = {name: parameters[name].detach().clone() for name in other.weights}
-        base, learned = (kept, other.weights) if self.before is None else (other.weights, kept)
-        before, after = read_units(view, base), read_units(view, learned)
-        if not scores:
-            with assigned(self.model, learned):
-                rounds, trained = ORACLES[task.label], list(other.weights)
-                scores = [change_scores(view, one, trained, before, after, rounds) for one in group]
-        frame: list[Json] = []
-        for done, direction in enumerate(DIRECTIONS):
-            start, values = (learned, before) if direction == "put_back" else (base, after)
+        if self.before is None:
+            base, after = kept, other.weights
+        else:
+            base, after = other.weights, kept
+        before_units, after_units = read_units(view, base), read_units(view, after)
+        with assigned(self.model, after):
+            if label in ORACLES:
+                changed = list(other.weights)
+                scores = [
+                    change_scores(view, one, changed, before_units, after_units, ORACLES[label])
+                    for one in group.sequences
+                ]
+            else:
+                made_of = {"learned": trained}
+                scored = score(
+                    method, self.model, group.sequences, steps, made_of=made_of, units=self.units
+                )
+                scores = [scores_of(one).scores for one in scored]
+        directions = {"put_back": (after, before_units), "graft": (base, after_units)}
+        rows: list[Row] = []
+        for direction, (start, values) in directions.items():
+            about = {"method": label, "group": group.name, "direction": direction}
+            how = {"converged": other.converged, "steps": len(other.losses)}
             with assigned(self.model, start):
-                intact = self._measure(group)
-                for k, one in enumerate(group):
-                    for ratio in self.ratios:
-                        with units_put(view, scores[k].top_k(ratio).mask, values):
-                            deltas = (self._measure(group) - intact).tolist()
-                        general, own = deltas.pop(), deltas.pop(k)
-                        row = {
-                            "sequence_id": one.id,
-                            "method": task.label,
-                            "group": task.name,
-                            "direction": direction,
-                            "converged": other.converged,
-                            "steps": len(other.losses),
-                            "ratio": float(ratio),
-                            "delta_own_accuracy": own,
-                            "delta_others_accuracy": sum(deltas) / len(deltas)
-                            if deltas
-                            else math.nan,
-                            "delta_general_loss": general,
-                        }
-                        frame.append(row)
-                    report((done + (k + 1) / len(group)) / 2)
-        return {"frame": frame, "converged": other.converged}
+                for row in self._measure_exchanges(view, group, scores, values, steps, label):
+                    rows.append({"model": steps.agreed["model"], **about, **how, **row})
+        return rows
+
+    def _measure_exchanges(
+        self,
+        view: NeuronView,
+        group: Group,
+        scores: Sequence[NeuronScores],
+        values: UnitWeights,
+        steps: Steps,
+        label: str,
+    ) -> Iterator[Row]:
+        """What changes for each sentence and share, with the model that is there now."""
+        intact = self._measure(group)
+        for k, one in enumerate(group.sequences):
+            for ratio in self.ratios:
+                with units_put(view, scores[k].top_k(ratio).mask, values):
+                    changes = (self._measure(group) - intact).tolist()
+                general, own = changes.pop(), changes.pop(k)
+                yield {
+                    "sequence_id": one.id,
+                    "ratio": float(ratio),
+                    "delta_own_accuracy": own,
+                    "delta_others_accuracy": sum(changes) / len(changes) if changes else math.nan,
+                    "delta_general_loss": general,
+                }
+            steps.report((k + 1) / len(group.sequences), f"{label} on {group.name}")
 
     @torch.no_grad()
-    def _measure(self, group: Sequence[MemorizedSequence]) -> np.ndarray:
+    def _measure(self, group: Group) -> np.ndarray:
         """The accuracy of each sentence, and the loss of general text, nats per token."""
         text = self.general_tokens
         if len(text) > 1:
             text = text[1:N_GENERAL:2]
         general = sequence_losses(self.model, text, units=self.units)
-        return np.append(accuracy(self.model, group).double(), general.double().mean())
+        return np.append(accuracy(self.model, group.sequences).double(), general.double().mean())
 
-    def results(self, cache: Cache) -> RevResults:
-        return RevResults.of(cache)
+    def results(self, steps: Steps) -> RevResults:
+        return RevResults.of(steps)
 
 
 def change_scores(

@@ -31,7 +31,6 @@ class RevResults(Measured):
     """
 
     caption = "after minus before"
-    kind = "rev"
 
     def _used(self) -> pd.DataFrame:
         """The rows of models that recited every sentence."""
