@@ -12,7 +12,6 @@ from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
 from tl_localize.checks import Real, check_between
-from tl_localize.model.changes import Use
 from tl_localize.model.forward import residual, unembed
 from tl_localize.model.memory import halving, part_at, rows_that_fit
 from tl_localize.model.neurons import LanguageModel, NeuronView
@@ -44,8 +43,7 @@ def predicted_suffixes(
 
     def predicted(some: list[MemorizedSequence]) -> Tensor:
         batch = SequenceBatch.of(some, view.device)
-        with Use(model):
-            return target_logits(model, batch).argmax(-1)
+        return target_logits(model, batch).argmax(-1)
 
     found = [part for _, part in halving(predicted, sequences, size)]
     lengths = [len(sequence) - sequence.n_prefix for sequence in sequences]
@@ -186,8 +184,7 @@ def sequence_losses(
 
     def losses(rows: list[int]) -> Tensor:
         part = part_at(on_device, rows)
-        with Use(model):
-            logits = unembed(model, residual(model, part)[:, :-1])
+        logits = unembed(model, residual(model, part)[:, :-1])
         losses = F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="none")
         return losses.view(len(rows), -1).mean(1)
 
@@ -267,5 +264,4 @@ def memorization_loss(
     True
     """
     sequences = check_sequences(model, sequences)
-    with Use(model):
-        return batch_loss(model, SequenceBatch.of(sequences, NeuronView(model).device))
+    return batch_loss(model, SequenceBatch.of(sequences, NeuronView(model).device))

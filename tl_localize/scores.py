@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from tl_localize.checks import Real, check_choice, check_count, check_ratio
 from tl_localize.files import Saved
-from tl_localize.model.changes import Use, adding_hooks
+from tl_localize.model.hooks import added_hooks
 from tl_localize.model.neurons import Hook, LanguageModel, NeuronView, clamp_neurons
 from tl_localize.units import NEURONS, Units, check_units
 
@@ -118,7 +119,8 @@ class NeuronSet(Saved):
             for layer in self.mask.any(1).nonzero().flatten().tolist()
         ]
 
-    def dropped_out(self, model: LanguageModel) -> Use[None]:
+    @contextmanager
+    def dropped_out(self, model: LanguageModel) -> Iterator[None]:
         """Set these neurons to zero inside the ``with`` block; ValueError where the set is of
         another model's shape.
         """
@@ -129,7 +131,8 @@ class NeuronSet(Saved):
                 "is to be ablated."
             )
         hooks = [(view.points[name], hook) for name, hook in self.dropout_hooks(view.device)]
-        return Use(model, adding_hooks(hooks, "add_hook", every_thread=True))
+        with added_hooks(hooks):
+            yield
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@ changes.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,6 @@ from tl_localize.metrics import (
     sequence_losses,
     target_logits,
 )
-from tl_localize.model.changes import Use
 from tl_localize.model.memory import halving, tokens_that_fit
 from tl_localize.model.neurons import LanguageModel, NeuronView, model_name
 from tl_localize.scores import NeuronSet
@@ -136,7 +136,7 @@ class AblationMeter:
             p = target_logits(self.model, batch).softmax(-1)
         return p.gather(-1, batch.targets[:, None])[:, 0].cpu(), p.argmax(-1).cpu()
 
-    def _ablated(self, target: int, chosen: NeuronSet) -> Use[None]:
+    def _ablated(self, target: int, chosen: NeuronSet) -> AbstractContextManager[None]:
         """Clamp neurons for a target inside the ``with`` block."""
         if target not in self.values:
             self.values[target] = self.ablation(self.view, target)

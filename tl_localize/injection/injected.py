@@ -4,10 +4,8 @@ disk.
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from tl_localize.checks import check_ratio, check_seed
 from tl_localize.files import Saved
-from tl_localize.model.changes import Undo, Use
+from tl_localize.model.hooks import replaced
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronSet, rounded_down
 
@@ -55,17 +53,14 @@ class Injection(Saved):
             f"{self.losses[-1]:.3f} after {len(self.losses)} steps)"
         )
 
-    def applied(self, model: LanguageModel) -> Use[None]:
+    @contextmanager
+    def applied(self, model: LanguageModel) -> Iterator[None]:
         """Put the rows into W_out inside the ``with`` block; afterwards every weight is bit for bit
         what it was. The newest of several blocks ends first.
 
         Raises:
             ValueError: The rows belong to a model of another shape.
         """
-        return Use(model, self.writing(model))
-
-    def writing(self, model: LanguageModel) -> Iterator[Undo]:
-        """The change that ``applied`` makes."""
         view = NeuronView(model, self.neurons.units)
         mask, wide = self.neurons.mask, view.flat_rows(0).shape[1]
         if mask.shape != view.size or self.rows.shape[1] != wide:
@@ -75,21 +70,13 @@ class Injection(Saved):
                 "Apply an injection to the model it was made in."
             )
         start = 0
-        for layer, chosen in enumerate(view.row_mask(mask)):
-            index = chosen.nonzero().flatten().to(view.device)
-            rows, start = self.rows[start : start + len(index)], start + len(index)
-            yield from replacing(view.flat_rows(layer), index, rows)
-
-
-def replacing(weight: Tensor, index: Tensor, rows: Tensor) -> Iterator[Undo]:
-    """The change of a block that gives some rows of a weight other values."""
-    yield partial(put, weight, index, weight.data[index])
-    put(weight, index, rows)
-
-
-def put(weight: Tensor, index: Any, rows: Tensor) -> None:
-    """Give the indexed part of a weight other values."""
-    weight.data[index] = rows.to(weight)  # of the data, as an interrupted no_grad would stay
+        with ExitStack() as stack:
+            for layer, chosen in enumerate(view.row_mask(mask)):
+                index = chosen.nonzero().flatten().to(view.device)
+                rows = self.rows[start : start + len(index)]
+                start += len(index)
+                stack.enter_context(replaced(view.flat_rows(layer), index, rows))
+            yield
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,14 +106,18 @@ class JointInjection(Saved):
         """Whether each sequence is below all its stops."""
         return torch.tensor([injection.converged for injection in self.injections])
 
-    def applied(self, model: LanguageModel) -> Use[None]:
+    @contextmanager
+    def applied(self, model: LanguageModel) -> Iterator[None]:
         """Put all sets into W_out inside the ``with`` block; afterwards every weight is bit for bit
         what it was.
 
         Raises:
             ValueError: The rows belong to a model of another shape.
         """
-        return Use(model, chain.from_iterable(one.writing(model) for one in self.injections))
+        with ExitStack() as stack:
+            for injection in self.injections:
+                stack.enter_context(injection.applied(model))
+            yield
 
 
 def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[NeuronSet]:

@@ -3,8 +3,8 @@ are exchanged between the model before and the model after.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,10 +13,9 @@ from torch import Tensor
 
 from tl_localize.checks import check_choice, check_count, check_positive, check_seed
 from tl_localize.files import Saved
-from tl_localize.injection.injected import put, replacing
 from tl_localize.injection.training import check_finite
 from tl_localize.metrics import batch_loss
-from tl_localize.model.changes import Undo, Use
+from tl_localize.model.hooks import put, replaced
 from tl_localize.model.memory import Report
 from tl_localize.model.neurons import LanguageModel, NeuronView, model_name
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
@@ -184,21 +183,24 @@ def trained_parameters(view: NeuronView, weights: Literal["rows", "all"]) -> dic
     return found
 
 
-def in_training(model: LanguageModel, parameters: list[Any]) -> Use[None]:
+@contextmanager
+def in_training(model: LanguageModel, parameters: list[Any]) -> Iterator[None]:
     """Let an optimizer change parameters; afterwards they are bit for bit what they were."""
-
-    def changes() -> Iterator[Undo]:
+    before = [(one, one.detach().clone(), one.grad, one.requires_grad) for one in parameters]
+    try:
         for parameter in parameters:
-            yield partial(put, parameter, ..., parameter.detach().clone())
-            yield partial(setattr, parameter, "grad", parameter.grad)
             parameter.grad = None
-            yield partial(parameter.requires_grad_, parameter.requires_grad)
             parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter, values, gradient, requires_grad in before:
+            put(parameter, ..., values)
+            parameter.grad = gradient
+            parameter.requires_grad_(requires_grad)
 
-    return Use(model, changes())
 
-
-def assigned(model: LanguageModel, weights: Weights) -> Use[None]:
+@contextmanager
+def assigned(model: LanguageModel, weights: Weights) -> Iterator[None]:
     """Give parameters other values inside the ``with`` block; afterwards every weight is bit for
     bit what it was.
 
@@ -207,13 +209,11 @@ def assigned(model: LanguageModel, weights: Weights) -> Use[None]:
     False
     """
 
-    def changes() -> Iterator[Undo]:
-        parameters = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
+    with ExitStack() as stack:
         for name, value in weights.items():
-            yield partial(put, parameters[name], ..., parameters[name].detach().clone())
-            put(parameters[name], ..., value)
-
-    return Use(model, changes())
+            stack.enter_context(replaced(parameters[name], ..., value))
+        yield
 
 
 def unit_weights(view: NeuronView, layer: int) -> list[Tensor]:
@@ -245,9 +245,10 @@ def read_units(view: NeuronView, weights: Weights | None = None) -> UnitWeights:
         ]
 
 
+@contextmanager
 def units_put(
     view: NeuronView, chosen: Bool[Tensor, "layer neuron"], values: UnitWeights
-) -> Use[None]:
+) -> Iterator[None]:
     """Give the chosen units other weights inside the ``with`` block; afterwards every weight is bit
     for bit what it was.
 
@@ -257,13 +258,12 @@ def units_put(
     True
     """
 
-    def changes() -> Iterator[Undo]:
+    with ExitStack() as stack:
         for layer in chosen.any(1).nonzero().flatten().tolist():
             index = chosen[layer].nonzero().flatten().to(view.device)
             for weight, value in zip(unit_weights(view, layer), values[layer], strict=True):
-                yield from replacing(weight, index, value[index])
-
-    return Use(view.model, changes())
+                stack.enter_context(replaced(weight, index, value[index]))
+        yield
 
 
 def check_earlier(model: LanguageModel, before: LanguageModel) -> Weights:

@@ -66,10 +66,6 @@ class ActivationContrast(Localizer):
         if any(len(text) < 2 for text in self.texts):
             raise ValueError("texts must have 2 tokens or more, got a shorter one. Leave it out.")
 
-    @property
-    def passes(self) -> float:
-        return 4.0
-
     def attribute_batch(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
     ) -> BatchValues:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tl_localize.checks import check_count
 from tl_localize.files import identity_text
-from tl_localize.model.changes import Use
 from tl_localize.model.memory import Report, halving, part_of, rows_that_fit
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
@@ -58,16 +57,8 @@ class Localizer(ABC):
     name: ClassVar[str]
     title: ClassVar[str] = ""
     version: ClassVar[int] = 1
-    chunk: ClassVar[int] = 1  # targets that a benchmark gives the method at once
     units: Units = NEURONS
     batch_tokens: int | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def passes(self) -> float:
-        """About how many forward passes of a model of 10,000 neurons a sequence costs; it only
-        foretells the time of a run.
-        """
-        return 1.0
 
     def __post_init__(self) -> None:
         check_units(self.units)
@@ -127,18 +118,7 @@ class Localizer(ABC):
         Args:
             report: called with the fraction of this batch that is done.
         """
-        found: list[Found] = []
-        for i, sequence in enumerate(sequences):
-            part = part_of(report, i / len(sequences), (i + 1) / len(sequences))
-            found.append(self._attribute(neurons, sequence, part))
-            part(1.0)
-        return found
-
-    def _attribute(
-        self, neurons: NeuronView, sequence: MemorizedSequence, report: Report
-    ) -> Values | NeuronScores:
-        """``attribute``, of methods that take so long that they report within a sequence."""
-        return self.attribute(neurons, sequence)
+        return one_by_one(lambda one, _: self.attribute(neurons, one), sequences, report)
 
     def _results(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report
@@ -149,7 +129,7 @@ class Localizer(ABC):
         def work(batch: list[int]) -> BatchValues | list[Found]:
             part = part_of(report, batch[0] / n, (batch[-1] + 1) / n)
             # whatever mode the caller is in
-            with Use(neurons.model), torch.inference_mode(False), torch.enable_grad():
+            with torch.inference_mode(False), torch.enable_grad():
                 values = self.attribute_batch(neurons, [sequences[i] for i in batch], part)
             part(1.0)
             return values
@@ -168,6 +148,24 @@ class Localizer(ABC):
                 else:
                     scores = replace(value, **about)
                 yield check_scores(scores, neurons, self)
+
+
+def one_by_one(
+    score: Callable[[MemorizedSequence, Report], Found],
+    sequences: Sequence[MemorizedSequence],
+    report: Report,
+) -> list[Found]:
+    """The scores of each sequence, for methods that are no faster on several.
+
+    Args:
+        score: called with a sequence and with what is told the fraction of it that is done.
+    """
+    found: list[Found] = []
+    for i, sequence in enumerate(sequences):
+        part = part_of(report, i / len(sequences), (i + 1) / len(sequences))
+        found.append(score(sequence, part))
+        part(1.0)
+    return found
 
 
 def check_scores(scores: object, neurons: NeuronView, method: Method) -> NeuronScores:

@@ -46,7 +46,6 @@ class GradientAlignment(Localizer):
 
     name = "gradient_alignment"
     title = "Gradient Alignment (not the paper's)"
-    chunk = 16
     points: int = 4
     share: Real = 0.03
 
@@ -54,10 +53,6 @@ class GradientAlignment(Localizer):
         super().__post_init__()
         check_count(points=self.points)
         check_ratio("share", self.share)
-
-    @property
-    def passes(self) -> float:
-        return 3.0 * self.points
 
     def attribute_batch(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report

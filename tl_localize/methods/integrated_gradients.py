@@ -1,6 +1,7 @@
 """Integrated Gradients of the probability of the true next token."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -12,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_localize.checks import check_choice, check_count
-from tl_localize.methods.base import Localizer, Values
+from tl_localize.methods.base import Found, Localizer, Values, one_by_one
 from tl_localize.methods.partial_runs import CleanRun
 from tl_localize.methods.position_parallel import NotParallel, PositionParallelModel
 from tl_localize.model.forward import residual, resume, unembed
@@ -74,13 +75,12 @@ class IntegratedGradients(Localizer):
             points = (torch.arange(self.steps) + 0.5) / self.steps
         return points, torch.full((self.steps,), 1 / self.steps)
 
-    @property
-    def passes(self) -> float:
-        return 4.0 * self.steps
+    def attribute_batch(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+    ) -> list[Found]:
+        return one_by_one(partial(self._score, neurons), sequences, report)
 
-    def _attribute(
-        self, neurons: NeuronView, sequence: MemorizedSequence, report: Report
-    ) -> Values:
+    def _score(self, neurons: NeuronView, sequence: MemorizedSequence, report: Report) -> Values:
         batch = SequenceBatch.of([sequence], neurons.device)
         scores: list[Tensor] = []
         points, weights = (part.to(neurons.device) for part in self.quadrature())

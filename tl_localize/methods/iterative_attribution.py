@@ -60,7 +60,6 @@ class IterativeAttribution(Contrasted):
     name = "iterative_attribution"
     title = "Iterative Attribution (not the paper's)"
     version = 3
-    chunk = 16
     rounds: int = 10
     share: Real = 0.1
     first_layer: int | None = None
@@ -72,10 +71,6 @@ class IterativeAttribution(Contrasted):
         check_ratio("share", self.share)
         if self.first_layer is not None:
             check_count(0, first_layer=self.first_layer)
-
-    @property
-    def passes(self) -> float:
-        return 4.0 * self.rounds
 
     def chosen_from(self, neurons: NeuronView) -> int:
         if self.first_layer is None:

@@ -32,16 +32,11 @@ class MaskLearner(Localizer):
     take no part in later passes. Layers below ``first_layer`` keep their start.
     """
 
-    chunk = 16
     learning_rate: Real
     sparsity_weight: Real
     steps: int
     stop_sparsity: Real
     first_layer: int = 0
-
-    @property
-    def passes(self) -> float:
-        return 1.5 * self.steps
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,6 +69,12 @@ class MaskLearner(Localizer):
         """The scores that trained parameters are."""
 
     def attribute_batch(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+    ) -> list[Found]:
+        with neurons.lean():
+            return self._train(neurons, sequences, report)
+
+    def _train(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
     ) -> list[Found]:
         n, scale, draws = len(sequences), loss_scale(neurons.model), self.noise(neurons)
@@ -116,7 +117,7 @@ class MaskLearner(Localizer):
     ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
         """Memorization loss and sparsity of each mask."""
         gates = self.gates(values, noise)
-        with neurons.lean(), neurons.scaled(dict(enumerate(gates.unbind(1)))):
+        with neurons.scaled(dict(enumerate(gates.unbind(1)))):
             return batch_loss(neurons.model, batch), self.sparsity(values[:, self.first_layer :])
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from tl_localize.checks import check_seed
@@ -29,6 +30,7 @@ class RandomBaseline(Localizer):
 
     name = "random"
     title = "Random"
+    version = 2
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -36,23 +38,6 @@ class RandomBaseline(Localizer):
         check_seed(self.seed)
 
     def attribute(self, neurons: NeuronView, sequence: MemorizedSequence) -> Values:
-        generator = torch.Generator().manual_seed(mixed(self.seed, *sequence.tokens.tolist()))
-        return torch.rand(neurons.size, generator=generator)
-
-
-def mixed(*integers: int) -> int:
-    """A seed from 0 to 2**63 - 1 of some integers, the same in every process and version of Python.
-
-    It is xxHash of 64-bit words, as CPython 3.8 to 3.14 hash a tuple of integers below 2**61 - 1.
-
-    >>> from tl_localize.methods.random_baseline import mixed
-    >>> mixed(0, 1, 2)
-    2187946392326065592
-    """
-    total = 2870177450012600261
-    for integer in integers:
-        total = (total + integer * 14029467366897019727) % 2**64
-        total = (total << 31 | total >> 33) % 2**64
-        total = total * 11400714785074694791 % 2**64
-    total += len(integers) ^ 2870177450012600261 ^ 3527539
-    return total % 2**63
+        seed = np.random.SeedSequence([self.seed, *sequence.tokens.tolist()])
+        numbers = np.random.default_rng(seed).random(neurons.size, dtype=np.float32)
+        return torch.from_numpy(numbers)

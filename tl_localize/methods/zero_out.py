@@ -1,5 +1,6 @@
 """Zero-Out: ablate one neuron at a time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_localize.checks import check_count, check_ratio, check_seed
-from tl_localize.methods.base import Localizer, Values
+from tl_localize.methods.base import Found, Localizer, Values, one_by_one
 from tl_localize.methods.partial_runs import CleanRun, ablation_estimate, activations
 from tl_localize.model.forward import resume, unembed
 from tl_localize.model.memory import Report, halving, part_at, tokens_that_fit
@@ -73,11 +74,12 @@ class ZeroOut(Localizer):
         check_count(0, screen_sample=self.screen_sample)
         check_seed(self.seed)
 
-    @property
-    def passes(self) -> float:
-        return 3000 * (self.screen or 1.0)
+    def attribute_batch(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
+    ) -> list[Found]:
+        return one_by_one(partial(self._score, neurons), sequences, report)
 
-    def _attribute(
+    def _score(
         self, neurons: NeuronView, sequence: MemorizedSequence, report: Report
     ) -> Values | NeuronScores:
         if self.screen is None:

@@ -6,10 +6,9 @@ transformers: blocks that are to be skipped hand on what they are given, so that
 are made by the model itself, and an exception leaves the pass where it is to stop.
 """
 
-import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_localize.model.changes import Undo, Use, adding_hooks
+from tl_localize.model.hooks import own_attribute, registered
 
 Stream = Float[Tensor, "batch pos d_model"]
 # of a Bridge: in which form each block hands the residual stream on
@@ -118,7 +117,8 @@ def unembed(model: Any, resid: Float[Tensor, "*shape d_model"]) -> Float[Tensor,
     return logits.to(dtype).reshape(*resid.shape[:-1], -1)
 
 
-def entering(model: Any) -> Use[dict[int, Tensor]]:
+@contextmanager
+def entering(model: Any) -> Iterator[dict[int, Tensor]]:
     """The residual stream that enters each layer in the last forward pass, before the layer's
     hooks.
     """
@@ -127,7 +127,8 @@ def entering(model: Any) -> Use[dict[int, Tensor]]:
         (block, partial(_record_input, store=store, layer=layer))
         for layer, block in enumerate(model.blocks)
     ]
-    return Use(model, adding_hooks(hooks, "register_forward_pre_hook", prepend=True), store)
+    with registered(hooks, "register_forward_pre_hook", prepend=True):
+        yield store
 
 
 def _record_input(module: object, inputs: Any, *, store: dict[int, Tensor], layer: int) -> None:
@@ -230,11 +231,11 @@ def _run(
     model: Any, tokens: Tensor, start: int = 0, resid: Tensor | None = None, stop: int | None = None
 ) -> Tensor:
     """A Bridge's forward pass to layer ``stop``, by default to the logits."""
-    changes = _cutting(model, start, resid, stop)
+    looking: AbstractContextManager[Any] = nullcontext()
     if model.blocks[-1] not in _FORMS:
-        looking = [(block, _look_at_form) for block in model.blocks]
-        changes = chain(changes, adding_hooks(looking, "register_forward_hook", prepend=True))
-    with Use(model, changes):
+        hooks = [(block, _look_at_form) for block in model.blocks]
+        looking = registered(hooks, "register_forward_hook", prepend=True)
+    with _cut(model, start, resid, stop), looking:
         try:
             return model(tokens, use_cache=False)
         except _Reached as reached:
@@ -249,25 +250,26 @@ def _look_at_form(block: Any, inputs: object, output: Any) -> None:
     _FORMS[block] = type(output)([None] * len(output)) if several else None
 
 
-def _hand_on(thread: int, block: Any, handed: Any, *args: Any, **options: Any) -> Any:
-    """What a skipped block gives in this thread; in others it runs."""
-    if threading.get_ident() == thread:
-        return handed
-    return type(block)._call_impl(block, *args, **options)
+def _hand_on(handed: Any, *args: Any, **options: Any) -> Any:
+    """What a skipped block gives."""
+    return handed
 
 
-def _cutting(model: Any, start: int, resid: Tensor | None, stop: int | None) -> Iterator[Undo]:
+@contextmanager
+def _cut(model: Any, start: int, resid: Tensor | None, stop: int | None) -> Iterator[None]:
     """Forward passes skip the blocks below ``start``, and end before ``stop``."""
     blocks = list(model.blocks)
-    for block in blocks[:start]:
-        form = _FORMS[block]
-        handed = resid if form is None else type(form)([resid, *form[1:]])
-        # What torch calls for block(...): so the block's own hooks don't run either. `setattr`
-        # would reach the wrapped module.
-        yield partial(vars(block).pop, "_call_impl", None)
-        vars(block)["_call_impl"] = partial(_hand_on, threading.get_ident(), block, handed)
-    if resid is not None and start < len(blocks):
-        entry = (blocks[start], partial(_put_in, resid=resid))
-        yield from adding_hooks([entry], "register_forward_pre_hook", prepend=True)
-    if stop is not None:
-        yield from adding_hooks([(blocks[stop - 1], _leave_after)], "register_forward_hook")
+    with ExitStack() as stack:
+        for block in blocks[:start]:
+            form = _FORMS[block]
+            handed = resid if form is None else type(form)([resid, *form[1:]])
+            # What torch calls for block(...): so the block's own hooks don't run either. `setattr`
+            # would reach the wrapped module.
+            stack.enter_context(own_attribute(block, "_call_impl", partial(_hand_on, handed)))
+        if resid is not None and start < len(blocks):
+            entry = (blocks[start], partial(_put_in, resid=resid))
+            stack.enter_context(registered([entry], "register_forward_pre_hook", prepend=True))
+        if stop is not None:
+            end = (blocks[stop - 1], _leave_after)
+            stack.enter_context(registered([end], "register_forward_hook"))
+        yield

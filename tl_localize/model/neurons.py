@@ -4,8 +4,8 @@ hooks; and the checks of arguments.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
-from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -13,8 +13,8 @@ from einops import einsum
 from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor
 
-from tl_localize.model.changes import Undo, Use, adding_hooks, undo_interrupted
 from tl_localize.model.forward import dropout_in_training
+from tl_localize.model.hooks import added_hooks, own_attribute, registered
 from tl_localize.units import NEURONS, Acts, Units, check_units, model_name
 
 Hook = Callable[..., Tensor]
@@ -155,7 +155,6 @@ class NeuronView:
         initialize_vector_functions()
         check_model(model)
         check_units(units)
-        undo_interrupted(model)
         self.model: Any = model
         self.units = units
         if name := dropout_in_training(model):
@@ -242,15 +241,17 @@ class NeuronView:
         units = values.shape[: values.ndim - len(self.shape) + 1]
         return values.reshape(*units, -1).sum(-1)
 
-    def recorded(self) -> Use[dict[int, Tensor]]:
+    @contextmanager
+    def recorded(self) -> Iterator[dict[int, Tensor]]:
         """The neurons of each layer in the last forward pass, [batch pos neuron *width], as the
         model used them.
         """
         store: dict[int, Tensor] = {}
-        hooks = _each(record_neurons, range(self.n_layers), store)
-        return Use(self.model, self._hooking(hooks), store)
+        with self._hooked_layers(_each(record_neurons, range(self.n_layers), store)):
+            yield store
 
-    def scaled(self, gates: Mapping[int, Num[Tensor, "#batch neuron"]]) -> Use[None]:
+    @contextmanager
+    def scaled(self, gates: Mapping[int, Num[Tensor, "#batch neuron"]]) -> Iterator[None]:
         """Multiply the neurons of the given layers by gates (one row for all, or one per row of the
         batch).
         """
@@ -261,40 +262,48 @@ class NeuronView:
                     f"{tuple(gate.shape)} at layer {layer}. One row serves the whole batch."
                 )
         hooks = {layer: partial(scale_neurons, gate=gate) for layer, gate in gates.items()}
-        return Use(self.model, self._hooking(hooks))
+        with self._hooked_layers(hooks):
+            yield
 
-    def patched(self, layer: int, values: Tensor, position: int | None = None) -> Use[None]:
+    @contextmanager
+    def patched(self, layer: int, values: Tensor, position: int | None = None) -> Iterator[None]:
         """Replace the neurons of one layer by ``values``, [batch pos neuron *width], or those at
         one position, [batch neuron *width].
         """
         hook = partial(patch_neurons, values=values, position=position)
-        return Use(self.model, self._hooking({layer: hook}))
+        with self._hooked_layers({layer: hook}):
+            yield
 
+    @contextmanager
     def clamped(
         self, chosen: Bool[Tensor, "layer neuron"], values: Float[Tensor, "layer neuron *width"]
-    ) -> Use[None]:
+    ) -> Iterator[None]:
         """Set the chosen neurons to values, at every position."""
         masks, values = chosen.to(self.device), values.to(self.device)
         hooks = {
             layer: partial(clamp_neurons, mask=masks[layer], values=values[layer])
             for layer in chosen.cpu().any(-1).nonzero().flatten().tolist()
         }
-        return Use(self.model, self._hooking(hooks))
+        with self._hooked_layers(hooks):
+            yield
 
+    @contextmanager
     def hooked(
         self, last: Sequence[tuple[str, Hook]] = (), first: Sequence[tuple[str, Hook]] = ()
-    ) -> Use[None]:
+    ) -> Iterator[None]:
         """Hooks that run after those already on the model (``last``), and hooks that run before
         them (``first``).
         """
-        return Use(self.model, chain(self._adding(first, prepend=True), self._adding(last)))
+        with self._added(first, prepend=True), self._added(last):
+            yield
 
+    @contextmanager
     def rows_changed(
         self,
         index: Mapping[int, Int[Tensor, "#batch row"]],
         change: Mapping[int, Float[Tensor, "#batch row d_model"]],
         on: Mapping[int, Bool[Tensor, "batch row"]] | None = None,
-    ) -> Use[None]:
+    ) -> Iterator[None]:
         """Run as if, for batch row b, ``change[layer][b]`` were added to the rows
         ``index[layer][b]`` of W_out (of W_O, head by head).
 
@@ -315,58 +324,62 @@ class NeuronView:
             )
             for layer in index
         }
-        return Use(self.model, chain(self._hooking(before), self._hooking_outputs(after)))
+        with self._hooked_layers(before), self._hooked_outputs(after):
+            yield
 
-    def outputs(self) -> Use[dict[int, Tensor]]:
+    @contextmanager
+    def outputs(self) -> Iterator[dict[int, Tensor]]:
         """Zeros that are added to what the rows of each layer write, [batch pos d_model]: their
         gradient is the gradient of the output.
         """
         zeros: dict[int, Tensor] = {}
         hooks = _each(_add_zeros, range(self.n_layers), zeros)
-        return Use(self.model, self._hooking_outputs(hooks), zeros)
+        with self._hooked_outputs(hooks):
+            yield zeros
 
-    def one_gelu_kernel(self) -> Use[None]:
+    @contextmanager
+    def one_gelu_kernel(self) -> Iterator[None]:
         """Compute GPT-2's GELU by one kernel of torch instead of eight, in float32 and float64;
         equal up to rounding.
         """
-        return Use(self.model, self._simplifying_gelu())
+        if self.parameters[0].dtype not in (torch.float32, torch.float64):
+            yield
+            return
+        gelu = partial(torch.nn.functional.gelu, approximate="tanh")
+        with ExitStack() as stack:
+            for module in self.model.modules():
+                if type(module).__name__ == "NewGELUActivation":  # of transformers, in a Bridge
+                    stack.enter_context(own_attribute(module, "forward", gelu))
+                elif getattr(vars(module).get("act_fn"), "__name__", "") == "gelu_new":
+                    stack.enter_context(own_attribute(module, "act_fn", gelu))
+            yield
 
-    def lean(self) -> Use[None]:
+    @contextmanager
+    def lean(self) -> Iterator[None]:
         """``one_gelu_kernel``, and autograd ignores the weights: the same gradients of neurons for
         less time and memory.
         """
-        return Use(self.model, chain(self._freezing(), self._simplifying_gelu()))
+        trained = [one for one in self.parameters if one.requires_grad]
+        try:
+            for parameter in trained:
+                parameter.requires_grad_(False)
+            with self.one_gelu_kernel():
+                yield
+        finally:
+            for parameter in trained:
+                parameter.requires_grad_(True)
 
-    # What a block changes: each yields how a change is undone, and then makes it.
+    def _added(
+        self, hooks: Iterable[tuple[str, Hook]], prepend: bool = False
+    ) -> AbstractContextManager[None]:
+        return added_hooks([(self.points[name], hook) for name, hook in hooks], prepend=prepend)
 
-    def _adding(self, hooks: Iterable[tuple[str, Hook]], prepend: bool = False) -> Iterator[Undo]:
-        found = [(self.points[name], hook) for name, hook in hooks]
-        return adding_hooks(found, "add_hook", prepend=prepend)
+    def _hooked_layers(self, hooks: Mapping[int, Hook]) -> AbstractContextManager[None]:
+        return self._added(self.units.hook(layer, hook) for layer, hook in hooks.items())
 
-    def _hooking(self, hooks: Mapping[int, Hook]) -> Iterator[Undo]:
-        return self._adding(self.units.hook(layer, hook) for layer, hook in hooks.items())
-
-    def _hooking_outputs(self, hooks: Mapping[int, Hook]) -> Iterator[Undo]:
+    def _hooked_outputs(self, hooks: Mapping[int, Hook]) -> AbstractContextManager[None]:
         """Hooks of what the rows of some layers write, bias included, before the model's own hooks
         see it.
         """
         places = [(self.units.output(self.model, layer), hook) for layer, hook in hooks.items()]
-        return adding_hooks(places, "register_forward_hook", prepend=True)
-
-    def _freezing(self) -> Iterator[Undo]:
-        for parameter in self.parameters:
-            if parameter.requires_grad:
-                yield partial(parameter.requires_grad_, True)
-                parameter.requires_grad_(False)
-
-    def _simplifying_gelu(self) -> Iterator[Undo]:
-        if self.parameters[0].dtype not in (torch.float32, torch.float64):
-            return
-        for module in self.model.modules():
-            gelu = partial(torch.nn.functional.gelu, approximate="tanh")
-            if type(module).__name__ == "NewGELUActivation":  # of transformers, in a Bridge
-                yield partial(vars(module).pop, "forward", None)
-                vars(module)["forward"] = gelu
-            elif getattr(vars(module).get("act_fn"), "__name__", "") == "gelu_new":
-                yield partial(setattr, module, "act_fn", module.act_fn)
-                module.act_fn = gelu
+        return registered(places, "register_forward_hook", prepend=True)

@@ -1,0 +1,85 @@
+"""Changes of a model that end with their ``with`` block: hooks, attributes, parts of weights.
+
+Whatever is raised inside the block, also by Ctrl-C, the change is undone when the block ends.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor
+
+
+@contextmanager
+def added_hooks(hooks: Iterable[tuple[Any, Any]], *, prepend: bool = False) -> Iterator[None]:
+    """Forward hooks on hook points of TransformerLens.
+
+    Args:
+        hooks: Each hook point with its hook.
+        prepend: Whether they run before the hooks that are there.
+    """
+    with ExitStack() as stack:
+        for point, hook in hooks:
+            before = list(point.fwd_hooks)
+            point.add_hook(hook, prepend=prepend)  # returns nothing
+            new = [handle for handle in point.fwd_hooks if not _holds(before, handle)]
+            stack.callback(_remove_handles, point, new)
+        yield
+
+
+def _holds(handles: list[Any], wanted: Any) -> bool:
+    return any(handle is wanted for handle in handles)
+
+
+def _remove_handles(point: Any, handles: list[Any]) -> None:
+    for handle in handles:
+        handle.hook.remove()
+    point.fwd_hooks = [handle for handle in point.fwd_hooks if not _holds(handles, handle)]
+
+
+@contextmanager
+def registered(
+    hooks: Iterable[tuple[Any, Any]], register: str, *, prepend: bool = False
+) -> Iterator[None]:
+    """Hooks of torch on modules, put there by one of their methods.
+
+    Args:
+        hooks: Each module with its hook.
+        register: ``"register_forward_hook"`` or ``"register_forward_pre_hook"``.
+    """
+    with ExitStack() as stack:
+        for module, hook in hooks:
+            handle = getattr(module, register)(hook, prepend=prepend)
+            stack.callback(handle.remove)
+        yield
+
+
+@contextmanager
+def own_attribute(module: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute of a module itself, in place of that of its class or of its submodules."""
+    attributes, missing = vars(module), object()
+    before = attributes.get(name, missing)
+    attributes[name] = value
+    try:
+        yield
+    finally:
+        if before is missing:
+            attributes.pop(name, None)
+        else:
+            attributes[name] = before
+
+
+@contextmanager
+def replaced(weight: Tensor, index: Any, values: Tensor) -> Iterator[None]:
+    """Other values for the indexed part of a weight; afterwards it is bit for bit what it was."""
+    before = weight.data[index].clone()
+    try:
+        put(weight, index, values)
+        yield
+    finally:
+        put(weight, index, before)
+
+
+def put(weight: Tensor, index: Any, values: Tensor) -> None:
+    """Give the indexed part of a weight other values."""
+    weight.data[index] = values.to(weight)
