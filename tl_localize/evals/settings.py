@@ -154,6 +154,21 @@ def inj_ratios(model: str, units: Units = NEURONS) -> list[float]:
     return [0.03] if is_reference(model) else [0.01, 0.001]
 
 
+def inj_methods(
+    names: str,
+    settings: Sequence[str] = (),
+    model: str = "",
+    tuned: Settings | None = None,
+    ratio: float = 0.01,
+    units: Units = NEURONS,
+) -> list[Localizer]:
+    """``make_methods`` for INJ, whose rows lie in all layers: learned masks have the paper's
+    settings for its models at this ratio, then the tuned ones.
+    """
+    paper = of_units(units, paper_settings(model, "inj", ratio))
+    return make_methods(names, settings, sparing(0), paper, tuned or {}, units=units)
+
+
 def inj_runs(
     model: LanguageModel,
     name: str,
@@ -165,15 +180,10 @@ def inj_runs(
     units: Units = NEURONS,
     **options: Any,
 ) -> list[tuple[InjBenchmark, list[Localizer]]]:
-    """INJ at each ratio, with its methods, whose settings may depend on the ratio: the paper's,
-    then ``tuned``, then ``settings``.
-    """
+    """INJ at each ratio, with its methods."""
     runs: list[tuple[InjBenchmark, list[Localizer]]] = []
     for ratio in ratios or inj_ratios(name, units):
-        paper = of_units(units, paper_settings(name, "inj", ratio))
-        # the rows of INJ lie in all layers
-        defaults = (sparing(0), paper, tuned or {})
-        chosen = make_methods(methods, settings, *defaults, units=units)
+        chosen = inj_methods(methods, settings, name, tuned, ratio, units)
         benchmark = InjBenchmark(model, sequences, ratio=ratio, units=units, **options)
         runs.append((benchmark, chosen))
     return runs

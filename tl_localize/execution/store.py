@@ -301,6 +301,7 @@ class Steps:
                 self.finish_cell(False)
                 return []
             self._write(key, inputs, rows, cell)
+            LOG.info("%s on %s", cell.method, cell.part)
         self.cells[cell] = rows
         self.keys.add(key)
         self.finish_cell(was_there)
