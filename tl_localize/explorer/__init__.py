@@ -130,7 +130,8 @@ def _paired(
         pairs.append((ids.index(of), one))
     control = RandomBaseline(units=view.units)
     for text in sorted({text for text, _ in pairs}):
-        pairs.append((text, control(view.model, texts[text])))
+        (random,) = control.map(view.model, [texts[text]], check=False)
+        pairs.append((text, random))
     return pairs
 
 
