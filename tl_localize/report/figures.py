@@ -127,8 +127,9 @@ def forgetting(results: DelResults) -> "Figure":
     nothing ablated through all ratios. At one Neg, higher is better.
 
     Means over the targets that a method has at all ratios, with standard errors. Both axes are in
-    percentage points and reach from zero to one at least. On the grey line the target loses what
-    others lose, so nothing is localized; upright lines are the prices of ``DelResults.at_price``.
+    percentage points, as far as the data go, and reach from zero to one at least. On the grey line the target loses what
+    others lose, so nothing is localized; upright lines are those prices of ``DelResults.at_price``
+    that some method reaches.
 
     >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
     >>> forgetting(results).axes[0].get_title()
@@ -141,9 +142,12 @@ def forgetting(results: DelResults) -> "Figure":
         lost: Any = -curves[method]
         neg, own = lost["neg"], lost["self"]
         _curve(panel, (neg.mean(), own.mean(), own.sem(), neg.sem()), method, look)
-    for price in PRICES:
-        panel.axvline(price, color="0.85", linewidth=1, zorder=0)
     panel.update_datalim([(0, 0), (1, 1)])  # less than a point is not drawn as if it were much
+    panel.autoscale_view()
+    reached = panel.get_xlim()[1]
+    for price in PRICES:
+        if price <= reached:  # a line beyond would stretch the axis
+            panel.axvline(price, color="0.85", linewidth=1, zorder=0)
     panel.axline((0, 0), slope=1, color="0.8", linewidth=1, zorder=0, label="Self = Neg")
     model, ablation = results.frame.iloc[0][["model", "ablation"]]
     finish(panel, NEG, SELF, f"DEL, {model}, {ablation} ablation")
@@ -205,7 +209,7 @@ def confusion(results: DelResults, ratio: Real | None = None) -> "Figure":
     categories = results.before.set_index("sequence_id")["category"]
     category = categories[targets].sort_values(kind="stable")
     names, starts = np.unique(category.to_numpy(str), return_index=True)
-    panels = axes(len(matrices), size=(3.0, 3.9))
+    panels = axes(len(matrices), size=(3.0, 4.4))
     for panel, (name, matrix) in zip(panels, matrices.items(), strict=True):
         image = matrix.reindex(index=category.index, columns=category.index)
         panel.imshow(image, "PuOr", vmin=-reach, vmax=reach, interpolation="nearest")
