@@ -1,5 +1,8 @@
 """Figures show what the frame holds."""
 
+import io
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
