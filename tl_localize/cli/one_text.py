@@ -96,7 +96,7 @@ def localize_text(given: Namespace) -> None:
     if not given.force:
         check_recited(model, [sequence], least)
     with progress_bar() as advance:
-        (scores,) = methods[0].map(model, [sequence], progress=advance)
+        (scores,) = methods[0].map(model, [sequence], progress=advance, check=False)
     one, name = scores.units.one, short_title(scores.method)
     typer.echo(f"The best {one}s by {name}, from layer {FIRST_LAYER} on:")
     console().print(plain(best_units(scores)))
