@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tl_localize.evals.inj.results import InjResults
 from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.paper import TITLES, short_title
 from tl_localize.report.saving import flat
@@ -90,31 +89,3 @@ def show(table: pd.DataFrame, title: str = "") -> None:
     if title:
         out.print(f"\n{title}", markup=False)
     out.print(plain(table))
-
-
-def reading(results: InjResults) -> str:
-    """What the table of INJ says, in a sentence: of the largest ratio, for as many neurons as were
-    injected.
-    """
-    frame = results.frame.query("converged")
-    frame = frame[frame["injection_ratio"] == frame["injection_ratio"].max()]
-    frame = frame[frame["multiple"] == frame["multiple"].min()]
-    means = 100 * frame.groupby("method").mean(numeric_only=True)
-    methods = means.drop(NO_METHODS, errors="ignore")
-    if methods.empty or RowNorm.name not in means.index:
-        return ""
-    best, by_norm = methods["recall"].idxmax(), means.loc[RowNorm.name, "recall"]
-    recall = methods.loc[best, "recall"]
-    found = f"{short_title(best)} finds {recall:.0f} % of"
-    if results.distractors:
-        return (
-            f"{found} the target's rows and {methods.loc[best, 'foreign_recall']:.0f} % of the "
-            "distractors'. A method that does not read the sentence finds as many of both."
-        )
-    if by_norm < recall:
-        norm = f"RowNorm, which never reads the sentence, finds {by_norm:.0f} %."
-        return f"{found} the injected rows; {norm}"
-    return (
-        f"No method beats RowNorm ({by_norm:.0f} %), which never reads the sentence: what is found "
-        "here is altered rows, not the text. Try --distractors 3."
-    )
