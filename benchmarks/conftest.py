@@ -152,7 +152,7 @@ def publish(request):
 @pytest.fixture(scope="session")
 def publish_figure(request):
     """Write a figure to the results folder."""
-    from tl_localize.report.figures import save_figure
+    from tl_localize.report.saving import save_figure
 
     def show(figure, model_name, name):
         short = Path(model_name).name

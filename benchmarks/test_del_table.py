@@ -21,7 +21,7 @@ The authors' data, which were collected from the Pile:
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,18 +98,18 @@ def benchmark(model, model_name, collection, files, request):
 
 @pytest.fixture(scope="session")
 def results(benchmark, collection, model_name, tuned, publish, publish_figure, request):
+    from tl_localize.evals.deletion import del_figures, del_tables
     from tl_localize.evals.deletion.results import DelResults
     from tl_localize.evals.settings import del_methods
-    from tl_localize.execution.store import Cache
-    from tl_localize.report.figures import del_figures
-    from tl_localize.report.saving import CAPTIONS, del_tables
+    from tl_localize.execution import Steps
+    from tl_localize.report.saving import CAPTIONS
 
     as_committed = collection is not None and not request.config.getoption("--limit")
-    cache = Cache()
+    steps = Steps()
     for method in del_methods(METHODS, [], model_name, tuned):
         few = as_committed and method.name == "zero_out"
-        benchmark(N_TARGETS_ZERO_OUT if few else N_TARGETS).run([method], cache)
-    measured = DelResults.of(cache)
+        benchmark(N_TARGETS_ZERO_OUT if few else N_TARGETS).run([method], steps)
+    measured = DelResults.of(steps)
     for name, table in del_tables(measured, model_name).items():
         publish(table, model_name, name, CAPTIONS[name])
     for name, figure in del_figures(measured).items():
@@ -188,8 +188,9 @@ def test_heads_and_neurons_of_as_many_rows_lose_what_is_committed(
     import pandas as pd
 
     from tl_localize import AttentionHeads, MLPNeurons
+    from tl_localize.evals.deletion import del_tables
     from tl_localize.evals.settings import del_methods, del_ratios
-    from tl_localize.report.saving import CAPTIONS, del_tables
+    from tl_localize.report.saving import CAPTIONS
 
     heads, n_targets = AttentionHeads(), 25
     parts = {}
@@ -220,77 +221,23 @@ def test_heads_and_neurons_of_as_many_rows_lose_what_is_committed(
     )
 
 
-def single_layer_table(frame):
-    """One layer against all layers at equal budget, at the largest ratio: change of accuracy in
-    points. The numbers of neurons differ a little: all layers together round down layer by layer,
-    one layer takes the whole budget.
-    """
-    import pandas as pd
-
-    from tl_localize.stats import with_error
-
-    largest = frame[frame["ratio"] == frame["ratio"].max()]
-    ablated = largest["layer"].map("layer {}".format, na_action="ignore").fillna("all layers")
-    rows = {}
-    for (name, factor), part in largest.groupby([ablated.rename("ablated"), "multiple"]):
-        row = rows.setdefault(name, {})
-        row[f"{factor} x budget, neurons"] = f"{part['n_neurons'].mean():.0f}"
-        row[f"{factor} x budget, Self"] = with_error(100 * part["delta_self_accuracy"])
-        row[f"{factor} x budget, Neg"] = with_error(100 * part["delta_neg_accuracy"])
-    return pd.DataFrame(rows).T.fillna("").rename_axis("ablated")
-
-
-def single_layer_figure(frame):
-    """DEL: the whole budget of neurons in one layer against a share in every layer, at the largest
-    ratio. Layer 0, which every text needs, would hide the others by its scale and is left out.
-
-    The method's colour is the target (Self), grey the others (Neg); dashed lines are the share of
-    every layer. Mean and standard error over targets.
-    """
-    from tl_localize.paper import short_title
-    from tl_localize.report.looks import Look, axes, finish, looks, with_legend
-
-    (panel,) = axes(1, (6.0, 4.6))
-    ratio, method = frame["ratio"].max(), frame["method"].iloc[0]
-    largest = frame[frame["ratio"] == ratio]
-    whole, single = largest[largest["layer"].isna()], largest[largest["layer"] > 0]
-    for name, colour, column in (
-        ("Self", looks([method])[method].colour, "delta_self_accuracy"),
-        ("Neg", "0.55", "delta_neg_accuracy"),
-    ):
-        mean = 100 * whole[column].mean()
-        panel.axhline(mean, color=colour, linestyle="--", label=f"{name}, all layers")
-        for marker, (factor, part) in zip("os^vD", single.groupby("multiple"), strict=False):
-            label = f"{name}, one layer, {factor} x the budget"
-            found = 100 * part.groupby("layer")[column].agg(["mean", "sem"])
-            style = Look(colour, marker).style("-")
-            panel.errorbar(found.index, found["mean"], found["sem"], label=label, **style)
-    panel.set_xticks(single["layer"].unique())
-    title = f"{short_title(method)}: {100 * ratio:g} % of the neurons, in one layer or in all"
-    change = "change of accuracy (percentage points)"
-    finish(panel, "layer whose neurons are ablated", change, title)
-    return with_legend([panel])
-
-
 @pytest.fixture(scope="session")
 def single_layers(benchmark, model_name, tuned, publish, publish_figure):
     """One layer against all at equal budget."""
-    from tl_localize.evals import SingleLayerStudy
+    from tl_localize.evals.deletion import del_tables, single_layer_figure
     from tl_localize.evals.settings import del_methods
     from tl_localize.report.saving import CAPTIONS
 
     (method,) = del_methods(SINGLE_LAYER, [], model_name, tuned)
     data = benchmark(N_TARGETS_SINGLE_LAYER)
-    own = {field.name: getattr(data, field.name) for field in fields(data)}
-    own["ratios"] = (min(data.ratios),)  # five times its budget fits into one layer
-    frame = SingleLayerStudy(**own).run([method])
-    publish(
-        single_layer_table(frame),
-        model_name,
-        f"del_single_layer_{method.name}",
-        CAPTIONS["del_single_layer"],
-    )
-    publish_figure(single_layer_figure(frame), model_name, f"del_single_layer_{method.name}")
+    # five times the budget of the smallest ratio fits into one layer
+    single = replace(data, ratios=(min(data.ratios),), layers="each")
+    results = single.run([method])
+    frame = results.single_layers
+    frame = frame[frame["method"] == method.name]
+    name = f"del_single_layer_{method.name}"
+    publish(del_tables(results, model_name)[name], model_name, name, CAPTIONS["del_single_layer"])
+    publish_figure(single_layer_figure(frame), model_name, name)
     return frame.assign(layer=frame["layer"].fillna(-1)).groupby(["layer", "multiple"])
 
 

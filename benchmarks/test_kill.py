@@ -32,8 +32,9 @@ def test_killed_run_has_the_tables_of_an_undisturbed_one(tmp_path, which):
     from kill import kill_until, logged
 
     from tl_localize import Activations, HardConcrete, IntegratedGradients
+    from tl_localize.evals.inj import inj_tables
     from tl_localize.execution import Store
-    from tl_localize.report.saving import inj_tables, to_markdown
+    from tl_localize.report.saving import to_markdown
 
     torch.set_num_threads(1)
     helpers = runpy.run_path(str(TESTS / "conftest.py"))

@@ -130,9 +130,8 @@ def injected(
 
 def tables(results: Any, name: str) -> dict[str, Any]:
     """Our tables, above the paper's of this model, or of the one of its size."""
-    from tl_localize.evals.settings import paper_model
-    from tl_localize.paper import published
-    from tl_localize.report.saving import inj_tables
+    from tl_localize.evals.inj import inj_tables
+    from tl_localize.paper import paper_model, published
 
     known = len(published("inj", name)) > 0
     sources = {
@@ -185,9 +184,10 @@ def together(measure: Any, request: pytest.FixtureRequest) -> Any:
 def forgetting(real: tuple[str, Any], request: pytest.FixtureRequest, publish: Any) -> Any:
     """DEL on the best recited short text of each category; all that a folder has so far."""
     from tl_localize import Attribution, DelBenchmark, DelResults
+    from tl_localize.evals.deletion import del_tables
     from tl_localize.evals.settings import del_methods, drawn_first
     from tl_localize.execution import Store
-    from tl_localize.report.saving import CAPTIONS, del_tables
+    from tl_localize.report.saving import CAPTIONS
     from tl_localize.texts.known import known
     from tl_localize.texts.reference import held_out_tokens
 

@@ -42,9 +42,9 @@ def general(model):
 @pytest.fixture(scope="session")
 def results(model, model_name, sentences, general, tuned, publish, publish_figure):
     from tl_localize import RevBenchmark
+    from tl_localize.evals.rev import rev_figures, rev_tables
     from tl_localize.evals.settings import make_methods, sparing
-    from tl_localize.report.figures import rev_figures
-    from tl_localize.report.saving import CAPTIONS, rev_tables
+    from tl_localize.report.saving import CAPTIONS
 
     methods = make_methods(METHODS, [], sparing(0), tuned)
     measured = RevBenchmark(model, sentences, general, n_groups=N_GROUPS, ratios=RATIOS).run(

@@ -20,7 +20,7 @@ Json = dict[str, Any]
 PAPER = json.loads((DATA / "paper_settings.json").read_text(encoding="utf-8"))
 # to be shown
 TITLES = {name: method.title for name, method in METHODS.items()} | {
-    "activation_contrast_same_kind": "Activation Contrast with texts of the same kind",
+    "activation_contrast_same_kind": "Activation Contrast, same kind (of texts)",
     "oracle_first_order": "oracle, first order (knows the model before)",
     "oracle_rounds": "oracle in rounds (knows the model before)",
 }
@@ -92,3 +92,18 @@ def published(table: str, model: str | None = None) -> pd.DataFrame:
     check_choice("table", table, frame["table"].unique())
     frame = frame[frame["table"] == table]
     return (frame[frame["model"] == paper_model(model)] if model else frame).reset_index(drop=True)
+
+
+def with_paper(ours: pd.DataFrame, table: str, model: str) -> pd.DataFrame:
+    """Our table above the paper's, where the paper has this model."""
+    theirs = published(table, model)
+    if not len(theirs):
+        return ours
+    rows = ["row", "method"] if theirs["method"].notna().all() else ["row"]
+    texts = theirs.pivot_table("text", rows, "column", aggfunc="first", sort=False)
+    return pd.concat({"ours": ours, "paper": texts}, names=["source"]).fillna("")
+
+
+def with_titles(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with the titles of methods in place of their names."""
+    return table.rename(index=TITLES, columns={name: short_title(name) for name in TITLES})

@@ -13,6 +13,7 @@ import pytest
 import torch
 from folders import records, run_into, spoil, study_of
 from pandas.testing import assert_frame_equal
+from tl_localize.execution.tasks import closure
 
 from tl_localize import Activations, HardConcrete, IntegratedGradients, NeuronScores
 from tl_localize.evals import DelResults, InjBenchmark, InjResults
@@ -21,7 +22,6 @@ from tl_localize.evals.deletion.benchmark import single_layers
 from tl_localize.execution import InProcess, Store, status
 from tl_localize.execution.run import Run, missing_groups
 from tl_localize.execution.store import unpack
-from tl_localize.execution.tasks import closure
 from tl_localize.model.environment import fingerprint
 
 # ---- a folder gives what memory gives

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-
 from tl_localize.execution.tasks import Plan, Task, closure, digest_of, tasks_of
 
 

@@ -16,9 +16,6 @@ from tl_localize.cli.messages import say
 
 __all__ = ["app", "main"]
 
-# Threads of OpenMP that wait must not spin, or two programs on one machine take turns in waiting.
-# It is read when torch is imported.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
 app.version = f"tl_localize {__version__}"

@@ -11,9 +11,8 @@ from tl_localize.evals.inj.results import InjResults
 from tl_localize.evals.tuning import rank, shown, write_settings
 from tl_localize.execution import Status, Store, status
 from tl_localize.files import reading, write_json, write_text
-from tl_localize.report.figures import save_figure
 from tl_localize.report.looks import FIGURES_NEED, has_matplotlib
-from tl_localize.report.saving import save_table
+from tl_localize.report.saving import save_figure, save_table
 from tl_localize.report.terminal import console, ranked, show
 from tl_localize.stats import counted
 
@@ -109,11 +108,12 @@ def print_results(report: Report, tables: Tables, benchmark: str) -> None:
     """The main table, and what it says."""
     out = console()
     is_wide = out.width >= WIDE
-    table = tables[benchmark]
+    table = report.shown() if report.shown else tables[benchmark]
     if report.narrow and not is_wide:
         table = table.filter(regex=report.narrow)
+    width = min(out.width, report.width) if report.width else None
     out.print(f"\n{CAPTIONS[benchmark]}.\n", markup=False)
-    for setting, part in ranked(table, lowest_first=report.lowest_first):
+    for setting, part in ranked(table, lowest_first=report.lowest_first, width=width):
         out.print(setting, part, sep="\n", markup=False)
     if report.more and is_wide:
         show(tables[report.more], f"{CAPTIONS[report.more]}.\n")

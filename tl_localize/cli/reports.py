@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from tl_localize.evals.deletion import del_figures, del_tables
 from tl_localize.evals.deletion.results import DelResults
 from tl_localize.evals.deletion.sparing import general_text
+from tl_localize.evals.inj import inj_figures, inj_tables, say_result
 from tl_localize.evals.inj.results import InjResults
+from tl_localize.evals.rev import rev_figures, rev_tables
 from tl_localize.evals.rev.results import RevResults
 from tl_localize.execution import Steps
-from tl_localize.report.figures import del_figures, inj_figures, rev_figures
-from tl_localize.report.saving import CAPTIONS, del_tables, inj_tables, rev_tables
-from tl_localize.report.terminal import reading
 
 if TYPE_CHECKING:  # matplotlib is an extra
     from matplotlib.figure import Figure
 
+REV_WIDE = 100  # columns of REV's table, also in a pipe
 Tables = Mapping[str, pd.DataFrame]
 Figures = Mapping[str, "Figure"]
 
@@ -38,6 +39,8 @@ class Report:
         sentence: what the results say.
         lowest_first: the smallest number of the main table is the best.
         narrow: which columns of the main table a narrow terminal has room for; all unless given.
+        shown: what is printed of the main table, where it is not all of it.
+        width: characters of a line of the main table, also in a pipe; any unless given.
         more: name of another table, for a wide terminal.
     """
 
@@ -48,6 +51,8 @@ class Report:
     sentence: Callable[[], str] = str
     lowest_first: bool = True
     narrow: str = ""
+    shown: Callable[[], pd.DataFrame] | None = None
+    width: int | None = None
     more: str = ""
 
 
@@ -58,7 +63,7 @@ def report_inj(steps: Steps) -> Report:
         partial(inj_tables, results),
         partial(inj_figures, results),
         "tl-localize del ablates the neurons that these methods name for a memorized text.",
-        partial(reading, results),
+        partial(say_result, results),
         lowest_first=False,
     )
 
@@ -83,6 +88,8 @@ def report_rev(steps: Steps) -> Report:
         partial(rev_tables, results),
         partial(rev_figures, results),
         "tl-localize rev --model NOW --before EARLIER asks the same of two checkpoints of a model.",
+        shown=lambda: rev_tables(results, errors=False)["rev"],  # the file has the errors
+        width=REV_WIDE,
     )
 
 

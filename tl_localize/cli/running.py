@@ -53,10 +53,11 @@ def compute(
 ) -> bool:
     """Compute what is missing of some benchmarks, each with its methods. False if it was
     interrupted. Above the bar stands what the engine logs: each result if ``--verbose`` is given,
-    else what failed.
+    else what failed; without a bar, how far it is now and then.
     """
     log = logging.getLogger("tl_localize")
     log.setLevel(logging.INFO if run.verbose else logging.WARNING)
+    logging.getLogger("tl_localize.progress").setLevel(logging.INFO)
     cluster = None
     if run.ray:
         cluster = RayCluster(load=model.load, address=run.ray)

@@ -1,11 +1,8 @@
-"""The three benchmarks, and the search for settings on their dev sequences."""
+"""The three benchmarks, a folder each, and what they share."""
 
-from tl_localize.evals.deletion.benchmark import DelBenchmark
-from tl_localize.evals.deletion.results import DelResults
-from tl_localize.evals.inj.benchmark import InjBenchmark
-from tl_localize.evals.inj.results import InjResults
-from tl_localize.evals.rev.benchmark import RevBenchmark
-from tl_localize.evals.rev.results import RevResults
+from tl_localize.evals.deletion import DelBenchmark, DelResults
+from tl_localize.evals.inj import InjBenchmark, InjResults
+from tl_localize.evals.rev import RevBenchmark, RevResults
 
 __all__ = [
     "DelBenchmark",

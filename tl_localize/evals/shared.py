@@ -4,7 +4,7 @@ that are shown and saved.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from tl_localize.execution.store import Json, Row, Steps, described
 from tl_localize.files import Saved, prepare_folder, write_json, write_text
 from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.methods.base import Localizer, Method, check_scores, label_methods
-from tl_localize.model.memory import Report
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence
@@ -161,30 +160,48 @@ def score_now(
     what = f"{name} on {sequences[0].id}"
     if len(sequences) > 1:
         what += f" and {len(sequences) - 1} others"
-    side_by_side: Any = getattr(method, "map", None)
     found: list[NeuronScores | Exception] = []
     try:
-        if side_by_side:
-            scores = side_by_side(model, sequences, progress=telling(steps, what))
-        else:
-            scores = map(partial(method, model), sequences)
-        found += [check_scores(one, neurons, method) for one in scores]
+        found += _scores_of_method(method, neurons, sequences, telling(steps, what))
     except ValueError as error:
         if len(sequences) == 1:
             return [error]
         found = []
         for sequence in sequences:
             try:
-                found.append(check_scores(method(model, sequence), neurons, method))
+                found += _scores_of_method(method, neurons, [sequence], None)
             except ValueError as reason:
                 found.append(reason)
     seconds = (time.perf_counter() - started) / len(sequences)
     return [Scored(one, seconds) if isinstance(one, NeuronScores) else one for one in found]
 
 
-def telling(steps: Steps, what: str) -> Report:
-    """What is called with the fraction of a step that is done."""
-    return lambda fraction: steps.report(fraction, what)
+def _scores_of_method(
+    method: Method,
+    neurons: NeuronView,
+    sequences: Sequence[MemorizedSequence],
+    progress: Callable[..., None] | None,
+) -> list[NeuronScores]:
+    """What a method gives, in batches where it can."""
+    model = neurons.model
+    if isinstance(method, Localizer):
+        # whether a text is recited is the benchmark's to know, which may inject it
+        found = method.map(model, sequences, progress=progress, check=False)
+    elif hasattr(method, "map"):
+        several: Any = method
+        found = several.map(model, sequences, progress=progress)
+    else:
+        found = map(partial(method, model), sequences)
+    return [check_scores(scores, neurons, method) for scores in found]
+
+
+def telling(steps: Steps, what: str) -> Callable[..., None]:
+    """What is called with the fraction of a step that is done, and with what was just done."""
+
+    def tell(fraction: float, text: str = "") -> None:
+        steps.report(fraction, f"{what}: {text}" if text else what)
+
+    return tell
 
 
 def scores_of(scored: Scored | Exception) -> Scored:
@@ -209,9 +226,14 @@ class Measured(ABC):
     """
 
     caption: ClassVar[str]
+    columns: ClassVar[dict[str, str]]  # of the frame, with their types
     frame: pd.DataFrame
     settings: Json = field(default_factory=dict)
     missing: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    def __post_init__(self) -> None:
+        if not len(self.frame):
+            object.__setattr__(self, "frame", without_rows(self.columns))
 
     @classmethod
     def of(cls: type[Results], steps: Steps) -> Results:
@@ -225,13 +247,11 @@ class Measured(ABC):
     def summary(self) -> pd.DataFrame: ...
 
     def __repr__(self) -> str:
-        found = self.frame if len(self.frame) else pd.DataFrame(columns=["sequence_id", "method"])
-        n_sequences, n_methods = found[["sequence_id", "method"]].nunique()
+        n_sequences, n_methods = self.frame[["sequence_id", "method"]].nunique()
         return f"{type(self).__name__}({n_sequences} sequences x {n_methods} methods)"
 
     def _repr_html_(self) -> str:
-        table = self.table() if len(self.frame) else self.frame
-        return styled(table, f"{self!r}: {self.caption}, mean \u00b1 standard error")
+        return styled(self.table(), f"{self!r}: {self.caption}, mean \u00b1 standard error")
 
     def save(self, folder: str | Path) -> None:
         """Write each frame, and ``summary()``, as CSV, and ``measured_with.json``, each whole or
@@ -279,6 +299,23 @@ def settings_of(steps: Steps) -> Json:
         "scopes": scopes,
         "environments": list(settings.environments),
     }
+
+
+def without_rows(columns: dict[str, str]) -> pd.DataFrame:
+    """A frame without rows, of columns with their types."""
+    return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
+
+
+def stacked(blocks: dict[str, pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:
+    """A table of the blocks of some settings, one below the other; without rows where there are no
+    blocks.
+
+    >>> list(stacked({}, ["R@1x"]).columns)
+    ['R@1x']
+    """
+    if blocks:
+        return pd.concat(blocks)
+    return pd.DataFrame(columns=list(columns), index=pd.MultiIndex.from_arrays([[], []]))
 
 
 def means_of(frame: pd.DataFrame, keys: list[str], metrics: list[str]) -> pd.DataFrame:

@@ -7,10 +7,14 @@ markers tell the methods apart.
 """
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tl_localize.paper import short_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,7 +90,8 @@ def axes(n: int, size: tuple[float, float] = (4.8, 4.2)) -> "list[Axes]":
         """
 
         def _repr_png_(self) -> bytes:
-            return drawn(self, "png", dpi=100)
+            # tight: the layout of many panels with one colour bar is not exact
+            return drawn(self, "png", dpi=100, bbox_inches="tight")
 
     rows = 2 if n > 5 and n % 2 == 0 else 1
     width, height = size[0] * n / rows + 2.4, size[1] * rows
@@ -125,3 +130,26 @@ def drawn(figure: "Figure", suffix: str, **settings: Any) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=suffix, **settings)
     return buffer.getvalue()
+
+
+def check_rows(frame: Any) -> Any:
+    """The rows that a figure is drawn of; ValueError where there are none."""
+    if not len(frame):
+        raise ValueError(
+            "results must hold measurements to be drawn, got none (of INJ, none that converged). "
+            "Run the benchmark first."
+        )
+    return frame
+
+
+def each_method(frame: Any) -> Iterator[tuple[str, Look, Any]]:
+    """The short title, the look and the rows of each method."""
+    for name, look in looks(frame["method"].unique()).items():
+        yield short_title(name), look, frame[frame["method"] == name]
+
+
+def draw_curve(ax: "Axes", columns: Sequence[Any], method: str, look: Look) -> None:
+    """Draw a line from nothing ablated on: numbers across and up, and errors up and across."""
+    x, y, y_error, x_error = (np.append(0, column) for column in columns)
+    how = look.style("-")
+    ax.errorbar(x, y, y_error, x_error, elinewidth=0.6, label=short_title(method), **how)

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tl_localize.evals.inj.results import InjResults
 from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.paper import TITLES, short_title
 from tl_localize.report.saving import flat
@@ -28,13 +27,16 @@ def console() -> Console:
     return out
 
 
-def ranked(table: pd.DataFrame, *, lowest_first: bool = False) -> Iterator[tuple[str, Table]]:
+def ranked(
+    table: pd.DataFrame, *, lowest_first: bool = False, width: int | None = None
+) -> Iterator[tuple[str, Table]]:
     """Each setting of a results table and its table: sorted by the first column, controls last.
 
     Args:
         table: texts such as ``87.2 ± 0.9`` with the method as the last level of the index, the
             setting above it.
         lowest_first: the smallest number of the first column is the best.
+        width: characters of a line. A wider table comes in several, of some columns each.
 
     >>> recalls = {("1 %", "Random"): "3.4 ± 0.2", ("1 %", "Hard Concrete"): "87.2 ± 0.9"}
     >>> ((setting, shown),) = ranked(pd.DataFrame({"R@1x": recalls}))
@@ -47,7 +49,20 @@ def ranked(table: pd.DataFrame, *, lowest_first: bool = False) -> Iterator[tuple
         numbers = part.iloc[:, 0].str.extract(r"(-?[\d.]+)", expand=False).astype(float)
         order = np.lexsort((numbers if lowest_first else -numbers, part.index.isin(CONTROLS)))
         best_first = part.iloc[order].rename(short_title).rename_axis("method")
-        yield ", ".join(map(str, setting)), plain(best_first)
+        name = ", ".join(map(str, setting))
+        for columns in parts_that_fit(best_first, width):
+            yield name, plain(columns)
+
+
+def parts_that_fit(table: pd.DataFrame, width: int | None) -> Iterator[pd.DataFrame]:
+    """A table in parts of some columns each, no wider than so many characters where that can be."""
+    ruler, start = Console(width=1000), 0
+    for end in range(1, table.shape[1]):
+        wider = table.iloc[:, start : end + 1]
+        if width is not None and ruler.measure(plain(wider)).maximum > width:
+            yield table.iloc[:, start:end]
+            start = end
+    yield table.iloc[:, start:]
 
 
 def plain(table: pd.DataFrame) -> Table:
@@ -78,31 +93,3 @@ def show(table: pd.DataFrame, title: str = "") -> None:
     if title:
         out.print(f"\n{title}", markup=False)
     out.print(plain(table))
-
-
-def reading(results: InjResults) -> str:
-    """What the table of INJ says, in a sentence: of the largest ratio, for as many neurons as were
-    injected.
-    """
-    frame = results.frame.query("converged")
-    frame = frame[frame["injection_ratio"] == frame["injection_ratio"].max()]
-    frame = frame[frame["multiple"] == frame["multiple"].min()]
-    means = 100 * frame.groupby("method").mean(numeric_only=True)
-    methods = means.drop(NO_METHODS, errors="ignore")
-    if methods.empty or RowNorm.name not in means.index:
-        return ""
-    best, by_norm = methods["recall"].idxmax(), means.loc[RowNorm.name, "recall"]
-    recall = methods.loc[best, "recall"]
-    found = f"{short_title(best)} finds {recall:.0f} % of"
-    if results.distractors:
-        return (
-            f"{found} the target's rows and {methods.loc[best, 'foreign_recall']:.0f} % of the "
-            "distractors'. A method that does not read the sentence finds as many of both."
-        )
-    if by_norm < recall:
-        norm = f"RowNorm, which never reads the sentence, finds {by_norm:.0f} %."
-        return f"{found} the injected rows; {norm}"
-    return (
-        f"No method beats RowNorm ({by_norm:.0f} %), which never reads the sentence: what is found "
-        "here is altered rows, not the text. Try --distractors 3."
-    )

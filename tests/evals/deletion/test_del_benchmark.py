@@ -8,6 +8,7 @@ import pytest
 import torch
 from folders import study_of
 from noise import Noise, letters
+from tl_localize.execution.tasks import closure
 
 from tl_localize import (
     METHODS,
@@ -26,7 +27,6 @@ from tl_localize import (
 from tl_localize.evals import DelBenchmark, SingleLayerStudy
 from tl_localize.evals.deletion.results import METRICS
 from tl_localize.execution import Store
-from tl_localize.execution.tasks import closure
 
 RATIO = 0.2
 TOLERANCE = 2e-4  # of a perplexity near 100 in float32

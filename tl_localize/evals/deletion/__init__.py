@@ -1,1 +1,24 @@
 """DEL: neurons are ablated, and what is forgotten is measured."""
+
+from tl_localize.evals.deletion.benchmark import DelBenchmark
+from tl_localize.evals.deletion.figures import (
+    confusion,
+    del_figures,
+    forgetting,
+    single_layer_figure,
+)
+from tl_localize.evals.deletion.results import DelResults
+from tl_localize.evals.deletion.sparing import largest_set, sparing_runs
+from tl_localize.evals.deletion.tables import del_tables
+
+__all__ = [
+    "DelBenchmark",
+    "DelResults",
+    "confusion",
+    "del_figures",
+    "del_tables",
+    "forgetting",
+    "largest_set",
+    "single_layer_figure",
+    "sparing_runs",
+]

@@ -202,9 +202,9 @@ class InjBenchmark(Benchmark[InjResults]):
         differ in the last digits.
         """
         how: Json = {**self.training, "ratio": self.ratio, "seed": group.seed, "units": self.units}
+        how["progress"] = telling(steps, f"inject {group.name}")
         if self.distractors:
-            report = telling(steps, f"inject {group.name}")
-            return inject_together(self.model, group.sequences, **how, progress=report)
+            return inject_together(self.model, group.sequences, **how)
         return JointInjection([inject(self.model, group.sequences[0], **how)])
 
     def _recalls(

@@ -1,0 +1,69 @@
+"""Tables of DEL."""
+
+from typing import Any
+
+import pandas as pd
+
+from tl_localize.evals.deletion.results import DelResults
+from tl_localize.paper import with_paper, with_titles
+from tl_localize.stats import with_error
+
+
+def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
+    """The DEL tables by file name (``CAPTIONS``), with the paper's numbers beside ours where it has
+    this model.
+
+    ``del_tests`` is there if Integrated Gradients ran, ``del_categories`` if the sequences have
+    categories.
+
+    >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
+    >>> list(del_tables(results, "reference-gpt2"))
+    ['del_memorization', 'del', 'del_at_price', 'del_categories']
+    """
+    tables = {
+        "del_memorization": with_paper(results.before_table(), "memorization", model),
+        "del": with_paper(results.table(), "del", model),
+        "del_at_price": results.at_price(),
+    }
+    if results.frame["method"].eq("integrated_gradients").any():
+        tables["del_tests"] = _del_tests(results)
+    if results.before["category"].ne("").any():
+        tables["del_categories"] = with_paper(_categories(results), "categories", model)
+    if len(results.single_layers):
+        for method, part in results.single_layers.groupby("method", sort=False):
+            tables[f"del_single_layer_{method}"] = _single_layers(part)
+    return {name: with_titles(table) for name, table in tables.items()}
+
+
+def _del_tests(results: DelResults) -> pd.DataFrame:
+    tests = results.tests()
+    points = (100 * tests.pop("difference")).round(6)  # equal means differ in the last bit
+    tests["difference of Δ Self-Acc (points)"] = points
+    return tests.set_index(["model", "ablation", "ratio", "method"])
+
+
+def _categories(results: DelResults) -> pd.DataFrame:
+    """Of each category: how many sequences, and their accuracy."""
+    accuracies = results.before.groupby("category", sort=False)["accuracy"]
+    columns = {
+        "sequences": accuracies.size().map(str),
+        "Acc (%)": (100 * accuracies.mean()).map("{:.1f}".format),
+    }
+    return pd.DataFrame(columns).rename(index={"": "(none)"})
+
+
+def _single_layers(frame: pd.DataFrame) -> pd.DataFrame:
+    """One layer against all layers at equal budget, at the largest ratio: change of accuracy in
+    points. The numbers of neurons differ a little: all layers together round down layer by layer,
+    one layer takes the whole budget.
+    """
+    largest = frame[frame["ratio"] == frame["ratio"].max()]
+    ablated = largest["layer"].map("layer {}".format, na_action="ignore").fillna("all layers")
+    rows: dict[str, dict[str, str]] = {}
+    groups: Any = largest.groupby([ablated.rename("ablated"), "multiple"])
+    for (name, factor), part in groups:
+        row = rows.setdefault(name, {})
+        row[f"{factor} x budget, neurons"] = f"{part['n_neurons'].mean():.0f}"
+        row[f"{factor} x budget, Self"] = with_error(100 * part["delta_self_accuracy"])
+        row[f"{factor} x budget, Neg"] = with_error(100 * part["delta_neg_accuracy"])
+    return pd.DataFrame(rows).T.fillna("").rename_axis("ablated")
