@@ -10,9 +10,10 @@ from tl_localize.collect.known import OWN, known
 from tl_localize.methods import METHODS
 from tl_localize.neurons import check_between
 from tl_localize.reference import DATA
-from tl_localize.report.terminal import show
+from tl_localize.report.terminal import console, show
 from tl_localize.report.token_view import BREAK
 
+WIDE = 100  # columns of a terminal that has room for categories
 PREVIEW = 40  # characters of a text that a table shows
 
 
@@ -41,6 +42,8 @@ def show_known(given: Namespace) -> None:
         say(f"Use them: tl-localize del --model {given.model} --data {given.out}")
     shown = found.frame.set_index("id").round({"accuracy": 2})
     shown["text"] = [preview(text) for text in shown["text"]]
+    if console().width < WIDE:  # ids are what is copied: they are not to be cut
+        shown = shown.drop(columns="category")
     is_own, is_known = shown["kind"] == OWN, found.frame["accuracy"] >= given.min_accuracy
     own, others = shown[is_own], shown[~is_own & is_known.to_numpy()]
     if len(own):
