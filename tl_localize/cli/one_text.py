@@ -195,11 +195,11 @@ def chosen_units(scores: NeuronScores, effects: NeuronScores, chosen: NeuronSet)
     Scores of Iterative Attribution are no more than places in the order of a layer, so they are
     left out, and the effect gives the order.
     """
-    one, layers = scores.units.one, chosen.mask.nonzero()[:, 0]
-    table = pd.DataFrame({"layer": layers, one: chosen.mask.nonzero()[:, 1]})
+    layers, places = chosen.mask.nonzero().numpy().T
+    table = pd.DataFrame({"layer": layers, scores.units.one: places})
     if scores.method != IterativeAttribution.name:
-        table["score"] = scores.values[chosen.mask]
-    table[EFFECT] = effects.values[chosen.mask]
+        table["score"] = scores.values[chosen.mask].numpy()
+    table[EFFECT] = effects.values[chosen.mask].numpy()
     order = "score" if "score" in table else EFFECT
     return table.sort_values(order, ascending=False, kind="stable")
 

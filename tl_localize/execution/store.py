@@ -168,9 +168,9 @@ class Store(Cache):
             found = f"no whole {MARKER}"
         if found != f"format {FORMAT}":
             raise ValueError(
-                f"{rule}, got {found} in {str(self.folder)!r}. Use the version that wrote the "
-                f"folder, or write {json.dumps({'format': FORMAT})} into {MARKER} if this version "
-                "did."
+                f"{rule}, got {found} in {str(self.folder)!r}. Check the path, use the version "
+                f"that wrote the folder, or write {json.dumps({'format': FORMAT})} into {MARKER} "
+                "if this version did."
             )
 
     def _prepare(self) -> None:
