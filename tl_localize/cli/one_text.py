@@ -86,7 +86,7 @@ def localize_text(options: LocalizeOptions) -> None:
     steps = Steps()  # in memory: it has the bar of runs
     with counting(steps, 1, True):
         what = telling(steps, method.name)
-        (scores,) = method.map(model, [sequence], progress=what)
+        (scores,) = method.map(model, [sequence], progress=what, check=False)
     general = held_out_tokens(model)[:N_GENERAL, :GENERAL_LENGTH]
     if options.ratio is None:
         chosen = largest_set(model, scores, general, options.max_perplexity_rise, FIRST_LAYER)
@@ -214,8 +214,8 @@ def chosen_units(scores: NeuronScores, effects: NeuronScores, chosen: NeuronSet)
     Scores of Iterative Attribution are no more than places in the order of a layer, so they are
     left out, and the effect gives the order.
     """
-    layers, units = chosen.mask.nonzero(as_tuple=True)
-    table = pd.DataFrame({"layer": layers, scores.units.one: units})
+    layers, places = chosen.mask.nonzero().numpy().T
+    table = pd.DataFrame({"layer": layers, scores.units.one: places})
     if scores.method != IterativeAttribution.name:
         table["score"] = scores.values[chosen.mask].numpy()
     table[EFFECT] = effects.values[chosen.mask].numpy()

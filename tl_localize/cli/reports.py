@@ -98,5 +98,3 @@ REPORTS: dict[str, Callable[[Steps], Report]] = {
     "del": report_del,
     "rev": report_rev,
 }
-
-__all__ = ["CAPTIONS", "REPORTS", "Report", "Tables"]
