@@ -6,7 +6,6 @@ import errno
 import io
 import json
 import re
-import shlex
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from typer.testing import CliRunner
+from commands import invoke
 
 INJ = "--ratio 0.1 --max-steps 1 --methods"
 
@@ -32,11 +31,8 @@ def data(tmp_path):
 
 @pytest.fixture
 def run(model_dir, data, tmp_path):
-    from tl_localize.cli import app
-
     def call(command, *arguments, charset="utf-8"):
-        runner = CliRunner(charset=charset)
-        return runner.invoke(app, [*shlex.split(command), *map(str, arguments)])
+        return invoke(command, *arguments, charset=charset)
 
     common = ["--model", model_dir, "--data", data]
     call.inj = lambda command: call(f"inj {command} --out", tmp_path / "out", *common)
@@ -50,6 +46,12 @@ def settings_of(folder):
     return json.loads((folder / "settings.json").read_text())
 
 
+def methods_of(folder):
+    """Label -> method, of the only scope of a folder."""
+    (scope,) = settings_of(folder)["scopes"].values()
+    return {label: what for label, (what, _) in scope["methods"].items()}
+
+
 def test_inj_writes_tables_frame_and_settings(run, tmp_path):
     methods = "activations,integrated_gradients"
     result = run.inj(f"--limit 2 --seed 7 {INJ} {methods} --set integrated_gradients.steps=3")
@@ -59,11 +61,12 @@ def test_inj_writes_tables_frame_and_settings(run, tmp_path):
     assert tables | {"frame.csv", "settings.json"} <= names
     assert "Activations" in result.stdout and "RowNorm" in result.stdout
     assert "NONE of 2 injections converged" in result.stdout
-    (record,) = settings_of(tmp_path / "out")["runs"]
-    assert record["methods"]["integrated_gradients"]["steps"] == 3
-    assert record["seed"] == 7
-    known = {"torch", "transformer-lens", "fingerprint", "device", "dtype"}
-    assert known <= set(record["environment"])
+    record = settings_of(tmp_path / "out")
+    assert methods_of(tmp_path / "out")["integrated_gradients"]["steps"] == 3
+    assert record["settings"]["seed"] == 7
+    assert {"fingerprint", "dtype"} <= set(record["settings"])
+    assert {"torch", "transformer-lens"} <= set(record["environments"][0])
+    assert "Next: " in result.stderr.splitlines()[-1]
 
 
 def test_inj_leaves_out_the_dev_sentences(run, tmp_path):
@@ -92,7 +95,7 @@ def test_inj_interrupted_keeps_what_is_done_and_goes_on(run, tmp_path, monkeypat
     assert run.inj(f"{INJ} random").exit_code == 1  # all is measured, no injection converged
     assert len(calls) == 4
     assert pd.read_csv(frame)["sequence_id"].nunique() == 3
-    assert "results are kept from before" in run.inj(f"{INJ} random").stderr
+    run.inj(f"{INJ} random")
     assert len(calls) == 4
 
 
@@ -128,8 +131,8 @@ def test_inj_refuses_settings_that_contradict_the_folder(run):
 
 def test_inj_says_nothing_in_a_pipe_unless_asked(run):
     assert "row_norm on" not in run.inj(f"{INJ} random --shard 1/3").stderr
-    # scores and recall of two sentences
-    assert run.inj(f"{INJ} random -v").stderr.count("row_norm on") == 2 * 2
+    # of the two sentences that are left
+    assert run.inj(f"{INJ} random -v").stderr.count("row_norm on") == 2
 
 
 def test_localize_prints_the_top_neurons(run):
@@ -166,8 +169,8 @@ def test_localize_shows_the_strongest_of_neurons_that_are_taken_in_rounds(run):
 def test_localize_measures_what_a_layer_does_alone(run):
     from tl_localize import load_model, memorization_loss
     from tl_localize.cli.one_text import by_layer
-    from tl_localize.collect.known import example
     from tl_localize.methods import Activations
+    from tl_localize.texts.known import example
 
     model = load_model("reference-gpt2", "cpu")
     sequence = example(model, "quotes-056")
@@ -249,10 +252,9 @@ def test_localize_explains_a_mistake_in_one_line(run, arguments, message):
 def test_a_wrong_name_or_number_is_found_before_a_model_is_loaded(
     run, arguments, message, monkeypatch, tmp_path
 ):
-    for file in ("running", "one_text"):
-        monkeypatch.setattr(
-            f"tl_localize.cli.{file}.load_model", lambda *a: pytest.fail("a model was loaded")
-        )
+    monkeypatch.setattr(
+        "tl_localize.model.loading.load_model", lambda *a: pytest.fail("a model was loaded")
+    )
     monkeypatch.chdir(tmp_path)
     result = run(arguments)
     assert result.exit_code == 2 and message in result.stderr, result.output
@@ -310,16 +312,19 @@ def test_results_of_rev_are_printed(gpt2_like, sequences, capsys):
 
     from tl_localize import Recipe, RevBenchmark
     from tl_localize.cli.publish import print_results
-    from tl_localize.report.saving import rev_tables
+    from tl_localize.cli.reports import report_rev
+    from tl_localize.execution import Steps
 
     how = {"n_sequences": 2, "ratios": (0.1,), "recipe": Recipe(max_steps=2, stop_loss=9.0)}
-    results = RevBenchmark(gpt2_like, sequences[:2], torch.arange(48).view(3, 16), **how).run()
-    print_results(results, rev_tables(results)["rev"], "rev")
+    steps = Steps()
+    RevBenchmark(gpt2_like, sequences[:2], torch.arange(48).view(3, 16), **how).run((), steps)
+    report = report_rev(steps)
+    print_results(report, report.tables(""), "rev")
     assert "Random" in capsys.readouterr().out
 
 
 def test_an_output_that_is_ascii_or_closed_ends_well(run, tmp_path, monkeypatch, capsys):
-    from tl_localize.cli import app
+    from tl_localize.cli import main
 
     run.inj(f"--limit 2 {INJ} activations")
     out = str(tmp_path / "out")
@@ -328,25 +333,22 @@ def test_an_output_that_is_ascii_or_closed_ends_well(run, tmp_path, monkeypatch,
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdout", None)
         for command in ("table", "status"):
-            app([command, out], standalone_mode=False)
+            assert main([command, out]) in (0, 1)
 
     class Closed(io.StringIO):
         def write(self, text):
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-        def fileno(self):
-            return 1
-
     capsys.readouterr()
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdout", Closed())
-        with pytest.raises(SystemExit):
-            app(["status", out])
+        patch.setattr("os.dup2", lambda *files: None)  # or the tests have no output left
+        assert main(["status", out]) == 1
     assert capsys.readouterr().err == ""
 
 
 def test_text_for_a_terminal_wraps_between_words(monkeypatch, capsys):
-    from tl_localize.cli.running import say
+    from tl_localize.cli.messages import say
 
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
@@ -391,7 +393,7 @@ def test_inj_explains_a_mistake_in_one_line(run, data, model_dir, tmp_path, argu
 )
 def test_inj_finds_mistakes_before_the_model_is_loaded(run, data, arguments, message, monkeypatch):
     monkeypatch.setattr(
-        "tl_localize.cli.running.load_model", lambda *a: pytest.fail("the model was loaded first")
+        "tl_localize.model.loading.load_model", lambda *a: pytest.fail("the model was loaded first")
     )
     result = run(f"inj {arguments.format(file=data)}")
     assert result.exit_code == 2
@@ -399,11 +401,9 @@ def test_inj_finds_mistakes_before_the_model_is_loaded(run, data, arguments, mes
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/2/3", "²/3", "-1/2"])
-def test_parse_shard_rejects(text):
-    from tl_localize.cli.commands import parse_shard
-
-    with pytest.raises(ValueError, match="shard must read i/n"):
-        parse_shard(text)
+def test_a_wrong_shard_is_refused(text):
+    result = invoke(["inj", f"--shard={text}"])
+    assert result.exit_code == 2 and "shard must read i/n" in result.stderr
 
 
 def test_inj_names_a_broken_file(run, data):
@@ -429,8 +429,9 @@ def test_inj_of_heads(run, tmp_path):
     command = "inj --limit 1 --max-steps 2 --methods attribution --units heads --device cpu --out"
     result = run(command, tmp_path / "out")
     assert result.exit_code == 1, result.output  # for the injection did not converge
-    (record,) = settings_of(tmp_path / "out")["runs"]
-    assert record["units"] == {"class": "AttentionHeads"} and record["ratio"] == 0.17
+    record = settings_of(tmp_path / "out")
+    assert record["settings"]["units"] == {"class": "AttentionHeads"}
+    assert set(record["scopes"]) == {"0.17"}
     frame = pd.read_csv(tmp_path / "out" / "frame.csv")
     assert set(frame["method"]) == {"attribution", "random", "row_norm"}
 
@@ -473,16 +474,15 @@ def test_tune_ranks_a_grid_and_inj_reads_its_settings(run, grid, tmp_path, monke
     result = run.tune(command, out="none")
     assert result.exit_code == 1, result.output
     assert "There is nothing to rank" in result.stderr
-    assert not (tmp_path / "none" / "settings.json").exists()
+    assert not (tmp_path / "none" / "best_settings.json").exists()
     soon(monkeypatch, stop_loss=100.0)
     result = run.tune(command)
     assert result.exit_code == 0, result.output
     assert "steps" in result.stdout
-    used = run.inj(f"{INJ} slimming --limit 1 --settings {tmp_path}/tune/settings.json")
+    used = run.inj(f"{INJ} slimming --limit 1 --settings {tmp_path}/tune/best_settings.json")
     assert used.exit_code == 1, used.output  # one step is not enough for an injection
-    best = settings_of(tmp_path / "tune")["settings"]["slimming"]["steps"]
-    (record,) = settings_of(tmp_path / "out")["runs"]
-    assert record["methods"]["slimming"]["steps"] == best
+    best = json.loads((tmp_path / "tune" / "best_settings.json").read_text())["settings"]
+    assert methods_of(tmp_path / "out")["slimming"]["steps"] == best["slimming"]["steps"]
 
 
 def test_tune_names_a_method_missing_in_the_grid(run, grid):
@@ -496,7 +496,7 @@ def asked(monkeypatch):
     """The runs that a command would compute."""
     runs = []
     monkeypatch.setattr(
-        "tl_localize.cli.benchmarks.compute", lambda given, found, store: runs.extend(found)
+        "tl_localize.cli.benchmarks.compute", lambda _run, _model, found, _store: runs.extend(found)
     )
     return runs
 

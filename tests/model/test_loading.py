@@ -429,13 +429,11 @@ def test_gguf_gives_the_logits_of_transformers(tmp_path, bridge):
 
 
 def test_gguf_is_converted_without_a_bar_in_a_pipe(tmp_path, capfd):
-    from argparse import Namespace
-
-    from tl_localize.cli.running import load
+    from tl_localize.cli.options import ModelOptions
 
     write_gguf(tmp_path / "tiny.gguf", save(config_of("Llama"), tmp_path / "hf"))
     capfd.readouterr()
-    load(Namespace(model=str(tmp_path / "tiny.gguf"), device="cpu", dtype="float32"))
+    ModelOptions(model=str(tmp_path / "tiny.gguf"), device="cpu").load()
     assert capfd.readouterr().err.splitlines() == [
         "Converting tiny.gguf to float32 weights, which takes a while."
     ]

@@ -29,9 +29,10 @@ from tl_localize.cli.options import (
 )
 
 
-def default_text(value: object) -> str:
-    """A default as help shows it; what is off or left to the model is not shown."""
-    return "" if value in ("", None, False, ()) else str(value)
+def default_text(value: object) -> str | None:
+    """A default as help shows it; what is off or left open is not shown."""
+    is_open = value is None or value is False or value in ("", ())
+    return None if is_open else str(value)
 
 
 OPTIONS = Group("Options", sort_key=0)
@@ -62,7 +63,7 @@ Folder = Annotated[
 # First steps
 
 
-@app.command(group=FIRST_STEPS)
+@app.command(group=FIRST_STEPS, sort_key=1)
 def demo(*, example: Example = "quotes-056") -> None:
     """A first look in half a minute: a text that the shipped model recites, and what ablating the
     named neurons does to it.
@@ -111,7 +112,7 @@ class LocalizeOptions:
     ] = None
 
 
-@app.command(group=FIRST_STEPS)
+@app.command(group=FIRST_STEPS, sort_key=2)
 def localize(options: LocalizeOptions = LocalizeOptions()) -> None:
     """Score every neuron for one text, print the best ones, and ablate the top share of each layer
     to see what is forgotten.
@@ -144,7 +145,7 @@ class KnownOptions:
     ] = None
 
 
-@app.command(group=FIRST_STEPS)
+@app.command(group=FIRST_STEPS, sort_key=3)
 def known(options: KnownOptions = KnownOptions()) -> None:
     """Which of about 180 texts that everybody knows does a model recite?
 
@@ -198,7 +199,7 @@ class InjOptions:
     run: RunOptions = field(default_factory=RunOptions)
 
 
-@app.command(group=BENCHMARKS)
+@app.command(group=BENCHMARKS, sort_key=1)
 def inj(options: InjOptions = InjOptions()) -> None:
     """INJ: write new sentences into random rows of W_out, then ask each method which rows they are.
 
@@ -249,7 +250,7 @@ class DelOptions:
     run: RunOptions = field(default_factory=RunOptions)
 
 
-@app.command(name="del", group=BENCHMARKS)
+@app.command(name="del", group=BENCHMARKS, sort_key=2)
 def del_benchmark(options: DelOptions = DelOptions()) -> None:
     """DEL: ablate the neurons, or with --units the heads, that each method locates for a memorized
     sequence; is it forgotten, and only it?
@@ -313,7 +314,7 @@ class RevOptions:
     run: RunOptions = field(default_factory=RunOptions)
 
 
-@app.command(group=BENCHMARKS)
+@app.command(group=BENCHMARKS, sort_key=3)
 def rev(options: RevOptions = RevOptions()) -> None:
     """REV: train sentences into all rows of W_out, then put back the rows that each method names;
     is its sentence forgotten, and only it?
@@ -355,7 +356,7 @@ class TuneOptions:
     run: RunOptions = field(default_factory=RunOptions)
 
 
-@app.command(group=BENCHMARKS)
+@app.command(group=BENCHMARKS, sort_key=4)
 def tune(options: TuneOptions = TuneOptions()) -> None:
     """Try every setting of a grid on the dev sequences of a benchmark and keep the best one.
 
@@ -419,7 +420,7 @@ class CollectOptions:
     run: RunOptions = field(default_factory=RunOptions)
 
 
-@app.command(group=BENCHMARKS)
+@app.command(group=BENCHMARKS, sort_key=5)
 def collect(options: CollectOptions = CollectOptions()) -> None:
     """Find the sequences of a corpus that a model has memorized, for tl-localize del.
 
@@ -437,7 +438,7 @@ def collect(options: CollectOptions = CollectOptions()) -> None:
 # A results folder
 
 
-@app.command(group=A_FOLDER)
+@app.command(group=A_FOLDER, sort_key=1)
 def status(folder: Folder, /) -> None:
     """What is done, missing and failed in a results folder."""
     from tl_localize.cli.publish import show_status
@@ -445,7 +446,7 @@ def status(folder: Folder, /) -> None:
     show_status(folder)
 
 
-@app.command(group=A_FOLDER)
+@app.command(group=A_FOLDER, sort_key=2)
 def table(folder: Folder, /) -> None:
     """All tables and figures from a results folder alone, into it; the model is not needed.
 
@@ -460,7 +461,7 @@ def table(folder: Folder, /) -> None:
 # What there is
 
 
-@app.command(group=WHAT_THERE_IS)
+@app.command(group=WHAT_THERE_IS, sort_key=1)
 def methods() -> None:
     """Which method answers which question, and all methods by the name that --methods takes."""
     from tl_localize.cli.lists import list_methods
