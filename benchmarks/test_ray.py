@@ -77,7 +77,7 @@ while sum(node["Alive"] for node in ray.nodes()) > 1 and time.monotonic() < dead
 assert sum(node["Alive"] for node in ray.nodes()) == 1
 assert numbers(by_ray) == numbers(run("whole", InProcess()))
 folder = Path(sys.argv[1]) / "ray"
-left = [path for name in ("set_aside", "failures") for path in (folder / name).iterdir()]
+left = [path for name in ("damaged", "failures") for path in (folder / name).iterdir()]
 print("equal", done, left)
 ray.shutdown()
 cluster.shutdown()
@@ -92,7 +92,7 @@ import numpy as np
 import torch
 
 from tl_localize import load_model
-from tl_localize.cli import app
+from tl_localize.cli import main
 from tl_localize.collect.reference_texts import training_data
 
 torch.set_num_threads(1)
@@ -104,13 +104,13 @@ np.save(rows, np.stack([one.tokens for one in training]).reshape(-1, 160))
 for name, more in (("process", []), ("ray", ["--ray", "local"])):
     what = ["collect", "--model", "reference", "--data", str(rows), "--windows", "80"]
     what += ["--out", str(folder / name), "-v"]
-    app([*what, *more], standalone_mode=False)
-for name in ("sequences.jsonl", "report.csv", "settings.json", "general.safetensors"):
+    main([*what, *more])
+for name in ("sequences.jsonl", "report.csv", "collection.json", "general.safetensors"):
     assert (folder / "process" / name).read_bytes() == (folder / "ray" / name).read_bytes(), name
-kept = [folder / name / "records" / "collect" for name in ("process", "ray")]
+kept = [folder / name / "steps" / "collect" for name in ("process", "ray")]
 records = [sorted(path.name for path in one.iterdir()) for one in kept]
 assert records[0] == records[1]
-others = [folder / "ray" / name for name in ("tmp", "set_aside", "failures")]
+others = [folder / "ray" / name for name in ("tmp", "damaged", "failures")]
 print("equal", len(records[0]), [path for one in others for path in one.iterdir()])
 """
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from noise import letters
-from typer.testing import CliRunner
+from commands import invoke
 
 from tl_localize import (
     METHODS,
@@ -291,14 +291,12 @@ def test_memory_that_runs_out_on_the_device_halves_the_batch(gpt2_like, make_seq
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])
 def test_command_on_the_device_equals_cpu(model_dir, tmp_path, device):
     """With the loading of a model, and scores in a file."""
-    from tl_localize.cli import app
-
     found = []
     for place in ("cpu", device):
         out = tmp_path / f"{place.replace(':', '')}.safetensors"
         text = ["--prefix", "Two roads", "--suffix", " diverged in", "--model", str(model_dir)]
         options = ["--force", "--method", "attribution", "--device", place, "--out", str(out)]
-        result = CliRunner().invoke(app, ["localize", *text, *options])
+        result = invoke(["localize", *text, *options])
         assert result.exit_code == 0, result.output
         found.append(NeuronScores.load(out).values)
     torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)

@@ -7,11 +7,10 @@ import runpy
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from commands import invoke
 
 from tl_localize import METHODS
-from tl_localize.cli import app
-from tl_localize.cli.commands import localize
+from tl_localize.cli.commands import LocalizeOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 QUESTIONS = json.loads((ROOT / "tl_localize/data/questions.json").read_text(encoding="utf-8"))
@@ -24,13 +23,13 @@ def test_decision_table_is_that_of_its_source(page):
 
 
 def test_command_prints_the_decision_table():
-    shown = " ".join(CliRunner().invoke(app, ["methods"]).stdout.split())
+    shown = " ".join(invoke("methods").stdout.split())
     for question in QUESTIONS:
         assert all(" ".join(text.split()) in shown for text in question.values())
 
 
 def test_localize_takes_the_method_that_says_what_a_text_needs():
-    default = inspect.signature(localize).parameters["method"].default
+    default = LocalizeOptions().method
     assert default == QUESTIONS[0]["method"]
     assert {question["method"] for question in QUESTIONS} <= set(METHODS)
 

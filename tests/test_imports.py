@@ -195,7 +195,7 @@ def fresh(code):
 
 
 def test_import_pulls_in_nothing_large():
-    large = "ray matplotlib datasets transformer_lens transformers typer IPython torch pandas"
+    large = "ray matplotlib datasets transformer_lens transformers cyclopts IPython torch pandas"
     loaded = fresh("import sys, tl_localize; print(' '.join(sys.modules))")
     assert not set(large.split()) & set(loaded.split())
 
@@ -214,8 +214,8 @@ def test_package_is_typed():
 def test_help_of_the_command_line_needs_no_torch():
     code = """
 import sys
-from tl_localize.cli import app
-app(["del", "--help"], standalone_mode=False)
-assert "torch" not in sys.modules
+from tl_localize.cli import main
+main(["del", "--help"])
+assert not {"torch", "pandas", "transformer_lens"} & set(sys.modules)
 """
     assert "--ablation" in fresh(code)

@@ -58,6 +58,9 @@ def check_ratio(name: str, ratio: Any) -> float:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """' Did you mean ...?' or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=2)
-    return f" Did you mean {' or '.join(near)}?" if near else ""
+    """' Did you mean ...?' or nothing: names that are spelled nearly so, and those that hold it."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=2)
+    if len(name) >= 3:
+        near += [longer for longer in names if name in longer and longer not in near]
+    return f" Did you mean {' or '.join(near[:3])}?" if near else ""

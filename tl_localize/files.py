@@ -193,15 +193,29 @@ def prepare_folder(folder: str | Path) -> Path:
     there.
     """
     path = Path(folder)
-    try:
+    with _writing_in(folder):
         path.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=path).close()
+    return path
+
+
+def check_writable(folder: str | Path) -> None:
+    """Raise ValueError where ``prepare_folder`` could not make a folder; nothing is made."""
+    path = Path(folder)
+    with _writing_in(folder):
+        there = next(one for one in (path, *path.parents) if one.exists())
+        TemporaryFile(dir=there).close()
+
+
+@contextmanager
+def _writing_in(folder: str | Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ValueError(
             f"folder must be writable, got {str(folder)!r} ({error.strerror}). Choose another one "
             "with --out."
         ) from error
-    return path
 
 
 # What a value is, as JSON

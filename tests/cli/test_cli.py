@@ -6,14 +6,15 @@ import errno
 import io
 import json
 import re
-import shlex
 import shutil
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
+import torch
+from commands import invoke
 
 INJ = "--ratio 0.1 --max-steps 1 --methods"
 
@@ -30,11 +31,8 @@ def data(tmp_path):
 
 @pytest.fixture
 def run(model_dir, data, tmp_path):
-    from tl_localize.cli import app
-
     def call(command, *arguments, charset="utf-8"):
-        runner = CliRunner(charset=charset)
-        return runner.invoke(app, [*shlex.split(command), *map(str, arguments)])
+        return invoke(command, *arguments, charset=charset)
 
     common = ["--model", model_dir, "--data", data]
     call.inj = lambda command: call(f"inj {command} --out", tmp_path / "out", *common)
@@ -48,6 +46,12 @@ def settings_of(folder):
     return json.loads((folder / "settings.json").read_text())
 
 
+def methods_of(folder):
+    """Label -> method, of the only scope of a folder."""
+    (scope,) = settings_of(folder)["scopes"].values()
+    return {label: what for label, (what, _) in scope["methods"].items()}
+
+
 def test_inj_writes_tables_frame_and_settings(run, tmp_path):
     methods = "activations,integrated_gradients"
     result = run.inj(f"--limit 2 --seed 7 {INJ} {methods} --set integrated_gradients.steps=3")
@@ -57,11 +61,12 @@ def test_inj_writes_tables_frame_and_settings(run, tmp_path):
     assert tables | {"frame.csv", "settings.json"} <= names
     assert "Activations" in result.stdout and "RowNorm" in result.stdout
     assert "NONE of 2 injections converged" in result.stdout
-    (record,) = settings_of(tmp_path / "out")["runs"]
-    assert record["methods"]["integrated_gradients"]["steps"] == 3
-    assert record["seed"] == 7
-    known = {"torch", "transformer-lens", "fingerprint", "device", "dtype"}
-    assert known <= set(record["environment"])
+    record = settings_of(tmp_path / "out")
+    assert methods_of(tmp_path / "out")["integrated_gradients"]["steps"] == 3
+    assert record["settings"]["seed"] == 7
+    assert {"fingerprint", "dtype"} <= set(record["settings"])
+    assert {"torch", "transformer-lens"} <= set(record["environments"][0])
+    assert "Next: " in result.stderr.splitlines()[-1]
 
 
 def test_inj_leaves_out_the_dev_sentences(run, tmp_path):
@@ -90,7 +95,7 @@ def test_inj_interrupted_keeps_what_is_done_and_goes_on(run, tmp_path, monkeypat
     assert run.inj(f"{INJ} random").exit_code == 1  # all is measured, no injection converged
     assert len(calls) == 4
     assert pd.read_csv(frame)["sequence_id"].nunique() == 3
-    assert "results are kept from before" in run.inj(f"{INJ} random").stderr
+    run.inj(f"{INJ} random")
     assert len(calls) == 4
 
 
@@ -109,10 +114,12 @@ def test_folder_is_told_from_without_the_model(run, tmp_path):
     assert {path: path.read_bytes() for path in out.glob("*.*")} == written
 
 
-def test_status_of_another_folder_says_so(run, tmp_path):
-    result = run("status", tmp_path)
+@pytest.mark.parametrize("name", [".", "nosuch"])
+def test_status_of_another_folder_says_so(run, tmp_path, name):
+    result = run("status", tmp_path / name)
     assert result.exit_code == 2
     assert "folder must hold the results of a run" in result.stderr
+    assert "Name a folder that a command" in result.stderr and "write {" not in result.stderr
 
 
 def test_inj_refuses_settings_that_contradict_the_folder(run):
@@ -124,14 +131,16 @@ def test_inj_refuses_settings_that_contradict_the_folder(run):
 
 def test_inj_says_nothing_in_a_pipe_unless_asked(run):
     assert "row_norm on" not in run.inj(f"{INJ} random --shard 1/3").stderr
-    # scores and recall of two sentences
-    assert run.inj(f"{INJ} random -v").stderr.count("row_norm on") == 2 * 2
+    # of the two sentences that are left
+    assert run.inj(f"{INJ} random -v").stderr.count("row_norm on") == 2
 
 
 def test_localize_prints_the_top_neurons(run):
     result = run.localize("--force --method activations")
     assert result.exit_code == 0, result.output
-    rows = [line.split() for line in result.stdout.splitlines() if re.match(r" +\d+ ", line)]
+    by_layer, best = result.stdout.split("The best neurons by Activations")
+    rows = [line.split() for line in best.splitlines() if re.match(r" +\d+ ", line)]
+    assert len(re.findall(r"^ +1 +\d+ +\d+ +-?\d", by_layer, re.M)) == 1  # of two layers
     assert [row[0] for row in rows] == [str(rank) for rank in range(1, 21)]
     scores = [float(row[3]) for row in rows]
     assert scores == sorted(scores, reverse=True)
@@ -139,12 +148,41 @@ def test_localize_prints_the_top_neurons(run):
     assert "elapsed" not in result.stderr  # no bar in a pipe
 
 
-def test_localize_shows_ranks_of_a_method_that_takes_neurons_in_rounds(run):
-    result = run.localize("--force")
+def test_localize_shows_the_strongest_of_neurons_that_are_taken_in_rounds(run):
+    """In all layers, by an effect: the scores are no more than the order in a layer."""
+    result = run("localize --example quotes-056 --ratio 0.02")
     assert result.exit_code == 0, result.output
-    assert "by Iterative Attribution" in result.stdout
-    (head,) = [line.split() for line in result.stdout.splitlines() if line.startswith("  rank")]
-    assert head == ["rank", "layer", "neuron"]
+    chosen = "names 155 neurons from layer 1 on: 31 neurons of each layer (2 %)."
+    assert f"Iterative Attribution {chosen}" in result.stdout
+    by_layer, strongest = result.stdout.split("The strongest of them by effect")
+    layers = re.findall(r"^ +(\d) +(\d+) +(\d+) +(\S+) *$", by_layer, re.M)
+    assert [(layer, count) for layer, count, *_ in layers] == [(str(n), "31") for n in range(1, 6)]
+    assert all(0 <= int(recited) <= 100 for _, _, recited, _ in layers)
+    assert re.search(r"rank +layer +neuron +rise of the loss .*first order", strongest)
+    rows = re.findall(r"^ +(\d+) +(\d) +(\d+) +(\S+) *$", strongest, re.M)
+    effects = [float(row[3]) for row in rows]
+    assert len(rows) == 20 and effects == sorted(effects, reverse=True) and effects[0] > 0
+    assert len({row[1] for row in rows}) > 2
+
+
+@torch.no_grad()
+def test_localize_measures_what_a_layer_does_alone(run):
+    from tl_localize import load_model, memorization_loss
+    from tl_localize.cli.one_text import by_layer
+    from tl_localize.methods import Activations
+    from tl_localize.texts.known import example
+
+    model = load_model("reference-gpt2", "cpu")
+    sequence = example(model, "quotes-056")
+    chosen = Activations()(model, sequence).top_k(0.1, first_layer=1)
+    table = by_layer(model, sequence, chosen)
+    before = float(memorization_loss(model, [sequence]))
+    third = chosen.mask.clone()
+    third[torch.arange(len(third)) != 3] = False
+    with replace(chosen, mask=third).dropped_out(model):
+        rise = float(memorization_loss(model, [sequence])) - before
+    assert table.loc[3, "rise of the loss (nats per token)"] == pytest.approx(rise)
+    assert table["neurons"].tolist() == [154] * 5
 
 
 def test_localize_heads(run):
@@ -163,7 +201,9 @@ def test_localize_of_an_example_says_what_is_left_and_writes_the_view(run, tmp_p
     assert int(re.search(r"(\d+) of 48 recited tokens forgotten", result.stdout)[1]) > 5
     was, now = map(float, re.search(r"text: (.+) before, (.+) without", result.stdout).groups())
     assert was < now < 1.05 * was and "smallest set" not in result.stderr
-    assert "Quentin Hackomber" in (tmp_path / "scores.html").read_text()
+    page = (tmp_path / "scores.html").read_text()
+    for named in ("Quentin Hackomber", "reference-gpt2", "quotes-056", "Attribution", "%)"):
+        assert named in page
     assert NeuronScores.load(scores).method == "attribution"
 
 
@@ -173,25 +213,77 @@ def test_localize_warns_where_the_model_is_broken(run):
 
 
 def test_localize_says_where_the_smallest_set_costs_more_than_it_may(run):
-    result = run("localize --example quotes-056 --method activations --spare 0")
-    assert result.exit_code == 0 and "Without the top 1 of each layer" in result.stdout
-    assert "more than --spare allows" in result.stderr
+    result = run("localize --example quotes-056 --method activations --max-perplexity-rise 0")
+    assert result.exit_code == 0 and "Without the top 1 neuron of each layer" in result.stdout
+    assert "more than --max-perplexity-rise allows" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "got neither or both"),
+        ("", "got neither or both. Try --example quotes-056, or another"),
+        ("--model gpt2", "got neither or both. Try --example primes, or another"),
         ("--prefix a --suffix b --example quotes-056", "got neither or both"),
         ("--prefix a --suffix b --method all", "method must be one"),
         ("--example quotes-05", "Did you mean quotes-05"),
         ("--example primes", "accuracy of at least 0.7, got 0."),
         ("--prefix 'Two roads' --suffix ' diverged'", "sequence must be recited by the model"),
+        ("--prefix 'Two roads' --suffix ' diverged'", "With --force the neurons are ranked"),
     ],
 )
 def test_localize_explains_a_mistake_in_one_line(run, arguments, message):
     result = run(f"localize {arguments}")
     assert result.exit_code == 2 and message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("localize --example mit", "got 'mit'. Try quotes-056."),
+        ("localize --example quotes-5", "Did you mean quotes-0"),
+        ("localize --model gpt2 --example mit", "Did you mean mitosis or licence-mit"),
+        ("localize --model gpt2 --example quotes-056", "lists for 'gpt2', got 'quotes-056'"),
+        ("localize --example quotes-056 --max-perplexity-rise -1", "max_perplexity_rise must be"),
+        ("demo --example mit", "got 'mit'. Try quotes-056."),
+        ("known --min-accuracy 70", "min_accuracy must be a number in [0, 1]"),
+        ("del --max-others-lost 101", "max_others_lost must be a number in [0, 100]"),
+    ],
+)
+def test_a_wrong_name_or_number_is_found_before_a_model_is_loaded(
+    run, arguments, message, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(
+        "tl_localize.model.loading.load_model", lambda *a: pytest.fail("a model was loaded")
+    )
+    monkeypatch.chdir(tmp_path)
+    result = run(arguments)
+    assert result.exit_code == 2 and message in result.stderr, result.output
+    assert not list(tmp_path.glob("tl-localize-results"))
+
+
+@pytest.mark.parametrize(
+    "command", ["inj", "del", "rev", "tune", "tune --benchmark del", "collect --data corpus.txt"]
+)
+def test_a_model_that_is_not_there_leaves_no_folder(run, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.txt").write_text("A text.")
+    files = set(tmp_path.iterdir())
+    result = run(f"{command} --model nosuch")
+    assert result.exit_code == 2 and "got 'nosuch'" in result.stderr, result.output
+    assert set(tmp_path.iterdir()) == files
+
+
+@pytest.mark.parametrize("methods", ["random", "zero_out"])
+def test_zero_out_is_spoken_of_where_it_runs(run, asked, methods):
+    result = run.inj(f"--limit 1 {INJ} {methods}")
+    assert ("Zero-Out ablates 5 % of the neurons" in result.stderr) == (methods == "zero_out")
+
+
+def test_without_matplotlib_no_figures_are_promised(run, monkeypatch):
+    monkeypatch.setattr("tl_localize.cli.publish.has_matplotlib", lambda: False)
+    result = run.inj(f"--limit 1 {INJ} random")
+    assert "All tables, the frame and the settings" in result.stderr
+    assert "Figures need matplotlib, which the extra 'plots' brings" in result.stderr
 
 
 def test_demo_forgets_the_text_and_not_the_others(run):
@@ -220,16 +312,19 @@ def test_results_of_rev_are_printed(gpt2_like, sequences, capsys):
 
     from tl_localize import Recipe, RevBenchmark
     from tl_localize.cli.publish import print_results
-    from tl_localize.report.saving import rev_tables
+    from tl_localize.cli.reports import report_rev
+    from tl_localize.execution import Steps
 
     how = {"n_sequences": 2, "ratios": (0.1,), "recipe": Recipe(max_steps=2, stop_loss=9.0)}
-    results = RevBenchmark(gpt2_like, sequences[:2], torch.arange(48).view(3, 16), **how).run()
-    print_results(results, rev_tables(results)["rev"], "rev")
+    steps = Steps()
+    RevBenchmark(gpt2_like, sequences[:2], torch.arange(48).view(3, 16), **how).run((), steps)
+    report = report_rev(steps)
+    print_results(report, report.tables(""), "rev")
     assert "Random" in capsys.readouterr().out
 
 
 def test_an_output_that_is_ascii_or_closed_ends_well(run, tmp_path, monkeypatch, capsys):
-    from tl_localize.cli import app
+    from tl_localize.cli import main
 
     run.inj(f"--limit 2 {INJ} activations")
     out = str(tmp_path / "out")
@@ -238,25 +333,22 @@ def test_an_output_that_is_ascii_or_closed_ends_well(run, tmp_path, monkeypatch,
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdout", None)
         for command in ("table", "status"):
-            app([command, out], standalone_mode=False)
+            assert main([command, out]) in (0, 1)
 
     class Closed(io.StringIO):
         def write(self, text):
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-        def fileno(self):
-            return 1
-
     capsys.readouterr()
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdout", Closed())
-        with pytest.raises(SystemExit):
-            app(["status", out])
+        patch.setattr("os.dup2", lambda *files: None)  # or the tests have no output left
+        assert main(["status", out]) == 1
     assert capsys.readouterr().err == ""
 
 
 def test_text_for_a_terminal_wraps_between_words(monkeypatch, capsys):
-    from tl_localize.cli.running import say
+    from tl_localize.cli.messages import say
 
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
@@ -276,7 +368,7 @@ def test_text_for_a_terminal_wraps_between_words(monkeypatch, capsys):
         ("--ratio 2", "got 2.0"),
         ("--ratio 0.1 --learning-rate 0", "learning_rate must be a number above 0"),
         ("--ratio 0.1 --distractors 3 --limit 1", "Give at least 4"),
-        ("--device cuda", "device must be there"),
+        ("--device cuda", "Write 'cpu': there is no CUDA here."),
         ("--model reference-gpt", "Did you mean"),
     ],
 )
@@ -301,7 +393,7 @@ def test_inj_explains_a_mistake_in_one_line(run, data, model_dir, tmp_path, argu
 )
 def test_inj_finds_mistakes_before_the_model_is_loaded(run, data, arguments, message, monkeypatch):
     monkeypatch.setattr(
-        "tl_localize.cli.running.load_model", lambda *a: pytest.fail("the model was loaded first")
+        "tl_localize.model.loading.load_model", lambda *a: pytest.fail("the model was loaded first")
     )
     result = run(f"inj {arguments.format(file=data)}")
     assert result.exit_code == 2
@@ -309,11 +401,9 @@ def test_inj_finds_mistakes_before_the_model_is_loaded(run, data, arguments, mes
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/2/3", "²/3", "-1/2"])
-def test_parse_shard_rejects(text):
-    from tl_localize.cli.commands import parse_shard
-
-    with pytest.raises(ValueError, match="shard must read i/n"):
-        parse_shard(text)
+def test_a_wrong_shard_is_refused(text):
+    result = invoke(["inj", f"--shard={text}"])
+    assert result.exit_code == 2 and "shard must read i/n" in result.stderr
 
 
 def test_inj_names_a_broken_file(run, data):
@@ -332,15 +422,16 @@ def test_inj_takes_texts_of_any_name_and_tokens(run, model_dir, tmp_path):
     }.items():
         result = run(f"{common} --model", model_dir, "--out", tmp_path / out, *given)
         # for it did not converge
-        assert "1 sentences" in result.stderr and result.exit_code == 1, result.output
+        assert "1 sentence (the first" in result.stderr and result.exit_code == 1, result.output
 
 
 def test_inj_of_heads(run, tmp_path):
     command = "inj --limit 1 --max-steps 2 --methods attribution --units heads --device cpu --out"
     result = run(command, tmp_path / "out")
     assert result.exit_code == 1, result.output  # for the injection did not converge
-    (record,) = settings_of(tmp_path / "out")["runs"]
-    assert record["units"] == {"class": "AttentionHeads"} and record["ratio"] == 0.17
+    record = settings_of(tmp_path / "out")
+    assert record["settings"]["units"] == {"class": "AttentionHeads"}
+    assert set(record["scopes"]) == {"0.17"}
     frame = pd.read_csv(tmp_path / "out" / "frame.csv")
     assert set(frame["method"]) == {"attribution", "random", "row_norm"}
 
@@ -353,6 +444,7 @@ def test_rev_of_heads_prints_its_table(run, data, model_dir, tmp_path, monkeypat
     folder = tmp_path / "out"
     result = run(command, model_dir, "--data", data, "--out", folder)
     assert result.exit_code == 0 and "oracle in rounds" in result.stdout, result.output
+    assert "1 group of 2 texts" in result.stderr
     assert set(pd.read_csv(folder / "frame.csv")["ratio"]) == {0.5}
     monkeypatch.setitem(RECIPES, "adam", Recipe(max_steps=2, stop_loss=1e-9))
     result = run(command, model_dir, "--data", data, "--out", tmp_path / "unlearned")
@@ -382,16 +474,15 @@ def test_tune_ranks_a_grid_and_inj_reads_its_settings(run, grid, tmp_path, monke
     result = run.tune(command, out="none")
     assert result.exit_code == 1, result.output
     assert "There is nothing to rank" in result.stderr
-    assert not (tmp_path / "none" / "settings.json").exists()
+    assert not (tmp_path / "none" / "best_settings.json").exists()
     soon(monkeypatch, stop_loss=100.0)
     result = run.tune(command)
     assert result.exit_code == 0, result.output
     assert "steps" in result.stdout
-    used = run.inj(f"{INJ} slimming --limit 1 --settings {tmp_path}/tune/settings.json")
+    used = run.inj(f"{INJ} slimming --limit 1 --settings {tmp_path}/tune/best_settings.json")
     assert used.exit_code == 1, used.output  # one step is not enough for an injection
-    best = settings_of(tmp_path / "tune")["settings"]["slimming"]["steps"]
-    (record,) = settings_of(tmp_path / "out")["runs"]
-    assert record["methods"]["slimming"]["steps"] == best
+    best = json.loads((tmp_path / "tune" / "best_settings.json").read_text())["settings"]
+    assert methods_of(tmp_path / "out")["slimming"]["steps"] == best["slimming"]["steps"]
 
 
 def test_tune_names_a_method_missing_in_the_grid(run, grid):
@@ -405,7 +496,7 @@ def asked(monkeypatch):
     """The runs that a command would compute."""
     runs = []
     monkeypatch.setattr(
-        "tl_localize.cli.benchmarks.compute", lambda given, found, store: runs.extend(found)
+        "tl_localize.cli.benchmarks.compute", lambda _run, _model, found, _store: runs.extend(found)
     )
     return runs
 

@@ -8,7 +8,7 @@ from shutil import copytree
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
+from commands import invoke
 
 LOOSE = "--n-prefix 4 --n-suffix 12 --min-distinct 1 --max-jaccard 1 --n-dev 2 --data"
 N_ROWS, LENGTH = 9, 30
@@ -61,7 +61,7 @@ def few_texts(monkeypatch):
 @pytest.fixture
 def unloaded(monkeypatch):
     monkeypatch.setattr(
-        "tl_localize.cli.running.load_model", lambda *a: pytest.fail("the model was loaded first")
+        "tl_localize.model.loading.load_model", lambda *a: pytest.fail("the model was loaded first")
     )
 
 
@@ -70,11 +70,9 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr("tl_localize.collect.search.CHUNK_WINDOWS", 3)
 
 
-def tell(command, *arguments, **how):
+def tell(command, *arguments):
     """A command, whose first words stand in one text."""
-    from tl_localize.cli import app
-
-    return CliRunner().invoke(app, [*command.split(), *map(str, arguments)], **how)
+    return invoke(command, *arguments)
 
 
 @pytest.fixture
@@ -132,6 +130,20 @@ def settings_of(folder):
     return json.loads((folder / "settings.json").read_text())
 
 
+def collected(folder):
+    return json.loads((folder / "collection.json").read_text())
+
+
+def best_of(folder):
+    return json.loads((folder / "best_settings.json").read_text())
+
+
+def methods_of(folder):
+    """Label -> method, of the only scope of a folder."""
+    (scope,) = settings_of(folder)["scopes"].values()
+    return {label: what for label, (what, _) in scope["methods"].items()}
+
+
 # collect
 
 
@@ -139,7 +151,7 @@ def test_collect_finds_the_recited_rows_and_says_what_went(run, corpus, tmp_path
     result = good(run(f"collect {LOOSE}", corpus))
     rows = rows_of(tmp_path / "out")
     assert {row["id"] for row in rows} <= {f"row-{i}" for i in range(N_ROWS)}
-    record = settings_of(tmp_path / "out")
+    record = collected(tmp_path / "out")
     assert record["report"]["n_in"] == N_ROWS + 4
     assert record["report"]["removed"]["accuracy"] == 4
     assert record["criteria"]["n_suffix"] == 12
@@ -149,13 +161,10 @@ def test_collect_finds_the_recited_rows_and_says_what_went(run, corpus, tmp_path
 
 
 def test_options_of_collect_have_the_defaults_of_the_criteria():
-    import inspect
-
-    from tl_localize.cli.commands import collect
+    from tl_localize.cli.commands import CollectOptions
     from tl_localize.collect import Criteria
 
-    defaults = {name: one.default for name, one in inspect.signature(collect).parameters.items()}
-    assert vars(Criteria()).items() <= (defaults | {"ngram": 5}).items()
+    assert vars(Criteria()).items() <= (vars(CollectOptions()) | {"ngram": 5}).items()
 
 
 def test_collect_writes_general_text_that_shares_no_run_with_the_collected(run, recited, tmp_path):
@@ -176,7 +185,7 @@ def test_collect_reads_text_and_counts_empty_and_short_lines(run, tmp_path):
     (tmp_path / "corpus.txt").write_text("\n".join(lines) + "\n")
     loosest = "--min-accuracy 0 --max-distance 1000"
     good(run(f"collect {loosest} {LOOSE}", tmp_path / "corpus.txt"))
-    assert settings_of(tmp_path / "out")["report"]["removed"]["too short"] == 3
+    assert collected(tmp_path / "out")["report"]["removed"]["too short"] == 3
     assert {row["all"] for row in rows_of(tmp_path / "out")} == {line[:16] for line in lines[1:4]}
 
 
@@ -185,7 +194,7 @@ def test_collect_reads_text_and_counts_empty_and_short_lines(run, tmp_path):
     [
         ("", "data must be given for"),
         ("--data nowhere.npy", "nowhere.npy"),
-        ("--windows all", "should be a valid integer"),
+        ("--windows all", 'unable to convert "all" into int'),
         ("--min-accuracy 90", "min_accuracy must be a number in [0, 1], got 90"),
         ("--seed -1", "seed must be a whole number from 0 on, got -1"),
     ],
@@ -246,19 +255,21 @@ def counts(status):
 
 
 def test_a_terminal_shows_a_bar(capsys, monkeypatch):
-    from tl_localize.execution.run import progress_bar
+    from tl_localize.execution import Steps
+    from tl_localize.execution.run import counting
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with progress_bar() as advance:
-        advance(0.25, "zero_out on s1")
-    assert re.search("25%.*left, zero_out on s1", capsys.readouterr().err)
+    steps = Steps()
+    with counting(steps, 1, True):
+        steps.report(0.25, "zero_out on s1")
+    assert re.search("left.*zero_out on s1: 25%", capsys.readouterr().err)
 
 
 # del
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_del_writes_tables_frame_and_settings(run, collection, tmp_path):
+def test_del_writes_tables_frame_and_settings(run, collection, tmp_path, monkeypatch):
     methods = "--methods activations,integrated_gradients"
     result = good(run(f"del --ratio 0.1 --ratio 0.05 {methods} --data", collection))
     names = {path.name for path in (tmp_path / "out").iterdir()}
@@ -269,8 +280,9 @@ def test_del_writes_tables_frame_and_settings(run, collection, tmp_path):
     assert frame["sequence_id"].nunique() == len(rows_of(collection)) - 2  # but the dev ones
     assert set(frame["ratio"]) == {0.05, 0.1}
     # a narrow terminal has room for Self and Neg alone
-    narrow = {"FORCE_COLOR": "1", "COLUMNS": "80"}
-    shown = good(tell("table", tmp_path / "out", env=narrow)).stdout
+    for name, value in {"FORCE_COLOR": "1", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(name, value)
+    shown = good(tell("table", tmp_path / "out")).stdout
     assert "Self-Acc" in shown and "Neg-Acc" in shown and "PPL" not in shown
     assert "Activations" in shown and "…" not in shown
 
@@ -319,7 +331,7 @@ def test_del_takes_tokens_and_named_columns(run, general, recited, tmp_path):
 
 @pytest.mark.usefixtures("undrawn", "few_texts")
 def test_del_of_known_texts_chooses_its_shares(run, tmp_path):
-    result = good(run("del --methods activations --min-accuracy 0 --limit 3 --spare 100"))
+    result = good(run("del --methods activations --min-accuracy 0 --limit 3 --max-others-lost 100"))
     frame = pd.read_csv(tmp_path / "out" / "frame.csv")
     shares = sorted(set(40 * frame["ratio"]))
     assert shares == pytest.approx([1, 2, 4, 8, 16, 32])
@@ -340,7 +352,7 @@ def test_tune_takes_known_texts_that_del_does_not_take(run, tmp_path):
     dev, test = (pd.read_csv(tmp_path / name / "frame.csv") for name in ("tuned", "del"))
     assert dev["sequence_id"].nunique() == 5
     assert not set(dev["sequence_id"]) & set(test["sequence_id"])
-    assert json.loads((tmp_path / "tuned" / "settings.json").read_text())["settings"]["slimming"]
+    assert best_of(tmp_path / "tuned")["settings"]["slimming"]
 
 
 @pytest.mark.parametrize(
@@ -359,10 +371,10 @@ def test_del_explains_a_mistake_in_one_line(run, collection, arguments, message)
     [
         ("--methods actvations", "Did you mean activations"),
         ("--data . --n-prefix 0", "n_prefix must be a whole number from 1 on, got 0"),
-        ("--limit 0", "Input should be greater than or equal to 1"),
-        ("--ablation one", "is not one of"),
-        ("--units heds", "is not one of"),
-        ("--dtype float8", "is not one of"),
+        ("--limit 0", "--limit: Must be >= 1"),
+        ("--ablation one", "Choose from"),
+        ("--units heds", "Choose from"),
+        ("--dtype float8", "Choose from"),
         ("--data nowhere", "nowhere"),
     ],
 )
@@ -393,9 +405,10 @@ def default_data(recited, model_dir, monkeypatch):
     for name, value in (
         ("collecting.reference_search", search),
         ("collecting.held_out_tokens", lambda: general),
-        ("running.load_model", lambda *a: load_model(model_dir, device="cpu")),
     ):
         monkeypatch.setattr(f"tl_localize.cli.{name}", value)
+    load = lambda *a: load_model(model_dir, device="cpu")  # noqa: E731
+    monkeypatch.setattr("tl_localize.model.loading.load_model", load)
 
 
 @pytest.mark.usefixtures("undrawn", "default_data")
@@ -454,12 +467,12 @@ def test_del_in_pieces_is_del_in_one_and_the_folder_tells_of_it(
         path.unlink()
     good(tell("table", out))
     assert numbers(out) == numbers(whole)
-    next((out / "records" / "del").iterdir()).write_bytes(b"damaged")
+    next((out / "steps" / "del").iterdir()).write_bytes(b"damaged")
     assert tell("table", out).exit_code == 1
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_del_records_a_failure_and_tries_again_when_asked(run, collection, tmp_path, monkeypatch):
+def test_del_records_a_failure_and_tries_again(run, collection, tmp_path, monkeypatch):
     from tl_localize import Activations
 
     right, calls = Activations.attribute_batch, []
@@ -474,12 +487,11 @@ def test_del_records_a_failure_and_tries_again_when_asked(run, collection, tmp_p
     command = f"del --methods activations --ratio 0.1 --targets 3 --data {collection}"
     result = run(command)
     assert result.exit_code == 1, result.output
-    assert "FAILED records/scores/" in result.stderr
+    assert "FAILED activations on row-" in result.stderr
+    assert "the same command tries again" in result.stderr
     missing = tmp_path / "out" / "missing.csv"
     assert pd.read_csv(missing)["reason"].tolist() == ["ValueError: loss must be finite, got nan"]
-    assert run(command).exit_code == 1
-    assert len(calls) == 3
-    good(run(f"{command} --retry-failed"))
+    good(run(command))
     assert len(calls) == 4
     assert not missing.exists()
 
@@ -494,18 +506,18 @@ def test_tune_del_ranks_a_grid_on_the_dev_sequences_and_del_reads_it(
     command, tuned = f"{tuning} --ratio 0.1 --data", tmp_path / "tuned"
     part = good(run(command, collection, "--shard", "1/2", out="tuned"))
     assert "MISSING: the ranking is of what is there" in part.stderr
-    assert not (tuned / "settings.json").exists()
+    assert not (tuned / "best_settings.json").exists()
     result = good(run(command, collection, out="tuned"))
     assert "score" in result.stdout
     dev = {row["id"] for row in rows_of(collection) if row["split"] == "dev"}
     assert set(pd.read_csv(tuned / "frame.csv")["sequence_id"]) == dev
-    record = settings_of(tuned)
+    record = best_of(tuned)
     assert "dev sequences of del, ratio 0.1" in record["rule"]
     best = record["settings"]["slimming"]
     assert best["first_layer"] == 1
-    used = ["--settings", tuned / "settings.json", "--data", collection]
+    used = ["--settings", tuned / "best_settings.json", "--data", collection]
     good(run("del --ratio 0.1 --methods slimming", *used))
-    assert settings_of(tmp_path / "out")["runs"][0]["methods"]["slimming"]["steps"] == best["steps"]
+    assert methods_of(tmp_path / "out")["slimming"]["steps"] == best["steps"]
     table = good(tell("table", tuned))
     assert table.stdout.splitlines()[:4] == result.stdout.splitlines()[:4]
 
@@ -521,9 +533,9 @@ def test_del_and_tune_of_heads(run, collection, tuning, tmp_path):
     frame = pd.read_csv(tmp_path / "out" / "frame.csv")
     assert set(frame["n_neurons"]) == {1}
     assert set(frame["method"]) == {*methods.split(","), "random"}
-    (record,) = settings_of(tmp_path / "out")["runs"]
-    assert record["units"] == {"class": "AttentionHeads"}
-    assert record["methods"]["iterative_attribution"]["share"] == 0.5
+    record = settings_of(tmp_path / "out")
+    assert record["settings"]["units"] == {"class": "AttentionHeads"}
+    assert methods_of(tmp_path / "out")["iterative_attribution"]["share"] == 0.5
     assert "[tiny, AttentionHeads]" in (tmp_path / "out" / "del.md").read_text()
     good(run(f"{tuning} {heads}", out="tuned"))
-    assert settings_of(tmp_path / "tuned")["settings"]["slimming"]["steps"] in (2, 4)
+    assert best_of(tmp_path / "tuned")["settings"]["slimming"]["steps"] in (2, 4)

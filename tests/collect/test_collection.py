@@ -75,10 +75,10 @@ def test_load_names_what_is_broken(gpt2_like, corpus, tmp_path):
     (tmp_path / "sequences.jsonl").write_text(good)
     assert Collection.load(tmp_path).n_dev == 2
     for broken in ("{", "[]", "{}"):
-        (tmp_path / "settings.json").write_text(broken)
+        (tmp_path / "collection.json").write_text(broken)
         with pytest.raises(ValueError, match="collection must be"):
             Collection.load(tmp_path)
-    (tmp_path / "settings.json").unlink()
+    (tmp_path / "collection.json").unlink()
     with pytest.raises(FileNotFoundError, match="without a settings"):
         Collection.load(tmp_path)
 

@@ -6,70 +6,53 @@ import io
 import os
 import sys
 import warnings
-from typing import Annotated, Any
+from collections.abc import Sequence
 
-import typer
-from typer.core import TyperGroup
+from cyclopts import CycloptsError
 
 from tl_localize import __version__
-from tl_localize.cli import commands as c
+from tl_localize.cli.commands import app
+from tl_localize.cli.messages import say
+
+__all__ = ["app", "main"]
 
 os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
-
-class Commands(TyperGroup):
-    """Commands whose mistakes of the user are one line on standard error, and exit status 2."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:  # nobody reads on; click ends the command
-            raise
-        except (ValueError, OSError, ImportError) as error:
-            typer.echo(f"tl-localize: {error}", err=True)
-            raise typer.Exit(2) from error
+app.version = f"tl_localize {__version__}"
 
 
-def print_version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"tl_localize {__version__}")
-        raise typer.Exit
-
-
-def main(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=print_version, is_eager=True, help="Print the version."),
-    ] = False,
-) -> None:
-    """Which MLP neurons make a language model recite a text? Begin with tl-localize demo."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and give the exit status. A mistake of the user is one line on standard error,
+    and exit status 2.
+    """
     sys.stderr = sys.stderr or io.StringIO()  # it was closed
+    sys.stdout = sys.stdout or io.StringIO()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # where it is ASCII
     # What the libraries below announce is no business of someone who reads a table.
     warnings.filterwarnings("ignore", category=DeprecationWarning)
+    try:
+        return run(sys.argv[1:] if arguments is None else arguments)
+    except BrokenPipeError:  # nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains when it ends
+        return 1
+    except KeyboardInterrupt:
+        say("Interrupted.")
+        return 130
+    except CycloptsError as error:
+        command = " ".join(["tl-localize", *(error.command_chain or [])])
+        say(f"tl-localize: {error} See {command} --help.")
+    except (ValueError, OSError, ImportError) as error:
+        say(f"tl-localize: {error}")
+    return 2
 
 
-app = typer.Typer(
-    cls=Commands,
-    callback=main,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-)
-PANELS = {
-    "First steps": {"demo": c.demo, "localize": c.localize, "known": c.known},
-    "Benchmarks": {
-        "inj": c.inj,
-        "del": c.del_benchmark,
-        "rev": c.rev,
-        "tune": c.tune,
-        "collect": c.collect,
-    },
-    "A results folder": {"status": c.status, "table": c.table},
-    "What there is": {"methods": c.methods, "plan": c.plan},
-}
-for panel, commands in PANELS.items():
-    for name, command in commands.items():
-        app.command(name, rich_help_panel=panel)(command)
+def run(arguments: Sequence[str]) -> int:
+    """Run a command; it leaves with ``sys.exit`` where the status is not 0."""
+    try:
+        app(arguments, exit_on_error=False, print_error=False)
+        sys.stdout.flush()
+    except SystemExit as leave:
+        sys.stdout.flush()
+        return leave.code if isinstance(leave.code, int) else 0
+    return 0

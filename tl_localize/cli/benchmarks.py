@@ -1,233 +1,307 @@
 """tl-localize inj | del | rev | tune: from options to a benchmark, which is run and published."""
 
 import json
-from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+
+from jaxtyping import Integer
+from torch import Tensor
 
 from tl_localize.checks import check_choice
 from tl_localize.cli.collecting import collect_reference
-from tl_localize.cli.publish import TUNED, conclude
-from tl_localize.cli.running import compute, load, own_data, say, store_of
+from tl_localize.cli.commands import DelOptions, InjOptions, RevOptions, TuneOptions
+from tl_localize.cli.messages import say
+from tl_localize.cli.options import WHOLE, MethodOptions
+from tl_localize.cli.publish import conclude, write_ratio
+from tl_localize.cli.running import compute, folder_of
 from tl_localize.evals import settings as presets
 from tl_localize.evals.deletion.benchmark import DelBenchmark
-from tl_localize.evals.deletion.sparing import sparing_runs
+from tl_localize.evals.deletion.sparing import check_max_lost, sparing_runs
 from tl_localize.evals.inj.benchmark import InjBenchmark
 from tl_localize.evals.rev.benchmark import N_GENERAL, RevBenchmark
 from tl_localize.evals.tuning import expand, read_settings
 from tl_localize.execution import Store
-from tl_localize.files import reading, write_text
+from tl_localize.files import reading
 from tl_localize.injection import RECIPES
 from tl_localize.methods import Localizer, ZeroOut
 from tl_localize.model.loading import is_reference
 from tl_localize.model.neurons import LanguageModel
+from tl_localize.paper import PAPER, settings_source
 from tl_localize.sequences import MemorizedSequence
+from tl_localize.stats import counted
 from tl_localize.texts.known import known
-from tl_localize.texts.readers import Data, read_tokens
+from tl_localize.texts.readers import read_tokens
 from tl_localize.texts.reference import N_DEV, held_out_tokens, inj_sequences, reference_sequences
-from tl_localize.units import NEURONS, UNITS
+from tl_localize.units import NEURONS, UNITS, Units
+
+General = Integer[Tensor, "sequence pos"]
+DelRuns = Iterable[tuple[DelBenchmark, Sequence[Localizer]]]
 
 
-def screened_settings(given: Namespace) -> dict[str, Any]:
+# What is said of methods
+
+
+def screened_settings(methods: MethodOptions) -> presets.Settings:
     """Settings from a file, over a Zero-Out that ablates few neurons."""
-    tuned = read_settings(given.settings) if given.settings else {}
-    if UNITS[given.units] != NEURONS:  # heads are few
+    tuned = read_settings(methods.settings) if methods.settings else {}
+    if UNITS[methods.how.units] != NEURONS:  # heads are few
         return tuned
-    say(
-        f"Zero-Out ablates {presets.SCREEN:.0%} of the neurons and estimates the others; --set "
-        f"zero_out.screen=None ablates all, {1 / presets.SCREEN:.0f} times as many."
-    )
     return {ZeroOut.name: {"screen": presets.SCREEN}} | tuned
 
 
-def run_inj(given: Namespace) -> None:
-    units = UNITS[given.units]
-    tuned = screened_settings(given)
+def say_screen(methods: Iterable[Localizer]) -> None:
+    """Say where a Zero-Out ablates few neurons."""
+    screens = {m.screen for m in methods if isinstance(m, ZeroOut) and m.screen is not None}
+    for screen in screens:
+        say(
+            f"Zero-Out ablates {100 * screen:g} % of the neurons and estimates the others; --set "
+            f"zero_out.screen=None ablates all, {1 / screen:.3g} times as many."
+        )
+
+
+def say_source(source: str, units: Units) -> None:
+    """Say where the settings of learned masks come from that the user leaves open."""
+    if units == NEURONS:
+        say(source)
+    else:
+        say(f"Default settings: they were chosen for neurons, not {units.name}.")
+
+
+# INJ
+
+
+def run_inj(options: InjOptions) -> None:
+    units = UNITS[options.methods.how.units]
     # mistakes are found before the model is loaded
-    presets.make_methods(given.methods, given.set, tuned, units=units)
-    say_settings(given, "inj")
-    data = own_data(given)
-    others = f"distractors-{given.distractors}" if given.distractors else ""
-    store = store_of(given, "inj", given.model, given.units, others)
-    model, limit = load(given), given.limit
-    if limit is None and data is None and is_reference(given.model):
+    methods = inj_methods(options, units)
+    say_screen(method for of_ratio in methods.values() for method in of_ratio)
+    name = options.model.model
+    say_source(settings_source(name, "inj"), units)
+    data = options.columns.open(options.data) if options.data else None
+    others = f"distractors-{options.distractors}" if options.distractors else ""
+    folder = folder_of(options.run, "inj", name, units.name, others)
+    model = options.model.load()
+    store = Store(folder)
+    limit = options.limit
+    if limit is None and data is None and is_reference(name):
         limit = presets.INJ_SENTENCES
     sequences = inj_sequences(model, data, n_max=limit)
-    say(
-        f"{len(sequences)} sentences (the first {N_DEV} of the data are dev sentences and left "
-        f"out), model {given.model}"
-    )
-    runs = presets.inj_runs(
-        model,
-        given.model,
-        sequences,
-        given.methods,
-        given.set,
-        tuned,
-        given.ratio,
-        units,
-        seed=given.seed,
-        learning_rate=given.learning_rate,
-        max_steps=given.max_steps,
-        distractors=given.distractors,
-    )
-    conclude(store, compute(given, runs, store))
+    sentences = counted(len(sequences), "sentence")
+    say(f"{sentences} (the first {N_DEV} of the data are dev sentences and left out), model {name}")
+    runs: list[tuple[InjBenchmark, list[Localizer]]] = []
+    for ratio, of_ratio in methods.items():
+        benchmark = InjBenchmark(
+            model,
+            sequences,
+            ratio=ratio,
+            units=units,
+            seed=options.seed,
+            learning_rate=options.learning_rate,
+            max_steps=options.max_steps,
+            distractors=options.distractors,
+        )
+        runs.append((benchmark, of_ratio))
+    finished = compute(options.run, options.model, runs, store)
+    conclude(store, interrupted=not finished, part=options.run.shard != WHOLE)
 
 
-def run_del(given: Namespace) -> None:
-    units = UNITS[given.units]
+def inj_methods(options: InjOptions, units: Units) -> dict[float, list[Localizer]]:
+    """The methods at each ratio, on which the paper's settings depend."""
+    tuned = screened_settings(options.methods)
+    name = options.model.model
+    found: dict[float, list[Localizer]] = {}
+    for ratio in options.ratio or presets.inj_ratios(name, units):
+        found[ratio] = presets.inj_methods(
+            options.methods.methods, options.methods.how.set, name, tuned, ratio, units
+        )
+    return found
+
+
+# DEL
+
+
+def run_del(options: DelOptions) -> None:
+    units, name = UNITS[options.methods.how.units], options.model.model
     # mistakes are found before the model is loaded
-    tuned = read_settings(given.settings) if given.settings else {}
-    methods = presets.del_methods(given.methods, given.set, given.model, tuned, given.seed, units)
-    data = own_data(given)
-    say_settings(given, "del")
-    store = store_of(given, "del", given.model, given.units, given.ablation)
-    model = load(given)
-    sequences, n_dev, text = del_texts(given, model, data, store)
+    asked = options.methods
+    tuned = read_settings(asked.settings) if asked.settings else {}
+    methods = presets.del_methods(asked.methods, asked.how.set, name, tuned, options.seed, units)
+    if options.max_others_lost is not None:
+        check_max_lost(options.max_others_lost)
+    say_source(settings_source(name, "del"), units)
+    folder = folder_of(options.run, "del", name, units.name, options.ablation)
+    check_data(options)
+    model = options.model.load()
+    store = Store(folder)
+    benchmark = del_benchmark(options, model, units, folder)
+    runs: DelRuns = [(benchmark, methods)]
+    max_lost = presets.max_lost_of(name, options.max_others_lost, options.ratio, units)
+    if max_lost is not None:
+        say(
+            f"Shares of a layer: 1, 2, 4, ... {units.name}, until the others have lost more than "
+            f"{max_lost:g} points of accuracy (Neg)."
+        )
+        runs = sparing_runs(benchmark, methods, store, max_lost)
+    finished = compute(options.run, options.model, runs, store)
+    conclude(store, interrupted=not finished, part=options.run.shard != WHOLE)
+
+
+def check_data(options: DelOptions | TuneOptions) -> None:
+    """Raise ValueError where the options of the data are wrong; no row is read."""
+    options.texts.sequences.read()
+
+
+def del_benchmark(
+    options: DelOptions, model: LanguageModel, units: Units, folder: Path
+) -> DelBenchmark:
+    """DEL of the sequences in random order, the dev ones first."""
+    name = options.model.model
+    limit = options.limit
+    if options.texts.sequences.data is None and is_reference(name):
+        limit = limit or presets.DEL_SEQUENCES
+    sequences, n_dev, text = read_texts(options, model, folder)
+    sequences = presets.drawn_first(sequences, n_dev, options.seed)[:limit]
     n_test = len(sequences) - n_dev
-    own = min(presets.DEL_TARGETS, n_test)
-    n_targets = own if given.targets is None and given.data is None else given.targets
-    spare = presets.spare_of(given.model, given.spare, given.ratio, units)
-    ratios = given.ratio or presets.del_ratios(given.model, units)
-    benchmark = DelBenchmark(
+    n_targets = options.targets
+    if n_targets is None and options.texts.sequences.data is None:
+        n_targets = min(presets.DEL_TARGETS, n_test)
+    say(
+        f"{n_targets or n_test} of {counted(n_test, 'sequence')} are targets "
+        f"({counted(n_dev, 'dev sequence')} left out), model {name}"
+    )
+    max_lost = presets.max_lost_of(name, options.max_others_lost, options.ratio, units)
+    ratios = options.ratio or presets.del_ratios(name, units)
+    return DelBenchmark(
         model,
         sequences,
         text,
         n_dev=n_dev,
         n_targets=n_targets,
-        ratios=tuple(ratios) if spare is None else (1.0,),
-        ablation=given.ablation,
-        seed=given.seed,
+        ratios=tuple(ratios) if max_lost is None else (1.0,),
+        ablation=options.ablation,
+        seed=options.seed,
         units=units,
     )
-    say(
-        f"{n_targets or n_test} of {n_test} sequences are targets ({n_dev} dev sequences are left "
-        f"out), model {given.model}"
-    )
-    runs: Any = [(benchmark, methods)]
-    if spare is not None:
-        say(f"Shares of a layer: 1, 2, 4, ... neurons, until Neg is below {-spare:g} points.")
-        runs = sparing_runs(benchmark, methods, store, spare)
-    conclude(store, compute(given, runs, store))
 
 
-def del_texts(
-    given: Namespace, model: LanguageModel, data: Data | None, store: Store
-) -> tuple[list[MemorizedSequence], int, Any]:
-    """Sequences in random order, how many of the first are dev ones, and general text."""
-    limit = given.limit
-    if data is None and is_reference(given.model):
-        limit = limit or presets.DEL_SEQUENCES
-    sequences, n_dev, text = texts_of(given, model, data, store, given.n_dev)
-    return presets.drawn_first(sequences, n_dev, given.seed)[:limit], n_dev, text
+def read_texts(
+    options: DelOptions | TuneOptions, model: LanguageModel, folder: Path, place: int = 0
+) -> tuple[list[MemorizedSequence], int, General]:
+    """Sequences, how many of the first are dev ones, and general text.
 
-
-def texts_of(
-    given: Namespace,
-    model: LanguageModel,
-    data: Data | None,
-    store: Store,
-    n_dev: int,
-    place: int = 0,
-) -> tuple[list[MemorizedSequence], int, Any]:
-    """``presets.del_data`` of the user's data or of a shipped model's collection; else texts that
-    the model knows, the best of each category for the test, those in another place as dev ones, and
-    general text.
+    They are the user's, or a shipped model's collection, which is made where it is not there. Else
+    they are texts that the model knows: the best of each category for the test, those in another
+    ``place`` as dev ones.
     """
-    if data is None and is_reference(given.model):
-        data = collect_reference(given, model, store.folder / "collection", n_dev)
+    texts = options.texts
+    data = texts.sequences.read()
+    if data is None and is_reference(options.model.model):
+        collection = folder / "collection"
+        data = collect_reference(options.run, options.model, model, collection, texts.n_dev)
     if data is not None:
-        return presets.del_data(model, data, given.general, n_dev)
-    recited = known(model, given.min_accuracy)
+        return presets.del_data(model, data, texts.general, texts.n_dev)
+    recited = known(model, texts.min_accuracy)
     say(f"{recited}. {recited.advice()}")
-    text = presets.general_text(model, given.general)
-    return recited.diverse(place=place), n_dev if place else 0, text
+    general = presets.general_text(model, texts.general)
+    return recited.diverse(place=place), texts.n_dev if place else 0, general
 
 
-def run_rev(given: Namespace) -> None:
-    units = UNITS[given.units]
+# REV
+
+
+def run_rev(options: RevOptions) -> None:
+    units, name = UNITS[options.methods.how.units], options.model.model
     # mistakes are found before the model is loaded
-    defaults = (presets.of_units(units, {}), presets.sparing(0), screened_settings(given))
-    methods = presets.make_methods(given.methods, given.set, *defaults, units=units)
-    ratios = given.ratio or (RevBenchmark.ratios if units == NEURONS else presets.REV_HEAD_RATIOS)
-    data = own_data(given)
-    store = store_of(given, "rev", given.model, given.units, given.recipe, given.before or "")
-    model = load(given)
-    before = load(given, given.before) if given.before else None
+    methods = rev_methods(options.methods, units)
+    say_screen(methods)
+    ratios = options.ratio or (RevBenchmark.ratios if units == NEURONS else presets.REV_HEAD_RATIOS)
+    data = options.columns.open(options.data) if options.data else None
+    earlier = options.before or ""
+    folder = folder_of(options.run, "rev", name, units.name, options.recipe, earlier)
+    model = options.model.load()
+    before = options.model.load(earlier) if earlier else None
+    store = Store(folder)
     if before is None:
         sequences = inj_sequences(model, data)
     else:
         sequences = list(data.sequences(model)) if data else reference_sequences(model)
-    recipe = RECIPES[given.recipe]
+    recipe = RECIPES[options.recipe]
     general = held_out_tokens(model)[: None if recipe.general else N_GENERAL]
-    if given.general:
-        general = read_tokens(given.general)
+    if options.general:
+        general = read_tokens(options.general)
     benchmark = RevBenchmark(
         model,
         sequences,
         general,
         before=before,
         recipe=recipe,
-        n_sequences=given.n_sequences,
-        n_groups=given.n_groups,
+        n_sequences=options.sentences,
+        n_groups=options.groups,
         ratios=tuple(sorted(ratios)),
-        seed=given.seed,
+        seed=options.seed,
         units=units,
     )
-    say(f"{len(benchmark.groups)} groups of {len(benchmark.groups[0])} texts, model {given.model}")
-    conclude(store, compute(given, [(benchmark, methods)], store))
+    groups = benchmark.groups()
+    texts = counted(len(groups[0].sequences), "text")
+    say(f"{counted(len(groups), 'group')} of {texts}, model {name}")
+    finished = compute(options.run, options.model, [(benchmark, methods)], store)
+    conclude(store, interrupted=not finished, part=options.run.shard != WHOLE)
 
 
-def run_tune(given: Namespace) -> None:
-    units = UNITS[given.units]
-    data = own_data(given)
-    of_inj = given.benchmark == "inj"
-    default = presets.inj_ratios if of_inj else presets.del_ratios
-    ratio = given.ratio or max(default(given.model, units))
-    methods = candidates(given, ratio)
-    say_settings(given, given.benchmark)
-    store = store_of(given, "tune", given.benchmark, given.model, given.units)
-    model = load(given)
-    if of_inj:
-        benchmark = InjBenchmark(
-            model,
-            inj_sequences(model, data, dev=True),
-            ratio=ratio,
-            distractors=given.distractors,
-            units=units,
-        )
-    else:
-        sequences, n_dev, text = texts_of(given, model, data, store, N_DEV, place=1)
-        dev = sequences[:n_dev]
-        benchmark = DelBenchmark(model, dev, text, ratios=(ratio,), n_dev=0, units=units)
-    write_text(store.folder / TUNED, "{}")
-    conclude(store, compute(given, [(benchmark, methods)], store))
+def rev_methods(asked: MethodOptions, units: Units) -> list[Localizer]:
+    """The methods of REV, whose rows lie in all layers, and which has no settings of the paper."""
+    defaults = (presets.of_units(units, {}), presets.sparing(0), screened_settings(asked))
+    return presets.make_methods(asked.methods, asked.how.set, *defaults, units=units)
 
 
-def candidates(given: Namespace, ratio: float) -> list[Localizer]:
+# Tuning
+
+
+def run_tune(options: TuneOptions) -> None:
+    units, name = UNITS[options.how.units], options.model.model
+    # mistakes are found before the model is loaded
+    default = presets.inj_ratios if options.benchmark == "inj" else presets.del_ratios
+    ratio = options.ratio or max(default(name, units))
+    methods = candidates(options, ratio, units)
+    say_source(settings_source(name, options.benchmark), units)
+    folder = folder_of(options.run, "tune", options.benchmark, name, units.name)
+    check_data(options)
+    model = options.model.load()
+    store = Store(folder)
+    benchmark = tuned_benchmark(options, model, ratio, units, folder)
+    write_ratio(folder, ratio)
+    finished = compute(options.run, options.model, [(benchmark, methods)], store)
+    conclude(store, interrupted=not finished, part=options.run.shard != WHOLE)
+
+
+def tuned_benchmark(
+    options: TuneOptions, model: LanguageModel, ratio: float, units: Units, folder: Path
+) -> InjBenchmark | DelBenchmark:
+    """The benchmark of the dev sequences alone."""
+    if options.benchmark == "inj":
+        dev = inj_sequences(model, options.texts.sequences.read(), dev=True)
+        others = options.distractors
+        return InjBenchmark(model, dev, ratio=ratio, distractors=others, units=units)
+    sequences, n_dev, text = read_texts(options, model, folder, place=1)
+    return DelBenchmark(model, sequences[:n_dev], text, ratios=(ratio,), n_dev=0, units=units)
+
+
+def candidates(options: TuneOptions, ratio: float, units: Units) -> list[Localizer]:
     """The method with each setting of its grid, over what the grid leaves open."""
-    grids = presets.PAPER["grids"]
-    if given.grid:
+    grids: Mapping[str, Mapping[str, Sequence[object]]] = PAPER["grids"]
+    if options.grid:
         rule = 'grid must be a JSON file such as {"slimming": {"steps": [60, 200]}}'
-        with reading(rule, given.grid):
-            grids = json.loads(given.grid.read_bytes())
-    check_choice("method", given.method, grids)
-    units, asked = UNITS[given.units], (given.method, given.set)
-    if given.benchmark == "inj":
-        paper = presets.of_units(units, presets.paper_settings(given.model, "inj", ratio))
-        (fixed,) = presets.make_methods(*asked, presets.sparing(0), paper, units=units)
+        with reading(rule, options.grid):
+            grids = json.loads(options.grid.read_bytes())
+    check_choice("method", options.method, grids)
+    asked, name = (options.method, options.how.set), options.model.model
+    if options.benchmark == "inj":
+        (fixed,) = presets.inj_methods(*asked, name, None, ratio, units)
     else:
-        (fixed,) = presets.del_methods(*asked, given.model, units=units)
-    grid = grids[given.method]
-    found: list[Localizer] = []
-    for one in expand(given.method, grid):
-        found.append(replace(fixed, **{axis: getattr(one, axis) for axis in grid}))
-    return found
-
-
-def say_settings(given: Namespace, benchmark: Any) -> None:
-    """Say where the settings of learned masks come from that the user leaves open."""
-    if given.units == NEURONS.name:
-        say(presets.settings_source(given.model, benchmark))
-    else:
-        say(f"Default settings: they were chosen for neurons, not {given.units}.")
+        (fixed,) = presets.del_methods(*asked, name, units=units)
+    grid = grids[options.method]
+    return [
+        replace(fixed, **{axis: getattr(setting, axis) for axis in grid})
+        for setting in expand(options.method, grid)
+    ]

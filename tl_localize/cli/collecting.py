@@ -1,89 +1,115 @@
 """tl-localize collect, and the collection that del and tune make where no data are given."""
 
-from argparse import Namespace
+import sys
 from pathlib import Path
-from typing import Any
 
-import typer
-
-from tl_localize.cli.publish import say_failures
-from tl_localize.cli.running import compute, data_of, load, say, store_of
+from tl_localize.cli.commands import CollectOptions
+from tl_localize.cli.messages import say, say_next
+from tl_localize.cli.options import WHOLE, ModelOptions, RunOptions
+from tl_localize.cli.publish import INTERRUPTED, say_failures
+from tl_localize.cli.running import compute, folder_of
 from tl_localize.collect import Collection, Criteria, perplexity_split
 from tl_localize.collect.collection import check_draw
+from tl_localize.collect.filter import Filtered
 from tl_localize.collect.reference_texts import reference_search, training_data
-from tl_localize.collect.search import Search, chunks_of
+from tl_localize.collect.search import Chunk, Search, chunks_of
 from tl_localize.evals.settings import DEL_GENERAL, GENERAL
-from tl_localize.execution import Store
+from tl_localize.execution import Store, status
 from tl_localize.files import save_tensors
 from tl_localize.model.loading import is_reference
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.report.terminal import show
+from tl_localize.stats import counted
 from tl_localize.texts.readers import Data
 from tl_localize.texts.reference import GENERAL_LENGTH, held_out_tokens
 
-CRITERIA = Criteria.__dataclass_fields__
 
-
-def run_collect(given: Namespace) -> None:
-    criteria = Criteria(**{name: value for name, value in vars(given).items() if name in CRITERIA})
-    draw = {"n_dev": given.n_dev, "n_max": given.n_max, "seed": given.seed}
-    check_draw(**draw)
-    data = [data_of(given, path) for path in given.data]
-    if not data and not is_reference(given.model):
+def run_collect(options: CollectOptions) -> None:
+    # mistakes are found before the model is loaded
+    criteria = Criteria(
+        n_prefix=options.n_prefix,
+        n_suffix=options.n_suffix,
+        min_accuracy=options.min_accuracy,
+        max_distance=options.max_distance,
+        min_distinct=options.min_distinct,
+        max_jaccard=options.max_jaccard,
+    )
+    check_draw(options.n_dev, options.n_max, options.seed)
+    data = [options.columns.open(path) for path in options.data]
+    name = options.model.model
+    if not data and not is_reference(name):
         raise ValueError(
-            f"data must be given for {given.model!r}, whose training text is not shipped, got "
-            "none. Name a corpus with --data."
+            f"data must be given for {name!r}, whose training text is not shipped, got none. Name "
+            "a corpus with --data."
         )
-    chunks = chunks_of(data, given.windows, criteria.length)
-    store = store_of(given, "collect", given.model)
-    model = load(given)
+    chunks = chunks_of(data, options.windows, criteria.length)
+    folder = folder_of(options.run, "collect", name)
+    model = options.model.load()
+    store = Store(folder)
     if not data:
-        chunks = chunks_of([training_data(model)], given.windows, criteria.length)
-    search = Search(model, chunks, criteria, given.windows)
-    collection = collected(search, store, given, **draw)
+        chunks = chunks_of([training_data(model)], options.windows, criteria.length)
+    search = Search(model, chunks, criteria, options.windows)
+    found = run_search(search, store, options.run, options.model)
+    collection = search.collection(
+        found, n_dev=options.n_dev, n_max=options.n_max, seed=options.seed
+    )
+    collection.save(folder)
     show(collection.report.table())
-    n_found, n_dev = len(collection.sequences), collection.n_dev
-    typer.echo(f"{n_found} memorized sequences ({n_dev} of them dev): {store.folder}")
+    n_found = counted(len(collection.sequences), "memorized sequence")
+    print(f"{n_found} ({collection.n_dev} of them dev): {folder}")
+    save_general(collection, model, chunks if data else [], options.seed, folder)
+    say_next(f"tl-localize del --model {name} --data {folder}")
+
+
+def save_general(
+    collection: Collection, model: LanguageModel, chunks: list[Chunk], seed: int, folder: Path
+) -> None:
+    """Write general text for the perplexity into the collection's folder: windows of the corpus
+    that share no run of tokens with the collected ones; of a shipped model its held-out texts.
+    """
     try:
         general = held_out_tokens()
-        if data:
-            windows = (one for chunk in chunks for one in chunk.windows(model, GENERAL_LENGTH))
+        if chunks:
+            windows = (
+                window for chunk in chunks for window in chunk.windows(model, GENERAL_LENGTH)
+            )
             rows = (window.tokens for window in windows)
-            general = perplexity_split(rows, collection.sequences, seed=given.seed)
-        save_tensors(store.folder / GENERAL, {"tokens": general.int()})
+            general = perplexity_split(rows, collection.sequences, seed=seed)
+        save_tensors(folder / GENERAL, {"tokens": general.int()})
     except ValueError as error:
         say(f"No text for the perplexity: {error} Or give tl-localize del a file with --general.")
-    typer.echo(f"Use them: tl-localize del --model {given.model} --data {store.folder}")
 
 
-def collect_reference(given: Namespace, model: LanguageModel, folder: Path, n_dev: int) -> Data:
+def collect_reference(
+    run: RunOptions, options: ModelOptions, model: LanguageModel, folder: Path, n_dev: int
+) -> Data:
     """The collection of a reference model's own training texts, made where it is not there."""
     say("The reference model's memorized sequences are collected from its training texts.")
     search = reference_search(model)
-    collected(search, Store(folder), given, undone=1, n_dev=n_dev)
+    # a shard's exit status is not 0, because the search is only the beginning of its command
+    found = run_search(search, Store(folder), run, options, undone=1)
+    search.collection(found, n_dev=n_dev).save(folder)
     general = held_out_tokens()[:DEL_GENERAL]
     save_tensors(folder / GENERAL, {"tokens": general.int()})
     return Data(source=folder)
 
 
-def collected(
-    search: Search, store: Store, given: Namespace, *, undone: int = 0, **draw: Any
-) -> Collection:
-    """The collection that a search makes, in its folder. Leaves where it was interrupted or chunks
-    are missing.
+def run_search(
+    search: Search, store: Store, run: RunOptions, model: ModelOptions, undone: int = 0
+) -> list[Filtered]:
+    """What is left of each chunk. Leaves where the search was interrupted or chunks are missing.
 
     Args:
-        undone: the exit status where only the chunks of other shards are missing: not 0 where the
-            search is only the beginning of the command.
+        undone: the exit status where only the chunks of other shards are missing.
     """
-    if not compute(given, [(search, [])], store):
-        raise typer.Exit(130)
+    if not compute(run, model, [(search, [])], store):
+        sys.exit(INTERRUPTED)
     found = search.results(store)
-    if None in found:
-        failed = say_failures(store).reasons
-        missing = f"{found.count(None)} of {len(found)} chunks are missing"
-        say(f"{missing}. Once all are searched, the same command without --shard goes on.")
-        raise typer.Exit(1 if failed else undone)
-    collection = search.collection(found, **draw)
-    collection.save(store.folder)
-    return collection
+    done = [chunk for chunk in found if chunk is not None]
+    if len(done) == len(found):
+        return done
+    state = status(store)
+    say_failures(state)
+    missing = f"{len(found) - len(done)} of {len(found)} chunks are missing"
+    say(f"{missing}. Once all are searched, the same command without --shard goes on.")
+    sys.exit(1 if state.failures or run.shard == WHOLE else undone)

@@ -1,149 +1,159 @@
 """From a results folder to its tables and figures, what is printed of them, and the exit status."""
 
+import json
+import sys
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
-import typer
-
-from tl_localize.cli.running import say
+from tl_localize.cli.messages import say, say_next
+from tl_localize.cli.reports import REPORTS, Report, Tables
 from tl_localize.evals.deletion.results import DelResults
-from tl_localize.evals.deletion.sparing import general_text
 from tl_localize.evals.inj.results import InjResults
-from tl_localize.evals.rev.results import RevResults
 from tl_localize.evals.tuning import rank, shown, write_settings
 from tl_localize.execution import Status, Store, status
-from tl_localize.execution.store import planned
-from tl_localize.files import write_text
-from tl_localize.report.figures import del_figures, inj_figures, rev_figures, save_figure
-from tl_localize.report.saving import CAPTIONS, del_tables, inj_tables, rev_tables, save_table
-from tl_localize.report.terminal import console, ranked, reading, show
+from tl_localize.files import reading, write_json, write_text
+from tl_localize.report.looks import FIGURES_NEED, has_matplotlib
+from tl_localize.report.saving import CAPTIONS, save_figure, save_table
+from tl_localize.report.terminal import console, ranked, show
+from tl_localize.stats import counted
 
-REV_WIDE = 100  # columns of REV's table, also in a pipe
 WIDE = 110  # columns of a terminal that holds all of DEL's table
-TUNED = "tuned.json"  # marks a folder of tl-localize tune
-REPORTS: dict[str, Any] = {  # of each benchmark its results, tables and figures
-    "inj": (InjResults, inj_tables, inj_figures),
-    "del": (DelResults, del_tables, del_figures),
-    "rev": (RevResults, rev_tables, rev_figures),
-}
+TUNE = "tune.json"  # marks a folder of tl-localize tune, and holds the ratio that was asked last
+BEST = "best_settings.json"
+INTERRUPTED = 130
 
 
 def show_status(folder: Path) -> None:
     store = Store(folder, read_only=True)
-    show(status(store).frame.rename_axis("method"))
-    say_failures(store)
+    state = status(store)
+    show(state.frame.rename_axis("method"))
+    say_failures(state)
 
 
-def conclude(store: Store, done: bool = True) -> None:
-    """Publish what is there, and say what failed; leave with a status that tells."""
-    publish(store)
-    state = say_failures(store)
+def conclude(store: Store, *, interrupted: bool = False, part: bool = False) -> None:
+    """Publish what is there, and say what failed and what to do next; leave with a status that
+    tells.
+
+    Args:
+        part: the run was one shard of several, so that results of the others may be missing.
+    """
+    next_step = publish(store)
+    state = status(store)
+    say_failures(state)
+    n_missing = int(state.frame["missing"].sum())
     if state.frame["not_converged"].sum():
         say(
             "Some injections did NOT converge and are left out of the means; another --ratio, "
             "--max-steps or --learning-rate may help, in REV another --recipe or fewer --sentences."
         )
-    if not done:
-        raise typer.Exit(130)
-    damaged = [task for task in planned(store) if store.has(task) and store.read(task) is None]
-    if damaged or not state.clean:
-        raise typer.Exit(1)
+    if n_missing:
+        next_step = f"the same command computes the {counted(n_missing, 'result')} not there yet."
+    say_next(next_step)
+    if interrupted:
+        sys.exit(INTERRUPTED)
+    if not state.clean or (n_missing and not part):
+        sys.exit(1)
 
 
-def say_failures(store: Store) -> Status:
+def say_failures(state: Status) -> None:
     """Say what failed and why."""
-    state = status(store)
-    for task, reason in state.reasons.items():
-        say(f"FAILED {task}: {reason.splitlines()[0]}")
-    if state.reasons:
-        say(
-            "Tracebacks are in the folder's failures; the same command with --retry-failed tries "
-            "again."
-        )
-    return state
+    for cell, reason in state.failures.items():
+        where = f" ({cell.scope})" if cell.scope else ""
+        say(f"FAILED {cell.method} on {cell.part}{where}: {reason.splitlines()[0]}")
+    if state.failures:
+        say("Tracebacks are in the folder's failures; the same command tries again.")
 
 
-def publish(store: Store) -> None:
-    """All that a results folder has, as files in it and on the terminal."""
-    benchmark = planned(store) and store.plans()[0].plan.benchmark
+def publish(store: Store) -> str:
+    """All that a results folder has, as files in it and on the terminal; what to do next."""
+    benchmark = store.settings.benchmark if store.settings else ""
     if benchmark not in REPORTS:
         raise ValueError(
             f"folder must hold results of {', '.join(REPORTS)}, got those of {benchmark!r}. The "
             "report of a collection is its report.csv."
         )
-    results = REPORTS[benchmark][0].of(store)
-    if not len(results.frame):
+    report = REPORTS[benchmark](store)
+    if not len(report.results.frame):
         say("Nothing is measured yet.")
-    elif (store.folder / TUNED).exists():
-        publish_ranking(results, store)
+    elif (store.folder / TUNE).exists():
+        return publish_ranking(report, benchmark, store.folder)
     else:
-        table = publish_results(results, store)
-        if len(table):
-            print_results(results, table, benchmark)
-        say(f"All tables, figures, the frame and the settings: {store.folder}")
+        tables = publish_results(report, store)
+        if benchmark in tables:
+            print_results(report, tables, benchmark)
+        figures = "figures, " if has_matplotlib() else ""
+        say(f"All tables, {figures}the frame and the settings: {store.folder}")
+        if not figures:
+            say(FIGURES_NEED)
+    return report.next_step
 
 
-def publish_results(results: InjResults | DelResults | RevResults, store: Store) -> pd.DataFrame:
+def publish_results(report: Report, store: Store) -> Tables:
     """Write what was measured, its tables, and its figures where matplotlib is installed; returns
-    the main table.
+    the tables.
     """
-    folder, plan = store.folder, store.plans()[0].plan
-    results.save(folder)
-    model = about = plan.settings["model"]
-    if "units" in plan.settings:
-        about += f", {plan.settings['units']['class']}"
-    _, tabulate, draw = REPORTS[plan.benchmark]
-    tables = tabulate(results, model)
+    report.results.save(store.folder)
+    model = str(store.agreed["model"])
+    units = store.agreed.get("units", {}).get("class")
+    about = f"{model}, {units}" if units else model
+    tables = report.tables(model)
     for name, table in tables.items():
-        save_table(table, folder, name, f"{CAPTIONS[name]} [{about}]")
-    try:
-        for name, figure in draw(results).items():
-            save_figure(figure, folder, name)
-    except ImportError as error:
-        say(str(error))
-    return tables.get(plan.benchmark, pd.DataFrame())
+        save_table(table, store.folder, name, f"{CAPTIONS[name]} [{about}]")
+    if has_matplotlib():
+        for name, figure in report.draw().items():
+            save_figure(figure, store.folder, name)
+    return tables
 
 
-def print_results(results: Any, table: pd.DataFrame, benchmark: str) -> None:
+def print_results(report: Report, tables: Tables, benchmark: str) -> None:
     """The main table, and what it says."""
-    out, width = console(), None
-    if benchmark == "del" and out.width < WIDE:
-        table = table.filter(regex="Self-Acc|Neg-Acc")
-    if benchmark == "rev":  # the file has the errors
-        table, width = rev_tables(results, errors=False)["rev"], min(out.width, REV_WIDE)
+    out = console()
+    is_wide = out.width >= WIDE
+    table = report.shown() if report.shown else tables[benchmark]
+    if report.narrow and not is_wide:
+        table = table.filter(regex=report.narrow)
+    width = min(out.width, report.width) if report.width else None
     out.print(f"\n{CAPTIONS[benchmark]}.\n", markup=False)
-    for setting, part in ranked(table, lowest_first=benchmark != "inj", width=width):
+    for setting, part in ranked(table, lowest_first=report.lowest_first, width=width):
         out.print(setting, part, sep="\n", markup=False)
-    if benchmark == "inj":
-        out.print(reading(results), markup=False)
-    elif benchmark == "del":
-        if out.width >= WIDE:
-            show(results.at_price(), f"{CAPTIONS['del_at_price']}.\n")
-        out.print(general_text(results), markup=False)
+    if report.more and is_wide:
+        show(tables[report.more], f"{CAPTIONS[report.more]}.\n")
+    out.print(report.sentence(), markup=False)
 
 
-def publish_ranking(results: InjResults | DelResults, store: Store) -> None:
-    """The ranking of the settings at the newest plan's ratio, and the best of each method where all
-    is measured.
+def publish_ranking(report: Report, benchmark: str, folder: Path) -> str:
+    """The ranking of the settings at the ratio that was asked last, and the best of each method
+    where all is measured; what to do next.
     """
-    folder, plan = store.folder, store.plans()[-1].plan
-    benchmark, ratio, missing = plan.benchmark, plan.tasks[-1].ratio, results.missing
+    results = report.results
+    assert isinstance(results, InjResults | DelResults)  # what tl-localize tune takes
+    ratio = read_ratio(folder)
     write_text(folder / "frame.csv", results.frame.to_csv(index=False))
     ranking = rank(results, ratio)
+    again = "the same command measures what is missing."
     if not len(ranking):
         say("There is nothing to rank yet at this ratio.")
-        return
-    table, caption = shown(ranking), f"The dev sequences of {benchmark}, ratio {ratio:g}"
+        return again
+    table = shown(ranking)
+    caption = f"The dev sequences of {benchmark}, ratio {ratio:g}"
     save_table(table, folder, "ranking", caption)
     show(table)
-    if len(missing):
+    n_missing = len(results.missing)
+    if n_missing:
         say(
-            f"{len(missing)} measurements are MISSING: the ranking is of what is there, and "
-            "settings.json is not written."
+            f"{counted(n_missing, 'measurement')} MISSING: the ranking is of what is there, and "
+            f"{BEST} is not written."
         )
-        return
-    file = folder / "settings.json"
-    for name, settings in write_settings(ranking, file, caption).items():
-        typer.echo(f"\nBest {name}: {settings}")
-    typer.echo(f"Use them: tl-localize {benchmark} --settings {file}")
+        return again
+    for name, settings in write_settings(ranking, folder / BEST, caption).items():
+        print(f"\nBest {name}: {settings}")
+    return f"tl-localize {benchmark} --settings {folder / BEST}"
+
+
+def write_ratio(folder: Path, ratio: float) -> None:
+    """Mark a folder of tl-localize tune, with the ratio at which settings are ranked."""
+    write_json(folder / TUNE, {"ratio": ratio})
+
+
+def read_ratio(folder: Path) -> float:
+    with reading("folder must hold a whole tune.json", folder / TUNE, "Give the command again."):
+        return float(json.loads((folder / TUNE).read_bytes())["ratio"])

@@ -1,79 +1,74 @@
-"""What commands that work for long share: model, data, results folder, and who computes."""
+"""What commands that work for long share: a results folder, and who computes."""
 
 import logging
-from argparse import Namespace
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
-from rich.console import Console
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from tl_localize.execution import Benchmark, InProcess, RayCluster, Store
-from tl_localize.model.loading import load_model
-from tl_localize.model.neurons import LanguageModel
-from tl_localize.texts.readers import Data
+from tl_localize.cli.messages import say
+from tl_localize.cli.options import ModelOptions, RunOptions
+from tl_localize.execution import RayCluster, Store
+from tl_localize.files import check_writable
+from tl_localize.methods.base import Method
+from tl_localize.stats import counted
 
 UNNAMED = ("", "neurons", "zero", "adam")  # what is usual has no part in the name of a folder
 
 
-def store_of(given: Namespace, *parts: str) -> Store:
-    """The results folder; its default name has these parts, of a path the last one."""
+class Runnable(Protocol):
+    """A benchmark, whatever its results are."""
+
+    def run(
+        self,
+        methods: Sequence[Method],
+        store: Store,
+        *,
+        shard: tuple[int, int],
+        cluster: RayCluster | None,
+    ) -> object: ...
+
+
+def folder_of(run: RunOptions, *parts: str) -> Path:
+    """The results folder; its default name has these parts, of a path the last one.
+
+    It must be fit for results before a model is loaded, but a new one is made only afterwards: a
+    model that is not there leaves no folder.
+    """
     name = "-".join(Path(part).name for part in parts if part not in UNNAMED)
-    return Store(given.out or Path("tl-localize-results") / name)
+    folder = run.out or Path("tl-localize-results") / name
+    check_writable(folder)
+    if folder.is_dir() and any(folder.iterdir()):
+        Store(folder)
+    return folder
 
 
 def compute(
-    given: Namespace, runs: Iterable[tuple[Benchmark[Any], Sequence[Any]]], store: Store
+    run: RunOptions,
+    model: ModelOptions,
+    runs: Iterable[tuple[Runnable, Sequence[Method]]],
+    store: Store,
 ) -> bool:
     """Compute what is missing of some benchmarks, each with its methods. False if it was
-    interrupted. Above the bar stands what the engine logs: each task if ``--verbose`` is given,
+    interrupted. Above the bar stands what the engine logs: each result if ``--verbose`` is given,
     else what failed; without a bar, how far it is now and then.
     """
-    executor = InProcess(shard=given.shard)
     log = logging.getLogger("tl_localize")
-    log.setLevel(logging.INFO if given.verbose else logging.WARNING)
+    log.setLevel(logging.INFO if run.verbose else logging.WARNING)
     logging.getLogger("tl_localize.progress").setLevel(logging.INFO)
-    if given.ray:
-        executor = RayCluster(partial(load, given), address=given.ray, shard=given.shard)
+    cluster = None
+    if run.ray:
+        cluster = RayCluster(load=model.load, address=run.ray)
     else:
-        n = torch.get_num_threads()
-        say(f"Using {n} CPU thread{'s' * (n > 1)} (set OMP_NUM_THREADS to change).")
+        threads = counted(torch.get_num_threads(), "CPU thread")
+        say(f"Using {threads} (set OMP_NUM_THREADS to change).")
     try:
         for benchmark, methods in runs:
             with logging_redirect_tqdm([log]):
-                benchmark.run(methods, store, executor=executor, retry_failed=given.retry_failed)
+                benchmark.run(methods, store, shard=run.shard, cluster=cluster)
     except KeyboardInterrupt:
         say("Interrupted. What is done is kept; go on with the same command.")
         return False
     return True
-
-
-def load(given: Namespace, name: str = "") -> LanguageModel:
-    """The model of a command, or another one, in its dtype."""
-    return load_model(name or given.model, given.device, getattr(torch, given.dtype))
-
-
-def data_of(given: Namespace, path: Path) -> Data:
-    """The data of a path, as the options of a command say."""
-    known = Data.__dataclass_fields__
-    values = {name: value for name, value in vars(given).items() if name in known}
-    length = str(values.get("n_prefix"))
-    if length.isdecimal():  # else a column's name
-        values["n_prefix"] = int(length)
-    return Data(source=path, **values)
-
-
-def own_data(given: Namespace) -> Data | None:
-    """The user's data, where a command takes one path."""
-    return data_of(given, given.data) if given.data else None
-
-
-def say(text: str) -> None:
-    """A line for the person at the terminal, broken between words; tables go to standard output,
-    everything else to standard error.
-    """
-    out = Console(stderr=True, highlight=False)
-    out.print(text, markup=False, soft_wrap=not out.is_terminal)

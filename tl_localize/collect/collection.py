@@ -67,7 +67,7 @@ class Collection:
         return cls(sequences, n_dev, pd.DataFrame(rows)[COLUMNS], criteria=criteria, **about)
 
     def save(self, folder: str | Path) -> None:
-        """Write sequences.jsonl, report.csv and settings.json, each whole or not at all.
+        """Write sequences.jsonl, report.csv and collection.json, each whole or not at all.
 
         A line of sequences.jsonl has the columns of the frame, the keys of the authors' manual sets
         (prompt, all, prompt_len, category) and the tokens themselves.
@@ -86,7 +86,7 @@ class Collection:
             "report": vars(self.report),
             "settings": self.settings,
         }
-        write_json(path / "settings.json", record)
+        write_json(path / "collection.json", record)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Collection":
@@ -96,14 +96,14 @@ class Collection:
             FileNotFoundError; ValueError: a file is not what ``save`` wrote.
         """
         path = Path(folder)
-        for name in ("sequences.jsonl", "settings.json"):
+        for name in ("sequences.jsonl", "collection.json"):
             if not (path / name).is_file():
                 raise FileNotFoundError(
                     f"folder must hold a collection, got {str(folder)!r} without a {name}. Run "
                     "tl-localize collect."
                 )
         with reading("collection must be what tl-localize collect wrote", path, "Collect again."):
-            record = json.loads((path / "settings.json").read_text(encoding="utf-8"))
+            record = json.loads((path / "collection.json").read_text(encoding="utf-8"))
             lines = (path / "sequences.jsonl").read_bytes().splitlines()
             rows = [json.loads(line) for line in lines]
             for row in rows:

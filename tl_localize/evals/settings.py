@@ -44,7 +44,7 @@ FIRST_LAYER = DelBenchmark.first_layer  # layer 0 is spared, and learned masks l
 # shares of a layer's heads: that DEL ablates, and that Iterative Attribution takes at most
 HEAD_RATIOS, HEADS_SHARE = (0.17, 0.34), 0.5
 REV_HEAD_RATIOS = (0.17, 0.34, 0.5, 0.67)  # that REV puts back
-SPARE = 1.0  # points of accuracy that other sequences may lose
+MAX_OTHERS_LOST = 1.0  # points of accuracy that other sequences may lose
 GENERAL = "general.safetensors"  # in a collection's folder: text for the perplexity
 
 
@@ -154,6 +154,21 @@ def inj_ratios(model: str, units: Units = NEURONS) -> list[float]:
     return [0.03] if is_reference(model) else [0.01, 0.001]
 
 
+def inj_methods(
+    names: str,
+    settings: Sequence[str] = (),
+    model: str = "",
+    tuned: Settings | None = None,
+    ratio: float = 0.01,
+    units: Units = NEURONS,
+) -> list[Localizer]:
+    """``make_methods`` for INJ, whose rows lie in all layers: learned masks have the paper's
+    settings for its models at this ratio, then the tuned ones.
+    """
+    paper = of_units(units, paper_settings(model, "inj", ratio))
+    return make_methods(names, settings, sparing(0), paper, tuned or {}, units=units)
+
+
 def inj_runs(
     model: LanguageModel,
     name: str,
@@ -165,15 +180,10 @@ def inj_runs(
     units: Units = NEURONS,
     **options: Any,
 ) -> list[tuple[InjBenchmark, list[Localizer]]]:
-    """INJ at each ratio, with its methods, whose settings may depend on the ratio: the paper's,
-    then ``tuned``, then ``settings``.
-    """
+    """INJ at each ratio, with its methods."""
     runs: list[tuple[InjBenchmark, list[Localizer]]] = []
     for ratio in ratios or inj_ratios(name, units):
-        paper = of_units(units, paper_settings(name, "inj", ratio))
-        # the rows of INJ lie in all layers
-        defaults = (sparing(0), paper, tuned or {})
-        chosen = make_methods(methods, settings, *defaults, units=units)
+        chosen = inj_methods(methods, settings, name, tuned, ratio, units)
         benchmark = InjBenchmark(model, sequences, ratio=ratio, units=units, **options)
         runs.append((benchmark, chosen))
     return runs
@@ -191,8 +201,8 @@ def del_ratios(model: str, units: Units = NEURONS) -> tuple[float, ...]:
     return (0.02, 0.1) if is_reference(model) else (0.001, 0.005)
 
 
-def spare_of(
-    model: str, spare: float | None, ratios: Sequence[float] | None, units: Units
+def max_lost_of(
+    model: str, max_others_lost: float | None, ratios: Sequence[float] | None, units: Units
 ) -> float | None:
     """How many points the other sequences may lose where shares of DEL are chosen by that; None
     where they are given, or the paper's or our own for this model.
@@ -200,7 +210,9 @@ def spare_of(
     if ratios:
         return None
     settled = is_reference(model) or paper_settings(model, "del") or units != NEURONS
-    return spare if settled or spare is not None else SPARE
+    if settled or max_others_lost is not None:
+        return max_others_lost
+    return MAX_OTHERS_LOST
 
 
 def del_data(

@@ -99,6 +99,7 @@ class RayCluster:
         try:
             for was_there in ray.get(task):
                 steps.finish_cell(was_there)
+            LOG.info("%s is done", group)
         # its text is a traceback, the cause's is a sentence
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error

@@ -301,6 +301,7 @@ class Steps:
                 self.finish_cell(False)
                 return []
             self._write(key, inputs, rows, cell)
+            LOG.info("%s on %s", cell.method, cell.part)
         self.cells[cell] = rows
         self.keys.add(key)
         self.finish_cell(was_there)
@@ -363,9 +364,10 @@ class Store(Steps):
             self._prepare()
         self._read_settings()
         if read_only and self.settings is None:
+            found = f"no {SETTINGS}" if self.folder.is_dir() else "no such folder"
             raise ValueError(
-                f"folder must hold the results of a run, got {str(self.folder)!r} without a "
-                f"{SETTINGS}. Check the path, or give the run's own command again."
+                f"folder must hold the results of a run, got {found} at {str(self.folder)!r}. Name "
+                "a folder that a command such as tl-localize inj has written."
             )
 
     def _prepare(self) -> None:

@@ -264,6 +264,7 @@ class DelBenchmark(Benchmark[DelResults]):
                 "n_neurons": len(chosen),
             }
             effect = meter().effect(index, chosen)
+            row["n_layers"] = effect["n_layers"]
             rows.append({**row, **about, **self_and_others(index, effect, meter().before)})
             rows[-1] |= {"seconds": found.seconds, CHANGES: effect["accuracy"]}
         return rows

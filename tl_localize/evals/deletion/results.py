@@ -18,7 +18,8 @@ from tl_localize.evals.shared import (
     without_rows,
 )
 from tl_localize.execution.store import Steps
-from tl_localize.stats import at_cost, compare_with_reference, with_error
+from tl_localize.stats import at_cost, compare_with_reference, counted, with_error
+from tl_localize.units import NEURONS, UNITS
 
 METRICS: dict[str, tuple[str, int, int]] = {  # column: title, factor, decimals
     "delta_self_accuracy": ("Δ Self-Acc (points)", 100, 1),
@@ -40,10 +41,10 @@ class DelResults(Measured):
 
     Args:
         frame: One row per target x method x ratio: model, sequence_id, category, method, ratio,
-            ablation, n_neurons, delta_self_accuracy, delta_self_levenshtein, delta_neg_accuracy,
-            delta_neg_levenshtein (means over the other test sequences, nan where there is none),
-            delta_perplexity, delta_perplexity_base2 (2 ** nats, as published), and what they were
-            before.
+            ablation, n_neurons, n_layers (that they are in), delta_self_accuracy,
+            delta_self_levenshtein, delta_neg_accuracy, delta_neg_levenshtein (means over the other
+            test sequences, nan where there is none), delta_perplexity, delta_perplexity_base2
+            (2 ** nats, as published), and what they were before.
         settings: What it was measured with.
         missing: What a run was asked for and has not got, one row per sequence x method x ratio:
             method, part (the sequence), scope (the ratio), reason.
@@ -127,7 +128,7 @@ class DelResults(Measured):
             own, neg = points["self"].to_numpy(), points["neg"].to_numpy()
             row = [at_cost(price, -neg, own) for price in PRICES]
             ends = f"{with_error(own[:, -1])} / {with_error(neg[:, -1])}"
-            row.append(f"{ends} ({100 * points['self'].columns[-1]:g} %)")
+            row.append(f"{ends} ({100 * points['self'].columns[-1]:.4g} %)")
             rows[method] = [*row, f"{len(points)}"]
         return pd.DataFrame.from_dict(rows, orient="index", columns=[*columns, "targets"])
 
@@ -161,12 +162,26 @@ class DelResults(Measured):
                 }
                 rows[str(method)] = row | {"targets": f"{len(part)}"}
             table = pd.DataFrame(rows).T
-            name = f"{100 * ratio:g} % of each layer, {block['sequence_id'].nunique()} sequences"
+            n_sequences = block["sequence_id"].nunique()
+            name = f"{self._share(block, ratio)}, {counted(n_sequences, 'sequence')}"
             if len(self.missing):
                 name += count_missing(table, self.missing[self.missing["scope"] == f"{ratio:g}"])
             blocks[name if ablation == "zero" else f"{ablation}, {name}"] = table
         titles = [title for title, _, _ in METRICS.values()]
         return stacked(blocks, [*titles, "targets"])
+
+    def _share(self, block: pd.DataFrame, ratio: float) -> str:
+        """What a ratio takes of each layer, as text. Of a ratio with more than four digits, such as
+        1 / 1536, nobody but the number of units means anything.
+        """
+        percent = 100 * ratio
+        n_layers = block.get("n_layers", pd.Series(dtype=float)).max()
+        if math.isclose(percent, float(f"{percent:.4g}"), rel_tol=1e-9) or math.isnan(n_layers):
+            return f"{percent:.4g} % of each layer"
+        count = round(block["n_neurons"].max() / n_layers)
+        classes = {type(units).__name__: units for units in UNITS.values()}
+        units = classes.get(self.settings.get("units", {}).get("class", ""), NEURONS)
+        return f"{counted(count, units.one)} of each layer ({percent:.2g} %)"
 
     def before_table(self) -> pd.DataFrame:
         """How well the model memorizes the test sequences, as text: the paper's table of accuracy,

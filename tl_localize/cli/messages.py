@@ -1,0 +1,14 @@
+"""What commands say to the person at the terminal."""
+
+from rich.console import Console
+
+
+def say(text: str) -> None:
+    """A line on standard error, broken between words; tables go to standard output."""
+    out = Console(stderr=True, highlight=False)
+    out.print(text, markup=False, soft_wrap=not out.is_terminal)
+
+
+def say_next(text: str) -> None:
+    """The last line of a command: what to do next."""
+    say(f"Next: {text}")

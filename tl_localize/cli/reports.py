@@ -1,0 +1,100 @@
+"""What is published of each benchmark: its results, tables and figures, and what is said of them.
+
+The one place where the commands import the tables and figures of benchmarks.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from tl_localize.evals.deletion import del_figures, del_tables
+from tl_localize.evals.deletion.results import DelResults
+from tl_localize.evals.deletion.sparing import general_text
+from tl_localize.evals.inj import inj_figures, inj_tables, say_result
+from tl_localize.evals.inj.results import InjResults
+from tl_localize.evals.rev import rev_figures, rev_tables
+from tl_localize.evals.rev.results import RevResults
+from tl_localize.execution import Steps
+
+if TYPE_CHECKING:  # matplotlib is an extra
+    from matplotlib.figure import Figure
+
+REV_WIDE = 100  # columns of REV's table, also in a pipe
+Tables = Mapping[str, pd.DataFrame]
+Figures = Mapping[str, "Figure"]
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What is published of the results of one benchmark.
+
+    Args:
+        results: what was measured.
+        tables: by file name, for a model of this name.
+        draw: figures by file name.
+        next_step: what to do when all is measured.
+        sentence: what the results say.
+        lowest_first: the smallest number of the main table is the best.
+        narrow: which columns of the main table a narrow terminal has room for; all unless given.
+        shown: what is printed of the main table, where it is not all of it.
+        width: characters of a line of the main table, also in a pipe; any unless given.
+        more: name of another table, for a wide terminal.
+    """
+
+    results: InjResults | DelResults | RevResults
+    tables: Callable[[str], Tables]
+    draw: Callable[[], Figures]
+    next_step: str
+    sentence: Callable[[], str] = str
+    lowest_first: bool = True
+    narrow: str = ""
+    shown: Callable[[], pd.DataFrame] | None = None
+    width: int | None = None
+    more: str = ""
+
+
+def report_inj(steps: Steps) -> Report:
+    results = InjResults.of(steps)
+    return Report(
+        results,
+        partial(inj_tables, results),
+        partial(inj_figures, results),
+        "tl-localize del ablates the neurons that these methods name for a memorized text.",
+        partial(say_result, results),
+        lowest_first=False,
+    )
+
+
+def report_del(steps: Steps) -> Report:
+    results = DelResults.of(steps)
+    return Report(
+        results,
+        partial(del_tables, results),
+        partial(del_figures, results),
+        "tl-localize localize shows one text without the named neurons, token by token.",
+        partial(general_text, results),
+        narrow="Self-Acc|Neg-Acc",
+        more="del_at_price",
+    )
+
+
+def report_rev(steps: Steps) -> Report:
+    results = RevResults.of(steps)
+    return Report(
+        results,
+        partial(rev_tables, results),
+        partial(rev_figures, results),
+        "tl-localize rev --model NOW --before EARLIER asks the same of two checkpoints of a model.",
+        shown=lambda: rev_tables(results, errors=False)["rev"],  # the file has the errors
+        width=REV_WIDE,
+    )
+
+
+REPORTS: dict[str, Callable[[Steps], Report]] = {
+    "inj": report_inj,
+    "del": report_del,
+    "rev": report_rev,
+}
