@@ -16,9 +16,7 @@ def files_of(folder, kind="*"):
 
 def leftovers(folder):
     """Files in a folder that an undisturbed run does not leave."""
-    return [
-        path for name in ("tmp", "damaged", "failures") for path in (folder / name).iterdir()
-    ]
+    return [path for name in ("tmp", "damaged", "failures") for path in (folder / name).iterdir()]
 
 
 def spoil(path, how):

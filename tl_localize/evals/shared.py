@@ -3,17 +3,17 @@ that are shown and saved.
 """
 
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from tl_localize.execution.store import Json, Row, Steps, described
+from tl_localize.execution.store import Json, Row, Steps, described, ends_the_run
 from tl_localize.files import Saved, prepare_folder, write_json, write_text
 from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.methods.base import Localizer, Method, check_scores, label_methods
@@ -156,30 +156,44 @@ def score_now(
     """``score`` without a look at what is remembered. Where sequences can't be scored together,
     each is scored alone.
     """
-    neurons, started = NeuronView(model, units), time.perf_counter()
+    neurons = NeuronView(model, units)
+    started = time.perf_counter()
     name = getattr(method, "name", type(method).__name__)
-    what = f"{name} on {sequences[0].id}"
-    if len(sequences) > 1:
-        what += f" and {len(sequences) - 1} others"
     side_by_side: Any = getattr(method, "map", None)
     found: list[NeuronScores | Exception] = []
-    try:
-        if side_by_side:
+    if side_by_side and len(sequences) > 1:
+        what = f"{name} on {sequences[0].id} and {len(sequences) - 1} others"
+        try:
             scores = side_by_side(model, sequences, progress=telling(steps, what))
-        else:
-            scores = map(partial(method, model), sequences)
-        found += [check_scores(one, neurons, method) for one in scores]
-    except ValueError as error:
-        if len(sequences) == 1:
-            return [error]
-        found = []
+            found += [check_scores(one, neurons, method) for one in scores]
+        except Exception as error:
+            if ends_the_run(error):
+                raise
+            found.clear()
+    if not found:
         for sequence in sequences:
-            try:
-                found.append(check_scores(method(model, sequence), neurons, method))
-            except ValueError as reason:
-                found.append(reason)
+            report = telling(steps, f"{name} on {sequence.id}")
+            found.append(score_alone(method, neurons, sequence, report))
     seconds = (time.perf_counter() - started) / len(sequences)
     return [Scored(one, seconds) if isinstance(one, NeuronScores) else one for one in found]
+
+
+def score_alone(
+    method: Method, neurons: NeuronView, sequence: MemorizedSequence, report: Report
+) -> NeuronScores | Exception:
+    """The scores of one sequence, or the reason why it has none."""
+    side_by_side: Any = getattr(method, "map", None)
+    try:
+        if side_by_side:
+            (scores,) = side_by_side(neurons.model, [sequence], progress=report)
+        else:
+            scores = method(neurons.model, sequence)
+        return check_scores(scores, neurons, method)
+    except Exception as error:
+        if ends_the_run(error):
+            raise
+        traceback.clear_frames(error.__traceback__)  # they may hold what filled the memory
+        return error
 
 
 def telling(steps: Steps, what: str) -> Report:
