@@ -262,6 +262,10 @@ class Steps:
             self._write(key, inputs, found)
         return found
 
+    def find(self, inputs: Json) -> Any:
+        """What a step gave; None where it is not computed yet."""
+        return self._read(digest(inputs), inputs)
+
     def get_many(
         self,
         inputs: Sequence[Json],

@@ -19,7 +19,6 @@ from tl_localize import (
     NeuronScores,
     Recipe,
     RevBenchmark,
-    SingleLayerStudy,
     check_recited,
     explore,
     inject,
@@ -52,8 +51,9 @@ def inj(model, given):
     return InjBenchmark(**({"model": model, "sequences": GOOD, "ratio": 0.1} | given))
 
 
-def del_of(model, given, kind=DelBenchmark):
-    return kind(model, GOOD, TEXT, **({"ratios": (0.1,), "n_dev": 0, "decode": str} | given))
+def del_of(model, given):
+    how = {"ratios": (0.1,), "n_dev": 0, "decode": str}
+    return DelBenchmark(model, GOOD, TEXT, **(how | given))
 
 
 def without_none(values):
@@ -66,6 +66,7 @@ DELETION = {
     "n_targets": COUNT,
     "first_layer": LAYER,
     "seed": SEED,
+    "multiples": one_of(COUNT),
 }
 MASK = {
     "learning_rate": POSITIVE,
@@ -159,10 +160,6 @@ CALLS = {
         },
     ),
     "DelBenchmark": (del_of, DELETION),
-    "SingleLayerStudy": (
-        lambda m, given: del_of(m, given, SingleLayerStudy),
-        DELETION | {"multiples": one_of(COUNT)},
-    ),
     "MemorizedSequence": (
         lambda m, given: MemorizedSequence(torch.arange(5), **given),
         {"n_prefix": (*COUNT, None, 5)},
