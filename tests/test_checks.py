@@ -160,6 +160,10 @@ CALLS = {
         },
     ),
     "DelBenchmark": (del_of, DELETION),
+    "Benchmark.run": (
+        lambda m, given: inj(m, {}).run(progress=False, **given),
+        {"shard": ((0, 1), (2, 1), (1, 0), (-1, 2), (1, 1.5), (True, 2), ("1", 2))},
+    ),
     "MemorizedSequence": (
         lambda m, given: MemorizedSequence(torch.arange(5), **given),
         {"n_prefix": (*COUNT, None, 5)},
@@ -188,6 +192,8 @@ CALLS = {
 LOOKED_UP = {
     "DelResults.confusion",
 }
+# of how many parts a run needs groups; it has checked that
+LOOKED_UP |= {f"{kind}Benchmark.groups.parts" for kind in ("Inj", "Del", "Rev")}
 LOOKED_UP |= {"Explorer.chosen.pair", "Explorer.chosen.ratio"}
 LOOKED_UP |= {
     f"{units}.{what}.layer"

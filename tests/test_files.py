@@ -112,7 +112,15 @@ def test_digest_follows_every_bit_and_no_order_of_names():
     assert {digest(one) for one in same} == {digest(numbers)}
     flipped = numbers.clone()
     flipped.view(torch.int32)[3] ^= 1
-    others = [flipped, numbers.reshape(2, 3), numbers.double(), numbers.flip(0), [*range(6)], "", b"x"]
+    others = [
+        flipped,
+        numbers.reshape(2, 3),
+        numbers.double(),
+        numbers.flip(0),
+        [*range(6)],
+        "",
+        b"x",
+    ]
     others += [{"a": numbers}, {"b": numbers}, {"a": 1}, {"a": 1.5}, {"a": [1]}]
     assert len({digest(one) for one in [numbers, *others]}) == 1 + len(others)
     assert digest({"a": 1, "b": [2]}) == digest({"b": (2,), "a": 1})

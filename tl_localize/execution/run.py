@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from tqdm import auto, tqdm
 
+from tl_localize.checks import check_count
 from tl_localize.execution.store import Progress, Row, Settings, Steps
 from tl_localize.model.environment import environment
 from tl_localize.model.neurons import LanguageModel, NeuronView
@@ -98,6 +99,7 @@ class Benchmark(ABC, Generic[Results]):
             ValueError: the settings contradict those of the folder, or the model computes something
                 else than when the folder was made.
         """
+        check_shard(shard)
         NeuronView(self.model)  # raises where dropout is active, before anything is kept
         labelled = self.label(methods)
         steps = Steps() if store is None else store
@@ -116,6 +118,17 @@ class Benchmark(ABC, Generic[Results]):
                     for _ in self.rows(group, labelled, steps):
                         pass
         return self.results(steps)
+
+
+def check_shard(shard: Shard) -> None:
+    """ValueError unless the i-th of n parts is there."""
+    index, count = shard
+    check_count(shard=index)
+    check_count(shard=count)
+    if index > count:
+        raise ValueError(
+            f"shard must be one of its parts, got {shard}. Write (1, 3) for the first of three."
+        )
 
 
 def counting(steps: Steps, n_cells: int, progress: Progress | bool) -> AbstractContextManager[None]:
