@@ -100,16 +100,16 @@ def benchmark(model, model_name, collection, files, request):
 def results(benchmark, collection, model_name, tuned, publish, publish_figure, request):
     from tl_localize.evals.deletion.results import DelResults
     from tl_localize.evals.settings import del_methods
-    from tl_localize.execution.store import Cache
+    from tl_localize.execution import Steps
     from tl_localize.report.figures import del_figures
     from tl_localize.report.saving import CAPTIONS, del_tables
 
     as_committed = collection is not None and not request.config.getoption("--limit")
-    cache = Cache()
+    steps = Steps()
     for method in del_methods(METHODS, [], model_name, tuned):
         few = as_committed and method.name == "zero_out"
-        benchmark(N_TARGETS_ZERO_OUT if few else N_TARGETS).run([method], cache)
-    measured = DelResults.of(cache)
+        benchmark(N_TARGETS_ZERO_OUT if few else N_TARGETS).run([method], steps)
+    measured = DelResults.of(steps)
     for name, table in del_tables(measured, model_name).items():
         publish(table, model_name, name, CAPTIONS[name])
     for name, figure in del_figures(measured).items():
@@ -275,15 +275,14 @@ def single_layer_figure(frame):
 @pytest.fixture(scope="session")
 def single_layers(benchmark, model_name, tuned, publish, publish_figure):
     """One layer against all at equal budget."""
-    from tl_localize.evals import SingleLayerStudy
     from tl_localize.evals.settings import del_methods
     from tl_localize.report.saving import CAPTIONS
 
     (method,) = del_methods(SINGLE_LAYER, [], model_name, tuned)
     data = benchmark(N_TARGETS_SINGLE_LAYER)
-    own = {field.name: getattr(data, field.name) for field in fields(data)}
-    own["ratios"] = (min(data.ratios),)  # five times its budget fits into one layer
-    frame = SingleLayerStudy(**own).run([method])
+    smallest = (min(data.ratios),)  # five times its budget fits into one layer
+    frame = replace(data, ratios=smallest, layers="each").run([method]).single_layers
+    frame = frame[frame["method"] == method.name]
     publish(
         single_layer_table(frame),
         model_name,

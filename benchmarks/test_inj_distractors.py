@@ -34,7 +34,7 @@ SETTINGS = HERE / "settings" / "distractors.json"
 def results(model, model_name, tuned, request, publish):
     from tl_localize.evals.settings import inj_ratios, inj_runs
     from tl_localize.evals.tuning import read_settings
-    from tl_localize.execution import Cache
+    from tl_localize.execution import Steps
     from tl_localize.report.figures import save_figure, target_against_distractors
     from tl_localize.report.saving import CAPTIONS, inj_tables
     from tl_localize.texts.reference import inj_sequences
@@ -51,9 +51,9 @@ def results(model, model_name, tuned, request, publish):
     runs = inj_runs(
         model, model_name, sentences, methods, [], tuned, ratios, distractors=DISTRACTORS
     )
-    cache = Cache()
+    steps = Steps()
     for one, some in runs:
-        measured = one.run(some, cache)
+        measured = one.run(some, steps)
     for name, table in inj_tables(measured, model_name).items():
         publish(table, model_name, f"distractors_{name}", CAPTIONS[name])
     folder = Path(request.config.getoption("--results")) / Path(model_name).name

@@ -47,15 +47,15 @@ def sentences(model, request):
 def run(model, model_name, sentences, tuned, request):
     """INJ with some methods on the first sentences, at each of the model's ratios."""
     from tl_localize.evals.settings import inj_runs
-    from tl_localize.execution import Cache
+    from tl_localize.execution import Steps
     from tl_localize.model.loading import is_reference
 
     def measure(methods, limit, seed=0):
         limit = request.config.getoption("--limit") or (limit if is_reference(model_name) else None)
         runs = inj_runs(model, model_name, sentences[:limit], methods, [], tuned, seed=seed)
-        cache = Cache()
+        steps = Steps()
         for one, some in runs:
-            results = one.run(some, cache)
+            results = one.run(some, steps)
         return results
 
     return measure

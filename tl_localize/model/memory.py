@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from tl_localize.checks import check_count
+from tl_localize.checks import Real, check_count
 from tl_localize.model.neurons import NeuronView
 
 Item = TypeVar("Item")
