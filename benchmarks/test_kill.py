@@ -29,7 +29,8 @@ sys.path.insert(0, str(TESTS))
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("which", ["inj", "distractors", "rev"])
 def test_killed_run_has_the_tables_of_an_undisturbed_one(tmp_path, which):
-    from kill import kill_until, logged
+    from folders import files_of, leftovers
+    from kill import kill_until, log_writes
 
     from tl_localize import Activations, HardConcrete, IntegratedGradients
     from tl_localize.evals.inj import inj_tables
@@ -69,37 +70,32 @@ def test_killed_run_has_the_tables_of_an_undisturbed_one(tmp_path, which):
 
     began = time.monotonic()
     whole = finish("whole")
-    n_tasks = sum(1 for _ in (tmp_path / "whole" / "records").rglob("*.safetensors"))
+    n_steps = len(files_of(tmp_path / "whole"))
     mean = SHARE * (time.monotonic() - began)
-    kills = inside = begun = wasted = folders = 0
+    kills = inside = n_folders = 0
     while kills < ROUNDS:
-        name, folders = f"killed-{folders}", folders + 1
+        name = f"killed-{n_folders}"
+        n_folders += 1
         log = tmp_path / f"{name}.log"
 
         def run(name=name, log=log):
-            logged(log)
+            log_writes(log)
             finish(name)
 
-        seen = kill_until(run, tmp_path / name, log, ROUNDS - kills, seed=folders, mean=mean)
-        kills, inside, wasted = (
-            kills + seen.rounds,
-            inside + seen.inside_writes,
-            wasted + seen.wasted,
-        )
-        begun += sum(seen.computed.values())
+        seen = kill_until(run, tmp_path / name, log, ROUNDS - kills, seed=n_folders, mean=mean)
+        kills += seen.rounds
+        inside += seen.inside_writes
+        assert set(seen.written.values()) == {1}
         assert tables(finish(name)) == tables(whole)
-        # what was being written is removed after an hour
-        for path in (tmp_path / name / "tmp").iterdir():
-            os.utime(path, (0, 0))
-        Store(tmp_path / name)
+        for path in (tmp_path / name / "tmp").iterdir():  # what was being written
+            path.unlink()
+        assert leftovers(tmp_path / name) == []
         files = [
-            {str(path.relative_to(tmp_path / one)) for path in (tmp_path / one).rglob("*")}
-            for one in (name, "whole")
+            {path.relative_to(tmp_path / folder) for path in files_of(tmp_path / folder)}
+            for folder in (name, "whole")
         ]
         assert files[0] == files[1]
     print(
-        f"\n{which}: {kills} kills ({inside} inside a write) over {folders} runs "
-        f"of {n_tasks} tasks,"
+        f"\n{which}: {kills} kills ({inside} inside a write) over {n_folders} runs "
+        f"of {n_steps} steps, each of which was written once"
     )
-    print(f"{begun} computations begun, {wasted} begun again without having been in hand")
-    assert wasted == 0

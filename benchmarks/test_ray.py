@@ -23,19 +23,19 @@ from ray.cluster_utils import Cluster
 
 from tl_localize import Activations, HardConcrete
 from tl_localize.evals.inj.benchmark import InjBenchmark
-from tl_localize.execution import InProcess, RayCluster, Store
+from tl_localize.execution import RayCluster, Store
 
 def load():
     sys.path[:0] = [sys.argv[2]]
     from conftest import tiny_model
     return tiny_model(1, model_name="tiny")
 
-def run(name, executor):
+def run(name, **how):
     sequences = memorized(*[(10, 1)] * 14)
     training = {"learning_rate": 0.02, "max_steps": 150, "stop_loss": 0.01}
     benchmark = InjBenchmark(load(), sequences, ratio=0.2, **training)
     methods = [Activations(), HardConcrete(steps=200, stop_sparsity=1e-9)]
-    return benchmark.run(methods, Store(Path(sys.argv[1]) / name), executor=executor)
+    return benchmark.run(methods, Store(Path(sys.argv[1]) / name), **how)
 
 def numbers(results):
     assert not len(results.missing), results.missing
@@ -46,39 +46,30 @@ cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_
 second = cluster.add_node(num_cpus=1)
 ray.init(address=cluster.address, log_to_driver=False)
 assert sum(node["Alive"] for node in ray.nodes()) == 2
-done, disturbed = 0, []
+disturbed = []
 
-def disturb(outcome):
-    global done
-    assert not outcome.reason, outcome
-    done += 1
-    if done >= 10 and "worker" not in disturbed:
+def disturb(fraction, what):
+    if fraction >= 0.2 and "worker" not in disturbed:
         disturbed.append("worker")
         processes = [path for path in Path("/proc").iterdir() if path.name.isdigit()]
         names = {int(path.name): (path / "cmdline").read_bytes() for path in processes}
-        workers = [pid for pid, name in names.items() if name.startswith(b"ray::computed")]
+        workers = [pid for pid, name in names.items() if name.startswith(b"ray::compute_group")]
         os.kill(workers[0], signal.SIGKILL)
-    if done >= 40 and "node" not in disturbed:
+    if fraction >= 0.5 and "node" not in disturbed:
         disturbed.append("node")
         cluster.remove_node(second, allow_graceful=False)
 
-class Disturbed(RayCluster):
-    def __call__(self, *arguments):
-        for outcome in super().__call__(*arguments):
-            disturb(outcome)
-            yield outcome
-
-by_ray = run("ray", Disturbed(load))
+by_ray = run("ray", progress=disturb, cluster=RayCluster(load=load))
 assert disturbed == ["worker", "node"], disturbed
 # A run that had no worker there at that moment may end before the cluster has noticed.
 deadline = time.monotonic() + 300
 while sum(node["Alive"] for node in ray.nodes()) > 1 and time.monotonic() < deadline:
     time.sleep(1)
 assert sum(node["Alive"] for node in ray.nodes()) == 1
-assert numbers(by_ray) == numbers(run("whole", InProcess()))
+assert numbers(by_ray) == numbers(run("whole"))
 folder = Path(sys.argv[1]) / "ray"
 left = [path for name in ("damaged", "failures") for path in (folder / name).iterdir()]
-print("equal", done, left)
+print("equal", left)
 ray.shutdown()
 cluster.shutdown()
 """
@@ -108,10 +99,10 @@ for name, more in (("process", []), ("ray", ["--ray", "local"])):
 for name in ("sequences.jsonl", "report.csv", "collection.json", "general.safetensors"):
     assert (folder / "process" / name).read_bytes() == (folder / "ray" / name).read_bytes(), name
 kept = [folder / name / "steps" / "collect" for name in ("process", "ray")]
-records = [sorted(path.name for path in one.iterdir()) for one in kept]
-assert records[0] == records[1]
+steps = [sorted(path.name for path in one.iterdir()) for one in kept]
+assert steps[0] == steps[1]
 others = [folder / "ray" / name for name in ("tmp", "damaged", "failures")]
-print("equal", len(records[0]), [path for one in others for path in one.iterdir()])
+print("equal", len(steps[0]), [path for one in others for path in one.iterdir()])
 """
 
 

@@ -1,64 +1,56 @@
-"""Runs into results folders, and what can happen to their files."""
+"""What is in results folders, and what can happen to their files."""
 
-from dataclasses import fields
-from itertools import islice
+from collections import Counter
+from dataclasses import dataclass
+from typing import ClassVar
 
+import torch
 
-class Watched:
-    """This process as an executor that remembers what it computed, and stops after some tasks."""
-
-    def __init__(self, stop_after=None, shard=(1, 1)):
-        from tl_localize.execution import InProcess
-
-        self.outcomes = []
-        self.shard, self.stop_after = shard, stop_after
-        self.inner = InProcess(shard=shard)
-
-    def __call__(self, *arguments):
-        for outcome in islice(self.inner(*arguments), self.stop_after):
-            self.outcomes.append(outcome)
-            yield outcome
+from tl_localize import NeuronScores
 
 
-def run_into(
-    benchmark,
-    methods,
-    folder,
-    stop_after=None,
-    shard=(1, 1),
-    **options,
-):
-    """What was computed, in its order."""
-    from tl_localize.execution import Store
-
-    watched = Watched(stop_after, shard)
-    benchmark.run(methods, Store(folder), executor=watched, **options)
-    return watched.outcomes
+def files_of(folder, kind="*"):
+    """The files of all steps of a kind."""
+    return sorted((folder / "steps").glob(f"{kind}/*"))
 
 
-def records(folder, kind="*"):
-    return sorted((folder / "records").glob(f"{kind}/*"))
+def leftovers(folder):
+    """Files in a folder that an undisturbed run does not leave."""
+    return [path for name in ("tmp", "damaged", "failures") for path in (folder / name).iterdir()]
 
 
 def spoil(path, how):
-    """Damage a file."""
+    """Damage a file, or put something else in its place."""
     data = bytearray(path.read_bytes())
+    if how == "folder":
+        path.unlink()
+        (path / "inside").mkdir(parents=True)
+        return
     if how == "flipped":
         data[len(data) // 2] ^= 4
-    nested = b'{"plan": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     spoilt = {
         "truncated": data[: len(data) // 2],
         "empty": b"",
         "flipped": data,
         "foreign": b'{"a": 1}\n',
-        "nested": nested,
+        "nested": b'{"format": ' + b"[" * 100_000,
     }
     path.write_bytes(spoilt[how])
 
 
-def study_of(benchmark, ratio):
-    """The study of single layers with the data of a DEL benchmark."""
-    from tl_localize.evals import SingleLayerStudy
+@dataclass(frozen=True)
+class Counted:
+    """A user's own method that counts its calls and cannot do some sentences."""
 
-    own = {field.name: getattr(benchmark, field.name) for field in fields(benchmark)}
-    return SingleLayerStudy(**own | {"ratios": (ratio,)})
+    name: str = "counted"
+    version: ClassVar[int] = 1
+    calls: ClassVar[Counter[str]] = Counter()
+    fails_on: ClassVar[set[str]] = set()
+
+    def __call__(self, model, sequence):
+        self.calls[sequence.id] += 1
+        if sequence.id in self.fails_on:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        generator = torch.Generator().manual_seed(int(sequence.tokens.sum()))
+        shape = model.cfg.n_layers, model.cfg.d_mlp
+        return NeuronScores(torch.rand(shape, generator=generator), self.name, sequence.id)

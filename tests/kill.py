@@ -1,4 +1,4 @@
-"""A run that is killed at random moments and resumed until it is done, and what must be true
+"""A run that is killed at random moments and started again until it is done, and what must be true
 afterwards. For tests and benchmarks.
 
 The run is forked from this process, in which everything is imported, so that a round costs what the
@@ -21,14 +21,12 @@ class Killed:
     Args:
         rounds: runs that were killed.
         inside_writes: of these, while a file was being written (its temporary file was left).
-        computed: how often each task was begun.
-        wasted: tasks that were begun again after they had been kept.
+        written: how often each step was written; it is written once, unless it was not kept.
     """
 
     rounds: int = 0
     inside_writes: int = 0
-    computed: Counter[str] = field(default_factory=Counter)
-    wasted: int = 0
+    written: Counter[str] = field(default_factory=Counter)
 
 
 def forked(work):
@@ -45,47 +43,45 @@ def forked(work):
 
 
 def kill_until(run, folder, log, rounds, seed, mean):
-    """Kill a run at random moments, at least so many times as it takes, and then let it finish.
+    """Kill a run at random moments, so many times or until it is done, and then let it finish.
 
     Args:
-        run: makes what is missing in ``folder``, and tells ``log`` when it begins a task ("begin
-            X") and when it is kept ("kept X").
+        run: computes what is missing in ``folder``, and appends the key of each step that it has
+            written to ``log``.
         mean: seconds to the kill, on average (exponentially distributed, so that all moments are as
             likely).
     """
-    lots, seen = random.Random(seed), Killed()
+    lots = random.Random(seed)
+    seen = Killed()
     while True:
-        left = temporary(folder)
+        before = temporary(folder)
         child = forked(run)
-        status = None
-        if seen.rounds < rounds:
-            deadline = time.monotonic() + lots.expovariate(1 / mean)
-            # Every second kill waits for a file that is being written.
-            while status is None and (
-                time.monotonic() < deadline or (seen.rounds % 2 and temporary(folder) <= left)
-            ):
-                time.sleep(0.0005)
-                done, code = os.waitpid(child, os.WNOHANG)
-                status = code if done else None
-            if status is None:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                seen.rounds += 1
-                seen.inside_writes += not temporary(folder) <= left
-                continue
-        else:
+        kill = seen.rounds < rounds
+        status = wait_for_the_kill(child, folder, before, lots, mean, seen) if kill else None
+        if kill and status is None:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            seen.rounds += 1
+            seen.inside_writes += not temporary(folder) <= before
+            continue
+        if status is None:
             status = os.waitpid(child, 0)[1]
         assert status == 0, f"the run ended with {status}"
-        break
-    kept = set()
-    for line in log.read_text().splitlines():
-        word, _, task = line.partition(" ")
-        if word == "begin":
-            seen.computed[task] += 1
-            seen.wasted += task in kept
-        else:
-            kept.add(task)
-    return seen
+        seen.written.update(log.read_text().splitlines())
+        return seen
+
+
+def wait_for_the_kill(child, folder, before, lots, mean, seen):
+    """Wait for a random time, and every second time until a file is being written; the exit status
+    of the run where it ends before.
+    """
+    deadline = time.monotonic() + lots.expovariate(1 / mean)
+    while time.monotonic() < deadline or (seen.rounds % 2 and temporary(folder) <= before):
+        time.sleep(0.0005)
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status
+    return None
 
 
 def temporary(folder):
@@ -93,23 +89,15 @@ def temporary(folder):
     return {path.name for path in folder.glob("tmp/.*.tmp")}
 
 
-def logged(log):
-    """Let all runs of this process tell a log what they begin to compute and what is kept."""
-    from tl_localize.execution.run import Run
-    from tl_localize.execution.store import Store
+def log_writes(log):
+    """Let all stores of this process append the key of each step that they have written."""
+    from tl_localize.execution import Store
 
-    compute, write = Run._compute, Store.write
+    write = Store._write
 
-    def line(text):
+    def write_and_tell(self, key, inputs, value, cell=None):
+        write(self, key, inputs, value, cell)
         with log.open("a") as file:
-            file.write(text + "\n")
+            file.write(f"{inputs['step']}/{key}\n")
 
-    def told(self, task, held):
-        line(f"begin {task.file}")
-        return compute(self, task, held)
-
-    def kept(self, task, record):
-        write(self, task, record)
-        line(f"kept {task.file}")
-
-    Run._compute, Store.write = told, kept
+    Store._write = write_and_tell

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from noise import letters
 from commands import invoke
+from noise import letters
 
 from tl_localize import (
     METHODS,

@@ -1,6 +1,5 @@
 """What the README, the site and the commands say of the same things."""
 
-import inspect
 import json
 import re
 import runpy

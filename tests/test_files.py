@@ -1,11 +1,24 @@
-"""Files are written whole or not at all, and folders are checked before the work."""
+"""Files are written whole or not at all, and folders are checked before the work; a dataclass is
+its class and its fields.
+"""
 
+import json
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 
-from tl_localize.files import prepare_folder, reading, write_text, write_whole
+from tl_localize.files import (
+    digest,
+    identity,
+    identity_text,
+    prepare_folder,
+    reading,
+    write_text,
+    write_whole,
+)
 
 
 def test_prepare_folder_makes_missing_parents_and_rejects_a_file_in_the_way(tmp_path):
@@ -59,3 +72,56 @@ def test_reading_names_the_file_whatever_a_library_raises(tmp_path):
     rule = reading("path must be whole", tmp_path / "a.json", "Copy it.")
     with pytest.raises(ValueError, match=said), rule:
         raise OSError("cut off")
+
+
+# What a value is
+
+
+@dataclass(frozen=True)
+class Inner:
+    rate: float = 0.1
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner = Inner()
+    steps: tuple[int, ...] = (1, 2)
+    speed: int = field(default=3, compare=False)
+
+
+def test_identity_names_class_and_compared_fields():
+    expected = {"class": "Outer", "inner": {"class": "Inner", "rate": 0.1}, "steps": [1, 2]}
+    assert identity(Outer(speed=7)) == expected
+    assert json.loads(identity_text(Outer())) == expected
+
+
+def test_identity_of_tensors_follows_their_numbers():
+    one, same, other = torch.arange(3), torch.arange(3), torch.tensor([0, 1, 3])
+    assert identity(one) == identity(same) != identity(other)
+
+
+@pytest.mark.parametrize("value", [object(), {"f": len}])
+def test_identity_refuses_what_it_cannot_tell_apart(value):
+    with pytest.raises(ValueError, match="settings must be"):
+        identity(value)
+
+
+def test_digest_follows_every_bit_and_no_order_of_names():
+    numbers = torch.arange(6.0)
+    same = [numbers.clone(), numbers.reshape(2, 3).flatten(), numbers.repeat_interleave(2)[::2]]
+    assert {digest(one) for one in same} == {digest(numbers)}
+    flipped = numbers.clone()
+    flipped.view(torch.int32)[3] ^= 1
+    others = [
+        flipped,
+        numbers.reshape(2, 3),
+        numbers.double(),
+        numbers.flip(0),
+        [*range(6)],
+        "",
+        b"x",
+    ]
+    others += [{"a": numbers}, {"b": numbers}, {"a": 1}, {"a": 1.5}, {"a": [1]}]
+    assert len({digest(one) for one in [numbers, *others]}) == 1 + len(others)
+    assert digest({"a": 1, "b": [2]}) == digest({"b": (2,), "a": 1})
+    assert digest("a", "b") != digest("ab")

@@ -1,6 +1,4 @@
-"""A search in chunks gives what one pass gives; the plan reads next to nothing; changed data are
-found out.
-"""
+"""A search in chunks gives what one pass gives, and changed data are found out."""
 
 import json
 import pickle
@@ -15,8 +13,7 @@ from recited import CRITERIA, letters
 from tl_localize.collect import collect_memorized
 from tl_localize.collect.filter import Filter
 from tl_localize.collect.search import Search, chunks_of
-from tl_localize.execution.run import InProcess
-from tl_localize.execution.store import Store
+from tl_localize.execution import Store
 from tl_localize.texts.readers import Data
 
 LOOSE = replace(CRITERIA, max_jaccard=1)
@@ -119,19 +116,12 @@ def test_ids_name_the_file_where_there_are_several(model, files):
 
 
 @pytest.mark.usefixtures("small")
-def test_the_plan_makes_no_forward_pass(model, files, monkeypatch):
-    search = search_of(model, files["txt"], files["npy"])
-    monkeypatch.setattr(Filter, "filter", lambda *a: pytest.fail("a forward pass was made"))
-    assert len(search.plan().tasks) == len(search.chunks)
-
-
-@pytest.mark.usefixtures("small")
 def test_shards_and_another_draw_compute_each_chunk_once(model, files, tmp_path, monkeypatch):
     right, calls = Filter.filter, []
     monkeypatch.setattr(Filter, "filter", lambda *a: calls.append(1) or right(*a))
     search, store = search_of(model, files["txt"]), Store(tmp_path / "out")
     n = len(search.chunks)
-    found = search.run(store=store, executor=InProcess(shard=(2, 2)))
+    found = search.run(store=store, shard=(2, 2))
     assert found.count(None) == n - n // 2
     with pytest.raises(
         ValueError, match=rf"chunks must all be searched, got {n - n // 2} of {n} missing"
@@ -149,7 +139,7 @@ def test_shards_and_another_draw_compute_each_chunk_once(model, files, tmp_path,
 @pytest.mark.parametrize("kind", ["txt", "npy"])
 def test_data_that_grow_cost_the_last_chunk_and_what_is_new(model, files, kind):
     def keys():
-        return [task.key for task in search_of(model, files[kind]).plan().tasks]
+        return [chunk.inputs for chunk in search_of(model, files[kind]).chunks]
 
     before = keys()
     if kind == "npy":
@@ -191,7 +181,7 @@ def test_a_failed_chunk_is_recorded_and_the_others_go_on(model, files, tmp_path)
     store = Store(tmp_path / "out")
     assert search.run(store=store).count(None) == 1
     (failure,) = store.failures().values()
-    assert "tokens must be in [0, 61), got 70 in 'text-" in failure["reason"]
+    assert "tokens must be in [0, 61), got 70 in 'text-" in failure
     with pytest.raises(ValueError, match="tokens must be in"):
         search.run()
 
@@ -212,6 +202,18 @@ def test_settings_must_be_those_of_the_folder(model, files, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             other.run(store=store)
+
+
+@pytest.mark.usefixtures("small")
+def test_shard_does_not_take_rows_of_data_that_have_changed(model, files, tmp_path):
+    store = Store(tmp_path / "out")
+    search_of(model, files["npy"]).run(store=store)
+    rows = np.load(files["npy"])
+    np.save(files["npy"], rows[::-1])
+    changed = search_of(model, files["npy"])
+    n = len(changed.chunks)
+    assert changed.run(store=store, shard=(1, 2)).count(None) == n // 2
+    assert changed.run(store=store, shard=(2, 2)) == search_of(model, files["npy"]).run()
 
 
 def test_chunks_open_their_file_again_elsewhere(model, files, monkeypatch, tmp_path):

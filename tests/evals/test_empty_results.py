@@ -2,9 +2,6 @@
 
 import pandas as pd
 import pytest
-from tl_localize.report.tables import del_tables, inj_tables, rev_tables, save_table
-
-from tl_localize import DelResults, InjResults, RevResults
 from tl_localize.report.figures import (
     confusion,
     del_figures,
@@ -14,6 +11,9 @@ from tl_localize.report.figures import (
     rev_figures,
     target_against_distractors,
 )
+from tl_localize.report.tables import del_tables, inj_tables, rev_tables, save_table
+
+from tl_localize import DelResults, InjResults, RevResults
 
 KINDS = {
     InjResults: (inj_tables, inj_figures),

@@ -12,11 +12,9 @@ from tl_localize.evals.settings import (
     general_text,
     inj_ratios,
     make_methods,
-    paper_model,
-    paper_settings,
-    settings_source,
 )
 from tl_localize.files import save_tensors
+from tl_localize.paper import paper_model, paper_settings, settings_source
 from tl_localize.texts.readers import Data
 
 

@@ -41,7 +41,8 @@ def test_expand_rejects(method, grid, message, unchecked):
         expand(method, grid)
 
 
-RUNS = {"runs": [{"methods": {label: identity(one) for label, one in METHODS.items()}}]}
+RUN = {"methods": {label: identity(one) for label, one in METHODS.items()}}
+RUNS = {"scopes": {"0.1": RUN}}
 
 
 @pytest.fixture

@@ -1,11 +1,13 @@
-"""Small runs into folders: INJ of four sentences, DEL of three targets, REV of four sentences."""
+"""Small benchmarks: INJ of four sentences, and of two groups of two; DEL of three targets, and of
+its single layers; REV of two groups of two.
+"""
 
+from collections import Counter
 from dataclasses import replace
-from shutil import copytree, move
 
+import pandas as pd
 import pytest
 import torch
-from folders import run_into, study_of
 
 
 @pytest.fixture(autouse=True)
@@ -13,11 +15,24 @@ def whole_runs(unchecked):
     """They are all of whole runs."""
 
 
+@pytest.fixture(autouse=True)
+def counted():
+    """What the method that counts its calls has counted so far."""
+    from folders import Counted
+
+    Counted.calls.clear()
+    Counted.fails_on.clear()
+    yield Counted.calls
+    Counted.fails_on.clear()
+
+
 @pytest.fixture
 def methods():
-    from tl_localize import Activations, HardConcrete
+    from folders import Counted
 
-    return [Activations(), HardConcrete(steps=3)]
+    from tl_localize import Activations
+
+    return [Activations(), Counted()]
 
 
 @pytest.fixture
@@ -26,173 +41,87 @@ def inj(gpt2_like, make_inj):
 
 
 @pytest.fixture
+def joint(inj):
+    sequences = [replace(one, tokens=one.tokens.clone()) for one in inj.sequences]
+    for i, one in enumerate(sequences):
+        one.tokens[0] = i
+    return replace(inj, sequences=sequences, distractors=1)
+
+
+@pytest.fixture
 def deletion(gpt2_like, make_sequences):
     from tl_localize.evals import DelBenchmark
 
     general = torch.randint(0, 61, (2, 8), generator=torch.Generator().manual_seed(1))
     sequences = make_sequences((9, 3), (9, 3), (12, 3), (7, 2), (9, 1))
-    return DelBenchmark(
-        gpt2_like,
-        sequences,
-        general,
-        ratios=(0.1, 0.2),
-        n_dev=1,
-        n_targets=3,
-        decode=str,
-        first_layer=0,
-    )
+    how = {"ratios": (0.1, 0.2), "n_dev": 1, "n_targets": 3, "first_layer": 0, "decode": str}
+    return DelBenchmark(gpt2_like, sequences, general, **how)
 
 
 @pytest.fixture
-def run_inj(inj, methods, tmp_path):
-    """INJ into a folder, with everything as in the other runs unless it is given."""
-
-    def run(
-        name="run",
-        methods=methods,
-        stop_after=None,
-        shard=(1, 1),
-        **changes,
-    ):
-        options = {key: changes.pop(key) for key in ("progress", "retry_failed") if key in changes}
-        return run_into(
-            replace(inj, **changes), methods, tmp_path / name, stop_after, shard, **options
-        )
-
-    return run
+def layers(deletion):
+    return replace(deletion, ratios=(0.1,), layers="each", multiples=(1,))
 
 
 @pytest.fixture
 def rev(rev):
-    return replace(rev, n_sequences=2, ratios=(0.5,))
+    return replace(rev, n_sequences=2, ratios=(0.5,), recipe=replace(rev.recipe, max_steps=5))
+
+
+BENCHMARKS = ["inj", "joint", "deletion", "layers", "rev"]
+
+
+@pytest.fixture(params=BENCHMARKS)
+def benchmark(request):
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
-def run_rev(rev, methods, tmp_path):
-    """REV into a folder."""
+def run(tmp_path):
+    """Run a benchmark into a folder."""
+    from tl_localize.execution import Store
 
-    def run(name="run", stop_after=None, shard=(1, 1)):
-        return run_into(rev, methods, tmp_path / name, stop_after, shard)
+    def run(benchmark, methods, name="run", progress=False, **options):
+        return benchmark.run(methods, Store(tmp_path / name), progress, **options)
 
     return run
 
 
 @pytest.fixture
-def run_del(deletion, methods, tmp_path):
-    """DEL at two ratios, and layer by layer, into a folder."""
-    from tl_localize import Activations
+def written(monkeypatch):
+    """How many steps of each kind were computed and written."""
+    from tl_localize.execution import Store
 
-    def run(
-        name="run",
-        methods=methods,
-        stop_after=None,
-        shard=(1, 1),
-        **changes,
-    ):
-        one = replace(deletion, **changes)
-        single = study_of(one, one.ratios[0])
-        outcomes = run_into(one, methods, tmp_path / name, stop_after, shard)
-        left = None if stop_after is None else stop_after - len(outcomes)
-        return (
-            outcomes
-            if left == 0
-            else outcomes + run_into(single, [Activations()], tmp_path / name, left, shard)
-        )
+    kinds, write = Counter(), Store._write
 
-    return run
+    def count(self, key, inputs, value, cell=None):
+        kinds[inputs["step"]] += 1
+        write(self, key, inputs, value, cell)
 
-
-@pytest.fixture(scope="session")
-def finished_runs():
-    """The folders with undisturbed runs that ``finished`` has made, and their numbers of tasks, by
-    what was run.
-    """
-    return {}
+    monkeypatch.setattr(Store, "_write", count)
+    return kinds
 
 
 @pytest.fixture
-def finished(finished_runs, tmp_path_factory, run_inj, run_del, run_rev, tmp_path):
-    """Put an undisturbed run of "inj", "del" or "rev" into a folder, made once a session and then
-    copied; gives the number of its tasks.
+def assert_same():
+    """Two results are the same but for the time that they took. Masks that are learned side by side
+    differ in the last digits, so numbers are compared to a tolerance. In a folder that has grown,
+    methods stand in the order in which they were first asked for.
     """
 
-    def copy(which, name="run", **changes):
-        key = f"{which} {changes!r}"
-        if key not in finished_runs:
-            run = {"inj": run_inj, "del": run_del, "rev": run_rev}[which]
-            n_tasks = len(run("undisturbed", **changes))
-            finished_runs[key] = (
-                move(tmp_path / "undisturbed", tmp_path_factory.mktemp("finished") / "run"),
-                n_tasks,
-            )
-        folder, n_tasks = finished_runs[key]
-        copytree(folder, tmp_path / name)
-        return n_tasks
+    def rows_of(frame, grown):
+        frame = frame.drop(columns="seconds", errors="ignore")
+        keys = ("method", "sequence_id", "ratio", "direction")
+        present = [key for key in keys if key in frame]
+        return frame.sort_values(present, ignore_index=True) if grown and present else frame
 
-    return copy
+    def check(found, wanted, grown=False):
+        assert not len(found.missing)
+        for name in ("frame", "before", "single_layers"):
+            frames = [getattr(results, name, pd.DataFrame()) for results in (found, wanted)]
+            some, others = (rows_of(frame, grown) for frame in frames)
+            pd.testing.assert_frame_equal(some, others, rtol=1e-6, atol=1e-6)
+        for key, matrix in getattr(wanted, "confusion", {}).items():
+            pd.testing.assert_frame_equal(found.confusion[key], matrix)
 
-
-@pytest.fixture
-def inj_numbers(tmp_path):
-    """All that INJ measured, but for the time that it took."""
-    from tl_localize.evals import InjResults
-    from tl_localize.execution import Store
-
-    def numbers(name="run"):
-        results = InjResults.of(Store(tmp_path / name))
-        assert not len(results.missing)
-        frame = results.frame.drop(columns="seconds")
-        return (
-            frame.to_csv(),
-            results.table().to_csv(),
-        )
-
-    return numbers
-
-
-@pytest.fixture
-def del_numbers(tmp_path):
-    """All that DEL measured."""
-    from tl_localize.evals import DelResults
-    from tl_localize.evals.deletion.benchmark import single_layers
-    from tl_localize.execution import Store
-
-    def numbers(name="run"):
-        results = DelResults.of(Store(tmp_path / name))
-        assert not len(results.missing)
-        matrices = [matrix.to_csv() for matrix in results.confusion.values()]
-        layers = single_layers(Store(tmp_path / name))
-        assert set(layers["method"]) == {"activations"}
-        return [
-            results.frame.to_csv(),
-            results.before.to_csv(),
-            results.table().to_csv(),
-            *matrices,
-            layers.to_csv(),
-        ]
-
-    return numbers
-
-
-@pytest.fixture
-def rev_numbers(tmp_path):
-    """All that REV measured."""
-    from tl_localize.evals import RevResults
-    from tl_localize.execution import Store
-
-    def numbers(name="run"):
-        results = RevResults.of(Store(tmp_path / name))
-        assert not len(results.missing)
-        return results.frame.to_csv(), results.table().to_csv()
-
-    return numbers
-
-
-@pytest.fixture
-def leftovers(tmp_path):
-    """Files in a folder that an undisturbed run does not leave."""
-    return lambda name="run": [
-        path
-        for part in ("tmp", "set_aside", "failures")
-        for path in (tmp_path / name / part).iterdir()
-    ]
+    return check

@@ -1,4 +1,4 @@
-"""The Ray executor with a Ray of our own, whose actors work in this process and die when told to;
+"""RayCluster with a Ray of our own, whose workers compute in this process and die when told to;
 benchmarks/test_ray.py has a real one.
 """
 
@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tl_localize import InjBenchmark
-from tl_localize.execution import RayCluster, Store, status
+from tl_localize.execution import RayCluster
+from tl_localize.execution import ray as our_ray
 
 
 class RayError(Exception): ...
@@ -25,11 +25,19 @@ class RayTaskError(RayError):
 class Killed(BaseException): ...
 
 
+class Task:
+    def __init__(self, function, given, retries):
+        self.function, self.given, self.retries = function, given, retries
+
+
 class FakeRay:
-    """Workers work when they are asked, in this process; what they are sent is pickled."""
+    """Workers compute when they are asked; what they are sent is pickled. Over the groups that
+    ``dies`` names they die so often, each time after all steps of the group were kept.
+    """
 
     def __init__(self):
-        self.hired = 0
+        self.dies = {}
+        self.most_at_once = self.attempts = 0
         self.exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
 
     def is_initialized(self):
@@ -39,135 +47,117 @@ class FakeRay:
         return {"CPU": 2.0}
 
     def put(self, work):
-        load, *rest = work
-        return load, pickle.dumps(rest)
+        load, make, *rest = work
+        return load, make, pickle.dumps(rest)
 
     def remote(self, function):
-        def start(work, *given):
-            self.hired += 1
-            load, rest = work
-            part, failed = pickle.loads(pickle.dumps(given))
-            return self.stream(function((load, *pickle.loads(rest)), part, failed))
+        def options(max_retries, **_):
+            def start(work, group):
+                return Task(function, (work, group), max_retries)
 
-        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=start))
+            return SimpleNamespace(remote=start)
 
-    def stream(self, outcomes):
-        """Each result or what prevented it, when it is asked for."""
-        while True:
+        return SimpleNamespace(options=options)
+
+    def wait(self, tasks):
+        self.most_at_once = max(self.most_at_once, len(tasks))
+        return tasks[:1], tasks[1:]
+
+    def get(self, task):
+        (load, make, rest), group = task.given
+        for _ in range(task.retries + 1):
+            self.attempts += 1
             try:
-                yield next(outcomes)
-            except StopIteration:
-                return
+                found = task.function((load, make, *pickle.loads(rest)), group)
             except Killed:
-                yield RayError("the worker died")
-                return
+                continue
             except Exception as error:
-                yield RayTaskError(error)
+                raise RayTaskError(error) from error
+            if not self.dies.get(str(group), 0):
+                return found
+            self.dies[str(group)] -= 1
+        raise RayError("the worker died")
 
-    def wait(self, streams):
-        return streams[:1], streams[1:]
-
-    def get(self, result):
-        if isinstance(result, RayError):
-            raise result
-        return result
-
-    def cancel(self, stream):
-        stream.close()
+    def cancel(self, task): ...
 
 
 @pytest.fixture
-def cluster(monkeypatch, gpt2_like):
-    """A cluster whose workers die over the tasks that ``dies`` names."""
-
-    def make(dies=lambda task: False, **settings):
-        fake = FakeRay()
-        monkeypatch.setitem(sys.modules, "ray", fake)
-        right = InjBenchmark.compute
-
-        def compute(self, task, *arguments):
-            if dies(task):
-                raise Killed
-            return right(self, task, *arguments)
-
-        monkeypatch.setattr(InjBenchmark, "compute", compute)
-        return RayCluster(lambda: gpt2_like, **{"workers": 2, **settings}), fake
-
-    return make
+def fake(monkeypatch):
+    monkeypatch.setattr(our_ray, "_MODELS", {})
+    ray = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    return ray
 
 
-def test_workers_compute_what_one_process_computes(
-    inj, methods, cluster, tmp_path, run_inj, inj_numbers
-):
-    executor, fake = cluster()
+@pytest.mark.parametrize("which", ["inj", "deletion", "rev"])
+def test_workers_compute_what_one_process_computes(which, request, fake, methods, run, assert_same):
+    benchmark = request.getfixturevalue(which)
     told = []
-    inj.run(
+    found = run(
+        benchmark,
         methods,
-        Store(tmp_path / "run"),
-        lambda fraction, _: told.append(fraction),
-        executor=executor,
+        progress=lambda fraction, _: told.append(fraction),
+        cluster=RayCluster(load=lambda: benchmark.model, workers=2),
     )
-    run_inj("whole")
-    assert inj_numbers() == inj_numbers("whole")
-    assert fake.hired == 2
+    assert_same(found, benchmark.run(methods, progress=False))
     assert told == sorted(told) and told[-1] == 1
+    assert fake.most_at_once == min(2, len(benchmark.groups()))
 
 
-def test_worker_that_dies_now_and_then_costs_nothing(
-    inj,
-    methods,
-    cluster,
-    tmp_path,
-    run_inj,
-    inj_numbers,
-    leftovers,
+def test_group_of_a_worker_that_dies_is_taken_by_another(
+    inj, fake, methods, run, written, assert_same
 ):
-    tasks = []
-    run_inj("whole")
-    executor, fake = cluster(lambda task: tasks.append(task) or len(tasks) % 7 == 0)
-    inj.run(methods, Store(tmp_path / "run"), executor=executor)
-    assert fake.hired > 4
-    assert inj_numbers() == inj_numbers("whole")
-    assert leftovers() == []
+    fake.dies = {"s1": 2, "s3": 1}
+    found = run(inj, methods, cluster=RayCluster(load=lambda: inj.model))
+    assert fake.attempts == 4 + 3
+    assert written["inj"] == 4 * 4
+    assert_same(found, inj.run(methods, progress=False))
 
 
-def test_task_that_kills_its_workers_is_given_up_and_the_rest_goes_on(
-    inj, methods, cluster, tmp_path
+def test_group_that_kills_its_workers_is_given_up_and_the_rest_goes_on(
+    inj, fake, methods, run, monkeypatch, caplog
 ):
-    executor, fake = cluster(
-        lambda task: (task.kind, task.label, task.name) == ("scores", "hard_concrete", "s1")
-    )
-    results = inj.run(methods, Store(tmp_path), executor=executor)
-    assert fake.hired == 2 + 3
-    assert results.missing[["group", "method"]].to_numpy().tolist() == [["s1", "hard_concrete"]]
-    assert "the worker died" in results.missing["reason"][0]
-    assert status(Store(tmp_path)).frame["failed"].sum() == 2  # its recall and its scores
+    right = our_ray.compute_group
+
+    def dies(work, group):
+        if group.name == "s1":
+            raise Killed
+        return right(work, group)
+
+    monkeypatch.setattr(our_ray, "compute_group", dies)
+    results = run(inj, methods, cluster=RayCluster(load=lambda: inj.model))
+    assert fake.attempts == 3 + 3
+    assert set(results.missing["part"]) == {"s1"} and len(results.missing) == 4
+    assert "FAILED s1: its worker died 3 times: the worker died" in caplog.messages
 
 
-def test_worker_that_never_starts_ends_the_run(inj, methods, cluster, tmp_path):
-    def dies():
-        raise Killed
-
-    executor, _ = cluster()
-    with pytest.raises(
-        ValueError,
-        match="worker must be able to start and load the model, got the worker died 3 times",
-    ):
-        inj.run(methods, Store(tmp_path), executor=replace(executor, load=dies))
+def test_shards_of_a_cluster_are_joined(inj, fake, methods, run, assert_same):
+    cluster = RayCluster(load=lambda: inj.model)
+    assert len(run(inj, methods, shard=(1, 2), cluster=cluster).missing) == 2 * 4
+    assert_same(run(inj, methods, shard=(2, 2), cluster=cluster), inj.run(methods, progress=False))
 
 
-def test_worker_with_another_model_ends_the_run(inj, methods, cluster, tmp_path, make_model):
-    executor, _ = cluster()
-    other = make_model(9, model_name="gpt2-like")
-    with pytest.raises(ValueError, match="same on all machines, got on a worker fingerprint"):
-        inj.run(methods, Store(tmp_path), executor=replace(executor, load=lambda: other))
+def test_worker_with_another_model_ends_the_run(inj, fake, methods, run, make_model):
+    cluster = RayCluster(load=lambda: make_model(9, model_name="gpt2-like"))
+    with pytest.raises(ValueError, match="fingerprint: .* in the folder, .* now"):
+        run(inj, methods, cluster=cluster)
 
 
-def test_cluster_needs_ray_and_a_store(inj, methods, cluster, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "ray", None)
-        with pytest.raises(ImportError, match="pip install ray"):
-            inj.run(methods, Store(tmp_path), executor=RayCluster(lambda: inj.model))
-    executor, _ = cluster()
+def test_cluster_needs_ray_and_a_store(inj, fake, methods, run, monkeypatch):
+    cluster = RayCluster(load=lambda: inj.model)
     with pytest.raises(ValueError, match="store must be given where Ray computes, got none"):
-        inj.run(methods, executor=executor)
+        inj.run(methods, progress=False, cluster=cluster)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match="pip install ray"):
+        run(inj, methods, cluster=cluster)
+
+
+def test_benchmark_is_sent_without_its_model(inj, fake, methods, run):
+    class Unpicklable:
+        def __reduce__(self):
+            raise TypeError("a model must not be sent")
+
+    inj.model.unpicklable = Unpicklable()
+    assert not len(run(replace(inj), methods, cluster=RayCluster(load=lambda: inj.model)).missing)
+    with pytest.raises(TypeError, match="must not be sent"):
+        pickle.dumps(inj)

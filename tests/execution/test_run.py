@@ -1,192 +1,170 @@
-"""Runs that lose nothing: resumed, shared, failed, killed. The tables are those of an undisturbed
-run, bit for bit.
+"""Runs that lose nothing: resumed, grown, shared, failed, interrupted, killed. The rows are those of
+an undisturbed run.
 """
 
+import errno
 import os
+import sys
 import time
-from collections import Counter
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import ClassVar
 
+import pandas as pd
 import pytest
 import torch
-from folders import records, run_into, spoil, study_of
-from pandas.testing import assert_frame_equal
-from tl_localize.execution.tasks import closure
+from folders import Counted, files_of, leftovers, spoil
+from kill import forked, kill_until, log_writes
 
-from tl_localize import Activations, HardConcrete, IntegratedGradients, NeuronScores
-from tl_localize.evals import DelResults, InjBenchmark, InjResults
+from tl_localize import Activations
 from tl_localize.evals.ablation import AblationMeter
-from tl_localize.evals.deletion.benchmark import single_layers
-from tl_localize.execution import InProcess, Store, status
-from tl_localize.execution.run import Run, missing_groups
-from tl_localize.execution.store import unpack
+from tl_localize.execution import Store, status
 from tl_localize.model.environment import fingerprint
 
-# ---- a folder gives what memory gives
+NEEDS_FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
-@pytest.mark.parametrize("distractors", [0, 1])
-def test_inj_in_a_folder_gives_what_it_gives_in_memory(
-    finished, inj, methods, tmp_path, distractors
-):
-    finished("inj", distractors=distractors)
-    alone, stored = (
-        replace(inj, distractors=distractors).run(methods),
-        InjResults.of(Store(tmp_path / "run")),
+@pytest.fixture
+def injected(monkeypatch):
+    """The seeds with which sentences were injected."""
+    from tl_localize.evals.inj import benchmark
+
+    seeds, inject = [], benchmark.inject
+    monkeypatch.setattr(
+        benchmark,
+        "inject",
+        lambda *given, seed, **how: seeds.append(seed) or inject(*given, seed=seed, **how),
     )
-    assert_frame_equal(stored.frame.drop(columns="seconds"), alone.frame.drop(columns="seconds"))
+    return seeds
 
 
-def test_del_in_a_folder_gives_what_it_gives_in_memory(finished, deletion, methods, tmp_path):
-    finished("del")
-    alone, stored = deletion.run(methods), DelResults.of(Store(tmp_path / "run"))
-    assert_frame_equal(stored.before, alone.before)
-    assert_frame_equal(stored.frame, alone.frame)
-    for key, matrix in alone.confusion.items():
-        assert_frame_equal(stored.confusion[key], matrix)
-    study = study_of(deletion, 0.1)
-    assert_frame_equal(single_layers(Store(tmp_path / "run")), study.run([Activations()]))
+# ---- a folder gives what memory gives, and what is there is not computed again
 
 
-def test_run_in_memory_raises_the_error_of_a_method(inj, deletion):
-    for benchmark in (inj, deletion):
-        with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
-            benchmark.run([Fails("s1")])
-
-
-# ---- resume
-
-
-@pytest.mark.parametrize("distractors", [0, 1])
-def test_inj_in_pieces_and_shards_equals_inj_in_one(run_inj, finished, inj_numbers, distractors):
-    n_tasks = finished("inj", "whole", distractors=distractors)
-    assert n_tasks == (2 if distractors else 4) * (1 + 4 * 2)
-    how = {"distractors": distractors}
-    pieces = [run_inj("pieces", stop_after=5, **how) for _ in range(n_tasks // 5 + 1)]
-    shards = [run_inj("shards", shard=(i, 3), **how) for i in (3, 1, 2)]
-    assert sum(map(len, pieces)) == sum(map(len, shards)) == n_tasks
-    assert inj_numbers("pieces") == inj_numbers("shards") == inj_numbers("whole")
-
-
-def test_del_in_pieces_and_shards_equals_del_in_one(run_del, finished, del_numbers):
-    n_tasks = finished("del", "whole")
-    assert n_tasks == 1 + (3 + 1 + 3) + 3 * (2 * 3 + 1)  # Hard Concrete takes all targets at once
-    assert sum(len(run_del("pieces", stop_after=7)) for _ in range(n_tasks // 7 + 1)) == n_tasks
-    for i in (2, 1):
-        run_del("shards", shard=(i, 2))
-    assert del_numbers("pieces") == del_numbers("shards") == del_numbers("whole")
-
-
-def test_rev_in_pieces_and_shards_equals_rev_in_one(run_rev, finished, rev_numbers):
-    n_tasks = finished("rev", "whole")
-    assert n_tasks == 2 * (1 + 5 * 2 + 2)  # per group: learned, scores and cells, two oracles
-    assert sum(len(run_rev("pieces", stop_after=5)) for _ in range(n_tasks // 5 + 1)) == n_tasks
-    assert sum(len(run_rev("shards", shard=(i, 2))) for i in (2, 1)) == n_tasks
-    assert rev_numbers("pieces") == rev_numbers("shards") == rev_numbers("whole")
-
-
-def test_run_ends_where_stop_says_so(run_inj, tmp_path):
-    told = []
-    assert len(run_inj(stop_after=4, progress=lambda fraction, _: told.append(fraction))) == 4
-    assert len(records(tmp_path / "run")) == 4
-    assert told[-1] < 1
-
-
-@pytest.mark.parametrize("which", ["inj", "deletion", "rev"])
-def test_resuming_with_nothing_to_do_reads_each_record_once(
-    which, request, methods, tmp_path, monkeypatch
+def test_folder_gives_what_memory_gives_and_is_not_computed_again(
+    benchmark, methods, run, counted, written, assert_same
 ):
-    benchmark = request.getfixturevalue(which)
-    run_into(benchmark, methods, tmp_path)
-    opened = []
-    right = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: opened.append(path.name) or right(path))
-    assert run_into(benchmark, methods, tmp_path) == []
-    read = [name for name in opened if name.endswith(".safetensors")]
-    assert sorted(read) == sorted(path.name for path in records(tmp_path))
+    in_memory = benchmark.run(methods, progress=False)
+    calls = dict(counted)
+    assert_same(run(benchmark, methods), in_memory)
+    assert {name: 2 * n for name, n in calls.items()} == counted
+    written.clear()
+    assert_same(run(benchmark, methods), in_memory)
+    assert not written
+    assert {name: 2 * n for name, n in calls.items()} == counted
 
 
-# ---- growing, and contradictions
-
-
-def test_inj_adds_sentences_methods_and_ratios_and_reuses_what_is_there(run_inj, inj, methods):
-    run_inj(sequences=inj.sequences[:2], methods=methods[:1])
-    assert Counter(outcome.task.kind for outcome in run_inj()) == {
-        "injections": 2,
-        "scores": 2 * 4 + 2,
-        "inj": 2 * 4 + 2,
-    }
-    more = run_inj(methods=[*methods, IntegratedGradients(steps=2)])
-    assert {outcome.task.label for outcome in more} == {"integrated_gradients"}
-    assert len(more) == 4 * 2
-    assert len(run_inj(ratio=0.1, learning_rate=0.02)) == 4 * (1 + 4 * 2)
-    assert run_inj() == []
-
-
-def test_del_with_a_new_method_ratio_and_target_costs_only_these(run_del, methods):
-    run_del(methods=methods[1:], ratios=(0.1,))
-    added = run_del(ratios=(0.1, 0.2))
-    assert Counter(
-        (outcome.task.kind, outcome.task.label, outcome.task.ratio) for outcome in added
-    ) == {
-        ("del", "activations", 0.1): 3,
-        **{("del", label, 0.2): 3 for label in ("activations", "hard_concrete", "random")},
-    }  # the single layers needed the scores of activations
-    assert {
-        outcome.task.index
-        for outcome in run_del(n_targets=4)
-        if outcome.task.label != "hard_concrete"
-    } == {3}
-
-
-@pytest.mark.parametrize(
-    ("changes", "difference"),
-    [
-        ({"learning_rate": 0.01}, r"learning_rate: 0.05 in the folder, 0.01 now"),
-        ({"seed": 3}, r"seed: 0 in the folder, 3 now"),
-        (
-            {"methods": [HardConcrete(steps=11)]},
-            r"methods.hard_concrete: \{.*'steps': 3.* in the folder, .*'steps': 11.* now",
-        ),
-    ],
-)
-def test_run_refuses_settings_that_contradict_the_folder(run_inj, changes, difference):
-    run_inj(stop_after=1)
-    with pytest.raises(ValueError, match=difference):
-        run_inj(**changes)
-
-
-def test_run_refuses_another_model_other_sentences_and_another_benchmark(
-    run_inj, run_del, inj, make_model
+def test_inj_grows_by_sentences_methods_and_ratios(
+    inj, methods, run, counted, injected, assert_same
 ):
-    run_inj(stop_after=1)
-    with pytest.raises(ValueError, match="fingerprint: "):
-        run_inj(model=make_model(7, model_name="gpt2-like"))
-    with pytest.raises(ValueError, match="part 0: "):
-        run_inj(sequences=inj.sequences[::-1])
+    run(replace(inj, sequences=inj.sequences[:2]), methods[1:])
+    grown = run(inj, methods)
+    assert injected == [0, 1, 2, 3]
+    assert counted == {"s0": 1, "s1": 1, "s2": 1, "s3": 1}
+    assert_same(grown, inj.run(methods, progress=False), grown=True)
+    other = replace(inj, ratio=0.1)
+    both = run(other, methods)
+    assert counted["s0"] == 3
+    assert set(both.frame["injection_ratio"]) == {0.1, 0.2}
+    assert_same(
+        replace(both, frame=both.frame.query("injection_ratio == 0.1").reset_index(drop=True)),
+        other.run(methods, progress=False),
+        grown=True,
+    )
+
+
+def test_del_grows_by_targets_methods_and_ratios(deletion, methods, run, counted, assert_same):
+    run(replace(deletion, n_targets=2, ratios=(0.1,)), methods[1:])
+    grown = run(deletion, methods)
+    assert counted == {"s1": 1, "s2": 1, "s3": 1}
+    assert_same(grown, deletion.run(methods, progress=False), grown=True)
+
+
+def test_del_and_its_single_layers_share_a_folder_and_scores(
+    deletion, layers, methods, run, counted, assert_same
+):
+    run(deletion, methods)
+    both = run(layers, methods)
+    assert counted == {"s1": 1, "s2": 1, "s3": 1}
+    assert_same(replace(both, single_layers=pd.DataFrame()), deletion.run(methods, progress=False))
+    single = layers.run(methods, progress=False).single_layers
+    pd.testing.assert_frame_equal(
+        both.single_layers.drop(columns="seconds"), single.drop(columns="seconds")
+    )
+
+
+def test_rev_grows_by_methods(rev, methods, run, counted, written, assert_same):
+    run(rev, methods[:1])
+    assert written["learn"] == 2
+    grown = run(rev, methods)
+    assert written["learn"] == 2 and set(counted.values()) == {1}
+    assert_same(grown, rev.run(methods, progress=False), grown=True)
+
+
+def test_shards_together_give_the_rows_of_one_run(
+    benchmark, methods, run, written, counted, assert_same
+):
+    whole = run(benchmark, methods, "whole")
+    n_written = dict(written)
+    written.clear()
+    first = run(benchmark, methods, shard=(3, 3))
+    assert len(first.missing) > 0
+    run(benchmark, methods, shard=(1, 3))
+    last = run(benchmark, methods, shard=(2, 3))
+    assert_same(last, whole)
+    assert written == n_written
+
+
+# ---- what all runs of a folder agree on
+
+
+def test_folder_names_the_settings_that_contradict_it(inj, deletion, methods, run, make_model):
+    run(inj, methods[1:])
+    for changed, difference in (
+        (replace(inj, learning_rate=0.01), "learning_rate: 0.05 in the folder, 0.01 now"),
+        (replace(inj, seed=3), "seed: 0 in the folder, 3 now"),
+        (replace(inj, sequences=inj.sequences[::-1]), "part 0: "),
+        (replace(inj, model=make_model(7, model_name="gpt2-like")), "fingerprint: "),
+        (replace(inj, model=inj.model.to(torch.float64)), "dtype: float32 .*, float64 now"),
+    ):
+        with pytest.raises(ValueError, match=difference):
+            run(changed, methods[1:])
+    inj.model.to(torch.float32)
     with pytest.raises(ValueError, match="benchmark: inj in the folder, del now"):
-        run_del()
+        run(deletion, methods[1:])
+    assert len(run(inj, methods[1:]).missing) == 0
 
 
-def test_run_refuses_a_method_without_a_lasting_name_where_results_are_kept(run_inj, run_del, inj):
+@dataclass(frozen=True)
+class OtherwiseCounted(Counted):
+    """Another method of the same label."""
+
+    rate: float = 0.5
+
+
+def test_folder_refuses_another_method_or_version_under_a_label(inj, run, monkeypatch):
+    run(inj, [Counted()])
+    with pytest.raises(ValueError, match=r"counted: .*'Counted'.* in the folder, .*'rate': 0.5"):
+        run(inj, [OtherwiseCounted()])
+    monkeypatch.setattr(Counted, "version", 2)
+    with pytest.raises(ValueError, match=r"counted: .*'version': 1\} in the folder, .*: 2\} now"):
+        run(inj, [Counted()])
+
+
+@pytest.mark.parametrize("which", ["inj", "deletion"])
+def test_method_that_is_no_dataclass_is_refused_where_results_are_kept(which, request, run):
     def mine(model, sequence):
         return Counted()(model, sequence)
 
-    for run in (run_inj, run_del):
-        with pytest.raises(
-            ValueError, match="must be a frozen dataclass of plain settings where results are kept"
-        ):
-            run(methods=[mine])
-    assert set(inj.run([mine]).frame["method"]) == {"mine", "random", "row_norm"}
+    benchmark = request.getfixturevalue(which)
+    with pytest.raises(ValueError, match="mine must be a frozen dataclass of plain settings"):
+        run(benchmark, [mine])
+    assert "mine" in set(benchmark.run([mine], progress=False).frame["method"])
 
 
-def activation_swapped(model):
+def swap_activation(model):
     model.blocks[1].mlp.act_fn = torch.nn.LeakyReLU()
 
 
-def class_changed(model):
+def change_class(model):
     mlp = model.blocks[1].mlp
 
     class Halved(type(mlp)):
@@ -196,556 +174,322 @@ def class_changed(model):
     mlp.__class__ = Halved
 
 
-def forward_replaced(model):
+def replace_forward(model):
     right = model.blocks[0].mlp.forward
     model.blocks[0].mlp.forward = lambda x: 0.99 * right(x)
 
 
-def gradient_scaled(model):
-    class Scaled(torch.autograd.Function):
-        @staticmethod
-        def forward(_, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(_, gradient):
-            return 2 * gradient
-
-    right = model.blocks[0].mlp.act_fn
-    model.blocks[0].mlp.act_fn = lambda x: Scaled.apply(right(x))
-
-
-def hooked(model):
+def hook(model):
     model.add_hook("blocks.1.hook_resid_pre", lambda act, hook: 2 * act)
 
 
-def hooked_backward(model):
-    def halve(module, given, output):
-        return tuple(gradient / 2 for gradient in given)
-
-    model.blocks[1].mlp.register_full_backward_hook(halve)
-
-
-CHANGES = activation_swapped, class_changed, forward_replaced, gradient_scaled, hooked
-
-
-@pytest.mark.parametrize("change", [*CHANGES, hooked_backward])
-def test_folder_refuses_a_model_of_the_same_weights_that_computes_something_else(
-    run_inj, gpt2_like, change
-):
-    run_inj(methods=[Activations()], stop_after=1)
-    before = fingerprint(gpt2_like)
-    change(gpt2_like)
-    assert fingerprint(gpt2_like) == before
-    with pytest.raises(ValueError, match=r"the same weights give another (logits|gradient) than"):
-        run_inj(methods=[Activations()])
+@pytest.mark.parametrize("change", [swap_activation, change_class, replace_forward, hook])
+def test_folder_refuses_a_model_of_the_same_weights_that_computes_something_else(inj, run, change):
+    small = replace(inj, sequences=inj.sequences[:1])
+    run(small, [Activations()])
+    before = fingerprint(inj.model)
+    change(inj.model)
+    assert fingerprint(inj.model) == before
+    with pytest.raises(ValueError, match=r"probe: \["):
+        run(small, [Activations()])
 
 
-def test_folder_refuses_a_bridge_whose_activation_function_was_swapped(inj, tmp_path):
+def test_folder_refuses_a_bridge_whose_activation_function_was_swapped(inj, run):
     from architectures import tiny_bridge
 
     model = tiny_bridge(0, {"model_name": "gpt2-like"})
     bridged = replace(inj, model=model, sequences=inj.sequences[:1])
-    bridged.run([Activations()], Store(tmp_path))
+    run(bridged, [Activations()])
     model.original_model.transformer.h[1].mlp.act = torch.nn.LeakyReLU()
-    with pytest.raises(ValueError, match="the same weights give another logits than"):
-        bridged.run([Activations()], Store(tmp_path))
+    with pytest.raises(ValueError, match=r"probe: \["):
+        run(bridged, [Activations()])
 
 
-def test_folder_takes_the_model_in_another_number_of_threads(run_inj):
-    run_inj(methods=[Activations()])
+def test_folder_takes_the_model_in_another_number_of_threads(inj, run, written):
+    run(inj, [Activations()])
+    written.clear()
     torch.set_num_threads(2)
     try:
-        assert run_inj(methods=[Activations()]) == []
+        results = run(inj, [Activations()])
     finally:
         torch.set_num_threads(1)
+    assert not written
+    assert [made["threads"] for made in results.settings["environments"]] == [1, 2]
 
 
-def test_folder_refuses_another_precision_of_matrix_products(run_inj):
-    run_inj(methods=[Activations()], stop_after=1)
+def test_folder_refuses_another_precision_of_matrix_products(inj, run):
+    run(inj, [Activations()])
     torch.set_float32_matmul_precision("high")
     try:
         with pytest.raises(ValueError, match="matmul_precision: highest in the folder, high now"):
-            run_inj(methods=[Activations()])
+            run(inj, [Activations()])
     finally:
         torch.set_float32_matmul_precision("highest")
 
 
-@pytest.mark.parametrize("kind", [torch.nn.Dropout, torch.nn.AlphaDropout])
-def test_active_dropout_is_refused_everywhere(run_inj, inj, gpt2_like, kind):
-    gpt2_like.blocks[0].mlp.dropout = kind(0.1)
-    for work in (
-        run_inj,
-        lambda: inj.run([Activations()]),
-        lambda: Activations()(gpt2_like, inj.sequences[0]),
-    ):
-        gpt2_like.train()
-        with pytest.raises(ValueError, match="must not be in training mode, got active dropout"):
-            work()
-        gpt2_like.eval()
-    assert run_inj(methods=[Activations()], stop_after=1)
+def test_active_dropout_is_refused(inj, run):
+    inj.model.blocks[0].mlp.dropout = torch.nn.Dropout(0.1)
+    inj.model.train()
+    with pytest.raises(ValueError, match="must not be in training mode, got active dropout"):
+        run(inj, [Activations()])
+    inj.model.eval()
+    assert len(run(inj, [Activations()]).frame)
 
 
-def test_another_default_dtype_is_refused(run_inj):
-    torch.set_default_dtype(torch.float64)
-    try:
-        with pytest.raises(ValueError, match=r"default dtype .* must be float32"):
-            run_inj()
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def test_inference_mode_changes_nothing(run_inj, inj_numbers):
-    run_inj("plain", methods=[Activations()])
+def test_inference_mode_changes_nothing(inj, run, assert_same):
     with torch.inference_mode():
-        run_inj(methods=[Activations()])
-    assert inj_numbers() == inj_numbers("plain")
-
-
-# ---- what a number depends on
-
-
-@dataclass(frozen=True)
-class Counted:
-    """Scores that say which version of a method gave them."""
-
-    version: ClassVar[int] = 1
-    name: ClassVar[str] = "counted"
-
-    def __call__(self, model, sequence):
-        return NeuronScores(
-            torch.arange(96.0).reshape(2, 48).roll(self.version, 1), self.name, sequence.id
-        )
-
-
-def test_method_of_another_version_is_computed_again(run_inj, run_del, monkeypatch):
-    for run, name, n_tasks in ((run_inj, "inj", 4 * 2), (run_del, "del", 3 * (1 + 2))):
-        run(name, methods=[Counted()])
-        assert run(name, methods=[Counted()]) == []
-        with monkeypatch.context() as patch:
-            patch.setattr(Counted, "version", 2)
-            again = run(name, methods=[Counted()])
-            assert {outcome.task.label for outcome in again} == {"counted"}
-            assert len(again) == n_tasks
-
-
-def test_nothing_old_is_served_when_weights_change_in_the_same_process(gpt2_like, run_inj, run_del):
-    """A permutation keeps every sum; a benchmark that was used before is used again."""
-    run_inj("inj", methods=[Activations()])
-    run_del("del", methods=[Activations()])
-    weights = gpt2_like.blocks[1].mlp.W_out
-    weights.data = weights.data[
-        :, torch.randperm(weights.shape[1], generator=torch.Generator().manual_seed(0))
-    ]
-    for run, name in ((run_inj, "inj"), (run_del, "del")):
-        with pytest.raises(ValueError, match="fingerprint: "):
-            run(name)
-    assert len(run_inj("other inj", methods=[Activations()])) == 4 * (1 + 3 * 2)
-
-
-# ---- chunks
-
-
-@dataclass(frozen=True, kw_only=True)
-class InFours(HardConcrete):
-    """Hard Concrete, four targets in a batch."""
-
-    chunk: ClassVar[int] = 4
-
-
-@pytest.fixture
-def six_targets(deletion, make_sequences):
-    return replace(deletion, sequences=make_sequences(*[(9, 3)] * 6), n_dev=0, n_targets=None)
-
-
-def test_chunk_puts_targets_into_one_task(six_targets, tmp_path):
-    plan = six_targets.plan([InFours(steps=3)])
-    scores = {task.needs[1] for task in plan.tasks[1:] if task.label == "hard_concrete"}
-    assert sorted((task.index, len(task.inputs["sequences"])) for task in scores) == [
-        (0, 4),
-        (4, 2),
-    ]
-    results = six_targets.run([InFours(steps=3)], Store(tmp_path))
-    alone = six_targets.run([HardConcrete(steps=3)])
-    columns = ["sequence_id", "method", "ratio", "n_neurons"]
-    assert_frame_equal(results.frame[columns], alone.frame[columns])
-    record = Store(tmp_path).read(next(task for task in scores if task.index == 0))
-    for index, sequence in enumerate(six_targets.sequences[:4]):
-        assert torch.allclose(
-            record.value.of(index, sequence).values,
-            HardConcrete(steps=3)(six_targets.model, sequence).values,
-            atol=1e-4,
-        )
-
-
-def test_resumed_run_with_chunks_equals_an_undisturbed_one(six_targets, tmp_path):
-    methods = [InFours(steps=3)]
-    n_tasks = len(run_into(six_targets, methods, tmp_path / "whole"))
-    assert n_tasks == 1 + (2 + 6) + 2 * 2 * 6
-    shards = [(2, 2), (1, 2)] * 4
-    pieces = [run_into(six_targets, methods, tmp_path / "pieces", 6, shard) for shard in shards]
-    assert sum(map(len, pieces)) == n_tasks
-    one, other = (DelResults.of(Store(tmp_path / name)).frame for name in ("whole", "pieces"))
-    assert one.equals(other)
-
-
-@pytest.mark.parametrize("chunk", [0, -1, 2.5])
-def test_chunk_must_be_a_whole_number(deletion, monkeypatch, chunk):
-    monkeypatch.setattr(InFours, "chunk", chunk)
-    with pytest.raises(ValueError, match="chunk must be a whole number from 1 on, got"):
-        deletion.plan([InFours()])
-
-
-def test_del_that_grows_keeps_its_partial_chunk(six_targets, tmp_path, caplog):
-    """From 3 to 5 to 6 targets in chunks of 4, and back; two shards that start anew agree."""
-    methods = [InFours(steps=3)]
-    few, more = (replace(six_targets, n_targets=n) for n in (3, 5))
-    run_into(few, methods, tmp_path)
-    caplog.clear()
-    added = [outcome.task for outcome in run_into(more, methods, tmp_path)]
-    assert "13 of 21 results are kept from before" in caplog.text
-    assert {(task.kind, task.label, task.index) for task in added} == {
-        ("scores", "hard_concrete", 3),
-        *((kind, "random", i) for kind in ("scores", "del") for i in (3, 4)),
-        *(("del", "hard_concrete", i) for i in (3, 4)),
-    }
-    assert run_into(few, methods, tmp_path) == []
-    last = run_into(six_targets, methods, tmp_path)
-    assert {one.task.index for one in last} == {5}
-    assert not len(DelResults.of(Store(tmp_path)).missing)
+        found = run(inj, [Activations()])
+    assert_same(found, inj.run([Activations()], progress=False))
 
 
 # ---- progress
 
 
-@pytest.mark.parametrize("which", ["inj", "deletion", "rev"])
-def test_progress_goes_from_zero_to_one_and_never_falls(which, request, methods, tmp_path):
-    for store in (None, Store(tmp_path), Store(tmp_path)):
+def test_progress_goes_from_zero_to_one_and_never_falls(benchmark, methods, run):
+    for shard in ((1, 1), (1, 2), (2, 2)):
         told = []
-        request.getfixturevalue(which).run(
-            methods, store, lambda fraction, what, told=told: told.append((fraction, what))
-        )
+        options = {"name": str(shard), "shard": shard}
+        run(benchmark, methods, progress=lambda *given, told=told: told.append(given), **options)
         fractions = [fraction for fraction, _ in told]
         assert fractions == sorted(fractions)
-        assert told[-1] == (1.0, "done")
-    assert len(told) == 1  # there was nothing to do
+        assert fractions[0] == 0 and fractions[-1] == 1
+        assert any("counted" in what for _, what in told)
+
+
+def test_bar_is_shown_on_a_terminal_and_not_in_a_pipe(inj, methods, run, capsys, monkeypatch):
+    run(inj, methods, "pipe", progress=True)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    run(inj, methods, "terminal", progress=True)
+    assert "| 16/16 " in capsys.readouterr().err
 
 
 # ---- failures
 
 
-@dataclass(frozen=True)
-class Fails:
-    """A method that cannot do one sentence."""
-
-    on: str
-    name: str = "fails"
-
-    def __call__(self, model, sequence):
-        if sequence.id == self.on:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return NeuronScores(torch.arange(96.0).reshape(2, 48), self.name, sequence.id)
-
-
-def failing_inject(index):
-    right = InjBenchmark.inject
-
-    def wrong(self, task, *rest):
-        if task.index == index:
-            raise ValueError("loss must be finite, got nan")
-        return right(self, task, *rest)
-
-    return wrong
-
-
-def test_failure_is_recorded_and_the_rest_goes_on(run_inj, tmp_path):
-    outcomes = run_inj(methods=[Fails("s1")])
-    assert [(o.task.kind, o.task.name) for o in outcomes if o.reason] == [("scores", "s1")]
-    store = Store(tmp_path / "run")
-    state, results = status(store), InjResults.of(store)
-    counts = state.frame.loc["fails", ["planned", "done", "failed", "missing"]]
-    assert counts.tolist() == [4, 3, 1, 0] and not state.clean
-    (failure,) = store.failures().values()
-    assert "out of memory" in failure["reason"] and "Traceback" in failure["traceback"]
-    missing = {"injection_ratio": 0.2, "group": "s1", "method": "fails"}
-    assert results.missing.to_dict("records") == [missing | {"reason": failure["reason"]}]
-    assert "1 measurements MISSING" in results.table().index[0][0]
-    assert run_inj(methods=[Fails("s1")]) == []  # it is not tried again
-
-
-def test_failure_that_is_mended_leaves_no_trace(
-    run_inj, finished, inj_numbers, tmp_path, monkeypatch
+@pytest.mark.parametrize("which", ["inj", "deletion", "rev"])
+def test_failure_is_told_the_others_go_on_and_it_is_tried_again(
+    which, request, methods, run, tmp_path, caplog, counted, assert_same
 ):
-    def wrong(*_):
-        raise ValueError("loss must be finite, got nan")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Activations, "attribute_batch", wrong)
-        assert sum(bool(outcome.reason) for outcome in run_inj()) == 4
-    run_inj(retry_failed=True)
-    assert Store(tmp_path / "run").failures() == {}
-    finished("inj", "undisturbed")
-    assert inj_numbers() == inj_numbers("undisturbed")
-
-
-def test_failure_beside_a_finished_record_is_forgotten(run_inj, finished, inj, methods, tmp_path):
-    """Another run failed on a task that this one had just finished."""
-    finished("inj")
-    for kind in ("scores", "inj"):
-        plan = inj.plan(methods)
-        task = next(task for task in closure(plan.tasks) if task.kind == kind)
-        store = Store(tmp_path / "run")
-        store.fail(task, ValueError("out of memory"))
-        if kind == "scores":
-            records(tmp_path / "run", "inj")[0].unlink()
-            assert len(run_inj()) == 1  # the cell that needs it
-        assert Store(tmp_path / "run").failures() == {}
-        state = status(Store(tmp_path / "run"))
-        assert state.reasons == {} and state.frame["failed"].sum() == 0
+    benchmark = request.getfixturevalue(which)
+    group = benchmark.groups()[-1]
+    bad = benchmark.targets[1].id if which == "deletion" else group.sequences[0].id
+    Counted.fails_on.add(bad)
+    part = group.name if which == "rev" else bad
+    results = run(benchmark, methods)
+    assert f"FAILED counted on {part}: OutOfMemoryError: CUDA out of memory" in caplog.text
+    assert set(results.missing["method"]) == {"counted"}
+    assert set(results.missing["part"]) == {part}
+    assert set(results.missing["reason"]) == {"OutOfMemoryError: CUDA out of memory"}
+    state = status(Store(tmp_path / "run"))
+    assert state.frame["failed"].to_dict() == {
+        label: len(results.missing) if label == "counted" else 0 for label in state.frame.index
+    }
+    assert not state.frame["missing"].any() and not state.clean
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        benchmark.run(methods, progress=False)
+    Counted.fails_on.clear()
+    counted.clear()
+    mended = run(benchmark, methods)
+    assert counted.keys() <= {one.id for one in getattr(group, "sequences", [])} | {bad}
+    assert counted[bad] == 1
+    assert leftovers(tmp_path / "run") == []
+    assert_same(mended, benchmark.run(methods, progress=False))
 
 
-def test_failed_injection_holds_up_its_own_sentence_only(run_inj, tmp_path, monkeypatch):
-    monkeypatch.setattr(InjBenchmark, "inject", failing_inject(2))
-    told = []
-    run_inj(progress=lambda fraction, what: told.append(fraction))
-    assert told == sorted(told) and told[-1] == 1
-    frame = status(Store(tmp_path / "run")).frame
-    assert frame.loc["activations", ["done", "failed"]].tolist() == [3, 1]
+def test_traceback_of_a_failure_is_kept(inj, run, tmp_path):
+    Counted.fails_on.add("s1")
+    run(inj, [Counted()])
+    (failure,) = (tmp_path / "run" / "failures").iterdir()
+    assert "in __call__" in failure.read_text()
 
 
-def test_failed_baseline_is_tried_once(run_del, tmp_path, monkeypatch):
-    calls = []
+def test_failed_injection_is_tried_once_a_run_and_costs_its_own_sentence(
+    inj, methods, run, monkeypatch
+):
+    from tl_localize.evals.inj import benchmark
 
-    def wrong(self, *_):
-        calls.append(self)
+    inject, tried = benchmark.inject, []
+
+    def fails(*given, seed, **how):
+        tried.append(seed)
+        if seed == 2:
+            raise ValueError("loss must be finite, got nan")
+        return inject(*given, seed=seed, **how)
+
+    monkeypatch.setattr(benchmark, "inject", fails)
+    results = run(inj, methods)
+    assert tried == [0, 1, 2, 3]
+    assert set(results.missing["part"]) == {"s2"}
+    assert len(results.missing) == 4
+    run(inj, methods)
+    assert tried == [0, 1, 2, 3, 2]
+
+
+def test_failed_measurement_of_the_model_as_it_is_is_tried_once_a_run(
+    deletion, methods, run, monkeypatch
+):
+    tried = []
+
+    def fails(self, *_):
+        tried.append(self)
         raise ValueError("loss on general_tokens must be finite, got one that is not")
 
-    monkeypatch.setattr(AblationMeter, "_measured_baseline", wrong)
-    outcomes = run_del()
-    assert len(calls) == len(outcomes) == 1
-    assert status(Store(tmp_path / "run")).frame.loc[
-        "activations", ["done", "failed"]
-    ].tolist() == [0, 6 + 3]  # in single layers, too
+    monkeypatch.setattr(AblationMeter, "_measured_baseline", fails)
+    results = run(deletion, methods)
+    assert len(tried) == 1
+    assert not len(results.frame) and len(results.missing) == 3 * 3 * 2
 
 
-def test_run_ends_when_the_device_is_gone(run_inj, tmp_path, monkeypatch):
-    """After a sticky CUDA error every other task would be recorded as failed."""
+def test_run_ends_when_the_device_is_gone(inj, run, tmp_path, monkeypatch):
+    """After a sticky CUDA error everything else would be recorded as failed."""
 
     def gone(*_):
         raise torch.AcceleratorError("an illegal memory access")
 
-    monkeypatch.setattr(InjBenchmark, "inject", gone)
+    monkeypatch.setattr(Counted, "__call__", gone)
     with pytest.raises(torch.AcceleratorError):
-        run_inj()
+        run(inj, [Counted()])
     assert not Store(tmp_path / "run").failures()
 
 
-@pytest.mark.parametrize("which", ["inj", "rev"])
+@pytest.mark.parametrize("which", ["inj", "deletion", "rev"])
 def test_interrupted_run_goes_on_where_it_was(
-    which,
-    request,
-    finished,
-    gpt2_like,
-    unchanged,
-    leftovers,
-    monkeypatch,
+    which, request, methods, run, unchanged, tmp_path, counted, monkeypatch, assert_same
 ):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
+    benchmark = request.getfixturevalue(which)
+    check = unchanged(benchmark.model)
+    right = Counted.__call__
 
-    run, numbers = (request.getfixturevalue(name) for name in (f"run_{which}", f"{which}_numbers"))
-    check = unchanged(gpt2_like)
+    def interrupted(self, model, sequence):
+        if len(counted) == 2:
+            raise KeyboardInterrupt
+        return right(self, model, sequence)
+
     with monkeypatch.context() as patch:
-        patch.setattr(HardConcrete, "map", interrupted)
+        patch.setattr(Counted, "__call__", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run()
+            run(benchmark, methods)
     check()
-    assert leftovers() == []
-    run()
-    finished(which, "whole")
-    assert numbers() == numbers("whole")
+    assert leftovers(tmp_path / "run") == []
+    assert_same(run(benchmark, methods), benchmark.run(methods, progress=False))
 
 
-# ---- damage
+# ---- damage, a full disk
 
 
-@pytest.mark.parametrize("how", ["truncated", "flipped", "deleted"])
+@pytest.mark.parametrize("how", ["truncated", "empty", "flipped", "foreign", "nested", "folder"])
 @pytest.mark.parametrize(
     ("which", "kind"),
-    [("inj", "inj"), ("inj", "injections"), ("del", "baseline"), ("del", "del"), ("del", "scores")],
+    [
+        ("inj", "inj"),
+        ("inj", "inject"),
+        ("deletion", "del"),
+        ("deletion", "before"),
+        ("deletion", "scores"),
+        ("rev", "learn"),
+    ],
 )
-def test_damaged_or_deleted_record_is_set_aside_and_made_again(
-    request, finished, tmp_path, how, which, kind, caplog
+def test_damaged_file_is_put_aside_told_once_and_computed_again(
+    request, methods, run, tmp_path, how, which, kind, caplog, assert_same
 ):
-    """Also the baseline of a finished folder, without which there is no table."""
-    run, numbers = (request.getfixturevalue(name) for name in (f"run_{which}", f"{which}_numbers"))
-    methods = [Activations()]
-    finished(which, methods=methods)
-    before = numbers()
-    spoiled = records(tmp_path / "run", kind)[0]
-    if how == "deleted":
-        spoiled.unlink()
-    else:
-        spoil(spoiled, how)
-    if kind in ("scores", "injections"):  # deleted ones are made only when they are needed
-        for path in records(tmp_path / "run", which):
+    benchmark = request.getfixturevalue(which)
+    if which != "rev":
+        methods = methods[1:]
+    run(benchmark, methods)
+    spoil(files_of(tmp_path / "run", kind)[0], how)
+    if kind in ("inject", "scores", "learn"):  # they are read when rows are missing
+        for path in files_of(tmp_path / "run", "del" if which == "deletion" else which):
             path.unlink()
-    run(methods=methods)
-    assert numbers() == before
-    if how != "deleted":
-        assert_set_aside(tmp_path / "run", kind, caplog)
+    found = run(benchmark, methods)
+    (put_aside,) = (tmp_path / "run" / "damaged").iterdir()
+    told = [one for one in caplog.records if "was moved to" in one.getMessage()]
+    assert [one.levelname for one in told] == ["ERROR"]
+    assert f"damaged/{put_aside.name}" in told[0].getMessage()
+    assert_same(found, benchmark.run(methods, progress=False))
+    assert not [one for one in caplog.records[1:] if "was moved to" in one.getMessage()]
 
 
-@pytest.mark.parametrize("kind", ["scores", "injections"])
-def test_damaged_record_that_tables_were_made_of_is_named_and_made_again(
-    run_inj, finished, inj_numbers, tmp_path, kind, caplog
-):
-    """In a finished folder too, in which nothing needs it; and as an error, so that a quiet run
-    names it.
-    """
-    finished("inj")
-    before, spoiled = inj_numbers(), records(tmp_path / "run", kind)[0]
-    whole = vars(unpack(spoiled.read_bytes())["value"])
-    spoil(spoiled, "flipped")
-    assert [f"{outcome.task.key}.safetensors" for outcome in run_inj()] == [spoiled.name]
-    assert_set_aside(tmp_path / "run", kind, caplog)
-    assert "ERROR" in {record.levelname for record in caplog.records}
-    again = vars(unpack(spoiled.read_bytes())["value"])
-    tensors = [name for name, value in again.items() if isinstance(value, torch.Tensor)]
-    assert all(torch.equal(again[name], whole[name]) for name in tensors)
-    assert inj_numbers() == before
-
-
-def assert_set_aside(folder, kind, caplog):
-    (kept,) = (folder / "set_aside").iterdir()
-    assert (
-        f"records/{kind}/{kept.name.rsplit('.', 1)[0]} was set aside as set_aside/{kept.name}"
-        in caplog.text
-    )
-
-
-def test_record_under_another_name_is_not_trusted(run_inj, finished, inj_numbers, tmp_path):
-    finished("inj")
-    before = inj_numbers()
-    first, second, *_ = records(tmp_path / "run", "inj")
+def test_file_under_the_name_of_another_step_is_not_trusted(inj, methods, run, tmp_path, caplog):
+    run(inj, methods)
+    first, second, *_ = files_of(tmp_path / "run", "inj")
     first.write_bytes(second.read_bytes())
-    assert len(run_inj()) == 1
-    assert inj_numbers() == before
+    found = run(inj, methods)
+    assert "it belongs to another step" in caplog.text
+    columns = ["sequence_id", "method", "ratio", "recall"]
+    wanted = inj.run(methods, progress=False).frame[columns]
+    pd.testing.assert_frame_equal(found.frame[columns], wanted)
 
 
-@pytest.mark.parametrize("how", ["truncated", "flipped", "foreign", "nested"])
-def test_damaged_plan_is_set_aside_and_made_again(
-    run_inj, finished, inj_numbers, tmp_path, how, caplog
+@pytest.mark.parametrize("which", ["inj", "deletion"])
+@pytest.mark.parametrize("n_writes", [0, 1, 4, 9])
+def test_full_disk_ends_the_run_and_loses_nothing(
+    which, request, methods, run, tmp_path, monkeypatch, n_writes, counted, assert_same
 ):
-    finished("inj")
-    before = inj_numbers()
-    (plan,) = (tmp_path / "run" / "plans").iterdir()
-    spoil(plan, how)
-    assert run_inj() == []
-    assert inj_numbers() == before
-    assert "plans/000001.json was set aside" in caplog.text
+    benchmark = request.getfixturevalue(which)
+    fsync, calls = os.fsync, []
+
+    def full(descriptor):
+        calls.append(descriptor)
+        if len(calls) > n_writes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match=r"have room.*what is done is kept"):
+            run(benchmark, methods)
+    assert len(calls) == n_writes + 1
+    assert leftovers(tmp_path / "run") == []
+    assert len(files_of(tmp_path / "run")) == max(0, n_writes - 1)  # and the settings
+    assert_same(run(benchmark, methods), benchmark.run(methods, progress=False))
 
 
-@pytest.mark.parametrize("how", ["truncated", "nested"])
-def test_damaged_failure_is_set_aside_and_its_task_computed_again(
-    run_inj, finished, tmp_path, how, caplog
+# ---- two at once, kills
+
+
+@NEEDS_FORK
+@pytest.mark.parametrize("which", ["inj", "deletion", "rev"])
+def test_two_runs_at_once_into_one_folder_end_with_all_rows(
+    which, request, methods, run, tmp_path, assert_same
 ):
-    finished("inj", methods=[Fails("s1")])
-    (failure,) = (tmp_path / "run" / "failures").iterdir()
-    spoil(failure, how)
-    assert [bool(outcome.reason) for outcome in run_inj(methods=[Fails("s1")])] == [True]
-    assert f"failures/{failure.name} was set aside" in caplog.text
+    benchmark = request.getfixturevalue(which)
+
+    def work(order):
+        torch.set_num_threads(1)
+        assert not len(run(benchmark, methods[::order]).missing)
+
+    children = [forked(lambda order=order: work(order)) for order in (1, -1)]
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    found = benchmark.results(Store(tmp_path / "run"))
+    wanted = benchmark.run(methods, progress=False)
+    assert_same(found, wanted, grown=True)
+    assert leftovers(tmp_path / "run") == []
 
 
-def test_foreign_files_are_kept(run_inj, finished, inj_numbers, tmp_path):
-    finished("inj")
-    before, folder = inj_numbers(), tmp_path / "run"
-    (folder / "records" / "inj" / "notes.txt").write_text("mine")
-    (folder / "failures" / "x.json").write_text("{}")
-    (folder / "plans" / "y.json").write_text("")
-    assert run_inj() == []
-    assert inj_numbers() == before
-    # nobody looks for it
-    assert (folder / "records" / "inj" / "notes.txt").read_text() == "mine"
-    assert len(list((folder / "set_aside").iterdir())) == 2
-
-
-# ---- two at once, clocks, kills
-
-
-def test_two_runs_in_one_folder_agree(inj, methods, finished, inj_numbers, leftovers, tmp_path):
-    """Turn by turn; the second does not see what the first has done."""
-    own = set()
-
-    class Blind(Store):
-        def has(self, task):
-            return task.key in own
-
-        def read(self, task):
-            return super().read(task) if task.key in own else None
-
-        def write(self, task, record):
-            own.add(task.key)
-            super().write(task, record)
-
-    labelled, plan = inj.labelled(methods), inj.plan(methods)
-    turns = []
-    for kind in (Store, Blind):
-        store = kind(tmp_path / "run")
-        store.add_plan(plan, {})
-        run = Run(inj, labelled, store, set(), {})
-        turns.append(InProcess()(run, missing_groups(plan, store)))
-    computed = 0
-    while turns:
-        turns = [turn for turn in turns if next(turn, None) is not None]
-        computed += len(turns)
-    assert 36 < computed <= 72
-    finished("inj", "whole")
-    assert inj_numbers() == inj_numbers("whole")
-    assert leftovers() == []
-
-
-@pytest.mark.parametrize("years", [-50, 50])
-def test_clocks_that_go_backwards_change_nothing(
-    run_inj, finished, inj, inj_numbers, leftovers, tmp_path, monkeypatch, years
-):
-    """Files of years ago and years ahead, and a clock that steps back while a run is under way."""
-    n_tasks = finished("inj", "whole")
-    then = time.time() + years * 365 * 24 * 3600
-    done = len(run_inj(sequences=inj.sequences[:2], stop_after=7))
-    for i, path in enumerate(sorted((tmp_path / "run").rglob("*"))):
-        os.utime(path, (then + i, then - i))
-    steps = iter(range(10**6))
-    # each look at the clock is earlier than the last
-    monkeypatch.setattr(time, "time", lambda: then - next(steps))
-    assert done + len(run_inj()) == n_tasks
-    assert run_inj() == []
-    assert inj_numbers() == inj_numbers("whole")
-    assert leftovers() == []
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("which", ["inj", "del", "rev"])
-def test_killed_run_loses_nothing(which, request, tmp_path, leftovers):
-    from kill import kill_until, logged
-
-    run, numbers = (request.getfixturevalue(name) for name in (f"run_{which}", f"{which}_numbers"))
+@NEEDS_FORK
+@pytest.mark.parametrize("which", ["inj", "deletion", "rev"])
+def test_killed_run_loses_nothing(which, request, methods, run, tmp_path, assert_same):
+    benchmark = request.getfixturevalue(which)
     log = tmp_path / "log"
 
     def killed():
         torch.set_num_threads(1)
-        logged(log)
-        run()
+        log_writes(log)
+        run(benchmark, methods)
 
     began = time.monotonic()
-    run("whole")
-    seen = kill_until(
-        killed, tmp_path / "run", log, rounds=6, seed=0, mean=(time.monotonic() - began) / 6
-    )
+    whole = run(benchmark, methods, "whole")
+    mean = (time.monotonic() - began) / 6
+    seen = kill_until(killed, tmp_path / "run", log, rounds=6, seed=0, mean=mean)
     assert seen.rounds > 0
-    assert seen.wasted == 0
-    assert numbers() == numbers("whole")
+    assert set(seen.written.values()) == {1}
+    assert_same(run(benchmark, methods), whole)
     for path in (tmp_path / "run" / "tmp").iterdir():  # what was being written
         path.unlink()
-    assert run() == []
-    assert leftovers() == []
+    assert leftovers(tmp_path / "run") == []
+    names = [
+        [path.relative_to(tmp_path / name) for path in files_of(tmp_path / name)]
+        for name in ("run", "whole")
+    ]
+    assert names[0] == names[1]

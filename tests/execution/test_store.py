@@ -1,73 +1,182 @@
-"""A results folder: what is written is read back to the bit, what is damaged is named, and plans
-that contradict do not both stay.
+"""What is written is read back to the bit, what is damaged is named, and settings of one folder
+agree.
 """
 
 import errno
-import json
 import os
+import threading
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
-from folders import records, spoil
+from folders import Counted, files_of, spoil
 
+from tl_localize import Activations
 from tl_localize.evals import InjResults
-from tl_localize.execution import Plan, Record, Store, Task, status
-from tl_localize.execution.store import DAMAGE, pack, unpack
+from tl_localize.execution import Cell, Lazy, Settings, Steps, Store, status
+from tl_localize.execution.store import DAMAGE, Scope, pack, unpack
 from tl_localize.files import Saved
 
-ROOT = Path(__file__).parents[2]
-TASK = Task("scores", {"sequence": "s0"})
+INPUTS = {"step": "sum", "of": [1, 2]}
 
 
-WHOLE = pack({"key": TASK.key, "value": {"a": 1}, "about": {"seconds": 1.0}})
-
-
-def plan_of(rate, *labels):
-    tasks = [
-        Task("inj", {"rate": rate, "label": label}, (), label, "s0") for label in labels or ("m",)
-    ]
-    return Plan("inj", {"rate": rate}, ["s0"], dict.fromkeys(labels, "M()"), tasks)
-
-
-# ---- records
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tensors(Saved):
     tensors: dict[str, torch.Tensor]
 
 
-def test_record_is_read_back_to_the_bit(tmp_path):
+def never():
+    pytest.fail("it is there already")
+
+
+@pytest.fixture(params=["memory", "folder"])
+def make_steps(request, tmp_path):
+    """The steps of a run; in a folder each time a new store."""
+    in_memory = Steps()
+    return lambda: in_memory if request.param == "memory" else Store(tmp_path)
+
+
+# ---- steps
+
+
+def test_step_is_computed_once(make_steps):
+    assert make_steps().get(INPUTS, lambda: [3]) == [3]
+    assert make_steps().get(dict(reversed(INPUTS.items())), never) == [3]
+    assert make_steps().get({**INPUTS, "of": [1, 3]}, lambda: [4]) == [4]
+    assert sorted(make_steps().given("sum")) == [[3], [4]]
+
+
+def test_get_many_computes_the_missing_ones_and_keeps_no_failure(make_steps):
+    inputs = [{"step": "square", "of": i} for i in range(4)]
+    asked = []
+
+    def compute(missing):
+        asked.append(missing)
+        return [ValueError("two") if i == 2 else i * i for i in missing]
+
+    make_steps().get(inputs[1], lambda: 1)
+    found = make_steps().get_many(inputs, compute)
+    assert found[:2] == [0, 1] and found[3] == 9 and str(found[2]) == "two"
+    make_steps().get_many(inputs, compute)
+    assert asked == [[0, 2, 3], [2]]
+    assert make_steps().get_many(inputs[:2], compute) == [0, 1] and len(asked) == 2
+
+
+def test_failed_step_is_not_remembered(make_steps):
+    with pytest.raises(ZeroDivisionError):
+        make_steps().get(INPUTS, lambda: 1 / 0)
+    assert make_steps().get(INPUTS, lambda: 3) == 3
+
+
+def test_values_are_read_back_to_the_bit(tmp_path):
     floats = [float("nan"), float("inf"), -float("inf"), 5e-324]
     value = {"floats": floats, "text": "Δ \ud800 \u2028 \0", "nested": {"a": [[]]}}
-    Store(tmp_path).write(TASK, Record(value, {"seconds": 0.1}))
-    record = Store(tmp_path).read(TASK)
-    assert repr(record.value) == repr(value) and record.about == {"seconds": 0.1}
+    Store(tmp_path).get(INPUTS, lambda: value)
+    assert repr(Store(tmp_path).get(INPUTS, never)) == repr(value)
     tensors = {
         "strided": torch.randn(3, 5)[:, ::2],
         "odd": torch.tensor([torch.nan, torch.inf]),
         "none": torch.zeros(0, 3),
         "bool": torch.ones(2) > 0,
     }
-    Store(tmp_path).write(TASK, Record(Tensors(tensors)))
-    found = Store(tmp_path).read(TASK).value.tensors
+    Store(tmp_path).get({"step": "tensors"}, lambda: Tensors(tensors))
+    found = Store(tmp_path).get({"step": "tensors"}, never).tensors
     torch.testing.assert_close(found, tensors, rtol=0, atol=0, equal_nan=True)
+
+
+def test_lazy_value_and_lazy_error_are_computed_once():
+    calls = []
+
+    def fails():
+        calls.append("fails")
+        raise ValueError("no room")
+
+    value, error = Lazy(lambda: calls.append("value")), Lazy(fails)
+    for _ in range(2):
+        assert value() is None
+        with pytest.raises(ValueError, match="no room"):
+            error()
+    assert calls == ["value", "fails"]
+
+
+# ---- cells
+
+
+def settings_of(n_parts=2, labels=("m",), **changes):
+    parts = [[f"s{i}", "ab"] for i in range(n_parts)]
+    scope = Scope({"rate": 1}, {label: ({"class": "M"}, n_parts) for label in labels})
+    return replace(Settings("inj", {"a": 1}, parts, {"1 %": scope}), **changes)
+
+
+def test_rows_of_a_cell_with_two_files_are_the_newest(tmp_path):
+    cell = Cell("m", "s0", "1 %")
+    store = Store(tmp_path)
+    store.agree(settings_of())
+    for i, version in enumerate(("new", "old")):
+        inputs = {"step": "inj", "data": version}
+        assert store.rows(cell, inputs, lambda version=version: [{"data": version}])
+        file = max(files_of(tmp_path, "inj"), key=lambda path: path.stat().st_mtime_ns)
+        os.utime(file, (0, 10**9 - i))
+    assert store.done() == {cell: [{"data": "old"}]}  # what this run computed
+    assert Store(tmp_path).done() == {cell: [{"data": "new"}]}
+
+
+def test_cells_stand_in_the_order_of_tables():
+    first = settings_of(1, ("a", "b"))
+    grown = settings_of(2, ("b", "c")).joined(first)
+    assert [(cell.part, cell.method) for cell in grown.cells()] == [
+        ("s0", "a"),
+        ("s0", "b"),
+        ("s0", "c"),
+        ("s1", "b"),
+        ("s1", "c"),
+    ]
+    assert grown.joined(grown).cells() == grown.cells()
+
+
+def test_failure_of_a_cell_is_kept_until_it_is_done(tmp_path, caplog):
+    cell = Cell("m", "s\ud800", "1 %")
+    store = Store(tmp_path)
+    store.agree(settings_of())
+    assert store.rows(cell, INPUTS, lambda: 1 / 0) == []
+    assert Store(tmp_path).failures() == {replace(cell, part="s?"): DIVISION}
+    assert f"FAILED m on s\ud800: {DIVISION}" in caplog.messages
+    assert store.rows(cell, INPUTS, lambda: [{"a": 1}]) == [{"a": 1}]
+    assert Store(tmp_path).failures() == {}
+
+
+DIVISION = "ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize("how", ["truncated", "nested", "foreign"])
+def test_damaged_failure_is_named_and_not_read(tmp_path, how, caplog):
+    Store(tmp_path).fail("x", Cell("m"), ValueError("no"))
+    spoil(tmp_path / "failures" / "x.json", how)
+    assert Store(tmp_path).failures() == {}
+    assert "failures/x.json is not read: it is not whole." in caplog.messages
+
+
+# ---- files
 
 
 def test_every_flipped_bit_is_noticed():
     values = torch.arange(4.0).reshape(2, 2)
-    data = pack({"key": TASK.key, "value": values})
+    data = pack({"key": "abc", "value": values})
+    noticed = 0
     for at in range(len(data)):
         flipped = bytearray(data)
         flipped[at] ^= 1 << at % 8
         try:
             found = unpack(bytes(flipped))
         except DAMAGE:
+            noticed += 1
             continue
-        assert found["key"] == TASK.key, f"byte {at}"
+        assert found["key"] == "abc", f"byte {at}"
         assert torch.equal(found["value"], values)
+    assert noticed > 0.9 * len(data)
+
+
+WHOLE = pack({"key": "abc", "value": {"a": 1}})
 
 
 @pytest.mark.parametrize(
@@ -84,163 +193,164 @@ def test_every_flipped_bit_is_noticed():
     ],
     ids=range(12),
 )
-def test_what_is_no_record_is_set_aside(tmp_path, data, caplog):
-    store, path = Store(tmp_path), tmp_path / TASK.file
-    path.parent.mkdir(parents=True)
+def test_what_is_no_file_of_a_step_is_put_aside(tmp_path, data, caplog):
+    Store(tmp_path).get(INPUTS, lambda: 3)
+    (path,) = files_of(tmp_path)
     path.write_bytes(data)
-    assert store.read(TASK) is None
-    assert not path.exists()
-    assert f"{TASK.file} was set aside as set_aside/{TASK.key}" in caplog.text
-
-
-def something_else(path, what):
-    path.unlink(missing_ok=True)
-    if what == "folder":
-        (path / "inside").mkdir(parents=True)
-    elif what == "pipe":
-        os.mkfifo(path)
-    else:
-        path.symlink_to(path if what == "loop" else "nowhere")
+    assert Store(tmp_path).get(INPUTS, lambda: 3) == 3
+    (message,) = caplog.messages
+    assert message.startswith(f"steps/sum/{path.name} was moved to damaged/{path.name}.")
+    assert Store(tmp_path).get(INPUTS, never) == 3
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
-@pytest.mark.parametrize(
-    ("what", "kind"),
-    [
-        ("folder", "records/inj"),
-        ("pipe", "records/scores"),
-        ("loop", "plans"),
-        ("dangling", "failures"),
-    ],
-)
-def test_what_is_no_file_is_set_aside(run_inj, finished, inj_numbers, tmp_path, what, kind, caplog):
-    finished("inj")
-    before = inj_numbers()
-    path = next(iter(sorted((tmp_path / "run" / kind).iterdir())), None)
-    path = path or tmp_path / "run" / "failures" / "x.json"
-    something_else(path, what)
-    assert status(Store(tmp_path / "run", read_only=True)) if kind != "plans" else True
-    run_inj()
-    assert inj_numbers() == before
-    assert f"{kind}/{path.name} was set aside" in caplog.text
+@pytest.mark.parametrize("what", ["pipe", "loop", "dangling"])
+def test_what_is_no_file_is_put_aside(tmp_path, what, caplog):
+    Store(tmp_path).get(INPUTS, lambda: 3)
+    (path,) = files_of(tmp_path)
+    path.unlink()
+    if what == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(path if what == "loop" else "nowhere")
+    assert Store(tmp_path).get(INPUTS, lambda: 3) == 3
     assert "it is no file" in caplog.text
 
 
-@pytest.mark.parametrize("reason", [None, {}, "", 3])
-def test_failure_without_a_reason_is_damage(tmp_path, reason, caplog):
-    store = Store(tmp_path)
-    store.fail(TASK, ValueError("x"))
-    path = tmp_path / "failures" / f"{TASK.key}.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "reason": reason}))
-    assert Store(tmp_path).failures() == {}
-    assert "it says of no task why it failed" in caplog.text
+def test_full_disk_leaves_the_settings_as_they_were(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-
-def test_full_disk_stops_with_a_message_and_loses_nothing(
-    run_inj, inj_numbers, leftovers, monkeypatch
-):
-    fsync, calls = os.fsync, []
-
-    def full(descriptor):
-        calls.append(descriptor)
-        if len(calls) > 15:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        fsync(descriptor)
-
+    Store(tmp_path).agree(settings_of(1))
+    before = (tmp_path / "settings.json").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr("tl_localize.files.os.fsync", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match=r"have room.*what is done is kept"):
-            run_inj()
-    assert leftovers() == []
-    run_inj()
-    run_inj("whole")
-    assert inj_numbers() == inj_numbers("whole")
+            Store(tmp_path).agree(settings_of(2))
+    assert (tmp_path / "settings.json").read_bytes() == before
 
 
-# ---- read-only
+# ---- settings
 
 
-def test_read_only_folder_can_be_read_and_is_not_changed(run_inj, tmp_path, caplog):
-    run_inj()
-    spoil(records(tmp_path / "run", "inj")[0], "empty")
-    (tmp_path / "run" / "failures" / "x.json").write_text("{")
-    before = sorted(tmp_path.rglob("*"))
-    store = Store(tmp_path / "run", read_only=True)
-    assert status(store).frame["missing"].sum() == 1
-    assert len(InjResults.of(store).missing) == 1
-    assert sorted(tmp_path.rglob("*")) == before
-    assert "is not read: it is not whole" in caplog.text
-    with pytest.raises(ValueError, match=r"folder must be open for writing, got .* as read-only"):
-        store.write(TASK, Record({}))
+SCOPE = Scope({"rate": 2}, {"m": ({"class": "M"}, 2)})
 
 
-def test_read_only_store_rejects_a_folder_that_is_none(tmp_path):
-    with pytest.raises(ValueError, match="folder must hold the results of a run"):
-        Store(tmp_path / "nothing", read_only=True)
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({}, []),
+        ({"parts": [["s0", "ab"]]}, []),
+        ({"parts": [["s0", "ab"], ["s1", "ab"], ["s2", "ab"]]}, []),
+        ({"scopes": {"2 %": SCOPE}}, []),
+        ({"environments": [{"threads": 2}]}, []),
+        ({"benchmark": "del"}, ["benchmark: inj in the folder, del now"]),
+        ({"settings": {"a": 2}}, ["a: 1 in the folder, 2 now"]),
+        ({"settings": {"a": 1, "b": 2}}, ["b: None in the folder, 2 now"]),
+        ({"settings": {}}, ["a: 1 in the folder, None now"]),
+        ({"parts": [["s1", "ab"]]}, ["part 0: ['s0', 'ab'] in the folder, ['s1', 'ab'] now"]),
+        ({"parts": [["s0", "cd"]]}, ["part 0: ['s0', 'ab'] in the folder, ['s0', 'cd'] now"]),
+        ({"scopes": {"1 %": SCOPE}}, ["rate: 1 in the folder, 2 now"]),
+        (
+            {"scopes": {"1 %": Scope({"rate": 1}, {"m": ({"class": "N"}, 2)})}},
+            ["m: {'class': 'M'} in the folder, {'class': 'N'} now"],
+        ),
+    ],
+)
+def test_settings_contradict_each_other(tmp_path, changes, wrong):
+    changed = settings_of(**changes)
+    assert changed.contradictions(settings_of()) == wrong
+    for steps in (Steps(), Store(tmp_path)):
+        steps.agree(settings_of())
+        if wrong:
+            with pytest.raises(ValueError, match="settings must agree with those of") as error:
+                steps.agree(changed)
+            assert wrong[0] in str(error.value)
+        else:
+            steps.agree(changed)
+    if not wrong:
+        assert Store(tmp_path).settings.cells() == changed.joined(settings_of()).cells()
 
 
-# ---- plans
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ([1.0, 2.0, 0.1], [1.05, 2.0, 0.1], True),
+        ([1.0, 2.0, 0.1], [1.2, 2.0, 0.1], False),
+        ([1.0, 2.0, 0.1], [1.0, 0.1], False),
+        ([1.0, 2.0, 0.1], None, False),
+    ],
+)
+def test_logits_on_fixed_tokens_agree_within_their_tolerance(old, new, same):
+    found = settings_of(settings={"probe": new}).contradictions(
+        settings_of(settings={"probe": old})
+    )
+    assert bool(found) != same
 
 
-def test_plans_stand_in_the_order_in_which_they_were_last_asked_for(tmp_path):
-    first, second, third = plan_of(0.1, "a"), plan_of(0.1, "a", "b"), plan_of(0.1, "c")
-    for plan in (first, first, second, third, first, second, first, second, second):
-        Store(tmp_path).add_plan(plan, {"x": "y"})
-    plans = Store(tmp_path).plans()
-    assert ["".join(one.plan.methods) for one in plans] == ["a", "ab", "c", "a", "ab", "a", "ab"]
-    assert plans[0].environment == {"x": "y"}
+def test_settings_of_runs_that_start_at_once_are_joined(tmp_path):
+    threads = [
+        threading.Thread(target=Store(tmp_path).agree, args=[settings_of(i + 1, (f"m{i}",))])
+        for i in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = Store(tmp_path).settings
+    assert set(found.scopes["1 %"].methods) == {f"m{i}" for i in range(8)}
+    assert len(found.parts) == 8
 
 
-def test_plan_that_was_written_between_check_and_writing_is_seen(tmp_path, monkeypatch):
-    right, other = Store._write, Store(tmp_path)
-
-    def overtaken(self, *arguments, **options):
-        monkeypatch.setattr(Store, "_write", right)
-        other.add_plan(plan_of(0.2), {})
-        right(self, *arguments, **options)
-
-    monkeypatch.setattr(Store, "_write", overtaken)
-    with pytest.raises(ValueError, match=r"rate: 0.2 in the folder, 0.1 now"):
-        Store(tmp_path).add_plan(plan_of(0.1), {})
-    assert [one.plan.settings for one in Store(tmp_path).plans()] == [{"rate": 0.2}]
-
-
-@pytest.mark.parametrize("change", ["environment", "plan", "sha256"])
-def test_changed_plan_is_set_aside(tmp_path, change, caplog):
-    Store(tmp_path).add_plan(plan_of(0.1), {})
-    (path,) = (tmp_path / "plans").iterdir()
-    body = json.loads(path.read_text())
-    changes = {"environment": {"x": 1}, "plan": {**body["plan"], "settings": {}}, "sha256": "0"}
-    path.write_text(json.dumps({**body, change: changes[change]}))
-    assert Store(tmp_path).plans() == []
-    assert "plans/000001.json was set aside" in caplog.text
-    Store(tmp_path).add_plan(plan_of(0.1), {})
-    assert len(Store(tmp_path).plans()) == 1
-
-
-def test_names_that_are_no_file_names_are_kept(run_inj, inj, tmp_path):
-    name = "../\0\n\u2028\U0010ffff"
-    sequences = [replace(one, id=one.id + name) for one in inj.sequences[:2]]
-    assert not [outcome for outcome in run_inj(sequences=sequences) if outcome.reason]
-    assert run_inj(sequences=sequences) == []
-    found = InjResults.of(Store(tmp_path / "run")).frame["sequence_id"]
-    assert set(found) == {one.id for one in sequences}
-
-
-@pytest.mark.parametrize("content", [b"", b"[1]", b"{}", b"[" * 100_000, b"\xff", "folder", "pipe"])
-def test_damaged_marker_is_named_with_its_remedy(tmp_path, content):
-    Store(tmp_path)
-    if isinstance(content, str):
-        something_else(tmp_path / "tl-localize.json", content)
-    else:
-        (tmp_path / "tl-localize.json").write_bytes(content)
+@pytest.mark.parametrize("content", [b"", b"[1]", b"{}", b"[" * 100_000, b"\xff"])
+def test_damaged_settings_are_named(tmp_path, content):
+    Store(tmp_path).agree(settings_of())
+    (tmp_path / "settings.json").write_bytes(content)
     for read_only in (True, False):
-        with pytest.raises(ValueError, match=r"no whole tl-localize.json .* write"):
+        with pytest.raises(ValueError, match=r"in format \d+, got no whole settings.json in"):
             Store(tmp_path, read_only)
 
 
 def test_folder_of_another_format_is_refused(tmp_path):
     Store(tmp_path)
-    (tmp_path / "tl-localize.json").write_text('{"format": 1}')
-    with pytest.raises(ValueError, match=r"got format 1 in .*use the version"):
+    (tmp_path / "settings.json").write_text('{"format": 1}')
+    with pytest.raises(ValueError, match=r"got format 1 in .*Use the version that wrote it"):
         Store(tmp_path)
+
+
+def test_folder_with_other_files_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(ValueError, match="folder must be new, empty or a results folder"):
+        Store(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+# ---- read-only
+
+
+def test_read_only_folder_can_be_read_and_is_not_changed(inj, run, tmp_path, caplog):
+    run(inj, [Activations()])
+    spoil(files_of(tmp_path / "run", "inj")[0], "empty")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    store = Store(tmp_path / "run", read_only=True)
+    assert status(store).frame["missing"].sum() == 1
+    assert len(InjResults.of(store).missing) == 1
+    assert "is not read: it is not whole" in caplog.text
+    for methods in ([Activations()], [Activations(), Counted()]):  # the rows, the settings
+        with pytest.raises(ValueError, match="folder must be open for writing, got .* read-only"):
+            inj.run(methods, store, progress=False)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_read_only_store_rejects_a_folder_that_is_none(tmp_path):
+    with pytest.raises(ValueError, match="folder must hold the results of a run"):
+        Store(tmp_path / "nothing", read_only=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_that_are_no_file_names_are_kept(inj, run, tmp_path):
+    name = "../\0\n\u2028\U0010ffff"
+    sequences = [replace(one, id=one.id + name) for one in inj.sequences[:2]]
+    results = run(replace(inj, sequences=sequences), [Activations()])
+    assert set(results.frame["sequence_id"]) == {one.id for one in sequences}
+    assert not len(results.missing)

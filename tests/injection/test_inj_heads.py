@@ -89,7 +89,7 @@ def test_inj_of_heads_is_its_parts(gpt2_like, make_sequences, distractors, tmp_p
     )
     frame = benchmark.run([method], Store(tmp_path)).frame
     how |= {"seed": benchmark.seed, "learning_rate": 0.01}
-    sequences = benchmark.groups[0]
+    sequences = benchmark.groups()[0].sequences
     if distractors:
         injection = inject_together(gpt2_like, sequences, **how)
         truth = injection.injections[0].neurons

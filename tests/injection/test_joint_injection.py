@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from tl_localize import MemorizedSequence, accuracy, inject, memorization_loss
-from tl_localize.evals.shared import grouped
+from tl_localize.evals.shared import draw_groups
 from tl_localize.injection import Injection, JointInjection, draw_sets, inject_together
 from tl_localize.injection import training as joint_file
 from tl_localize.model.neurons import NeuronView
@@ -348,7 +348,8 @@ def test_a_beginning_of_text_token_is_no_first_token(gpt2_like):
         loss = float(memorization_loss(gpt2_like, [one]).detach())
         assert float(losses) == pytest.approx(loss, rel=1e-5)
     assert float(alone.losses[0]) == pytest.approx(float(joint.losses[0, 0]), rel=1e-5)
-    assert grouped(group, 2, seed=0) and not grouped([A, sentence(1, 2, 3)], 2, seed=0)
+    assert draw_groups(group, 2, seed=0)
+    assert not draw_groups([A, sentence(1, 2, 3)], 2, seed=0)
     with pytest.raises(ValueError, match="different tokens, got the first tokens \\[1, 1\\]"):
         inject_together(gpt2_like, [after_bos(A), after_bos(sentence(1, 2, 3))], **SETTINGS)
 

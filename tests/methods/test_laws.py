@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tl_localize import METHODS, MemorizedSequence, NotRecitedWarning, accuracy
 from tl_localize.files import identity_text
-from tl_localize.methods.random_baseline import mixed
 
 SHORT = {
     "hard_concrete": {"steps": 4, "learning_rate": 0.05, "sparsity_weight": 5.0},
@@ -344,9 +343,3 @@ def test_scores_say_from_which_layer_on_a_method_chose(neox_like, sequence, name
     assert not scores.top_k(0.2, per="model").mask[0].any()
     with pytest.raises(ValueError, match="first_layer must be 1"):
         scores.top_k(0.2, first_layer=0)
-
-
-def test_random_seed_of_some_tokens_does_not_depend_on_python():
-    """The numbers by which seeds were made since the first release."""
-    assert mixed(0, 1, 2) == 2187946392326065592
-    assert mixed(7, 50256, 11, 0) == 2860861315706497440

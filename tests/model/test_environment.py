@@ -1,18 +1,24 @@
-"""What a record says of its making, and the fingerprint of a model."""
+"""What a file says of its making, and what runs must agree on about a model."""
 
 import json
 
 import pytest
 import torch
 
-from tl_localize.model.environment import environment, fingerprint
+from tl_localize.model.environment import about_model, environment, fingerprint
 
 
-def test_environment_is_json_and_names_the_weights(gpt2_like):
-    record = json.loads(json.dumps(environment(gpt2_like)))
-    assert record["fingerprint"] == fingerprint(gpt2_like)
-    assert len(record["fingerprint"]) == 16
-    assert record["dtype"] == "float32"
+def test_environment_is_json_and_names_versions_and_threads(gpt2_like):
+    found = json.loads(json.dumps(environment(gpt2_like)))
+    assert (found["device"], found["threads"]) == ("cpu", torch.get_num_threads())
+    assert found["torch"] == torch.__version__
+
+
+def test_about_a_model_is_json_and_names_the_weights(gpt2_like):
+    found = json.loads(json.dumps(about_model(gpt2_like)))
+    assert found["fingerprint"] == fingerprint(gpt2_like)
+    assert len(found["fingerprint"]) == 16
+    assert (found["model"], found["dtype"]) == ("gpt2-like", "float32")
 
 
 def one_weight(model):

@@ -2,8 +2,6 @@
 the numbers stay right.
 """
 
-import threading
-
 import pytest
 import torch
 from architectures import KINDS, config_of, save, tiny_bridge
@@ -299,39 +297,6 @@ def test_model_on_two_devices_is_refused(bridge):
         ValueError, match=r"model must be on one device, got .* on cpu, meta\. Move it"
     ):
         NeuronView(bridge)
-
-
-# ---- passes that are not ours
-
-
-@pytest.mark.parametrize("either", ["gpt2_like", "bridge neox"], indirect=True)
-@pytest.mark.parametrize("name", ["zero_out", "attribution", "integrated_gradients", "slimming"])
-def test_model_called_by_another_thread_gives_right_numbers_on_both_sides(either, sequence, name):
-    method = METHODS[name](**({"steps": 3} if hasattr(METHODS[name], "steps") else {}))
-    wanted = method(either, sequence).values
-    with torch.no_grad():
-        logits = either(sequence.tokens[None])
-    wrong = []
-    ended = threading.Event()
-
-    def often():
-        while not ended.is_set():
-            try:
-                with torch.no_grad():
-                    found = either(sequence.tokens[None])
-                if not torch.allclose(found, logits, atol=1e-4):
-                    wrong.append("logits")
-            except BaseException as error:
-                wrong.append(error)
-
-    thread = threading.Thread(target=often)
-    thread.start()
-    for _ in range(3):
-        if not torch.allclose(method(either, sequence).values, wanted, atol=1e-5):
-            wrong.append("scores")
-    ended.set()
-    thread.join()
-    assert wrong == []
 
 
 @pytest.mark.parametrize("kind", KINDS)

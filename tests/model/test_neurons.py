@@ -200,8 +200,9 @@ def test_view_refuses_what_is_no_transformer_lens_model(unchecked, model):
 
 @pytest.mark.parametrize("shape", [(48,), (1, 47), (1, 1, 48)])
 def test_scaled_refuses_a_gate_of_another_shape(unchecked, gpt2_like, shape):
-    with pytest.raises(ValueError, match="gate must have shape"):
-        NeuronView(gpt2_like).scaled({1: torch.ones(shape)})
+    block = NeuronView(gpt2_like).scaled({1: torch.ones(shape)})
+    with pytest.raises(ValueError, match="gate must have shape"), block:
+        pass
 
 
 def test_every_process_initializes_vector_functions_before_it_computes(model_dir):

@@ -134,7 +134,9 @@ class Search(Benchmark[list[Filtered | None]]):
         return self.chunks
 
     def settings(self, methods: Methods) -> Settings:
-        about = {**about_model(self.model), **asdict(self.criteria), "stride": self.stride}
+        names = list(dict.fromkeys(chunk.data.name for chunk in self.chunks))
+        about: Json = {**about_model(self.model), "data": names, **asdict(self.criteria)}
+        about["stride"] = self.stride
         # without their content: text may be added at the end of the data
         parts = [[self._name(chunk), ""] for chunk in self.chunks]
         scope = Scope({}, {"collect": ({}, len(parts))})
@@ -146,18 +148,22 @@ class Search(Benchmark[list[Filtered | None]]):
 
     def rows(self, group: Chunk, methods: Methods, steps: Steps) -> Iterator[Row]:
         """What is left of a chunk: one row, with the counts and the recited sequences."""
-        inputs: Json = {"step": "collect", **steps.agreed, "chunk": group.inputs}
         cell = Cell("collect", self._name(group))
-        yield from steps.rows(cell, inputs, lambda: [self._filter(group)])
+        yield from steps.rows(cell, self._inputs(group, steps), lambda: [self._filter(group)])
+
+    def _inputs(self, chunk: Chunk, steps: Steps) -> Json:
+        return {"step": "collect", **steps.agreed, "chunk": chunk.inputs}
 
     def _filter(self, chunk: Chunk) -> Row:
         windows = chunk.windows(self.model, self.criteria.length, self.stride)
         return {**self.filter.filter(windows)}
 
     def results(self, steps: Steps) -> list[Filtered | None]:
-        done = steps.done()
-        found = [done.get(Cell("collect", self._name(chunk))) for chunk in self.chunks]
-        return [rows[0] if rows else None for rows in found]  # pyright: ignore[reportReturnType]
+        found: list[Filtered | None] = []
+        for chunk in self.chunks:  # by inputs: a cell may have rows of data that have changed
+            rows = steps.find(self._inputs(chunk, steps))
+            found.append(rows[0] if rows else None)
+        return found
 
     def collection(
         self,

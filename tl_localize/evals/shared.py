@@ -3,17 +3,17 @@ that are shown and saved.
 """
 
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from tl_localize.execution.store import Json, Row, Steps, described
+from tl_localize.execution.store import Json, Row, Steps, described, ends_the_run
 from tl_localize.files import Saved, prepare_folder, write_json, write_text
 from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.methods.base import Localizer, Method, check_scores, label_methods
@@ -155,32 +155,44 @@ def score_now(
     """``score`` without a look at what is remembered. Where sequences can't be scored together,
     each is scored alone.
     """
-    neurons, started = NeuronView(model, units), time.perf_counter()
+    neurons = NeuronView(model, units)
+    started = time.perf_counter()
     name = getattr(method, "name", type(method).__name__)
-    what = f"{name} on {sequences[0].id}"
-    if len(sequences) > 1:
-        what += f" and {len(sequences) - 1} others"
     found: list[NeuronScores | Exception] = []
-    try:
-        found += _scores_of_method(method, neurons, sequences, telling(steps, what))
-    except ValueError as error:
-        if len(sequences) == 1:
-            return [error]
-        found = []
+    if len(sequences) > 1:
+        what = f"{name} on {sequences[0].id} and {len(sequences) - 1} others"
+        try:
+            found += scores_by(method, neurons, sequences, telling(steps, what))
+        except Exception as error:
+            if ends_the_run(error):
+                raise
+            found.clear()
+    if not found:
         for sequence in sequences:
-            try:
-                found += _scores_of_method(method, neurons, [sequence], None)
-            except ValueError as reason:
-                found.append(reason)
+            report = telling(steps, f"{name} on {sequence.id}")
+            found.append(score_alone(method, neurons, sequence, report))
     seconds = (time.perf_counter() - started) / len(sequences)
     return [Scored(one, seconds) if isinstance(one, NeuronScores) else one for one in found]
 
 
-def _scores_of_method(
+def score_alone(
+    method: Method, neurons: NeuronView, sequence: MemorizedSequence, report: Callable[..., None]
+) -> NeuronScores | Exception:
+    """The scores of one sequence, or the reason why it has none."""
+    try:
+        return scores_by(method, neurons, [sequence], report)[0]
+    except Exception as error:
+        if ends_the_run(error):
+            raise
+        traceback.clear_frames(error.__traceback__)  # they may hold what filled the memory
+        return error
+
+
+def scores_by(
     method: Method,
     neurons: NeuronView,
     sequences: Sequence[MemorizedSequence],
-    progress: Callable[..., None] | None,
+    progress: Callable[..., None],
 ) -> list[NeuronScores]:
     """What a method gives, in batches where it can."""
     model = neurons.model

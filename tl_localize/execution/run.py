@@ -10,9 +10,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from tqdm import auto, tqdm
 
+from tl_localize.checks import check_count
 from tl_localize.execution.store import Progress, Row, Settings, Steps
 from tl_localize.model.environment import environment
-from tl_localize.model.neurons import LanguageModel
+from tl_localize.model.neurons import LanguageModel, NeuronView
 
 LOG = logging.getLogger(__name__)
 
@@ -98,6 +99,8 @@ class Benchmark(ABC, Generic[Results]):
             ValueError: the settings contradict those of the folder, or the model computes something
                 else than when the folder was made.
         """
+        check_shard(shard)
+        NeuronView(self.model)  # raises where dropout is active, before anything is kept
         labelled = self.label(methods)
         steps = Steps() if store is None else store
         steps.environment = environment(self.model)
@@ -115,6 +118,17 @@ class Benchmark(ABC, Generic[Results]):
                     for _ in self.rows(group, labelled, steps):
                         pass
         return self.results(steps)
+
+
+def check_shard(shard: Shard) -> None:
+    """ValueError unless the i-th of n parts is there."""
+    index, count = shard
+    check_count(shard=index)
+    check_count(shard=count)
+    if index > count:
+        raise ValueError(
+            f"shard must be one of its parts, got {shard}. Write (1, 3) for the first of three."
+        )
 
 
 def counting(steps: Steps, n_cells: int, progress: Progress | bool) -> AbstractContextManager[None]:
@@ -143,20 +157,35 @@ def _counting_on_a_bar(steps: Steps, n_cells: int) -> Iterator[None]:
 
 @contextmanager
 def _counting_for(steps: Steps, n_cells: int, progress: Progress) -> Iterator[None]:
-    done, doing = 0, ""
-
-    def report(fraction: float, what: str) -> None:
-        nonlocal doing
-        doing = what
-        progress(min(1.0, (done + min(fraction, 0.99)) / max(1, n_cells)), what)
-
-    def finish_cell(was_there: bool) -> None:
-        nonlocal done
-        done += 1
-        progress(min(1.0, done / max(1, n_cells)), doing)
-
-    with _told(steps, report, finish_cell):
+    counter = Counter(n_cells, progress)
+    with _told(steps, counter.report, counter.finish_cell):
         yield
+    counter.tell(1.0, "done")
+
+
+class Counter:
+    """Tells how much of a run is done. A cell may do several things one after the other, each of
+    which starts at zero; what is told never falls.
+    """
+
+    def __init__(self, n_cells: int, progress: Progress) -> None:
+        self.n_cells = max(1, n_cells)
+        self.progress = progress
+        self.n_done = 0
+        self.told = 0.0
+        self.doing = ""
+
+    def report(self, fraction: float, what: str) -> None:
+        self.doing = what
+        self.tell((self.n_done + min(fraction, 0.99)) / self.n_cells, what)
+
+    def finish_cell(self, was_there: bool) -> None:
+        self.n_done += 1
+        self.tell(self.n_done / self.n_cells, self.doing)
+
+    def tell(self, fraction: float, what: str) -> None:
+        self.told = max(self.told, min(1.0, fraction))
+        self.progress(self.told, what)
 
 
 @contextmanager

@@ -262,6 +262,10 @@ class Steps:
             self._write(key, inputs, found)
         return found
 
+    def find(self, inputs: Json) -> Any:
+        """What a step gave; None where it is not computed yet."""
+        return self._read(digest(inputs), inputs)
+
     def get_many(
         self,
         inputs: Sequence[Json],
@@ -295,7 +299,7 @@ class Steps:
                 self.report(0.0, f"{cell.method} on {cell.part}")
                 rows = compute()
             except Exception as error:
-                if isinstance(error, OSError) or accelerator_is_lost(error):
+                if ends_the_run(error):
                     raise
                 self.fail(key, cell, error)
                 self.finish_cell(False)
@@ -416,6 +420,7 @@ class Store(Steps):
                 refuse(settings.contradictions(self.settings), str(self.folder))
                 settings = settings.joined(self.settings)
             if self.settings is None or digest(asdict(settings)) != digest(asdict(self.settings)):
+                self._check_writable()
                 write_json(self.folder / SETTINGS, {"format": FORMAT, **asdict(settings)})
         self.settings = settings
 
@@ -494,11 +499,14 @@ class Store(Steps):
         LOG.error("%s %s: %s.", path.relative_to(self.folder), where, why)
         return None
 
-    def _save(self, path: Path, data: bytes) -> None:
+    def _check_writable(self) -> None:
         if self.read_only:
             raise ValueError(
                 f"folder must be open for writing, got {str(self.folder)!r} as read-only."
             )
+
+    def _save(self, path: Path, data: bytes) -> None:
+        self._check_writable()
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, data, self.folder / "tmp")
 
@@ -550,10 +558,12 @@ class Lazy(Generic[Value]):
         return self.found[0]
 
 
-def accelerator_is_lost(error: Exception) -> bool:
-    """Whether an error leaves the device in a state in which this process can compute nothing."""
-    lost = isinstance(error, getattr(torch, "AcceleratorError", ()))
-    return lost and not out_of_memory(error)
+def ends_the_run(error: Exception) -> bool:
+    """Whether nothing else can be computed or kept after an error: a disk that is full, a device
+    that is lost.
+    """
+    lost = isinstance(error, getattr(torch, "AcceleratorError", ())) and not out_of_memory(error)
+    return lost or isinstance(error, OSError)
 
 
 # Files of steps

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from tl_localize.checks import check_count
+from tl_localize.checks import Real, check_count
 from tl_localize.model.neurons import NeuronView
 
 Item = TypeVar("Item")
@@ -45,7 +45,7 @@ class Shape:
         layer = 4 * self.d_model**2 + 2 * self.d_model * self.d_mlp
         return self.itemsize * (self.n_layers * layer + 2 * self.d_model * self.d_vocab)
 
-    def token_bytes(self, length: int, gradient: bool) -> float:
+    def token_bytes(self, length: int, gradient: bool) -> Real:
         """What a token of a text takes in a pass, fitted to the peaks of three shapes on the
         pretended device: with gradient what autograd keeps of all layers, else what is there at a
         time. Norms, softmax and losses are in float32.

@@ -1,14 +1,12 @@
 """DEL: the numbers of ablating one set of neurons after the other, and of the authors' code."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from folders import study_of
 from noise import Noise, letters
-from tl_localize.execution.tasks import closure
 
 from tl_localize import (
     METHODS,
@@ -24,7 +22,7 @@ from tl_localize import (
     perplexity,
     perplexity_base2,
 )
-from tl_localize.evals import DelBenchmark, SingleLayerStudy
+from tl_localize.evals import DelBenchmark
 from tl_localize.evals.deletion.results import METRICS
 from tl_localize.execution import Store
 
@@ -90,7 +88,8 @@ def test_del_uses_map_where_there_is_one(gpt2_like, benchmark_of):
 
     by_map, by_call = (benchmark.run([one]).frame for one in (method, activations))
     assert by_map["sequence_id"].nunique() == 3
-    pd.testing.assert_frame_equal(by_map, by_call)
+    timeless = [frame.drop(columns="seconds") for frame in (by_map, by_call)]
+    pd.testing.assert_frame_equal(*timeless)
 
 
 def test_del_never_measures_a_dev_sequence(gpt2_like, benchmark_of):
@@ -98,29 +97,9 @@ def test_del_never_measures_a_dev_sequence(gpt2_like, benchmark_of):
     frame = benchmark.run([Noise()]).frame
     without = replace(benchmark, sequences=benchmark.sequences[2:], n_dev=0).run([Noise()])
     assert set(frame["sequence_id"]) == {"s2", "s3", "s4", "s5", "s6"}
-    pd.testing.assert_frame_equal(frame, without.frame)
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("few", "many"), [(3, 4), (8, 25), (20, 24)])
-def test_del_that_grows_keeps_all_that_it_has(gpt2_like, make_sequences, general, few, many):
-    """In chunks of 16: a folder that has some targets is asked for more, and for fewer again."""
-    methods, sequences = [Slimming(first_layer=1)], make_sequences(*[(8, 3)] * 27)
-    benchmark = DelBenchmark(gpt2_like, sequences, general, ratios=(0.2,), n_dev=2, decode=letters)
-
-    def tasks(n, before=()):
-        plan = replace(benchmark, n_targets=n).plan(methods, before)
-        return plan, {task.key: task for task in closure(plan.tasks)}
-
-    first, old = tasks(few)
-    grown, new = tasks(many, [first])
-    assert old.keys() <= new.keys()
-    for key in new.keys() - old.keys():
-        assert few <= new[key].index < many
-    scored = [task for task in new.values() if task.kind == "scores" and task.label == "slimming"]
-    assert sum(len(task.inputs["sequences"]) for task in scored) == many
-    assert tasks(many, [first, grown])[1].keys() == new.keys()
-    assert tasks(few, [first, grown])[1].keys() == old.keys()
+    pd.testing.assert_frame_equal(
+        frame.drop(columns="seconds"), without.frame.drop(columns="seconds")
+    )
 
 
 def test_del_adds_random_once(gpt2_like, benchmark_of):
@@ -169,7 +148,7 @@ def test_del_loses_only_the_target_whose_scores_are_not_finite(gpt2_like, benchm
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Slimming, "attribute_batch", with_one_lost)
         results = benchmark.run([method], Store(tmp_path / "run"))
-    lost = results.missing[["sequence_id", "method", "reason"]].to_numpy().tolist()
+    lost = results.missing[["part", "method", "reason"]].to_numpy().tolist()
     assert lost == [[bad.id, "slimming", "ValueError: loss must be finite, got nan"]]
     found = results.frame.set_index(["method", "sequence_id"])["delta_self_accuracy"]
     pd.testing.assert_series_equal(
@@ -189,12 +168,13 @@ def test_del_measures_the_model_with_the_hooks_it_has(gpt2_like, benchmark_of):
 
 def test_single_layers_get_the_budget_of_all_layers(neox_like, benchmark_of):
     benchmark = replace(benchmark_of(neox_like), ratios=(RATIO,))
-    own = {field.name: getattr(benchmark, field.name) for field in fields(benchmark)}
     with pytest.raises(ValueError, match=r"count must select 1 to 56 neurons, got 110"):
-        SingleLayerStudy(**own)
-    frame = SingleLayerStudy(**own, multiples=(1, 2)).run([Noise()])
-    everywhere = frame[frame["layer"].isna()].drop(columns=["layer", "multiple"])
-    expected = benchmark.run([Noise()]).frame.query("method == 'noise'")
+        replace(benchmark, layers="each")
+    study = replace(benchmark, layers="each", multiples=(1, 2)).run([Noise()])
+    assert not len(study.frame)
+    frame = study.single_layers.query("method == 'noise'")
+    everywhere = frame[frame["layer"].isna()].drop(columns=["layer", "multiple", "seconds"])
+    expected = benchmark.run([Noise()]).frame.query("method == 'noise'").drop(columns="seconds")
     pd.testing.assert_frame_equal(
         everywhere.reset_index(drop=True), expected.reset_index(drop=True), rtol=1e-4
     )
@@ -211,14 +191,15 @@ def test_single_layers_get_the_budget_of_all_layers(neox_like, benchmark_of):
 @pytest.mark.parametrize("name", ["hard_concrete", "slimming"])
 def test_single_layers_refuse_masks_of_all_layers(gpt2_like, benchmark_of, name):
     with pytest.raises(ValueError, match=r"method must score each layer by itself"):
-        study_of(benchmark_of(gpt2_like), 0.1).run([METHODS[name]()])
+        each = benchmark_of(gpt2_like, ratios=(0.1,), layers="each")
+        each.run([METHODS[name](first_layer=1)])
 
 
 def test_single_layers_at_two_ratios_share_a_folder(gpt2_like, benchmark_of, tmp_path):
     for ratio in (0.1, 0.2):
-        study = study_of(benchmark_of(gpt2_like), ratio)
-        frame = study.run([Activations()], Store(tmp_path))
-    assert set(frame["ratio"]) == {0.1, 0.2}
+        study = benchmark_of(gpt2_like, ratios=(ratio,), layers="each", multiples=(1, 2))
+        results = study.run([Activations()], Store(tmp_path))
+    assert set(results.single_layers["ratio"]) == {0.1, 0.2}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from noise import Noise, letters
 from scipy.stats import ttest_rel
 
 from tl_localize import accuracy, levenshtein, perplexity
-from tl_localize.execution.store import Cache
+from tl_localize.execution import Steps
 
 
 def test_before_says_how_well_the_model_memorizes(measured):
@@ -77,7 +77,7 @@ def test_save_writes_every_number(gpt2_like, benchmark_of, tmp_path):
     results = benchmark.run([Noise()])
     assert results.frame["delta_neg_accuracy"].isna().all()
     lacking = pd.DataFrame(
-        [{"ratio": 0.5, "sequence_id": "7", "method": "noise", "reason": "out of memory"}]
+        [{"method": "noise", "part": "7", "scope": "0.5", "reason": "out of memory"}]
     )
     replace(results, missing=lacking).save(tmp_path)
     assert pd.read_csv(tmp_path / "missing.csv")["reason"].tolist() == ["out of memory"]
@@ -89,10 +89,10 @@ def test_save_writes_every_number(gpt2_like, benchmark_of, tmp_path):
     )
 
 
-def test_runs_into_one_cache_with_different_targets_say_how_many(gpt2_like, benchmark_of):
-    cache = Cache()
-    benchmark_of(gpt2_like, n_targets=4).run([Noise()], cache)
-    both = benchmark_of(gpt2_like, n_targets=2).run([Noise("other", 9)], cache)
+def test_runs_with_different_targets_say_how_many(gpt2_like, benchmark_of):
+    steps = Steps()
+    benchmark_of(gpt2_like, n_targets=4).run([Noise()], steps)
+    both = benchmark_of(gpt2_like, n_targets=2).run([Noise("other", 9)], steps)
     assert both.table()["targets"].tolist() == ["4", "4", "2"] * 2
     assert {key[0]: len(matrix) for key, matrix in both.confusion.items()} == {
         "noise": 4,

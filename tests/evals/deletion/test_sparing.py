@@ -10,7 +10,7 @@ import torch
 from tl_localize import NeuronScores, perplexity
 from tl_localize.evals.deletion.results import DelResults
 from tl_localize.evals.deletion.sparing import counts, general_text, largest_set, sparing_runs
-from tl_localize.execution.store import Cache
+from tl_localize.execution import Steps
 from tl_localize.methods import Activations, Attribution, RandomBaseline
 
 
@@ -39,21 +39,22 @@ def test_a_method_goes_on_while_the_others_lose_little(
     gpt2_like: Any, benchmark_of: Any, monkeypatch: Any
 ) -> None:
     """Activations loses 3 points at two units, Attribution nothing."""
-    cache, ratios = Cache(), []
+    steps = Steps()
+    ratios = []
     benchmark = benchmark_of(gpt2_like, n_targets=1)
     methods = [Activations(), Attribution(), RandomBaseline()]
     right = DelResults.of
 
-    def made_up(cache: Cache) -> Any:
-        results = right(cache)
+    def made_up(steps: Steps) -> Any:
+        results = right(steps)
         two = results.frame["ratio"] == 2 / gpt2_like.cfg.d_mlp
         costs = two & (results.frame["method"] == "activations")
         results.frame["delta_neg_accuracy"] = costs * -0.03
         return results
 
     monkeypatch.setattr(DelResults, "of", made_up)
-    for one, left in sparing_runs(benchmark, methods, cache, 1):
-        one.run(left, cache)
+    for one, left in sparing_runs(benchmark, methods, steps, 1):
+        one.run(left, steps)
         ratios.append((one.ratios[0] * gpt2_like.cfg.d_mlp, [method.name for method in left]))
     both = ["activations", "attribution"]
     assert ratios[:3] == [(1, both), (2, both), (4, ["attribution"])]

@@ -47,5 +47,5 @@ def test_save_writes_what_is_there(inj_results, tmp_path):
     inj_results.save(tmp_path)
     assert not (tmp_path / "missing.csv").exists()
     assert len(pd.read_csv(tmp_path / "frame.csv")) == len(inj_results.frame)
-    settings = json.loads((tmp_path / "settings.json").read_text())
-    assert settings["runs"][0]["methods"]["activations"]["absolute"] == "token"
+    settings = json.loads((tmp_path / "measured_with.json").read_text())
+    assert settings["scopes"]["0.2"]["methods"]["activations"]["absolute"] == "token"

@@ -21,7 +21,7 @@ def test_put_back_and_graft_agree_with_copied_rows(rev):
     frame = replace(rev, n_groups=1, ratios=(0.5,)).run([Activations()]).frame
     assert all(map(torch.equal, before, bits(rev.model)))
     assert frame["converged"].all()
-    group = rev.groups[0]
+    group = rev.groups()[0].sequences
     learned = learn(rev.model, group, rev.recipe)
     model = copy.deepcopy(rev.model)
     names = list(learned.weights)
@@ -74,8 +74,9 @@ def test_all_units_put_back_give_the_model_before(rev):
     from tl_localize import accuracy
 
     frame = replace(rev, n_groups=1, ratios=(1.0,)).run().frame
-    known = accuracy(rev.model, rev.groups[0]).tolist()
-    for one, was in zip(rev.groups[0], known, strict=True):
+    sequences = rev.groups()[0].sequences
+    known = accuracy(rev.model, sequences).tolist()
+    for one, was in zip(sequences, known, strict=True):
         rows = frame[frame["sequence_id"] == one.id]
         back = rows[rows["direction"] == "put_back"]["delta_own_accuracy"]
         given = rows[rows["direction"] == "graft"]["delta_own_accuracy"]
@@ -90,7 +91,7 @@ def test_first_order_oracle_is_the_derivative_of_moving_a_unit_back(rev):
     from tl_localize.model.neurons import NeuronView
     from tl_localize.sequences import SequenceBatch
 
-    group = rev.groups[0]
+    group = rev.groups()[0].sequences
     learned = learn(rev.model, group, replace(rev.recipe, weights="all"))
     view = NeuronView(rev.model)
     base = {name: p.detach().clone() for name, p in rev.model.named_parameters()}
@@ -126,10 +127,10 @@ def test_every_method_is_compared_with_the_reference(rev):
 @pytest.mark.parametrize(
     "inside",
     [
-        "injection.learned.batch_loss",
+        "injection.recipes.batch_loss",
         "methods.activations.activations",
-        "evals.rev_benchmark.mean_log_odds",
-        "evals.rev_benchmark.accuracy",
+        "evals.rev.benchmark.mean_log_odds",
+        "evals.rev.benchmark.accuracy",
     ],
 )
 def test_weights_are_back_after_an_error(rev, unchanged, monkeypatch, inside, error):
@@ -154,35 +155,35 @@ def test_weights_are_back_after_an_error(rev, unchanged, monkeypatch, inside, er
 
 
 def test_texts_of_the_same_kind_are_of_sentences_that_no_model_learns(rev):
-    trained = replace(rev, n_groups=None).groups
-    labelled = rev.labelled([])
+    trained = replace(rev, n_groups=None).groups()
+    labelled = rev.label([])
     texts = labelled["activation_contrast_same_kind"].texts
     every = [tuple(one.tokens.tolist()) for one in rev.sequences]
-    learned = [tuple(one.tokens.tolist()) for group in trained for one in group]
+    learned = [tuple(one.tokens.tolist()) for group in trained for one in group.sequences]
     assert len(texts) == 3 and len(learned) == 6
     assert set(texts) <= set(every) and not set(texts) & set(learned)
     # more models leave the method as it is
-    assert replace(rev, n_groups=1).labelled([]) == labelled
+    assert replace(rev, n_groups=1).label([]) == labelled
 
 
 def test_there_is_no_list_without_sentences_that_are_left(rev):
-    assert set(replace(rev, sequences=rev.sequences[:4], n_groups=1).labelled([])) == {
-        "random",
-        "row_norm",
-    }
+    few = replace(rev, sequences=rev.sequences[:4], n_groups=1)
+    assert "activation_contrast_same_kind" not in few.label([])
+    assert {"random", "row_norm"} < few.label([]).keys()
 
 
 def test_an_earlier_checkpoint_takes_the_place_of_training(rev):
     from tl_localize import RevBenchmark
     from tl_localize.injection.recipes import learn
 
-    group, before = rev.groups[0], copy.deepcopy(rev.model)
+    group = rev.groups()[0].sequences
+    before = copy.deepcopy(rev.model)
     later = copy.deepcopy(rev.model)
     for name, weight in learn(later, group, rev.recipe).weights.items():
         later.get_parameter(name).data.copy_(weight)
     own = bits(later)
     benchmark = RevBenchmark(later, group, rev.general_tokens, before=before, ratios=(0.5, 1.0))
-    assert benchmark.groups[0]
+    assert benchmark.groups()[0].sequences
     frame = benchmark.run().frame
     assert all(map(torch.equal, own, bits(later)))
     back = frame[(frame["direction"] == "put_back") & (frame["ratio"] == 1.0)]

@@ -234,10 +234,8 @@ class DelBenchmark(Benchmark[DelResults]):
         """What measures the effect of an ablation, with the model as it is."""
         clamp = partial(ABLATIONS[self.ablation], self.general_tokens, self.seed)
         data = (self.model, self.test_sequences, self.general_tokens, clamp, self._decode)
-        agreed = {name: steps.agreed[name] for name in BEFORE}
-        before = steps.get(
-            {"step": "before", **agreed}, lambda: AblationMeter(*data, units=self.units).before
-        )
+        inputs: Json = {"step": "before"} | {name: steps.agreed[name] for name in BEFORE}
+        before = steps.get(inputs, lambda: AblationMeter(*data, units=self.units).before)
         return AblationMeter(*data, before, self.units)
 
     def _measure(
@@ -291,6 +289,8 @@ class DelBenchmark(Benchmark[DelResults]):
         return self.decode or decoder(self.model)
 
     def results(self, steps: Steps) -> DelResults:
+        if steps.done():
+            self._meter(steps)  # measures the model as it is again where that file was damaged
         return DelResults.of(steps)
 
 

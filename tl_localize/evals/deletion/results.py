@@ -90,7 +90,7 @@ class DelResults(Measured):
         if len(single):
             single = single.drop(columns=CHANGES).astype({"layer": "Int64"})
         changes: dict[tuple[str, float], dict[str, list[float]]] = {}
-        for row in plain:
+        for row in plain if len(before) else []:
             of_set = changes.setdefault((row["method"], row["ratio"]), {})
             of_set[row["sequence_id"]] = row[CHANGES]
         confusion: Matrices = {}

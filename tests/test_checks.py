@@ -19,7 +19,6 @@ from tl_localize import (
     NeuronScores,
     Recipe,
     RevBenchmark,
-    SingleLayerStudy,
     check_recited,
     explore,
     inject,
@@ -52,8 +51,9 @@ def inj(model, given):
     return InjBenchmark(**({"model": model, "sequences": GOOD, "ratio": 0.1} | given))
 
 
-def del_of(model, given, kind=DelBenchmark):
-    return kind(model, GOOD, TEXT, **({"ratios": (0.1,), "n_dev": 0, "decode": str} | given))
+def del_of(model, given):
+    how = {"ratios": (0.1,), "n_dev": 0, "decode": str}
+    return DelBenchmark(model, GOOD, TEXT, **(how | given))
 
 
 def without_none(values):
@@ -66,6 +66,7 @@ DELETION = {
     "n_targets": COUNT,
     "first_layer": LAYER,
     "seed": SEED,
+    "multiples": one_of(COUNT),
 }
 MASK = {
     "learning_rate": POSITIVE,
@@ -159,9 +160,9 @@ CALLS = {
         },
     ),
     "DelBenchmark": (del_of, DELETION),
-    "SingleLayerStudy": (
-        lambda m, given: del_of(m, given, SingleLayerStudy),
-        DELETION | {"multiples": one_of(COUNT)},
+    "Benchmark.run": (
+        lambda m, given: inj(m, {}).run(progress=False, **given),
+        {"shard": ((0, 1), (2, 1), (1, 0), (-1, 2), (1, 1.5), (True, 2), ("1", 2))},
     ),
     "MemorizedSequence": (
         lambda m, given: MemorizedSequence(torch.arange(5), **given),
@@ -191,6 +192,8 @@ CALLS = {
 LOOKED_UP = {
     "DelResults.confusion",
 }
+# of how many parts a run needs groups; it has checked that
+LOOKED_UP |= {f"{kind}Benchmark.groups.parts" for kind in ("Inj", "Del", "Rev")}
 LOOKED_UP |= {"Explorer.chosen.pair", "Explorer.chosen.ratio"}
 LOOKED_UP |= {
     f"{units}.{what}.layer"

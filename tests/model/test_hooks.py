@@ -1,0 +1,215 @@
+"""Whatever is raised while a model is changed, it is given back: no hook, no attribute and no weight
+of the change is left. Blocks may end in any order, and hooks of the user stay.
+"""
+
+import os
+import signal
+from contextlib import ExitStack
+from itertools import permutations
+
+import pytest
+import torch
+
+from tl_localize import METHODS, Injection, MemorizedSequence, NeuronSet, Recipe, inject, learn
+from tl_localize.model.neurons import NeuronView
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+SHORT = {
+    "hard_concrete": {"steps": 3},
+    "slimming": {"steps": 3},
+    "integrated_gradients": {"steps": 2},
+}
+GENERAL = torch.arange(20).reshape(2, 10)
+
+
+def work_of(name):
+    """Something that changes a model while it runs."""
+    training = {"learning_rate": 0.05, "max_steps": 3}
+    if name == "inject":
+        return lambda model, sequence: inject(model, sequence, ratio=0.2, seed=0, **training)
+    if name == "learn":
+        recipe = Recipe(**training)
+        return lambda model, sequence: learn(
+            model, [sequence], recipe, general_tokens=GENERAL, seed=0
+        )
+    return METHODS[name](**SHORT.get(name, {}))
+
+
+def attributes_of(model):
+    """The attributes of each module by itself. The list of hooks of a point is made anew; so are
+    some of a bridge itself, of which the names count.
+    """
+    found = {}
+    for name, module in model.named_modules():
+        own = {key: id(value) for key, value in vars(module).items() if key != "fwd_hooks"}
+        found[name] = own if name else sorted(own)
+    return found
+
+
+def press_ctrl_c(*_, **__):
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def lose_device(*_, **__):
+    raise RuntimeError("the device is gone")
+
+
+def at_call(number, function):
+    """What calls a function the n-th time that it is called itself; and how often it was."""
+    calls = []
+
+    def hook(*given, **named):
+        calls.append(None)
+        if len(calls) == number:
+            function()
+
+    return hook, calls
+
+
+WITHOUT_PASSES = {"random", "row_norm"}
+HAPPENINGS = [(press_ctrl_c, KeyboardInterrupt), (lose_device, RuntimeError)]
+
+
+@pytest.mark.parametrize("where", ["hook", "forward"])
+@pytest.mark.parametrize(("happens", "raised"), HAPPENINGS)
+@pytest.mark.parametrize("name", [*(METHODS.keys() - WITHOUT_PASSES), "inject", "learn"])
+def test_what_is_raised_during_work_leaves_nothing(
+    gpt2_like, sequence, unchanged, name, happens, raised, where
+):
+    work = work_of(name)
+    point = gpt2_like.hook_dict["blocks.1.mlp.hook_post"]
+
+    def call_with(hook):
+        """The hook runs in the middle of a forward pass, or before the MLP's own."""
+        if where == "hook":
+            point.add_hook(hook)
+            return lambda: work(gpt2_like, sequence)
+        handle = gpt2_like.blocks[1].mlp.register_forward_pre_hook(lambda *_: hook())
+        handles.append(handle)
+        return lambda: work(gpt2_like, sequence)
+
+    handles = []
+    wanted = scores_in(work(gpt2_like, sequence))  # scores of general text are kept from now on
+    count, calls = at_call(0, lambda: None)
+    call_with(count)()
+    clear(point, handles)
+    check = unchanged(gpt2_like)
+    attributes = attributes_of(gpt2_like)
+    for number in sorted({1, (len(calls) + 1) // 2, len(calls)}):
+        hook, _ = at_call(number, happens)
+        call = call_with(hook)
+        with pytest.raises(raised):
+            call()
+        clear(point, handles)
+        check()
+        assert attributes_of(gpt2_like) == attributes
+        assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    again = scores_in(work(gpt2_like, sequence))
+    assert all(map(torch.equal, again, wanted))
+    check()
+
+
+def scores_in(result):
+    """The numbers of whatever some work gave."""
+    if hasattr(result, "weights"):
+        return list(result.weights.values())
+    return [result.values if hasattr(result, "values") else result.rows]
+
+
+def clear(point, handles):
+    """Take the hook of this test away, and nothing else."""
+    for handle in handles:
+        handle.remove()
+    handles.clear()
+    if point.fwd_hooks:
+        point.fwd_hooks.pop().hook.remove()
+
+
+# ---- blocks
+
+
+def injection_of(model, seed):
+    generator = torch.Generator().manual_seed(seed)
+    neurons = NeuronSet(torch.rand(NeuronView(model).size, generator=generator) < 0.3)
+    rows = torch.randn(len(neurons), model.cfg.d_model, generator=generator)
+    return Injection(neurons, rows, torch.ones(1), True)
+
+
+BLOCKS = {
+    "applied": lambda model: injection_of(model, 0).applied(model),
+    "dropped_out": lambda model: injection_of(model, 0).neurons.dropped_out(model),
+    "scaled": lambda model: NeuronView(model).scaled({0: torch.zeros(1, model.cfg.d_mlp)}),
+    "lean": lambda model: NeuronView(model).lean(),
+}
+
+
+@pytest.mark.parametrize("raised", [RuntimeError, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_block_ends_whatever_is_raised_in_it(either, unchanged, name, raised):
+    check = unchanged(either)
+    attributes = attributes_of(either)
+    with pytest.raises(raised), BLOCKS[name](either):
+        if name != "lean":
+            with pytest.raises(AssertionError):
+                check()
+        raise raised
+    check()
+    assert attributes_of(either) == attributes
+
+
+def test_nested_blocks_give_back_what_they_found(gpt2_like, sequence, unchanged):
+    """Also injections into the same rows, of which the inner one counts."""
+    check = unchanged(gpt2_like)
+
+    @torch.no_grad()
+    def logits():
+        return gpt2_like(sequence.tokens[None])
+
+    first, second, third = (injection_of(gpt2_like, seed) for seed in range(3))
+    blocks = [first.applied, second.applied, third.neurons.dropped_out]
+    for order in permutations(blocks):
+        seen = [logits()]
+        with ExitStack() as outer, ExitStack() as middle, ExitStack() as inner:
+            for stack, block in zip((outer, middle, inner), order, strict=True):
+                stack.enter_context(block(gpt2_like))
+                seen.append(logits())
+            for stack, wanted in zip((inner, middle, outer), seen[2::-1], strict=True):
+                stack.close()
+                assert torch.equal(logits(), wanted)
+        check()
+
+
+def test_hook_blocks_end_in_any_order(gpt2_like, sequence, unchanged):
+    """They share nothing but the list of hooks of a point."""
+    check = unchanged(gpt2_like)
+    for order in permutations(range(3)):
+        stacks = [ExitStack() for _ in range(3)]
+        for i, stack in enumerate(stacks):
+            stack.enter_context(injection_of(gpt2_like, i).neurons.dropped_out(gpt2_like))
+        for i in order:
+            stacks[i].close()
+        check()
+
+
+def test_hooks_of_the_user_stay(gpt2_like, sequence):
+    def own(act, hook):
+        return act * 0.5
+
+    point = gpt2_like.hook_dict["blocks.0.mlp.hook_post"]
+    with BLOCKS["dropped_out"](gpt2_like):
+        point.add_hook(own)
+    METHODS["attribution"]()(gpt2_like, sequence)
+    assert [handle.user_hook for handle in point.fwd_hooks] == [own]
+    assert list(point._forward_hooks) == [point.fwd_hooks[0].hook.id]
+
+
+def test_block_of_the_user_is_there_while_a_method_runs(gpt2_like):
+    sequence = MemorizedSequence(torch.arange(9), 3, "own")
+    method = METHODS["attribution"]()
+    clean = method(gpt2_like, sequence).values
+    with BLOCKS["dropped_out"](gpt2_like):
+        ablated = method(gpt2_like, sequence).values
+        assert torch.equal(method(gpt2_like, sequence).values, ablated)
+    assert not torch.equal(ablated, clean)
+    assert torch.equal(method(gpt2_like, sequence).values, clean)
