@@ -3,6 +3,7 @@ run, bit for bit.
 """
 
 import os
+import re
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -18,11 +19,11 @@ from tl_localize import Activations, HardConcrete, IntegratedGradients, NeuronSc
 from tl_localize.evals import DelResults, InjBenchmark, InjResults
 from tl_localize.evals.ablation import AblationMeter
 from tl_localize.evals.del_benchmark import single_layers
-from tl_localize.execution import InProcess, Store, status
-from tl_localize.execution.engine import Run, missing_groups
+from tl_localize.execution import InProcess, Store, engine, status
+from tl_localize.execution.engine import Pace, Run, missing_groups
 from tl_localize.execution.environment import fingerprint
 from tl_localize.execution.store import unpack
-from tl_localize.execution.tasks import closure
+from tl_localize.execution.tasks import Task, closure
 
 # ---- a folder gives what memory gives
 
@@ -429,6 +430,44 @@ def test_progress_goes_from_zero_to_one_and_never_falls(which, request, methods,
         assert fractions == sorted(fractions)
         assert told[-1] == (1.0, "done")
     assert len(told) == 1  # there was nothing to do
+
+
+def test_progress_names_the_loss_of_training(inj):
+    told = []
+    inj.run([Activations()], None, lambda fraction, what: told.append(what))
+    assert re.search(r"^inject on s0: step 2, loss \d+\.\d\d$", "\n".join(told), re.M)
+
+
+def paced(*given):
+    """Tasks of the given (kind, label, weight)."""
+    return [Task(kind, {"i": i}, label=label, weight=w) for i, (kind, label, w) in enumerate(given)]
+
+
+def test_no_time_is_named_before_each_kind_was_measured():
+    tasks = paced(("learned", "learn", 9), ("scores", "a", 2), ("learned", "learn", 9))
+    pace = Pace(tasks)
+    assert pace.left(0) is None
+    pace.add(tasks[0], 100.0)
+    assert pace.left(0) is None  # nothing is known of scores
+    pace.add(tasks[1], 4.0)
+    assert pace.left(30.0) == pytest.approx(70.0)
+
+
+def test_a_label_that_never_ran_counts_by_weight_once_most_of_its_kind_is_done():
+    tasks = paced(("scores", "a", 2), ("scores", "b", 8), ("scores", "c", 5))
+    pace = Pace(tasks)
+    pace.add(tasks[0], 1.0)
+    assert pace.left(0) is None  # 13 are not known, 2 are
+    pace.add(tasks[1], 9.0)
+    assert pace.left(0) == pytest.approx(5.0)
+
+
+def test_where_no_terminal_is_a_line_comes_now_and_then(caplog, monkeypatch):
+    monkeypatch.setattr(engine, "EVERY", 0.0)
+    with caplog.at_level("INFO", "tl_localize.progress"), engine.progress_bar(lambda: None) as tell:
+        tell(0.25, "inject on s0: step 40, loss 0.31")
+    (line,) = caplog.messages
+    assert re.fullmatch(r"25 %, \d\d:\d\d elapsed, inject on s0: step 40, loss 0.31", line)
 
 
 # ---- failures
