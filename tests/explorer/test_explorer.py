@@ -62,6 +62,16 @@ def test_step_measures_what_ablation_changes(explorer, gpt2_like, sequences):
     assert "".join(step["predicted"]) == letters([*one.prefix.tolist(), *p.argmax(-1).tolist()])
 
 
+def test_the_best_neurons_are_there_with_and_without_layer_0(gpt2_like, sequences):
+    values = torch.stack([torch.rand(48) + 1, torch.rand(48)])  # the best are all of layer 0
+    how = {"decode": letters, "general": GENERAL, "ratios": RATIOS}
+    scores = NeuronScores(values, "mine")
+    top = explore(gpt2_like, sequences[0], scores, **how).data["pairs"][0]["top"]
+    for layer in (0, 1):
+        wanted = values[layer].argsort(descending=True)[:16].tolist()
+        assert [neuron for of, neuron in top if of == layer] == wanted
+
+
 def test_ablation_is_of_the_chosen_layers_by_the_chosen_kind(make):
     steps = [make(ablation=name).answer(["step", 0, 1, "1"]) for name in ("mean", "resample")]
     assert all(step["layers"] == [0, 24] for step in steps) and steps[0]["p"] != steps[1]["p"]

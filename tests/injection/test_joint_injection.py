@@ -286,6 +286,19 @@ def test_applied_changes_the_rows_of_its_sets_and_restores_them(any_model, seque
     check()
 
 
+def test_training_tells_step_and_loss(gpt2_like, sequences):
+    how = {"ratio": 0.2, "seed": 0, "learning_rate": 0.01, "max_steps": 3}
+    for train, texts in ((inject, sequences[0]), (inject_together, sequences[:2])):
+        told = []
+        found = train(gpt2_like, texts, **how, progress=lambda *now, told=told: told.append(now))
+        assert [fraction for fraction, _ in told] == pytest.approx([1 / 3, 2 / 3, 1])
+        which = "loss" if train is inject else "largest loss"
+        assert told[0][1] == f"step 1, {which} {float(found.losses[0].max()):.2f}"
+    told = []
+    inject(gpt2_like, sequences[0], **how, progress=told.append)
+    assert told == pytest.approx([1 / 3, 2 / 3, 1])
+
+
 def test_progress_rises_to_one(gpt2_like, sequences, monkeypatch):
     seen = []
     inject_together(gpt2_like, sequences, **SETTINGS, max_steps=4, progress=seen.append)
