@@ -49,8 +49,8 @@ def is_bridge(model: Any) -> bool:
 
 def dropout_in_training(model: Any) -> str | None:
     """A module that drops numbers at random, as it is in training mode; None where there is none.
-    Modules of transformers may be in this mode although their Bridge is not, which does not name all
-    of them (not the dropout of GPT-2's embeddings).
+    Modules of transformers may be in this mode although their Bridge is not, which does not name
+    all of them (not the dropout of GPT-2's embeddings).
     """
     of_transformers = model.original_model.named_modules() if is_bridge(model) else ()
     for name, module in chain(model.named_modules(), of_transformers):
@@ -234,10 +234,11 @@ def generate(
     length, proof = context.shape[1] + n, _PROOFS.get(model)
     if proof and proof.state == _state(model) and length <= proof.length:
         return _decode(model, context, n, uniform, proof.way)[0]
-    found = misfit = None
     for way in (CACHED, HANDED) if is_bridge(model) else (CACHED,):
         found, logits = _decode(model, context, n, uniform, way, N_PROVING_ROWS)
         texts = torch.cat([context, found[:, :-1]], 1)
+        if not any(point._forward_hooks for point in model.hook_dict.values()):
+            texts = texts[:N_PROVING_ROWS]  # a hook may be made for the whole batch
         whole = unembed(model, residual(model, texts)[:N_PROVING_ROWS, context.shape[1] - 1 :])
         misfit = logits_misfit(model, logits, whole)
         if misfit <= 1:

@@ -179,8 +179,9 @@ def _add_zeros(
 
 def _record_output(
     module: object, inputs: object, output: Tensor, *, store: dict[int, Tensor], layer: int
-) -> None:
+) -> Tensor:
     store[layer] = output
+    return output
 
 
 def _each(hook: Hook, layers: Iterable[int], store: dict[int, Tensor]) -> dict[int, Hook]:
@@ -434,7 +435,8 @@ class NeuronView:
             if layer in acts and layer in written:
                 # OPT has the positions of all rows in one axis
                 whole, without = written[layer].float().reshape(2, -1, written[layer].shape[-1])
-                expected = acts[layer][0].float().flatten(1) @ self.flat_rows(layer).float()
+                rows = self.rows(layer).float().flatten(0, -2)
+                expected = acts[layer][0].float().flatten(1) @ rows
                 rounding = WRITTEN_ROUNDINGS * torch.finfo(written[layer].dtype).eps
                 allowed = WRITTEN_MISFIT * expected.norm() + rounding * whole.norm()
                 misfit = (whole - without - expected).norm()
