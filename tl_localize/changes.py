@@ -159,5 +159,6 @@ def _remove_hook(module: Any, hook: Any) -> None:
             inside = gc.get_referents(*(getattr(function, "__closure__", None) or ()))
             if any(one is hook for one in (function, *inside)):
                 del hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
     if handles := getattr(module, "fwd_hooks", None):
         module.fwd_hooks = [one for one in handles if one.hook.id in module._forward_hooks]
