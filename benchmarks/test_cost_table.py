@@ -34,6 +34,7 @@ import pandas as pd
 import pytest
 import torch
 from costs import (
+    N_TOKENS,
     SHAPES,
     SHORT,
     SMALL,
