@@ -10,7 +10,6 @@ import random
 import signal
 import time
 import traceback
-import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -34,10 +33,7 @@ class Killed:
 
 def forked(work):
     """Run in a child; returns its process id. Exit status 0 when the work ended."""
-    with warnings.catch_warnings():
-        # Python 3.12 warns where other threads run, such as the clock of the time limit.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
+    child = os.fork()
     if child:
         return child
     try:
