@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 HERE = Path(__file__).parent
@@ -185,8 +186,6 @@ def test_heads_and_neurons_of_as_many_rows_lose_what_is_committed(
     """Which holds more of a memory? One and two heads of each layer, against neurons with as many
     output rows, and twice as many.
     """
-    import pandas as pd
-
     from tl_localize import AttentionHeads, MLPNeurons
     from tl_localize.evals.presets import del_methods, del_ratios
     from tl_localize.report.tables import CAPTIONS, del_tables
@@ -225,8 +224,6 @@ def single_layer_table(frame):
     points. The numbers of neurons differ a little: all layers together round down layer by layer,
     one layer takes the whole budget.
     """
-    import pandas as pd
-
     from tl_localize.stats import with_error
 
     largest = frame[frame["ratio"] == frame["ratio"].max()]

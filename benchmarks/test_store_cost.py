@@ -102,7 +102,7 @@ if sys.argv[3] == "make":
     for task in plan.tasks:
         body = {"key": task.key, "kind": task.kind, "inputs": task.inputs}
         body |= {"value": value, "about": about}
-        (folder / task.file).write_bytes(pack(body, {}))  # without fsync, which would take minutes
+        (folder / task.file).write_bytes(pack(body))  # without fsync, which would take minutes
 else:
     began, process = time.perf_counter(), time.process_time()
     frame = status(store).frame

@@ -33,7 +33,8 @@ def on_files(files: Files, config: Any) -> Files:
         )
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
     files.append(File.generated(config, "changelog.md", content=changes))
-    for name, command in typer.main.get_command(app).commands.items():
+    commands: Any = typer.main.get_command(app)
+    for name, command in commands.commands.items():
         page = File.generated(config, f"commands/{name}.md", content=command_page(name, command))
         files.append(page)
     return files

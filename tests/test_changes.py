@@ -3,19 +3,24 @@ back; and one thread works with it at a time.
 """
 
 import gc
+import os
 import signal
 import sys
 import threading
 import timeit
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import torch
 
+import tl_localize
 from tl_localize import METHODS, Injection, NeuronSet, accuracy, memorization_loss, perplexity
 from tl_localize.neurons import NeuronView
 
 pytestmark = pytest.mark.usefixtures("unchecked")
+
+PACKAGE = f"{Path(tl_localize.__file__).parent}{os.sep}"
 
 SHORT = {
     "hard_concrete": {"steps": 3},
@@ -126,7 +131,7 @@ def raises_at(line, error, function, held):
     left = [line]
 
     def trace(frame, event, arg):
-        if "tl_localize" not in frame.f_code.co_filename:
+        if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         left[0] -= event == "line"
         if not left[0] and event == "line":
@@ -147,6 +152,15 @@ def raises_at(line, error, function, held):
     finally:
         sys.settrace(before)
     return left[0] <= 0
+
+
+def test_raises_at_counts_no_line_of_another_package_in_a_folder_of_our_name(held, tmp_path):
+    """As in a clone named tl_localize whose environment lies inside."""
+    file = tmp_path / "tl_localize" / ".venv" / "site-packages" / "other.py"
+    names = {}
+    exec(compile("def other():\n    return 1\n", file, "exec"), names)
+    assert not raises_at(1, TimeoutError, names["other"], held)
+    assert not held
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
