@@ -417,6 +417,19 @@ def test_gguf_gives_the_logits_of_transformers(tmp_path, bridge):
     assert model.cfg.model_name == "tiny" and model.tokenizer is not None
 
 
+def test_gguf_is_converted_without_a_bar_in_a_pipe(tmp_path, capfd):
+    from argparse import Namespace
+
+    from tl_localize.cli.running import load
+
+    write_gguf(tmp_path / "tiny.gguf", save(config_of("Llama"), tmp_path / "hf"))
+    capfd.readouterr()
+    load(Namespace(model=str(tmp_path / "tiny.gguf"), device="cpu", dtype="float32"))
+    assert capfd.readouterr().err.splitlines() == [
+        "Converting tiny.gguf to float32 weights, which takes a while."
+    ]
+
+
 def test_gguf_that_can_not_be_read_is_refused(tmp_path):
     (tmp_path / "a.gguf").write_bytes(b"no model")
     for name in ("a.gguf", "b.gguf"):

@@ -191,18 +191,35 @@ def prepare_folder(folder: str | Path) -> Path:
     there.
     """
     path = Path(folder)
-    try:
+    with _writing_in(folder):
         path.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=path).close()
+    return path
+
+
+def check_writable(folder: str | Path) -> None:
+    """Raise ValueError where ``prepare_folder`` could not make a folder; nothing is made."""
+    path = Path(folder)
+    with _writing_in(folder):
+        there = next(one for one in (path, *path.parents) if one.exists())
+        TemporaryFile(dir=there).close()
+
+
+@contextmanager
+def _writing_in(folder: str | Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ValueError(
             f"folder must be writable, got {str(folder)!r} ({error.strerror}). Choose another one "
             "with --out."
         ) from error
-    return path
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """' Did you mean ...?' or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=2)
-    return f" Did you mean {' or '.join(near)}?" if near else ""
+    """' Did you mean ...?' or nothing: names that are spelled nearly so, and those that hold it."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=2)
+    if len(name) >= 3:
+        near += [one for one in names if name in one and one not in near]
+    return f" Did you mean {' or '.join(near[:3])}?" if near else ""

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,7 @@ def load_model(
     with warnings.catch_warnings(), _full_precision():
         # TransformerLens 3.9 calls every HookedTransformer deprecated
         warnings.simplefilter("ignore")
-        if path.is_dir() or path.suffix == ".gguf":
+        if path.is_dir() or is_gguf(path):
             model = _load(path, device, dtype, bridge)
         else:
             model = _load_by_name(name, device, dtype, bridge)
@@ -98,6 +99,15 @@ def is_reference(name: str | Path) -> bool:
     return str(name) in ("reference", *REFERENCE_MODELS)
 
 
+def is_gguf(name: str | Path) -> bool:
+    """Whether a name is that of a GGUF file, whose quantized weights are converted.
+
+    >>> is_gguf("model.gguf"), is_gguf("gpt2")
+    (True, False)
+    """
+    return Path(name).suffix == ".gguf"
+
+
 def check_device(device: str | torch.device | None) -> torch.device:
     """The device to use: the given one, which must be there, else CUDA when there is one."""
     if device is None:
@@ -106,9 +116,10 @@ def check_device(device: str | torch.device | None) -> torch.device:
         torch.empty(1, device=device).tolist()  # "meta" holds no numbers
         return torch.device(device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
+        usable = "'cpu' or 'cuda'" if torch.cuda.is_available() else "'cpu': there is no CUDA here"
         raise ValueError(
-            f"device must be there, got {str(device)!r}, which torch can't use here. Write 'cpu' "
-            "or 'cuda'."
+            f"device must be there, got {str(device)!r}, which torch can't use here. Write "
+            f"{usable}."
         ) from error
 
 
@@ -193,7 +204,7 @@ def _hooked_transformer(hf_model: Any, name: str, device: torch.device, dtype: t
 
 def _files(source: str | Path) -> dict[str, Any]:
     """Where transformers finds a model."""
-    if isinstance(source, Path) and source.suffix == ".gguf":
+    if isinstance(source, Path) and is_gguf(source):
         return {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
     return {"pretrained_model_name_or_path": source}
 
@@ -219,7 +230,7 @@ def _load_transformers(source: str | Path, dtype: torch.dtype) -> Any:
     logging.set_verbosity_error()  # the error below says what is wrong
     logging.disable_progress_bar()
     try:
-        with _reading(source, "config.json with safetensors weights"):
+        with _reading(source, "config.json with safetensors weights"), _bar_on_a_terminal(source):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 **_files(source),
                 dtype=dtype,
@@ -243,6 +254,25 @@ def _load_transformers(source: str | Path, dtype: torch.dtype) -> Any:
             "model again."
         )
     return (_dequantized(model, dtype) if "gguf_file" in _files(source) else model).eval()
+
+
+@contextmanager
+def _bar_on_a_terminal(source: str | Path) -> Iterator[None]:
+    """The bar with which transformers converts a GGUF file heeds none of its settings: here it is
+    drawn in a notebook or on a terminal, and not into a pipe.
+    """
+    if not is_gguf(source):
+        yield
+        return
+    from transformers import modeling_gguf_pytorch_utils
+
+    converting: Any = modeling_gguf_pytorch_utils
+    original = converting.tqdm
+    converting.tqdm = partial(original, disable=None)
+    try:
+        yield
+    finally:
+        converting.tqdm = original
 
 
 def _dequantized(model: Any, dtype: torch.dtype) -> Any:

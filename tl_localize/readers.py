@@ -39,6 +39,7 @@ COLUMNS = (*PAIRS, *((name,) for name in (*TOKENS, "text", "definition")))
 # What reads a file with rows.
 KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
 N_PREFIX = 32  # the paper's
+SHORT = 48  # tokens; a shorter text may be divided after its first third
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,11 +208,17 @@ class Data:
             )
         return found[0]
 
-    def sequences(self, model: LanguageModel) -> Iterator[MemorizedSequence]:
+    def sequences(
+        self, model: LanguageModel, *, third_of_short: bool = False
+    ) -> Iterator[MemorizedSequence]:
         """A sequence for each row, as the model's tokenizer reads it: texts with the
         beginning-of-text token where it puts one first, which no count includes.
 
         Where no column has ids they are ``sequence-0000`` and so on.
+
+        Args:
+            third_of_short: The prefix of a text of less than 48 tokens is its first third, where
+                neither the data nor the row say what it is.
 
         Raises:
             ValueError: A row is broken or too short, or holds tokens outside the vocabulary.
@@ -219,11 +226,13 @@ class Data:
         rows = (one for one in self.entries() if one.tokens is not None or one.text.strip())
         for i, entry in enumerate(rows):
             try:
-                yield self._sequence(model, entry, entry.id or f"sequence-{i:04d}")
+                yield self._sequence(model, entry, i, third_of_short)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{error} (at {entry.place})") from error
 
-    def _sequence(self, model: LanguageModel, entry: Entry, id: str) -> MemorizedSequence:
+    def _sequence(
+        self, model: LanguageModel, entry: Entry, number: int, third_of_short: bool
+    ) -> MemorizedSequence:
         tokens, n_prefix = entry.tokens, entry.n_prefix
         if entry.prompt and n_prefix is None:
             parts = entry.prompt, entry.text[len(entry.prompt) :]
@@ -231,6 +240,9 @@ class Data:
             tokens, n_prefix = pair.tokens, pair.n_prefix
         elif tokens is None:
             tokens = torch.tensor(encode(tokenizer_of(model), entry.text), dtype=torch.long)
+        if n_prefix is None and third_of_short and len(tokens) < SHORT:
+            n_prefix = max(1, len(tokens) // 3)
+        id = entry.id or f"sequence-{number:04d}"
         one = MemorizedSequence(tokens, n_prefix or N_PREFIX, id, entry.category)
         check_tokens(model, one.tokens)
         if self.n_suffix is not None:

@@ -15,6 +15,15 @@ Numbers = Sequence[float] | np.ndarray | pd.Series
 ALPHA = 0.05  # level of a test
 
 
+def counted(count: int, thing: str) -> str:
+    """A number and what is counted.
+
+    >>> counted(1, "group"), counted(3, "group")
+    ('1 group', '3 groups')
+    """
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
 def with_error(values: Numbers, decimals: int = 1) -> str:
     """Mean and standard error (sample deviation / sqrt(n)) as text, such as ``"87.2 ± 0.9"``; a
     single value has no error.

@@ -8,11 +8,13 @@ import json
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from typer.testing import CliRunner
 
 INJ = "--ratio 0.1 --max-steps 1 --methods"
@@ -109,10 +111,12 @@ def test_folder_is_told_from_without_the_model(run, tmp_path):
     assert {path: path.read_bytes() for path in out.glob("*.*")} == written
 
 
-def test_status_of_another_folder_says_so(run, tmp_path):
-    result = run("status", tmp_path)
+@pytest.mark.parametrize("name", [".", "nosuch"])
+def test_status_of_another_folder_says_so(run, tmp_path, name):
+    result = run("status", tmp_path / name)
     assert result.exit_code == 2
     assert "folder must hold the results of a run" in result.stderr
+    assert "Name a folder that a command" in result.stderr and "write {" not in result.stderr
 
 
 def test_inj_refuses_settings_that_contradict_the_folder(run):
@@ -131,7 +135,9 @@ def test_inj_says_nothing_in_a_pipe_unless_asked(run):
 def test_localize_prints_the_top_neurons(run):
     result = run.localize("--force --method activations")
     assert result.exit_code == 0, result.output
-    rows = [line.split() for line in result.stdout.splitlines() if re.match(r" +\d+ ", line)]
+    by_layer, best = result.stdout.split("The best neurons by Activations")
+    rows = [line.split() for line in best.splitlines() if re.match(r" +\d+ ", line)]
+    assert len(re.findall(r"^ +1 +\d+ +\d+ +-?\d", by_layer, re.M)) == 1  # of two layers
     assert [row[0] for row in rows] == [str(rank) for rank in range(1, 21)]
     scores = [float(row[3]) for row in rows]
     assert scores == sorted(scores, reverse=True)
@@ -139,12 +145,41 @@ def test_localize_prints_the_top_neurons(run):
     assert "elapsed" not in result.stderr  # no bar in a pipe
 
 
-def test_localize_shows_ranks_of_a_method_that_takes_neurons_in_rounds(run):
-    result = run.localize("--force")
+def test_localize_shows_the_strongest_of_neurons_that_are_taken_in_rounds(run):
+    """In all layers, by an effect: the scores are no more than the order in a layer."""
+    result = run("localize --example quotes-056 --ratio 0.02")
     assert result.exit_code == 0, result.output
-    assert "by Iterative Attribution" in result.stdout
-    (head,) = [line.split() for line in result.stdout.splitlines() if line.startswith("  rank")]
-    assert head == ["rank", "layer", "neuron"]
+    chosen = "names 155 neurons from layer 1 on: 31 neurons of each layer (2 %)."
+    assert f"Iterative Attribution {chosen}" in result.stdout
+    by_layer, strongest = result.stdout.split("The strongest of them by effect")
+    layers = re.findall(r"^ +(\d) +(\d+) +(\d+) +(\S+) *$", by_layer, re.M)
+    assert [(layer, count) for layer, count, *_ in layers] == [(str(n), "31") for n in range(1, 6)]
+    assert all(0 <= int(recited) <= 100 for _, _, recited, _ in layers)
+    assert re.search(r"rank +layer +neuron +rise of the loss .*first order", strongest)
+    rows = re.findall(r"^ +(\d+) +(\d) +(\d+) +(\S+) *$", strongest, re.M)
+    effects = [float(row[3]) for row in rows]
+    assert len(rows) == 20 and effects == sorted(effects, reverse=True) and effects[0] > 0
+    assert len({row[1] for row in rows}) > 2
+
+
+@torch.no_grad()
+def test_localize_measures_what_a_layer_does_alone(run):
+    from tl_localize import load_model, memorization_loss
+    from tl_localize.cli.one_text import by_layer
+    from tl_localize.collect.known import example
+    from tl_localize.methods import Activations
+
+    model = load_model("reference-gpt2", "cpu")
+    sequence = example(model, "quotes-056")
+    chosen = Activations()(model, sequence).top_k(0.1, first_layer=1)
+    table = by_layer(model, sequence, chosen)
+    before = float(memorization_loss(model, [sequence]))
+    third = chosen.mask.clone()
+    third[torch.arange(len(third)) != 3] = False
+    with replace(chosen, mask=third).dropped_out(model):
+        rise = float(memorization_loss(model, [sequence])) - before
+    assert table.loc[3, "rise of the loss (nats per token)"] == pytest.approx(rise)
+    assert table["neurons"].tolist() == [154] * 5
 
 
 def test_localize_heads(run):
@@ -163,7 +198,9 @@ def test_localize_of_an_example_says_what_is_left_and_writes_the_view(run, tmp_p
     assert int(re.search(r"(\d+) of 48 recited tokens forgotten", result.stdout)[1]) > 5
     was, now = map(float, re.search(r"text: (.+) before, (.+) without", result.stdout).groups())
     assert was < now < 1.05 * was and "smallest set" not in result.stderr
-    assert "Quentin Hackomber" in (tmp_path / "scores.html").read_text()
+    page = (tmp_path / "scores.html").read_text()
+    for named in ("Quentin Hackomber", "reference-gpt2", "quotes-056", "Attribution", "%)"):
+        assert named in page
     assert NeuronScores.load(scores).method == "attribution"
 
 
@@ -173,25 +210,78 @@ def test_localize_warns_where_the_model_is_broken(run):
 
 
 def test_localize_says_where_the_smallest_set_costs_more_than_it_may(run):
-    result = run("localize --example quotes-056 --method activations --spare 0")
-    assert result.exit_code == 0 and "Without the top 1 of each layer" in result.stdout
-    assert "more than --spare allows" in result.stderr
+    result = run("localize --example quotes-056 --method activations --max-perplexity-rise 0")
+    assert result.exit_code == 0 and "Without the top 1 neuron of each layer" in result.stdout
+    assert "more than --max-perplexity-rise allows" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "got neither or both"),
+        ("", "got neither or both. Try --example quotes-056, or another"),
+        ("--model gpt2", "got neither or both. Try --example primes, or another"),
         ("--prefix a --suffix b --example quotes-056", "got neither or both"),
         ("--prefix a --suffix b --method all", "method must be one"),
         ("--example quotes-05", "Did you mean quotes-05"),
         ("--example primes", "accuracy of at least 0.7, got 0."),
         ("--prefix 'Two roads' --suffix ' diverged'", "sequence must be recited by the model"),
+        ("--prefix 'Two roads' --suffix ' diverged'", "With --force the neurons are ranked"),
     ],
 )
 def test_localize_explains_a_mistake_in_one_line(run, arguments, message):
     result = run(f"localize {arguments}")
     assert result.exit_code == 2 and message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("localize --example mit", "got 'mit'. Try quotes-056."),
+        ("localize --example quotes-5", "Did you mean quotes-0"),
+        ("localize --model gpt2 --example mit", "Did you mean mitosis or licence-mit"),
+        ("localize --model gpt2 --example quotes-056", "lists for 'gpt2', got 'quotes-056'"),
+        ("localize --example quotes-056 --max-perplexity-rise -1", "max_perplexity_rise must be"),
+        ("demo --example mit", "got 'mit'. Try quotes-056."),
+        ("known --min-accuracy 70", "min_accuracy must be a number in [0, 1]"),
+        ("del --max-others-lost 101", "max_others_lost must be a number in [0, 100]"),
+    ],
+)
+def test_a_wrong_name_or_number_is_found_before_a_model_is_loaded(
+    run, arguments, message, monkeypatch, tmp_path
+):
+    for file in ("running", "one_text"):
+        monkeypatch.setattr(
+            f"tl_localize.cli.{file}.load_model", lambda *a: pytest.fail("a model was loaded")
+        )
+    monkeypatch.chdir(tmp_path)
+    result = run(arguments)
+    assert result.exit_code == 2 and message in result.stderr, result.output
+    assert not list(tmp_path.glob("tl-localize-results"))
+
+
+@pytest.mark.parametrize(
+    "command", ["inj", "del", "rev", "tune", "tune --benchmark del", "collect --data corpus.txt"]
+)
+def test_a_model_that_is_not_there_leaves_no_folder(run, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.txt").write_text("A text.")
+    files = set(tmp_path.iterdir())
+    result = run(f"{command} --model nosuch")
+    assert result.exit_code == 2 and "got 'nosuch'" in result.stderr, result.output
+    assert set(tmp_path.iterdir()) == files
+
+
+@pytest.mark.parametrize("methods", ["random", "zero_out"])
+def test_zero_out_is_spoken_of_where_it_runs(run, asked, methods):
+    result = run.inj(f"--limit 1 {INJ} {methods}")
+    assert ("Zero-Out ablates 5 % of the neurons" in result.stderr) == (methods == "zero_out")
+
+
+def test_without_matplotlib_no_figures_are_promised(run, monkeypatch):
+    monkeypatch.setattr("tl_localize.cli.publish.has_matplotlib", lambda: False)
+    result = run.inj(f"--limit 1 {INJ} random")
+    assert "All tables, the frame and the settings" in result.stderr
+    assert "Figures need matplotlib, which the extra 'plots' brings" in result.stderr
 
 
 def test_demo_forgets_the_text_and_not_the_others(run):
@@ -276,7 +366,7 @@ def test_text_for_a_terminal_wraps_between_words(monkeypatch, capsys):
         ("--ratio 2", "got 2.0"),
         ("--ratio 0.1 --learning-rate 0", "learning_rate must be a number above 0"),
         ("--ratio 0.1 --distractors 3 --limit 1", "Give at least 4"),
-        ("--device cuda", "device must be there"),
+        ("--device cuda", "Write 'cpu': there is no CUDA here."),
         ("--model reference-gpt", "Did you mean"),
     ],
 )
@@ -332,7 +422,7 @@ def test_inj_takes_texts_of_any_name_and_tokens(run, model_dir, tmp_path):
     }.items():
         result = run(f"{common} --model", model_dir, "--out", tmp_path / out, *given)
         # for it did not converge
-        assert "1 sentences" in result.stderr and result.exit_code == 1, result.output
+        assert "1 sentence (the first" in result.stderr and result.exit_code == 1, result.output
 
 
 def test_inj_of_heads(run, tmp_path):
@@ -353,6 +443,7 @@ def test_rev_of_heads_prints_its_table(run, data, model_dir, tmp_path, monkeypat
     folder = tmp_path / "out"
     result = run(command, model_dir, "--data", data, "--out", folder)
     assert result.exit_code == 0 and "oracle in rounds" in result.stdout, result.output
+    assert "1 group of 2 texts" in result.stderr
     assert set(pd.read_csv(folder / "frame.csv")["ratio"]) == {0.5}
     monkeypatch.setitem(RECIPES, "adam", Recipe(max_steps=2, stop_loss=1e-9))
     result = run(command, model_dir, "--data", data, "--out", tmp_path / "unlearned")

@@ -319,7 +319,7 @@ def test_del_takes_tokens_and_named_columns(run, general, recited, tmp_path):
 
 @pytest.mark.usefixtures("undrawn", "few_texts")
 def test_del_of_known_texts_chooses_its_shares(run, tmp_path):
-    result = good(run("del --methods activations --min-accuracy 0 --limit 3 --spare 100"))
+    result = good(run("del --methods activations --min-accuracy 0 --limit 3 --max-others-lost 100"))
     frame = pd.read_csv(tmp_path / "out" / "frame.csv")
     shares = sorted(set(40 * frame["ratio"]))
     assert shares == pytest.approx([1, 2, 4, 8, 16, 32])

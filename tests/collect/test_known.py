@@ -1,5 +1,8 @@
 """Which texts a model knows."""
 
+import json
+import re
+
 import pytest
 import torch
 
@@ -138,6 +141,38 @@ def test_own_texts_and_saved_ones(model, tmp_path):
             assert getattr(ours, name) == getattr(theirs, name)
 
 
+def test_own_texts_are_listed_whatever_their_accuracy_and_short_ones_take_a_third(
+    model, monkeypatch, tmp_path
+):
+    from typer.testing import CliRunner
+
+    from tl_localize.cli import app
+
+    monkeypatch.setattr("tl_localize.cli.running.load_model", lambda *a: model)
+    rows = [{"text": "5 6 7 8 9 10 11"}, {"text": "5 6"}, {"text": "5 6 7 8", "n_prefix": 3}]
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = known(model, 1, Data(source=path))
+    lengths = {one.id: one.n_prefix for one in found.tokenized if one.id.startswith("sequence")}
+    assert lengths == {"sequence-0000": 2, "sequence-0001": 1, "sequence-0002": 3}
+    assert not found.sequences
+    run = CliRunner().invoke(app, ["known", "--min-accuracy", "1", "--data", str(path)])
+    assert run.exit_code == 0, run.output
+    listed = [line for line in run.stdout.splitlines() if " own " in line and "sequence-" in line]
+    assert len(listed) == 3 and "count" not in run.stdout
+    assert any(re.search(r" 0 +5 6 7 8 9 10 11", line) for line in listed)  # accuracy, text
+
+
+def test_a_text_of_the_reader_s_length_keeps_the_usual_prefix(model, tmp_path):
+    """Only texts of less than 48 tokens take a third."""
+    model.cfg.n_ctx = 60
+    path = tmp_path / "own.txt"
+    for n_tokens, n_prefix in ((47, 15), (48, 32)):
+        path.write_text(" ".join(str(i) for i in range(n_tokens)) + "\n")
+        (one,) = Data(source=path).sequences(model, third_of_short=True)
+        assert one.n_prefix == n_prefix
+
+
 def test_the_command_prints_and_writes_what_is_known(model, monkeypatch, tmp_path):
     from typer.testing import CliRunner
 
@@ -147,8 +182,11 @@ def test_the_command_prints_and_writes_what_is_known(model, monkeypatch, tmp_pat
     path = tmp_path / "known.jsonl"
     run = CliRunner().invoke(app, ["known", "--min-accuracy", "0", "--out", str(path)])
     assert run.exit_code == 0, run.output
-    assert "count" in run.stdout
-    assert len(path.read_text().splitlines()) == 2
+    assert "count" in run.stdout and "1 2 3 4 5 6 7 8" in run.stdout
+    rows = {row["id"]: row for row in map(json.loads, path.read_text().splitlines())}
+    assert set(rows) == {"count", "long"}
+    assert rows["count"]["prefix_text"] + rows["count"]["suffix_text"] == "1 2 3 4 5 6 7 8"
+    assert rows["count"]["tokens"] == [1, 2, 3, 4, 5, 6, 7, 8]
     model.tokenizer = None
     run = CliRunner().invoke(app, ["known"])
     assert run.exit_code == 2 and "model must have a tokenizer" in run.stderr

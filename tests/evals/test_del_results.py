@@ -47,6 +47,18 @@ def test_table_has_the_paper_s_rows_and_errors(measured):
     )
 
 
+def test_a_ratio_that_is_so_many_units_is_called_so(gpt2_like, benchmark_of):
+    """1 / 48 of a layer is one neuron, not 2.08333 %."""
+    from tl_localize import RandomBaseline
+
+    results = benchmark_of(gpt2_like, n_targets=1, ratios=(1 / 48, 2 / 48)).run([RandomBaseline()])
+    assert results.frame["n_layers"].tolist() == [1, 1]
+    assert list(results.table().index.unique(0)) == [
+        "1 neuron of each layer (2.1 %), 1 sequence",
+        "2 neurons of each layer (4.2 %), 1 sequence",
+    ]
+
+
 def test_tests_ask_whether_self_accuracy_falls_more(measured):
     _, results = measured
     tests = results.tests().set_index(["method", "ratio"])

@@ -7,13 +7,13 @@ from typing import Any
 
 from tl_localize.cli.collecting import collect_reference
 from tl_localize.cli.publish import TUNED, conclude
-from tl_localize.cli.running import compute, load, own_data, say, store_of
+from tl_localize.cli.running import compute, folder_of, load, own_data, say
 from tl_localize.collect.known import known
 from tl_localize.evals import presets
 from tl_localize.evals.del_benchmark import DelBenchmark
 from tl_localize.evals.inj_benchmark import InjBenchmark
 from tl_localize.evals.rev_benchmark import N_GENERAL, RevBenchmark
-from tl_localize.evals.sparing import sparing_runs
+from tl_localize.evals.sparing import check_max_lost, sparing_runs
 from tl_localize.evals.tuning import expand, read_settings
 from tl_localize.execution import Store
 from tl_localize.files import reading, write_text
@@ -24,6 +24,7 @@ from tl_localize.neurons import LanguageModel, check_choice
 from tl_localize.readers import Data, read_tokens
 from tl_localize.reference import N_DEV, held_out_tokens, inj_sequences, reference_sequences
 from tl_localize.sequences import MemorizedSequence
+from tl_localize.stats import counted
 from tl_localize.units import NEURONS, UNITS
 
 
@@ -32,29 +33,38 @@ def screened_settings(given: Namespace) -> dict[str, Any]:
     tuned = read_settings(given.settings) if given.settings else {}
     if UNITS[given.units] != NEURONS:  # heads are few
         return tuned
-    say(
-        f"Zero-Out ablates {presets.SCREEN:.0%} of the neurons and estimates the others; --set "
-        f"zero_out.screen=None ablates all, {1 / presets.SCREEN:.0f} times as many."
-    )
     return {ZeroOut.name: {"screen": presets.SCREEN}} | tuned
+
+
+def say_screen(methods: list[Localizer]) -> None:
+    """Say where a Zero-Out ablates few neurons."""
+    for method in methods:
+        if isinstance(method, ZeroOut) and method.screen is not None:
+            say(
+                f"Zero-Out ablates {100 * method.screen:g} % of the neurons and estimates the "
+                "others; --set zero_out.screen=None ablates all, "
+                f"{1 / method.screen:.3g} times as many."
+            )
 
 
 def run_inj(given: Namespace) -> None:
     units = UNITS[given.units]
     tuned = screened_settings(given)
     # mistakes are found before the model is loaded
-    presets.make_methods(given.methods, given.set, tuned, units=units)
+    say_screen(presets.make_methods(given.methods, given.set, tuned, units=units))
     say_settings(given, "inj")
     data = own_data(given)
     others = f"distractors-{given.distractors}" if given.distractors else ""
-    store = store_of(given, "inj", given.model, given.units, others)
+    folder = folder_of(given, "inj", given.model, given.units, others)
     model, limit = load(given), given.limit
+    store = Store(folder)
     if limit is None and data is None and is_reference(given.model):
         limit = presets.INJ_SENTENCES
     sequences = inj_sequences(model, data, n_max=limit)
+    sentences = counted(len(sequences), "sentence")
     say(
-        f"{len(sequences)} sentences (the first {N_DEV} of the data are dev sentences and left "
-        f"out), model {given.model}"
+        f"{sentences} (the first {N_DEV} of the data are dev sentences and left out), "
+        f"model {given.model}"
     )
     runs = presets.inj_runs(
         model,
@@ -78,15 +88,18 @@ def run_del(given: Namespace) -> None:
     # mistakes are found before the model is loaded
     tuned = read_settings(given.settings) if given.settings else {}
     methods = presets.del_methods(given.methods, given.set, given.model, tuned, given.seed, units)
+    if given.max_others_lost is not None:
+        check_max_lost(given.max_others_lost)
     data = own_data(given)
     say_settings(given, "del")
-    store = store_of(given, "del", given.model, given.units, given.ablation)
+    folder = folder_of(given, "del", given.model, given.units, given.ablation)
     model = load(given)
+    store = Store(folder)
     sequences, n_dev, text = del_texts(given, model, data, store)
     n_test = len(sequences) - n_dev
     own = min(presets.DEL_TARGETS, n_test)
     n_targets = own if given.targets is None and given.data is None else given.targets
-    spare = presets.spare_of(given.model, given.spare, given.ratio, units)
+    max_lost = presets.max_lost_of(given.model, given.max_others_lost, given.ratio, units)
     ratios = given.ratio or presets.del_ratios(given.model, units)
     benchmark = DelBenchmark(
         model,
@@ -94,7 +107,7 @@ def run_del(given: Namespace) -> None:
         text,
         n_dev=n_dev,
         n_targets=n_targets,
-        ratios=tuple(ratios) if spare is None else (1.0,),
+        ratios=tuple(ratios) if max_lost is None else (1.0,),
         ablation=given.ablation,
         seed=given.seed,
         units=units,
@@ -104,9 +117,12 @@ def run_del(given: Namespace) -> None:
         f"out), model {given.model}"
     )
     runs: Any = [(benchmark, methods)]
-    if spare is not None:
-        say(f"Shares of a layer: 1, 2, 4, ... neurons, until Neg is below {-spare:g} points.")
-        runs = sparing_runs(benchmark, methods, store, spare)
+    if max_lost is not None:
+        say(
+            f"Shares of a layer: 1, 2, 4, ... {units.name}, until the others have lost more than "
+            f"{max_lost:g} points of accuracy (Neg)."
+        )
+        runs = sparing_runs(benchmark, methods, store, max_lost)
     conclude(store, compute(given, runs, store))
 
 
@@ -148,11 +164,13 @@ def run_rev(given: Namespace) -> None:
     # mistakes are found before the model is loaded
     defaults = (presets.of_units(units, {}), presets.sparing(0), screened_settings(given))
     methods = presets.make_methods(given.methods, given.set, *defaults, units=units)
+    say_screen(methods)
     ratios = given.ratio or (RevBenchmark.ratios if units == NEURONS else presets.REV_HEAD_RATIOS)
     data = own_data(given)
-    store = store_of(given, "rev", given.model, given.units, given.recipe, given.before or "")
+    folder = folder_of(given, "rev", given.model, given.units, given.recipe, given.before or "")
     model = load(given)
     before = load(given, given.before) if given.before else None
+    store = Store(folder)
     if before is None:
         sequences = inj_sequences(model, data)
     else:
@@ -173,7 +191,8 @@ def run_rev(given: Namespace) -> None:
         seed=given.seed,
         units=units,
     )
-    say(f"{len(benchmark.groups)} groups of {len(benchmark.groups[0])} texts, model {given.model}")
+    groups, texts = len(benchmark.groups), len(benchmark.groups[0])
+    say(f"{counted(groups, 'group')} of {counted(texts, 'text')}, model {given.model}")
     conclude(store, compute(given, [(benchmark, methods)], store))
 
 
@@ -185,8 +204,9 @@ def run_tune(given: Namespace) -> None:
     ratio = given.ratio or max(default(given.model, units))
     methods = candidates(given, ratio)
     say_settings(given, given.benchmark)
-    store = store_of(given, "tune", given.benchmark, given.model, given.units)
+    folder = folder_of(given, "tune", given.benchmark, given.model, given.units)
     model = load(given)
+    store = Store(folder)
     if of_inj:
         benchmark = InjBenchmark(
             model,

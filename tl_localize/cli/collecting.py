@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from tl_localize.cli.publish import say_failures
-from tl_localize.cli.running import compute, data_of, load, say, store_of
+from tl_localize.cli.running import compute, data_of, folder_of, load, say
 from tl_localize.collect import Collection, Criteria, perplexity_split
 from tl_localize.collect.collection import check_draw
 from tl_localize.collect.reference_texts import reference_search, training_data
@@ -20,6 +20,7 @@ from tl_localize.neurons import LanguageModel
 from tl_localize.readers import Data
 from tl_localize.reference import GENERAL_LENGTH, held_out_tokens
 from tl_localize.report.terminal import show
+from tl_localize.stats import counted
 
 CRITERIA = Criteria.__dataclass_fields__
 
@@ -35,15 +36,17 @@ def run_collect(given: Namespace) -> None:
             "none. Name a corpus with --data."
         )
     chunks = chunks_of(data, given.windows, criteria.length)
-    store = store_of(given, "collect", given.model)
+    folder = folder_of(given, "collect", given.model)
     model = load(given)
+    store = Store(folder)
     if not data:
         chunks = chunks_of([training_data(model)], given.windows, criteria.length)
     search = Search(model, chunks, criteria, given.windows)
     collection = collected(search, store, given, **draw)
     show(collection.report.table())
     n_found, n_dev = len(collection.sequences), collection.n_dev
-    typer.echo(f"{n_found} memorized sequences ({n_dev} of them dev): {store.folder}")
+    found = counted(n_found, "memorized sequence")
+    typer.echo(f"{found} ({n_dev} of them dev): {store.folder}")
     try:
         general = held_out_tokens()
         if data:

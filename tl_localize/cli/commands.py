@@ -82,7 +82,7 @@ SettingsFile = Annotated[Path | None, Option(help="Settings file that tl-localiz
 Distractors = Annotated[
     int, Option(help="Other sentences in the same model; 0 is the paper's form.")
 ]
-Spare = Annotated[
+MaxOthersLost = Annotated[
     float | None,
     Option(
         help="Without --ratio ablate 1, 2, 4, ... of each layer until the others lose more than so "
@@ -152,9 +152,10 @@ def localize(
     units: Units = "neurons",
     set: MethodSettings = None,
     ratio: Annotated[
-        float | None, Option(help="Share of each layer that is ablated. Default: see --spare.")
+        float | None,
+        Option(help="Share of each layer that is ablated. Default: see --max-perplexity-rise."),
     ] = None,
-    spare: Annotated[
+    max_perplexity_rise: Annotated[
         float,
         Option(
             help="Without --ratio 1, 2, 4, ... of each layer are ablated, while the perplexity of "
@@ -275,9 +276,10 @@ def del_benchmark(
     methods: Methods = "all",
     units: Units = "neurons",
     ratio: Annotated[
-        list[float] | None, Option(help="Shares to ablate. Default: the paper's, or --spare.")
+        list[float] | None,
+        Option(help="Shares to ablate. Default: the paper's, or by --max-others-lost."),
     ] = None,
-    spare: Spare = None,
+    max_others_lost: MaxOthersLost = None,
     limit: Annotated[
         int | None, Option(min=1, help="Dev ones included. Default: 105 without data, else all.")
     ] = None,

@@ -3,39 +3,46 @@ does.
 """
 
 from argparse import Namespace
+from dataclasses import replace
 
 import pandas as pd
+import torch
 import typer
 from rich.console import Console
 from rich.text import Text
+from torch import Tensor
 
 from tl_localize.cli.running import load, say
-from tl_localize.collect.known import MIN_ACCURACY, example
+from tl_localize.collect.known import MIN_ACCURACY, check_example, example, first_example
 from tl_localize.evals.presets import FIRST_LAYER, make_methods, sparing
-from tl_localize.evals.sparing import BROKEN, largest_set
+from tl_localize.evals.sparing import BROKEN, check_max_rise, largest_set
 from tl_localize.execution.engine import progress_bar
-from tl_localize.files import prepare_folder, write_text
-from tl_localize.methods import IterativeAttribution
+from tl_localize.files import check_writable, prepare_folder, write_text
+from tl_localize.losses import memorization_loss
+from tl_localize.methods import Attribution, IterativeAttribution
 from tl_localize.metrics import accuracy, check_recited, perplexity
 from tl_localize.models import load_model
 from tl_localize.neurons import LanguageModel, check_ratio
 from tl_localize.reference import held_out_tokens, reference_sequences
 from tl_localize.report.paper import short_title
-from tl_localize.report.terminal import console, plain
-from tl_localize.report.token_view import token_view
-from tl_localize.scores import NeuronScores
+from tl_localize.report.terminal import plain, show
+from tl_localize.report.token_view import page, token_view
+from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence
+from tl_localize.stats import counted
 from tl_localize.units import UNITS
 
 SHOWN = "random,activations,attribution,iterative_attribution"  # cheap ones, the best last
 RATIO = 0.1  # of the neurons of each layer
 OTHERS = 20  # texts that should not be forgotten
 TOP = 20  # neurons to print
+EFFECT = "rise of the loss without it (nats per token, first order)"
 N_GENERAL, GENERAL_LENGTH = 8, 64  # rows of general text, and their tokens
 RECITED = 0.9  # accuracy of a text of the user's own; of one that many people know MIN_ACCURACY
 
 
 def show_demo(out: Console, id: str) -> None:
+    check_example(id, "reference-gpt2")
     model = load_model("reference-gpt2", "cpu")
     sequence = example(model, id)
     others = [one for one in reference_sequences(model) if one.id != sequence.id][:OTHERS]
@@ -75,16 +82,46 @@ def localize_text(given: Namespace) -> None:
         raise ValueError(
             f"method must be one, got {given.method!r}. Give the command once for each."
         )
+    check_asked(given)
+    model = load(given)
+    sequence = asked_text(given, model)
+    with progress_bar() as advance:
+        (scores,) = methods[0].map(model, [sequence], progress=advance)
+    general = held_out_tokens(model)[:N_GENERAL, :GENERAL_LENGTH]
+    if given.ratio is None:
+        chosen = largest_set(model, scores, general, given.max_perplexity_rise, FIRST_LAYER)
+    else:
+        chosen = scores.top_k(given.ratio, first_layer=FIRST_LAYER)
+    show_chosen(model, sequence, scores, chosen, given)
+    if given.out:
+        prepare_folder(given.out.parent)
+        scores.save(given.out)
+        say(f"Scores: {given.out}")
+    if percent(model, [sequence]):
+        show_ablation(model, sequence, scores, chosen, general, given)
+
+
+def check_asked(given: Namespace) -> None:
+    """Find mistakes before a model is loaded."""
     if given.ratio is not None:
         check_ratio("ratio", given.ratio)
+    check_max_rise(given.max_perplexity_rise)
     if bool(given.example) == bool(given.prefix and given.suffix):
         raise ValueError(
             "text must be given as --prefix and --suffix or as --example, got neither or both. "
-            "Try --example primes, or what tl-localize known lists."
+            f"Try --example {first_example(given.model)}, or another text that tl-localize known "
+            f"--model {given.model} lists."
         )
+    if given.example:
+        check_example(given.example, given.model)
     if given.out:
-        prepare_folder(given.out.parent)
-    model = load(given)
+        check_writable(given.out.parent)
+
+
+def asked_text(given: Namespace, model: LanguageModel) -> MemorizedSequence:
+    """The text that is given; ValueError where the model does not recite it and nothing is
+    forced.
+    """
     if given.example:
         sequence, least = example(model, given.example), MIN_ACCURACY
     else:
@@ -93,54 +130,112 @@ def localize_text(given: Namespace) -> None:
     before = percent(model, [sequence])
     typer.echo(f"The model recites {before} % of the {len(sequence.suffix)} tokens of the suffix.")
     if not given.force:
-        check_recited(model, [sequence], least)
-    with progress_bar() as advance:
-        (scores,) = methods[0].map(model, [sequence], progress=advance)
-    one, name = scores.units.one, short_title(scores.method)
-    typer.echo(f"The best {one}s by {name}, from layer {FIRST_LAYER} on:")
-    console().print(plain(best_units(scores)))
-    if given.out:
-        scores.save(given.out)
-        say(f"Scores: {given.out}")
-    if before:
-        show_ablation(model, sequence, scores, given)
+        try:
+            check_recited(model, [sequence], least)
+        except ValueError as error:
+            raise ValueError(
+                f"{error} With --force the neurons are ranked all the same."
+            ) from error
+    return sequence
+
+
+def share_of_layers(chosen: NeuronSet) -> str:
+    """How many units of each layer a set has, as text: the same number in each."""
+    n_layers, n_units = chosen.mask[FIRST_LAYER:].shape
+    count = len(chosen) // n_layers
+    return f"{counted(count, chosen.units.one)} of each layer ({100 * count / n_units:.2g} %)"
+
+
+def show_chosen(
+    model: LanguageModel,
+    sequence: MemorizedSequence,
+    scores: NeuronScores,
+    chosen: NeuronSet,
+    given: Namespace,
+) -> None:
+    """How many units a method names, by layer, and which of them do most."""
+    one, method = chosen.units.one, short_title(scores.method)
+    why = ""
+    if given.ratio is None:
+        rise = given.max_perplexity_rise
+        why = f", as many as raise the perplexity of general text by at most {rise:g} %"
+    typer.echo(
+        f"{method} names {counted(len(chosen), one)} from layer {FIRST_LAYER} on: "
+        f"{share_of_layers(chosen)}{why}."
+    )
+    show(by_layer(model, sequence, chosen), f"The {chosen.units.name} of one layer alone ablated:")
+    effects = Attribution(units=scores.units)(model, sequence)
+    best = chosen_units(scores, effects, chosen).head(TOP)
+    best = best.set_index(pd.RangeIndex(1, len(best) + 1, name="rank"))
+    title = f"The best {one}s by {method}" if "score" in best else "The strongest of them by effect"
+    show(best, f"{title}, from layer {FIRST_LAYER} on:")
+
+
+@torch.no_grad()
+def by_layer(model: LanguageModel, sequence: MemorizedSequence, chosen: NeuronSet) -> pd.DataFrame:
+    """Of each layer how many units are chosen, and what is left of the text without them."""
+    before = memorization_loss(model, [sequence])
+    rows: list[dict[str, int | float]] = []
+    for layer in range(FIRST_LAYER, len(chosen.mask)):
+        mask = torch.zeros_like(chosen.mask)
+        mask[layer] = chosen.mask[layer]
+        own = replace(chosen, mask=mask)
+        row: dict[str, int | float] = {"layer": layer, chosen.units.name: len(own)}
+        with own.dropped_out(model):
+            row["text recited (%)"] = percent(model, [sequence])
+            rise = memorization_loss(model, [sequence]) - before
+        row["rise of the loss (nats per token)"] = float(rise)
+        rows.append(row)
+    return pd.DataFrame(rows).set_index("layer")
+
+
+def chosen_units(scores: NeuronScores, effects: NeuronScores, chosen: NeuronSet) -> pd.DataFrame:
+    """The units of a set, the best first: layer, unit, score, effect.
+
+    Scores of Iterative Attribution are no more than places in the order of a layer, so they are
+    left out, and the effect gives the order.
+    """
+    one, layers = scores.units.one, chosen.mask.nonzero()[:, 0]
+    table = pd.DataFrame({"layer": layers, one: chosen.mask.nonzero()[:, 1]})
+    if scores.method != IterativeAttribution.name:
+        table["score"] = scores.values[chosen.mask]
+    table[EFFECT] = effects.values[chosen.mask]
+    order = "score" if "score" in table else EFFECT
+    return table.sort_values(order, ascending=False, kind="stable")
 
 
 def show_ablation(
-    model: LanguageModel, sequence: MemorizedSequence, scores: NeuronScores, given: Namespace
+    model: LanguageModel,
+    sequence: MemorizedSequence,
+    scores: NeuronScores,
+    chosen: NeuronSet,
+    general: Tensor,
+    given: Namespace,
 ) -> None:
-    """What the text and general text lose without the best neurons of each layer."""
-    general = held_out_tokens(model)[:N_GENERAL, :GENERAL_LENGTH]
-    if given.ratio is None:
-        chosen = largest_set(model, scores, general, given.spare, FIRST_LAYER)
-    else:
-        chosen = scores.top_k(given.ratio, first_layer=FIRST_LAYER)
-    was, (n_layers, n_units) = perplexity(model, general), chosen.mask[FIRST_LAYER:].shape
+    """What the text and general text lose without the chosen units."""
+    was = perplexity(model, general)
     with chosen.dropped_out(model):
         now = perplexity(model, general)
-    count = len(chosen) // n_layers
     view = token_view(model, sequence, chosen)
-    typer.echo(f"Without the top {count} of each layer ({100 * count / n_units:.2g} %):\n\n{view}")
-    typer.echo(f"Perplexity of general text: {was:.4g} before, {now:.4g} without them.")
+    cost = f"{was:.4g} before, {now:.4g} without them"
+    typer.echo(f"\nWithout the top {share_of_layers(chosen)}:\n\n{view}")
+    typer.echo(f"Perplexity of general text: {cost}.")
     if now >= BROKEN * was:
         say(
             "The model is broken rather than the text forgotten; try a smaller --ratio or another "
             "--method."
         )
-    if given.ratio is None and now > (1 + given.spare / 100) * was:
-        say("That is more than --spare allows, but one of each layer is the smallest set.")
+    if given.ratio is None and now > (1 + given.max_perplexity_rise / 100) * was:
+        say(
+            "That is more than --max-perplexity-rise allows, but one of each layer is the "
+            "smallest set."
+        )
     if given.out:
-        page = given.out.with_suffix(".html")
-        write_text(page, f'<meta charset="utf-8">{view.html()}')
-
-
-def best_units(scores: NeuronScores) -> pd.DataFrame:
-    """The best neurons or heads by rank; without the scores of Iterative Attribution, which are no
-    more than places in the order of a layer.
-    """
-    best = scores.to_frame().query("layer >= @FIRST_LAYER").head(TOP)
-    best = best.set_index(pd.RangeIndex(1, len(best) + 1, name="rank"))
-    best = best.rename(columns={"neuron": scores.units.one})
-    if scores.method == IterativeAttribution.name:
-        best = best.drop(columns="score")
-    return best
+        method = f"{short_title(scores.method)} {scores.settings}"
+        about = {"model": given.model, "text": given.example or "--prefix and --suffix"}
+        about |= {"method": method, "ablated": f"the top {share_of_layers(chosen)}"}
+        about["perplexity of general text"] = cost
+        title = f"{short_title(scores.method)}, {given.model}"
+        file = given.out.with_suffix(".html")
+        write_text(file, page(view, title, about))
+        say(f"Token view: {file}")

@@ -16,6 +16,7 @@ from tl_localize.execution import Status, Store, status
 from tl_localize.execution.store import planned
 from tl_localize.files import write_text
 from tl_localize.report.figures import del_figures, inj_figures, rev_figures, save_figure
+from tl_localize.report.looks import FIGURES_NEED, has_matplotlib
 from tl_localize.report.tables import CAPTIONS, del_tables, inj_tables, rev_tables, save_table
 from tl_localize.report.terminal import console, ranked, reading, show
 
@@ -80,7 +81,8 @@ def publish(store: Store) -> None:
         table = publish_results(results, store)
         if len(table):
             print_results(results, table, benchmark)
-        say(f"All tables, figures, the frame and the settings: {store.folder}")
+        figures = "figures, " if has_matplotlib() else ""
+        say(f"All tables, {figures}the frame and the settings: {store.folder}")
 
 
 def publish_results(results: InjResults | DelResults | RevResults, store: Store) -> pd.DataFrame:
@@ -96,11 +98,11 @@ def publish_results(results: InjResults | DelResults | RevResults, store: Store)
     tables = tabulate(results, model)
     for name, table in tables.items():
         save_table(table, folder, name, f"{CAPTIONS[name]} [{about}]")
-    try:
+    if has_matplotlib():
         for name, figure in draw(results).items():
             save_figure(figure, folder, name)
-    except ImportError as error:
-        say(str(error))
+    else:
+        say(FIGURES_NEED)
     return tables.get(plan.benchmark, pd.DataFrame())
 
 

@@ -12,17 +12,26 @@ from rich.console import Console
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from tl_localize.execution import Benchmark, InProcess, RayCluster, Store
-from tl_localize.models import load_model
+from tl_localize.files import check_writable
+from tl_localize.models import is_gguf, load_model
 from tl_localize.neurons import LanguageModel
 from tl_localize.readers import Data
 
 UNNAMED = ("", "neurons", "zero", "adam")  # what is usual has no part in the name of a folder
 
 
-def store_of(given: Namespace, *parts: str) -> Store:
-    """The results folder; its default name has these parts, of a path the last one."""
+def folder_of(given: Namespace, *parts: str) -> Path:
+    """The results folder; its default name has these parts, of a path the last one.
+
+    It must be fit for results before a model is loaded, but a new one is made only afterwards: a
+    model that is not there leaves no folder.
+    """
     name = "-".join(Path(part).name for part in parts if part not in UNNAMED)
-    return Store(given.out or Path("tl-localize-results") / name)
+    folder = given.out or Path("tl-localize-results") / name
+    check_writable(folder)
+    if folder.is_dir() and any(folder.iterdir()):
+        Store(folder)
+    return folder
 
 
 def compute(
@@ -52,7 +61,10 @@ def compute(
 
 def load(given: Namespace, name: str = "") -> LanguageModel:
     """The model of a command, or another one, in its dtype."""
-    return load_model(name or given.model, given.device, getattr(torch, given.dtype))
+    name = name or given.model
+    if is_gguf(name):
+        say(f"Converting {Path(name).name} to {given.dtype} weights, which takes a while.")
+    return load_model(name, given.device, getattr(torch, given.dtype))
 
 
 def data_of(given: Namespace, path: Path) -> Data:

@@ -18,22 +18,28 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
 
 from tl_localize.files import nearest, write_text
 from tl_localize.metrics import accuracy
-from tl_localize.models import REFERENCE_MODELS
+from tl_localize.models import REFERENCE_MODELS, is_reference
 from tl_localize.neurons import LanguageModel, Real, check_between, model_name
-from tl_localize.readers import Data
-from tl_localize.reference import DATA, reference_sequences
+from tl_localize.readers import SHORT, Data
+from tl_localize.reference import DATA, load_planted, reference_sequences
 from tl_localize.sequences import MemorizedSequence, encode, tokenizer_of, with_bos, with_text
+from tl_localize.stats import counted
 
-N_PREFIX = 16  # tokens; of a text of less than 48 a third
+N_PREFIX = SHORT // 3  # tokens; of a shorter text a third
 N_TOKENS = 64  # of a longer text the first ones
 # the kind of a text that is continued by copying, not from memory: a random string, repeated
 CONTROL = "control"
+OWN = "own"  # the kind of the user's texts
+PLANTED = 64  # repetitions in training from which on a shipped model recites a text
+# texts to begin with: of a shipped model, and of others
+FIRST_EXAMPLES = ("quotes-056", "primes")
 MIN_ACCURACY = 0.7  # from which on a text counts as known
 THRESHOLDS = (0.9, 0.8, 0.7, 0.6, 0.5)
 FEW = 8  # texts below which a benchmark says little
@@ -119,7 +125,7 @@ class Known:
 
     Args:
         frame: One row per text, the best recited first: id, category, kind, n_tokens, accuracy
-            (teacher-forced, fraction of the suffix).
+            (teacher-forced, fraction of the suffix), text.
         tokenized: The texts, in the same order.
         min_accuracy: From which on a text counts as known.
 
@@ -201,14 +207,20 @@ class Known:
         if len(self.sequences) >= FEW:
             return ""
         counts = ", ".join(f"{share:g} keeps {count}" for share, count in self.kept().items())
-        return f"{len(self.sequences)} texts are too few for a mean. Of min_accuracy {counts}."
+        few = counted(len(self.sequences), "text")
+        verb = "is" if len(self.sequences) == 1 else "are"
+        return f"{few} {verb} too few for a mean. Of min_accuracy {counts}."
 
     def save(self, path: str | Path) -> None:
-        """Write the known texts as rows that ``tl-localize del --data PATH`` reads."""
+        """Write the known texts as rows that ``tl-localize del --data PATH`` reads: their tokens,
+        and prefix and suffix as text for people to read.
+        """
         lines = ""
         for one in self.sequences:
-            row = {name: getattr(one, name) for name in ("id", "category", "n_prefix")}
-            lines += json.dumps(row | {"tokens": one.tokens.tolist()}) + "\n"
+            row: dict[str, Any] = {"id": one.id, "category": one.category}
+            row["prefix_text"], row["suffix_text"] = one.text
+            row["n_prefix"], row["tokens"] = one.n_prefix, one.tokens.tolist()
+            lines += json.dumps(row, ensure_ascii=False) + "\n"
         write_text(path, lines)
 
 
@@ -223,16 +235,19 @@ def known(
     Args:
         min_accuracy: From which on a text counts as known: teacher-forced, a fraction of the
             suffix.
-        data: Texts of one's own, beside the others.
+        data: Texts of one's own, beside the others. Of a text of less than 48 tokens the first
+            third is the prefix, where neither the data nor the row say what it is.
 
     Raises:
         ValueError: The model has no tokenizer.
 
     >>> known(model).frame.columns.tolist()
-    ['id', 'category', 'kind', 'n_tokens', 'accuracy']
+    ['id', 'category', 'kind', 'n_tokens', 'accuracy', 'text']
     """
     check_between(0, 1, min_accuracy=min_accuracy)
-    texts = [("own", one) for one in (data.sequences(model) if data else ())]
+    texts: list[tuple[str, MemorizedSequence]] = []
+    if data:
+        texts += [(OWN, one) for one in data.sequences(model, third_of_short=True)]
     texts += _tokenized(model)
     sequences = [one for _, one in texts]
     # In float64 and rounded, so that 9 right tokens of 10 are an accuracy of 0.9.
@@ -242,9 +257,44 @@ def known(
         for kind, one in texts
     ]
     frame = pd.DataFrame(rows).assign(accuracy=shares)
+    frame["text"] = ["".join(one.text) for one in sequences]
     frame = frame.sort_values("accuracy", ascending=False, kind="stable")
     ordered = [sequences[i] for i in frame.index]
     return Known(frame.reset_index(drop=True), ordered, min_accuracy)
+
+
+def first_example(model: str | Path) -> str:
+    """The id of a text that a model of this name probably recites.
+
+    >>> first_example("reference-gpt2")
+    'quotes-056'
+    """
+    planted, known = FIRST_EXAMPLES
+    return planted if _is_shipped(model) else known
+
+
+def check_example(id: str, model: str | Path) -> None:
+    """Raise ValueError unless there is a text of this id for a model of this name; no model is
+    loaded.
+
+    >>> check_example("primes", "gpt2")
+    """
+    ids = likely = [one.id for one in known_texts()]
+    if _is_shipped(model):  # it recites none but what was planted in it
+        planted = load_planted()
+        ids = [*ids, *(one.id for one in planted)]
+        likely = [one.id for one in planted if one.repetitions >= PLANTED]
+    if id not in ids:
+        hint = nearest(id, likely) or f" Try {first_example(model)}."
+        raise ValueError(
+            f"example must be the id of a text that tl-localize known lists for {str(model)!r}, "
+            f"got {id!r}.{hint}"
+        )
+
+
+def _is_shipped(model: str | Path) -> bool:
+    """Whether a name, or the last part of a path, is that of a shipped model."""
+    return is_reference(Path(model).name)
 
 
 def example(model: LanguageModel, id: str) -> MemorizedSequence:
@@ -256,17 +306,18 @@ def example(model: LanguageModel, id: str) -> MemorizedSequence:
     >>> example(model, "primes").category
     'numbers'
     """
+    check_example(id, model_name(model))
     texts = {one.id: one for _, one in _tokenized(model, min_repetitions=1)}
     if id not in texts:
         raise ValueError(
-            f"example must be the id of a text that tl-localize known lists, got {id!r}."
-            f"{nearest(id, texts)}"
+            f"example must be a text that the tokenizer of {model_name(model)!r} makes at least 3 "
+            f"tokens of, got {id!r}. Choose another one."
         )
     return texts[id]
 
 
 def _tokenized(
-    model: LanguageModel, min_repetitions: int = 64
+    model: LanguageModel, min_repetitions: int = PLANTED
 ) -> Iterator[tuple[str, MemorizedSequence]]:
     """Kind and tokens of each text; of a shipped model first those that were planted so often."""
     tokenizer = tokenizer_of(model)

@@ -106,13 +106,14 @@ class AblationMeter:
         JSON takes it.
 
         Returns:
-            target, n_neurons; accuracy and levenshtein, lists [sequence] of fractions and
-            characters; perplexity and perplexity_base2 of general text.
+            target, n_neurons, n_layers (that they are in); accuracy and levenshtein, lists
+            [sequence] of fractions and characters; perplexity and perplexity_base2 of general text.
         """
         with self._ablated(target, chosen):
             now = self._measured()
         changes = now - pd.DataFrame(self.before)[now.columns]
-        effect: dict[str, Any] = {"target": target, "n_neurons": len(chosen)}
+        n_layers = int(chosen.mask.any(1).sum())
+        effect: dict[str, Any] = {"target": target, "n_neurons": len(chosen), "n_layers": n_layers}
         for name in now.columns:
             effect[name] = changes[name].tolist()
             if name.startswith("perplexity"):  # of one text, the same for all sequences

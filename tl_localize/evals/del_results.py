@@ -1,5 +1,6 @@
 """What DEL measured: one row per target, method and ratio, and the tables that are made of them."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +9,9 @@ import pandas as pd
 
 from tl_localize.evals.localize import Measured, count_missing, means_of, recorded, settings_of
 from tl_localize.execution.store import Cache
-from tl_localize.stats import at_cost, compare_with_reference, with_error
+from tl_localize.files import Storable
+from tl_localize.stats import at_cost, compare_with_reference, counted, with_error
+from tl_localize.units import NEURONS
 
 METRICS: dict[str, tuple[str, int, int]] = {  # column: title, factor, decimals
     "delta_self_accuracy": ("Δ Self-Acc (points)", 100, 1),
@@ -29,10 +32,10 @@ class DelResults(Measured):
 
     Args:
         frame: One row per target x method x ratio: model, sequence_id, category, method, ratio,
-            ablation, n_neurons, delta_self_accuracy, delta_self_levenshtein, delta_neg_accuracy,
-            delta_neg_levenshtein (means over the other test sequences, nan where there is none),
-            delta_perplexity, delta_perplexity_base2 (2 ** nats, as published), and what they were
-            before.
+            ablation, n_neurons, n_layers (that they are in), delta_self_accuracy,
+            delta_self_levenshtein, delta_neg_accuracy, delta_neg_levenshtein (means over the other
+            test sequences, nan where there is none), delta_perplexity, delta_perplexity_base2
+            (2 ** nats, as published), and what they were before.
         settings: What it was measured with.
         missing: What a run was asked for and has not got, one row per sequence x method x ratio:
             ratio, sequence_id, method, reason.
@@ -87,7 +90,7 @@ class DelResults(Measured):
             own, neg = points["self"].to_numpy(), points["neg"].to_numpy()
             row = {f"Self at Neg = -{price:g}": at_cost(price, -neg, own) for price in PRICES}
             ends = f"{with_error(own[:, -1])} / {with_error(neg[:, -1])}"
-            row["the curve ends at"] = f"{ends} ({100 * points['self'].columns[-1]:g} %)"
+            row["the curve ends at"] = f"{ends} ({100 * points['self'].columns[-1]:.4g} %)"
             rows[method] = row | {"targets": f"{len(points)}"}
         return pd.DataFrame(rows).T
 
@@ -121,11 +124,25 @@ class DelResults(Measured):
                 }
                 rows[str(method)] = row | {"targets": f"{len(part)}"}
             table = pd.DataFrame(rows).T
-            name = f"{100 * ratio:g} % of each layer, {block['sequence_id'].nunique()} sequences"
+            n_sequences = block["sequence_id"].nunique()
+            name = f"{self._share(block, ratio)}, {counted(n_sequences, 'sequence')}"
             if len(self.missing):
                 name += count_missing(table, self.missing[self.missing["ratio"] == ratio])
             blocks[name if ablation == "zero" else f"{ablation}, {name}"] = table
         return pd.concat(blocks)
+
+    def _share(self, block: pd.DataFrame, ratio: float) -> str:
+        """What a ratio takes of each layer, as text. Of a ratio with more than four digits, such as
+        1 / 1536, nobody but the number of units means anything.
+        """
+        percent = 100 * ratio
+        n_layers = block.get("n_layers", pd.Series(dtype=float)).max()
+        if math.isclose(percent, float(f"{percent:.4g}"), rel_tol=1e-9) or math.isnan(n_layers):
+            return f"{percent:.4g} % of each layer"
+        count = round(block["n_neurons"].max() / n_layers)
+        units = self.settings["runs"][-1].get("units", {"class": type(NEURONS).__name__})
+        one = getattr(Storable.kinds.get(units["class"]), "one", "unit")
+        return f"{counted(count, one)} of each layer ({percent:.2g} %)"
 
     def before_table(self) -> pd.DataFrame:
         """How well the model memorizes the test sequences, as text: the paper's table of accuracy,
@@ -174,9 +191,10 @@ def frame_of(effects: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame:
     if not len(effects):
         return effects
     targets = before.loc[effects["target"]].reset_index(drop=True)
-    frame = targets[["model", "sequence_id", "category"]].join(
-        effects[["method", "ratio", "ablation", "n_neurons"]]
-    )
+    about = ["method", "ratio", "ablation", "n_neurons", "n_layers"]
+    # records of earlier versions have no number of layers
+    about = [name for name in about if name in effects]
+    frame = targets[["model", "sequence_id", "category"]].join(effects[about])
     own = np.arange(len(before)) == effects[["target"]].to_numpy()  # [effect sequence]
     for name in ("accuracy", "levenshtein"):
         changes = pd.DataFrame(effects[name].tolist())

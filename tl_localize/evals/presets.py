@@ -45,7 +45,7 @@ FIRST_LAYER = DelBenchmark.first_layer  # layer 0 is spared, and learned masks l
 # shares of a layer's heads: that DEL ablates, and that Iterative Attribution takes at most
 HEAD_RATIOS, HEADS_SHARE = (0.17, 0.34), 0.5
 REV_HEAD_RATIOS = (0.17, 0.34, 0.5, 0.67)  # that REV puts back
-SPARE = 1.0  # points of accuracy that other sequences may lose
+MAX_OTHERS_LOST = 1.0  # points of accuracy that other sequences may lose
 GENERAL = "general.safetensors"  # in a collection's folder: text for the perplexity
 
 
@@ -224,8 +224,8 @@ def del_ratios(model: str, units: Units = NEURONS) -> tuple[float, ...]:
     return (0.02, 0.1) if is_reference(model) else (0.001, 0.005)
 
 
-def spare_of(
-    model: str, spare: float | None, ratios: Sequence[float] | None, units: Units
+def max_lost_of(
+    model: str, max_others_lost: float | None, ratios: Sequence[float] | None, units: Units
 ) -> float | None:
     """How many points the other sequences may lose where shares of DEL are chosen by that; None
     where they are given, or the paper's or our own for this model.
@@ -233,7 +233,9 @@ def spare_of(
     if ratios:
         return None
     settled = is_reference(model) or paper_settings(model, "del") or units != NEURONS
-    return spare if settled or spare is not None else SPARE
+    if settled or max_others_lost is not None:
+        return max_others_lost
+    return MAX_OTHERS_LOST
 
 
 def del_data(

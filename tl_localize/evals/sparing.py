@@ -23,17 +23,32 @@ def counts(n_units: int) -> list[int]:
     return [2**power for power in range(n_units.bit_length())]
 
 
+def check_max_rise(max_perplexity_rise: Real) -> None:
+    """Raise ValueError unless it is a percentage from 0 on."""
+    check_between(0, 1e6, max_perplexity_rise=max_perplexity_rise)
+
+
+def check_max_lost(max_others_lost: Real) -> None:
+    """Raise ValueError unless it is a number of points of accuracy."""
+    check_between(0, 100, max_others_lost=max_others_lost)
+
+
 def largest_set(
-    model: LanguageModel, scores: NeuronScores, text: torch.Tensor, spare: Real, first_layer: int
+    model: LanguageModel,
+    scores: NeuronScores,
+    text: torch.Tensor,
+    max_perplexity_rise: Real,
+    first_layer: int,
 ) -> NeuronSet:
     """The best 1, 2, 4, ... units of each layer: as many as raise the perplexity of general text by
-    at most ``spare`` percent, and at least one.
+    at most ``max_perplexity_rise`` percent, and at least one.
 
-    >>> len(largest_set(model, Activations()(model, sequence), text, spare=5, first_layer=1)) >= 5
+    >>> scores = Activations()(model, sequence)
+    >>> len(largest_set(model, scores, text, max_perplexity_rise=5, first_layer=1)) >= 5
     True
     """
-    check_between(0, 1e6, spare=spare)
-    bound = (1 + spare / 100) * perplexity(model, text)
+    check_max_rise(max_perplexity_rise)
+    bound = (1 + max_perplexity_rise / 100) * perplexity(model, text)
     best = scores.top_k(count=1, first_layer=first_layer)
     for count in counts(scores.values.shape[1]):
         chosen = scores.top_k(count=count, first_layer=first_layer)
@@ -45,17 +60,18 @@ def largest_set(
 
 
 def sparing_runs(
-    benchmark: DelBenchmark, methods: Sequence[Localizer], cache: Cache, spare: Real
+    benchmark: DelBenchmark, methods: Sequence[Localizer], cache: Cache, max_others_lost: Real
 ) -> Iterator[tuple[DelBenchmark, list[Localizer]]]:
     """DEL at 1, 2, 4, ... units of each layer, to be run one after the other with this cache. A
-    method goes on while the other sequences lose at most ``spare`` points of accuracy (Neg).
+    method goes on while the other sequences lose at most ``max_others_lost`` points of
+    accuracy (Neg).
 
     >>> benchmark = DelBenchmark(model, few, text, ratios=(0.5,), n_dev=1)
-    >>> runs = sparing_runs(benchmark, [Activations()], Cache(), spare=1)
+    >>> runs = sparing_runs(benchmark, [Activations()], Cache(), max_others_lost=1)
     >>> next(runs)[0].ratios == (1 / model.cfg.d_mlp,)
     True
     """
-    check_between(0, 100, spare=spare)
+    check_max_lost(max_others_lost)
     left = [method for method in methods if method.name != RandomBaseline.name]
     n_units = NeuronView(benchmark.model, benchmark.units).n_neurons
     for count in counts(n_units):
@@ -65,7 +81,7 @@ def sparing_runs(
         yield replace(benchmark, ratios=(ratio,)), left
         frame = DelResults.of(cache).frame
         lost = frame[frame["ratio"] == ratio].groupby("method")["delta_neg_accuracy"].mean()
-        left = [method for method in left if 100 * lost.get(method.name, -1) >= -spare]
+        left = [method for method in left if 100 * lost.get(method.name, -1) >= -max_others_lost]
 
 
 def general_text(results: DelResults) -> str:

@@ -151,15 +151,26 @@ class Store(Cache):
         self.folder, self.read_only = Path(folder), read_only
         if not read_only:
             self._prepare()
+        self._check_format()
+
+    def _check_format(self) -> None:
+        """Raise ValueError unless this version wrote the folder."""
+        rule = f"folder must hold the results of a run in format {FORMAT}"
+        if not os.path.lexists(self.folder / MARKER) and not (self.folder / "plans").is_dir():
+            found = "no such folder" if not self.folder.is_dir() else "other files or none"
+            raise ValueError(
+                f"{rule}, got {found} at {str(self.folder)!r}. Name a folder that a command such "
+                "as tl-localize inj has written."
+            )
         try:
             found = f"format {json.loads(content_of(self.folder / MARKER))['format']}"
         except (OSError, *DAMAGE):
             found = f"no whole {MARKER}"
         if found != f"format {FORMAT}":
             raise ValueError(
-                f"folder must hold the results of a run in format {FORMAT}, got {found} in "
-                f"{str(self.folder)!r}. Check the path, use the version that wrote the folder, or "
-                f"write {json.dumps({'format': FORMAT})} into {MARKER} if this version did."
+                f"{rule}, got {found} in {str(self.folder)!r}. Use the version that wrote the "
+                f"folder, or write {json.dumps({'format': FORMAT})} into {MARKER} if this version "
+                "did."
             )
 
     def _prepare(self) -> None:

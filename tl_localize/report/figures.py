@@ -207,7 +207,7 @@ def confusion(results: DelResults, ratio: Real | None = None) -> "Figure":
     figure: Any = panels[0].figure
     label = "change of accuracy (percentage points)"
     figure.colorbar(panels[0].images[0], ax=panels, label=label)
-    figure.suptitle(f"DEL: top {100 * ratio:g} % of each layer ablated; {len(targets)} sequences")
+    figure.suptitle(f"DEL: top {100 * ratio:.3g} % of each layer ablated; {len(targets)} sequences")
     return figure
 
 

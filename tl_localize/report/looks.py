@@ -8,12 +8,21 @@ markers tell the methods apart.
 
 import io
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+FIGURES_NEED = "Figures need matplotlib, which the extra 'plots' brings: pip install matplotlib."
+
+
+def has_matplotlib() -> bool:
+    """Whether figures can be drawn."""
+    return find_spec("matplotlib") is not None
 
 
 class Look(NamedTuple):
@@ -69,7 +78,7 @@ def axes(n: int, size: tuple[float, float] = (4.8, 4.2)) -> "list[Axes]":
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("Figures need matplotlib: pip install matplotlib.") from error
+        raise ImportError(FIGURES_NEED) from error
 
     class Shown(Figure):
         """A figure that a notebook shows: IPython draws matplotlib's own figures only where pyplot

@@ -62,10 +62,14 @@ def plain(table: pd.DataFrame) -> Table:
         is_number = column.astype(str).str.match(r"-?\d").all()
         shown.add_column(Text(str(name)), justify="right" if is_number else "left")
     for row in whole.itertuples(index=False):
-        shown.add_row(
-            *(Text(f"{cell:.3g}" if isinstance(cell, float) else str(cell)) for cell in row)
-        )
+        shown.add_row(*map(_cell, row))
     return shown
+
+
+def _cell(value: object) -> Text:
+    if isinstance(value, Text):
+        return value
+    return Text(f"{value:.3g}" if isinstance(value, float) else str(value))
 
 
 def show(table: pd.DataFrame, title: str = "") -> None:

@@ -2,6 +2,7 @@
 terminal, brackets in a log.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 
@@ -13,6 +14,7 @@ from tl_localize.metrics import Decode, check_recited, decoder, predicted_suffix
 from tl_localize.neurons import LanguageModel
 from tl_localize.scores import NeuronSet
 from tl_localize.sequences import MemorizedSequence
+from tl_localize.stats import counted
 
 BREAK = "\u23ce"  # stands for a line break
 CONTEXT = 8  # tokens that are decoded before a piece, so that it begins as it does in the text
@@ -126,7 +128,8 @@ class TokenView:
     def _summary(self) -> str:
         states, recited = self.states(), int((self.before == self.sequence.suffix).sum())
         forgotten = f"{states.count('forgotten')} of {recited} recited tokens forgotten"
-        return f"{self.n_ablated} {self.units} ablated: {forgotten}, {len(states)} in the suffix"
+        ablated = counted(self.n_ablated, self.units.removesuffix("s"))
+        return f"{ablated} ablated: {forgotten}, {len(states)} in the suffix"
 
     def _pieces(self) -> tuple[str, list[tuple[str, str, str]]]:
         """The prefix as text, and of each piece of the suffix its text, what is predicted after,
@@ -205,6 +208,24 @@ def token_view(
     with neurons.dropped_out(model):
         (after,) = predicted_suffixes(model, [sequence])
     return TokenView(sequence, before, after, decode, len(neurons), neurons.units.name)
+
+
+def page(view: TokenView, title: str, about: Mapping[str, str]) -> str:
+    """A whole HTML page: what the view is of, and the view.
+
+    Args:
+        about: what stands above the view, by its name, such as the model and the method.
+
+    >>> abc = MemorizedSequence(torch.tensor([0, 1]), 1)
+    >>> letters = lambda ids: "".join("ab"[i] for i in ids)
+    >>> view = TokenView(abc, torch.tensor([1]), torch.tensor([0]), letters, 5)
+    >>> "<dt>model</dt><dd>gpt2</dd>" in page(view, "abc", {"model": "gpt2"})
+    True
+    """
+    rows = [f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in about.items()]
+    style = "dl{display:grid;grid-template-columns:max-content auto;gap:4px 16px}dd{margin:0}"
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{style}</style>'
+    return f"<!doctype html>{head}<dl>{''.join(rows)}</dl>{view.html()}"
 
 
 def _html_text(text: str) -> str:
