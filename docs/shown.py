@@ -115,10 +115,13 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def cells_of(table: str, column: str) -> str:
-    """The code of a column of a table of Markdown, one line for each cell."""
+    """The code of a column of a table of Markdown, one line for each cell; what is made one by one
+    is made to its end.
+    """
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
     place = rows[0].index(column)
-    return "".join(f"list({code})\n" for row in rows for code in re.findall("`(.*?)`", row[place]))
+    cells = [code for row in rows for code in re.findall("`(.*?)`", row[place])]
+    return "".join(f"cell = {cell}\nif hasattr(cell, '__next__'): list(cell)\n" for cell in cells)
 
 
 # What is wrong without running anything
@@ -392,11 +395,13 @@ def distractors_figure(model: str) -> Any:
         "method"
     )
     rows: list[dict[str, Any]] = []
-    for name in TITLES:
-        if TITLES[name] not in table.index:
+    for name, title in TITLES.items():
+        if title not in table.index:
             continue
-        own, others = (both(part) for part in table.loc[TITLES[name], "R@1x"].split(" / "))
-        about = {"method": name, "injection_ratio": 0.03, "multiple": 1, "converged": True}
+        own, others = (both(part) for part in table.loc[title, "R@1x"].split(" / "))
+        # the table is of its first form, not of its default
+        shown = "Iterative Attribution, contrast=0" if name == "iterative_attribution" else name
+        about = {"method": shown, "injection_ratio": 0.03, "multiple": 1, "converged": True}
         for group in (0, 1):
             found = {"group": group, "recall": own[group], "foreign_recall": others[group]}
             rows += [about | found | {"sequence_id": f"{group}-{place}"} for place in range(4)]
