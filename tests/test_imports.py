@@ -3,6 +3,7 @@ light.
 """
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,19 @@ def imports_in(source):
             if name.split(".")[0] in ("tl_localize", "relative import")
         ]
     return found
+
+
+@pytest.mark.parametrize(
+    ("first", "given", "found"),
+    [("", None, "passive"), ("torch, ", None, "None"), ("", "active", "active")],
+)
+def test_waiting_threads_do_not_spin_where_torch_comes_later(first, given, found):
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_WAIT_POLICY": given} if given else {}
+    code = f"import os, {first}tl_localize; print(os.environ.get('OMP_WAIT_POLICY'))"
+    command = [sys.executable, "-c", code]
+    told = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert told.stdout.strip() == found, told.stderr
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,13 @@ def test_accuracy_is_the_share_of_right_tokens(any_model, sequences):
     assert accuracy(any_model, half_right).tolist() == pytest.approx(wanted)
 
 
+def test_one_sequence_is_measured_as_a_list_of_one(gpt2_like, sequence):
+    assert torch.equal(accuracy(gpt2_like, sequence), accuracy(gpt2_like, [sequence]))
+    found = levenshtein(gpt2_like, sequence, decode=spell)
+    assert torch.equal(found, levenshtein(gpt2_like, [sequence], decode=spell))
+    assert found.shape == (1,)
+
+
 @pytest.mark.parametrize("n", [10, 20, 50])
 def test_an_accuracy_of_nine_tenths_is_enough(gpt2_like, monkeypatch, n):
     sequence = MemorizedSequence(torch.arange(n + 1), 1)

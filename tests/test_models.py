@@ -331,6 +331,24 @@ def test_load_model_refuses_an_unknown_name_and_offers_near_ones(name, near):
         load_model(name)
 
 
+def test_load_model_names_what_to_do_with_a_model(folder, unchecked):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with pytest.raises(TypeError, match=r"a path, got .*\. Save .* by save_pretrained\(folder\)"):
+        load_model(model)
+
+
+@pytest.mark.parametrize("dtype", ["float33", "int8", torch.int8, None])
+def test_load_model_lists_the_dtypes(tmp_path, dtype, unchecked):
+    with pytest.raises(ValueError, match="dtype must be one of 'float32', 'float64', 'bfloat16'"):
+        load_model(tmp_path, dtype=dtype)
+
+
+def test_load_model_takes_a_dtype_by_name(saved):
+    assert load_model(saved, device="cpu", dtype="bfloat16").W_in.dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("device", ["gpu", "meta", "cuda:77"])
 def test_a_device_that_is_not_there_is_refused_before_weights_are_read(tmp_path, device):
     with pytest.raises(ValueError, match=f"device must be there, got '{device}'"):

@@ -121,6 +121,11 @@ def test_sets_behave_as_pythons_sets_of_pairs(one, other):
         assert a.recall_of(b) == len(one & other) / len(other)
 
 
+def test_the_recall_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="truth must hold at least one of the neurons, got none"):
+        set_of([(0, 0)]).recall_of(set_of([]))
+
+
 def test_sets_of_other_models_are_not_mixed():
     with pytest.raises(ValueError, match=r"other must be a NeuronSet of shape \(2, 4\) of"):
         set_of([(0, 0)]) | NeuronSet(torch.ones(1, 3) > 0)

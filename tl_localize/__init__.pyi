@@ -34,6 +34,7 @@ from .methods import (
     ZeroOut as ZeroOut,
 )
 from .metrics import (
+    NotRecitedWarning as NotRecitedWarning,
     accuracy as accuracy,
     check_recited as check_recited,
     levenshtein as levenshtein,

@@ -1,6 +1,7 @@
 """Batch sizes that fit into memory."""
 
 import gc
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from tl_localize.neurons import NeuronView, check_count
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Report = Callable[[float], None]  # the fraction of the work that is done
+TextReport = Callable[[float, str], None]  # and what was just done
 
 CPU_BYTES = 2**30  # working memory of one batch; more is not faster on a CPU
 CUDA_MARGIN = 1.25  # of the memory that a batch is computed to take
@@ -110,6 +112,21 @@ def rows_that_fit(
 def part_of(report: Report, start: float, end: float) -> Report:
     """The report of a part of the work, from one fraction of the whole to another."""
     return lambda fraction: report(start + (end - start) * fraction)
+
+
+def with_text(progress: Callable[..., None] | None) -> TextReport:
+    """A user's callback, as one of a fraction and a text: one that takes a single argument gets the
+    fraction alone.
+
+    >>> with_text([].append)(0.5, "step 20, loss 0.31")
+    """
+    if progress is None:
+        return lambda fraction, text: None
+    try:
+        inspect.signature(progress).bind(0.0, "")
+    except TypeError:
+        return lambda fraction, text: progress(fraction)
+    return progress
 
 
 def halving(

@@ -1,5 +1,6 @@
 """Measures of a model in its present state, hooks and injections included. No gradients."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,13 +18,14 @@ from tl_localize.sequences import (
     Decode,
     MemorizedSequence,
     SequenceBatch,
-    as_list,
     check_sequences,
     check_tokens,
     decoder,
+    one_or_more,
 )
 from tl_localize.units import NEURONS, Units
 
+RECITED = 0.9  # the accuracy from which on a text counts as recited: the paper's
 PUBLISHED_CHUNKS = 128  # of the sequences of general text, whose losses the authors average first
 
 
@@ -50,12 +52,15 @@ def predicted_suffixes(
 
 
 def accuracy(
-    model: LanguageModel, sequences: Iterable[MemorizedSequence]
+    model: LanguageModel, sequences: MemorizedSequence | Iterable[MemorizedSequence]
 ) -> Float[Tensor, " sequence"]:
     """Share of the suffix tokens that the model predicts right, each from the true tokens before
     it.
 
     Source: Chang et al. (2024), arXiv:2311.09060, eq. (2).
+
+    Args:
+        sequences: some sequences, or one, whose result is a tensor of one number.
 
     Returns:
         [sequence] fraction, float32 on the CPU.
@@ -63,19 +68,31 @@ def accuracy(
     Raises:
         ValueError: a sequence does not fit the model.
 
-    >>> bool(accuracy(model, [sequence]) > 0.9)
+    >>> bool(accuracy(model, sequence) > 0.9)
     True
     """
-    sequences = as_list(sequences)
-    pairs = zip(predicted_suffixes(model, sequences), sequences, strict=True)
+    sequences = one_or_more(sequences)
+    return shares_right(predicted_suffixes(model, sequences), sequences)
+
+
+def shares_right(
+    guesses: Iterable[Tensor], sequences: Sequence[MemorizedSequence]
+) -> Float[Tensor, " sequence"]:
+    """Share of the tokens of each suffix that are predicted right."""
+    pairs = zip(guesses, sequences, strict=True)
     return torch.stack([(guess == one.suffix).float().mean() for guess, one in pairs])
 
 
+class NotRecitedWarning(UserWarning):
+    """A method scored a sequence that the model does not recite."""
+
+
 def check_recited(
-    model: LanguageModel, sequences: Iterable[MemorizedSequence], min_accuracy: Real = 0.9
+    model: LanguageModel,
+    sequences: MemorizedSequence | Iterable[MemorizedSequence],
+    min_accuracy: Real = RECITED,
 ) -> None:
-    """Raise ValueError unless the model recites every sequence. No method checks this itself, as a
-    sequence may be injected later.
+    """Raise ValueError unless the model recites every sequence. A method only warns of it.
 
     Args:
         min_accuracy: teacher-forced, a fraction; 0.9 is the paper's (section 4.2).
@@ -87,21 +104,46 @@ def check_recited(
     ValueError: sequence must be recited by the model with an accuracy of at least 0.9, got ...
     """
     check_between(0, 1, min_accuracy=min_accuracy)
-    sequences = as_list(sequences)
-    measured = accuracy(model, sequences)
+    sequences = one_or_more(sequences)
+    if problem := what_is_not_recited(sequences, accuracy(model, sequences), min_accuracy):
+        raise ValueError(problem)
+
+
+def warn_unless_recited(
+    model: LanguageModel, sequences: Sequence[MemorizedSequence], units: Units = NEURONS
+) -> None:
+    """Warn the caller's caller, once for the sequences together, where the model does not recite
+    them. It costs one forward pass of the sequences.
+    """
+    guesses = predicted_suffixes(model, sequences, units=units)
+    if problem := what_is_not_recited(sequences, shares_right(guesses, sequences), RECITED):
+        advice = "Where it is meant so: warnings.filterwarnings('ignore', category="
+        advice += "tl_localize.NotRecitedWarning), or map(..., check=False)."
+        warnings.warn(f"{problem} {advice}", NotRecitedWarning, stacklevel=3)
+
+
+def what_is_not_recited(
+    sequences: Sequence[MemorizedSequence], measured: Tensor, min_accuracy: Real
+) -> str:
+    """How many sequences have a lower accuracy, and the worst of them, in words; empty where none
+    has.
+    """
     # torch compares in float32, as the shares are, so 9 right tokens of 10 are an accuracy of 0.9
     n_low = int((measured < min_accuracy).sum())
-    if n_low:
-        raise ValueError(
-            f"sequence must be recited by the model with an accuracy of at least {min_accuracy:g}, "
-            f"got {measured.min():.2f} in {sequences[int(measured.argmin())]!r}, and less than "
-            f"that in {n_low} of {len(sequences)}. Choose a text that the model saw often in "
-            "training, give a longer prefix, or check spelling and spaces."
-        )
+    if not n_low:
+        return ""
+    return (
+        f"sequence must be recited by the model with an accuracy of at least {min_accuracy:g}, "
+        f"got {measured.min():.2f} in {sequences[int(measured.argmin())]!r}, and less than "
+        f"that in {n_low} of {len(sequences)}. Choose a text that the model saw often in "
+        "training, give a longer prefix, or check spelling and spaces."
+    )
 
 
 def levenshtein(
-    model: LanguageModel, sequences: Iterable[MemorizedSequence], decode: Decode | None = None
+    model: LanguageModel,
+    sequences: MemorizedSequence | Iterable[MemorizedSequence],
+    decode: Decode | None = None,
 ) -> Float[Tensor, " sequence"]:
     """Edit distance between the text of the predicted suffix (teacher-forced argmax) and of the
     true one.
@@ -110,6 +152,7 @@ def levenshtein(
     both.
 
     Args:
+        sequences: some sequences, or one, whose result is a tensor of one number.
         decode: token ids -> text; the model's tokenizer unless given.
 
     Returns:
@@ -121,7 +164,7 @@ def levenshtein(
     >>> bool(levenshtein(model, [sequence]) < 20)
     True
     """
-    decode, sequences = decode or decoder(model), as_list(sequences)
+    decode, sequences = decode or decoder(model), one_or_more(sequences)
     distances: list[int] = []
     for guess, one in zip(predicted_suffixes(model, sequences), sequences, strict=True):
         text = decode([*one.prefix.tolist(), *guess.tolist()])

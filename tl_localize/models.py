@@ -2,6 +2,7 @@
 weights.
 """
 
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -15,12 +16,13 @@ from torch import Tensor
 
 from tl_localize.files import nearest, reading
 from tl_localize.forward import as_bridge, lay_out, logits_misfit
-from tl_localize.neurons import NeuronView, initialize_vector_functions
+from tl_localize.neurons import NeuronView, check_choice, initialize_vector_functions
 
 if TYPE_CHECKING:  # imported when a model is loaded
     from transformer_lens import HookedTransformer
     from transformer_lens.model_bridge import TransformerBridge
 
+DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 REFERENCE_MODELS = ("reference-gpt2", "reference-pythia")  # shipped; "reference" is the first
 LOGITS_TOLERANCE = 1e-4  # of a converted model against transformers, float32 and float64
 HALF_TOLERANCE = 4.0  # in float16 and bfloat16: times what ``logits_misfit`` allows
@@ -34,7 +36,7 @@ ADVICE = "Convert it to a TransformerLens model yourself: every method takes one
 def load_model(
     name_or_path: str | Path,
     device: str | torch.device | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     bridge: bool = False,
 ) -> "HookedTransformer | TransformerBridge":
     """A TransformerLens model with unprocessed weights, in eval mode, that never adds BOS by
@@ -52,18 +54,21 @@ def load_model(
             adapts; a GGUF file of one, whose weights become floating-point numbers again; a name
             that TransformerLens knows; or a name of the Hugging Face hub.
         device: CUDA when there is one, unless given.
+        dtype: of the weights: float32, float64, bfloat16 or float16, of torch or by name.
         bridge: a TransformerBridge, also where there is a HookedTransformer.
 
     Raises:
+        TypeError: something else than a name or a path, such as a model.
         ValueError: an unknown name, a model that can't be loaded right (a mixture of experts, an
-            MLP without a neuron axis, other logits), or CUDA asked for and absent.
+            MLP without a neuron axis, other logits), another dtype, or CUDA asked for and absent.
         ImportError: a GGUF file without the package that reads it.
 
     >>> load_model("reference").cfg.d_mlp
     1536
     """
     initialize_vector_functions()
-    device = check_device(device)
+    check_path(name_or_path)
+    device, dtype = check_device(device), check_dtype(dtype)
     name = str(name_or_path)
     if is_reference(name):
         shipped = REFERENCE_MODELS[0] if name == "reference" else name
@@ -97,6 +102,24 @@ def is_reference(name: str | Path) -> bool:
     (True, False)
     """
     return str(name) in ("reference", *REFERENCE_MODELS)
+
+
+def check_path(name_or_path: Any) -> None:
+    """Raise TypeError unless this is a name or a path."""
+    if not isinstance(name_or_path, str | os.PathLike):
+        raise TypeError(
+            f"name_or_path must be a name or a path, got {type(name_or_path).__name__}. Save a "
+            "model of transformers and its tokenizer by save_pretrained(folder) and give the "
+            "folder; a model of TransformerLens needs no loading: every method takes it."
+        )
+
+
+def check_dtype(dtype: Any) -> torch.dtype:
+    """The dtype, also of its name; ValueError where no model can have it."""
+    if dtype in DTYPES.values():
+        return dtype
+    check_choice("dtype", dtype, DTYPES)
+    return DTYPES[dtype]
 
 
 def is_gguf(name: str | Path) -> bool:

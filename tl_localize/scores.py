@@ -106,8 +106,15 @@ class NeuronSet(Saved):
         return f"NeuronSet({counts}, per layer {self.mask.sum(1).tolist()})"
 
     def recall_of(self, truth: "NeuronSet") -> float:
-        """Fraction of the true neurons that are in this set; ValueError where the shapes differ."""
+        """Fraction of the true neurons that are in this set; ValueError where the shapes differ, or
+        where there are no true neurons.
+        """
         self._fitting(truth, "truth")
+        if not len(truth):
+            raise ValueError(
+                f"truth must hold at least one of the {truth.units.name}, got none. A recall is a "
+                "share of them: check how the set was made."
+            )
         return len(self & truth) / len(truth)
 
     def dropout_hooks(self, device: torch.device | str = "cpu") -> list[tuple[str, Hook]]:

@@ -257,6 +257,13 @@ def as_list(sequences: Iterable[MemorizedSequence]) -> list[MemorizedSequence]:
     return sequences
 
 
+def one_or_more(
+    sequences: MemorizedSequence | Iterable[MemorizedSequence],
+) -> list[MemorizedSequence]:
+    """``as_list``, also of a sequence that is no list."""
+    return as_list([sequences] if isinstance(sequences, MemorizedSequence) else sequences)
+
+
 def check_tokens(model: LanguageModel, tokens: Int[Tensor, "*shape"], where: str = "") -> None:
     """Raise ValueError unless every token is in the model's vocabulary."""
     low, high = int(tokens.min()), int(tokens.max())

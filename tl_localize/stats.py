@@ -80,11 +80,15 @@ def compare_with_reference(
 
     Returns:
         one row per method and setting: difference of the means, p_value, n (pairs), tests (by how
-        many 0.05 is divided), level (0.05 / tests), significant.
+        many 0.05 is divided), level (0.05 / tests), significant; no row of an empty frame.
 
     Raises:
         ValueError: the reference is not in the frame.
     """
+    names = ["difference", "p_value", "n", "tests", "level", "significant"]
+    columns = ["method", *by, *names]
+    if not len(frame):
+        return pd.DataFrame(columns=columns)
     check_choice("reference", reference, frame["method"].unique())
     better = "greater" if larger_is_better else "less"
     own = frame[frame["method"] == reference]
@@ -100,8 +104,7 @@ def compare_with_reference(
             difference = float((pair[:, 0] - pair[:, 1]).mean())
             level = ALPHA / n_tests
             rows.append([method, *key, difference, p, len(pair), n_tests, level, p < level])
-    names = ["difference", "p_value", "n", "tests", "level", "significant"]
-    return pd.DataFrame(rows, columns=["method", *by, *names])  # also where there is one method
+    return pd.DataFrame(rows, columns=columns)  # also where there is one method
 
 
 def interpolated_at(price: float, costs: Numbers, gains: Numbers) -> float:

@@ -209,3 +209,58 @@ def test_an_earlier_checkpoint_takes_the_place_of_training(rev):
 def test_bad_arguments_are_named(rev, argument, value):
     with pytest.raises(ValueError, match=argument.removesuffix("s").removeprefix("n_")):
         replace(rev, **{argument: value})
+
+
+def made_by_hand():
+    """Four sentences of two methods at seven shares, in both directions."""
+    import pandas as pd
+
+    from tl_localize import RevResults
+
+    rows = [
+        {
+            "sequence_id": f"s{s}",
+            "method": method,
+            "group": "group-00",
+            "direction": direction,
+            "converged": True,
+            "steps": 9,
+            "ratio": ratio,
+            "delta_own_accuracy": sign * ratio * size,
+            "delta_others_accuracy": sign * ratio * (0.19 + s / 100),
+            "delta_general_loss": 0.1,
+        }
+        for method, size in (("activation_contrast_same_kind", 1.5), ("random", 0.3))
+        for s in range(4)
+        for direction, sign in (("put_back", -1), ("graft", 1))
+        for ratio in (0.05, 0.1, 0.2, 0.25, 0.3, 0.35, 0.4)
+    ]
+    return RevResults(pd.DataFrame(rows))
+
+
+def test_the_printed_table_of_rev_fits_100_columns(capsys):
+    from tl_localize.cli.publish import print_results
+    from tl_localize.report.tables import rev_tables
+
+    results = made_by_hand()
+    print_results(results, rev_tables(results)["rev"], "rev")
+    _caption, *lines = capsys.readouterr().out.strip().splitlines()
+    assert max(map(len, lines)) <= 100
+    shown = "\n".join(lines)
+    assert all(f" {share} %" in shown for share in (5, 10, 20, 25, 30, 35, 40))
+    assert shown.count("Activation Contrast, same kind") == 2  # two blocks
+    assert "own at others -5" in shown and "-60.0 / -8.2" in shown
+
+
+def test_table_and_figure_of_rev_have_one_sign():
+    from tl_localize.report.figures import rev_figures
+
+    results = made_by_hand()
+    panels = rev_figures(results)["rev_curves"].axes
+    for panel, direction in zip(panels, ("put_back", "graft"), strict=True):
+        cell = results.table(direction, errors=False).loc["random", "40 %"]
+        own, others = (float(part) for part in cell.split(" / "))
+        (drawn,) = [one for one in panel.containers if one.get_label() == "Random"]
+        x, y = drawn.lines[0].get_data()
+        assert (y[-1], x[-1]) == pytest.approx((own, others), abs=0.05)
+        assert (own < 0) == (direction == "put_back")

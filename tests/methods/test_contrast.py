@@ -2,11 +2,14 @@
 time.
 """
 
+from dataclasses import dataclass, field
+
 import torch
 from oracles import gate_gradient_of, mean_probability
 
-from tl_localize import Attribution, MemorizedSequence
+from tl_localize import Attribution, MemorizedSequence, MLPNeurons
 from tl_localize.methods import contrast
+from tl_localize.neurons import NeuronView
 
 
 def plain_need(model, seed, begin=()):
@@ -33,6 +36,24 @@ def test_a_contrast_divides_by_what_general_text_needs(any_model, sequence):
     found = Attribution(contrast=2, seed=3)(any_model, sequence).values
     wanted = Attribution()(any_model, sequence).values / (1 + 2 * need**3)
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-6)
+
+
+def test_units_that_look_alike_do_not_share_a_need(gpt2_like):
+    @dataclass(frozen=True)
+    class Some(MLPNeurons):
+        factor: float = field(default=1.0, repr=False)
+
+        def __repr__(self):
+            return "Some()"
+
+    one, two = NeuronView(gpt2_like, Some(1.0)), NeuronView(gpt2_like, Some(2.0))
+    values = {id(one): torch.ones(2, 48), id(two): torch.zeros(2, 48)}
+
+    def measure(neurons, given):
+        return values[id(neurons)]
+
+    for view in (one, two, one):
+        assert torch.equal(contrast.kept(view, 0, measure), values[id(view)])
 
 
 def test_texts_begin_as_the_models_own_do(gpt2_like, sequence, monkeypatch):

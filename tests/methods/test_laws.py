@@ -2,6 +2,8 @@
 
 import inspect
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tl_localize import METHODS, MemorizedSequence
+from tl_localize import METHODS, MemorizedSequence, NotRecitedWarning, accuracy
 from tl_localize.identity import identity_text
 from tl_localize.methods.random_baseline import mixed
 
@@ -86,6 +88,69 @@ def test_method_other_seed_other_scores(gpt2_like, sequence, name):
 def test_method_scores_depend_on_the_sequence(gpt2_like, make_sequences, name):
     one, two = METHODS[name](**SHORT.get(name, {})).map(gpt2_like, make_sequences((9, 3), (9, 3)))
     assert not torch.equal(one.values, two.values)
+
+
+# ---- texts that the model does not recite
+
+
+def recited(model, sequence):
+    """The sequence with a suffix that the model recites."""
+    tokens = sequence.tokens.clone()
+    for position in range(sequence.n_prefix, len(tokens)):
+        with torch.no_grad():
+            tokens[position] = model(tokens[None, :position])[0, -1].argmax()
+    return replace(sequence, tokens=tokens)
+
+
+def test_method_warns_once_of_a_text_that_the_model_does_not_recite(gpt2_like, sequence, method):
+    with pytest.warns(NotRecitedWarning) as told:
+        method(gpt2_like, sequence)
+    (one,) = told
+    share = float(accuracy(gpt2_like, sequence))
+    assert f"accuracy of at least 0.9, got {share:.2f} in {sequence!r}" in str(one.message)
+    assert "NotRecitedWarning" in str(one.message)
+
+
+LINES = """
+import warnings
+from tl_localize import MemorizedSequence, RandomBaseline, load_model
+model, method = load_model("reference"), RandomBaseline()
+sequence = MemorizedSequence.from_text(model, "Two roads", " diverged in a yellow wood")
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    method(model, sequence)
+    method.map(model, [sequence])
+print([(one.filename, one.lineno) for one in told])
+"""
+
+
+def test_the_warning_names_the_line_that_localizes():
+    # in a process of its own: jaxtyping's checks put their own lines between
+    command = [sys.executable, "-W", "ignore", "-c", LINES]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert found.stdout.strip() == "[('<string>', 8), ('<string>', 9)]", found.stderr
+
+
+def test_of_many_texts_one_warning_is_given_for_one_pass(gpt2_like, sequences, method):
+    known = [recited(gpt2_like, one) for one in sequences]
+    passes = []
+    with gpt2_like.hooks(fwd_hooks=[("hook_embed", lambda act, hook: passes.append(1))]):
+        method.map(gpt2_like, [known[0], *sequences], check=False)
+        assert not passes
+        with pytest.warns(NotRecitedWarning, match="and less than that in 4 of 5") as told:
+            method.map(gpt2_like, [known[0], *sequences])
+    assert len(told) == len(passes) == 1
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_of_a_recited_text_no_warning_is_given(gpt2_like, sequence, method):
+    method(gpt2_like, recited(gpt2_like, sequence))
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_benchmark_does_not_warn_of_what_it_injects(gpt2_like, make_inj):
+    results = make_inj(gpt2_like, max_steps=1).run([METHODS["activations"]()])
+    assert not results.frame["converged"].any()
 
 
 # ---- many sequences
@@ -198,7 +263,7 @@ def test_out_of_memory_changes_nothing_but_a_warning(
     gpt2_like, sequences, unchanged, monkeypatch, name
 ):
     method = METHODS[name](**SHORT.get(name, {}))
-    wanted = list(method.map(gpt2_like, sequences))
+    wanted = list(method.map(gpt2_like, sequences, check=False))
     check = unchanged(gpt2_like)
     forward = type(gpt2_like.blocks[1]).forward
     calls = [0]
@@ -212,11 +277,11 @@ def test_out_of_memory_changes_nothing_but_a_warning(
     monkeypatch.setattr(type(gpt2_like.blocks[1]), "forward", failing)
     if name in ("activations", *TRAINED):
         with pytest.warns(RuntimeWarning, match="Out of memory with a batch of") as caught:
-            found = list(method.map(gpt2_like, sequences))
+            found = list(method.map(gpt2_like, sequences, check=False))
         assert len(caught) == 1
     else:
         with pytest.warns(RuntimeWarning, match="Out of memory with a batch of"):
-            found = list(method.map(gpt2_like, sequences))
+            found = list(method.map(gpt2_like, sequences, check=False))
     for one, other in zip(found, wanted, strict=True):
         close(method, one, other)
     check()

@@ -1,5 +1,8 @@
 """Figures show what the frame holds."""
 
+import io
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -85,6 +88,27 @@ def test_forgetting_draws_each_method_from_nothing_through_all_ratios_with_error
         for axis, column in enumerate(columns):
             ends = np.array(bars[axis].get_segments())[:, :, axis]
             assert np.ptp(ends, 1) / 2 == pytest.approx([0, *errors.loc[name, column]])
+
+
+def test_forgetting_reaches_as_far_as_the_data(del_results):
+    (ax,) = figures.forgetting(del_results).axes
+    furthest = -100 * del_results.frame["delta_neg_accuracy"].min()
+    assert ax.get_xlim()[1] < 1.5 * furthest + 1
+    few = replace(del_results, frame=del_results.frame.assign(delta_neg_accuracy=-0.002))
+    (ax,) = figures.forgetting(few).axes
+    assert 1 <= ax.get_xlim()[1] < 1.2
+
+
+def test_nothing_of_a_confusion_figure_is_cut_off_in_a_notebook(del_results):
+    import matplotlib.image
+
+    matrix = next(iter(del_results.confusion.values()))
+    names = "hard_concrete", "attribution", "activations", "random"
+    confusion = {(name, 0.005): matrix for name in names}
+    shown = figures.confusion(replace(del_results, confusion=confusion))._repr_png_()
+    pixels = matplotlib.image.imread(io.BytesIO(shown), format="png")[..., :3]
+    for edge in (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]):
+        assert (edge == 1).all()
 
 
 def test_figure_shows_itself_in_a_notebook():

@@ -14,9 +14,6 @@ from typer.core import TyperGroup
 from tl_localize import __version__
 from tl_localize.cli import commands as c
 
-# Threads of OpenMP that wait must not spin, or two programs on one machine take turns in waiting.
-# It is read when torch is imported.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
 

@@ -86,7 +86,7 @@ def localize_text(given: Namespace) -> None:
     model = load(given)
     sequence = asked_text(given, model)
     with progress_bar() as advance:
-        (scores,) = methods[0].map(model, [sequence], progress=advance)
+        (scores,) = methods[0].map(model, [sequence], progress=advance, check=False)
     general = held_out_tokens(model)[:N_GENERAL, :GENERAL_LENGTH]
     if given.ratio is None:
         chosen = largest_set(model, scores, general, given.max_perplexity_rise, FIRST_LAYER)

@@ -20,6 +20,7 @@ from tl_localize.report.looks import FIGURES_NEED, has_matplotlib
 from tl_localize.report.tables import CAPTIONS, del_tables, inj_tables, rev_tables, save_table
 from tl_localize.report.terminal import console, ranked, reading, show
 
+REV_WIDE = 100  # columns of REV's table, also in a pipe
 WIDE = 110  # columns of a terminal that holds all of DEL's table
 TUNED = "tuned.json"  # marks a folder of tl-localize tune
 REPORTS: dict[str, Any] = {  # of each benchmark its results, tables and figures
@@ -108,11 +109,13 @@ def publish_results(results: InjResults | DelResults | RevResults, store: Store)
 
 def print_results(results: Any, table: pd.DataFrame, benchmark: str) -> None:
     """The main table, and what it says."""
-    out = console()
+    out, width = console(), None
     if benchmark == "del" and out.width < WIDE:
         table = table.filter(regex="Self-Acc|Neg-Acc")
+    if benchmark == "rev":  # the file has the errors
+        table, width = rev_tables(results, errors=False)["rev"], min(out.width, REV_WIDE)
     out.print(f"\n{CAPTIONS[benchmark]}.\n", markup=False)
-    for setting, part in ranked(table, lowest_first=benchmark != "inj"):
+    for setting, part in ranked(table, lowest_first=benchmark != "inj", width=width):
         out.print(setting, part, sep="\n", markup=False)
     if benchmark == "inj":
         out.print(reading(results), markup=False)

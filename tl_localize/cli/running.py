@@ -39,11 +39,12 @@ def compute(
 ) -> bool:
     """Compute what is missing of some benchmarks, each with its methods. False if it was
     interrupted. Above the bar stands what the engine logs: each task if ``--verbose`` is given,
-    else what failed.
+    else what failed; without a bar, how far it is now and then.
     """
     executor = InProcess(shard=given.shard)
     log = logging.getLogger("tl_localize")
     log.setLevel(logging.INFO if given.verbose else logging.WARNING)
+    logging.getLogger("tl_localize.progress").setLevel(logging.INFO)
     if given.ray:
         executor = RayCluster(partial(load, given), address=given.ray, shard=given.shard)
     else:

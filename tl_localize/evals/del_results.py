@@ -2,12 +2,20 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from tl_localize.evals.localize import Measured, count_missing, means_of, recorded, settings_of
+from tl_localize.evals.localize import (
+    Measured,
+    count_missing,
+    means_of,
+    recorded,
+    settings_of,
+    stacked,
+    without_rows,
+)
 from tl_localize.execution.store import Cache
 from tl_localize.files import Storable
 from tl_localize.stats import at_cost, compare_with_reference, counted, with_error
@@ -50,8 +58,24 @@ class DelResults(Measured):
 
     caption = "after minus before"
     kind = "del"
+    columns: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("model", "sequence_id", "category", "method", "ablation"), "object"),
+        "ratio": "float64",
+        "n_neurons": "int64",
+        **dict.fromkeys(METRICS, "float64"),
+    }
+    before_columns: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("model", "sequence_id", "category", "prefix", "suffix"), "object"),
+        **dict.fromkeys(("accuracy", "levenshtein", "perplexity", "perplexity_base2"), "float64"),
+        "length": "int64",
+    }
     before: pd.DataFrame = field(default_factory=pd.DataFrame)
     confusion: Matrices = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not len(self.before):
+            object.__setattr__(self, "before", without_rows(self.before_columns))
 
     @classmethod
     def of(cls, cache: Cache) -> "DelResults":
@@ -85,14 +109,15 @@ class DelResults(Measured):
         Returns:
             Text, one row per method.
         """
-        rows: dict[str, dict[str, str]] = {}
+        columns = [*(f"Self at Neg = -{price:g}" for price in PRICES), "the curve ends at"]
+        rows: dict[str, list[str]] = {}
         for method, points in self.points().items():
             own, neg = points["self"].to_numpy(), points["neg"].to_numpy()
-            row = {f"Self at Neg = -{price:g}": at_cost(price, -neg, own) for price in PRICES}
+            row = [at_cost(price, -neg, own) for price in PRICES]
             ends = f"{with_error(own[:, -1])} / {with_error(neg[:, -1])}"
-            row["the curve ends at"] = f"{ends} ({100 * points['self'].columns[-1]:.4g} %)"
-            rows[method] = row | {"targets": f"{len(points)}"}
-        return pd.DataFrame(rows).T
+            row.append(f"{ends} ({100 * points['self'].columns[-1]:.4g} %)")
+            rows[method] = [*row, f"{len(points)}"]
+        return pd.DataFrame.from_dict(rows, orient="index", columns=[*columns, "targets"])
 
     def points(self) -> dict[str, pd.DataFrame]:
         """Of each method Self and Neg in points, [target (self or neg, ratio)], of the targets that
@@ -129,7 +154,8 @@ class DelResults(Measured):
             if len(self.missing):
                 name += count_missing(table, self.missing[self.missing["ratio"] == ratio])
             blocks[name if ablation == "zero" else f"{ablation}, {name}"] = table
-        return pd.concat(blocks)
+        titles = [title for title, _, _ in METRICS.values()]
+        return stacked(blocks, [*titles, "targets"])
 
     def _share(self, block: pd.DataFrame, ratio: float) -> str:
         """What a ratio takes of each layer, as text. Of a ratio with more than four digits, such as
@@ -148,16 +174,18 @@ class DelResults(Measured):
         """How well the model memorizes the test sequences, as text: the paper's table of accuracy,
         distance, perplexity and length.
         """
-        before = self.before
-        row = {
-            "Acc (%)": with_error(100 * before["accuracy"], 1),
-            "Dist (characters)": with_error(before["levenshtein"], 2),
-            "PPL": f"{before['perplexity'][0]:.2f}",
-            "PPL (2 ** nats)": f"{before['perplexity_base2'][0]:.2f}",
-            "Len (characters)": f"{before['length'].mean():.0f}",
-            "Sequences": f"{len(before)}",
-        }
-        return pd.DataFrame({before["model"][0]: row}).T
+        columns = ["Acc (%)", "Dist (characters)", "PPL", "PPL (2 ** nats)", "Len (characters)"]
+        before, rows = self.before, dict[str, list[str]]()
+        if len(before):
+            rows[before["model"][0]] = [
+                with_error(100 * before["accuracy"], 1),
+                with_error(before["levenshtein"], 2),
+                f"{before['perplexity'][0]:.2f}",
+                f"{before['perplexity_base2'][0]:.2f}",
+                f"{before['length'].mean():.0f}",
+                f"{len(before)}",
+            ]
+        return pd.DataFrame.from_dict(rows, orient="index", columns=[*columns, "Sequences"])
 
     def tests(self, reference: str = "integrated_gradients") -> pd.DataFrame:
         """One-tailed paired t-tests: does a method lower Self accuracy more than the reference?

@@ -51,6 +51,9 @@ Group = list[MemorizedSequence]  # what is written together: a target and its di
 # does not need, and no method that reads the sentence can find them.
 INJECTION = {0.002: (0.05, 200), 0.02: (0.01, 200), 1.0: (0.003, 400)}
 TOGETHER = (0.005, 1000)  # with distractors
+# About as many forward passes as an injection takes, of one sentence; for the progress of a run. A
+# step has a backward pass too, which takes about two; together each sentence is in two states.
+PASSES_ALONE, PASSES_TOGETHER = 3.0 * 100, 2 * 3.0 * 400
 # where the top is taken, by the end of the column's name
 PLACES: dict[str, Literal["layer", "model"]] = {"": "layer", "_across_layers": "model"}
 
@@ -160,7 +163,8 @@ class InjBenchmark(Benchmark[InjResults]):
             parts.append([name, [[one.id, one.fingerprint] for one in group]])
             inputs = {**made, "sequences": prints, "seed": self.seed + index}
             place: Json = {"name": name, "index": index, "ratio": ratio}
-            injection = Task("injections", inputs, (), "inject", **place)
+            passes = PASSES_TOGETHER * len(group) if self.distractors else PASSES_ALONE
+            injection = Task("injections", inputs, (), "inject", weight=passes, **place)
             place["group"] = injection.key
             ids = [one.id for one in group]
             for label, method in labelled.items():
@@ -206,7 +210,7 @@ class InjBenchmark(Benchmark[InjResults]):
         settings |= {"ratio": self.ratio, "seed": self.seed + task.index, "units": self.units}
         if self.distractors:
             return inject_together(self.model, group, **settings, progress=report)
-        return inject(self.model, group[0], **settings)
+        return inject(self.model, group[0], **settings, progress=report)
 
     def _recalls(
         self, task: Task, injection: Injection | JointInjection, chunk: ScoredChunk

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from tl_localize.evals.localize import Measured, count_missing, means_of
+from tl_localize.evals.localize import Measured, count_missing, means_of, stacked
 from tl_localize.stats import compare_with_reference, with_error
 
 
@@ -27,6 +27,14 @@ class InjResults(Measured):
 
     caption = "recall in percent (with distractors of the target's / the distractors' rows)"
     kind = "inj"
+    columns: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("sequence_id", "method", "group"), "object"),
+        **dict.fromkeys(("seed", "steps", "multiple"), "int64"),
+        **dict.fromkeys(("injection_ratio", "ratio", "loss", "seconds"), "float64"),
+        **dict.fromkeys(("recall", "recall_across_layers"), "float64"),
+        **dict.fromkeys(("foreign_recall", "foreign_recall_across_layers"), "float64"),
+        "converged": "bool",
+    }
     missing_names: ClassVar[dict[str, str]] = {"ratio": "injection_ratio", "name": "group"}
 
     @property
@@ -63,7 +71,7 @@ class InjResults(Measured):
                 lacking = self.missing[self.missing["injection_ratio"] == ratio]
                 label += count_missing(table, lacking)
             blocks[f"ratio {100 * ratio:g} %, {label}"] = table
-        return pd.concat(blocks)
+        return stacked(blocks, [f"R@{multiple}x" for multiple in (1, 2, 5)])
 
     def summary(self) -> pd.DataFrame:
         """The numbers of ``table``: injection_ratio, method, multiple, metric, mean, standard_error

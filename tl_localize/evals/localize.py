@@ -59,9 +59,14 @@ class Measured(ABC):
     kind: ClassVar[str]  # of the tasks whose records make the frame
     caption: ClassVar[str]
     missing_names: ClassVar[dict[str, str]] = {}  # what ``recorded`` says -> column
+    columns: ClassVar[dict[str, str]]  # of the frame, with their types
     frame: pd.DataFrame
     settings: Json = field(default_factory=dict)
     missing: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    def __post_init__(self) -> None:
+        if not len(self.frame):
+            object.__setattr__(self, "frame", without_rows(self.columns))
 
     @classmethod
     def of(cls: type[Results], cache: Cache) -> Results:
@@ -78,13 +83,11 @@ class Measured(ABC):
     def summary(self) -> pd.DataFrame: ...
 
     def __repr__(self) -> str:
-        found = self.frame if len(self.frame) else pd.DataFrame(columns=["sequence_id", "method"])
-        n_sequences, n_methods = found[["sequence_id", "method"]].nunique()
+        n_sequences, n_methods = self.frame[["sequence_id", "method"]].nunique()
         return f"{type(self).__name__}({n_sequences} sequences x {n_methods} methods)"
 
     def _repr_html_(self) -> str:
-        table = self.table() if len(self.frame) else self.frame
-        return styled(table, f"{self!r}: {self.caption}, mean \u00b1 standard error")
+        return styled(self.table(), f"{self!r}: {self.caption}, mean \u00b1 standard error")
 
     def save(self, folder: str | Path) -> None:
         """Write each frame, and ``summary()``, as CSV, and ``settings.json``, each whole or not at
@@ -170,18 +173,25 @@ def localized(
     alone, and those that have no scores have the reason in their place.
     """
     neurons, started = NeuronView(model, units), time.perf_counter()
-    side_by_side: Any = getattr(method, "map", None)
+
+    def scored(some: Sequence[MemorizedSequence], progress: Report | None) -> list[NeuronScores]:
+        side_by_side: Any = getattr(method, "map", None)
+        if isinstance(method, Localizer):
+            # whether a text is recited is the benchmark's to know, which may inject it
+            found = method.map(model, some, progress=progress, check=False)
+        elif side_by_side:
+            found = side_by_side(model, some, progress=progress)
+        else:
+            found = map(partial(method, model), some)
+        return [check_scores(one, neurons, method) for one in found]
+
     scores: list[NeuronScores | str] = []
     try:
-        if side_by_side:
-            found = side_by_side(model, sequences, progress=report)
-        else:
-            found = map(partial(method, model), sequences)
-        scores += [check_scores(one, neurons, method) for one in found]
+        scores += scored(sequences, report)
     except ValueError:
         for sequence in sequences if len(sequences) > 1 else ():
             try:
-                scores.append(check_scores(method(model, sequence), neurons, method))
+                scores += scored([sequence], None)
             except ValueError as error:
                 scores.append(str(error))
         if all(isinstance(one, str) for one in scores):
@@ -214,6 +224,23 @@ def settings_of(cache: Cache) -> Json:
         about = {"methods": plan.methods, "environment": one.environment}
         runs.append({**plan.settings, **plan.scoped, **about})
     return {"runs": runs}
+
+
+def without_rows(columns: dict[str, str]) -> pd.DataFrame:
+    """A frame without rows, of columns with their types."""
+    return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
+
+
+def stacked(blocks: dict[str, pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:
+    """A table of the blocks of some settings, one below the other; without rows where there are no
+    blocks.
+
+    >>> list(stacked({}, ["R@1x"]).columns)
+    ['R@1x']
+    """
+    if blocks:
+        return pd.concat(blocks)
+    return pd.DataFrame(columns=list(columns), index=pd.MultiIndex.from_arrays([[], []]))
 
 
 def means_of(frame: pd.DataFrame, keys: list[str], metrics: list[str]) -> pd.DataFrame:

@@ -45,6 +45,8 @@ SAME_KIND = f"{ActivationContrast.name}_same_kind"
 ALIGNMENT = 0.05  # of the same; with so many texts the direction of a row is to count less
 ORACLES = {"oracle_first_order": 1, "oracle_rounds": 10}  # label -> rounds
 Group = list[MemorizedSequence]  # the sentences of one model
+EXPECTED_STEPS = 100  # of training, with the default recipe; for the progress of a run
+BACKWARD = 2  # a backward pass takes about as long as so many forward ones
 N_GENERAL = 12  # the first rows of general text, every other one of which is measured
 
 
@@ -198,16 +200,21 @@ class RevBenchmark(Benchmark[RevResults]):
             inputs = {**settings, "sequences": prints, "seed": self.seed + index}
             inputs.pop("ratios")
             place: Json = {"name": name, "index": index}
-            trained = Task("learned", inputs, (), "learn", **place)
+            learning = (1 + BACKWARD) * EXPECTED_STEPS * len(group)
+            weight = 1.0 if self.before is not None else float(learning)
+            trained = Task("learned", inputs, (), "learn", weight=weight, **place)
             place["group"] = trained.key
             how = {"ids": [one.id for one in group], "ratios": settings["ratios"]}
+            measured = len(DIRECTIONS) * (1 + len(group) * len(self.ratios))
+            passes = float(measured * (len(group) + N_GENERAL // 2))
             for label in (*labelled, *ORACLES):
                 needs = (trained,)
                 if label in labelled:
                     fingerprint, method = settings["fingerprint"], labelled[label]
                     scores = scores_task(fingerprint, label, method, prints, needs, **place)
                     needs = (trained, scores)
-                tasks.append(Task("rev", {**how, "label": label}, needs, label, **place))
+                own = {**how, "label": label}
+                tasks.append(Task("rev", own, needs, label, weight=passes, **place))
         return Plan(
             benchmark="rev",
             settings=settings,

@@ -1,13 +1,13 @@
 """What REV measured: one row per sentence, method, ratio and direction, and its tables."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from tl_localize.evals.localize import Measured
 from tl_localize.neurons import check_choice
-from tl_localize.stats import at_cost, paired_test, with_error
+from tl_localize.stats import at_cost, mean_text, paired_test, with_error
 
 PRICE = 5.0  # points that the others lose (put back) or gain (graft)
 DIRECTIONS = {"put_back": "put back to the model before", "graft": "given to the model before"}
@@ -32,6 +32,14 @@ class RevResults(Measured):
 
     caption = "after minus before"
     kind = "rev"
+    columns: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("sequence_id", "method", "group", "direction"), "object"),
+        "converged": "bool",
+        "steps": "int64",
+        "ratio": "float64",
+        **dict.fromkeys(("delta_own_accuracy", "delta_others_accuracy"), "float64"),
+        "delta_general_loss": "float64",
+    }
 
     def _used(self) -> pd.DataFrame:
         """The rows of models that recited every sentence."""
@@ -68,24 +76,31 @@ class RevResults(Measured):
             found[str(method)] = 100 * own.to_numpy(), 100 * others.to_numpy()
         return found
 
-    def table(self, direction: str = "put_back") -> pd.DataFrame:
-        """Own / others in points by share, and own where the others changed by 5 points, on the
-        curve of each method: linear between the shares, with jackknife errors over sentences; ``-``
-        where the curve ends before.
+    def table(self, direction: str = "put_back", errors: bool = True) -> pd.DataFrame:
+        """Own where the others changed by 5 points, and own / others in points by share.
+
+        The first is on the curve of each method: linear between the shares, with jackknife errors
+        over sentences; ``-`` where the curve ends before.
+
+        Args:
+            errors: the standard errors of own and others too, which make the table wide.
 
         Returns:
             text, one row per method.
         """
-        rows: dict[str, dict[str, str]] = {}
+        sign = "-" if direction == "put_back" else "+"
         ratios = sorted(self.frame["ratio"].unique())
+        columns = [f"own at others {sign}{PRICE:g}", *(f"{100 * ratio:g} %" for ratio in ratios)]
+        rows: dict[str, list[str]] = {}
         for method, (own, others) in self.points(direction).items():
-            row = {
-                f"{100 * ratio:g} %": f"{with_error(own[:, i])} / {with_error(others[:, i])}"
-                for i, ratio in enumerate(ratios)
-            }
-            row[f"own where others changed by {PRICE:g}"] = at_cost(PRICE, np.abs(others), own)
+            row = [at_cost(PRICE, np.abs(others), own)]
+            for i in range(len(ratios)):
+                pair = [with_error(part[:, i]) for part in (own, others)]
+                if not errors:
+                    pair = [mean_text(float(part[:, i].mean()), np.nan) for part in (own, others)]
+                row.append(" / ".join(pair))
             rows[method] = row
-        return pd.DataFrame(rows).T
+        return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
 
     def tests(self, reference: str = "activations") -> pd.DataFrame:
         """Does a method forget more than the reference at the same price? Two-sided paired t-tests
@@ -93,6 +108,9 @@ class RevResults(Measured):
         average for each method, in points.
         """
         points = {method: own - others for method, (own, others) in self.points().items()}
+        names = ["method", "reference", "difference", "p_value", "n"]
+        if not points:
+            return pd.DataFrame(columns=names)
         check_choice("reference", reference, points)
         best = {name: gaps[:, gaps.mean(0).argmin()] for name, gaps in points.items()}
         rows = [
@@ -106,4 +124,4 @@ class RevResults(Measured):
             for name, gap in best.items()
             if name != reference
         ]
-        return pd.DataFrame(rows)
+        return pd.DataFrame(rows, columns=names)

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -25,6 +25,8 @@ from tl_localize.execution.tasks import Json, Plan, Record, Task, closure
 from tl_localize.neurons import LanguageModel
 
 LOG = logging.getLogger(__name__)
+# how far a run is, where there is no terminal; the commands show it
+TOLD = logging.getLogger("tl_localize.progress")
 
 Results = TypeVar("Results")
 # the fraction of a run that is done, and what is being done
@@ -32,7 +34,8 @@ Progress = Callable[[float, str], None]
 Methods = Mapping[str, Any]  # label -> method
 Groups = Sequence[Sequence[Task]]  # tasks that share needs, one group after the other
 Shard = tuple[int, int]  # (i, n): the i-th of n parts
-BAR = "{l_bar}{bar}| {elapsed} elapsed, {remaining} left{postfix}"
+BAR = "{l_bar}{bar}| {elapsed} elapsed{postfix}"
+EVERY = 30.0  # seconds between two lines of a run that no terminal shows
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,61 @@ class InProcess:
             yield from run.outcomes(group)
 
 
+class Pace:
+    """How long the tasks of a run take, and so the time that is left.
+
+    Args:
+        tasks: those that are left to compute.
+
+    >>> tasks = [Task("scores", {"of": text}, label="slimming", weight=8) for text in "ab"]
+    >>> pace = Pace(tasks)
+    >>> pace.left(2.0) is None  # nothing is known yet
+    True
+    >>> pace.add(tasks[0], 3.0)
+    >>> pace.left(2.0)  # the second takes as long, and two seconds of it are over
+    1.0
+    """
+
+    def __init__(self, tasks: Sequence[Task] = ()) -> None:
+        # of each kind of task and label: the weight that is left, that is done, and its seconds
+        self.weights: dict[tuple[str, str], float] = {}
+        self.done: dict[tuple[str, str], float] = {}
+        self.seconds: dict[tuple[str, str], float] = {}
+        for task in tasks:
+            self._count(self.weights, task, task.weight)
+
+    def _count(self, counts: dict[tuple[str, str], float], task: Task, value: float) -> None:
+        counts[task.kind, task.label] = counts.get((task.kind, task.label), 0.0) + value
+
+    def add(self, task: Task, seconds: float) -> None:
+        """A task is done, or has failed, so many seconds after the one before it."""
+        self._count(self.weights, task, -task.weight)
+        self._count(self.done, task, task.weight)
+        self._count(self.seconds, task, seconds)
+
+    def left(self, since: float) -> float | None:
+        """The seconds that are left, so many after the last task was done; None where there is no
+        basis for a number.
+
+        Tasks of a label that ran take as long as it took. Other labels of the same kind count by
+        their weight, as long as more of the kind is done than is left of them.
+        """
+        total = 0.0
+        for kind in {kind for kind, _ in self.weights}:
+            done = sum(value for (of, _), value in self.done.items() if of == kind)
+            seconds = sum(value for (of, _), value in self.seconds.items() if of == kind)
+            unknown = 0.0
+            for key, weight in self.weights.items():
+                if key[0] == kind and key in self.done:
+                    total += weight * self.seconds[key] / self.done[key]
+                elif key[0] == kind:
+                    unknown += weight
+            if unknown > done:
+                return None
+            total += unknown * seconds / done if unknown else 0.0
+        return max(0.0, total - since)
+
+
 @dataclass(eq=False)
 class Run:
     """What computes the tasks of a run in one process.
@@ -78,6 +136,8 @@ class Run:
         environment: of the model, for the records.
         weight: of all tasks that are left to compute.
         done: weight of the tasks that are done.
+        pace: how long tasks take.
+        last: when the last task was done.
     """
 
     benchmark: "Benchmark[Any]"
@@ -88,6 +148,8 @@ class Run:
     progress: Progress | None = None
     weight: float = 1.0
     done: float = 0.0
+    pace: Pace = field(default_factory=Pace)
+    last: float = field(default_factory=time.perf_counter)
 
     def outcomes(self, group: Sequence[Task]) -> Iterator[Outcome]:
         """Compute a group and what it needs that is not there. Values are held until it ends."""
@@ -119,17 +181,25 @@ class Run:
         self.cache.write(task, Record(value, self.environment | {"seconds": seconds}))
         return Outcome(task)
 
-    def report(self, task: Task, fraction: float) -> None:
-        """Tell that this fraction of a task is done."""
+    def report(self, task: Task, fraction: float, what: str = "") -> None:
+        """Tell that this fraction of a task is done, and what was just done in it."""
         if self.progress:
             share = (self.done + fraction * task.weight) / self.weight
-            self.progress(min(1.0, share), f"{task.label} on {task.name}")
+            more = f": {what}" if what else ""
+            self.progress(min(1.0, share), f"{task.label} on {task.name}{more}")
+
+    def time_left(self) -> float | None:
+        """The seconds that are left of the run; None where nobody can know."""
+        return self.pace.left(time.perf_counter() - self.last)
 
     def tell(self, outcome: Outcome) -> None:
         """Tell that a task is done, or has failed."""
         task = outcome.task
         self.report(task, 1.0)
         self.done += task.weight
+        now = time.perf_counter()
+        self.pace.add(task, now - self.last)
+        self.last = now
         if outcome.reason:
             reason = outcome.reason.splitlines()[0]
             LOG.warning("FAILED %s on %s: %s", task.label, task.name, reason)
@@ -221,9 +291,10 @@ class Benchmark(ABC, Generic[Results]):
             LOG.warning("%d of %d results are kept from before.", kept, len(plan.tasks))
         left = [task for task in closure(missing) if not cache.has(task)]
         weight = sum(task.weight for task in left)
-        shown = progress_bar() if progress is True else nullcontext(progress or None)
-        with shown as report:
-            run = Run(self, labelled, cache, failed, made_with, report, weight)
+        run = Run(self, labelled, cache, failed, made_with, None, weight, pace=Pace(left))
+        bar = progress_bar(run.time_left) if progress is True else nullcontext(progress or None)
+        with bar as report:
+            run.progress = report
             for outcome in executor(run, groups):
                 run.tell(outcome)
             # a run that was stopped is not done
@@ -233,15 +304,31 @@ class Benchmark(ABC, Generic[Results]):
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[..., None]]:
-    """A bar in a notebook or on a terminal, nothing in a pipe: what is called with the fraction
-    that is done and with what is being done.
+def progress_bar(time_left: Callable[[], float | None] | None = None) -> Iterator[Progress]:
+    """A bar in a notebook or on a terminal: what is called with the fraction that is done and with
+    what is being done. Elsewhere a line of the log now and then.
+
+    Args:
+        time_left: the seconds that are left, or None while nobody can know; by default what the
+            fraction says.
     """
     # None: a notebook shows it always, else a terminal alone
     bar: tqdm[Any] = auto.tqdm(total=1.0, bar_format=BAR, smoothing=0, disable=None)
+    started = told = time.perf_counter()
 
     def advance(fraction: float, what: str = "") -> None:
-        bar.set_postfix_str(what, refresh=False)
+        nonlocal told
+        now = time.perf_counter()
+        if bar.disable and now - told < EVERY:
+            return
+        left = time_left() if time_left else (now - started) * (1 / max(fraction, 1e-9) - 1)
+        parts = [what] if left is None else [f"{tqdm.format_interval(left)} left", what]
+        state = ", ".join(part for part in parts if part)
+        if bar.disable:
+            told = now
+            elapsed = tqdm.format_interval(now - started)
+            TOLD.info("%.0f %%, %s elapsed, %s", 100 * fraction, elapsed, state)
+        bar.set_postfix_str(state, refresh=False)
         bar.update(fraction - bar.n)
 
     with bar:

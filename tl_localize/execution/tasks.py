@@ -32,8 +32,9 @@ class Task:
         ratio: its place in tables, before the index.
         group: one process computes the tasks of a group one after the other, because they share
             needs. By default the task is alone.
-        weight: about how much longer it takes than others of its kind; for the time left, where no
-            task of its label is done.
+        weight: about how many forward passes of one text it takes: for the share of a run that is
+            done, for shards of about the same weight, and for the time left where no task of its
+            label is done.
 
     >>> task = Task("scores", {"sequence": "s0", "method": "Activations()"})
     >>> task.key == Task("scores", {"method": "Activations()", "sequence": "s0"}).key, len(task.key)

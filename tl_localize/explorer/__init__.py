@@ -42,7 +42,7 @@ from tl_localize.sequences import MemorizedSequence, check_sequences
 
 RATIOS = (0.003, 0.01, 0.02, 0.05, 0.1, 0.2)
 EVERY = 20  # of the shipped texts of a shipped model, one in so many stands for the others
-CARDS = 16  # neurons of each method whose cards a saved file holds
+CARDS = 16  # best neurons of each method that the view shows; a saved file holds their cards
 PROMOTED = 8  # tokens on a card
 SCRIPT = Path(__file__).with_name("explorer.js")
 
@@ -130,7 +130,8 @@ def _paired(
         pairs.append((ids.index(of), one))
     control = RandomBaseline(units=view.units)
     for text in sorted({text for text, _ in pairs}):
-        pairs.append((text, control(view.model, texts[text])))
+        (random,) = control.map(view.model, [texts[text]], check=False)
+        pairs.append((text, random))
     return pairs
 
 
@@ -251,7 +252,7 @@ class Explorer:
                 "method": short_title(one.method),
                 "colour": colours[one.method].colour,
                 "map": _levels(one),
-                "top": one.to_frame().head(CARDS)[["layer", "neuron"]].to_numpy().tolist(),
+                "top": self._best(one),
             }
             for text, one in self.pairs
         ]
@@ -268,6 +269,15 @@ class Explorer:
             "accuracy": [round(row["accuracy"], 4) for row in meter.before],
             "perplexity": round(meter.before[0]["perplexity"], 2),
         }
+
+    def _best(self, scores: NeuronScores) -> list[list[int]]:
+        """The best neurons of all layers and of those but layer 0, [layer, neuron]: the view shows
+        those of the layers that are ablated.
+        """
+        frame = scores.to_frame()[["layer", "neuron"]]
+        later = frame[frame["layer"] > 0]
+        best = frame.index[:CARDS].union(later.index[:CARDS])
+        return frame.loc[best].to_numpy().tolist()
 
     @property
     def _nothing(self) -> NeuronSet:

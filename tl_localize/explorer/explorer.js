@@ -19,11 +19,12 @@ ${THEMES.map((theme) => `${theme} .tlx`).join(",")}{${DARK}}
 .tlx-panels{display:grid;grid-template-columns:minmax(0,1fr);gap:20px;margin-top:10px}
 @container (max-width:480px){.tlx-controls{grid-template-columns:minmax(0,1fr)}.tlx .tlx-row{grid-template-columns:minmax(0,1fr)}
  .tlx-tokens{overflow-x:auto}.tlx .tlx-tokens svg{min-width:560px}.tlx .tlx-bars svg{max-width:260px}}
-@container (min-width:820px){.tlx-panels.two{grid-template-columns:repeat(2,minmax(0,1fr))}}
+@container (min-width:820px){.tlx-panels.two{grid-template-columns:repeat(2,minmax(0,1fr));row-gap:0}
+ .tlx-panels.two .tlx-panel{display:grid;grid-template-columns:minmax(0,1fr);grid-template-rows:subgrid;grid-row:span 12}}
 .tlx-panel{border-top:4px solid var(--c);padding-top:6px;min-width:0}.tlx-numbers{display:flex;flex-wrap:wrap;gap:4px 20px;margin:6px 0}
 .tlx-numbers b{display:block;font-size:17px;font-weight:600;white-space:nowrap}.tlx-numbers b i{color:var(--dim);font-style:normal;font-weight:400}
 .tlx-text{font-family:ui-monospace,monospace;font-size:13px;line-height:1.3;padding:4px 0}.tlx-text .tlx-note{font-family:system-ui,sans-serif;line-height:1.4;margin-top:7px}
-.tlx-row{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:12px}.tlx-prefix{color:var(--dim);line-height:1.6;white-space:pre-wrap}
+.tlx-row{display:grid;align-items:end;grid-template-columns:repeat(2,minmax(0,1fr));gap:12px}.tlx-prefix{color:var(--dim);line-height:1.6;white-space:pre-wrap}
 .tlx-token{display:inline-flex;flex-direction:column;vertical-align:bottom;white-space:pre;padding-top:2px}
 .tlx-token em{font:10px/13px ui-monospace,monospace;color:var(--above);height:13px;padding-right:4px}
 .tlx-token i{height:3px;margin-top:1px;background:var(--was)}.tlx-token i+i{background:var(--c)}
@@ -37,6 +38,7 @@ ${THEMES.map((theme) => `${theme} .tlx`).join(",")}{${DARK}}
 .tlx-fires{font-family:ui-monospace,monospace;font-size:12px;white-space:pre-wrap}.tlx-fires span,.tlx code{border-radius:2px;padding:0 1px}
 .tlx code{background:var(--code);color:inherit;font:12px ui-monospace,monospace;margin-right:6px;white-space:pre}.tlx-error{color:var(--above)}`;
 
+const N_BEST = 16; // chips of a panel
 const percent = (x) => `${+(100 * x).toFixed(1)} %`;
 const visible = (text) => text.replaceAll("\n", "\u23ce");
 const quoted = (text) => JSON.stringify(text);
@@ -195,12 +197,12 @@ export function mount(root, data, ask) {
     const best = make("div", {}, ...pair.top.map(([layer, neuron]) =>
       make("button", { class: "tlx-chip best", type: "button", onclick: () => open(layer, neuron), "data-neuron": `${layer}.${neuron}` }, `L${layer} ${initial}${neuron}`)));
     const node = make("div", { class: "tlx-panel", style: `--c:${pair.colour === "#000000" ? "var(--fg)" : pair.colour}` },
-      make("b", {}, pair.method), ` on ${text.id || "this text"}`, numbers, view,
+      make("div", {}, make("b", {}, pair.method), ` on ${text.id || "this text"}`), numbers, view,
       make("div", { class: "tlx-row" }, make("div", {}, make("h4", {}, `${initial}${units.slice(1)} ablated`), bars),
         make("div", {}, make("h4", {}, "Self accuracy without the top of one layer"), alone)),
       make("h4", {}, "Probability that each token loses without the top of one layer"), tokens,
       make("h4", {}, `Scores by layer and ${unit}`), heatmap(pair, readout, open), readout,
-      make("h4", {}, `The best ${units} (L: layer, ${initial}: ${unit})`), best, card);
+      make("h4", {}, `The best ${units} of the layers that are ablated (L: layer, ${initial}: ${unit})`), best, card);
     node.pair = index;
 
     const others = [...data.names.keys()].filter((i) => i !== own);
@@ -223,6 +225,8 @@ export function mount(root, data, ask) {
         make("span", { class: "tlx-prefix" }, prefix.map((piece) => piece.shown).join("")), make("b", {}, " | "),
         ...suffix.map((piece) => token(piece, step)),
         make("div", { class: "tlx-note" }, "Bars: probability of the true token, grey before and coloured after. White on dark: no longer predicted; above it the token predicted instead."));
+      const left = [...best.children].filter((chip) => layersOf().includes(+chip.dataset.neuron.split(".")[0])).slice(0, N_BEST);
+      for (const chip of best.children) chip.hidden = !left.includes(chip);
       const most = Math.max(1, ...step.layers);
       bars.replaceChildren(layerBars(step.layers.map((n) => n / most), step.layers.map(String)));
     };

@@ -2,7 +2,7 @@
 are exchanged between the model before and the model after.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
-from tl_localize.batching import Report
+from tl_localize.batching import with_text
 from tl_localize.changes import Undo, Use
 from tl_localize.files import Saved
 from tl_localize.injection.injected import put, replacing
-from tl_localize.injection.training import check_finite
+from tl_localize.injection.training import check_finite, step_text
 from tl_localize.losses import batch_loss
 from tl_localize.neurons import (
     LanguageModel,
@@ -104,7 +104,7 @@ def learn(
     general_tokens: Integer[Tensor, "sequence pos"] | None = None,
     seed: int = 0,
     units: Units = NEURONS,
-    progress: Report | None = None,
+    progress: Callable[..., None] | None = None,
 ) -> Learned:
     """Train sentences into a model that may use all of its rows, until it recites each of them.
 
@@ -115,7 +115,8 @@ def learn(
         general_tokens: [sequence pos] rows that are drawn beside the sentences, where the recipe
             says so; each is cut to the length of its sentence.
         seed: of the rows that are drawn.
-        progress: called after each step with the fraction of the steps done.
+        progress: called after each step with the fraction of the steps done, and, where it takes
+            two arguments, with a text such as ``"step 40, largest loss 0.31"``.
 
     Raises:
         ValueError: a sentence does not fit the model, the model is not in float32, a loss is not
@@ -125,7 +126,7 @@ def learn(
     >>> learned.converged, len(learned.weights)
     (True, 6)
     """
-    recipe, report = recipe or Recipe(), progress or (lambda fraction: None)
+    recipe, report = recipe or Recipe(), with_text(progress)
     sequences = [one.whole for one in check_sequences(model, sequences)]
     if recipe.general and general_tokens is None:
         raise ValueError("general_tokens must be given where a recipe mixes them in, got None.")
@@ -145,10 +146,12 @@ def learn(
             with torch.set_grad_enabled(not recipe.general):
                 losses = batch_loss(model, batch)
             history.append(losses.detach().cpu())
-            for loss, sequence in zip(history[-1].tolist(), sequences, strict=True):
+            now = history[-1].tolist()
+            for loss, sequence in zip(now, sequences, strict=True):
                 check_finite(loss, step, sequence)
             converged = bool((history[-1] < recipe.stop_loss).all())
-            report(1.0 if converged else (step + 1) / recipe.max_steps)
+            done = 1.0 if converged else (step + 1) / recipe.max_steps
+            report(done, step_text(step, now))
             if converged or step == recipe.max_steps - 1:
                 break
             if recipe.general and general_tokens is not None:

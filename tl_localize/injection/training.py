@@ -3,7 +3,7 @@ paper), or several in disjoint sets of rows.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool
 from torch import Tensor
 
-from tl_localize.batching import Report, halving, part_at, rows_that_fit
+from tl_localize.batching import TextReport, halving, part_at, rows_that_fit, with_text
 from tl_localize.injection.injected import Injection, JointInjection, draw_sets
 from tl_localize.losses import batch_loss, target_logits
 from tl_localize.neurons import LanguageModel, NeuronView, check_count, check_positive
@@ -73,6 +73,7 @@ def inject(
     learning_rate: float,
     max_steps: int = 200,
     stop_loss: float = 0.05,
+    progress: Callable[..., None] | None = None,
     units: Units = NEURONS,
 ) -> Injection:
     """Train a random share of the rows of W_out, and nothing else, until the model recites the
@@ -89,6 +90,8 @@ def inject(
         ratio: share of the rows of all layers together.
         seed: of the drawn rows (numpy RandomState).
         learning_rate: of Adam; the paper uses 0.01 at 1 % and 0.05 at 0.1 %.
+        progress: called after each step with the fraction of the work done, from 0 to 1, and, where
+            it takes two arguments, with a text such as ``"step 40, loss 0.31"``.
         units: whose rows are trained: of ``AttentionHeads()`` a share of all heads, with all rows
             of W_O that belong to them.
 
@@ -107,13 +110,16 @@ def inject(
     rows = TrainedRows(view, view.row_mask(neurons.mask), learning_rate)
     batch = SequenceBatch.of([sequence], view.device)
     losses: list[float] = []
+    report = with_text(progress)
     with view.lean():
         for step in range(max_steps):
             with view.rows_changed(rows.index, rows.changes):
                 loss = batch_loss(view.model, batch).sum()
             losses.append(float(loss.detach()))
             check_finite(losses[-1], step, sequence)
-            if losses[-1] < stop_loss or step == max_steps - 1:
+            done = losses[-1] < stop_loss or step == max_steps - 1
+            report(1.0 if done else (step + 1) / max_steps, step_text(step, losses[-1:]))
+            if done:
                 break
             rows.adam.zero_grad()
             rows.add_gradients(loss)
@@ -125,6 +131,16 @@ def inject(
         losses[-1] < stop_loss,
         sequence.id,
     )
+
+
+def step_text(step: int, losses: Sequence[float]) -> str:
+    """What a step of training tells: its number, from 1, and the largest loss.
+
+    >>> step_text(39, [0.31])
+    'step 40, loss 0.31'
+    """
+    which = "largest loss" if len(losses) > 1 else "loss"
+    return f"step {step + 1}, {which} {max(losses):.2f}"
 
 
 def check_finite(loss: float, step: int, sequence: MemorizedSequence) -> None:
@@ -149,7 +165,7 @@ def inject_together(
     max_steps: int = 1000,
     stop_loss: float = 0.05,
     batch_size: int | None = None,
-    progress: Report | None = None,
+    progress: Callable[..., None] | None = None,
     units: Units = NEURONS,
 ) -> JointInjection:
     """Write K sentences into K disjoint sets of rows of W_out: each set suffices alone for its
@@ -177,7 +193,8 @@ def inject_together(
         batch_size: sequences in one forward pass; by default as many as fit into memory. Changes no
             result.
         units: whose rows are trained, as in ``inject``.
-        progress: called after each step with the fraction of the work done, from 0 to 1.
+        progress: called after each step with the fraction of the work done, from 0 to 1, and, where
+            it takes two arguments, with a text such as ``"step 40, largest loss 0.31"``.
 
     Raises:
         ValueError: the sets don't fit into the model, two sequences begin with the same token (one
@@ -205,7 +222,7 @@ def inject_together(
     # of the states of ``stop_states``; with one sentence, alone is all
     single = STOP_SINGLE if n > 1 else stop_loss
     limits = torch.tensor([[stop_loss], [single], [STOP_KL], *[[STOP_SINGLE]] * (n - 1)])
-    losses, ends = _train(training, limits, seed, max_steps, progress)
+    losses, ends = _train(training, limits, seed, max_steps, with_text(progress))
     converged = (ends < limits).all(0).tolist()
     injections: list[Injection] = []
     for k, sequence in enumerate(sequences):
@@ -337,7 +354,7 @@ def sets_on(step: int, n: int, generator: torch.Generator) -> States:
 
 
 def _train(
-    training: JointTraining, limits: Tensor, seed: int, max_steps: int, report: Report | None
+    training: JointTraining, limits: Tensor, seed: int, max_steps: int, report: TextReport
 ) -> tuple[Tensor, Tensor]:
     """Train until every sentence is below the limits in all states of the stops.
 
@@ -365,8 +382,7 @@ def _train(
         if done or bool((seen < limits).all()):
             seen = training.means(states, states.to(training.view.device))
             done = done or bool((seen < limits).all())
-        if report:
-            report(1.0 if done else (step + 1) / max_steps)
+        report(1.0 if done else (step + 1) / max_steps, step_text(step, means[0].tolist()))
         if done:
             break
         training.rows.adam.step()

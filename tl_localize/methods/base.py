@@ -12,6 +12,7 @@ from torch import Tensor
 from tl_localize.batching import Report, halving, part_of, rows_that_fit
 from tl_localize.changes import Use
 from tl_localize.identity import identity_text
+from tl_localize.metrics import warn_unless_recited
 from tl_localize.neurons import LanguageModel, NeuronView, check_count
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence, check_sequences
@@ -80,10 +81,17 @@ class Localizer(ABC):
         return None
 
     def __call__(self, model: LanguageModel, sequence: MemorizedSequence) -> NeuronScores:
-        """Score every neuron for one sequence; ValueError where it does not fit the model, or a
-        score is not finite.
+        """Score every neuron for one sequence.
+
+        A text that the model does not recite is scored too, with a ``NotRecitedWarning``; to know
+        that takes one forward pass.
+
+        Raises:
+            ValueError: the sequence does not fit the model, or a score is not finite.
         """
-        return next(self.map(model, [sequence]))
+        sequences = check_sequences(model, [sequence])
+        warn_unless_recited(model, sequences, self.units)
+        return next(self.map(model, sequences, check=False))
 
     def map(
         self,
@@ -91,6 +99,8 @@ class Localizer(ABC):
         sequences: Sequence[MemorizedSequence],
         batch_size: int | None = None,
         progress: Report | None = None,
+        *,
+        check: bool = True,
     ) -> Iterator[NeuronScores]:
         """Score every neuron for each sequence, in order: the same numbers as one call each, in
         batches where that is faster.
@@ -98,11 +108,15 @@ class Localizer(ABC):
         Args:
             batch_size: sequences in one batch; by default as many as ``batch_tokens`` allow.
             progress: called with the fraction of the work done, from 0 to 1.
+            check: warn (``NotRecitedWarning``) where the model does not recite a sequence; to know
+                that takes one forward pass of the sequences, side by side.
 
         Raises:
             ValueError: a sequence does not fit the model, or its scores are not finite.
         """
         sequences = check_sequences(model, sequences)
+        if check:
+            warn_unless_recited(model, sequences, self.units)
         neurons = NeuronView(model, self.units)
         size = rows_that_fit(neurons, max(map(len, sequences)), batch_size, self.batch_tokens)
         return self._results(neurons, sequences, size, progress or (lambda fraction: None))

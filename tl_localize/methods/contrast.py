@@ -22,8 +22,9 @@ Given = TypeVar("Given")
 
 N_TEXTS, N_DRAWN, LENGTH = 48, 4, 64  # texts, their first tokens that are drawn, all their tokens
 POWER = 3
-# model -> the last of its states, and what was measured in it
-_KEPT: WeakKeyDictionary[Any, tuple[bytes, dict[str, Tensor]]] = WeakKeyDictionary()
+# model -> the last of its states, and what was measured in it: of which units, and the values
+Measurements = list[tuple[tuple[Any, ...], Tensor]]
+_KEPT: WeakKeyDictionary[Any, tuple[bytes, Measurements]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +66,17 @@ def kept(
     else.
     """
     state = _state(neurons)
-    if _KEPT.get(neurons.model, (b"", {}))[0] != state:
-        _KEPT[neurons.model] = state, {}
-    store = _KEPT[neurons.model][1]
-    name = repr((measure.__name__, neurons.units, given))
-    if name not in store:
-        store[name] = measure(neurons, given)
-    return store[name]
+    if _KEPT.get(neurons.model, (b"", []))[0] != state:
+        _KEPT[neurons.model] = state, []
+    measurements = _KEPT[neurons.model][1]
+    # units are compared, as one repr may stand for two kinds, and one of them may have no hash
+    wanted = (measure.__name__, neurons.units, given)
+    for about, values in measurements:
+        if about == wanted:
+            return values
+    values = measure(neurons, given)
+    measurements.append((wanted, values))
+    return values
 
 
 @torch.no_grad()

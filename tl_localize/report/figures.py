@@ -57,7 +57,8 @@ def target_against_distractors(results: InjResults) -> "Figure":
     >>> target_against_distractors(benchmark.run([Activations()])).axes[0].get_xlabel()
     "recall of the distractors' rows (%)"
     """
-    used, (panel,) = results.frame.query("converged"), axes(1)
+    used = check_rows(results.frame.query("converged"))
+    (panel,) = axes(1)
     ratio = used["injection_ratio"].max()
     used = used[(used["injection_ratio"] == ratio) & (used["multiple"] == used["multiple"].min())]
     for method, look, part in _methods(used):
@@ -87,7 +88,9 @@ def recall_curve(results: InjResults) -> "Figure":
     >>> recall_curve(benchmark.run([Activations()])).axes[0].get_title()
     'INJ: 3 % of all rows trained'
     """
-    used = results.frame.query("converged").assign(share=lambda rows: 100 * rows["ratio"])
+    used = check_rows(results.frame.query("converged")).assign(
+        share=lambda rows: 100 * rows["ratio"]
+    )
     injected = sorted(used["injection_ratio"].unique())
     panels = axes(len(injected))
     for panel, ratio in zip(panels, injected, strict=True):
@@ -108,12 +111,14 @@ def recall_curve(results: InjResults) -> "Figure":
 
 def del_figures(results: DelResults) -> "dict[str, Figure]":
     """The DEL figures by file name: what is forgotten, and the confusion matrices at the largest
-    ratio.
+    ratio; none where nothing is measured.
 
     >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
     >>> sorted(del_figures(results))
     ['del_confusion', 'del_forgetting']
     """
+    if not len(results.frame):
+        return {}
     return {"del_forgetting": forgetting(results), "del_confusion": confusion(results)}
 
 
@@ -122,22 +127,27 @@ def forgetting(results: DelResults) -> "Figure":
     nothing ablated through all ratios. At one Neg, higher is better.
 
     Means over the targets that a method has at all ratios, with standard errors. Both axes are in
-    percentage points and reach from zero to one at least. On the grey line the target loses what
-    others lose, so nothing is localized; upright lines are the prices of ``DelResults.at_price``.
+    percentage points, as far as the data go, and reach from zero to one at least. On the grey line the target loses what
+    others lose, so nothing is localized; upright lines are those prices of ``DelResults.at_price``
+    that some method reaches.
 
     >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
     >>> forgetting(results).axes[0].get_title()
     'DEL, reference-gpt2, zero ablation'
     """
+    check_rows(results.frame)
     (panel,) = axes(1, (5.4, 4.6))
     curves = results.points()
     for method, look in looks(curves).items():
         lost: Any = -curves[method]
         neg, own = lost["neg"], lost["self"]
         _curve(panel, (neg.mean(), own.mean(), own.sem(), neg.sem()), method, look)
-    for price in PRICES:
-        panel.axvline(price, color="0.85", linewidth=1, zorder=0)
     panel.update_datalim([(0, 0), (1, 1)])  # less than a point is not drawn as if it were much
+    panel.autoscale_view()
+    reached = panel.get_xlim()[1]
+    for price in PRICES:
+        if price <= reached:  # a line beyond would stretch the axis
+            panel.axvline(price, color="0.85", linewidth=1, zorder=0)
     panel.axline((0, 0), slope=1, color="0.8", linewidth=1, zorder=0, label="Self = Neg")
     model, ablation = results.frame.iloc[0][["model", "ablation"]]
     finish(panel, NEG, SELF, f"DEL, {model}, {ablation} ablation")
@@ -146,7 +156,8 @@ def forgetting(results: DelResults) -> "Figure":
 
 def rev_figures(results: RevResults) -> "dict[str, Figure]":
     """REV by file name: own against others as more units are put back, and as more are given to the
-    model before, side by side; means over sentences with standard errors.
+    model before, side by side; means over sentences with standard errors, with the signs of the
+    table: what is forgotten is negative.
 
     >>> how = {"n_sequences": 1, "ratios": (0.1,), "recipe": Recipe(max_steps=2, stop_loss=9.0)}
     >>> benchmark = RevBenchmark(model, [sequence], text, **how)
@@ -158,12 +169,14 @@ def rev_figures(results: RevResults) -> "dict[str, Figure]":
         return {}
     panels = axes(len(curves), (5.4, 4.6))
     for panel, (direction, curve) in zip(panels, curves, strict=True):
-        sign = -1 if direction == "put_back" else 1
         for method, look, rows in _methods(curve.sort_values("ratio")):
             errors = rows["own_error"], rows["others_error"]
-            _curve(panel, (sign * rows["others"], sign * rows["own"], *errors), method, look)
-        panel.axvline(PRICE, color="0.85", linewidth=1, zorder=0)
-        x, y = "change on the other sentences (points)", "change on the sentence (points)"
+            _curve(panel, (rows["others"], rows["own"], *errors), method, look)
+        lost = direction == "put_back"
+        panel.axvline(-PRICE if lost else PRICE, color="0.85", linewidth=1, zorder=0)
+        better = "down and right" if lost else "up and left"
+        x = f"change of accuracy on the other sentences\n(percentage points; better: {better})"
+        y = "change of accuracy on the sentence\n(percentage points)"
         finish(panel, x, y, f"Units {DIRECTIONS[str(direction)]}")
     return {"rev_curves": with_legend(panels)}
 
@@ -186,6 +199,7 @@ def confusion(results: DelResults, ratio: Real | None = None) -> "Figure":
     >>> [ax.get_title() for ax in confusion(results, 0.05).axes[:2]]
     ['Attribution', 'Random']
     """
+    check_rows(results.frame)
     ratios = sorted({held for _, held in results.confusion})
     ratio = ratios[-1] if ratio is None else ratio
     check_choice("ratio", ratio, ratios)
@@ -195,7 +209,7 @@ def confusion(results: DelResults, ratio: Real | None = None) -> "Figure":
     categories = results.before.set_index("sequence_id")["category"]
     category = categories[targets].sort_values(kind="stable")
     names, starts = np.unique(category.to_numpy(str), return_index=True)
-    panels = axes(len(matrices), size=(3.0, 3.9))
+    panels = axes(len(matrices), size=(3.0, 4.4))
     for panel, (name, matrix) in zip(panels, matrices.items(), strict=True):
         image = matrix.reindex(index=category.index, columns=category.index)
         panel.imshow(image, "PuOr", vmin=-reach, vmax=reach, interpolation="nearest")
@@ -222,6 +236,16 @@ def save_figure(figure: "Figure", folder: str | Path, name: str) -> None:
     path = prepare_folder(folder)
     for suffix in ("png", "svg"):
         write_whole(path / f"{name}.{suffix}", drawn(figure, suffix, dpi=200, bbox_inches="tight"))
+
+
+def check_rows(frame: Any) -> Any:
+    """The rows that a figure is drawn of; ValueError where there are none."""
+    if not len(frame):
+        raise ValueError(
+            "results must hold measurements to be drawn, got none (of INJ, none that converged). "
+            "Run the benchmark first."
+        )
+    return frame
 
 
 def _methods(frame: Any) -> Iterator[tuple[str, Look, Any]]:

@@ -86,7 +86,8 @@ def axes(n: int, size: tuple[float, float] = (4.8, 4.2)) -> "list[Axes]":
         """
 
         def _repr_png_(self) -> bytes:
-            return drawn(self, "png", dpi=100)
+            # tight: the layout of many panels with one colour bar is not exact
+            return drawn(self, "png", dpi=100, bbox_inches="tight")
 
     rows = 2 if n > 5 and n % 2 == 0 else 1
     width, height = size[0] * n / rows + 2.4, size[1] * rows

@@ -14,7 +14,7 @@ from tl_localize.reference import DATA
 
 # to be shown
 TITLES = {name: method.title for name, method in METHODS.items()} | {
-    "activation_contrast_same_kind": "Activation Contrast with texts of the same kind",
+    "activation_contrast_same_kind": "Activation Contrast, same kind (of texts)",
     "oracle_first_order": "oracle, first order (knows the model before)",
     "oracle_rounds": "oracle in rounds (knows the model before)",
 }

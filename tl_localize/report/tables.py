@@ -58,17 +58,22 @@ def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
     return {name: _with_titles(table) for name, table in tables.items()}
 
 
-def rev_tables(results: RevResults, model: str = "") -> dict[str, pd.DataFrame]:
+def rev_tables(
+    results: RevResults, model: str = "", errors: bool = True
+) -> dict[str, pd.DataFrame]:
     """The REV tables by file name (``CAPTIONS``): units put back, units given to the model before,
     and tests where Activations ran on more than one sentence; none if no training converged. The
-    paper has no such numbers of any model.
+    paper has no such numbers of any model. Without errors the main ones are narrower.
 
     >>> how = {"n_sequences": 1, "ratios": (0.1,), "recipe": Recipe(max_steps=2)}
     >>> results = RevBenchmark(model, [sequence], text, **how).run()
     >>> list(rev_tables(results))
     ['rev', 'rev_graft']
     """
-    found = {"rev": results.table(), "rev_graft": results.table("graft")}
+    found = {
+        "rev": results.table(errors=errors),
+        "rev_graft": results.table("graft", errors=errors),
+    }
     tables = {
         name: pd.concat({"share of each layer": table}, names=["setting", "method"])
         for name, table in found.items()

@@ -28,13 +28,16 @@ def console() -> Console:
     return out
 
 
-def ranked(table: pd.DataFrame, *, lowest_first: bool = False) -> Iterator[tuple[str, Table]]:
+def ranked(
+    table: pd.DataFrame, *, lowest_first: bool = False, width: int | None = None
+) -> Iterator[tuple[str, Table]]:
     """Each setting of a results table and its table: sorted by the first column, controls last.
 
     Args:
         table: texts such as ``87.2 ± 0.9`` with the method as the last level of the index, the
             setting above it.
         lowest_first: the smallest number of the first column is the best.
+        width: characters of a line. A wider table comes in several, of some columns each.
 
     >>> recalls = {("1 %", "Random"): "3.4 ± 0.2", ("1 %", "Hard Concrete"): "87.2 ± 0.9"}
     >>> ((setting, shown),) = ranked(pd.DataFrame({"R@1x": recalls}))
@@ -47,7 +50,20 @@ def ranked(table: pd.DataFrame, *, lowest_first: bool = False) -> Iterator[tuple
         numbers = part.iloc[:, 0].str.extract(r"(-?[\d.]+)", expand=False).astype(float)
         order = np.lexsort((numbers if lowest_first else -numbers, part.index.isin(CONTROLS)))
         best_first = part.iloc[order].rename(short_title).rename_axis("method")
-        yield ", ".join(map(str, setting)), plain(best_first)
+        name = ", ".join(map(str, setting))
+        for columns in parts_that_fit(best_first, width):
+            yield name, plain(columns)
+
+
+def parts_that_fit(table: pd.DataFrame, width: int | None) -> Iterator[pd.DataFrame]:
+    """A table in parts of some columns each, no wider than so many characters where that can be."""
+    ruler, start = Console(width=1000), 0
+    for end in range(1, table.shape[1]):
+        wider = table.iloc[:, start : end + 1]
+        if width is not None and ruler.measure(plain(wider)).maximum > width:
+            yield table.iloc[:, start:end]
+            start = end
+    yield table.iloc[:, start:]
 
 
 def plain(table: pd.DataFrame) -> Table:

@@ -1,0 +1,72 @@
+"""Results without rows: of a folder in which nothing is measured yet, or made by hand."""
+
+import pandas as pd
+import pytest
+
+from tl_localize import DelResults, InjResults, RevResults
+from tl_localize.report.figures import (
+    confusion,
+    del_figures,
+    forgetting,
+    inj_figures,
+    recall_curve,
+    rev_figures,
+    target_against_distractors,
+)
+from tl_localize.report.tables import del_tables, inj_tables, rev_tables, save_table
+
+KINDS = {
+    InjResults: (inj_tables, inj_figures),
+    DelResults: (del_tables, del_figures),
+    RevResults: (rev_tables, rev_figures),
+}
+
+
+@pytest.fixture
+def full(make_inj, gpt2_like, rev, del_results):
+    """Results with rows, of each kind."""
+    return {
+        InjResults: lambda: make_inj(gpt2_like).run(),
+        DelResults: lambda: del_results,
+        RevResults: rev.run,
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frames_without_rows_have_the_columns_of_those_with_rows(kind, full):
+    empty, some = kind(pd.DataFrame()), full[kind]()
+    assert not len(empty.frame) and set(some.frame) <= set(empty.frame)
+    reference = some.frame["method"].iloc[0]
+    for name in ("summary", "at_price", "before_table"):
+        if hasattr(kind, name):
+            found = getattr(empty, name)()
+            assert not len(found) and list(found) == list(getattr(some, name)()), name
+    tests = empty.tests()
+    assert not len(tests) and list(tests) == list(some.tests(reference))
+    table = empty.table()
+    assert not len(table) and set(table) <= set(some.table())
+    assert table.index.nlevels == some.table().index.nlevels
+    assert "0 sequences x 0 methods" in empty._repr_html_()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_without_rows_are_saved_and_have_no_figure(kind, tmp_path):
+    empty, (tabulate, draw) = kind(pd.DataFrame()), KINDS[kind]
+    empty.save(tmp_path)
+    for title, table in tabulate(empty, "gpt2").items():
+        save_table(table, tmp_path, title)
+    assert draw(empty) == {}
+
+
+@pytest.mark.parametrize(
+    ("draw", "kind"),
+    [
+        (recall_curve, InjResults),
+        (target_against_distractors, InjResults),
+        (forgetting, DelResults),
+        (confusion, DelResults),
+    ],
+)
+def test_a_figure_of_nothing_is_refused(draw, kind):
+    with pytest.raises(ValueError, match="results must hold measurements to be drawn, got none"):
+        draw(kind(pd.DataFrame()))
