@@ -41,7 +41,7 @@ def show_known(given: Namespace) -> None:
         found.save(given.out)
         say(f"Use them: tl-localize del --model {given.model} --data {given.out}")
     shown = found.frame.set_index("id").round({"accuracy": 2})
-    shown["text"] = [preview(text) for text in shown["text"]]
+    shown = shown.assign(text=[preview(text) for text in shown["text"]])
     if console().width < WIDE:  # ids are what is copied: they are not to be cut
         shown = shown.drop(columns="category")
     is_own, is_known = shown["kind"] == OWN, found.frame["accuracy"] >= given.min_accuracy

@@ -198,8 +198,8 @@ def chosen_units(scores: NeuronScores, effects: NeuronScores, chosen: NeuronSet)
     one, layers = scores.units.one, chosen.mask.nonzero()[:, 0]
     table = pd.DataFrame({"layer": layers, one: chosen.mask.nonzero()[:, 1]})
     if scores.method != IterativeAttribution.name:
-        table["score"] = scores.values[chosen.mask]
-    table[EFFECT] = effects.values[chosen.mask]
+        table["score"] = scores.values[chosen.mask].numpy()
+    table[EFFECT] = effects.values[chosen.mask].numpy()
     order = "score" if "score" in table else EFFECT
     return table.sort_values(order, ascending=False, kind="stable")
 

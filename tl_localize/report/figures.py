@@ -127,9 +127,9 @@ def forgetting(results: DelResults) -> "Figure":
     nothing ablated through all ratios. At one Neg, higher is better.
 
     Means over the targets that a method has at all ratios, with standard errors. Both axes are in
-    percentage points, as far as the data go, and reach from zero to one at least. On the grey line the target loses what
-    others lose, so nothing is localized; upright lines are those prices of ``DelResults.at_price``
-    that some method reaches.
+    percentage points, as far as the data go, and reach from zero to one at least. On the grey line
+    the target loses what others lose, so nothing is localized; upright lines are those prices of
+    ``DelResults.at_price`` that some method reaches.
 
     >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
     >>> forgetting(results).axes[0].get_title()
