@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import platform
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import torch
 
 HERE = Path(__file__).parent
 REFERENCE_MODELS = ["reference-gpt2", "reference-pythia"]
+# seconds: the limit of pyproject.toml is for the tests
+TIME_LIMIT, SMOKE_TIME_LIMIT = 7 * 24 * 3600, 1800
 TABLES, PAGES = pytest.StashKey[dict](), pytest.StashKey[dict]()
 
 
@@ -69,6 +72,16 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.stash[TABLES], config.stash[PAGES] = {}, {}
+
+
+def pytest_itemcollected(item):
+    is_smoke = item.get_closest_marker("smoke") is not None
+    item.add_marker(pytest.mark.timeout(SMOKE_TIME_LIMIT if is_smoke else TIME_LIMIT))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    faulthandler.cancel_dump_traceback_later()  # the stacks are printed when the limit is reached
 
 
 def pytest_generate_tests(metafunc):

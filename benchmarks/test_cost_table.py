@@ -34,6 +34,7 @@ import pandas as pd
 import pytest
 import torch
 from costs import (
+    N_TOKENS,
     SHAPES,
     SHORT,
     SMALL,
@@ -272,7 +273,8 @@ def mask_learners(model: Any, sequences: Any, steps: dict[str, int]) -> Iterator
 
     for name in ("slimming", "hard_concrete"):
         n_steps = max(1, steps[name] // 5)
-        method: Any = METHODS[name](steps=n_steps, stop_sparsity=1e-12)
+        kind: Any = METHODS[name]
+        method = kind(steps=n_steps, stop_sparsity=1e-12)
         scale, single = steps[name] / n_steps, partial(method, model, sequences[0])
 
         def together(method: Any = method) -> None:
@@ -319,7 +321,8 @@ def size_table(
 
     masks = {"hard_concrete": HardConcrete().steps, "slimming": Slimming().steps}
     points = IntegratedGradients().steps
-    shortened = {name: METHODS[name](steps=part(n), **off) for name, n in masks.items()}
+    kinds: dict[str, Any] = dict(METHODS)
+    shortened = {name: kinds[name](steps=part(n), **off) for name, n in masks.items()}
     shortened["integrated_gradients"] = IntegratedGradients(steps=part(points))
     shares = {name: part(n) / n for name, n in masks.items()} | {
         "integrated_gradients": part(points) / points

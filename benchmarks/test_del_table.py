@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 HERE = Path(__file__).parent
@@ -185,8 +186,6 @@ def test_heads_and_neurons_of_as_many_rows_lose_what_is_committed(
     """Which holds more of a memory? One and two heads of each layer, against neurons with as many
     output rows, and twice as many.
     """
-    import pandas as pd
-
     from tl_localize import AttentionHeads, MLPNeurons
     from tl_localize.evals.deletion import del_tables
     from tl_localize.evals.settings import del_methods, del_ratios

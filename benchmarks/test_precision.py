@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+import torch
 
 DTYPES = ("float32", "bfloat16", "float16")
 METHODS = "hard_concrete,slimming,integrated_gradients,attribution,activations"

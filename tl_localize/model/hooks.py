@@ -38,18 +38,17 @@ def _remove_handles(point: Any, handles: list[Any]) -> None:
 
 
 @contextmanager
-def registered(
-    hooks: Iterable[tuple[Any, Any]], register: str, *, prepend: bool = False
-) -> Iterator[None]:
+def registered(hooks: Iterable[tuple[Any, Any]], register: str, **options: Any) -> Iterator[None]:
     """Hooks of torch on modules, put there by one of their methods.
 
     Args:
         hooks: Each module with its hook.
         register: ``"register_forward_hook"`` or ``"register_forward_pre_hook"``.
+        options: Of that method, such as ``prepend``.
     """
     with ExitStack() as stack:
         for module, hook in hooks:
-            handle = getattr(module, register)(hook, prepend=prepend)
+            handle = getattr(module, register)(hook, **options)
             stack.callback(handle.remove)
         yield
 

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from tl_localize.checks import check_choice, nearest
 from tl_localize.files import reading
-from tl_localize.model.forward import as_bridge, lay_out
+from tl_localize.model.forward import as_bridge, lay_out, logits_misfit
 from tl_localize.model.neurons import NeuronView, initialize_vector_functions
 
 if TYPE_CHECKING:  # imported when a model is loaded
@@ -26,7 +25,8 @@ if TYPE_CHECKING:  # imported when a model is loaded
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 REFERENCE_MODELS = ("reference-gpt2", "reference-pythia")  # shipped; "reference" is the first
-LOGITS_TOLERANCE = 1e-4  # of a converted model against transformers, float32
+LOGITS_TOLERANCE = 1e-4  # of a converted model against transformers, float32 and float64
+HALF_TOLERANCE = 4.0  # in float16 and bfloat16: times what ``logits_misfit`` allows
 # in old files: causal masks and rotary frequencies
 BUFFERS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|inv_freq$")
 # What TransformerLens does to weights unless it is told not to.
@@ -105,15 +105,6 @@ def is_reference(name: str | Path) -> bool:
     return str(name) in ("reference", *REFERENCE_MODELS)
 
 
-def is_gguf(name: str | Path) -> bool:
-    """Whether a name is that of a GGUF file, whose quantized weights are converted.
-
-    >>> is_gguf("model.gguf"), is_gguf("gpt2")
-    (True, False)
-    """
-    return Path(name).suffix == ".gguf"
-
-
 def check_path(name_or_path: Any) -> None:
     """Raise TypeError unless this is a name or a path."""
     if not isinstance(name_or_path, str | os.PathLike):
@@ -130,6 +121,15 @@ def check_dtype(dtype: Any) -> torch.dtype:
         return dtype
     check_choice("dtype", dtype, DTYPES)
     return DTYPES[dtype]
+
+
+def is_gguf(name: str | Path) -> bool:
+    """Whether a name is that of a GGUF file, whose quantized weights are converted.
+
+    >>> is_gguf("model.gguf"), is_gguf("gpt2")
+    (True, False)
+    """
+    return Path(name).suffix == ".gguf"
 
 
 def check_device(device: str | torch.device | None) -> torch.device:
@@ -198,9 +198,11 @@ def _load(source: str | Path, device: torch.device, dtype: torch.dtype, bridge: 
             model = as_bridge(hf_model.to(device), name)
         else:
             model = _hooked_transformer(hf_model, name, device, dtype)
+        with torch.no_grad():
+            found = model(tokens.to(device)).cpu()
     _set_tokenizer(model, source)
     NeuronView(model)  # raises where it has no neurons
-    _check_logits(source, model, tokens, expected)
+    _check_logits(source, model, found, expected)
     return model
 
 
@@ -393,18 +395,15 @@ def _full_precision() -> Iterator[None]:
             matmul.fp32_precision = new
 
 
-@torch.no_grad()
-def _check_logits(
-    source: str | Path, model: Any, tokens: Int[Tensor, "1 pos"], expected: Tensor
-) -> None:
-    """Raise ValueError if the logits are not those of transformers; only float32 is exact enough
-    for this check.
+def _check_logits(source: str | Path, model: Any, found: Tensor, expected: Tensor) -> None:
+    """Raise ValueError if the logits are not those of transformers; in half precision, if they are
+    grossly others.
     """
-    if model.cfg.dtype != torch.float32:
-        return
-    found = model(tokens.to(model.cfg.device)).cpu()
     difference = float((found - expected).abs().max())
-    if difference >= LOGITS_TOLERANCE * max(1.0, float(expected.abs().max()) / 10):
+    off = difference >= LOGITS_TOLERANCE * max(1.0, float(expected.abs().max()) / 10)
+    if model.cfg.dtype not in (torch.float32, torch.float64):
+        off = logits_misfit(model, found, expected) > HALF_TOLERANCE
+    if off:
         raise ValueError(
             "name_or_path must be a model whose logits TransformerLens reproduces, got "
             f"{str(source)!r}, off by {difference:.2g}. {ADVICE}"

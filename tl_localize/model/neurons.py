@@ -7,17 +7,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
 from typing import Any, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import torch
 from einops import einsum
 from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor
 
-from tl_localize.model.forward import dropout_in_training
+from tl_localize.model.forward import (
+    check_parts,
+    dropout_in_training,
+    residual,
+    unhooked,
+    versions,
+)
 from tl_localize.model.hooks import added_hooks, own_attribute, registered
-from tl_localize.units import NEURONS, Acts, Units, check_units, model_name
+from tl_localize.units import NEURONS, UNITS, Acts, Units, check_units, model_name
 
 Hook = Callable[..., Tensor]
+# model -> in which mode, with which units it has proven itself
+_PROVEN: WeakKeyDictionary[Any, list[tuple[bool, Units]]] = WeakKeyDictionary()
+WRITTEN_MISFIT, WRITTEN_ROUNDINGS = 1e-2, 16.0  # as shares of what the rows write
 VECTORIZED = "tanh exp erf sigmoid log log1p expm1 sin cos sqrt rsqrt"  # functions of torch
 
 
@@ -122,6 +132,13 @@ def _add_zeros(
     return output + store[layer]
 
 
+def _record_output(
+    module: object, inputs: object, output: Tensor, *, store: dict[int, Tensor], layer: int
+) -> Tensor:
+    store[layer] = output
+    return output
+
+
 def _each(hook: Hook, layers: Iterable[int], store: dict[int, Tensor]) -> dict[int, Hook]:
     return {layer: partial(hook, store=store, layer=layer) for layer in layers}
 
@@ -178,6 +195,7 @@ class NeuronView:
                 f"model must be on one device, got {model_name(model)!r} on {', '.join(devices)}. "
                 "Move it with model.to(device)."
             )
+        self._prove()
 
     @property
     def device(self) -> torch.device:
@@ -373,6 +391,55 @@ class NeuronView:
         self, hooks: Iterable[tuple[str, Hook]], prepend: bool = False
     ) -> AbstractContextManager[None]:
         return added_hooks([(self.points[name], hook) for name, hook in hooks], prepend=prepend)
+
+    # What is taken from TransformerLens and transformers proves itself, once for a model.
+
+    @torch.no_grad()
+    def _prove(self) -> None:
+        """Raise ValueError unless the model runs in parts as it does as a whole, and its units
+        write what is said of them. The hooks of a user's on hook points do not meet these passes.
+        """
+        proven, state = _PROVEN.setdefault(self.model, []), (self.model.training, self.units)
+        if state in proven or self.device.type == "meta":
+            return
+        cfg = self.model.cfg
+        tokens = torch.arange(min(4, cfg.n_ctx), device=self.device)[None] % cfg.d_vocab
+        with unhooked(self.model):
+            check_parts(self.model, tokens, self.one_gelu_kernel())
+            if self.units in UNITS.values():
+                self._check_written(tokens)
+        proven.append(state)
+
+    def _check_written(self, tokens: Int[Tensor, "1 pos"]) -> None:
+        """Raise ValueError unless hooks on the units of each layer take effect, and what the layer
+        writes without them is less by their activations times their rows.
+        """
+        gates = torch.tensor([1.0, 0.0], device=self.device)[:, None].expand(2, self.n_neurons)
+        written: dict[int, Tensor] = {}
+        seeing = self._hooked_outputs(_each(_record_output, range(self.n_layers), written))
+        with (
+            self.scaled(dict.fromkeys(range(self.n_layers), gates)),
+            self.recorded() as acts,
+            seeing,
+        ):
+            residual(self.model, tokens.expand(2, -1))
+        for layer in range(self.n_layers):
+            if layer in acts and layer in written:
+                # OPT has the positions of all rows in one axis
+                whole, without = written[layer].float().reshape(2, -1, written[layer].shape[-1])
+                rows = self.rows(layer).float().flatten(0, -2)
+                expected = acts[layer][0].float().flatten(1) @ rows
+                rounding = WRITTEN_ROUNDINGS * torch.finfo(written[layer].dtype).eps
+                allowed = WRITTEN_MISFIT * expected.norm() + rounding * whole.norm()
+                misfit = (whole - without - expected).norm()
+                if not misfit > allowed:  # what is not finite makes scores that are refused
+                    continue
+            raise ValueError(
+                f"model must have {self.units.name} whose hooks take effect and whose rows are "
+                f"what they write, got others in layer {layer} of {model_name(self.model)!r} with "
+                f"{versions()}. Install versions that were tested (constraints.txt), or use "
+                "another model."
+            )
 
     def _hooked_layers(self, hooks: Mapping[int, Hook]) -> AbstractContextManager[None]:
         return self._added(self.units.hook(layer, hook) for layer, hook in hooks.items())
