@@ -374,9 +374,9 @@ def both(text: str) -> list[float]:
 def forgetting_figure(model: str) -> Any:
     """DEL of a shipped model, from the means that benchmarks/ compares."""
     import pandas as pd
-    from tl_localize.report.figures import forgetting
 
     from tl_localize import DelResults
+    from tl_localize.evals.deletion import forgetting
 
     frame = read_table(f"benchmarks/expected/del-reference-{model}.csv")
     about = {"model": f"reference-{model}", "ablation": "zero", "sequence_id": "mean"}
@@ -386,10 +386,10 @@ def forgetting_figure(model: str) -> Any:
 def distractors_figure(model: str) -> Any:
     """INJ with distractors of a shipped model, from the table on its page."""
     import pandas as pd
-    from tl_localize.report.figures import target_against_distractors
-    from tl_localize.report.paper import TITLES
 
     from tl_localize import InjResults
+    from tl_localize.evals.inj import target_against_distractors
+    from tl_localize.paper import TITLES
 
     table = read_table(f"docs/results/reference-{model}/distractors3_recall.csv").set_index(
         "method"

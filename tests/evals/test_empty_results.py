@@ -2,18 +2,12 @@
 
 import pandas as pd
 import pytest
-from tl_localize.report.figures import (
-    confusion,
-    del_figures,
-    forgetting,
-    inj_figures,
-    recall_curve,
-    rev_figures,
-    target_against_distractors,
-)
-from tl_localize.report.tables import del_tables, inj_tables, rev_tables, save_table
 
 from tl_localize import DelResults, InjResults, RevResults
+from tl_localize.evals.deletion import confusion, del_figures, del_tables, forgetting
+from tl_localize.evals.inj import inj_figures, inj_tables, recall_curve, target_against_distractors
+from tl_localize.evals.rev import rev_figures, rev_tables
+from tl_localize.report.saving import save_table
 
 KINDS = {
     InjResults: (inj_tables, inj_figures),

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import torch
 from oracles import gate_gradient_of, mean_probability
-from tl_localize.neurons import NeuronView
 
 from tl_localize import Attribution, MemorizedSequence, MLPNeurons
 from tl_localize.methods import contrast
+from tl_localize.model.neurons import NeuronView
 
 
 def plain_need(model, seed, begin=()):

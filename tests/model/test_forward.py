@@ -18,13 +18,13 @@ from tl_localize import (
     RowNorm,
     ZeroOut,
     accuracy,
-    forward,
     inject,
     load_model,
     memorization_loss,
     perplexity,
 )
 from tl_localize.methods.partial_runs import CleanRun
+from tl_localize.model import forward
 from tl_localize.model.environment import fingerprint
 from tl_localize.model.forward import (
     entering,

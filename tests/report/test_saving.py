@@ -6,7 +6,9 @@ import pandas as pd
 import pytest
 
 from tl_localize import InjResults
-from tl_localize.report.saving import CAPTIONS, del_tables, inj_tables, save_table, to_markdown
+from tl_localize.evals.deletion import del_tables
+from tl_localize.evals.inj import inj_tables
+from tl_localize.report.saving import CAPTIONS, save_table, to_markdown
 
 OURS, THEIRS = "ratio 1 %, 3 sentences", "ratio 1 %, published"
 TEST = ("m", "zero", 0.005, "Hard Concrete")

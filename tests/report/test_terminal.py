@@ -4,7 +4,8 @@ import pandas as pd
 import pytest
 
 from tl_localize import InjResults, RandomBaseline, RowNorm
-from tl_localize.report.terminal import ranked, reading, show
+from tl_localize.evals.inj import reading
+from tl_localize.report.terminal import ranked, show
 
 
 def table(rows, columns):

@@ -14,13 +14,7 @@ from einops import einsum
 from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor
 
-from tl_localize.model.forward import (
-    check_parts,
-    dropout_in_training,
-    residual,
-    unhooked,
-    versions,
-)
+from tl_localize.model.forward import check_parts, dropout_in_training, residual, unhooked, versions
 from tl_localize.model.hooks import added_hooks, own_attribute, registered
 from tl_localize.units import NEURONS, UNITS, Acts, Units, check_units, model_name
 

@@ -240,9 +240,8 @@ def made_by_hand():
 
 
 def test_the_printed_table_of_rev_fits_100_columns(capsys):
-    from tl_localize.report.tables import rev_tables
-
     from tl_localize.cli.publish import print_results
+    from tl_localize.evals.rev import rev_tables
 
     results = made_by_hand()
     print_results(results, rev_tables(results)["rev"], "rev")
@@ -255,7 +254,7 @@ def test_the_printed_table_of_rev_fits_100_columns(capsys):
 
 
 def test_table_and_figure_of_rev_have_one_sign():
-    from tl_localize.report.figures import rev_figures
+    from tl_localize.evals.rev import rev_figures
 
     results = made_by_hand()
     panels = rev_figures(results)["rev_curves"].axes
