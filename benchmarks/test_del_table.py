@@ -21,7 +21,7 @@ The authors' data, which were collected from the Pile:
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tl_localize.execution import RayCluster, Store
+from tl_localize.execution import RayCluster
 from tl_localize.execution import ray as our_ray
 
 
@@ -139,7 +139,7 @@ def test_shards_of_a_cluster_are_joined(inj, fake, methods, run, assert_same):
 
 def test_worker_with_another_model_ends_the_run(inj, fake, methods, run, make_model):
     cluster = RayCluster(load=lambda: make_model(9, model_name="gpt2-like"))
-    with pytest.raises(ValueError, match="fingerprint: .* in the folder, .* now"):
+    with pytest.raises(ValueError, match=r"fingerprint: .* in the folder, .* now"):
         run(inj, methods, cluster=cluster)
 
 

@@ -1,5 +1,5 @@
-"""Runs that lose nothing: resumed, grown, shared, failed, interrupted, killed. The rows are those of
-an undisturbed run.
+"""Runs that lose nothing: resumed, grown, shared, failed, interrupted, killed. The rows are those
+of an undisturbed run.
 """
 
 import errno
