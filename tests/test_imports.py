@@ -112,10 +112,8 @@ def may_import(own, target):
     if target[0] not in RANKS:
         return False
     if target[0] != own[0]:
-        return (
-            RANKS[target[0]] > RANKS[own[0]]
-            or len(ROOMS[RANKS[own[0]]]) > 1
-            and (RANKS[target[0]] == RANKS[own[0]])
+        return RANKS[target[0]] > RANKS[own[0]] or (
+            len(ROOMS[RANKS[own[0]]]) > 1 and (RANKS[target[0]] == RANKS[own[0]])
         )
     if len(target) == 1:
         return False  # of its own room, through the room's door

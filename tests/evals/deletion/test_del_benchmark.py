@@ -190,7 +190,7 @@ def test_single_layers_get_the_budget_of_all_layers(neox_like, benchmark_of):
 
 @pytest.mark.parametrize("name", ["hard_concrete", "slimming"])
 def test_single_layers_refuse_masks_of_all_layers(gpt2_like, benchmark_of, name):
-    each = benchmark_of(gpt2_like, ratios=(0.1,), layers="each")
+    each = benchmark_of(gpt2_like, ratios=(0.1,), layers="each", multiples=(1,))
     with pytest.raises(ValueError, match=r"method must score each layer by itself"):
         each.run([METHODS[name](first_layer=1)])
 
