@@ -9,13 +9,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import typer
 from matplotlib import rc_context
 from matplotlib.textpath import TextPath
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
 from tl_localize.cli import app
+from tl_localize.cli.commands import default_text
 
 ROOT = Path(__file__).resolve().parents[1]
 # What pages link to outside of docs/, which is right in the repository: its place on the site
@@ -35,34 +35,32 @@ def on_files(files: Files, config: Any) -> Files:
         )
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
     files.append(File.generated(config, "changelog.md", content=changes))
-    commands: Any = typer.main.get_command(app)
-    for name, command in commands.commands.items():
-        page = File.generated(config, f"commands/{name}.md", content=command_page(name, command))
-        files.append(page)
+    for name in app:
+        if not name.startswith("-"):
+            page = File.generated(config, f"commands/{name}.md", content=command_page(name))
+            files.append(page)
     return files
 
 
-def command_page(name: str, command: Any) -> str:
+def command_page(name: str) -> str:
     """What ``tl-localize NAME --help`` says."""
-    with command.make_context(name, [], resilient_parsing=True) as context:
-        usage = command.get_usage(context).removeprefix("Usage: ")
-        lines = [f"# tl-localize {name}", command.help, f"```text\ntl-localize {usage}\n```"]
-        if command.params:
-            lines.append("| option | default | what it does |\n|---|---|---|")
-        for option in command.params:
-            if getattr(option, "hidden", False) or option.name == "help":
-                continue
-            flags = " ".join(
-                f"<code>{flag}</code>" for flag in [*option.opts, *option.secondary_opts]
-            )
-            default = option.get_default(context, call=False)
-            shown = (
-                ""
-                if default in (None, "", ()) or default is False or callable(default)
-                else f"`{default}`"
-            )
-            about = (getattr(option, "help", "") or "").replace("|", "\\|").replace("\n", " ")
-            lines[-1] += f"\n| {flags} | {shown} | {about} |"
+    command = app[name]
+    options: list[str] = []
+    arguments = ""
+    for option in command.assemble_argument_collection(parse=True):
+        if not option.show:
+            continue
+        flags = " ".join(f"<code>{flag}</code>" for flag in option.names)
+        arguments += "" if option.name.startswith("-") else f" {option.name}"
+        default = default_text(option.field_info.default)
+        shown = f"`{default}`" if option.show_default and default is not None else ""
+        about = (option.parameter.help or "").replace("|", "\\|")
+        options.append(f"| {flags} | {shown} | {about} |")
+    usage = f"tl-localize {name} [OPTIONS]{arguments}"
+    lines = [f"# tl-localize {name}", command.help, f"```text\n{usage}\n```"]
+    if options:
+        head = "| option | default | what it does |\n|---|---|---|"
+        lines.append("\n".join([head, *options]))
     return "\n\n".join(lines)
 
 

@@ -25,7 +25,10 @@ def invoke(command: str | Sequence[str], *arguments: object, charset: str = "utf
     from tl_localize.cli import main
 
     words = shlex.split(command) if isinstance(command, str) else list(command)
-    streams = [io.TextIOWrapper(io.BytesIO(), encoding=charset) for _ in range(2)]
+    streams = [  # as Python opens them
+        io.TextIOWrapper(io.BytesIO(), encoding=charset, errors=errors)
+        for errors in ("strict", "backslashreplace")
+    ]
     with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
         status = main([*words, *map(str, arguments)])
     for stream in streams:

@@ -49,7 +49,7 @@ app = App(
     group_parameters=OPTIONS,
     result_action="return_value",
     suppress_keyboard_interrupt=False,
-    default_parameter=Parameter(negative=(), show_default=default_text),
+    default_parameter=Parameter(negative=(), allow_repeating=True, show_default=default_text),
 )
 for flag in ("--help", "--version"):
     app[flag].group = OPTIONS
