@@ -157,8 +157,9 @@ def show_chosen(
     one, method = chosen.units.one, short_title(scores.method)
     why = ""
     if given.ratio is None:
-        rise = given.max_perplexity_rise
-        why = f", as many as raise the perplexity of general text by at most {rise:g} %"
+        why = (
+            f", as many as --max-perplexity-rise {given.max_perplexity_rise:g} allows, at least one"
+        )
     typer.echo(
         f"{method} names {counted(len(chosen), one)} from layer {FIRST_LAYER} on: "
         f"{share_of_layers(chosen)}{why}."
