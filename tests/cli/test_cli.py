@@ -276,7 +276,7 @@ def test_a_model_that_is_not_there_leaves_no_folder(run, command, tmp_path, monk
 @pytest.mark.parametrize("methods", ["random", "zero_out"])
 def test_zero_out_is_spoken_of_where_it_runs(run, asked, methods):
     result = run.inj(f"--limit 1 {INJ} {methods}")
-    assert ("Zero-Out ablates 5 % of the neurons" in result.stderr) == (methods == "zero_out")
+    assert ("Zero-Out ablates" in result.stderr) == (methods == "zero_out")
 
 
 def test_without_matplotlib_no_figures_are_promised(run, monkeypatch):

@@ -175,7 +175,7 @@ def show_chosen(
     why = ""
     if options.ratio is None:
         rise = options.max_perplexity_rise
-        why = f", as many as raise the perplexity of general text by at most {rise:g} %"
+        why = f", as many as --max-perplexity-rise {rise:g} allows, at least one"
     print(
         f"{method} names {counted(len(chosen), unit)} from layer {FIRST_LAYER} on: "
         f"{share_of_layers(chosen)}{why}."
