@@ -150,24 +150,20 @@ def parse_command(line: str) -> str | None:
 
     Files that it names need not exist.
     """
-    import typer
+    from cyclopts import CycloptsError
 
     from tl_localize.cli import app
 
     words = shlex.split(line, comments=True)[1:]
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    name, arguments = words[0], words[1:]
-    if name not in commands:
-        return f"no command {name!r}"
     with empty_folder():
-        for word in arguments:
+        for word in words[1:]:
             if not word.startswith(("-", "/")):
                 Path(word).parent.mkdir(parents=True, exist_ok=True)
                 Path(word).touch()
         try:
-            commands[name].make_context(name, arguments)
-        except Exception as error:  # of click, which typer may bring itself
-            return getattr(error, "message", None) or str(error)
+            app.parse_args(words, exit_on_error=False, print_error=False)
+        except CycloptsError as error:
+            return str(error)
     return None
 
 
