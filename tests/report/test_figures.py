@@ -9,7 +9,9 @@ import pytest
 
 pytest.importorskip("matplotlib")
 from tl_localize import InjResults
-from tl_localize.report import figures, looks
+from tl_localize.evals.deletion import confusion, forgetting
+from tl_localize.evals.inj import recall_curve, target_against_distractors
+from tl_localize.report import looks
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def points(figure):
 def test_target_against_distractors_draws_methods_at_their_means_and_the_levels(
     results,
 ):
-    assert points(figures.target_against_distractors(results)) == {
+    assert points(target_against_distractors(results)) == {
         "Activations": [(20.0, 30.0)],
         "RowNorm": [(25.0, 25.0)],
         "knows nothing": [(3.0, 3.0)],
@@ -59,13 +61,13 @@ def test_target_against_distractors_draws_methods_at_their_means_and_the_levels(
 
 
 def test_recall_curve_draws_the_mean_recalls(results):
-    drawn = points(figures.recall_curve(results))
+    drawn = points(recall_curve(results))
     assert set(drawn) == {"Activations", "RowNorm"}
     assert np.ravel(drawn["Activations"]) == pytest.approx([3, 30, 6, 30])
 
 
 def test_legend_covers_nothing_and_names_every_method(del_results):
-    figure = figures.forgetting(del_results)
+    figure = forgetting(del_results)
     figure.draw_without_rendering()
     (legend,) = [ax.get_legend() for ax in figure.axes if ax.get_legend()]
     box = legend.get_window_extent()
@@ -76,7 +78,7 @@ def test_legend_covers_nothing_and_names_every_method(del_results):
 def test_forgetting_draws_each_method_from_nothing_through_all_ratios_with_errors(
     del_results,
 ):
-    (ax,) = figures.forgetting(del_results).axes
+    (ax,) = forgetting(del_results).axes
     columns = ["delta_neg_accuracy", "delta_self_accuracy"]
     groups = del_results.frame.groupby(["method", "ratio"])[columns]
     means, errors = -100 * groups.mean(), 100 * groups.sem()
@@ -91,11 +93,11 @@ def test_forgetting_draws_each_method_from_nothing_through_all_ratios_with_error
 
 
 def test_forgetting_reaches_as_far_as_the_data(del_results):
-    (ax,) = figures.forgetting(del_results).axes
+    (ax,) = forgetting(del_results).axes
     furthest = -100 * del_results.frame["delta_neg_accuracy"].min()
     assert ax.get_xlim()[1] < 1.5 * furthest + 1
     few = replace(del_results, frame=del_results.frame.assign(delta_neg_accuracy=-0.002))
-    (ax,) = figures.forgetting(few).axes
+    (ax,) = forgetting(few).axes
     assert 1 <= ax.get_xlim()[1] < 1.2
 
 
@@ -105,7 +107,7 @@ def test_nothing_of_a_confusion_figure_is_cut_off_in_a_notebook(del_results):
     matrix = next(iter(del_results.confusion.values()))
     names = "hard_concrete", "attribution", "activations", "random"
     confusion = {(name, 0.005): matrix for name in names}
-    shown = figures.confusion(replace(del_results, confusion=confusion))._repr_png_()
+    shown = confusion(replace(del_results, confusion=matrices))._repr_png_()
     pixels = matplotlib.image.imread(io.BytesIO(shown), format="png")[..., :3]
     for edge in (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]):
         assert (edge == 1).all()

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from tl_localize import InjResults, RandomBaseline, RowNorm
-from tl_localize.evals.inj import reading
+from tl_localize.evals.inj import say_result
 from tl_localize.report.terminal import ranked, show
 
 
@@ -46,12 +46,12 @@ def test_ranked_by_loss_puts_the_most_negative_first_in_each_setting():
         (None, ""),
     ],
 )
-def test_reading_compares_with_the_row_norm(slimming, said):
+def test_sentence_compares_with_the_row_norm(slimming, said):
     recalls = {"random": 0.03, "row_norm": 0.9} | ({"slimming": slimming} if slimming else {})
     frame = pd.DataFrame({"method": recalls.keys(), "recall": recalls.values()})
     frame = frame.assign(injection_ratio=0.03, multiple=1.0, converged=True)
     frame = pd.concat([frame, frame.assign(multiple=5.0, recall=1.0)])
-    text = reading(InjResults(frame))
+    text = say_result(InjResults(frame))
     assert text.startswith(said) and bool(text) == bool(said)
 
 
