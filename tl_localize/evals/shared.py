@@ -2,6 +2,7 @@
 that are shown and saved.
 """
 
+import logging
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -24,6 +25,7 @@ from tl_localize.sequences import MemorizedSequence
 from tl_localize.stats import styled
 from tl_localize.units import Units
 
+LOG = logging.getLogger(__name__)
 Results = TypeVar("Results", bound="Measured")
 
 
@@ -167,6 +169,7 @@ def score_now(
         except Exception as error:
             if ends_the_run(error):
                 raise
+            LOG.warning("%s: each is scored alone after %s", what, type(error).__name__)
             found.clear()
     if not found:
         for sequence in sequences:

@@ -142,7 +142,7 @@ def test_weights_are_back_after_an_error(rev, unchanged, monkeypatch, inside, er
 
     def raises_later(*given, **named):
         calls.append(name)
-        if len(calls) == 2:
+        if len(calls) >= 2:
             raise error
         return right(*given, **named)
 
@@ -151,7 +151,7 @@ def test_weights_are_back_after_an_error(rev, unchanged, monkeypatch, inside, er
     with pytest.raises(error):
         replace(rev, n_sequences=2, ratios=(0.5,)).run([Activations()])
     check()
-    assert len(calls) == 2
+    assert len(calls) >= 2
 
 
 def test_texts_of_the_same_kind_are_of_sentences_that_no_model_learns(rev):
