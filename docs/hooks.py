@@ -47,8 +47,8 @@ def command_page(name: str) -> str:
     command = app[name]
     options: list[str] = []
     arguments = ""
-    for option in command.assemble_argument_collection(parse=True):
-        if not option.show:
+    for option in command.assemble_argument_collection():
+        if option.children or not option.show:
             continue
         flags = " ".join(f"<code>{flag}</code>" for flag in option.names)
         arguments += "" if option.name.startswith("-") else f" {option.name}"

@@ -46,7 +46,8 @@ def conclude(store: Store, *, interrupted: bool = False, part: bool = False) -> 
             "--max-steps or --learning-rate may help, in REV another --recipe or fewer --sentences."
         )
     if n_missing:
-        next_step = f"the same command computes the {counted(n_missing, 'result')} not there yet."
+        who = "the other shards compute" if part else "the same command computes"
+        next_step = f"{who} the {counted(n_missing, 'result')} not there yet."
     say_next(next_step)
     if interrupted:
         sys.exit(INTERRUPTED)
