@@ -106,7 +106,7 @@ def test_nothing_of_a_confusion_figure_is_cut_off_in_a_notebook(del_results):
 
     matrix = next(iter(del_results.confusion.values()))
     names = "hard_concrete", "attribution", "activations", "random"
-    confusion = {(name, 0.005): matrix for name in names}
+    matrices = {(name, 0.005): matrix for name in names}
     shown = confusion(replace(del_results, confusion=matrices))._repr_png_()
     pixels = matplotlib.image.imread(io.BytesIO(shown), format="png")[..., :3]
     for edge in (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]):
