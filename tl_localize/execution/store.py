@@ -517,8 +517,8 @@ class Store(Steps):
         reason = f"{type(error).__name__}: {error}"
         lines = "".join(traceback.format_exception(error))
         value = {"cell": asdict(cell), "reason": reason, "traceback": lines}
-        text = json.dumps(value, indent=1, ensure_ascii=False)
-        self._save(self.folder / "failures" / f"{key}.json", text.encode(errors="replace"))
+        text = json.dumps(value, indent=1)  # in ASCII: a name may hold half a character
+        self._save(self.folder / "failures" / f"{key}.json", text.encode())
         LOG.warning("FAILED %s on %s: %s", cell.method, cell.part, reason.splitlines()[0])
 
     def failures(self) -> dict[Cell, str]:
