@@ -133,7 +133,6 @@ def unembed(model: Any, resid: Float[Tensor, "*shape d_model"]) -> Float[Tensor,
     return logits.to(dtype).reshape(*resid.shape[:-1], -1)
 
 
-@torch.no_grad()
 def check_parts(
     model: Any, tokens: Int[Tensor, "batch pos"], in_parts: AbstractContextManager[Any]
 ) -> None:
@@ -143,9 +142,9 @@ def check_parts(
         in_parts: A block for the run in parts, which is to change no number.
     """
     options = {"use_cache": False} if is_bridge(model) else {"padding_side": "right"}
-    whole = model(tokens, **options)
+    whole = model(tokens, **options).detach()  # no no_grad: an interrupted one would stay
     with in_parts:
-        parts = unembed(model, residual(model, tokens))
+        parts = unembed(model, residual(model, tokens)).detach()
     misfit = logits_misfit(model, parts, whole)
     if misfit > 1:
         raise ValueError(
@@ -232,6 +231,8 @@ def generate(
         return _decode(model, context, n, uniform, proof.way)[0]
     for way in (CACHED, HANDED) if is_bridge(model) else (CACHED,):
         found, logits = _decode(model, context, n, uniform, way, N_PROVING_ROWS)
+        if found.shape[1] < n:  # the cache stayed empty
+            continue
         texts = torch.cat([context, found[:, :-1]], 1)
         if not any(point._forward_hooks for point in model.hook_dict.values()):
             texts = texts[:N_PROVING_ROWS]  # a hook may be made for the whole batch
@@ -295,7 +296,9 @@ def _decode(
     way: str,
     n_rows: int = 0,
 ) -> tuple[Int[Tensor, "batch new"], Float[Tensor, "row new vocab"]]:
-    """The new tokens, and the logits that they were taken from, of the first rows."""
+    """The new tokens, and the logits that they were taken from, of the first rows; no more than one
+    token where a Bridge leaves its cache empty.
+    """
     texts = new = context
     cache = None if way == UNCACHED else _new_cache(model, context)
     kept: list[Tensor] = []
@@ -312,6 +315,8 @@ def _decode(
                 below = logits.softmax(-1).cumsum(-1) < uniform[:, i, None]
                 new = below.sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)
             texts = torch.cat([texts, new], 1)
+            if way != UNCACHED and is_bridge(model) and not cache.get_seq_length():
+                break
     return texts[:, context.shape[1] :], torch.stack(kept, 1)
 
 

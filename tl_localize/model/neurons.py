@@ -388,7 +388,6 @@ class NeuronView:
 
     # What is taken from TransformerLens and transformers proves itself, once for a model.
 
-    @torch.no_grad()
     def _prove(self) -> None:
         """Raise ValueError unless the model runs in parts as it does as a whole, and its units
         write what is said of them. The hooks of a user's on hook points do not meet these passes.
@@ -419,11 +418,12 @@ class NeuronView:
             residual(self.model, tokens.expand(2, -1))
         for layer in range(self.n_layers):
             if layer in acts and layer in written:
+                both = written[layer].detach()
                 # OPT has the positions of all rows in one axis
-                whole, without = written[layer].float().reshape(2, -1, written[layer].shape[-1])
-                rows = self.rows(layer).float().flatten(0, -2)
-                expected = acts[layer][0].float().flatten(1) @ rows
-                rounding = WRITTEN_ROUNDINGS * torch.finfo(written[layer].dtype).eps
+                whole, without = both.float().reshape(2, -1, both.shape[-1])
+                rows = self.rows(layer).detach().float().flatten(0, -2)
+                expected = acts[layer][0].detach().float().flatten(1) @ rows
+                rounding = WRITTEN_ROUNDINGS * torch.finfo(both.dtype).eps
                 allowed = WRITTEN_MISFIT * expected.norm() + rounding * whole.norm()
                 misfit = (whole - without - expected).norm()
                 if not misfit > allowed:  # what is not finite makes scores that are refused
