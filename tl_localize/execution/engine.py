@@ -304,7 +304,9 @@ class Benchmark(ABC, Generic[Results]):
 
 
 @contextmanager
-def progress_bar(time_left: Callable[[], float | None] | None = None) -> Iterator[Progress]:
+def progress_bar(
+    time_left: Callable[[], float | None] | None = None,
+) -> Iterator[Callable[..., None]]:
     """A bar in a notebook or on a terminal: what is called with the fraction that is done and with
     what is being done. Elsewhere a line of the log now and then.
 
