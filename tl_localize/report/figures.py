@@ -57,7 +57,7 @@ def target_against_distractors(results: InjResults) -> "Figure":
     >>> target_against_distractors(benchmark.run([Activations()])).axes[0].get_xlabel()
     "recall of the distractors' rows (%)"
     """
-    used = check_rows(results.frame.query("converged"))
+    used = _with_rows(results.frame.query("converged"))
     (panel,) = axes(1)
     ratio = used["injection_ratio"].max()
     used = used[(used["injection_ratio"] == ratio) & (used["multiple"] == used["multiple"].min())]
@@ -88,7 +88,7 @@ def recall_curve(results: InjResults) -> "Figure":
     >>> recall_curve(benchmark.run([Activations()])).axes[0].get_title()
     'INJ: 3 % of all rows trained'
     """
-    used = check_rows(results.frame.query("converged")).assign(
+    used = _with_rows(results.frame.query("converged")).assign(
         share=lambda rows: 100 * rows["ratio"]
     )
     injected = sorted(used["injection_ratio"].unique())
@@ -135,7 +135,7 @@ def forgetting(results: DelResults) -> "Figure":
     >>> forgetting(results).axes[0].get_title()
     'DEL, reference-gpt2, zero ablation'
     """
-    check_rows(results.frame)
+    _with_rows(results.frame)
     (panel,) = axes(1, (5.4, 4.6))
     curves = results.points()
     for method, look in looks(curves).items():
@@ -199,7 +199,7 @@ def confusion(results: DelResults, ratio: Real | None = None) -> "Figure":
     >>> [ax.get_title() for ax in confusion(results, 0.05).axes[:2]]
     ['Attribution', 'Random']
     """
-    check_rows(results.frame)
+    _with_rows(results.frame)
     ratios = sorted({held for _, held in results.confusion})
     ratio = ratios[-1] if ratio is None else ratio
     check_choice("ratio", ratio, ratios)
@@ -238,7 +238,7 @@ def save_figure(figure: "Figure", folder: str | Path, name: str) -> None:
         write_whole(path / f"{name}.{suffix}", drawn(figure, suffix, dpi=200, bbox_inches="tight"))
 
 
-def check_rows(frame: Any) -> Any:
+def _with_rows(frame: Any) -> Any:
     """The rows that a figure is drawn of; ValueError where there are none."""
     if not len(frame):
         raise ValueError(
