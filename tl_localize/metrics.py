@@ -85,7 +85,13 @@ def shares_right(
 
 
 class NotRecitedWarning(UserWarning):
-    """A method scored a sequence that the model does not recite."""
+    """A method scored a sequence that the model does not recite, which its scores then say little
+    about.
+
+    Silence it where it is meant so:
+
+    >>> warnings.filterwarnings("ignore", category=NotRecitedWarning)
+    """
 
 
 def check_recited(
