@@ -406,11 +406,10 @@ def distractors_figure(model: str) -> Any:
 
 def single_layer_figure(model: str) -> Any:
     """One layer against all of a shipped model, from the table on its page."""
-    import runpy
-
     import pandas as pd
 
-    draw = runpy.run_path(str(ROOT / "benchmarks/test_del_table.py"))["single_layer_figure"]
+    from tl_localize.evals.deletion import single_layer_figure as draw
+
     rows: list[dict[str, Any]] = []
     for _, line in read_table(f"docs/results/reference-{model}/del_single_layer.csv").iterrows():
         layer = None if line["ablated"] == "all layers" else int(line["ablated"].split()[1])

@@ -156,7 +156,9 @@ CASES = {
     },
     "method of another model": lambda m, p: inj_of(m, lambda *_: NeuronScores(torch.rand(3, 48))),
     "method of tensors": lambda m, p: inj_of(m, lambda *_: torch.rand(2, 48)),
-    "dropout in another model": lambda m, p: NeuronSet(torch.ones(3, 48) > 0).dropped_out(m),
+    "dropout in another model": lambda m, p: (
+        NeuronSet(torch.ones(3, 48) > 0).dropped_out(m).__enter__()
+    ),
     "injection in another model": lambda m, p: OTHER_INJECTION.applied(m).__enter__(),
     # files
     "damaged file": lambda m, p: NeuronScores.load(written(p, b"not safetensors")),

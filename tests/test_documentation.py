@@ -10,7 +10,7 @@ import pytest
 from commands import invoke
 
 from tl_localize import METHODS
-from tl_localize.cli.commands import LocalizeOptions
+from tl_localize.cli.command_options import LocalizeOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 QUESTIONS = json.loads((ROOT / "tl_localize/data/questions.json").read_text(encoding="utf-8"))

@@ -157,6 +157,7 @@ ON_THE_PAGES = {full_name(thing) for thing in DOCUMENTED.values()}
 
 def test_every_public_name_is_on_the_api_pages():
     rooms = [tl_localize, *(module for module in MODULES if hasattr(module, "__all__"))]
+    rooms = [room for room in rooms if room.__name__ != "tl_localize.cli"]  # commands have pages
     things = [getattr(room, name) for room in rooms for name in room.__all__]
     assert {full_name(thing) for thing in things if callable(thing)} <= ON_THE_PAGES
 

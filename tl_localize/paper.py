@@ -95,7 +95,11 @@ def published(table: str, model: str | None = None) -> pd.DataFrame:
 
 
 def with_paper(ours: pd.DataFrame, table: str, model: str) -> pd.DataFrame:
-    """Our table above the paper's, where the paper has this model."""
+    """Our table above the paper's, where the paper has this model.
+
+    >>> with_paper(pd.DataFrame({"R@1x": ["50.0"]}, index=["mine"]), "inj", "mine").index.tolist()
+    ['mine']
+    """
     theirs = published(table, model)
     if not len(theirs):
         return ours
@@ -105,5 +109,9 @@ def with_paper(ours: pd.DataFrame, table: str, model: str) -> pd.DataFrame:
 
 
 def with_titles(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with the titles of methods in place of their names."""
+    """The table with the titles of methods in place of their names.
+
+    >>> with_titles(pd.DataFrame({"R@1x": ["50.0"]}, index=["hard_concrete"])).index.tolist()
+    ['Hard Concrete']
+    """
     return table.rename(index=TITLES, columns={name: short_title(name) for name in TITLES})

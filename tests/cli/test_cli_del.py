@@ -160,7 +160,7 @@ def test_collect_finds_the_recited_rows_and_says_what_went(run, corpus, tmp_path
 
 
 def test_options_of_collect_have_the_defaults_of_the_criteria():
-    from tl_localize.cli.commands import CollectOptions
+    from tl_localize.cli.command_options import CollectOptions
     from tl_localize.collect import Criteria
 
     assert vars(Criteria()).items() <= (vars(CollectOptions()) | {"ngram": 5}).items()

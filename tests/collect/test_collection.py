@@ -79,7 +79,7 @@ def test_load_names_what_is_broken(gpt2_like, corpus, tmp_path):
         with pytest.raises(ValueError, match="collection must be"):
             Collection.load(tmp_path)
     (tmp_path / "collection.json").unlink()
-    with pytest.raises(FileNotFoundError, match="without a settings"):
+    with pytest.raises(FileNotFoundError, match="without a collection"):
         Collection.load(tmp_path)
 
 

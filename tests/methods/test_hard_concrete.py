@@ -98,6 +98,7 @@ def spied(monkeypatch):
 
 
 def test_noise_is_drawn_layer_by_layer(gpt2_like, sequence, monkeypatch):
+    NeuronView(gpt2_like)  # whose proof scales too
     masks = spied(monkeypatch)
     HardConcrete(steps=13, seed=7, learning_rate=1e-9, initial_mask=0.5, temperature=0.33)(
         gpt2_like, sequence
@@ -110,6 +111,7 @@ def test_noise_is_drawn_layer_by_layer(gpt2_like, sequence, monkeypatch):
 
 
 def test_noise_is_the_same_for_every_sequence_of_a_batch(gpt2_like, sequences, monkeypatch):
+    NeuronView(gpt2_like)  # whose proof scales too
     masks = spied(monkeypatch)
     list(HardConcrete(steps=1, initial_mask=0.5).map(gpt2_like, sequences))
     assert len(masks) == 1 and all(torch.equal(masks[0][0], row) for row in masks[0])

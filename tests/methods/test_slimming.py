@@ -12,6 +12,7 @@ def test_slimming_leaves_untuned_layers_open(neox_like, sequence):
 
 
 def test_slimming_does_not_mask_untuned_layers(gpt2_like, sequence, monkeypatch):
+    NeuronView(gpt2_like)  # whose proof scales too
     scaled, untouched = NeuronView.scaled, []
 
     def recording(self, gates):

@@ -265,7 +265,7 @@ def test_sets_of_other_units_are_refused(gpt2_like):
         with pytest.raises(ValueError, match=r"NeuronSet of shape .+ of AttentionHeads\(\)"):
             combine(others)
     with pytest.raises(ValueError, match="mask must have the model's shape"):
-        others.dropped_out(gpt2_like)
+        others.dropped_out(gpt2_like).__enter__()
 
 
 def test_heads_without_hook_or_rows_are_refused(make_model):

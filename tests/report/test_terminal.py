@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from tl_localize import InjResults, RandomBaseline, RowNorm
-from tl_localize.evals.inj import say_result
+from tl_localize.evals.inj.tables import say_result
 from tl_localize.report.terminal import ranked, show
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tl_localize.checks import check_choice
 from tl_localize.cli.collecting import collect_reference
-from tl_localize.cli.commands import DelOptions, InjOptions, RevOptions, TuneOptions
+from tl_localize.cli.command_options import DelOptions, InjOptions, RevOptions, TuneOptions
 from tl_localize.cli.messages import say
 from tl_localize.cli.options import WHOLE, MethodOptions
 from tl_localize.cli.publish import conclude, write_ratio

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from tl_localize.cli.commands import CollectOptions
+from tl_localize.cli.command_options import CollectOptions
 from tl_localize.cli.messages import say, say_next
 from tl_localize.cli.options import WHOLE, ModelOptions, RunOptions
 from tl_localize.cli.publish import INTERRUPTED, say_failures

@@ -1,31 +1,25 @@
 """The commands, as a user types them.
 
-The options of a command are one frozen dataclass, which goes to one function as it is. That
-function is imported when the command runs, so that help comes at once.
+The options of a command are one frozen dataclass (command_options.py), which goes to one function
+as it is. That function is imported when the command runs, so that help comes at once.
 """
 
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import App, Group, Parameter
 
+from tl_localize.cli.command_options import (
+    CollectOptions,
+    DelOptions,
+    InjOptions,
+    KnownOptions,
+    LocalizeOptions,
+    RevOptions,
+    TuneOptions,
+)
 from tl_localize.cli.options import (
-    EXISTS,
-    FROM_ONE,
-    THE_DATA,
-    THE_MODEL,
-    ColumnOptions,
-    Distractors,
     Example,
-    General,
-    MemorizedOptions,
-    MethodOptions,
-    MinAccuracy,
-    ModelOptions,
-    RunOptions,
-    Seed,
-    UnitOptions,
 )
 
 
@@ -74,44 +68,6 @@ def demo(*, example: Example = "quotes-056") -> None:
     show_demo(console(), example)
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class LocalizeOptions:
-    """Options of localize."""
-
-    prefix: Annotated[str, Parameter(help="Text that prompts the model.")] = ""
-    suffix: Annotated[
-        str,
-        Parameter(help="Text that the model recites after it; it usually begins with a space."),
-    ] = ""
-    example: Example = ""
-    model: ModelOptions = field(default_factory=ModelOptions)
-    method: Annotated[str, Parameter(help="One of those that tl-localize methods lists.")] = (
-        "iterative_attribution"
-    )
-    how: UnitOptions = field(default_factory=UnitOptions)
-    ratio: Annotated[
-        float | None,
-        Parameter(help="Share of each layer that is ablated. Default: see --max-perplexity-rise."),
-    ] = None
-    max_perplexity_rise: Annotated[
-        float,
-        Parameter(
-            help="Without --ratio 1, 2, 4, ... of each layer are ablated, while the perplexity of "
-            "general text rises by at most so many percent."
-        ),
-    ] = 5.0
-    force: Annotated[
-        bool, Parameter(help="Also rank neurons for a text that the model does not recite.")
-    ] = False
-    out: Annotated[
-        Path | None,
-        Parameter(
-            help="Write the scores to this safetensors file, the token view beside it as .html."
-        ),
-    ] = None
-
-
 @app.command(group=FIRST_STEPS, sort_key=2)
 def localize(options: LocalizeOptions = LocalizeOptions()) -> None:
     """Score every neuron for one text, print the best ones, and ablate the top share of each layer
@@ -122,27 +78,6 @@ def localize(options: LocalizeOptions = LocalizeOptions()) -> None:
     from tl_localize.cli.one_text import localize_text
 
     localize_text(options)
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class KnownOptions:
-    """Options of known."""
-
-    model: ModelOptions = field(default_factory=ModelOptions)
-    data: Annotated[
-        Path | None,
-        Parameter(
-            validator=EXISTS,
-            group=THE_DATA,
-            help="Texts of your own, beside those that everybody knows.",
-        ),
-    ] = None
-    columns: ColumnOptions = field(default_factory=ColumnOptions)
-    min_accuracy: MinAccuracy = 0.7
-    out: Annotated[
-        Path | None, Parameter(help="Write the known texts to this file (.jsonl), for del.")
-    ] = None
 
 
 @app.command(group=FIRST_STEPS, sort_key=3)
@@ -161,44 +96,6 @@ def known(options: KnownOptions = KnownOptions()) -> None:
 # Benchmarks
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class InjOptions:
-    """Options of inj."""
-
-    model: ModelOptions = field(default_factory=ModelOptions)
-    data: Annotated[
-        Path | None,
-        Parameter(
-            validator=EXISTS,
-            group=THE_DATA,
-            help="JSON lines of texts, or tokens, or a table. Default: our own sentences.",
-        ),
-    ] = None
-    columns: ColumnOptions = field(default_factory=ColumnOptions)
-    methods: MethodOptions = field(default_factory=MethodOptions)
-    ratio: Annotated[
-        tuple[float, ...],
-        Parameter(help="Share of the rows of W_out, or of heads, to write into. Many times."),
-    ] = ()
-    limit: Annotated[
-        int | None,
-        Parameter(
-            validator=FROM_ONE,
-            help="Number of sentences. Default: 5 on a reference model, else all.",
-        ),
-    ] = None
-    seed: Seed = 0
-    learning_rate: Annotated[
-        float | None, Parameter(help="Of the injection. Default: the paper's, by ratio.")
-    ] = None
-    max_steps: Annotated[
-        int | None, Parameter(help="Of the injection. Default: the paper's, by ratio.")
-    ] = None
-    distractors: Distractors = 0
-    run: RunOptions = field(default_factory=RunOptions)
-
-
 @app.command(group=BENCHMARKS, sort_key=1)
 def inj(options: InjOptions = InjOptions()) -> None:
     """INJ: write new sentences into random rows of W_out, then ask each method which rows they are.
@@ -212,42 +109,6 @@ def inj(options: InjOptions = InjOptions()) -> None:
     from tl_localize.cli.benchmarks import run_inj
 
     run_inj(options)
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class DelOptions:
-    """Options of del."""
-
-    model: ModelOptions = field(default_factory=ModelOptions)
-    texts: MemorizedOptions = field(default_factory=MemorizedOptions)
-    methods: MethodOptions = field(default_factory=MethodOptions)
-    ratio: Annotated[
-        tuple[float, ...],
-        Parameter(help="Shares to ablate. Default: the paper's, or by --max-others-lost."),
-    ] = ()
-    max_others_lost: Annotated[
-        float | None,
-        Parameter(
-            help="Without --ratio ablate 1, 2, 4, ... of each layer until the others lose more "
-            "than so many points (Neg). Default: 1 for models that the paper does not have."
-        ),
-    ] = None
-    limit: Annotated[
-        int | None,
-        Parameter(
-            validator=FROM_ONE, help="Dev ones included. Default: 105 without data, else all."
-        ),
-    ] = None
-    targets: Annotated[
-        int | None,
-        Parameter(validator=FROM_ONE, help="How many. Default: 8 without data, else all."),
-    ] = None
-    ablation: Annotated[
-        Literal["zero", "mean", "resample"], Parameter(help="What ablated neurons become.")
-    ] = "zero"
-    seed: Seed = 0
-    run: RunOptions = field(default_factory=RunOptions)
 
 
 @app.command(name="del", group=BENCHMARKS, sort_key=2)
@@ -267,53 +128,6 @@ def del_benchmark(options: DelOptions = DelOptions()) -> None:
     run_del(options)
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class RevOptions:
-    """Options of rev."""
-
-    model: ModelOptions = field(default_factory=ModelOptions)
-    before: Annotated[
-        str | None,
-        Parameter(
-            group=THE_MODEL, help="An earlier checkpoint of the model, in place of training."
-        ),
-    ] = None
-    data: Annotated[
-        Path | None,
-        Parameter(
-            validator=EXISTS,
-            group=THE_DATA,
-            help="Sentences to train, or with --before recited texts. Default: our own.",
-        ),
-    ] = None
-    columns: ColumnOptions = field(default_factory=ColumnOptions)
-    general: General = None
-    methods: MethodOptions = field(default_factory=MethodOptions)
-    recipe: Annotated[
-        Literal["adam", "sgd", "all", "mixed"],
-        Parameter(
-            help="adam, sgd: all rows of W_out. all: all weights. mixed: 31 rows of general text "
-            "beside each sentence."
-        ),
-    ] = "adam"
-    sentences: Annotated[
-        int, Parameter(validator=FROM_ONE, help="Sentences in one trained model.")
-    ] = 8
-    groups: Annotated[
-        int | None, Parameter(validator=FROM_ONE, help="Trained models. Default: at most 3.")
-    ] = None
-    ratio: Annotated[
-        tuple[float, ...],
-        Parameter(
-            help="Shares of each layer to put back. Default: 0.05, 0.1, 0.2, 0.25, 0.3, 0.35, "
-            "0.4; of heads 0.17, 0.34, 0.5, 0.67."
-        ),
-    ] = ()
-    seed: Seed = 0
-    run: RunOptions = field(default_factory=RunOptions)
-
-
 @app.command(group=BENCHMARKS, sort_key=3)
 def rev(options: RevOptions = RevOptions()) -> None:
     """REV: train sentences into all rows of W_out, then put back the rows that each method names;
@@ -328,32 +142,6 @@ def rev(options: RevOptions = RevOptions()) -> None:
     from tl_localize.cli.benchmarks import run_rev
 
     run_rev(options)
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class TuneOptions:
-    """Options of tune."""
-
-    benchmark: Annotated[Literal["inj", "del"], Parameter(help="On which benchmark.")] = "inj"
-    method: Annotated[
-        str, Parameter(help="Method to tune: hard_concrete, slimming or another with settings.")
-    ] = "hard_concrete"
-    grid: Annotated[
-        Path | None,
-        Parameter(help="JSON file {METHOD: {SETTING: [values]}}. Default: the paper's grid."),
-    ] = None
-    model: ModelOptions = field(default_factory=ModelOptions)
-    texts: MemorizedOptions = field(default_factory=MemorizedOptions)
-    how: UnitOptions = field(default_factory=UnitOptions)
-    ratio: Annotated[
-        float | None,
-        Parameter(
-            help="inj: share of the rows to inject into. del: share of each layer to ablate."
-        ),
-    ] = None
-    distractors: Distractors = 0
-    run: RunOptions = field(default_factory=RunOptions)
 
 
 @app.command(group=BENCHMARKS, sort_key=4)
@@ -371,53 +159,6 @@ def tune(options: TuneOptions = TuneOptions()) -> None:
     from tl_localize.cli.benchmarks import run_tune
 
     run_tune(options)
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class CollectOptions:
-    """Options of collect."""
-
-    model: ModelOptions = field(default_factory=ModelOptions)
-    data: Annotated[
-        tuple[Path, ...],
-        Parameter(
-            validator=EXISTS,
-            group=THE_DATA,
-            help="Texts, JSON lines, tokens, or a table; many times.",
-        ),
-    ] = ()
-    columns: ColumnOptions = field(default_factory=ColumnOptions)
-    windows: Annotated[
-        int | None,
-        Parameter(
-            validator=FROM_ONE,
-            help="One every so many tokens of a row. Default: its first tokens alone.",
-        ),
-    ] = None
-    n_prefix: Annotated[int, Parameter(help="Tokens that prompt the model.")] = 32
-    n_suffix: Annotated[int, Parameter(help="Tokens that it must recite.")] = 48
-    min_accuracy: MinAccuracy = 0.9
-    max_distance: Annotated[
-        int, Parameter(help="Characters between the greedy continuation and the suffix.")
-    ] = 20
-    min_distinct: Annotated[
-        int, Parameter(help="Distinct tokens in the suffix, true and generated.")
-    ] = 16
-    max_jaccard: Annotated[
-        float, Parameter(help="Near-duplicates share more n-grams than this.")
-    ] = 0.05
-    n_dev: Annotated[
-        int, Parameter(help="Sequences drawn to choose hyperparameters; they come first.")
-    ] = 5
-    n_max: Annotated[
-        int | None,
-        Parameter(
-            help="Draw at most so many of what is found, dev ones included (the paper: 505)."
-        ),
-    ] = None
-    seed: Seed = 0
-    run: RunOptions = field(default_factory=RunOptions)
 
 
 @app.command(group=BENCHMARKS, sort_key=5)

@@ -4,7 +4,7 @@ import pandas as pd
 from rich.text import Text
 
 from tl_localize.checks import check_between
-from tl_localize.cli.commands import KnownOptions
+from tl_localize.cli.command_options import KnownOptions
 from tl_localize.cli.messages import say, say_next
 from tl_localize.methods import METHODS
 from tl_localize.report.terminal import console, show

@@ -11,7 +11,7 @@ from rich.text import Text
 from torch import Tensor
 
 from tl_localize.checks import check_ratio
-from tl_localize.cli.commands import LocalizeOptions
+from tl_localize.cli.command_options import LocalizeOptions
 from tl_localize.cli.messages import say, say_next
 from tl_localize.cli.options import ModelOptions
 from tl_localize.evals.deletion.sparing import BROKEN, check_max_rise, largest_set

@@ -13,8 +13,9 @@ import pandas as pd
 from tl_localize.evals.deletion import del_figures, del_tables
 from tl_localize.evals.deletion.results import DelResults
 from tl_localize.evals.deletion.sparing import general_text
-from tl_localize.evals.inj import inj_figures, inj_tables, say_result
+from tl_localize.evals.inj import inj_figures, inj_tables
 from tl_localize.evals.inj.results import InjResults
+from tl_localize.evals.inj.tables import say_result
 from tl_localize.evals.rev import rev_figures, rev_tables
 from tl_localize.evals.rev.results import RevResults
 from tl_localize.execution import Steps

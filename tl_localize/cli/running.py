@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -18,6 +18,7 @@ from tl_localize.stats import counted
 UNNAMED = ("", "neurons", "zero", "adam")  # what is usual has no part in the name of a folder
 
 
+@runtime_checkable
 class Runnable(Protocol):
     """A benchmark, whatever its results are."""
 

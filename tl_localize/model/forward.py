@@ -300,7 +300,7 @@ def _decode(
     token where a Bridge leaves its cache empty.
     """
     texts = new = context
-    cache = None if way == UNCACHED else _new_cache(model, context)
+    cache: Any = None if way == UNCACHED else _new_cache(model, context)
     kept: list[Tensor] = []
     with _handing_cache_on(model) if way == HANDED else nullcontext():
         for i in range(n):

@@ -62,10 +62,10 @@ def save_table(table: pd.DataFrame, folder: str | Path, name: str, caption: str 
 def save_figure(figure: "Figure", folder: str | Path, name: str) -> None:
     """Write NAME.png, for screens of high resolution, and NAME.svg, each whole or not at all.
 
-    >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
-    >>> save_figure(forgetting(results), folder, "forgetting")
+    >>> from matplotlib.figure import Figure
+    >>> save_figure(Figure(), folder, "empty")
     >>> sorted(path.name for path in folder.iterdir())
-    ['forgetting.png', 'forgetting.svg']
+    ['empty.png', 'empty.svg']
     """
     path = prepare_folder(folder)
     for suffix in ("png", "svg"):

@@ -115,6 +115,11 @@ def single_layer_figure(frame: Any) -> "Figure":
 
     Args:
         frame: the rows of one method of ``DelResults.single_layers``.
+
+    >>> how = {"ratios": (0.02,), "n_dev": 0, "layers": "each", "multiples": (1,)}
+    >>> frame = DelBenchmark(model, few[:2], text, **how).run([Attribution()]).single_layers
+    >>> single_layer_figure(frame[frame["method"] == "attribution"]).axes[0].get_xlabel()
+    'layer whose neurons are ablated'
     """
     (panel,) = axes(1, (6.0, 4.6))
     ratio, method = frame["ratio"].max(), frame["method"].iloc[0]

@@ -3,7 +3,7 @@
 from tl_localize.evals.inj.benchmark import InjBenchmark
 from tl_localize.evals.inj.figures import inj_figures, recall_curve, target_against_distractors
 from tl_localize.evals.inj.results import InjResults
-from tl_localize.evals.inj.tables import inj_tables, say_result
+from tl_localize.evals.inj.tables import inj_tables
 
 __all__ = [
     "InjBenchmark",
@@ -11,6 +11,5 @@ __all__ = [
     "inj_figures",
     "inj_tables",
     "recall_curve",
-    "say_result",
     "target_against_distractors",
 ]

@@ -27,7 +27,7 @@ class InjResults(Measured):
 
     caption = "recall in percent (with distractors of the target's / the distractors' rows)"
     columns: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(("sequence_id", "method", "group"), "object"),
+        **dict.fromkeys(("model", "sequence_id", "method", "group"), "object"),
         **dict.fromkeys(("seed", "steps", "multiple"), "int64"),
         **dict.fromkeys(("injection_ratio", "ratio", "loss", "seconds"), "float64"),
         **dict.fromkeys(("recall", "recall_across_layers"), "float64"),

@@ -32,7 +32,7 @@ class RevResults(Measured):
 
     caption = "after minus before"
     columns: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(("sequence_id", "method", "group", "direction"), "object"),
+        **dict.fromkeys(("model", "sequence_id", "method", "group", "direction"), "object"),
         "converged": "bool",
         "steps": "int64",
         "ratio": "float64",
