@@ -29,6 +29,9 @@ TITLES = {name: method.title for name, method in METHODS.items()} | {
 def paper_model(name: str) -> str:
     """A model's name, or its directory's, as the published tables spell it; other names as they
     are.
+
+    >>> paper_model("EleutherAI/pythia-2.8b-deduped-v0")
+    'pythia-2.8b-deduped'
     """
     short = Path(name).absolute().name.lower().removesuffix("-v0")
     return {"gpt2-small": "gpt2"}.get(short, short)
@@ -44,6 +47,9 @@ def paper_settings(
 
     Source: Chang et al. (2024), arXiv:2311.09060, and the authors' code
     (github.com/terarachang/MemPi).
+
+    >>> paper_settings("gpt2", "inj", 0.01)["hard_concrete"]["sparsity_weight"]
+    100
     """
     settings: Json = PAPER[benchmark].get(paper_model(model), {})
     if benchmark == "inj":
@@ -52,7 +58,11 @@ def paper_settings(
 
 
 def settings_source(model: str, benchmark: Literal["inj", "del"]) -> str:
-    """Where the settings of learned masks come from, as text: the paper or our defaults."""
+    """Where the settings of learned masks come from, as text: the paper or our defaults.
+
+    >>> settings_source("gpt2", "inj")
+    'Settings of learned masks: the paper\'s for gpt2.'
+    """
     if paper_settings(model, benchmark):
         return f"Settings of learned masks: the paper's for {paper_model(model)}."
     return f"Default settings: the paper gives none for {Path(model).absolute().name}."
