@@ -49,7 +49,7 @@ def paper_settings(
     (github.com/terarachang/MemPi).
 
     >>> paper_settings("gpt2", "inj", 0.01)["hard_concrete"]["sparsity_weight"]
-    100
+    100.0
     """
     settings: Json = PAPER[benchmark].get(paper_model(model), {})
     if benchmark == "inj":
