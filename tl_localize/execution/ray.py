@@ -76,9 +76,7 @@ class RayCluster:
             max_retries=ATTEMPTS - 1,
             max_calls=0,  # a worker keeps its model
         )
-        benchmark_class: Any = type(benchmark)
-        own = [one.name for one in fields(benchmark_class) if one.init and one.name != "model"]
-        make = partial(benchmark_class, **{name: getattr(benchmark, name) for name in own})
+        make = without_model(benchmark)
         work = ray.put((self.load, make, methods, steps.folder.resolve(), threads))
         waiting = list(groups)
         running: dict[Any, Any] = {}
@@ -108,15 +106,23 @@ class RayCluster:
             LOG.warning("FAILED %s: its worker died %d times: %s", group, ATTEMPTS, reason)
 
 
+def without_model(benchmark: Benchmark[Any]) -> Callable[..., Benchmark[Any]]:
+    """What makes the benchmark again from a ``model``, which is not sent to another machine."""
+    kind: Any = type(benchmark)
+    names = [field.name for field in fields(kind) if field.init and field.name != "model"]
+    return partial(kind, **{name: getattr(benchmark, name) for name in names})
+
+
 def compute_group(work: Any, group: Any) -> list[bool]:
     """On a worker: compute one group; whether each of its cells was there before."""
     load, make, methods, folder, threads = work
+    steps = Store(Path(folder))
     torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(steps.agreed["float32_matmul_precision"])
     model = _MODELS.get(folder)
     if model is None:
         model = _MODELS[folder] = load()
     benchmark: Benchmark[Any] = make(model=model)
-    steps = Store(Path(folder))
     steps.environment = environment(model)
     steps.agree(benchmark.settings(methods))  # raises where this machine has another model
     finished: list[bool] = []

@@ -125,15 +125,13 @@ def learn(
     check_seed(seed)
     view = NeuronView(model, units)
     trained = trained_parameters(view, recipe.weights)
-    parameters, rate = list(trained.values()), recipe.learning_rate
+    parameters = list(trained.values())
     batch = SequenceBatch.of(sequences, view.device)
     generator = torch.Generator().manual_seed(seed)
     history: list[Tensor] = []
     converged = False
     with view.lean(), in_training(model, parameters):
-        optimizer = torch.optim.Adam(parameters, lr=rate)
-        if recipe.optimizer == "sgd":
-            optimizer = torch.optim.SGD(parameters, lr=rate, momentum=0.9)
+        optimizer = optimizer_of(recipe, parameters)
         for step in range(recipe.max_steps):
             with torch.set_grad_enabled(not recipe.general):
                 losses = batch_loss(model, batch)
@@ -154,6 +152,12 @@ def learn(
             optimizer.step()
         weights = {name: one.detach().cpu().clone() for name, one in trained.items()}
     return Learned(weights, torch.stack(history), converged)
+
+
+def optimizer_of(recipe: Recipe, parameters: list[Any]) -> torch.optim.Optimizer:
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=recipe.learning_rate, momentum=0.9)
+    return torch.optim.Adam(parameters, lr=recipe.learning_rate)
 
 
 def _mixed_losses(
