@@ -60,8 +60,8 @@ def paper_settings(
 def settings_source(model: str, benchmark: Literal["inj", "del"]) -> str:
     """Where the settings of learned masks come from, as text: the paper or our defaults.
 
-    >>> settings_source("gpt2", "inj")
-    'Settings of learned masks: the paper\'s for gpt2.'
+    >>> print(settings_source("gpt2", "inj"))
+    Settings of learned masks: the paper's for gpt2.
     """
     if paper_settings(model, benchmark):
         return f"Settings of learned masks: the paper's for {paper_model(model)}."

@@ -55,6 +55,14 @@ def state_of(model):
     return hooks, attributes_of(model), weights
 
 
+@pytest.fixture(autouse=True)
+def interrupts_are_heard():
+    """Also where this process was started in the background of a shell, which turns them off."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def press_ctrl_c(*_, **__):
     os.kill(os.getpid(), signal.SIGINT)
 
