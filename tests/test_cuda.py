@@ -149,7 +149,9 @@ def del_with(ablation):
         )
         benchmark.run([Attribution()], store=Store(given.folder))
         resumed = benchmark.run([Attribution(), RandomBaseline()], store=Store(given.folder))
-        return torch.tensor(resumed.frame.select_dtypes("number").to_numpy(dtype=float))
+        return torch.tensor(
+            resumed.frame.drop(columns="seconds").select_dtypes("number").to_numpy(dtype=float)
+        )
 
     return run
 

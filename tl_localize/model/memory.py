@@ -61,7 +61,7 @@ class Shape:
             layer += 4.5 * self.d_mlp  # of eight kernels, each with a result
         return self.n_layers * layer + logits
 
-    def tokens_in(self, free: float, length: int, gradient: bool) -> int:
+    def tokens_in(self, free: Real, length: int, gradient: bool) -> int:
         """Tokens of texts of a length whose pass fits into free memory, with the margin; a power
         of two, which is mostly the same in every run, as the batch size changes the last digits.
         """
