@@ -50,14 +50,19 @@ class FakeRay:
         load, make, *rest = work
         return load, make, pickle.dumps(rest)
 
-    def remote(self, function):
-        def options(max_retries, **_):
-            def start(work, group):
-                return Task(function, (work, group), max_retries)
+    def remote(self, *, max_calls):
+        assert max_calls == 0  # a worker keeps its model
 
-            return SimpleNamespace(remote=start)
+        def remote_function(function):
+            def options(*, max_retries, num_cpus, num_gpus):
+                def start(work, group):
+                    return Task(function, (work, group), max_retries)
 
-        return SimpleNamespace(options=options)
+                return SimpleNamespace(remote=start)
+
+            return SimpleNamespace(options=options)
+
+        return remote_function
 
     def wait(self, tasks):
         self.most_at_once = max(self.most_at_once, len(tasks))

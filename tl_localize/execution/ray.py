@@ -70,11 +70,9 @@ class RayCluster:
         resources, threads = ray.cluster_resources(), torch.get_num_threads()
         gpus = min(1, resources.get("GPU", 0))
         room = int(resources["GPU"] if gpus else resources["CPU"] / threads)
-        worker = ray.remote(compute_group).options(
-            num_gpus=gpus,
-            num_cpus=1 if gpus else threads,
-            max_retries=ATTEMPTS - 1,
-            max_calls=0,  # a worker keeps its model
+        # max_calls: a worker keeps its model
+        worker = ray.remote(max_calls=0)(compute_group).options(
+            num_gpus=gpus, num_cpus=1 if gpus else threads, max_retries=ATTEMPTS - 1
         )
         make = without_model(benchmark)
         work = ray.put((self.load, make, methods, steps.folder.resolve(), threads))

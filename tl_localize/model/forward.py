@@ -295,7 +295,7 @@ def _decode(
     uniform: Float[Tensor, "batch new"] | None,
     way: str,
     n_rows: int = 0,
-) -> tuple[Int[Tensor, "batch new"], Float[Tensor, "row new vocab"]]:
+) -> tuple[Int[Tensor, "batch found"], Float[Tensor, "row found vocab"]]:
     """The new tokens, and the logits that they were taken from, of the first rows; no more than one
     token where a Bridge leaves its cache empty.
     """
@@ -304,7 +304,7 @@ def _decode(
     kept: list[Tensor] = []
     with _handing_cache_on(model) if way == HANDED else nullcontext():
         for i in range(n):
-            if way == UNCACHED:
+            if cache is None:
                 logits = unembed(model, residual(model, texts)[:, -1])
             else:
                 logits = _with_cache(model, new, cache)[:, -1].float()
@@ -315,7 +315,7 @@ def _decode(
                 below = logits.softmax(-1).cumsum(-1) < uniform[:, i, None]
                 new = below.sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)
             texts = torch.cat([texts, new], 1)
-            if way != UNCACHED and is_bridge(model) and not cache.get_seq_length():
+            if cache is not None and is_bridge(model) and not cache.get_seq_length():
                 break
     return texts[:, context.shape[1] :], torch.stack(kept, 1)
 
