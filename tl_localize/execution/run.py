@@ -3,6 +3,7 @@ Ray cluster. No science.
 """
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,6 +17,9 @@ from tl_localize.model.environment import environment
 from tl_localize.model.neurons import LanguageModel, NeuronView
 
 LOG = logging.getLogger(__name__)
+# how far a run is, where there is no terminal; the commands show it
+TOLD = logging.getLogger("tl_localize.progress")
+EVERY = 30.0  # seconds between two such lines
 
 Results = TypeVar("Results")
 Methods = Mapping[str, Any]  # label -> method
@@ -140,13 +144,22 @@ def counting(steps: Steps, n_cells: int, progress: Progress | bool) -> AbstractC
 
 @contextmanager
 def _counting_on_a_bar(steps: Steps, n_cells: int) -> Iterator[None]:
+    """A bar; where no terminal shows it, a line of the log now and then."""
     # disable=None: a notebook shows it always, else a terminal alone
     bar: tqdm[Any] = auto.tqdm(total=n_cells, bar_format=BAR, smoothing=0, disable=None)
+    done, told = 0, time.monotonic()
 
     def report(fraction: float, what: str) -> None:
-        bar.set_postfix_str(f"{what}: {fraction:.0%}" if fraction else what)
+        nonlocal told
+        state = f"{what}: {fraction:.0%}" if fraction else what
+        bar.set_postfix_str(state)
+        if bar.disable and time.monotonic() - told >= EVERY:
+            told = time.monotonic()
+            TOLD.info("%d of %d done; %s", done, n_cells, state)
 
     def finish_cell(was_there: bool) -> None:
+        nonlocal done
+        done += 1
         if was_there and not bar.disable:
             bar.initial += 1  # it takes no part in the time that is left
         bar.update(1)
