@@ -500,5 +500,6 @@ def test_without_a_terminal_the_log_tells_how_far_a_run_is(joint, run, monkeypat
     with caplog.at_level("INFO", logger="tl_localize.progress"):
         run(joint, [], progress=True)
     lines = [one.message for one in caplog.records if one.name == "tl_localize.progress"]
-    assert any("0 of 4 done; inject group-00: step 1, largest loss" in line for line in lines), lines
+    training = "0 of 4 done; inject group-00: step 1, largest loss"
+    assert any(training in line for line in lines), lines
     assert any(line.startswith("3 of 4 done; ") for line in lines)
