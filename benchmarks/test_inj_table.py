@@ -145,28 +145,12 @@ def test_more_sentences_keep_the_order_of_masks_and_activations(more_data):
     assert means["hard_concrete"] > means["activations"] > means["random"]
 
 
-def compare_seeds(first, second):
-    """Do other random rows change the recall? Paired two-tailed t-tests, sentence by sentence,
-    where both injections converged (A.6 of the paper).
-    """
-    import pandas as pd
-
-    from tl_localize.stats import paired_test
-
-    keys = ["sequence_id", "method", "injection_ratio", "ratio"]
-    both = first.frame.merge(second.frame, on=keys, suffixes=("", "_other_seed"))
-    both = both[both["converged"] & both["converged_other_seed"]]
-    rows = []
-    for key, group in both.groupby(keys[1:], sort=False):
-        pair = group["recall"], group["recall_other_seed"]
-        rows.append([*key, pair[0].mean(), pair[1].mean(), paired_test(*pair), len(group)])
-    return pd.DataFrame(rows, columns=[*keys[1:], "recall", "recall_other_seed", "p_value", "n"])
-
-
 def test_other_seeds_change_no_recall_significantly(more_data, run, publish, model_name):
+    from tl_localize.evals.inj import compare_seeds
     from tl_localize.paper import TITLES
 
-    table = compare_seeds(more_data, run(CHEAP, N_SENTENCES_CHEAP, OTHER_SEED))
+    other = run(CHEAP, N_SENTENCES_CHEAP, OTHER_SEED)
+    table = compare_seeds(more_data.frame, other.frame)
     publish(
         table.set_index(["injection_ratio", "ratio", "method"]).rename(index=TITLES),
         model_name,

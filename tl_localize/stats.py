@@ -145,6 +145,54 @@ def at_cost(price: float, costs: np.ndarray, gains: np.ndarray) -> str:
     return mean_text(found, jackknife(without))
 
 
+def rank_agreement(first: Numbers, second: Numbers) -> tuple[float, float]:
+    """Kendall's tau-b of two rankings of the same things, and its two-sided p-value; nan for less
+    than two things, or where one ranking has ties alone.
+
+    >>> rank_agreement([1, 2, 3, 4], [10, 20, 40, 30])[0].round(2)
+    0.67
+    """
+    if len(first) < 2:
+        return math.nan, math.nan
+    found = stats.kendalltau(np.asarray(first, float), np.asarray(second, float))
+    return found.statistic, found.pvalue
+
+
+def within_and_between(values: np.ndarray, groups: Sequence[str]) -> tuple[float, float]:
+    """Mean of the entries of a square matrix whose row and column belong to one group, and of those
+    that belong to two; the diagonal and what is nan count in neither. nan where there is none.
+
+    >>> within_and_between(np.array([[9, 1, 2], [3, 9, 4], [6, 8, 9]]), ["a", "a", "b"])
+    (2.0, 5.0)
+    """
+    names = np.asarray(groups)
+    same = names[:, None] == names
+    counted = np.isfinite(values) & ~np.eye(len(values), dtype=bool)
+    parts = [values[counted & pairs] for pairs in (same, ~same)]
+    within, between = (float(part.mean()) if len(part) else math.nan for part in parts)
+    return within, between
+
+
+def group_test(values: np.ndarray, groups: Sequence[str], n_shuffles: int, seed: int = 0) -> float:
+    """p-value of a permutation test, one-tailed: are the entries within groups lower than those
+    between? Group names are shuffled among the rows, columns with them; the true names count as one
+    of the shuffles. nan where there is nothing within, or nothing between.
+
+    >>> group_test(np.array([[0, -1, 0], [-1, 0, 0], [0, 0, 0]]), ["a", "a", "b"], n_shuffles=99)
+    0.36
+    """
+    within, between = within_and_between(values, groups)
+    if math.isnan(within - between):
+        return math.nan
+    generator = np.random.default_rng(seed)
+    limit = within - between + 1e-12  # equal differences differ in the last bit
+    n_lower = 0
+    for _ in range(n_shuffles):
+        inside, outside = within_and_between(values, list(generator.permutation(groups)))
+        n_lower += inside - outside <= limit
+    return (n_lower + 1) / (n_shuffles + 1)
+
+
 def styled(table: pd.DataFrame, caption: str) -> str:
     """A table as HTML for notebooks: a plain index is hidden, floats have five digits."""
     named = not isinstance(table.index, pd.RangeIndex)

@@ -73,6 +73,9 @@ class DelBenchmark(Benchmark[DelResults]):
             down), and ``multiple`` x N; beside them stands the usual share of every layer, where
             ``layer`` is missing. The rows are ``results.single_layers``. A folder may hold both.
         multiples: Of the budget of a single layer.
+        per: What a ratio is a share of: each layer, as in the paper, or with ``"model"`` all layers
+            from ``first_layer`` on together, of which the best neurons are ablated wherever they
+            lie. A folder holds one of both.
 
     Raises:
         ValueError: A ratio that selects no neuron, a dev set that leaves no test sequence, an id
@@ -98,6 +101,7 @@ class DelBenchmark(Benchmark[DelResults]):
     units: Units = NEURONS
     layers: Literal["all", "each"] = "all"
     multiples: tuple[int, ...] = (1, 5)
+    per: Literal["layer", "model"] = "layer"
 
     def __post_init__(self) -> None:
         view = NeuronView(self.model, self.units)
@@ -107,6 +111,11 @@ class DelBenchmark(Benchmark[DelResults]):
             decoder(self.model)
         check_choice("ablation", self.ablation, ABLATIONS)
         check_choice("layers", self.layers, ("all", "each"))
+        check_choice("per", self.per, ("layer", "model"))
+        if (self.per, self.layers) == ("model", "each"):
+            raise ValueError(
+                "per must be 'layer' where single layers are ablated, got 'model'. Leave it out."
+            )
         check_seed(self.seed)
         check_count(0, n_dev=self.n_dev, first_layer=self.first_layer)
         for multiple in self.multiples:
@@ -185,6 +194,8 @@ class DelBenchmark(Benchmark[DelResults]):
             "seed": self.seed,
             "units": described(self.units),
         }
+        if self.per == "model":
+            settings["per"] = self.per
         scopes: dict[str, Scope] = {}
         for ratio in self.ratios:
             how: Json = {"ratio": float(ratio), "layers": self.layers}
@@ -261,6 +272,8 @@ class DelBenchmark(Benchmark[DelResults]):
                 "ablation": self.ablation,
                 "n_neurons": len(chosen),
             }
+            if self.per == "model":
+                row["per"] = self.per
             effect = meter().effect(index, chosen)
             row["n_layers"] = effect["n_layers"]
             rows.append({**row, **about, **self_and_others(index, effect, meter().before)})
@@ -269,7 +282,9 @@ class DelBenchmark(Benchmark[DelResults]):
 
     def _sets(self, scores: NeuronScores, ratio: Real) -> Sets:
         """The sets that are ablated one after the other for a target, and what is said of each."""
-        everywhere = scores.top_k(ratio, first_layer=self.first_layer, rounding="floor")
+        everywhere = scores.top_k(
+            ratio, per=self.per, first_layer=self.first_layer, rounding="floor"
+        )
         if self.layers == "all":
             return [({}, everywhere)]
         sets: Sets = [({"layer": None, "multiple": 1}, everywhere)]

@@ -175,6 +175,8 @@ class DelResults(Measured):
         1 / 1536, nobody but the number of units means anything.
         """
         percent = 100 * ratio
+        if "per" in block and block["per"].eq("model").all():
+            return f"{counted(int(block['n_neurons'].max()), 'unit')} of the model"
         n_layers = block.get("n_layers", pd.Series(dtype=float)).max()
         if math.isclose(percent, float(f"{percent:.4g}"), rel_tol=1e-9) or math.isnan(n_layers):
             return f"{percent:.4g} % of each layer"

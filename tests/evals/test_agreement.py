@@ -1,0 +1,127 @@
+"""Whether INJ and DEL rank methods alike, and whether texts of one category are confused."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tl_localize.evals import DelResults
+from tl_localize.evals.agreement import agreement, published_agreement
+from tl_localize.evals.deletion import confusion_by_category, layers_against_all
+from tl_localize.stats import group_test, rank_agreement, within_and_between
+
+METHODS = ["hard_concrete", "slimming", "integrated_gradients", "activations"]
+
+
+def ranked(values, setting):
+    return pd.DataFrame({"method": METHODS, "setting": setting, "value": values})
+
+
+def test_agreement_is_kendalls_tau_of_what_is_found_and_what_is_lost():
+    recalls = ranked([0.5, 0.4, 0.3, 0.2], "1 %")
+    losses = pd.concat(
+        [ranked([-0.4, -0.3, -0.2, -0.1], "same"), ranked([-0.1, -0.2, -0.3, -0.4], "reversed")]
+    )
+    found = agreement(recalls, losses).set_index("del")
+    assert found["tau"].to_dict() == {"same": 1.0, "reversed": -1.0}
+    assert found["n"].tolist() == [4, 4]
+
+
+def test_agreement_leaves_random_out():
+    recalls = pd.concat([ranked([0.5, 0.4, 0.3, 0.2], "1 %"), ranked([9.0] * 4, "1 %")[:1]])
+    recalls.iloc[-1, 0] = "random"
+    assert agreement(recalls, ranked([-0.4, -0.3, -0.2, -0.1], "0.1 %"))["n"].tolist() == [4]
+
+
+def test_published_agreement_has_every_pair_of_settings_of_the_papers_models():
+    counts = published_agreement().groupby("model").size()
+    assert counts.to_dict() == {
+        "gpt2-xl": 12,
+        "pythia-2.8b-deduped": 12,
+        "pythia-6.9b-deduped": 12,
+    }
+
+
+def test_rank_agreement_of_one_thing_is_nan():
+    assert np.isnan(rank_agreement([1.0], [2.0])).all()
+
+
+def blocks(size, effect):
+    """A matrix of two groups in which more is lost within, and the names of the groups."""
+    groups = ["a"] * size + ["b"] * size
+    same = np.equal.outer(np.array(groups), np.array(groups))
+    noise = np.random.default_rng(0).normal(size=same.shape)
+    return noise - effect * same, groups
+
+
+def test_group_test_finds_an_effect_and_none_where_there_is_none():
+    values, groups = blocks(6, effect=3.0)
+    assert group_test(values, groups, n_shuffles=499) < 0.01
+    assert group_test(*blocks(6, effect=0.0), n_shuffles=499) > 0.05
+    within, between = within_and_between(values, groups)
+    assert within - between == pytest.approx(-3.0, abs=0.5)
+
+
+def test_group_test_needs_both_kinds_of_pairs():
+    values = np.zeros((3, 3))
+    for groups in (["a", "b", "c"], ["a", "a", "a"]):
+        assert np.isnan(group_test(values, groups, n_shuffles=9))
+
+
+def test_confusion_by_category_counts_targets_alone(measured):
+    _, results = measured
+    found = confusion_by_category(results, n_shuffles=19).set_index(["method", "ratio"])
+    matrix = results.confusion["noise", 0.5]
+    categories = results.before["category"].tolist()  # of all five, which were targets
+    pairs = [
+        100 * matrix.iloc[i, j]
+        for i in range(5)
+        for j in range(5)
+        if i != j and categories[i] == categories[j]
+    ]
+    row = found.loc["noise", 0.5]
+    assert row["within"] == pytest.approx(np.mean(pairs))
+    assert (row["n_within"], row["n_within"] + row["n_between"]) == (len(pairs), 20)
+    few = DelResults(
+        results.frame,
+        before=results.before,
+        confusion={key: matrix.iloc[:3] for key, matrix in results.confusion.items()},
+    )
+    assert confusion_by_category(few, n_shuffles=9)["n"].eq(3).all()
+
+
+def test_layers_against_all_compares_target_by_target(gpt2_like, benchmark_of):
+    from noise import Noise
+
+    benchmark = benchmark_of(gpt2_like, layers="each", ratios=(0.1,), multiples=(1,))
+    frame = benchmark.run([Noise()]).single_layers
+    row = layers_against_all(frame).set_index("method").loc["noise"]
+    used = frame[frame["method"] == "noise"]
+    means = 100 * used.groupby("layer", dropna=False)["delta_self_accuracy"].mean()
+    single = means[[layer for layer in means.index if layer is not pd.NA and layer > 0]]
+    assert row["all"] == pytest.approx(means[means.index.isna()].item())
+    assert row["mean_layer"] == pytest.approx(single.mean())
+    assert row["best"] == pytest.approx(single.min())
+    assert (row["n_layers"], row["n"]) == (len(single), 5)
+
+
+def test_del_takes_a_number_of_neurons_of_the_whole_model(gpt2_like, benchmark_of):
+    from noise import Noise
+
+    n_layers, n_neurons = gpt2_like.cfg.n_layers, gpt2_like.cfg.d_mlp
+    ratios = (1 / ((n_layers - 1) * n_neurons), 4 / ((n_layers - 1) * n_neurons))
+    results = benchmark_of(gpt2_like, per="model", ratios=ratios).run([Noise()])
+    assert results.frame.groupby("ratio")["n_neurons"].unique().map(list).tolist() == [[1], [4]]
+    assert results.frame["per"].eq("model").all()
+    assert results.table().index.unique(0)[0].startswith("1 unit of the model")
+
+
+def test_del_keeps_shares_of_a_layer_and_of_the_model_apart(gpt2_like, benchmark_of, tmp_path):
+    from noise import Noise
+
+    from tl_localize.execution import Store
+
+    benchmark_of(gpt2_like).run([Noise()], Store(tmp_path))
+    with pytest.raises(ValueError, match="per: None in the folder, model now"):
+        benchmark_of(gpt2_like, per="model").run([Noise()], Store(tmp_path))
+    with pytest.raises(ValueError, match="per must be 'layer' where single layers are ablated"):
+        benchmark_of(gpt2_like, per="model", layers="each")

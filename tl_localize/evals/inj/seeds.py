@@ -1,0 +1,33 @@
+"""Do other random rows change the recall of INJ?"""
+
+from typing import Any
+
+import pandas as pd
+
+from tl_localize.stats import paired_test
+
+
+def compare_seeds(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+    """Paired two-tailed t-tests of recall, sentence by sentence, where both injections converged.
+
+    Source: Chang et al. (2024), arXiv:2311.09060, A.6.
+
+    Args:
+        first, second: ``InjResults.frame`` of the same sentences with different seeds.
+
+    Returns:
+        one row per method, injection ratio and ratio: recall, recall_other_seed, p_value and n.
+
+    >>> benchmark = InjBenchmark(model, few[:2], ratio=0.02, stop_loss=9.0)
+    >>> frame = benchmark.run([Activations()]).frame
+    >>> compare_seeds(frame, frame)["p_value"].unique().tolist()
+    [1.0]
+    """
+    keys = ["sequence_id", "method", "injection_ratio", "ratio"]
+    both = first.merge(second, on=keys, suffixes=("", "_other_seed"))
+    both = both[both["converged"] & both["converged_other_seed"]]
+    rows: list[list[Any]] = []
+    for key, group in both.groupby(keys[1:], sort=False):
+        pair = group["recall"], group["recall_other_seed"]
+        rows.append([*key, pair[0].mean(), pair[1].mean(), paired_test(*pair), len(group)])
+    return pd.DataFrame(rows, columns=[*keys[1:], "recall", "recall_other_seed", "p_value", "n"])
