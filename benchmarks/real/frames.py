@@ -1,0 +1,84 @@
+"""The per-target frames of a model as CSV: what its page is made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tl_localize.files import prepare_folder, write_text
+
+TEXTS = ["prefix", "suffix"]  # columns that hold the paper's data
+# columns that tests compare, and how far apart two machines may be
+COMPARED = [
+    "accuracy",
+    "recall",
+    "recall_across_layers",
+    "delta_self_accuracy",
+    "delta_neg_accuracy",
+    "delta_own_accuracy",
+    "delta_others_accuracy",
+]
+TOLERANCE = 0.05
+# by texts that the model writes, which differ with the last bits of a machine
+WRITTEN, WRITTEN_TOLERANCE = ("attribution_contrast_1", "iterative_attribution"), 0.15
+
+
+def write_frame(folder: Path, name: str, frame: pd.DataFrame) -> None:
+    """Write NAME.csv, without the paper's texts; nothing of a frame without rows."""
+    if len(frame):
+        plain = frame.drop(columns=TEXTS, errors="ignore")
+        write_text(prepare_folder(folder) / f"{name}.csv", plain.to_csv(index=False))
+
+
+def read_frames(folder: Path) -> dict[str, pd.DataFrame]:
+    """The frames of a folder by name."""
+    return {path.stem: _read(path) for path in sorted(folder.glob("*.csv"))}
+
+
+def _read(path: Path) -> pd.DataFrame:
+    frame = pd.read_csv(path)
+    names = [name for name in ("category", "units", "note") if name in frame]
+    frame = frame.fillna(dict.fromkeys(names, ""))
+    return frame.astype({"layer": "Int64"}) if "layer" in frame else frame
+
+
+def long_confusion(matrices: Any) -> pd.DataFrame:
+    """Confusion matrices, one row per pair: method, ratio, ablated, measured, change."""
+    parts = [
+        matrix.stack().rename("change").reset_index().assign(method=method, ratio=ratio)
+        for (method, ratio), matrix in matrices.items()
+    ]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def confusion_matrices(frame: pd.DataFrame) -> Any:
+    """``long_confusion`` turned back, with targets and texts in the order of the frame."""
+    found: Any = {}
+    for key, part in frame.groupby(["method", "ratio"], sort=False):
+        matrix = part.pivot(index="ablated", columns="measured", values="change")
+        order = part["ablated"].unique(), part["measured"].unique()
+        found[key] = matrix.reindex(index=order[0], columns=order[1])
+    return found
+
+
+def differences(measured: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a committed frame whose compared numbers are not those measured now, or are
+    missing.
+    """
+    values = [name for name in COMPARED if name in committed]
+    keys = [
+        name
+        for name in committed
+        if name in measured and not pd.api.types.is_float_dtype(committed[name])
+    ] + [name for name in ("ratio", "injection_ratio") if name in committed]
+    keys = [name for name in dict.fromkeys(keys) if name not in ("steps", "converged")]
+    both = committed.merge(measured, "left", keys, suffixes=("", " measured"))
+    written = both["method"].isin(WRITTEN) if "method" in both else False
+    wrong = pd.Series(False, index=both.index)
+    for name in values:
+        off = (both[name] - both[f"{name} measured"]).abs()
+        known = both[name].notna()
+        wrong |= known & ~((off < TOLERANCE) | (written & (off < WRITTEN_TOLERANCE)))
+    return both.loc[wrong, keys + [part for name in values for part in (name, f"{name} measured")]]

@@ -1,0 +1,172 @@
+"""A real model, its plan and the paper's data: what the parts of this folder measure with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from frames import write_frame
+from page import write_page
+from paper_texts import general_text, memorized, sentences
+from plan import MASKS, Plan
+
+from tl_localize.execution import Store
+
+Tuned = dict[str, dict[str, Any]]
+
+
+class SharedScores(Store):
+    """A results folder whose scores lie in another one, beside those of other folders: they do not
+    depend on what is ablated.
+    """
+
+    def __init__(self, folder: Path, scores: Store) -> None:
+        super().__init__(folder)
+        self.scores = scores
+
+    def get_many(
+        self,
+        inputs: Sequence[dict[str, Any]],
+        compute: Callable[[list[int]], Iterable[Any]],
+    ) -> list[Any]:
+        if inputs and inputs[0]["step"] == "scores":
+            return self.scores.get_many(inputs, compute)
+        return super().get_many(inputs, compute)
+
+
+def renamed(method: Any, name: str) -> Any:
+    """A method under another name, under which it stands beside itself in a table."""
+    return type(name, (type(method),), {"name": name})(**vars(method))
+
+
+@dataclass(frozen=True, eq=False)
+class RealModel:
+    """What is measured on one model.
+
+    Args:
+        name: of the model, or its file.
+        data: the folder of the paper's data.
+        folder: that the results go to.
+        shard: (i, n), the i-th of n parts.
+    """
+
+    name: str
+    model: Any
+    plan: Plan
+    data: Path
+    folder: Path
+    shard: tuple[int, int] = (1, 1)
+
+    @property
+    def title(self) -> str:
+        return Path(self.name).name.removesuffix(".gguf")
+
+    def store(self, part: str) -> Store:
+        """The results folder of a part of INJ or REV."""
+        return Store(self.folder / "runs" / part)
+
+    def del_store(self, part: str) -> Store:
+        """The results folder of a part of DEL; all have their scores in one."""
+        return SharedScores(self.folder / "runs" / part, self.store("scores"))
+
+    def run(self, benchmark: Any, methods: Sequence[Any], store: Store) -> Any:
+        """A benchmark's results, which lack nothing, unless others compute a part."""
+        results = benchmark.run(methods, store, shard=self.shard)
+        if self.shard[1] == 1:
+            failures = "\n".join(f"{cell}: {why}" for cell, why in store.failures().items())
+            assert not len(results.missing), f"{results.missing.to_string()}\n{failures}"
+        return results
+
+    def publish(self, **frames: pd.DataFrame) -> None:
+        """Write frames, and the page of all that are there; its figures come with test_page."""
+        for name, frame in frames.items():
+            write_frame(self.folder / "frames", name, frame)
+        write_page(self.folder / "frames", self.folder, self.title, draw=False)
+
+    # Texts
+
+    def short(self, some: Sequence[Any]) -> list[Any]:
+        n = self.plan.n_tokens
+        return [replace(one, tokens=one.tokens[:n]) if n else one for one in some]
+
+    def sentences(self, n: int | None, expanded: bool = False) -> list[Any]:
+        return self.short(sentences(self.model, self.data, n, expanded))
+
+    @cached_property
+    def candidates(self) -> list[Any]:
+        """The texts that the model may have memorized."""
+        found = memorized(self.model, self.name, self.data)
+        return self.short([replace(one, n_prefix=self._n_prefix(one)) for one in found])
+
+    def _n_prefix(self, sequence: Any) -> int:
+        return min(sequence.n_prefix, (self.plan.n_tokens or len(sequence)) - 2)
+
+    @cached_property
+    def accuracies(self) -> list[float]:
+        """Of the candidates, in float64 and rounded, so that 7 right tokens of 10 are 0.7."""
+        from tl_localize.metrics import accuracy
+
+        return accuracy(self.model, self.candidates).double().round(decimals=6).tolist()
+
+    @cached_property
+    def texts(self) -> list[Any]:
+        """The recited texts in random order, the dev ones first; the paper's own sets as they
+        are.
+        """
+        from tl_localize.evals.settings import drawn_first
+
+        least = self.plan.min_accuracy
+        if least is None:
+            return self.candidates
+        pairs = zip(self.candidates, self.accuracies, strict=True)
+        return drawn_first([one for one, share in pairs if share >= least], 0)
+
+    def general(self, n_rows: int | None = None) -> Any:
+        """[row pos] random text of the Pile."""
+        rows, length = self.plan.general
+        return general_text(self.model, self.name, self.data, n_rows or rows, length)
+
+    # Methods
+
+    @property
+    def zero_out(self) -> Tuned:
+        return {"zero_out": {"screen": self.plan.screen}} if self.plan.screen else {}
+
+    def _of(self, names: str) -> list[str]:
+        """The settings of the plan that are of these methods."""
+        wanted = names.split(",")
+        return [one for one in self.plan.settings if one.split(".")[0] in wanted]
+
+    def del_methods(self, names: str) -> list[Any]:
+        from tl_localize.evals.settings import del_methods
+
+        return del_methods(names, self._of(names), self.name, self.zero_out)
+
+    def inj_runs(self, texts: Sequence[Any], names: str, ratio: float, **options: Any) -> Any:
+        """INJ at a ratio, and its methods."""
+        from tl_localize.evals.settings import inj_runs
+
+        how = {**self.plan.training, **options}
+        settings = self._of(names)
+        ((benchmark, methods),) = inj_runs(
+            self.model, self.name, texts, names, settings, self.zero_out, [ratio], **how
+        )
+        return benchmark, methods
+
+    def searched(self, benchmark: str) -> list[Any]:
+        """The masks that were searched on dev texts; none while they are not."""
+        from tl_localize.evals.settings import make_method
+        from tl_localize.evals.tuning import read_settings
+
+        path = self.settings_file(benchmark)
+        if not path.is_file():
+            return []
+        found = read_settings(path)
+        return [renamed(make_method(name, found[name]), f"{name}_tuned") for name in MASKS]
+
+    def settings_file(self, benchmark: str) -> Path:
+        return self.folder / f"settings-{benchmark}.json"

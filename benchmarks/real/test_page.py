@@ -1,0 +1,42 @@
+"""The page of each model, made anew of frames alone: no model is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from frames import differences, read_frames
+from page import write_page
+
+EXPECTED = Path(__file__).parents[1] / "expected" / "real"
+
+
+def folders(root: Path, below: str) -> list[Path]:
+    return sorted(path for path in root.glob(f"*/{below}") if any(path.glob("*.csv")))
+
+
+def test_page(request: pytest.FixtureRequest) -> None:
+    """Of all that was measured into the results folder, and what differs from what is committed."""
+    results = Path(request.config.getoption("--results"))
+    wrong = {}
+    for frames in folders(results, "real/frames"):
+        title = frames.parents[1].name
+        write_page(frames, frames.parent, title)
+        committed = read_frames(EXPECTED / title)
+        if request.config.getoption("--update-expected"):
+            (EXPECTED / title).mkdir(parents=True, exist_ok=True)
+            for path in frames.glob("*.csv"):
+                (EXPECTED / title / path.name).write_bytes(path.read_bytes())
+        measured = read_frames(frames)
+        for name in committed.keys() & measured.keys():
+            off = differences(measured[name], committed[name])
+            if len(off):
+                wrong[title, name] = off.to_string()
+    assert not wrong, "\n".join(f"{key}\n{text}" for key, text in wrong.items())
+
+
+@pytest.mark.smoke
+def test_smoke_committed_frames_make_a_page(tmp_path: Path) -> None:
+    for frames in folders(EXPECTED, ""):
+        page = write_page(frames, tmp_path / frames.name, frames.name)
+        assert page.read_text(encoding="utf-8").startswith(f"# {frames.name}")

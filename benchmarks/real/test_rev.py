@@ -1,0 +1,25 @@
+"""REV of the paper's sentences: all rows of a model learn a few of them, and the named rows are put
+back; the unit is the model.
+"""
+
+from __future__ import annotations
+
+from plan import REV_METHODS
+from real_model import RealModel
+
+
+def test_rev(real: RealModel) -> None:
+    from tl_localize import RevBenchmark
+    from tl_localize.evals.settings import make_methods, sparing
+
+    plan = real.plan
+    n = plan.n_rev_sentences
+    # the second half of the groups is never trained: texts of the same kind
+    texts = real.sentences((2 * plan.n_rev + 1) * n)
+    names = [one for one in plan.settings if one.split(".")[0] in REV_METHODS.split(",")]
+    methods = make_methods(REV_METHODS, names, sparing(0))
+    benchmark = RevBenchmark(
+        real.model, texts, real.general(12), n_sequences=n, n_groups=plan.n_rev
+    )
+    results = real.run(benchmark, methods, real.store("rev"))
+    real.publish(rev=results.frame)

@@ -1,0 +1,134 @@
+"""The whole command on random models: a tiny Llama, and the paper's shapes with two layers of small
+width. It says nothing of localization.
+
+    pytest benchmarks/real/test_smoke.py -m smoke
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from costs import SHAPES
+from frames import read_frames
+from page import NOT_YET, SECTIONS, write_page
+from paper_texts import ECBD, EXPANDED, MANUAL, RANDOM_BATCH, TOKENIZER
+
+HERE = Path(__file__).parent
+N_LAYERS, HEAD_SIZE, N_POSITIONS = 2, 4, 128
+VOCABULARY = 4096  # of the shipped tokenizer
+# directory -> shape
+PAPER_SHAPES = {
+    "gpt2": "gpt2",
+    "gpt2-xl": "gpt2-xl",
+    "pythia-2.8b-deduped": "pythia-2.8b",
+    "pythia-6.9b-deduped": "pythia-6.9b",
+}
+N_FIRST, N_LATER = 13, 3  # sentences of 2021, and of 2022 and 2023
+# of the rehearsal's plan, which has no search for the paper's models
+WITHOUT_SEARCH = {"The search of the masks' settings"}
+
+
+def save_model(folder: Path, n_heads: int, family: str) -> None:
+    """A random model of two layers, with a shipped tokenizer."""
+    import transformers
+
+    from tl_localize.texts.reference import DATA
+
+    sizes: Any = {
+        "num_hidden_layers": N_LAYERS,
+        "num_attention_heads": n_heads,
+        "hidden_size": HEAD_SIZE * n_heads,
+        "max_position_embeddings": N_POSITIONS,
+        "vocab_size": VOCABULARY,
+    }
+    torch.manual_seed(0)
+    if family == "gpt2":
+        config = transformers.GPT2Config(**sizes)
+        transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    else:
+        sizes["intermediate_size"] = 4 * HEAD_SIZE * n_heads
+        kinds: Any = {"llama": "Llama", "pythia": "GPTNeoX"}
+        config = getattr(transformers, f"{kinds[family]}Config")(**sizes)
+        getattr(transformers, f"{kinds[family]}ForCausalLM")(config).save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DATA / "reference-gpt2" / file, folder)
+
+
+def save_data(folder: Path) -> None:
+    """Texts of our own in the layout of the paper's data."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    from tl_localize.texts.reference import DATA
+
+    lines = (DATA / "inj_sentences.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    manual = ""
+    for i, line in enumerate(lines[-4:]):
+        words = json.loads(line)["definition"].split(" ")
+        row = {"prompt": " ".join(words[:3]), "all": " ".join(words[:12])}
+        manual += json.dumps({**row, "category": [("poems", "url")[i % 2]]}) + "\n"
+    letters = {letter: i for i, letter in enumerate(bytes_to_unicode().values())}
+    texts = {
+        ECBD: "".join(lines[:N_FIRST]),
+        EXPANDED: "".join(lines[: N_FIRST + N_LATER]),
+        MANUAL: manual,
+        f"{TOKENIZER}/vocab.json": json.dumps(letters | {"<|endoftext|>": len(letters)}),
+        f"{TOKENIZER}/merges.txt": "#version: 0.2\n",
+    }
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(200, (4, 128), generator=generator)
+    for name in (RANDOM_BATCH, *(f"pile/{name}/pile_bs0.pt" for name in PAPER_SHAPES)):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        torch.save(tokens if name == RANDOM_BATCH else tokens[:, :80], folder / name)
+
+
+def rehearse(models: list[Path], data: Path, results: Path, *options: str) -> None:
+    """``pytest benchmarks/ --real`` in a process of its own, as a user calls it."""
+    command = [sys.executable, "-m", "pytest", str(HERE.parent), "--real", "--rehearse", "-q", "-x"]
+    command += ["-p", "no:xdist", "-p", "no:cacheprovider", "--paper-data", str(data)]
+    command += ["--results", str(results), "--device", "cpu", *options]
+    command += [part for path in models for part in ("--model", str(path))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def check_pages(results: Path, names: list[str], lacking: set[str]) -> None:
+    """Every section of each page is filled, and the page is made again of its frames alone."""
+    for name in names:
+        folder = results / name / "real"
+        text = (folder / "page.md").read_text(encoding="utf-8")
+        empty = {part.split("\n")[0] for part in text.split("\n## ") if NOT_YET.strip() in part}
+        assert empty <= lacking, f"{name}: {empty}"
+        assert list((folder / "figures").glob("*.png"))
+        again = write_page(folder / "frames", folder.parent / "again", name, draw=False)
+        assert again.read_text(encoding="utf-8") == text
+        assert set(SECTIONS) >= lacking
+        assert read_frames(folder / "frames")["deletion"]["sequence_id"].nunique() > 1
+
+
+@pytest.mark.smoke
+def test_smoke_every_part_on_a_tiny_model(tmp_path: Path) -> None:
+    save_model(tmp_path / "tiny-llama", 4, "llama")
+    save_data(tmp_path / "data")
+    rehearse([tmp_path / "tiny-llama"], tmp_path / "data", tmp_path / "results")
+    check_pages(tmp_path / "results", ["tiny-llama"], set())
+
+
+@pytest.mark.smoke
+def test_smoke_rehearsal_of_the_papers_shapes(tmp_path: Path) -> None:
+    for name, shape in PAPER_SHAPES.items():
+        save_model(tmp_path / name, SHAPES[shape]["n_heads"], name.partition("-")[0])
+    save_data(tmp_path / "data")
+    models = [tmp_path / name for name in PAPER_SHAPES]
+    rehearse(models, tmp_path / "data", tmp_path / "results")
+    check_pages(tmp_path / "results", list(PAPER_SHAPES), WITHOUT_SEARCH)
