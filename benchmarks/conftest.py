@@ -102,9 +102,13 @@ def pytest_itemcollected(item):
 
 
 def pytest_collection_modifyitems(config, items):
-    """With --real nothing else runs."""
+    """With --real nothing else runs, and no rehearsal."""
     if config.getoption("--real"):
-        others = [item for item in items if HERE / "real" not in item.path.parents]
+        others = [
+            item
+            for item in items
+            if HERE / "real" not in item.path.parents or item.get_closest_marker("smoke")
+        ]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
 

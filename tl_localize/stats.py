@@ -178,18 +178,28 @@ def group_test(values: np.ndarray, groups: Sequence[str], n_shuffles: int, seed:
     between? Group names are shuffled among the rows, columns with them; the true names count as one
     of the shuffles. nan where there is nothing within, or nothing between.
 
-    >>> group_test(np.array([[0, -1, 0], [-1, 0, 0], [0, 0, 0]]), ["a", "a", "b"], n_shuffles=99)
-    0.36
+    >>> lost = np.array([[0, -1, 0], [-1, 0, 0], [0, 0, 0]])
+    >>> round(group_test(lost, ["a", "a", "b"], n_shuffles=2000), 1)  # one of three pairs
+    0.3
     """
     within, between = within_and_between(values, groups)
     if math.isnan(within - between):
         return math.nan
     generator = np.random.default_rng(seed)
+    numbers = np.unique(np.asarray(groups), return_inverse=True)[1]
+    counted = np.isfinite(values) & ~np.eye(len(values), dtype=bool)
+    known = np.where(counted, values, 0.0)
     limit = within - between + 1e-12  # equal differences differ in the last bit
     n_lower = 0
-    for _ in range(n_shuffles):
-        inside, outside = within_and_between(values, list(generator.permutation(groups)))
-        n_lower += inside - outside <= limit
+    for some in np.array_split(np.arange(n_shuffles), 1 + n_shuffles * values.size // 10**6):
+        shuffled = generator.permuted(np.tile(numbers, (len(some), 1)), axis=1)
+        same = shuffled[:, :, None] == shuffled[:, None, :]
+        n_within = (same & counted).sum((1, 2))
+        total_within = (same * known).sum((1, 2))
+        with np.errstate(invalid="ignore"):  # where nan leaves a shuffle without pairs of a kind
+            inside = total_within / n_within
+            outside = (known.sum() - total_within) / (counted.sum() - n_within)
+        n_lower += int((inside - outside <= limit).sum())
     return (n_lower + 1) / (n_shuffles + 1)
 
 

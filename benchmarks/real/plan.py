@@ -72,6 +72,7 @@ class Plan:
         screen: of Zero-Out; None computes every neuron.
         settings: METHOD.SETTING=VALUE, over everything.
         training: of an injection, over everything.
+        recipe: of the training of REV, over the default one.
         n_tokens: at most so many of a text.
     """
 
@@ -96,6 +97,7 @@ class Plan:
     screen: float | None = 0.05
     settings: tuple[str, ...] = ()
     training: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
     n_tokens: int | None = None
 
     def limited(self, limit: int | None) -> Plan:
@@ -166,6 +168,7 @@ REHEARSAL = Plan(
         "gradient_alignment.points=1",
     ),
     training={"max_steps": 4, "stop_loss": 20.0},
+    recipe={"max_steps": 2, "stop_loss": 20.0},
     n_tokens=12,
 )
 

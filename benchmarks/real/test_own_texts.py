@@ -46,12 +46,6 @@ OWN_DATA = ("--limit", "--data", "--settings", "--model")
 SETTINGS = Path(__file__).parents[1] / "settings"  # of masks, searched on SmolLM2's dev texts
 
 
-@pytest.fixture(autouse=True)
-def _without_the_papers_data(request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--paper-data"):
-        pytest.skip("the paper's data are at hand")
-
-
 def searched(benchmark: str, name: str) -> list[Any]:
     """The masks with the settings that tl-localize tune found on dev texts of SmolLM2; none for a
     model that is another.

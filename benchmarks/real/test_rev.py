@@ -4,13 +4,18 @@ back; the unit is the model.
 
 from __future__ import annotations
 
+from typing import Any
+
 from plan import REV_METHODS
 from real_model import RealModel
 
 
 def test_rev(real: RealModel) -> None:
+    from dataclasses import replace
+
     from tl_localize import RevBenchmark
     from tl_localize.evals.settings import make_methods, sparing
+    from tl_localize.injection.recipes import RECIPES
 
     plan = real.plan
     n = plan.n_rev_sentences
@@ -18,8 +23,8 @@ def test_rev(real: RealModel) -> None:
     texts = real.sentences((2 * plan.n_rev + 1) * n)
     names = [one for one in plan.settings if one.split(".")[0] in REV_METHODS.split(",")]
     methods = make_methods(REV_METHODS, names, sparing(0))
-    benchmark = RevBenchmark(
-        real.model, texts, real.general(12), n_sequences=n, n_groups=plan.n_rev
-    )
+    how: Any = {"n_sequences": n, "n_groups": plan.n_rev}
+    how["recipe"] = replace(RECIPES["adam"], **plan.recipe)
+    benchmark = RevBenchmark(real.model, texts, real.general(12), **how)
     results = real.run(benchmark, methods, real.store("rev"))
     real.publish(rev=results.frame)

@@ -34,6 +34,7 @@ def rev_by_model(results: RevResults, reference: str = "activations") -> pd.Data
     )
     by_group.columns = ["own", "others"]
     by_group["gap"] = by_group["own"] - by_group["others"]
+    names = [f"{name}{end}" for name in by_group.columns for end in ("", "_error")]
     rows: list[dict[str, Any]] = []
     for (direction, ratio), block in by_group.groupby(["direction", "ratio"], sort=False):
         gaps = block["gap"].droplevel(["direction", "ratio"]).unstack("method")
@@ -49,4 +50,5 @@ def rev_by_model(results: RevResults, reference: str = "activations") -> pd.Data
                 if len(pair) >= MIN_MODELS:
                     row["p_value"] = paired_test(pair[:, 0], pair[:, 1])
             rows.append(row)
-    return pd.DataFrame(rows)
+    keys = ["direction", "method", "ratio"]
+    return pd.DataFrame(rows, columns=[*keys, *names, "models_ahead", "p_value", "n"])
