@@ -83,7 +83,7 @@ def loaded(request: pytest.FixtureRequest) -> tuple[str, Any]:
 
 @pytest.fixture(scope="session")
 def real(loaded: tuple[str, Any], request: pytest.FixtureRequest) -> Any:
-    """The model with its plan and the paper's data."""
+    """The model with its plan and the paper's data; its page is written after its last test."""
     from real_model import RealModel
 
     option = request.config.getoption
@@ -92,4 +92,6 @@ def real(loaded: tuple[str, Any], request: pytest.FixtureRequest) -> Any:
     name, model = loaded
     folder = Path(option("--results")) / Path(name).name.removesuffix(".gguf") / "real"
     plan = plan_of(name, option("--rehearse")).limited(option("--limit"))
-    return RealModel(name, model, plan, Path(option("--paper-data")), folder, option("--shard"))
+    made = RealModel(name, model, plan, Path(option("--paper-data")), folder, option("--shard"))
+    yield made
+    made.write_page()

@@ -38,9 +38,9 @@ def read_frames(folder: Path) -> dict[str, pd.DataFrame]:
 
 
 def _read(path: Path) -> pd.DataFrame:
-    frame = pd.read_csv(path)
-    names = [name for name in ("category", "units", "note") if name in frame]
-    frame = frame.fillna(dict.fromkeys(names, ""))
+    frame = pd.read_csv(path, dtype={"category": str})
+    if "category" in frame:
+        frame["category"] = frame["category"].fillna("")
     return frame.astype({"layer": "Int64"}) if "layer" in frame else frame
 
 

@@ -31,28 +31,8 @@ PAPER_CATEGORY = {name: title for title, names in CATEGORIES.items() for name in
 OTHERS = "Others"
 
 
-def sentences(model: Any, folder: Path, n: int | None, expanded: bool = False) -> list[Any]:
-    """The first sentences of ECBD-2021 after the five dev ones, or of 2022 and 2023; their ids are
-    their places in the files.
-    """
-    from tl_localize.texts.reference import N_DEV
-
-    found = _numbered(model, folder)
-    if expanded:
-        n_first = len(found)
-        found = _numbered(model, folder, EXPANDED)[n_first:]
-        return found[:n]
-    return found[N_DEV:][:n]
-
-
-def dev_sentences(model: Any, folder: Path) -> list[Any]:
-    """The first five sentences of ECBD-2021, on which masks are searched."""
-    from tl_localize.texts.reference import N_DEV
-
-    return _numbered(model, folder)[:N_DEV]
-
-
-def _numbered(model: Any, folder: Path, file: str = ECBD) -> list[Any]:
+def sentences(model: Any, folder: Path, file: str = ECBD) -> list[Any]:
+    """All sentences of a file; their ids are their places in it."""
     from tl_localize.texts.readers import Data
 
     found = Data(source=folder / file, n_prefix=1).sequences(model)

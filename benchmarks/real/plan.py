@@ -177,9 +177,10 @@ def plan_of(name: str, rehearse: bool = False) -> Plan:
     """The plan of a model by its name, or the name of its file."""
     from tl_localize.paper import paper_model, published
 
+    of_paper = paper_model(name) in set(published("architecture")["model"])
     if rehearse:
-        return REHEARSAL
-    if paper_model(name) in set(published("architecture")["model"]):
+        return replace(REHEARSAL, tuned=not of_paper)
+    if of_paper:
         return replace(PAPER, min_accuracy=None if recited_all(name) else SMALL.min_accuracy)
     return GEMMA if Path(name).name.startswith("gemma") else SMALL
 

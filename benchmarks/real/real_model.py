@@ -11,10 +11,11 @@ from typing import Any
 import pandas as pd
 from frames import write_frame
 from page import write_page
-from paper_texts import general_text, memorized, sentences
+from paper_texts import EXPANDED, general_text, memorized, sentences
 from plan import MASKS, Plan
 
 from tl_localize.execution import Store
+from tl_localize.texts.reference import N_DEV
 
 Tuned = dict[str, dict[str, Any]]
 
@@ -82,25 +83,43 @@ class RealModel:
         return results
 
     def publish(self, **frames: pd.DataFrame) -> None:
-        """Write frames, and the page of all that are there; its figures come with test_page."""
+        """Write frames, of which the page is made."""
         for name, frame in frames.items():
             write_frame(self.folder / "frames", name, frame)
+
+    def write_page(self) -> None:
+        """Write the page of all frames that are there; its figures come with test_page."""
         write_page(self.folder / "frames", self.folder, self.title, draw=False)
 
     # Texts
 
-    def short(self, some: Sequence[Any]) -> list[Any]:
+    def _short(self, some: Sequence[Any]) -> list[Any]:
         n = self.plan.n_tokens
         return [replace(one, tokens=one.tokens[:n]) if n else one for one in some]
 
     def sentences(self, n: int | None, expanded: bool = False) -> list[Any]:
-        return self.short(sentences(self.model, self.data, n, expanded))
+        """The first sentences of ECBD-2021 after the dev ones, or of 2022 and 2023."""
+        if expanded:
+            return self._expanded[len(self._first) :][:n]
+        return self._first[N_DEV:][:n]
+
+    @property
+    def dev_sentences(self) -> list[Any]:
+        return self._first[:N_DEV]
+
+    @cached_property
+    def _first(self) -> list[Any]:
+        return self._short(sentences(self.model, self.data))
+
+    @cached_property
+    def _expanded(self) -> list[Any]:
+        return self._short(sentences(self.model, self.data, EXPANDED))
 
     @cached_property
     def candidates(self) -> list[Any]:
         """The texts that the model may have memorized."""
         found = memorized(self.model, self.name, self.data)
-        return self.short([replace(one, n_prefix=self._n_prefix(one)) for one in found])
+        return self._short([replace(one, n_prefix=self._n_prefix(one)) for one in found])
 
     def _n_prefix(self, sequence: Any) -> int:
         return min(sequence.n_prefix, (self.plan.n_tokens or len(sequence)) - 2)

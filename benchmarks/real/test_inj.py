@@ -39,15 +39,13 @@ def test_table_2_small_ratio(real: RealModel) -> None:
 
 def test_masks_tuned_for_injection(real: RealModel) -> None:
     """The masks' settings by the dev sentences, at the larger ratio; then table 2 with them."""
-    from paper_texts import dev_sentences
-
     from tl_localize.evals.tuning import expand, rank, write_settings
 
     if not real.plan.tuned:
         pytest.skip(f"{real.title} has the paper's settings")
     ratio = max(real.plan.sentences)
-    dev = dev_sentences(real.model, real.data)[: real.plan.n_dev]
-    benchmark, methods = real.inj_runs(real.short(dev), ",".join(MASKS), ratio)
+    dev = real.dev_sentences[: real.plan.n_dev]
+    benchmark, methods = real.inj_runs(dev, ",".join(MASKS), ratio)
     for name, grid in real.plan.grids.items():
         methods += expand(name, grid)
     found = real.run(benchmark, methods, real.store("tuning-inj"))

@@ -22,7 +22,7 @@ from page import NOT_YET, SECTIONS, write_page
 from paper_texts import ECBD, EXPANDED, MANUAL, RANDOM_BATCH, TOKENIZER
 
 HERE = Path(__file__).parent
-N_LAYERS, HEAD_SIZE, N_POSITIONS = 2, 4, 128
+N_LAYERS, HEAD_SIZE, N_POSITIONS = 2, 8, 128
 VOCABULARY = 4096  # of the shipped tokenizer
 # directory -> shape
 PAPER_SHAPES = {

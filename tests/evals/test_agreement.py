@@ -112,7 +112,7 @@ def test_del_takes_a_number_of_neurons_of_the_whole_model(gpt2_like, benchmark_o
     results = benchmark_of(gpt2_like, per="model", ratios=ratios).run([Noise()])
     assert results.frame.groupby("ratio")["n_neurons"].unique().map(list).tolist() == [[1], [4]]
     assert results.frame["per"].eq("model").all()
-    assert results.table().index.unique(0)[0].startswith("1 unit of the model")
+    assert results.table().index.unique(0)[0].startswith("1 neuron of the model")
 
 
 def test_del_keeps_shares_of_a_layer_and_of_the_model_apart(gpt2_like, benchmark_of, tmp_path):

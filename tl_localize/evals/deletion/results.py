@@ -175,14 +175,14 @@ class DelResults(Measured):
         1 / 1536, nobody but the number of units means anything.
         """
         percent = 100 * ratio
+        classes = {type(units).__name__: units for units in UNITS.values()}
+        units = classes.get(self.settings.get("units", {}).get("class", ""), NEURONS)
         if "per" in block and block["per"].eq("model").all():
-            return f"{counted(int(block['n_neurons'].max()), 'unit')} of the model"
+            return f"{counted(int(block['n_neurons'].max()), units.one)} of the model"
         n_layers = block.get("n_layers", pd.Series(dtype=float)).max()
         if math.isclose(percent, float(f"{percent:.4g}"), rel_tol=1e-9) or math.isnan(n_layers):
             return f"{percent:.4g} % of each layer"
         count = round(block["n_neurons"].max() / n_layers)
-        classes = {type(units).__name__: units for units in UNITS.values()}
-        units = classes.get(self.settings.get("units", {}).get("class", ""), NEURONS)
         return f"{counted(count, units.one)} of each layer ({percent:.2g} %)"
 
     def before_table(self) -> pd.DataFrame:
