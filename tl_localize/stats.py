@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from html import escape
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -149,13 +149,13 @@ def rank_agreement(first: Numbers, second: Numbers) -> tuple[float, float]:
     """Kendall's tau-b of two rankings of the same things, and its two-sided p-value; nan for less
     than two things, or where one ranking has ties alone.
 
-    >>> rank_agreement([1, 2, 3, 4], [10, 20, 40, 30])[0].round(2)
+    >>> round(rank_agreement([1, 2, 3, 4], [10, 20, 40, 30])[0], 2)
     0.67
     """
     if len(first) < 2:
         return math.nan, math.nan
-    found = stats.kendalltau(np.asarray(first, float), np.asarray(second, float))
-    return found.statistic, found.pvalue
+    found: Any = stats.kendalltau(np.asarray(first, float), np.asarray(second, float))
+    return float(found.statistic), float(found.pvalue)
 
 
 def within_and_between(values: np.ndarray, groups: Sequence[str]) -> tuple[float, float]:
