@@ -1,6 +1,6 @@
 """Does one method of DEL take more of the target than the others at the same loss of the others?
 
-Paired tests in results folders of ``tl-localize del`` or of ``test_real_model.py -k forgetting``:
+Paired tests in results folders of ``tl-localize del`` or of ``real/test_own_texts.py``:
 
     python benchmarks/price_tests.py FOLDER ...
 

@@ -65,7 +65,8 @@ class Plan:
         counts: neurons of the whole model that DEL ablates.
         general: rows of text for the perplexity, and their tokens.
         n_few_rows: of them, where the perplexity is not what is asked for.
-        n_single_layers, n_quadrature: targets of these studies.
+        n_targets: of table 3; all by default. n_zero_out: of Zero-Out there.
+        n_counts, n_ablations, n_single_layers, n_quadrature: targets of these studies.
         points: of Integrated Gradients.
         n_rev, n_rev_sentences: models of REV, and sentences in each.
         tuned: whether masks are searched; the paper's models have the paper's settings.
@@ -87,6 +88,9 @@ class Plan:
     counts: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
     general: tuple[int, int] = (128, 32)
     n_few_rows: int = 16
+    n_zero_out: int | None = None
+    n_counts: int | None = None
+    n_ablations: int | None = None
     n_single_layers: int | None = 8
     n_quadrature: int = 4
     points: tuple[int, ...] = (20, 50, 100, 300)
@@ -115,13 +119,25 @@ class Plan:
             n_expanded=at_most(self.n_expanded),
             n_groups=at_most(self.n_groups),
             n_targets=at_most(self.n_targets),
+            n_zero_out=at_most(self.n_zero_out),
+            n_counts=at_most(self.n_counts),
+            n_ablations=at_most(self.n_ablations),
             n_single_layers=at_most(self.n_single_layers),
             n_quadrature=at_most(self.n_quadrature),
         )
 
 
 SMALL = Plan()
-GEMMA = replace(SMALL, sentences={0.01: 6, 0.001: 3}, n_expanded=3, n_groups=3, n_seeds=3)
+GEMMA = replace(
+    SMALL,
+    sentences={0.01: 6, 0.001: 3},
+    n_expanded=3,
+    n_groups=3,
+    n_seeds=3,
+    n_zero_out=12,
+    n_counts=16,
+    n_ablations=16,
+)
 # on a GPU, as in the paper
 PAPER = Plan(
     sentences={0.01: None, 0.001: None},

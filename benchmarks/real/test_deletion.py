@@ -70,8 +70,10 @@ def test_table_3(real: RealModel, deletion: Any) -> None:
 
 def test_table_3_slow_methods(real: RealModel, deletion: Any) -> None:
     """One after the other, so that Integrated Gradients is there before Zero-Out begins."""
+    n_targets = {"zero_out": real.plan.n_zero_out, "integrated_gradients": real.plan.n_targets}
     for method in real.del_methods(SLOW):
-        results = real.run(deletion(), [method], real.del_store("deletion"))
+        benchmark = deletion(n_targets=n_targets[method.name])
+        results = real.run(benchmark, [method], real.del_store("deletion"))
         publish(real, "deletion", results)
 
 
@@ -105,7 +107,8 @@ def test_sets_of_the_whole_model(real: RealModel, deletion: Any) -> None:
 
     n_layers, n_neurons = NeuronView(real.model).size
     ratios = tuple(count / (n_neurons * (n_layers - 1)) for count in real.plan.counts)
-    benchmark = deletion(real.plan.n_few_rows, ratios=ratios, per="model")
+    how: Any = {"ratios": ratios, "per": "model", "n_targets": real.plan.n_counts}
+    benchmark = deletion(real.plan.n_few_rows, **how)
     methods = [sparing(), *real.del_methods(f"{QUICK},{SLOW}"), *real.searched("del")]
     publish(real, "counts", real.run(benchmark, methods, real.del_store("counts")))
 
@@ -123,7 +126,8 @@ def test_single_layers(real: RealModel, deletion: Any) -> None:
 @pytest.mark.parametrize("ablation", ["mean", "resample"])
 def test_ablations(real: RealModel, deletion: Any, ablation: str) -> None:
     """At the larger share, by the methods of the paper; zero ablation is table 3."""
-    benchmark = deletion(ratios=real.plan.shares[-1:], ablation=ablation)
+    how: Any = {"ablation": ablation, "n_targets": real.plan.n_ablations}
+    benchmark = deletion(ratios=real.plan.shares[-1:], **how)
     store = real.del_store(f"ablation-{ablation}")
     results = real.run(benchmark, real.del_methods(PAPER_METHODS), store)
     there = read_frames(real.folder / "frames")
