@@ -132,7 +132,6 @@ GEMMA = replace(
     SMALL,
     sentences={0.01: 6, 0.001: 3},
     n_expanded=3,
-    n_groups=3,
     n_seeds=3,
     n_zero_out=12,
     n_counts=16,
