@@ -192,13 +192,15 @@ WHOLE = pack({"key": "abc", "value": {"a": 1}})
         b"",
         b"\xff" * 8,
         b"\xff" * 64,
+        b'{"a": 1}\n',
         (2).to_bytes(8, "little") + b"[]",
         (2).to_bytes(8, "little") + b"{}",
         (20).to_bytes(8, "little") + b'{"__metadata__": 12}',
         (200_000).to_bytes(8, "little") + b"[" * 200_000,
+        WHOLE[: len(WHOLE) // 2],
         *(length.to_bytes(8, "little") + WHOLE[8:] for length in (0, 1, 2**20, 2**62, 2**64 - 1)),
     ],
-    ids=range(12),
+    ids=range(14),
 )
 def test_what_is_no_file_of_a_step_is_put_aside(tmp_path, data, caplog):
     Store(tmp_path).get(INPUTS, lambda: 3)
@@ -211,13 +213,15 @@ def test_what_is_no_file_of_a_step_is_put_aside(tmp_path, data, caplog):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
-@pytest.mark.parametrize("what", ["pipe", "loop", "dangling"])
+@pytest.mark.parametrize("what", ["pipe", "loop", "dangling", "folder"])
 def test_what_is_no_file_is_put_aside(tmp_path, what, caplog):
     Store(tmp_path).get(INPUTS, lambda: 3)
     (path,) = files_of(tmp_path)
     path.unlink()
     if what == "pipe":
         os.mkfifo(path)
+    elif what == "folder":
+        (path / "inside").mkdir(parents=True)
     else:
         path.symlink_to(path if what == "loop" else "nowhere")
     assert Store(tmp_path).get(INPUTS, lambda: 3) == 3
