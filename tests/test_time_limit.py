@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SETTINGS = Path(__file__).parents[1] / "pyproject.toml"
 HANGING = """
 import threading
