@@ -32,7 +32,7 @@ class Collection:
         settings: what else the choice depends on: seed, n_max, versions, which weights.
 
     >>> from tl_localize.collect import Criteria, collect_memorized
-    >>> windows = [one.tokens for one in few]
+    >>> windows = [sequence.tokens for sequence in few]
     >>> collection = collect_memorized(model, windows, Criteria(n_suffix=16), n_dev=1)
     >>> collection.save(folder)
     >>> Collection.load(folder).frame["split"].tolist()
