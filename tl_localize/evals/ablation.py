@@ -147,11 +147,11 @@ class AblationMeter:
         """The model as it is: the rows of ``DelResults.before``."""
         rows: Rows = []
         numbers: Any = self._measured().to_dict("records")
-        for one, text, measured in zip(self.sequences, self.texts, numbers, strict=True):
-            prefix = self.decode(one.prefix.tolist())
+        for sequence, text, measured in zip(self.sequences, self.texts, numbers, strict=True):
+            prefix = self.decode(sequence.prefix.tolist())
             suffix = text[len(prefix) :]
-            about = {"model": model_name(self.model), "sequence_id": one.id}
-            about |= {"category": one.category, "prefix": prefix, "suffix": suffix}
+            about = {"model": model_name(self.model), "sequence_id": sequence.id}
+            about |= {"category": sequence.category, "prefix": prefix, "suffix": suffix}
             rows.append({**about, "length": len(suffix), **measured})
         return rows
 
@@ -169,11 +169,11 @@ class AblationMeter:
                 "ablate fewer neurons."
             )
         rows: list[dict[str, float]] = []
-        for one, guess, text in zip(self.sequences, predicted, self.texts, strict=True):
+        for sequence, guess, text in zip(self.sequences, predicted, self.texts, strict=True):
             distance = Levenshtein.distance(
-                self.decode([*one.prefix.tolist(), *guess.tolist()]), text
+                self.decode([*sequence.prefix.tolist(), *guess.tolist()]), text
             )
-            right = float((guess == one.suffix).double().mean())
+            right = float((guess == sequence.suffix).double().mean())
             rows.append({"accuracy": right, "levenshtein": float(distance)})
         perplexity = float(np.exp(losses.numpy().mean()))
         general = {"perplexity": perplexity, "perplexity_base2": mean_base2(losses)}

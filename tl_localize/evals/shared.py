@@ -41,7 +41,7 @@ def with_controls(
     labelled = label_methods(methods, units)
     controls = controls or (RandomBaseline(units=units), RowNorm(units=units))
     names = [getattr(method, "name", "") for method in methods]
-    return labelled | {one.name: one for one in controls if one.name not in names}
+    return labelled | {control.name: control for control in controls if control.name not in names}
 
 
 def describe_methods(methods: Mapping[str, Method], n_parts: int) -> dict[str, tuple[Any, int]]:
@@ -57,7 +57,9 @@ def describe_methods(methods: Mapping[str, Method], n_parts: int) -> dict[str, t
 
 def with_ids(sequences: Sequence[MemorizedSequence]) -> list[MemorizedSequence]:
     """The sequences, each with an id."""
-    return [replace(one, id=one.id or f"sequence-{i}") for i, one in enumerate(sequences)]
+    return [
+        replace(sequence, id=sequence.id or f"sequence-{i}") for i, sequence in enumerate(sequences)
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,18 +135,18 @@ def score(
     """
     about = {"step": "scores", **made_of, "method": described(method)}
     about["version"] = getattr(method, "version", 0)
-    inputs = [{**about, "sequence": one.fingerprint} for one in sequences]
+    inputs = [{**about, "sequence": sequence.fingerprint} for sequence in sequences]
 
     def compute(missing: list[int]) -> list[Scored | Exception]:
         return score_now(method, model, [sequences[i] for i in missing], steps, units)
 
     found: list[Scored | Exception] = []
-    for one, sequence in zip(steps.get_many(inputs, compute), sequences, strict=True):
-        if isinstance(one, Scored):  # under the id that the sequence has now
-            exact = one.scores.exact and replace(one.scores.exact, units=units)
-            scores = replace(one.scores, sequence_id=sequence.id, units=units, exact=exact)
-            one = replace(one, scores=scores)
-        found.append(one)
+    for result, sequence in zip(steps.get_many(inputs, compute), sequences, strict=True):
+        if isinstance(result, Scored):  # under the id that the sequence has now
+            exact = result.scores.exact and replace(result.scores.exact, units=units)
+            scores = replace(result.scores, sequence_id=sequence.id, units=units, exact=exact)
+            result = replace(result, scores=scores)
+        found.append(result)
     return found
 
 
@@ -176,7 +178,9 @@ def score_now(
             report = telling(steps, f"{name} on {sequence.id}")
             found.append(score_alone(method, neurons, sequence, report))
     seconds = (time.perf_counter() - started) / len(sequences)
-    return [Scored(one, seconds) if isinstance(one, NeuronScores) else one for one in found]
+    return [
+        Scored(result, seconds) if isinstance(result, NeuronScores) else result for result in found
+    ]
 
 
 def score_alone(

@@ -172,8 +172,8 @@ class DelBenchmark(Benchmark[DelResults]):
     def settings(self, methods: Methods) -> Settings:
         test = self.test_sequences
         sequences = [
-            [one.id, one.category, one.fingerprint, self._decode(one.tokens.tolist())]
-            for one in test
+            [target.id, target.category, target.fingerprint, self._decode(target.tokens.tolist())]
+            for target in test
         ]
         settings: Json = {
             **about_model(self.model),

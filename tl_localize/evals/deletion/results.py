@@ -226,7 +226,7 @@ def self_and_others(
     """
     row: dict[str, float] = {}
     for name in ("accuracy", "levenshtein"):
-        was = [float(one[name]) for one in before]
+        was = [float(intact[name]) for intact in before]
         for column, values in ((f"delta_%s_{name}", effect[name]), (f"%s_{name}_before", was)):
             others = [value for i, value in enumerate(values) if i != index]
             row[column % "self"] = values[index]

@@ -151,9 +151,11 @@ class InjBenchmark(Benchmark[InjResults]):
     def _groups(self) -> list[Group]:
         whole = [sequence.whole for sequence in with_ids(self.sequences)]
         if not self.distractors:
-            return [Group(one.id, self.seed + i, [one]) for i, one in enumerate(whole)]
+            return [
+                Group(sequence.id, self.seed + i, [sequence]) for i, sequence in enumerate(whole)
+            ]
         drawn = draw_groups(whole, self.distractors + 1, self.seed)
-        return [Group(f"group-{i:02d}", self.seed + i, some) for i, some in enumerate(drawn)]
+        return [Group(f"group-{i:02d}", self.seed + i, members) for i, members in enumerate(drawn)]
 
     def settings(self, methods: Methods) -> Settings:
         fixed: Json = {
@@ -164,7 +166,10 @@ class InjBenchmark(Benchmark[InjResults]):
         fixed |= {"units": described(self.units), "multiples": self.multiples}
         groups = self.groups()
         parts = [
-            [group.name, digest([[one.id, one.fingerprint] for one in group.sequences])]
+            [
+                group.name,
+                digest([[sequence.id, sequence.fingerprint] for sequence in group.sequences]),
+            ]
             for group in groups
         ]
         how = {"ratio": float(self.ratio), **self.training}
@@ -179,7 +184,7 @@ class InjBenchmark(Benchmark[InjResults]):
             inputs: Json = {"step": "inj", "injection": injected, "multiples": self.multiples}
             inputs |= {"method": described(method), "version": getattr(method, "version", 0)}
             inputs |= {"label": label, "group": group.name}
-            inputs |= {"ids": [one.id for one in group.sequences]}
+            inputs |= {"ids": [sequence.id for sequence in group.sequences]}
             cell = Cell(label, group.name, self.scope)
             yield from steps.rows(
                 cell, inputs, partial(self._recalls, group, label, method, injection, steps)
@@ -194,7 +199,7 @@ class InjBenchmark(Benchmark[InjResults]):
             "units": described(self.units),
             "together": bool(self.distractors),
             "seed": group.seed,
-            "sequences": [one.fingerprint for one in group.sequences],
+            "sequences": [sequence.fingerprint for sequence in group.sequences],
         }
 
     def _inject(self, group: Group, steps: Steps) -> JointInjection:
@@ -224,7 +229,7 @@ class InjBenchmark(Benchmark[InjResults]):
                 method, self.model, group.sequences, steps, made_of=made_of, units=self.units
             )
         injections = injection().injections
-        sets = [one.neurons for one in injections]
+        sets = [injected.neurons for injected in injections]
         rows: list[Row] = []
         for k, sequence in enumerate(group.sequences):
             found = scores_of(scored[k])
