@@ -224,7 +224,7 @@ class Data:
         Raises:
             ValueError: A row is broken or too short, or holds tokens outside the vocabulary.
         """
-        rows = (one for one in self.entries() if one.tokens is not None or one.text.strip())
+        rows = (entry for entry in self.entries() if entry.tokens is not None or entry.text.strip())
         for i, entry in enumerate(rows):
             try:
                 yield self._sequence(model, entry, i, third_of_short)
@@ -244,12 +244,13 @@ class Data:
         if n_prefix is None and third_of_short and len(tokens) < SHORT:
             n_prefix = max(1, len(tokens) // 3)
         id = entry.id or f"sequence-{number:04d}"
-        one = MemorizedSequence(tokens, n_prefix or N_PREFIX, id, entry.category)
-        check_tokens(model, one.tokens)
+        sequence = MemorizedSequence(tokens, n_prefix or N_PREFIX, id, entry.category)
+        check_tokens(model, sequence.tokens)
         if self.n_suffix is not None:
-            one = replace(one, tokens=one.tokens[: one.n_prefix + self.n_suffix])
-        one = with_text(model, one)
-        return one if entry.tokens is not None else with_bos(model, one)
+            end = sequence.n_prefix + self.n_suffix
+            sequence = replace(sequence, tokens=sequence.tokens[:end])
+        sequence = with_text(model, sequence)
+        return sequence if entry.tokens is not None else with_bos(model, sequence)
 
 
 def read_sequences(
@@ -258,7 +259,8 @@ def read_sequences(
     """The memorized sequences of a file or data set, one at a time: ``Data(source=source,
     **options).sequences(model)``.
 
-    >>> np.save(folder / "tokens.npy", torch.stack([one.tokens for one in few]).numpy())
+    >>> tokens = torch.stack([sequence.tokens for sequence in few])
+    >>> np.save(folder / "tokens.npy", tokens.numpy())
     >>> next(read_sequences(folder / "tokens.npy", model, n_prefix=40))
     MemorizedSequence('sequence-0000', 40 prefix + 8 suffix tokens: ...)
     """
