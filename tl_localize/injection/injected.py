@@ -131,7 +131,7 @@ def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[Ne
         ValueError: ratio is outside (0, 1], selects no neuron, or selects so many that the sets
             don't fit; seed is not from 0 to 2**32 - 1.
 
-    >>> [len(one) for one in draw_sets(NeuronView(model), 0.01, 0, 2)]
+    >>> [len(rows) for rows in draw_sets(NeuronView(model), 0.01, 0, 2)]
     [92, 92]
     """
     check_ratio("ratio", ratio)
