@@ -132,7 +132,7 @@ class Localizer(ABC):
         Args:
             report: called with the fraction of this batch that is done.
         """
-        return one_by_one(lambda one, _: self.attribute(neurons, one), sequences, report)
+        return one_by_one(lambda sequence, _: self.attribute(neurons, sequence), sequences, report)
 
     def _results(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report
@@ -207,7 +207,7 @@ def label_methods(methods: Any, units: Units) -> dict[str, Method]:
         TypeError, ValueError: it is not a list of methods that all score these units.
     """
     known = isinstance(methods, list | tuple)
-    if not known or any(isinstance(one, type) or not callable(one) for one in methods):
+    if not known or any(isinstance(method, type) or not callable(method) for method in methods):
         raise TypeError(
             "methods must be a list of objects that score a (model, sequence), got "
             f"{methods!r}. Pass for example [HardConcrete()]."

@@ -88,7 +88,7 @@ def _state(neurons: NeuronView) -> bytes:
     model = neurons.model
     tokens = torch.arange(min(LENGTH, model.cfg.n_ctx, model.cfg.d_vocab), device=neurons.device)
     logits = model(tokens[None]).float().cpu().numpy()
-    weights = [(one.data_ptr(), one._version) for one in neurons.parameters]
+    weights = [(weight.data_ptr(), weight._version) for weight in neurons.parameters]
     return hashlib.sha256(repr(weights).encode() + logits.tobytes()).digest()
 
 

@@ -80,7 +80,7 @@ class CleanRun:
                 stacklevel=2,
             )
             return cls(neurons, tokens, streams, acts, frozenset(), False)
-        additives = frozenset(layer for layer, one in zip(acts, adding, strict=True) if one)
+        additives = frozenset(layer for layer, adds in zip(acts, adding, strict=True) if adds)
         return cls(neurons, tokens, streams, acts, additives, True)
 
     def again(self, layer: int, n: int) -> Float[Tensor, "batch pos d_model"]:

@@ -371,7 +371,7 @@ class NeuronView:
         """``one_gelu_kernel``, and autograd ignores the weights: the same gradients of neurons for
         less time and memory.
         """
-        trained = [one for one in self.parameters if one.requires_grad]
+        trained = [parameter for parameter in self.parameters if parameter.requires_grad]
         try:
             for parameter in trained:
                 parameter.requires_grad_(False)
