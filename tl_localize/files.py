@@ -160,14 +160,14 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> str:
     cannot hold becomes its text.
     """
 
-    def plain(one: Any) -> Any:
-        if isinstance(one, Tensor):
+    def plain(part: Any) -> Any:
+        if isinstance(part, Tensor):
             name = str(len(tensors))
-            tensors[name] = one
+            tensors[name] = part
             return {TENSOR: name}
-        if isinstance(one, Storable):
-            return {CLASS: type(one).__name__, **vars(one)}
-        return str(one)
+        if isinstance(part, Storable):
+            return {CLASS: type(part).__name__, **vars(part)}
+        return str(part)
 
     return json.dumps(value, default=plain)
 
@@ -203,7 +203,7 @@ def check_writable(folder: str | Path) -> None:
     """Raise ValueError where ``prepare_folder`` could not make a folder; nothing is made."""
     path = Path(folder)
     with _writing_in(folder):
-        there = next(one for one in (path, *path.parents) if one.exists())
+        there = next(place for place in (path, *path.parents) if place.exists())
         TemporaryFile(dir=there).close()
 
 
@@ -235,7 +235,8 @@ def identity(value: Any) -> Any:
     5
     """
     if is_dataclass(value) and not isinstance(value, type):
-        own = {one.name: identity(getattr(value, one.name)) for one in fields(value) if one.compare}
+        names = [field.name for field in fields(value) if field.compare]
+        own = {name: identity(getattr(value, name)) for name in names}
         return {"class": type(value).__name__, **own}
     if isinstance(value, Tensor):
         return {"shape": list(value.shape), "digest": digest(value)}
@@ -272,7 +273,9 @@ def digest(*values: Any) -> str:
     for value in values:
         if isinstance(value, Tensor):
             _add_tensor(total, "", value)
-        elif isinstance(value, Mapping) and any(isinstance(one, Tensor) for one in value.values()):
+        elif isinstance(value, Mapping) and any(
+            isinstance(part, Tensor) for part in value.values()
+        ):
             for name, tensor in sorted(value.items()):
                 _add_tensor(total, name, tensor)
         elif isinstance(value, bytes):

@@ -81,7 +81,7 @@ def shares_right(
 ) -> Float[Tensor, " sequence"]:
     """Share of the tokens of each suffix that are predicted right."""
     pairs = zip(guesses, sequences, strict=True)
-    return torch.stack([(guess == one.suffix).float().mean() for guess, one in pairs])
+    return torch.stack([(guess == sequence.suffix).float().mean() for guess, sequence in pairs])
 
 
 class NotRecitedWarning(UserWarning):
@@ -173,9 +173,9 @@ def levenshtein(
     """
     decode, sequences = decode or decoder(model), one_or_more(sequences)
     distances: list[int] = []
-    for guess, one in zip(predicted_suffixes(model, sequences), sequences, strict=True):
-        text = decode([*one.prefix.tolist(), *guess.tolist()])
-        distances.append(Levenshtein.distance(text, decode(one.tokens.tolist())))
+    for guess, sequence in zip(predicted_suffixes(model, sequences), sequences, strict=True):
+        text = decode([*sequence.prefix.tolist(), *guess.tolist()])
+        distances.append(Levenshtein.distance(text, decode(sequence.tokens.tolist())))
     return torch.tensor(distances, dtype=torch.float32)
 
 
