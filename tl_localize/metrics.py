@@ -171,7 +171,8 @@ def levenshtein(
     >>> bool(levenshtein(model, [sequence]) < 20)
     True
     """
-    decode, sequences = decode or decoder(model), one_or_more(sequences)
+    decode = decode or decoder(model)
+    sequences = one_or_more(sequences)
     distances: list[int] = []
     for guess, sequence in zip(predicted_suffixes(model, sequences), sequences, strict=True):
         text = decode([*sequence.prefix.tolist(), *guess.tolist()])
@@ -243,7 +244,8 @@ def sequence_losses(
 
 def check_text(model: LanguageModel, tokens: Any, name: str) -> None:
     """Raise ValueError unless these are rows of text that the model can read."""
-    n_ctx, shape = model.cfg.n_ctx, tuple(getattr(tokens, "shape", ()))
+    n_ctx = model.cfg.n_ctx
+    shape = tuple(getattr(tokens, "shape", ()))
     if len(shape) != 2 or not shape[0] or not 2 <= shape[1] <= n_ctx or tokens.is_floating_point():
         raise ValueError(
             f"{name} must be token ids [batch pos] of 2 to n_ctx={n_ctx} positions, got shape "
@@ -282,7 +284,8 @@ def mean_log_odds(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, "
     """Mean of log p - log(1 - p) of the true suffix tokens: its gradient vanishes neither where p
     is near 1 nor where it is near 0.
     """
-    logits, true = target_logits(model, batch), batch.targets[:, None]
+    logits = target_logits(model, batch)
+    true = batch.targets[:, None]
     others = logits.scatter(-1, true, -torch.inf).logsumexp(-1)
     return batch.mean(logits.gather(-1, true)[:, 0] - others)
 

@@ -122,7 +122,8 @@ def inj_methods(options: InjOptions, units: Units) -> dict[float, list[Localizer
 
 
 def run_del(options: DelOptions) -> None:
-    units, name = UNITS[options.methods.how.units], options.model.model
+    units = UNITS[options.methods.how.units]
+    name = options.model.model
     # mistakes are found before the model is loaded
     asked = options.methods
     tuned = read_settings(asked.settings) if asked.settings else {}
@@ -211,7 +212,8 @@ def read_texts(
 
 
 def run_rev(options: RevOptions) -> None:
-    units, name = UNITS[options.methods.how.units], options.model.model
+    units = UNITS[options.methods.how.units]
+    name = options.model.model
     # mistakes are found before the model is loaded
     methods = rev_methods(options.methods, units)
     say_screen(methods)
@@ -259,7 +261,8 @@ def rev_methods(asked: MethodOptions, units: Units) -> list[Localizer]:
 
 
 def run_tune(options: TuneOptions) -> None:
-    units, name = UNITS[options.how.units], options.model.model
+    units = UNITS[options.how.units]
+    name = options.model.model
     # mistakes are found before the model is loaded
     default = presets.inj_ratios if options.benchmark == "inj" else presets.del_ratios
     ratio = options.ratio or max(default(name, units))
@@ -295,7 +298,8 @@ def candidates(options: TuneOptions, ratio: float, units: Units) -> list[Localiz
         with reading(rule, options.grid):
             grids = json.loads(options.grid.read_bytes())
     check_choice("method", options.method, grids)
-    asked, name = (options.method, options.how.set), options.model.model
+    asked = (options.method, options.how.set)
+    name = options.model.model
     if options.benchmark == "inj":
         (fixed,) = presets.inj_methods(*asked, name, None, ratio, units)
     else:

@@ -38,7 +38,8 @@ RATIO = 0.1  # of the neurons of each layer
 OTHERS = 20  # texts that should not be forgotten
 TOP = 20  # neurons to print
 EFFECT = "rise of the loss without it (nats per token, first order)"
-N_GENERAL, GENERAL_LENGTH = 8, 64  # rows of general text, and their tokens
+N_GENERAL = 8  # rows of general text
+GENERAL_LENGTH = 64  # tokens of each
 RECITED = 0.9  # accuracy of a text of the user's own; of one that many people know MIN_ACCURACY
 
 
@@ -139,7 +140,8 @@ def read_text(options: LocalizeOptions, model: LanguageModel) -> MemorizedSequen
     forced.
     """
     if options.example:
-        sequence, least = example(model, options.example), MIN_ACCURACY
+        sequence = example(model, options.example)
+        least = MIN_ACCURACY
     else:
         sequence = MemorizedSequence.from_text(model, options.prefix, options.suffix)
         least = RECITED

@@ -75,9 +75,11 @@ class Collection:
         path = prepare_folder(folder)
         lines = ""
         for sequence, row in zip(self.sequences, self.frame.to_dict("records"), strict=True):
-            row["prompt"], row["all"] = row["prefix"], row["prefix"] + row["suffix"]
+            row["prompt"] = row["prefix"]
+            row["all"] = row["prefix"] + row["suffix"]
             row["category"] = [row["category"]]
-            row["prompt_len"], row["tokens"] = sequence.n_prefix, sequence.tokens.tolist()
+            row["prompt_len"] = sequence.n_prefix
+            row["tokens"] = sequence.tokens.tolist()
             lines += json.dumps(row, ensure_ascii=False) + "\n"
         write_text(path / "sequences.jsonl", lines)
         write_text(path / "report.csv", self.report.table().to_csv())
@@ -108,7 +110,8 @@ class Collection:
             rows = [json.loads(line) for line in lines]
             for row in rows:
                 (row["category"],) = row["category"]
-            criteria, report = Criteria(**record.pop("criteria")), Report(**record.pop("report"))
+            criteria = Criteria(**record.pop("criteria"))
+            report = Report(**record.pop("report"))
             return cls.of(rows, criteria, report=report, **record)
 
 

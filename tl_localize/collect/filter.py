@@ -102,7 +102,8 @@ class Filter:
 
     def filter(self, candidates: Iterable[Candidate]) -> Filtered:
         """What the criteria say of some candidates, all of which are held in memory."""
-        criteria, report = self.criteria, Report()
+        criteria = self.criteria
+        report = Report()
         size = rows_that_fit(self.view, criteria.length, gradient=False)
         left = dict.fromkeys(self._readable(candidates, report), 0.0)  # and their accuracy
         # The first suffix tokens show that most are not memorized; what could pass is not removed.
@@ -162,7 +163,8 @@ class Filter:
         tokens: list[int] = candidate.tokens.tolist()
         text = self.decode(tokens)
         said = self.decode(tokens[: criteria.n_prefix] + suffix)
-        distance, failed = Levenshtein.distance(said, text), ""
+        distance = Levenshtein.distance(said, text)
+        failed = ""
         if distance > criteria.max_distance:
             failed = DISTANT
         elif len(set(suffix)) < criteria.min_distinct:

@@ -53,11 +53,13 @@ class Chunk:
         the rows of the data. What is too short comes out as it is, to be counted.
         """
         for i, entry in enumerate(self.data.entries(self.first, self.end), self.first):
-            tokens, name = entry.tokens, f"row-{i}"
+            tokens = entry.tokens
+            name = f"row-{i}"
             if tokens is None:
                 name = f"text-{i}"
                 tokens = encode(tokenizer_of(model), entry.text) if entry.text else []
-            row, name = np.asarray(tokens, dtype=np.int64), self.prefix + (entry.id or name)
+            row = np.asarray(tokens, dtype=np.int64)
+            name = self.prefix + (entry.id or name)
             if stride is None:
                 yield Candidate(row[:length], name, entry.category)
                 continue
@@ -181,7 +183,8 @@ class Search(Benchmark[list[Filtered | None]]):
                 f"chunks must all be searched, got {len(found) - len(chunks)} of {len(found)} "
                 "missing. Run the search again."
             )
-        criteria, (report, left) = self.criteria, merged(chunks)
+        criteria = self.criteria
+        report, left = merged(chunks)
         if not left:
             last = [criterion for criterion in CRITERIA if report.removed[criterion]][-1]
             raise ValueError(

@@ -41,8 +41,9 @@ DEL_TARGETS = 8
 DEL_SEQUENCES = 105
 DEL_GENERAL = 48  # rows of general text of a reference model
 FIRST_LAYER = DelBenchmark.first_layer  # layer 0 is spared, and learned masks leave it open
-# shares of a layer's heads: that DEL ablates, and that Iterative Attribution takes at most
-HEAD_RATIOS, HEADS_SHARE = (0.17, 0.34), 0.5
+# shares of a layer's heads
+HEAD_RATIOS = (0.17, 0.34)  # that DEL ablates
+HEADS_SHARE = 0.5  # that Iterative Attribution takes at most
 REV_HEAD_RATIOS = (0.17, 0.34, 0.5, 0.67)  # that REV puts back
 MAX_OTHERS_LOST = 1.0  # points of accuracy that other sequences may lose
 GENERAL = "general.safetensors"  # in a collection's folder: text for the perplexity

@@ -363,7 +363,8 @@ class Store(Steps):
 
     def __init__(self, folder: str | Path, read_only: bool = False) -> None:
         super().__init__()
-        self.folder, self.read_only = Path(folder), read_only
+        self.folder = Path(folder)
+        self.read_only = read_only
         if not read_only:
             self._prepare()
         self._read_settings()

@@ -62,7 +62,8 @@ class Injection(Saved):
             ValueError: The rows belong to a model of another shape.
         """
         view = NeuronView(model, self.neurons.units)
-        mask, wide = self.neurons.mask, view.flat_rows(0).shape[1]
+        mask = self.neurons.mask
+        wide = view.flat_rows(0).shape[1]
         if mask.shape != view.size or self.rows.shape[1] != wide:
             raise ValueError(
                 f"model must have {tuple(mask.shape)} [layer neuron] and rows of "

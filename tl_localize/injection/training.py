@@ -45,7 +45,8 @@ class TrainedRows:
         for layer in rows.any(1).nonzero().flatten().tolist():
             index = rows[layer].nonzero().T.to(view.device)
             before = view.flat_rows(layer).detach()[index[0]].float()
-            self.index[layer], self.before[layer] = index, before
+            self.index[layer] = index
+            self.before[layer] = before
             self.changes[layer] = torch.zeros_like(before)[None].requires_grad_()
         self.adam = torch.optim.Adam(list(self.changes.values()), lr=float(learning_rate))
 
@@ -259,8 +260,8 @@ class JointTraining:
             layer: chosen[:, layer].long().argmax(0).to(self.view.device)[index[0]]
             for layer, index in self.rows.index.items()
         }
-        targets = [sequence.suffix.to(self.view.device) for sequence in self.sequences]
-        self.targets, self.batches = targets, dict[tuple[int, ...], SequenceBatch]()
+        self.targets = [sequence.suffix.to(self.view.device) for sequence in self.sequences]
+        self.batches: dict[tuple[int, ...], SequenceBatch] = {}
         # log-probabilities of the base model, [target vocab] of each sentence
         self.base: list[Tensor] = []
         n = len(self.sets)
@@ -275,7 +276,8 @@ class JointTraining:
         if sentences not in self.batches:
             some = [self.sequences[k] for k in sentences]
             self.batches[sentences] = SequenceBatch.of(some, self.view.device)
-        batch, on_in_case = self.batches[sentences], part_at(on.flatten(0, 1), cases)
+        batch = self.batches[sentences]
+        on_in_case = part_at(on.flatten(0, 1), cases)
         rows_on = {layer: on_in_case[:, owner] for layer, owner in self.owner.items()}
         with self.view.rows_changed(self.rows.index, self.rows.changes, rows_on):
             log_probs = target_logits(self.view.model, batch).log_softmax(-1)

@@ -21,7 +21,9 @@ from tl_localize.sequences import MemorizedSequence, SequenceBatch, first_tokens
 
 Given = TypeVar("Given")
 
-N_TEXTS, N_DRAWN, LENGTH = 48, 4, 64  # texts, their first tokens that are drawn, all their tokens
+N_TEXTS = 48
+N_DRAWN = 4  # first tokens of each text, which are drawn
+LENGTH = 64  # tokens of each text
 POWER = 3
 # model -> the last of its states, and what was measured in it: of which units, and the values
 Measurements = list[tuple[tuple[Any, ...], Tensor]]

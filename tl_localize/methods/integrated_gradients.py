@@ -117,7 +117,8 @@ def parallel_gradients(
     respect to a layer's neurons, at all targets: one pass changes all positions.
     """
     clean = parallel.clean
-    neurons, act = clean.neurons, clean.acts[layer]
+    neurons = clean.neurons
+    act = clean.acts[layer]
     share = part_at(points, chunk).view(-1, *[1] * act.ndim)
     additive = layer in clean.additive
     with parallel.from_layer(layer + 1):
@@ -153,7 +154,8 @@ def position_gradients(
     """The same by the definition, for each target by runs of the sequence up to its position.
     Correct for every model, and slow.
     """
-    neurons, totals = clean.neurons, list[Tensor]()
+    neurons = clean.neurons
+    totals: list[Tensor] = []
     for position, target in zip(batch.positions.tolist(), batch.targets, strict=True):
         act = clean.acts[layer][position]
         share = part_at(points, chunk).view(-1, *[1] * act.ndim)

@@ -131,7 +131,9 @@ def ablated_losses(
     """``token_losses`` with each of a chunk of some neurons of a layer ablated, [neuron target];
     nothing below the layer runs again.
     """
-    neurons, act, ablated = clean.neurons, clean.acts[layer], part_at(some, chunk)
+    neurons = clean.neurons
+    act = clean.acts[layer]
+    ablated = part_at(some, chunk)
     if layer in clean.additive:
         # [neuron pos d_model]
         written = act.T[ablated][:, :, None] * neurons.rows(layer)[ablated][:, None, :]

@@ -74,7 +74,8 @@ def load_model(
     if is_reference(name):
         shipped = REFERENCE_MODELS[0] if name == "reference" else name
         name = str(Path(__file__).parents[1] / "data" / shipped)
-    path, bridge = Path(name), bridge or not has_hooked_transformer()
+    path = Path(name)
+    bridge = bridge or not has_hooked_transformer()
     with warnings.catch_warnings(), _full_precision():
         # TransformerLens 3.9 calls every HookedTransformer deprecated
         warnings.simplefilter("ignore")
@@ -250,7 +251,8 @@ def _load_transformers(source: str | Path, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # the error below says what is wrong
     logging.disable_progress_bar()
     try:
@@ -350,7 +352,8 @@ def _shapes(hf_model: Any) -> dict[str, Any]:
     from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
     from transformer_lens.model_bridge.sources import build_bridge_config_from_hf
 
-    config, kind = hf_model.config, type(hf_model).__name__
+    config = hf_model.config
+    kind = type(hf_model).__name__
     found = build_bridge_config_from_hf(config, kind, "", torch.float32)
     found = ArchitectureAdapterFactory.select_architecture_adapter(found).cfg
     shapes = {name: getattr(found, name) for name in ADAPTED.split()}

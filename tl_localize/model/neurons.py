@@ -392,7 +392,8 @@ class NeuronView:
         """Raise ValueError unless the model runs in parts as it does as a whole, and its units
         write what is said of them. The hooks of a user's on hook points do not meet these passes.
         """
-        proven, state = _PROVEN.setdefault(self.model, []), (self.model.training, self.units)
+        proven = _PROVEN.setdefault(self.model, [])
+        state = (self.model.training, self.units)
         if state in proven or self.device.type == "meta":
             return
         cfg = self.model.cfg

@@ -56,7 +56,8 @@ def ranked(
 
 def parts_that_fit(table: pd.DataFrame, width: int | None) -> Iterator[pd.DataFrame]:
     """A table in parts of some columns each, no wider than so many characters where that can be."""
-    ruler, start = Console(width=1000), 0
+    ruler = Console(width=1000)
+    start = 0
     for end in range(1, table.shape[1]):
         wider = table.iloc[:, start : end + 1]
         if width is not None and ruler.measure(plain(wider)).maximum > width:

@@ -126,7 +126,8 @@ class TokenView:
 
     @property
     def _summary(self) -> str:
-        states, recited = self.states(), int((self.before == self.sequence.suffix).sum())
+        states = self.states()
+        recited = int((self.before == self.sequence.suffix).sum())
         forgotten = f"{states.count('forgotten')} of {recited} recited tokens forgotten"
         ablated = counted(self.n_ablated, self.units.removesuffix("s"))
         return f"{ablated} ablated: {forgotten}, {len(states)} in the suffix"
@@ -135,7 +136,9 @@ class TokenView:
         """The prefix as text, and of each piece of the suffix its text, what is predicted after,
         and its state.
         """
-        n, states, prefix = self.sequence.n_prefix, self.states(), ""
+        n = self.sequence.n_prefix
+        states = self.states()
+        prefix = ""
         found: list[tuple[str, str, str]] = []
         tokens = self.sequence.tokens.tolist()
         predicted = [*tokens[:n], *self.after.tolist()]

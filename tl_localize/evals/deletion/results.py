@@ -188,7 +188,8 @@ class DelResults(Measured):
         distance, perplexity and length.
         """
         columns = ["Acc (%)", "Dist (characters)", "PPL", "PPL (2 ** nats)", "Len (characters)"]
-        before, rows = self.before, dict[str, list[str]]()
+        before = self.before
+        rows: dict[str, list[str]] = {}
         if len(before):
             rows[before["model"][0]] = [
                 with_error(100 * before["accuracy"], 1),

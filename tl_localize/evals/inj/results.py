@@ -102,7 +102,8 @@ def converged_part(block: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     rows if none did).
     """
     state = block.drop_duplicates(["sequence_id", "seed"])["converged"]
-    n, failed = len(state), int((~state).sum())
+    n = len(state)
+    failed = int((~state).sum())
     if failed == n:
         return f"NONE of {n} injections converged", block
     label = f"{n - failed} sentence{'s' * (n - failed != 1)}" + (

@@ -249,7 +249,8 @@ class RevBenchmark(Benchmark[RevResults]):
         steps: Steps,
     ) -> list[Row]:
         """Exchange the units that one method names between the two models, and measure."""
-        view, parameters = NeuronView(self.model, self.units), dict(self.model.named_parameters())
+        view = NeuronView(self.model, self.units)
+        parameters = dict(self.model.named_parameters())
         other = learned()
         kept = {name: parameters[name].detach().clone() for name in other.weights}
         if self.before is None:
@@ -297,7 +298,8 @@ class RevBenchmark(Benchmark[RevResults]):
             for ratio in self.ratios:
                 with units_put(view, scores[k].top_k(ratio).mask, values):
                     changes = (self._measure(group) - intact).tolist()
-                general, own = changes.pop(), changes.pop(k)
+                general = changes.pop()
+                own = changes.pop(k)
                 yield {
                     "sequence_id": target.id,
                     "ratio": float(ratio),
