@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tl_localize.checks import Real, check_between
 from tl_localize.model.forward import residual, unembed
-from tl_localize.model.memory import halving, part_at, rows_that_fit
+from tl_localize.model.memory import part_at, rows_that_fit, work_in_batches
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.sequences import (
     Decode,
@@ -43,11 +43,11 @@ def predicted_suffixes(
     view = NeuronView(model, units)
     size = rows_that_fit(view, max(map(len, sequences)), batch_tokens=batch_tokens, gradient=False)
 
-    def predicted(some: list[MemorizedSequence]) -> Tensor:
+    def predict(some: list[MemorizedSequence]) -> Tensor:
         batch = SequenceBatch.of(some, view.device)
         return target_logits(model, batch).argmax(-1)
 
-    found = [part for _, part in halving(predicted, sequences, size)]
+    found = [part for _, part in work_in_batches(predict, sequences, size)]
     lengths = [len(sequence) - sequence.n_prefix for sequence in sequences]
     return torch.cat(found).cpu().split(lengths)
 
@@ -239,7 +239,7 @@ def sequence_losses(
         return losses.view(len(rows), -1).mean(1)
 
     size = rows_that_fit(view, tokens.shape[1], batch_tokens=batch_tokens, gradient=False)
-    return torch.cat([loss for _, loss in halving(losses, range(len(tokens)), size)]).cpu()
+    return torch.cat([loss for _, loss in work_in_batches(losses, range(len(tokens)), size)]).cpu()
 
 
 def check_text(model: LanguageModel, tokens: Any, name: str) -> None:

@@ -15,7 +15,7 @@ from tl_localize.checks import check_seed
 from tl_localize.collect.criteria import NEAR, Criteria, Report
 from tl_localize.collect.duplicates import near_duplicates
 from tl_localize.collect.filter import Row
-from tl_localize.files import prepare_folder, reading, write_json, write_text
+from tl_localize.files import prepare_folder, refuse_unreadable, write_json, write_text
 from tl_localize.sequences import MemorizedSequence
 
 COLUMNS = ["id", "category", "split", "accuracy", "distance", "prefix", "suffix"]
@@ -104,7 +104,9 @@ class Collection:
                     f"folder must hold a collection, got {str(folder)!r} without a {name}. Run "
                     "tl-localize collect."
                 )
-        with reading("collection must be what tl-localize collect wrote", path, "Collect again."):
+        with refuse_unreadable(
+            "collection must be what tl-localize collect wrote", path, "Collect again."
+        ):
             record = json.loads((path / "collection.json").read_text(encoding="utf-8"))
             lines = (path / "sequences.jsonl").read_bytes().splitlines()
             rows = [json.loads(line) for line in lines]

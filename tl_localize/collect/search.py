@@ -12,7 +12,7 @@ import numpy as np
 from tl_localize.checks import check_count
 from tl_localize.collect.collection import Collection, check_draw, without_copies
 from tl_localize.collect.criteria import CRITERIA, SURPLUS, Criteria
-from tl_localize.collect.filter import CHUNK_WINDOWS, Candidate, Filter, Filtered, Row, merged
+from tl_localize.collect.filter import CHUNK_WINDOWS, Candidate, Filter, Filtered, Row, merge_chunks
 from tl_localize.execution.run import Benchmark, Methods
 from tl_localize.execution.store import Cell, Json, Scope, Settings, Steps
 from tl_localize.metrics import Decode, decoder
@@ -184,7 +184,7 @@ class Search(Benchmark[list[Filtered | None]]):
                 "missing. Run the search again."
             )
         criteria = self.criteria
-        report, left = merged(chunks)
+        report, left = merge_chunks(chunks)
         if not left:
             last = [criterion for criterion in CRITERIA if report.removed[criterion]][-1]
             raise ValueError(

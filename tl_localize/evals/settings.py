@@ -57,7 +57,7 @@ def make_method(name: str, settings: Mapping[str, Any], units: Units = NEURONS) 
     """
     check_choice("methods", name, METHODS)
     for setting in settings:
-        check_choice(f"settings of {name}", setting, settings_of(name))
+        check_choice(f"settings of {name}", setting, default_settings(name))
     try:
         return METHODS[name](**settings, units=units)
     except TypeError as error:
@@ -66,7 +66,7 @@ def make_method(name: str, settings: Mapping[str, Any], units: Units = NEURONS) 
         ) from error
 
 
-def settings_of(name: str) -> Json:
+def default_settings(name: str) -> Json:
     """The settings of a method with their defaults; the units have an option of their own."""
     return {f.name: f.default for f in dataclasses.fields(METHODS[name]) if f.name != "units"}
 
@@ -105,7 +105,7 @@ def make_methods(
     return [make_method(name, values[name], units) for name in wanted]
 
 
-def sparing(first_layer: int) -> Settings:
+def first_layer_settings(first_layer: int) -> Settings:
     """Settings of the methods that choose neurons together: they leave the layers below out while
     they choose, not only afterwards.
     """
@@ -116,7 +116,7 @@ def sparing(first_layer: int) -> Settings:
     }
 
 
-def of_units(units: Units, of_neurons: Settings) -> Settings:
+def defaults_for(units: Units, of_neurons: Settings) -> Settings:
     """The paper's settings, which are of neurons. Of heads, of which there are few, Iterative
     Attribution ablates up to half of a layer.
     """
@@ -135,9 +135,9 @@ def del_methods(
     its models, then the tuned ones.
     """
     defaults = [
-        of_units(units, paper_settings(model, "del")),
+        defaults_for(units, paper_settings(model, "del")),
         tuned or {},
-        sparing(FIRST_LAYER),
+        first_layer_settings(FIRST_LAYER),
         {RandomBaseline.name: {"seed": seed}},
     ]
     return make_methods(names, settings, *defaults, units=units)
@@ -166,8 +166,8 @@ def inj_methods(
     """``make_methods`` for INJ, whose rows lie in all layers: learned masks have the paper's
     settings for its models at this ratio, then the tuned ones.
     """
-    paper = of_units(units, paper_settings(model, "inj", ratio))
-    return make_methods(names, settings, sparing(0), paper, tuned or {}, units=units)
+    paper = defaults_for(units, paper_settings(model, "inj", ratio))
+    return make_methods(names, settings, first_layer_settings(0), paper, tuned or {}, units=units)
 
 
 def inj_runs(
@@ -226,10 +226,10 @@ def del_data(
         text = read_tokens(general or data.path / GENERAL)
         collection = Collection.load(data.path)
         return collection.sequences, collection.n_dev, text
-    return list(data.sequences(model)), n_dev, general_text(model, general)
+    return list(data.sequences(model)), n_dev, read_general_text(model, general)
 
 
-def general_text(model: LanguageModel, path: Path | None) -> Integer[Tensor, "sequence pos"]:
+def read_general_text(model: LanguageModel, path: Path | None) -> Integer[Tensor, "sequence pos"]:
     """Of a file of token ids, by default Python's docstrings."""
     if path:
         return read_tokens(path)

@@ -114,7 +114,7 @@ class Benchmark(ABC, Generic[Results]):
         groups = self.groups(count)
         own = groups[index - 1 :: count]
         n_cells = round(len(settings.cells()) * len(own) / max(1, len(groups)))
-        with counting(steps, n_cells, progress):
+        with show_progress(steps, n_cells, progress):
             if cluster is not None:
                 cluster(self, own, labelled, steps)
             else:
@@ -135,17 +135,19 @@ def check_shard(shard: Shard) -> None:
         )
 
 
-def counting(steps: Steps, n_cells: int, progress: Progress | bool) -> AbstractContextManager[None]:
+def show_progress(
+    steps: Steps, n_cells: int, progress: Progress | bool
+) -> AbstractContextManager[None]:
     """Inside the block the cells that are done are counted and shown."""
     if progress is True:
-        return _counting_on_a_bar(steps, n_cells)
-    return _counting_for(steps, n_cells, progress) if progress else nullcontext()
+        return _show_on_a_bar(steps, n_cells)
+    return _call_progress(steps, n_cells, progress) if progress else nullcontext()
 
 
 @contextmanager
-def _counting_on_a_bar(steps: Steps, n_cells: int) -> Iterator[None]:
+def _show_on_a_bar(steps: Steps, n_cells: int) -> Iterator[None]:
     counter = BarCounter(n_cells)
-    with counter.bar, _told(steps, counter.report, counter.finish_cell):
+    with counter.bar, _reporting_to(steps, counter.report, counter.finish_cell):
         yield
 
 
@@ -176,9 +178,9 @@ class BarCounter:
 
 
 @contextmanager
-def _counting_for(steps: Steps, n_cells: int, progress: Progress) -> Iterator[None]:
+def _call_progress(steps: Steps, n_cells: int, progress: Progress) -> Iterator[None]:
     counter = Counter(n_cells, progress)
-    with _told(steps, counter.report, counter.finish_cell):
+    with _reporting_to(steps, counter.report, counter.finish_cell):
         yield
     counter.tell(1.0, "done")
 
@@ -209,7 +211,7 @@ class Counter:
 
 
 @contextmanager
-def _told(
+def _reporting_to(
     steps: Steps, report: Callable[[float, str], None], finish_cell: Callable[[bool], None]
 ) -> Iterator[None]:
     """Steps tell what they do inside the block."""

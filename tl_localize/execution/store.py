@@ -145,7 +145,7 @@ class Settings:
             if not (same_numbers(old, new) if name == "probe" else digest(old) == digest(new))
         ]
 
-    def joined(self, other: "Settings") -> "Settings":
+    def join(self, other: "Settings") -> "Settings":
         """These settings, added to those of a folder, ``other``."""
         scopes = dict(other.scopes)
         for name, scope in self.scopes.items():
@@ -179,7 +179,7 @@ def same_numbers(old: Any, new: Any) -> bool:
         return False
 
 
-def described(value: Any) -> Any:
+def describe(value: Any) -> Any:
     """A setting, a method, units, as JSON takes it: its ``identity``. What has none, such as a
     function, is described in a way that holds in this process alone.
     """
@@ -239,7 +239,7 @@ class Steps:
         """Remember what a run is asked for; ValueError where it contradicts an earlier one."""
         if self.settings:
             refuse(settings.contradictions(self.settings), "memory")
-            settings = settings.joined(self.settings)
+            settings = settings.join(self.settings)
         self.settings = settings
 
     @property
@@ -419,7 +419,7 @@ class Store(Steps):
             self._read_settings()
             if self.settings:
                 refuse(settings.contradictions(self.settings), str(self.folder))
-                settings = settings.joined(self.settings)
+                settings = settings.join(self.settings)
             if self.settings is None or digest(asdict(settings)) != digest(asdict(self.settings)):
                 self._check_writable()
                 write_json(self.folder / SETTINGS, {"format": FORMAT, **asdict(settings)})

@@ -93,7 +93,7 @@ def explore(
                 "takes sets of them by itself; token_view(model, sequence, neurons) shows one set."
             )
     view = NeuronView(model, scores[0].units)
-    pairs = _paired(view, texts, scores)
+    pairs = _pair_scores(view, texts, scores)
     if general is None:
         general = held_out_tokens(model)[:16]
     if others is None and is_reference(model_name(model)):
@@ -110,7 +110,7 @@ def explore(
     return Explorer(view, texts, pairs, list(others or []), general, *how)
 
 
-def _paired(
+def _pair_scores(
     view: NeuronView, texts: list[MemorizedSequence], scores: list[NeuronScores]
 ) -> list[tuple[int, NeuronScores]]:
     """The index of a text and scores for it; random scores last."""

@@ -16,7 +16,7 @@ from tl_localize.files import Saved
 from tl_localize.injection.training import check_finite, step_text
 from tl_localize.metrics import batch_loss
 from tl_localize.model.hooks import put, replaced
-from tl_localize.model.memory import with_text
+from tl_localize.model.memory import as_text_report
 from tl_localize.model.neurons import LanguageModel, NeuronView, model_name
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 from tl_localize.units import NEURONS, Units
@@ -119,7 +119,7 @@ def learn(
     (True, 6)
     """
     recipe = recipe or Recipe()
-    report = with_text(progress)
+    report = as_text_report(progress)
     sequences = [sequence.whole for sequence in check_sequences(model, sequences)]
     if recipe.general and general_tokens is None:
         raise ValueError("general_tokens must be given where a recipe mixes them in, got None.")
@@ -262,14 +262,14 @@ def read_units(view: NeuronView, weights: Weights | None = None) -> UnitWeights:
 
 
 @contextmanager
-def units_put(
+def units_replaced(
     view: NeuronView, chosen: Bool[Tensor, "layer neuron"], values: UnitWeights
 ) -> Iterator[None]:
     """Give the chosen units other weights inside the ``with`` block; afterwards every weight is bit
     for bit what it was.
 
     >>> view, neurons = NeuronView(model), Activations()(model, sequence).top_k(0.1)
-    >>> with units_put(view, neurons.mask, read_units(view)):  # their own: nothing changes
+    >>> with units_replaced(view, neurons.mask, read_units(view)):  # their own: nothing changes
     ...     bool(accuracy(model, [sequence]) > 0.9)
     True
     """

@@ -15,7 +15,13 @@ from torch import Tensor
 from tl_localize.checks import check_count, check_positive
 from tl_localize.injection.injected import Injection, JointInjection, draw_sets
 from tl_localize.metrics import batch_loss, target_logits
-from tl_localize.model.memory import TextReport, halving, part_at, rows_that_fit, with_text
+from tl_localize.model.memory import (
+    TextReport,
+    as_text_report,
+    part_at,
+    rows_that_fit,
+    work_in_batches,
+)
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
@@ -112,7 +118,7 @@ def inject(
     rows = TrainedRows(view, view.row_mask(neurons.mask), learning_rate)
     batch = SequenceBatch.of([sequence], view.device)
     losses: list[float] = []
-    report = with_text(progress)
+    report = as_text_report(progress)
     with view.lean():
         for step in range(max_steps):
             with view.rows_changed(rows.index, rows.changes):
@@ -224,7 +230,7 @@ def inject_together(
     # of the states of ``stop_states``; with one sentence, alone is all
     single = STOP_SINGLE if n > 1 else stop_loss
     limits = torch.tensor([[stop_loss], [single], [STOP_KL], *[[STOP_SINGLE]] * (n - 1)])
-    losses, ends = _train(training, limits, seed, max_steps, with_text(progress))
+    losses, ends = _train(training, limits, seed, max_steps, as_text_report(progress))
     converged = (ends < limits).all(0).tolist()
     injections: list[Injection] = []
     for k, sequence in enumerate(sequences):
@@ -267,7 +273,7 @@ class JointTraining:
         n = len(self.sets)
         none_on = torch.zeros(1, n, n, dtype=torch.bool, device=self.view.device)
         with torch.no_grad(), self.view.lean():
-            for _, found in halving(partial(self._log_probs, none_on), range(n), self.size):
+            for _, found in work_in_batches(partial(self._log_probs, none_on), range(n), self.size):
                 self.base += found
 
     def _log_probs(self, on: States, cases: list[int]) -> list[Tensor]:
@@ -293,7 +299,7 @@ class JointTraining:
         largest = 0
         with self.view.lean(), torch.set_grad_enabled(train):
             work = partial(self._means, on, on_device, train)
-            for cases, nats in halving(work, range(on[..., 0].numel()), self.size):
+            for cases, nats in work_in_batches(work, range(on[..., 0].numel()), self.size):
                 found.append(nats)
                 largest = max(largest, len(cases))
         self.size = largest  # smaller if memory ran out

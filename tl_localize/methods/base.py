@@ -12,7 +12,7 @@ from torch import Tensor
 from tl_localize.checks import check_count
 from tl_localize.files import identity_text
 from tl_localize.metrics import warn_unless_recited
-from tl_localize.model.memory import Report, halving, part_of, rows_that_fit
+from tl_localize.model.memory import Report, part_of, rows_that_fit, work_in_batches
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence, check_sequences
@@ -154,7 +154,7 @@ class Localizer(ABC):
             "units": self.units,
             "first_layer": self.chosen_from(neurons),
         }
-        for batch, values in halving(work, range(n), size):
+        for batch, values in work_in_batches(work, range(n), size):
             for i, value in zip(batch, values, strict=True):
                 about["sequence_id"] = sequences[i].id
                 if isinstance(value, Tensor):

@@ -17,7 +17,7 @@ from tl_localize.methods.base import Found, Localizer, Values, one_by_one
 from tl_localize.methods.partial_runs import CleanRun
 from tl_localize.methods.position_parallel import NotParallel, PositionParallelModel
 from tl_localize.model.forward import residual, resume, unembed
-from tl_localize.model.memory import Report, halving, part_at, rows_that_fit
+from tl_localize.model.memory import Report, part_at, rows_that_fit, work_in_batches
 from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -98,7 +98,9 @@ class IntegratedGradients(Localizer):
                 )
             for layer, act in clean.acts.items():
                 work = partial(gradients, layer, points, weights)
-                total = torch.stack([part for _, part in halving(work, range(self.steps), size)])
+                total = torch.stack(
+                    [part for _, part in work_in_batches(work, range(self.steps), size)]
+                )
                 product = act[batch.positions].float() * total.sum(0)
                 scores.append(neurons.by_unit(product.mean(0)).float())
                 report((layer + 1) / neurons.n_layers)

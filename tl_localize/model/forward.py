@@ -170,7 +170,7 @@ def unhooked(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def entering(model: Any) -> Iterator[dict[int, Tensor]]:
+def recorded_streams(model: Any) -> Iterator[dict[int, Tensor]]:
     """The residual stream that enters each layer in the last forward pass, before the layer's
     hooks.
     """

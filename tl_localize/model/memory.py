@@ -117,11 +117,11 @@ def part_of(report: Report, start: float, end: float) -> Report:
     return lambda fraction: report(start + (end - start) * fraction)
 
 
-def with_text(progress: Callable[..., None] | None) -> TextReport:
+def as_text_report(progress: Callable[..., None] | None) -> TextReport:
     """A user's callback, as one of a fraction and a text: one that takes a single argument gets the
     fraction alone.
 
-    >>> with_text([].append)(0.5, "step 20, loss 0.31")
+    >>> as_text_report([].append)(0.5, "step 20, loss 0.31")
     """
     if progress is None:
         return lambda fraction, text: None
@@ -132,7 +132,7 @@ def with_text(progress: Callable[..., None] | None) -> TextReport:
     return progress
 
 
-def halving(
+def work_in_batches(
     work: Callable[[list[Item]], Result], items: Sequence[Item], size: int
 ) -> Iterator[tuple[list[Item], Result]]:
     """Work through items in batches of a size that is halved, with one warning, while memory runs

@@ -29,7 +29,7 @@ from tl_localize.metrics import accuracy
 from tl_localize.model.loading import REFERENCE_MODELS, is_reference
 from tl_localize.model.neurons import LanguageModel, model_name
 from tl_localize.sequences import MemorizedSequence, encode, tokenizer_of, with_bos, with_text
-from tl_localize.stats import counted
+from tl_localize.stats import quantity
 from tl_localize.texts.readers import SHORT, Data
 from tl_localize.texts.reference import DATA, load_planted, reference_sequences
 
@@ -199,7 +199,7 @@ class Known:
             texts=("id", "size"), known=("known", "sum"), accuracy=("accuracy", "mean")
         )
 
-    def kept(self) -> "pd.Series[int]":
+    def counts_by_threshold(self) -> "pd.Series[int]":
         """How many texts each threshold would keep, controls left out."""
         shares = self.frame.loc[self.frame["kind"] != CONTROL, "accuracy"]
         counts = {threshold: int((shares >= threshold).sum()) for threshold in THRESHOLDS}
@@ -209,8 +209,10 @@ class Known:
         """What each threshold would keep, where this one keeps few; else empty."""
         if len(self.sequences) >= FEW:
             return ""
-        counts = ", ".join(f"{share:g} keeps {count}" for share, count in self.kept().items())
-        few = counted(len(self.sequences), "text")
+        counts = ", ".join(
+            f"{share:g} keeps {count}" for share, count in self.counts_by_threshold().items()
+        )
+        few = quantity(len(self.sequences), "text")
         verb = "is" if len(self.sequences) == 1 else "are"
         return f"{few} {verb} too few for a mean. Of min_accuracy {counts}."
 

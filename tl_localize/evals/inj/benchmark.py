@@ -22,14 +22,14 @@ from tl_localize.evals.shared import (
     Group,
     describe_methods,
     draw_groups,
+    reporter,
     score,
     scores_of,
-    telling,
     with_controls,
     with_ids,
 )
 from tl_localize.execution.run import Benchmark, Methods
-from tl_localize.execution.store import Cell, Json, Lazy, Row, Scope, Settings, Steps, described
+from tl_localize.execution.store import Cell, Json, Lazy, Row, Scope, Settings, Steps, describe
 from tl_localize.files import digest
 from tl_localize.injection import JointInjection, draw_sets, inject, inject_together
 from tl_localize.methods.base import Method
@@ -163,7 +163,7 @@ class InjBenchmark(Benchmark[InjResults]):
             "seed": self.seed,
             "distractors": self.distractors,
         }
-        fixed |= {"units": described(self.units), "multiples": self.multiples}
+        fixed |= {"units": describe(self.units), "multiples": self.multiples}
         groups = self.groups()
         parts = [
             [
@@ -182,7 +182,7 @@ class InjBenchmark(Benchmark[InjResults]):
         injection = Lazy(lambda: steps.get(injected, lambda: self._inject(group, steps)))
         for label, method in methods.items():
             inputs: Json = {"step": "inj", "injection": injected, "multiples": self.multiples}
-            inputs |= {"method": described(method), "version": getattr(method, "version", 0)}
+            inputs |= {"method": describe(method), "version": getattr(method, "version", 0)}
             inputs |= {"label": label, "group": group.name}
             inputs |= {"ids": [sequence.id for sequence in group.sequences]}
             cell = Cell(label, group.name, self.scope)
@@ -196,7 +196,7 @@ class InjBenchmark(Benchmark[InjResults]):
             "model": steps.agreed["fingerprint"],
             "ratio": float(self.ratio),
             **self.training,
-            "units": described(self.units),
+            "units": describe(self.units),
             "together": bool(self.distractors),
             "seed": group.seed,
             "sequences": [sequence.fingerprint for sequence in group.sequences],
@@ -207,7 +207,7 @@ class InjBenchmark(Benchmark[InjResults]):
         differ in the last digits.
         """
         how: Json = {**self.training, "ratio": self.ratio, "seed": group.seed, "units": self.units}
-        how["progress"] = telling(steps, f"inject {group.name}")
+        how["progress"] = reporter(steps, f"inject {group.name}")
         if self.distractors:
             return inject_together(self.model, group.sequences, **how)
         return JointInjection([inject(self.model, group.sequences[0], **how)])

@@ -19,14 +19,14 @@ from tl_localize.evals.shared import (
     Group,
     describe_methods,
     draw_groups,
+    reporter,
     score,
     scores_of,
-    telling,
     with_controls,
     with_ids,
 )
 from tl_localize.execution.run import Benchmark, Methods
-from tl_localize.execution.store import Cell, Json, Lazy, Row, Scope, Settings, Steps, described
+from tl_localize.execution.store import Cell, Json, Lazy, Row, Scope, Settings, Steps, describe
 from tl_localize.files import digest
 from tl_localize.injection.recipes import (
     RECIPES,
@@ -38,7 +38,7 @@ from tl_localize.injection.recipes import (
     in_training,
     learn,
     read_units,
-    units_put,
+    units_replaced,
 )
 from tl_localize.methods import ActivationContrast
 from tl_localize.methods.base import Method
@@ -195,8 +195,8 @@ class RevBenchmark(Benchmark[RevResults]):
             **about_model(self.model),
             "seed": self.seed,
             "ratios": list(map(float, self.ratios)),
-            "units": described(self.units),
-            "recipe": described(self.recipe),
+            "units": describe(self.units),
+            "recipe": describe(self.recipe),
             "before": fingerprint(self.before) if self.before is not None else "",
             "general_text": digest(self.general_tokens),
         }
@@ -220,7 +220,7 @@ class RevBenchmark(Benchmark[RevResults]):
         ids = [sequence.id for sequence in group.sequences]
         for label, method in methods.items():
             inputs: Json = {"step": "rev", **how, "label": label, "ids": ids}
-            inputs |= {"method": described(method), "version": getattr(method, "version", 0)}
+            inputs |= {"method": describe(method), "version": getattr(method, "version", 0)}
             compute = partial(self._exchange, group, label, method, learned, trained, steps)
             yield from steps.rows(Cell(label, group.name), inputs, compute)
 
@@ -236,7 +236,7 @@ class RevBenchmark(Benchmark[RevResults]):
             general_tokens=torch.cat([text[:N_GENERAL:2], text[N_GENERAL:]]),
             seed=group.seed,
             units=self.units,
-            progress=telling(steps, f"train {group.name}"),
+            progress=reporter(steps, f"train {group.name}"),
         )
 
     def _exchange(
@@ -296,7 +296,7 @@ class RevBenchmark(Benchmark[RevResults]):
         intact = self._measure(group)
         for k, target in enumerate(group.sequences):
             for ratio in self.ratios:
-                with units_put(view, scores[k].top_k(ratio).mask, values):
+                with units_replaced(view, scores[k].top_k(ratio).mask, values):
                     changes = (self._measure(group) - intact).tolist()
                 general = changes.pop()
                 own = changes.pop(k)
@@ -342,7 +342,7 @@ def change_scores(
     rounds = min(rounds, max(1, view.n_neurons // 2))
     per_round = max(1, view.n_neurons // (2 * rounds))
     for left in range(rounds, 0, -1):
-        with units_put(view, chosen, before):
+        with units_replaced(view, chosen, before):
             effects = _change_effects(view, sequence, trained, before, after)
         effects = effects / effects.abs().amax(1, keepdim=True).clamp_min(1e-30)  # in [-1, 1]
         values = torch.where(chosen, values, effects)
