@@ -8,7 +8,7 @@ from tl_localize.injection.recipes import (
     assigned,
     learn,
     read_units,
-    units_put,
+    units_replaced,
 )
 from tl_localize.injection.training import inject, inject_together
 
@@ -24,5 +24,5 @@ __all__ = [
     "inject_together",
     "learn",
     "read_units",
-    "units_put",
+    "units_replaced",
 ]

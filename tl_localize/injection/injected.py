@@ -62,7 +62,8 @@ class Injection(Saved):
             ValueError: The rows belong to a model of another shape.
         """
         view = NeuronView(model, self.neurons.units)
-        mask, wide = self.neurons.mask, view.flat_rows(0).shape[1]
+        mask = self.neurons.mask
+        wide = view.flat_rows(0).shape[1]
         if mask.shape != view.size or self.rows.shape[1] != wide:
             raise ValueError(
                 f"model must have {tuple(mask.shape)} [layer neuron] and rows of "
@@ -131,7 +132,7 @@ def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[Ne
         ValueError: ratio is outside (0, 1], selects no neuron, or selects so many that the sets
             don't fit; seed is not from 0 to 2**32 - 1.
 
-    >>> [len(one) for one in draw_sets(NeuronView(model), 0.01, 0, 2)]
+    >>> [len(rows) for rows in draw_sets(NeuronView(model), 0.01, 0, 2)]
     [92, 92]
     """
     check_ratio("ratio", ratio)

@@ -86,7 +86,8 @@ class HardConcrete(MaskLearner):
         location = math.log((mask - GATE_LOW) / (GATE_HIGH - mask))
         start = torch.full((len(batch),), location, device=neurons.device)
         if self.initial_mask is None:
-            noise, clean = next(self.noise(neurons)), batch_loss(neurons.model, batch)
+            noise = next(self.noise(neurons))
+            clean = batch_loss(neurons.model, batch)
             rising = torch.ones_like(start, dtype=torch.bool)
             while rising.any():
                 gates = self.gates(start[:, None, None].expand(-1, *noise.shape), noise).unbind(1)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tl_localize.checks import check_choice, nearest
-from tl_localize.files import reading
+from tl_localize.files import refuse_unreadable
 from tl_localize.model.forward import as_bridge, lay_out, logits_misfit
 from tl_localize.model.neurons import NeuronView, initialize_vector_functions
 
@@ -74,7 +74,8 @@ def load_model(
     if is_reference(name):
         shipped = REFERENCE_MODELS[0] if name == "reference" else name
         name = str(Path(__file__).parents[1] / "data" / shipped)
-    path, bridge = Path(name), bridge or not has_hooked_transformer()
+    path = Path(name)
+    bridge = bridge or not has_hooked_transformer()
     with warnings.catch_warnings(), _full_precision():
         # TransformerLens 3.9 calls every HookedTransformer deprecated
         warnings.simplefilter("ignore")
@@ -183,7 +184,7 @@ def _load(source: str | Path, device: torch.device, dtype: torch.dtype, bridge: 
     """
     from transformers import AutoConfig
 
-    with _reading(source, "config.json"):
+    with _refuse_unreadable(source, "config.json"):
         config = AutoConfig.from_pretrained(**_files(source))
         bridge = bridge or _needs_bridge(config)
         text_config = config.get_text_config()
@@ -191,9 +192,11 @@ def _load(source: str | Path, device: torch.device, dtype: torch.dtype, bridge: 
         tokens = torch.arange(longest)[None] * 7919 % text_config.vocab_size
     hf_model = _load_transformers(source, dtype)
     name = source if isinstance(source, str) else source.name.removesuffix(".gguf")
-    with _reading(source, "config.json"), torch.no_grad():
+    with _refuse_unreadable(source, "config.json"), torch.no_grad():
         expected = hf_model(tokens, use_cache=False).logits  # a Bridge changes the model in place
-    with reading("name_or_path must be a model that TransformerLens adapts", source, ADVICE):
+    with refuse_unreadable(
+        "name_or_path must be a model that TransformerLens adapts", source, ADVICE
+    ):
         if bridge:
             model = as_bridge(hf_model.to(device), name)
         else:
@@ -233,12 +236,12 @@ def _files(source: str | Path) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": source}
 
 
-def _reading(source: str | Path, what: str) -> AbstractContextManager[None]:
+def _refuse_unreadable(source: str | Path, what: str) -> AbstractContextManager[None]:
     """What transformers says of a damaged, contradictory or absent file is one ValueError with its
     place.
     """
     rule = f"name_or_path must hold a {what} that transformers can read"
-    return reading(rule, source, "Correct it, or copy the model again.")
+    return refuse_unreadable(rule, source, "Correct it, or copy the model again.")
 
 
 def _load_transformers(source: str | Path, dtype: torch.dtype) -> Any:
@@ -250,11 +253,15 @@ def _load_transformers(source: str | Path, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # the error below says what is wrong
     logging.disable_progress_bar()
     try:
-        with _reading(source, "config.json with safetensors weights"), _bar_on_a_terminal(source):
+        with (
+            _refuse_unreadable(source, "config.json with safetensors weights"),
+            _bar_on_a_terminal(source),
+        ):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 **_files(source),
                 dtype=dtype,
@@ -319,7 +326,7 @@ def _set_tokenizer(model: Any, source: str | Path) -> None:
         names = ("tokenizer.json", "vocab.json", "tokenizer.model", "tokenizer_config.json")
         if not any((source / name).is_file() for name in names):
             return
-    with _reading(source, "tokenizer"):
+    with _refuse_unreadable(source, "tokenizer"):
         tokenizer: Any = AutoTokenizer.from_pretrained(**_files(source))
         tokenizer.padding_side = "right"
         tokenizer.eos_token = tokenizer.eos_token or "<|endoftext|>"
@@ -350,7 +357,8 @@ def _shapes(hf_model: Any) -> dict[str, Any]:
     from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
     from transformer_lens.model_bridge.sources import build_bridge_config_from_hf
 
-    config, kind = hf_model.config, type(hf_model).__name__
+    config = hf_model.config
+    kind = type(hf_model).__name__
     found = build_bridge_config_from_hf(config, kind, "", torch.float32)
     found = ArchitectureAdapterFactory.select_architecture_adapter(found).cfg
     shapes = {name: getattr(found, name) for name in ADAPTED.split()}
