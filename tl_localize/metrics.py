@@ -290,6 +290,18 @@ def mean_log_odds(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, "
     return batch.mean(logits.gather(-1, true)[:, 0] - others)
 
 
+def mean_unlikelihood(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, " batch"]:
+    """Mean of -log(1 - p) of the true suffix tokens: its gradient does not vanish where p is near
+    1, and tokens already lost have none.
+
+    Source: Welleck et al. (2020), arXiv:1908.04319, eq. (2).
+    """
+    logits = target_logits(model, batch)
+    true = batch.targets[:, None]
+    others = logits.scatter(-1, true, -torch.inf).logsumexp(-1)
+    return batch.mean(logits.logsumexp(-1) - others)
+
+
 def batch_loss(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, " batch"]:
     """``memorization_loss`` of a batch on the model's device, as methods use it."""
     return batch.mean(F.cross_entropy(target_logits(model, batch), batch.targets, reduction="none"))
