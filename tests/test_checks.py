@@ -76,9 +76,33 @@ MASK = {
     "first_layer": FROM_0,
 }
 TRAINED = {"ratio": FRACTION, "learning_rate": POSITIVE, "max_steps": COUNT, "stop_loss": POSITIVE}
+GENERAL_TEXT = {"texts": (((1,),),), "seed": SEED}
+UNLEARNED = {
+    **GENERAL_TEXT,
+    "learning_rate": POSITIVE,
+    "steps": COUNT,
+    "texts_per_step": COUNT,
+    "first_layer": FROM_0,
+}
 OWN = {  # of each method, beside batch_tokens
     "Activations": {},
     "Attribution": {"contrast": (*NO_NUMBERS, None, -1, math.inf), "seed": SEED},
+    "AdversarialHardConcrete": {
+        **UNLEARNED,
+        "general_weight": (*NO_NUMBERS, None, -1, math.inf),
+        "sparsity_weight": (*NO_NUMBERS, None, -1, math.inf),
+        "temperature": POSITIVE,
+        "initial_mask": without_none((*NO_NUMBERS, -0.1, 1.1)),
+    },
+    "BalancedSubnet": {
+        **UNLEARNED,
+        "share": FRACTION,
+        "momentum": UNIT,
+        "weight_decay": UNIT,
+    },
+    "ContrastiveGradient": {},
+    "SelectivePruning": GENERAL_TEXT,
+    "SelectiveSynapticDampening": GENERAL_TEXT,
     "ActivationContrast": {"alignment": UNIT, "seed": SEED, "texts": (((1,),),)},
     "GradientAlignment": {"points": COUNT, "share": FRACTION},
     "IterativeAttribution": {

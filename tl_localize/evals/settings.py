@@ -21,7 +21,7 @@ from tl_localize.collect import Collection
 from tl_localize.evals.deletion.benchmark import DelBenchmark
 from tl_localize.evals.inj.benchmark import InjBenchmark
 from tl_localize.execution.store import Json
-from tl_localize.methods import METHODS, IterativeAttribution, Localizer, RandomBaseline
+from tl_localize.methods import METHODS, RIVALS, IterativeAttribution, Localizer, RandomBaseline
 from tl_localize.model.loading import is_reference
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.paper import paper_settings
@@ -78,14 +78,15 @@ def make_methods(
     of which the last ones count most.
 
     Args:
-        names: Comma-separated, or ``all``.
+        names: Comma-separated; ``all`` stands for all but the rivals, ``rivals`` for them.
 
     >>> make_methods("slimming", ["slimming.steps=60"], {"slimming": {"steps": 5}})[0].steps
     60
     """
-    wanted = list(METHODS)
-    if names != "all":
-        wanted = [name.strip() for name in names.split(",") if name.strip()]
+    rivals = [method.name for method in RIVALS]
+    several = {"all": [name for name in METHODS if name not in rivals], "rivals": rivals}
+    given = [name.strip() for name in names.split(",") if name.strip()]
+    wanted = [name for written in given for name in several.get(written, [written])]
     values: dict[str, Json] = {name: {} for name in wanted}
     for name in wanted:
         for source in defaults:

@@ -154,8 +154,22 @@ def alignments(
     """Cosine of each output row and the gradient of a text's mean log-odds for it, with gates on
     the neurons; 0 where one of them is 0.
     """
+    effects, lengths = row_gradients(neurons, batch, mean_log_odds, gates)
+    both = lengths * neurons.row_norms()
+    return torch.where(both == 0, 0, effects / both).clamp(-1, 1)
+
+
+def row_gradients(
+    neurons: NeuronView,
+    batch: SequenceBatch,
+    objective: Objective,
+    gates: BatchValues | None = None,
+) -> tuple[BatchValues, BatchValues]:
+    """Gradient of each text's objective for gates on the neurons, and the norm of its gradient for
+    each output row, without the gate.
+    """
     with neurons.recorded() as acts, neurons.outputs() as outputs:
-        effects, *gradients = gate_gradients(neurons, batch, mean_log_odds, gates, outputs)
+        effects, *gradients = gate_gradients(neurons, batch, objective, gates, outputs)
     lengths: list[Tensor] = []  # of the gradients, without the gate
     for layer, gradient in zip(outputs, gradients, strict=True):
         act = acts[layer].detach().float().flatten(2)
@@ -163,5 +177,4 @@ def alignments(
         squares = einsum(act, products @ act, "b pos entry, b pos entry -> b entry")
         by_unit = neurons.by_unit(squares.view(len(batch), *neurons.shape))
         lengths.append(by_unit.clamp(min=0).sqrt())
-    both = torch.stack(lengths, dim=1) * neurons.row_norms()
-    return torch.where(both == 0, 0, effects / both).clamp(-1, 1)
+    return effects, torch.stack(lengths, dim=1)
