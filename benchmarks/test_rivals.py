@@ -111,7 +111,10 @@ def measure_curves(benchmark, best, ours):
 
     steps = Steps()
     for ratio in benchmark.ratios:
-        methods = [*del_methods(ours), *(methods_at(*item, ratio) for item in best.items())]
+        methods = [
+            *del_methods(ours),
+            *(methods_at(name, found, ratio) for name, found in best.items()),
+        ]
         replace(benchmark, ratios=(ratio,)).run(methods, steps)
     return DelResults.of(steps)
 

@@ -8,15 +8,15 @@ from tl_localize.cli.messages import say, say_next
 from tl_localize.erasure import Erasure, erase
 from tl_localize.erasure.directory import check_new_folder
 from tl_localize.evals.settings import make_methods
-from tl_localize.evals.shared import telling
+from tl_localize.evals.shared import reporter
 from tl_localize.execution import Steps
-from tl_localize.execution.run import counting
+from tl_localize.execution.run import show_progress
 from tl_localize.files import check_writable
 from tl_localize.methods import Localizer
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.report.terminal import show
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.stats import counted
+from tl_localize.stats import quantity
 from tl_localize.texts.known import check_example, example, first_example
 
 
@@ -31,7 +31,7 @@ def erase_texts(options: EraseOptions) -> None:
         found = options.texts.columns.open(options.others, options.texts.n_prefix)
         others = list(found.sequences(model, third_of_short=True))
     steps = Steps()  # in memory: it has the bar of runs
-    with counting(steps, 1, True):
+    with show_progress(steps, 1, True):
         erasure = erase(
             model,
             texts,
@@ -46,7 +46,7 @@ def erase_texts(options: EraseOptions) -> None:
             max_steps=options.max_steps,
             seed=options.seed,
             check=not options.force,
-            progress=telling(steps, "erase"),
+            progress=reporter(steps, "erase"),
         )
     show_erasure(erasure)
     if not (erasure.within_price or options.force):
@@ -54,7 +54,7 @@ def erase_texts(options: EraseOptions) -> None:
             "price must be one that an edit can keep, got --max-others-lost "
             f"{options.max_others_lost:g} and --max-perplexity-rise "
             f"{options.max_perplexity_rise:g}, where the smallest edit, of "
-            f"{counted(len(erasure.neurons), 'row')}, costs more: {erasure.price}. Nothing is "
+            f"{quantity(len(erasure.neurons), 'row')}, costs more: {erasure.price}. Nothing is "
             "written. Allow more, or write it all the same with --force."
         )
     if options.out is None:
@@ -112,7 +112,7 @@ def show_erasure(erasure: Erasure) -> None:
     layers = erasure.neurons.mask.any(1).nonzero().flatten().tolist()
     done = "set to zero" if settings["edit"] == "ablate" else "trained"
     print(
-        f"{counted(len(erasure.neurons), 'row')} of W_out in layers {layers[0]} to {layers[-1]} "
+        f"{quantity(len(erasure.neurons), 'row')} of W_out in layers {layers[0]} to {layers[-1]} "
         f"were {done}, and no other weight was changed."
     )
     show(erasure.table().round(3), "Before and after:")

@@ -17,6 +17,7 @@ from tl_localize.checks import (
     check_count,
     check_positive,
     check_ratio,
+    check_seed,
 )
 from tl_localize.erasure.measures import Price, PriceMeter, kl_of_edit, measure_texts
 from tl_localize.erasure.result import Erasure
@@ -29,7 +30,7 @@ from tl_localize.methods.base import Method
 from tl_localize.methods.contrast import N_DRAWN, written_texts
 from tl_localize.metrics import accuracy, batch_loss, check_recited, check_text, mean_unlikelihood
 from tl_localize.model.loading import source_of_model
-from tl_localize.model.memory import TextReport, halving, rows_that_fit, with_text
+from tl_localize.model.memory import TextReport, as_text_report, rows_that_fit, work_in_batches
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences, one_or_more
@@ -172,11 +173,14 @@ def erase(
     check_choice("edit", edit, ("rows", "ablate"))
     check_ratio("share", share)
     check_count(max_steps=max_steps)
+    check_seed(seed)
+    rate = 0.001 * (0.002 / share) ** 0.6 if learning_rate is None else learning_rate
+    check_positive(learning_rate=rate)
     goal = Goal(max_recited, Price(max_others_lost, max_perplexity_rise))
     texts = check_sequences(model, one_or_more(sequences))
     if check:
         check_recited(model, texts, MIN_ACCURACY)
-    report = with_text(progress)
+    report = as_text_report(progress)
     report(0.0, "choose texts that are to stay")
     stay = choose_others(model, texts, others, seed)
     general = choose_general(model, general_tokens)
@@ -188,8 +192,6 @@ def erase(
     settings: dict[str, Any] = {"edit": edit, "method": identity(method), "seed": seed}
     settings |= {"others": len(stay), "rows of general text": len(general), **goal.settings}
     if edit == "rows":
-        rate = 0.001 * (0.002 / share) ** 0.6 if learning_rate is None else learning_rate
-        check_positive(learning_rate=rate)
         state, n_steps = train_rows(trial, scores, share, rate, max_steps, seed, report)
         settings |= {"share": share, "learning_rate": rate, "steps": n_steps}
     else:
@@ -363,7 +365,7 @@ def add_gradients(
         rows.add_gradients(total)
 
     size = rows_that_fit(view, max(map(len, sequences)))
-    for _ in halving(add, sequences, size):
+    for _ in work_in_batches(add, sequences, size):
         pass
 
 

@@ -89,6 +89,9 @@ def measure_texts(model: LanguageModel, sequences: Sequence[MemorizedSequence]) 
         whether it gives all of it; ``distance``, from what it gives to the suffix, in characters
         (in tokens, where the model has no tokenizer). ``half_...``: the same from the second half
         of the prefix alone.
+
+    >>> measure_texts(model, few[:1])["exact"].tolist()
+    [True]
     """
     rows: list[Json] = []
     shares = accuracy(model, sequences).tolist()

@@ -13,7 +13,7 @@ from tl_localize.erasure.measures import Price
 from tl_localize.erasure.row_edit import RowEdit
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.scores import NeuronSet
-from tl_localize.stats import counted
+from tl_localize.stats import quantity
 
 TEXT_MEASURES = {
     "accuracy": "recited, teacher-forced (%)",
@@ -54,8 +54,8 @@ class Erasure:
     def __repr__(self) -> str:
         shares = [self.texts[when]["accuracy"].mean() for when in ("before", "after")]
         return (
-            f"Erasure({counted(len(self.texts['after']), 'text')}, "
-            f"{counted(len(self.edit.neurons), 'row')}: {shares[0]:.0%} recited before, "
+            f"Erasure({quantity(len(self.texts['after']), 'text')}, "
+            f"{quantity(len(self.edit.neurons), 'row')}: {shares[0]:.0%} recited before, "
             f"{shares[1]:.0%} after; {self.price})"
         )
 
@@ -140,9 +140,9 @@ class Erasure:
         n_texts = len(self.texts["after"])
         layers = self.neurons.mask.any(1).nonzero().flatten().tolist()
         asked = "\n".join(f"- {setting}: {value}" for setting, value in self.settings.items())
-        return f"""# {name} without {counted(n_texts, "text")}
+        return f"""# {name} without {quantity(n_texts, "text")}
 
-tl_localize changed {counted(len(self.neurons), "row")} of W_out in layers {layers[0]} to \
+tl_localize changed {quantity(len(self.neurons), "row")} of W_out in layers {layers[0]} to \
 {layers[-1]}, and no other weight. `erased.safetensors` holds the old rows, `erased.json` all \
 numbers.
 
