@@ -14,6 +14,7 @@ INDEX = {
     "distractors": ["method", "multiple"],
     "heads": ["units", "method", "ratio"],
     "rev": ["method", "ratio"],
+    "rivals": ["method", "ratio"],
 }
 INDEX["forgetting"] = ["method", "ratio", "sequence_id"]
 INDEX |= {"real": ["method", "injection_ratio", "sequence_id"], "together": ["method", "multiple"]}

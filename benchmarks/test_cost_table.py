@@ -306,7 +306,7 @@ def size_table(
         inject,
     )
     from tl_localize.evals.ablation import AblationMeter, zeros
-    from tl_localize.methods import METHODS
+    from tl_localize.methods import METHODS, RIVALS
     from tl_localize.model.neurons import NeuronView
 
     model.requires_grad_(False)
@@ -348,6 +348,7 @@ def size_table(
         **{
             name: partial(shortened.get(name) or method(), model, one)
             for name, method in METHODS.items()
+            if method not in RIVALS
         },
         "zero_out": lambda: screened.exact(view, one, chosen, lambda fraction: None),
         "inject": lambda: inject(

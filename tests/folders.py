@@ -20,12 +20,8 @@ def leftovers(folder):
 
 
 def spoil(path, how):
-    """Damage a file, or put something else in its place."""
+    """Damage a file."""
     data = bytearray(path.read_bytes())
-    if how == "folder":
-        path.unlink()
-        (path / "inside").mkdir(parents=True)
-        return
     if how == "flipped":
         data[len(data) // 2] ^= 4
     spoilt = {

@@ -14,6 +14,7 @@ ROOMS = [
     ["cli", "__main__"],
     ["explorer"],
     ["evals"],
+    ["erasure"],
     ["report"],
     ["collect"],
     ["execution"],
@@ -30,7 +31,16 @@ ROOMS = [
 ]
 RANKS = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 # What several methods take from their room; a method's own file imports no other method's.
-SHARED_IN_METHODS = ("base", "contrast", "masks", "partial_runs", "position_parallel")
+SHARED_IN_METHODS = (
+    "base",
+    "concrete",
+    "contrast",
+    "general_text",
+    "masks",
+    "partial_runs",
+    "position_parallel",
+    "unlearned_masks",
+)
 BENCHMARKS = ("inj", "deletion", "rev")  # folders of evals, of which none imports another
 
 

@@ -1,4 +1,5 @@
 from .texts.known import example as example
+from .erasure import Erasure as Erasure, erase as erase, precision_of as precision_of
 from .evals import (
     DelBenchmark as DelBenchmark,
     DelResults as DelResults,
@@ -21,7 +22,10 @@ from .methods import (
     METHODS as METHODS,
     ActivationContrast as ActivationContrast,
     Activations as Activations,
+    AdversarialHardConcrete as AdversarialHardConcrete,
     Attribution as Attribution,
+    BalancedSubnet as BalancedSubnet,
+    ContrastiveGradient as ContrastiveGradient,
     GradientAlignment as GradientAlignment,
     HardConcrete as HardConcrete,
     IntegratedGradients as IntegratedGradients,
@@ -29,6 +33,8 @@ from .methods import (
     Localizer as Localizer,
     RandomBaseline as RandomBaseline,
     RowNorm as RowNorm,
+    SelectivePruning as SelectivePruning,
+    SelectiveSynapticDampening as SelectiveSynapticDampening,
     Slimming as Slimming,
     ZeroOut as ZeroOut,
 )

@@ -14,7 +14,7 @@ def test_rev(real: RealModel) -> None:
     from dataclasses import replace
 
     from tl_localize import RevBenchmark
-    from tl_localize.evals.settings import make_methods, sparing
+    from tl_localize.evals.settings import make_methods, first_layer_settings
     from tl_localize.injection.recipes import RECIPES
 
     plan = real.plan
@@ -22,7 +22,7 @@ def test_rev(real: RealModel) -> None:
     # half of the groups is never trained, and some sentences fit in no group
     texts = real.sentences(3 * plan.n_rev * n)
     names = [one for one in plan.settings if one.split(".")[0] in REV_METHODS.split(",")]
-    methods = make_methods(REV_METHODS, names, sparing(0))
+    methods = make_methods(REV_METHODS, names, first_layer_settings(0))
     how: Any = {"n_sequences": n, "n_groups": plan.n_rev}
     how["recipe"] = replace(RECIPES["adam"], **plan.recipe)
     benchmark = RevBenchmark(real.model, texts, real.general(12), **how)

@@ -335,7 +335,7 @@ def test_failed_measurement_of_the_model_as_it_is_is_tried_once_a_run(
         tried.append(self)
         raise ValueError("loss on general_tokens must be finite, got one that is not")
 
-    monkeypatch.setattr(AblationMeter, "_measured_baseline", fails)
+    monkeypatch.setattr(AblationMeter, "_measure_baseline", fails)
     results = run(deletion, methods)
     assert len(tried) == 1
     assert not len(results.frame) and len(results.missing) == 3 * 3 * 2
@@ -378,7 +378,6 @@ def test_interrupted_run_goes_on_where_it_was(
 # ---- damage, a full disk
 
 
-@pytest.mark.parametrize("how", ["truncated", "empty", "flipped", "foreign", "nested", "folder"])
 @pytest.mark.parametrize(
     ("which", "kind"),
     [
@@ -391,23 +390,22 @@ def test_interrupted_run_goes_on_where_it_was(
     ],
 )
 def test_damaged_file_is_put_aside_told_once_and_computed_again(
-    request, methods, run, tmp_path, how, which, kind, caplog, assert_same
+    request, methods, run, tmp_path, which, kind, caplog, assert_same
 ):
     benchmark = request.getfixturevalue(which)
     if which != "rev":
         methods = methods[1:]
     run(benchmark, methods)
-    spoil(files_of(tmp_path / "run", kind)[0], how)
+    spoil(files_of(tmp_path / "run", kind)[0], "flipped")
     if kind in ("inject", "scores", "learn"):  # they are read when rows are missing
         for path in files_of(tmp_path / "run", "del" if which == "deletion" else which):
             path.unlink()
     found = run(benchmark, methods)
     (put_aside,) = (tmp_path / "run" / "damaged").iterdir()
-    told = [one for one in caplog.records if "was moved to" in one.getMessage()]
-    assert [one.levelname for one in told] == ["ERROR"]
-    assert f"damaged/{put_aside.name}" in told[0].getMessage()
+    (record,) = [record for record in caplog.records if "was moved to" in record.getMessage()]
+    assert record.levelname == "ERROR"
+    assert f"damaged/{put_aside.name}" in record.getMessage()
     assert_same(found, benchmark.run(methods, progress=False))
-    assert not [one for one in caplog.records[1:] if "was moved to" in one.getMessage()]
 
 
 def test_file_under_the_name_of_another_step_is_not_trusted(inj, methods, run, tmp_path, caplog):

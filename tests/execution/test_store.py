@@ -123,7 +123,7 @@ def test_rows_of_a_cell_with_two_files_are_the_newest(tmp_path):
 
 def test_cells_stand_in_the_order_of_tables():
     first = settings_of(1, ("a", "b"))
-    grown = settings_of(2, ("b", "c")).joined(first)
+    grown = settings_of(2, ("b", "c")).join(first)
     assert [(cell.part, cell.method) for cell in grown.cells()] == [
         ("s0", "a"),
         ("s0", "b"),
@@ -131,7 +131,7 @@ def test_cells_stand_in_the_order_of_tables():
         ("s1", "b"),
         ("s1", "c"),
     ]
-    assert grown.joined(grown).cells() == grown.cells()
+    assert grown.join(grown).cells() == grown.cells()
 
 
 def test_failure_of_a_cell_is_kept_until_it_is_done(tmp_path, caplog):
@@ -192,13 +192,15 @@ WHOLE = pack({"key": "abc", "value": {"a": 1}})
         b"",
         b"\xff" * 8,
         b"\xff" * 64,
+        b'{"a": 1}\n',
         (2).to_bytes(8, "little") + b"[]",
         (2).to_bytes(8, "little") + b"{}",
         (20).to_bytes(8, "little") + b'{"__metadata__": 12}',
         (200_000).to_bytes(8, "little") + b"[" * 200_000,
+        WHOLE[: len(WHOLE) // 2],
         *(length.to_bytes(8, "little") + WHOLE[8:] for length in (0, 1, 2**20, 2**62, 2**64 - 1)),
     ],
-    ids=range(12),
+    ids=range(14),
 )
 def test_what_is_no_file_of_a_step_is_put_aside(tmp_path, data, caplog):
     Store(tmp_path).get(INPUTS, lambda: 3)
@@ -211,13 +213,15 @@ def test_what_is_no_file_of_a_step_is_put_aside(tmp_path, data, caplog):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
-@pytest.mark.parametrize("what", ["pipe", "loop", "dangling"])
+@pytest.mark.parametrize("what", ["pipe", "loop", "dangling", "folder"])
 def test_what_is_no_file_is_put_aside(tmp_path, what, caplog):
     Store(tmp_path).get(INPUTS, lambda: 3)
     (path,) = files_of(tmp_path)
     path.unlink()
     if what == "pipe":
         os.mkfifo(path)
+    elif what == "folder":
+        (path / "inside").mkdir(parents=True)
     else:
         path.symlink_to(path if what == "loop" else "nowhere")
     assert Store(tmp_path).get(INPUTS, lambda: 3) == 3
@@ -276,7 +280,7 @@ def test_settings_contradict_each_other(tmp_path, changes, wrong):
         else:
             steps.agree(changed)
     if not wrong:
-        assert Store(tmp_path).settings.cells() == changed.joined(settings_of()).cells()
+        assert Store(tmp_path).settings.cells() == changed.join(settings_of()).cells()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import ClassVar
 import pytest
 import torch
 from oracles import loss_of, put_last
+from rivals import SHORT_RIVALS
 
 from tl_localize import (
     METHODS,
@@ -33,7 +34,13 @@ from tl_localize.model.neurons import NeuronView
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 HEADS = AttentionHeads()
-SHORT = {
+NEED_ROWS = (
+    "activation_contrast",
+    "contrastive_gradient",
+    "gradient_alignment",
+    "selective_synaptic_dampening",
+)
+SHORT = SHORT_RIVALS | {
     "hard_concrete": {"steps": 4, "learning_rate": 0.05, "sparsity_weight": 5.0},
     "slimming": {"steps": 4, "learning_rate": 0.05, "sparsity_weight": 5.0},
     "integrated_gradients": {"steps": 3},
@@ -295,7 +302,7 @@ def test_units_without_rows_are_refused_where_rows_are_needed(gpt2_like, sequenc
         pytest.skip("this class has another name for the point")
     for name, kind in METHODS.items():
         method = kind(**SHORT.get(name, {}), units=Stream())
-        if name in ("row_norm", "activations", "activation_contrast", "gradient_alignment"):
+        if name in ("row_norm", "activations", *NEED_ROWS):
             with pytest.raises(ValueError, match="units must have"):
                 method(gpt2_like, sequence)
         else:
@@ -387,7 +394,7 @@ def test_features_of_an_autoencoder_are_scored_by_their_definition(
 def test_features_of_an_autoencoder_are_localized_by_every_other_method(
     gpt2_like, sequence, features
 ):
-    for name in set(METHODS) - {"activation_contrast", "gradient_alignment"}:
+    for name in set(METHODS) - set(NEED_ROWS):
         scores = METHODS[name](**SHORT.get(name, {}), units=features)(gpt2_like, sequence)
         assert scores.values.shape == (2, 40)
         with scores.top_k(0.1).dropped_out(gpt2_like):

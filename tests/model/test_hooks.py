@@ -9,6 +9,7 @@ from itertools import permutations
 
 import pytest
 import torch
+from rivals import SHORT_RIVALS
 
 from tl_localize import METHODS, Injection, MemorizedSequence, NeuronSet, Recipe, inject, learn
 from tl_localize.files import digest
@@ -16,7 +17,7 @@ from tl_localize.model.neurons import NeuronView
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
-SHORT = {
+SHORT = SHORT_RIVALS | {
     "hard_concrete": {"steps": 3},
     "slimming": {"steps": 3},
     "integrated_gradients": {"steps": 2},

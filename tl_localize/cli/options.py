@@ -186,7 +186,11 @@ class MethodOptions:
     """Which methods a benchmark compares."""
 
     methods: Annotated[
-        str, Parameter(help="Comma-separated names, or 'all'. Controls always run too.")
+        str,
+        Parameter(
+            help="Comma-separated names; 'all' is all but the rivals, 'rivals' are those of other "
+            "papers. Controls always run too."
+        ),
     ] = "all"
     how: UnitOptions = field(default_factory=UnitOptions)
     settings: Annotated[

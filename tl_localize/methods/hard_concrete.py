@@ -1,6 +1,5 @@
 """Hard Concrete: a sparse, nearly binary random mask learned by an L0 penalty."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,16 +9,20 @@ from torch import Tensor
 
 from tl_localize.checks import Real, check_between, check_positive, check_seed
 from tl_localize.methods.base import Values
+from tl_localize.methods.concrete import (
+    GATE_HIGH,
+    GATE_LOW,
+    hard_concrete,
+    location_of,
+    open_probability,
+)
 from tl_localize.methods.masks import CHECK_EVERY, Draw, MaskLearner, Parameters
 from tl_localize.metrics import batch_loss
 from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import SequenceBatch
 
-# the paper's gamma and zeta: the interval to which the concrete variable is stretched
-GATE_LOW, GATE_HIGH = -0.1, 1.1
 INITIAL_MASK = 1.05  # expected mask at the start, where the text's loss bears it
 LARGEST_RISE = 0.1  # of the text's loss by the first masks, nats per suffix token
-NOISE_MARGIN = 1e-4  # the uniform noise is kept this far from 0 and 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +86,10 @@ class HardConcrete(MaskLearner):
     @torch.no_grad()
     def start(self, neurons: NeuronView, batch: SequenceBatch) -> Float[Tensor, " batch"]:
         mask = INITIAL_MASK if self.initial_mask is None else self.initial_mask
-        location = math.log((mask - GATE_LOW) / (GATE_HIGH - mask))
-        start = torch.full((len(batch),), location, device=neurons.device)
+        start = torch.full((len(batch),), location_of(mask), device=neurons.device)
         if self.initial_mask is None:
-            noise, clean = next(self.noise(neurons)), batch_loss(neurons.model, batch)
+            noise = next(self.noise(neurons))
+            clean = batch_loss(neurons.model, batch)
             rising = torch.ones_like(start, dtype=torch.bool)
             while rising.any():
                 gates = self.gates(start[:, None, None].expand(-1, *noise.shape), noise).unbind(1)
@@ -106,17 +109,7 @@ class HardConcrete(MaskLearner):
         return hard_concrete(parameters, noise, self.temperature)
 
     def sparsity(self, parameters: Parameters) -> Float[Tensor, " batch"]:
-        shift = self.temperature * math.log(-GATE_LOW / GATE_HIGH)
-        return (parameters - shift).sigmoid().mean((1, 2))
+        return open_probability(parameters, self.temperature).mean((1, 2))
 
     def scores(self, parameters: Values) -> Values:
         return parameters.sigmoid().cpu()
-
-
-def hard_concrete(
-    location: Float[Tensor, "*shape"], noise: Float[Tensor, "*noise"], temperature: float
-) -> Float[Tensor, "*shape"]:
-    """A sample of the hard concrete distribution, differentiable in its location."""
-    noise = noise.clamp(NOISE_MARGIN, 1 - NOISE_MARGIN)
-    concrete = ((noise.log() - (1 - noise).log() + location) / temperature).sigmoid()
-    return (concrete * (GATE_HIGH - GATE_LOW) + GATE_LOW).clamp(0, 1)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tl_localize.methods.base import BatchValues
 from tl_localize.metrics import batch_loss, loss_scale, mean_log_odds
-from tl_localize.model.forward import entering, residual, resume
+from tl_localize.model.forward import recorded_streams, residual, resume
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.sequences import SequenceBatch
 
@@ -55,7 +55,7 @@ class CleanRun:
     @classmethod
     @torch.no_grad()
     def of(cls, neurons: NeuronView, tokens: Int[Tensor, "1 pos"]) -> "CleanRun":
-        with entering(neurons.model) as streams, neurons.recorded() as acts:
+        with recorded_streams(neurons.model) as streams, neurons.recorded() as acts:
             streams[neurons.n_layers] = residual(neurons.model, tokens)
         acts = {layer: act[0] for layer, act in acts.items()}
         halves = torch.tensor([1.0, 0.5], device=tokens.device)[:, None]
@@ -80,7 +80,7 @@ class CleanRun:
                 stacklevel=2,
             )
             return cls(neurons, tokens, streams, acts, frozenset(), False)
-        additives = frozenset(layer for layer, one in zip(acts, adding, strict=True) if one)
+        additives = frozenset(layer for layer, adds in zip(acts, adding, strict=True) if adds)
         return cls(neurons, tokens, streams, acts, additives, True)
 
     def again(self, layer: int, n: int) -> Float[Tensor, "batch pos d_model"]:
@@ -154,8 +154,22 @@ def alignments(
     """Cosine of each output row and the gradient of a text's mean log-odds for it, with gates on
     the neurons; 0 where one of them is 0.
     """
+    effects, lengths = row_gradients(neurons, batch, mean_log_odds, gates)
+    both = lengths * neurons.row_norms()
+    return torch.where(both == 0, 0, effects / both).clamp(-1, 1)
+
+
+def row_gradients(
+    neurons: NeuronView,
+    batch: SequenceBatch,
+    objective: Objective,
+    gates: BatchValues | None = None,
+) -> tuple[BatchValues, BatchValues]:
+    """Gradient of each text's objective for gates on the neurons, and the norm of its gradient for
+    each output row, without the gate.
+    """
     with neurons.recorded() as acts, neurons.outputs() as outputs:
-        effects, *gradients = gate_gradients(neurons, batch, mean_log_odds, gates, outputs)
+        effects, *gradients = gate_gradients(neurons, batch, objective, gates, outputs)
     lengths: list[Tensor] = []  # of the gradients, without the gate
     for layer, gradient in zip(outputs, gradients, strict=True):
         act = acts[layer].detach().float().flatten(2)
@@ -163,5 +177,4 @@ def alignments(
         squares = einsum(act, products @ act, "b pos entry, b pos entry -> b entry")
         by_unit = neurons.by_unit(squares.view(len(batch), *neurons.shape))
         lengths.append(by_unit.clamp(min=0).sqrt())
-    both = torch.stack(lengths, dim=1) * neurons.row_norms()
-    return torch.where(both == 0, 0, effects / both).clamp(-1, 1)
+    return effects, torch.stack(lengths, dim=1)

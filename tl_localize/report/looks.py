@@ -55,6 +55,11 @@ LOOKS = {
     "iterative_attribution": Look("#882255", "X"),
     "activation_contrast": Look("#332288", "p"),
     "activation_contrast_same_kind": Look("#44AA99", "p"),
+    "balanced_subnet": Look("#AA4499", "d"),
+    "adversarial_hard_concrete": Look("#117733", "H"),
+    "selective_synaptic_dampening": Look("#661100", "8"),
+    "selective_pruning": Look("#6699CC", "3"),
+    "contrastive_gradient": Look("#CC6677", "4"),
     "oracle_first_order": Look("#555555", "1"),
     "oracle_rounds": Look("#555555", "2"),
     "random": Look("#999999", "x"),
@@ -91,7 +96,7 @@ def axes(n: int, size: tuple[float, float] = (4.8, 4.2)) -> "list[Axes]":
 
         def _repr_png_(self) -> bytes:
             # tight: the layout of many panels with one colour bar is not exact
-            return drawn(self, "png", dpi=100, bbox_inches="tight")
+            return image_bytes(self, "png", dpi=100, bbox_inches="tight")
 
     rows = 2 if n > 5 and n % 2 == 0 else 1
     width, height = size[0] * n / rows + 2.4, size[1] * rows
@@ -125,7 +130,7 @@ def with_legend(panels: "Sequence[Axes]") -> "Figure":
     return figure
 
 
-def drawn(figure: "Figure", suffix: str, **settings: Any) -> bytes:
+def image_bytes(figure: "Figure", suffix: str, **settings: Any) -> bytes:
     """A figure as the content of a file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=suffix, **settings)

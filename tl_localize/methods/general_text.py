@@ -1,0 +1,87 @@
+"""General text: what published methods compare a text with, the same for all of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_localize.checks import check_seed
+from tl_localize.methods.base import BatchValues, Localizer
+from tl_localize.methods.contrast import N_DRAWN, measure_once, written_texts
+from tl_localize.model.memory import rows_that_fit, work_in_batches
+from tl_localize.model.neurons import NeuronView
+from tl_localize.sequences import MemorizedSequence
+
+Measure = Callable[[NeuronView, Sequence[MemorizedSequence]], BatchValues]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithGeneralText(Localizer):
+    """A method that compares a text with general text: ``texts``, or 48 texts that the model itself
+    writes, as for the contrast of our own methods (``Contrasted``).
+
+    Of given texts every token but the first is predicted, of written ones those that greedy
+    decoding put there. A given text that is itself scored is left out of its own comparison.
+
+    Args:
+        texts: token ids of general text; by default the model writes it, once for a model.
+        seed: of the texts that the model writes, and of all else that is drawn.
+
+    >>> SelectivePruning(texts=((5, 6, 7), (9, 8, 4))).texts[1]
+    (9, 8, 4)
+    """
+
+    texts: tuple[tuple[int, ...], ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_seed(self.seed)
+        if any(len(text) < 2 for text in self.texts):
+            raise ValueError("texts must have 2 tokens or more, got a shorter one. Leave it out.")
+
+    def general_text(self, neurons: NeuronView) -> list[MemorizedSequence]:
+        """General text as sequences, whose suffix is what is predicted."""
+        if self.texts:
+            return [MemorizedSequence(torch.tensor(text), 1) for text in self.texts]
+        written = measure_once(neurons, self.seed, written_texts)
+        return [MemorizedSequence(text, min(N_DRAWN, len(text) - 1)) for text in written]
+
+    def other_texts(self, sequence: MemorizedSequence) -> list[int]:
+        """The numbers of the given texts without the one that is scored; ValueError where none is
+        left.
+        """
+        own = tuple(sequence.tokens.tolist())
+        others = [i for i, text in enumerate(self.texts) if text != own]
+        if not others:
+            raise ValueError(
+                "texts must hold another text than the one that is scored, got only that one. "
+                "Add texts, or give none."
+            )
+        return others
+
+    def general_mean(
+        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], measure: Measure
+    ) -> Float[Tensor, "*sequence layer neuron"]:
+        """Mean of a measure over general text, on the CPU: for each sequence where texts are given,
+        else for all.
+        """
+
+        def measure_texts(neurons: NeuronView, given: object) -> Tensor:
+            texts = self.general_text(neurons)
+
+            def measure_some(chosen: list[int]) -> Tensor:
+                return measure(neurons, [texts[i] for i in chosen]).cpu()
+
+            length = max(map(len, texts))
+            size = rows_that_fit(neurons, length, batch_tokens=self.batch_tokens)
+            parts = work_in_batches(measure_some, range(len(texts)), size)
+            values = torch.cat([found for _, found in parts])
+            return values if self.texts else values.mean(0)
+
+        found = measure_once(neurons, (measure.__name__, self.texts, self.seed), measure_texts)
+        if not self.texts:
+            return found
+        return torch.stack([found[self.other_texts(sequence)].mean(0) for sequence in sequences])
