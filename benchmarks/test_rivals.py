@@ -89,17 +89,16 @@ def search_settings(dev, grids):
     for name, grid in grids.items():
         tried = expand(name, grid)
         assert len(tried) <= BUDGET
-        settings = [{axis: getattr(one, axis) for axis in grid} for one in tried]
+        settings = [{axis: getattr(method, axis) for axis in grid} for method in tried]
         best[name] = settings[0]
         if len(tried) == 1:
             continue
         methods = [methods_at(name, some, ratio) for some in settings]
         ranking = rank(dev.run(methods), ratio)
-        for row in ranking.to_dict("records"):
-            shown = {axis: row["settings"][axis] for axis in grid}
-            score = round(row["score"], 1)
-            trials.append({"method": name, "settings": str(shown), "Self - Neg (points)": score})
-        best[name] = {axis: ranking["settings"][0][axis] for axis in grid}
+        shown = [json.dumps({axis: found[axis] for axis in grid}) for found in ranking["settings"]]
+        for text, score in zip(shown, ranking["score"].round(1), strict=True):
+            trials.append({"method": name, "settings": text, "Self - Neg (points)": score})
+        best[name] = next(some for some in settings if json.dumps(some) == shown[0])
     return best, pd.DataFrame(trials).set_index("method")
 
 
