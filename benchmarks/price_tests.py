@@ -21,7 +21,7 @@ from tl_localize import DelResults
 from tl_localize.evals.deletion.results import PRICES
 from tl_localize.execution import Store
 from tl_localize.report.saving import to_markdown
-from tl_localize.stats import interpolated_at, paired_test, with_error
+from tl_localize.stats import gain_at, paired_test, with_error
 
 TESTED = "iterative_attribution"
 
@@ -30,10 +30,10 @@ def pseudo_values(points: pd.DataFrame, price: float) -> np.ndarray:
     """Of Self at a price, one for each target (jackknife); nan where the curve ends before."""
     own, neg = points["self"].to_numpy(), points["neg"].to_numpy()
     n = len(own)
-    whole = interpolated_at(price, -neg.mean(0), own.mean(0))
+    whole = gain_at(price, -neg.mean(0), own.mean(0))
     without = np.array(
         [
-            interpolated_at(price, -np.delete(neg, i, 0).mean(0), np.delete(own, i, 0).mean(0))
+            gain_at(price, -np.delete(neg, i, 0).mean(0), np.delete(own, i, 0).mean(0))
             for i in range(n)
         ]
     )

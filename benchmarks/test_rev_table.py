@@ -43,10 +43,10 @@ def general(model):
 def results(model, model_name, sentences, general, tuned, publish, publish_figure):
     from tl_localize import RevBenchmark
     from tl_localize.evals.rev import rev_figures, rev_tables
-    from tl_localize.evals.settings import make_methods, sparing
+    from tl_localize.evals.settings import first_layer_settings, make_methods
     from tl_localize.report.saving import CAPTIONS
 
-    methods = make_methods(METHODS, [], sparing(0), tuned)
+    methods = make_methods(METHODS, [], first_layer_settings(0), tuned)
     measured = RevBenchmark(model, sentences, general, n_groups=N_GROUPS, ratios=RATIOS).run(
         methods
     )

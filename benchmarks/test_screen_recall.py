@@ -33,7 +33,7 @@ RATIO, LEARNING_RATE = 0.03, 0.003
 def recalls(model, sequence):
     """[(ranking, share)] -> part of the exact top of each layer that the screen takes."""
     from tl_localize import Attribution, NeuronSet, ZeroOut
-    from tl_localize.methods.zero_out import output_norms, screened
+    from tl_localize.methods.zero_out import highest_of_both, output_norms
     from tl_localize.model.neurons import NeuronView
 
     truth = ZeroOut()(model, sequence).top_k(TOP)
@@ -44,9 +44,11 @@ def recalls(model, sequence):
     kept = {}
     for share in SHARES:
         count = round(share * estimates.shape[1])
-        kept["screen", share] = NeuronSet(screened(estimates, lengths, count)).recall_of(truth)
+        kept["screen", share] = NeuronSet(highest_of_both(estimates, lengths, count)).recall_of(
+            truth
+        )
         kept["attribution alone", share] = NeuronSet(
-            screened(estimates, estimates, count)
+            highest_of_both(estimates, estimates, count)
         ).recall_of(truth)
     return kept
 

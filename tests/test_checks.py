@@ -20,6 +20,7 @@ from tl_localize import (
     Recipe,
     RevBenchmark,
     check_recited,
+    erase,
     explore,
     inject,
     inject_together,
@@ -135,6 +136,18 @@ CALLS = {
     },
     "Localizer": (lambda m, given: Activations(**given), {"batch_tokens": COUNT}),
     "Localizer.map": (lambda m, given: Activations().map(m, GOOD, **given), {"batch_size": COUNT}),
+    "erase": (
+        lambda m, given: erase(m, GOOD[0], check=False, others=GOOD[1:], **given),
+        {
+            "share": FRACTION,
+            "max_recited": UNIT,
+            "max_others_lost": (*NO_NUMBERS, None, -1, 101),
+            "max_perplexity_rise": (*NO_NUMBERS, None, -1, math.inf),
+            "learning_rate": without_none(POSITIVE),
+            "max_steps": COUNT,
+            "seed": SEED,
+        },
+    ),
     "inject": (
         lambda m, given: inject(
             m, GOOD[0], **({"ratio": 0.1, "seed": 0, "learning_rate": 0.01} | given)
@@ -215,6 +228,7 @@ CALLS = {
 # Numbers by which something is looked up: what is not there is named with what is.
 LOOKED_UP = {
     "DelResults.confusion",
+    "Erasure.measured",
 }
 # of how many parts a run needs groups; it has checked that
 LOOKED_UP |= {f"{kind}Benchmark.groups.parts" for kind in ("Inj", "Del", "Rev")}

@@ -15,7 +15,7 @@ from tl_localize.files import (
     identity,
     identity_text,
     prepare_folder,
-    reading,
+    refuse_unreadable,
     write_text,
     write_whole,
 )
@@ -69,7 +69,7 @@ def test_only_regular_files_are_replaced_and_links_are_followed(tmp_path):
 
 def test_reading_names_the_file_whatever_a_library_raises(tmp_path):
     said = r"a.json' \(OSError: cut off\)\. Copy it\."
-    rule = reading("path must be whole", tmp_path / "a.json", "Copy it.")
+    rule = refuse_unreadable("path must be whole", tmp_path / "a.json", "Copy it.")
     with pytest.raises(ValueError, match=said), rule:
         raise OSError("cut off")
 

@@ -14,6 +14,7 @@ ROOMS = [
     ["cli", "__main__"],
     ["explorer"],
     ["evals"],
+    ["erasure"],
     ["report"],
     ["collect"],
     ["execution"],

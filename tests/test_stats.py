@@ -9,10 +9,10 @@ from scipy import stats as scipy_stats
 
 from tl_localize.stats import (
     compare_with_reference,
-    interpolated_at,
+    gain_at,
+    html_table,
     jackknife,
     paired_test,
-    styled,
     with_error,
 )
 
@@ -71,10 +71,10 @@ def test_compare_with_reference_names_a_missing_reference():
 
 def test_interpolated_at_takes_the_first_place_that_costs_so_much():
     costs, gains = [2.0, 1.0, 4.0], [10.0, 20.0, 50.0]
-    found = [interpolated_at(price, costs, gains) for price in (1.0, 2.0, 3.0, 4.0)]
+    found = [gain_at(price, costs, gains) for price in (1.0, 2.0, 3.0, 4.0)]
     assert found == [5.0, 10.0, 40.0, 50.0]
-    assert math.isnan(interpolated_at(4.5, costs, gains))
-    assert interpolated_at(1.0, [-1.0, 1.0], [4.0, 8.0]) == 8.0
+    assert math.isnan(gain_at(4.5, costs, gains))
+    assert gain_at(1.0, [-1.0, 1.0], [4.0, 8.0]) == 8.0
 
 
 def test_jackknife_of_a_mean_is_its_standard_error():
@@ -85,6 +85,6 @@ def test_jackknife_of_a_mean_is_its_standard_error():
 
 
 def test_styled_tables_escape_text_and_shorten_numbers():
-    html = styled(pd.DataFrame({"<name>": ["<a>"], "score": [0.960942]}), "<caption>")
+    html = html_table(pd.DataFrame({"<name>": ["<a>"], "score": [0.960942]}), "<caption>")
     for text in ("&lt;name&gt;", "&lt;a&gt;", "&lt;caption&gt;", ">0.96094<"):
         assert text in html

@@ -1,4 +1,5 @@
 from .texts.known import example as example
+from .erasure import Erasure as Erasure, erase as erase, precision_of as precision_of
 from .evals import (
     DelBenchmark as DelBenchmark,
     DelResults as DelResults,

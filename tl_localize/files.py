@@ -34,7 +34,9 @@ def check_file(path: str | Path) -> Path:
 
 
 @contextmanager
-def reading(rule: str, path: str | Path, advice: str = "Make it again.") -> Iterator[None]:
+def refuse_unreadable(
+    rule: str, path: str | Path, advice: str = "Make it again."
+) -> Iterator[None]:
     """Whatever a library raises for a damaged file becomes one ValueError: the rule, the path, what
     was said, the advice.
     """
@@ -144,7 +146,7 @@ class Saved(Storable):
     def load(cls: type[Loaded], path: str | Path) -> Loaded:
         """Read what ``save`` wrote; ValueError where the file is damaged, or of another kind."""
         with (
-            reading(f"path must be a whole file of {cls.__name__}", check_file(path)),
+            refuse_unreadable(f"path must be a whole file of {cls.__name__}", check_file(path)),
             safetensors.safe_open(path, framework="pt") as file,
         ):
             opened: Any = file
@@ -160,22 +162,22 @@ def to_json(value: Any, tensors: dict[str, Tensor]) -> str:
     cannot hold becomes its text.
     """
 
-    def plain(one: Any) -> Any:
-        if isinstance(one, Tensor):
+    def to_plain(part: Any) -> Any:
+        if isinstance(part, Tensor):
             name = str(len(tensors))
-            tensors[name] = one
+            tensors[name] = part
             return {TENSOR: name}
-        if isinstance(one, Storable):
-            return {CLASS: type(one).__name__, **vars(one)}
-        return str(one)
+        if isinstance(part, Storable):
+            return {CLASS: type(part).__name__, **vars(part)}
+        return str(part)
 
-    return json.dumps(value, default=plain)
+    return json.dumps(value, default=to_plain)
 
 
 def from_json(text: str, tensors: dict[str, Tensor]) -> Any:
     """The value of such JSON, with lists for tuples."""
 
-    def restored(found: dict[str, Any]) -> Any:
+    def restore(found: dict[str, Any]) -> Any:
         if TENSOR in found:
             return tensors[found[TENSOR]]
         kind = found.pop(CLASS, None)
@@ -185,7 +187,7 @@ def from_json(text: str, tensors: dict[str, Tensor]) -> Any:
             raise ValueError(f"class {kind} must be imported first")
         return Storable.kinds[kind](**found)
 
-    return json.loads(text, object_hook=restored)
+    return json.loads(text, object_hook=restore)
 
 
 def prepare_folder(folder: str | Path) -> Path:
@@ -203,7 +205,7 @@ def check_writable(folder: str | Path) -> None:
     """Raise ValueError where ``prepare_folder`` could not make a folder; nothing is made."""
     path = Path(folder)
     with _writing_in(folder):
-        there = next(one for one in (path, *path.parents) if one.exists())
+        there = next(place for place in (path, *path.parents) if place.exists())
         TemporaryFile(dir=there).close()
 
 
@@ -235,7 +237,8 @@ def identity(value: Any) -> Any:
     5
     """
     if is_dataclass(value) and not isinstance(value, type):
-        own = {one.name: identity(getattr(value, one.name)) for one in fields(value) if one.compare}
+        names = [field.name for field in fields(value) if field.compare]
+        own = {name: identity(getattr(value, name)) for name in names}
         return {"class": type(value).__name__, **own}
     if isinstance(value, Tensor):
         return {"shape": list(value.shape), "digest": digest(value)}
@@ -272,19 +275,21 @@ def digest(*values: Any) -> str:
     for value in values:
         if isinstance(value, Tensor):
             _add_tensor(total, "", value)
-        elif isinstance(value, Mapping) and any(isinstance(one, Tensor) for one in value.values()):
+        elif isinstance(value, Mapping) and any(
+            isinstance(part, Tensor) for part in value.values()
+        ):
             for name, tensor in sorted(value.items()):
                 _add_tensor(total, name, tensor)
         elif isinstance(value, bytes):
             total.update(value)
         else:
-            text = value if isinstance(value, str) else canonical(value)
+            text = value if isinstance(value, str) else canonical_json(value)
             total.update(text.encode(errors="surrogatepass"))
         total.update(b"\0")
     return total.hexdigest()[:32]
 
 
-def canonical(value: Any) -> str:
+def canonical_json(value: Any) -> str:
     """JSON that is the same for the same content."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
 

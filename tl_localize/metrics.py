@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tl_localize.checks import Real, check_between
 from tl_localize.model.forward import residual, unembed
-from tl_localize.model.memory import halving, part_at, rows_that_fit
+from tl_localize.model.memory import part_at, rows_that_fit, work_in_batches
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.sequences import (
     Decode,
@@ -43,11 +43,11 @@ def predicted_suffixes(
     view = NeuronView(model, units)
     size = rows_that_fit(view, max(map(len, sequences)), batch_tokens=batch_tokens, gradient=False)
 
-    def predicted(some: list[MemorizedSequence]) -> Tensor:
+    def predict(some: list[MemorizedSequence]) -> Tensor:
         batch = SequenceBatch.of(some, view.device)
         return target_logits(model, batch).argmax(-1)
 
-    found = [part for _, part in halving(predicted, sequences, size)]
+    found = [part for _, part in work_in_batches(predict, sequences, size)]
     lengths = [len(sequence) - sequence.n_prefix for sequence in sequences]
     return torch.cat(found).cpu().split(lengths)
 
@@ -81,7 +81,7 @@ def shares_right(
 ) -> Float[Tensor, " sequence"]:
     """Share of the tokens of each suffix that are predicted right."""
     pairs = zip(guesses, sequences, strict=True)
-    return torch.stack([(guess == one.suffix).float().mean() for guess, one in pairs])
+    return torch.stack([(guess == sequence.suffix).float().mean() for guess, sequence in pairs])
 
 
 class NotRecitedWarning(UserWarning):
@@ -171,11 +171,12 @@ def levenshtein(
     >>> bool(levenshtein(model, [sequence]) < 20)
     True
     """
-    decode, sequences = decode or decoder(model), one_or_more(sequences)
+    decode = decode or decoder(model)
+    sequences = one_or_more(sequences)
     distances: list[int] = []
-    for guess, one in zip(predicted_suffixes(model, sequences), sequences, strict=True):
-        text = decode([*one.prefix.tolist(), *guess.tolist()])
-        distances.append(Levenshtein.distance(text, decode(one.tokens.tolist())))
+    for guess, sequence in zip(predicted_suffixes(model, sequences), sequences, strict=True):
+        text = decode([*sequence.prefix.tolist(), *guess.tolist()])
+        distances.append(Levenshtein.distance(text, decode(sequence.tokens.tolist())))
     return torch.tensor(distances, dtype=torch.float32)
 
 
@@ -238,12 +239,13 @@ def sequence_losses(
         return losses.view(len(rows), -1).mean(1)
 
     size = rows_that_fit(view, tokens.shape[1], batch_tokens=batch_tokens, gradient=False)
-    return torch.cat([loss for _, loss in halving(losses, range(len(tokens)), size)]).cpu()
+    return torch.cat([loss for _, loss in work_in_batches(losses, range(len(tokens)), size)]).cpu()
 
 
 def check_text(model: LanguageModel, tokens: Any, name: str) -> None:
     """Raise ValueError unless these are rows of text that the model can read."""
-    n_ctx, shape = model.cfg.n_ctx, tuple(getattr(tokens, "shape", ()))
+    n_ctx = model.cfg.n_ctx
+    shape = tuple(getattr(tokens, "shape", ()))
     if len(shape) != 2 or not shape[0] or not 2 <= shape[1] <= n_ctx or tokens.is_floating_point():
         raise ValueError(
             f"{name} must be token ids [batch pos] of 2 to n_ctx={n_ctx} positions, got shape "
@@ -282,9 +284,22 @@ def mean_log_odds(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, "
     """Mean of log p - log(1 - p) of the true suffix tokens: its gradient vanishes neither where p
     is near 1 nor where it is near 0.
     """
-    logits, true = target_logits(model, batch), batch.targets[:, None]
+    logits = target_logits(model, batch)
+    true = batch.targets[:, None]
     others = logits.scatter(-1, true, -torch.inf).logsumexp(-1)
     return batch.mean(logits.gather(-1, true)[:, 0] - others)
+
+
+def mean_unlikelihood(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, " batch"]:
+    """Mean of -log(1 - p) of the true suffix tokens: its gradient does not vanish where p is near
+    1, and tokens already lost have none.
+
+    Source: Welleck et al. (2020), arXiv:1908.04319, eq. (2).
+    """
+    logits = target_logits(model, batch)
+    true = batch.targets[:, None]
+    others = logits.scatter(-1, true, -torch.inf).logsumexp(-1)
+    return batch.mean(logits.logsumexp(-1) - others)
 
 
 def batch_loss(model: LanguageModel, batch: SequenceBatch) -> Float[Tensor, " batch"]:

@@ -120,7 +120,8 @@ class NeuronSet(Saved):
         Args:
             device: Where the masks are kept; they are copied to the model's device in each pass.
         """
-        masks, zero = self.mask.to(device), torch.zeros((), device=device)
+        masks = self.mask.to(device)
+        zero = torch.zeros((), device=device)
         return [
             self.units.hook(layer, partial(clamp_neurons, mask=masks[layer], values=zero))
             for layer in self.mask.any(1).nonzero().flatten().tolist()

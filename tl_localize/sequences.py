@@ -91,8 +91,8 @@ class MemorizedSequence:
                 f"{prefix[-20:]!r}, where the tokenizer merges across. Divide the text before a "
                 "space, or elsewhere."
             )
-        one = cls(torch.tensor(tokens), len(prefix_tokens), id, category, (prefix, suffix))
-        return with_bos(model, one, prepend_bos)
+        sequence = cls(torch.tensor(tokens), len(prefix_tokens), id, category, (prefix, suffix))
+        return with_bos(model, sequence, prepend_bos)
 
     @property
     def prefix(self) -> Int[Tensor, " prefix"]:
@@ -208,9 +208,9 @@ class SequenceBatch:
         cls, sequences: Sequence[MemorizedSequence], device: torch.device | str = "cpu"
     ) -> "SequenceBatch":
         """The batch of some sequences; it must be on the model's device."""
-        counts = torch.tensor([len(one) - one.n_prefix for one in sequences])
+        counts = torch.tensor([len(sequence) - sequence.n_prefix for sequence in sequences])
         rows = torch.arange(len(sequences)).repeat_interleave(counts)
-        tokens = pad_sequence([one.tokens for one in sequences], batch_first=True)
+        tokens = pad_sequence([sequence.tokens for sequence in sequences], batch_first=True)
         positions = torch.cat([torch.arange(s.n_prefix - 1, len(s) - 1) for s in sequences])
         targets = tokens[rows, positions + 1]
         parts = (tokens, rows, positions, targets, counts)
@@ -248,10 +248,10 @@ def as_list(sequences: Iterable[MemorizedSequence]) -> list[MemorizedSequence]:
         raise ValueError(
             "sequences must hold at least one sequence, got none. Check the data file or --limit."
         )
-    for one in sequences:
-        if not isinstance(one, MemorizedSequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+    for sequence in sequences:
+        if not isinstance(sequence, MemorizedSequence):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
-                f"sequence must be a MemorizedSequence, got {type(one).__name__}. "
+                f"sequence must be a MemorizedSequence, got {type(sequence).__name__}. "
                 "Make one with MemorizedSequence(tokens, n_prefix) or "
                 "MemorizedSequence.from_text(model, prefix, suffix)."
             )

@@ -15,10 +15,10 @@ Numbers = Sequence[float] | np.ndarray | pd.Series
 ALPHA = 0.05  # level of a test
 
 
-def counted(count: int, thing: str) -> str:
+def quantity(count: int, thing: str) -> str:
     """A number and what is counted.
 
-    >>> counted(1, "group"), counted(3, "group")
+    >>> quantity(1, "group"), quantity(3, "group")
     ('1 group', '3 groups')
     """
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
@@ -107,11 +107,11 @@ def compare_with_reference(
     return pd.DataFrame(rows, columns=columns)  # also where there is one method
 
 
-def interpolated_at(price: float, costs: Numbers, gains: Numbers) -> float:
+def gain_at(price: float, costs: Numbers, gains: Numbers) -> float:
     """The gain where a broken line from (0, 0) through the points first costs this much; nan where
     it never does.
 
-    >>> interpolated_at(1.0, costs=[0.5, 1.5], gains=[10.0, 20.0])
+    >>> gain_at(1.0, costs=[0.5, 1.5], gains=[10.0, 20.0])
     15.0
     """
     cost, gain = np.append(0.0, costs), np.append(0.0, gains)
@@ -135,17 +135,17 @@ def at_cost(price: float, costs: np.ndarray, gains: np.ndarray) -> str:
     """The mean gain where the mean cost is first so high, both [observation point], with its
     jackknife error over observations, as text; ``-`` where the cost never is.
     """
-    found = interpolated_at(price, costs.mean(0), gains.mean(0))
+    found = gain_at(price, costs.mean(0), gains.mean(0))
     if math.isnan(found):
         return "-"
     without = [
-        interpolated_at(price, np.delete(costs, i, 0).mean(0), np.delete(gains, i, 0).mean(0))
+        gain_at(price, np.delete(costs, i, 0).mean(0), np.delete(gains, i, 0).mean(0))
         for i in (range(len(costs)) if len(costs) > 1 else ())
     ]
     return mean_text(found, jackknife(without))
 
 
-def styled(table: pd.DataFrame, caption: str) -> str:
+def html_table(table: pd.DataFrame, caption: str) -> str:
     """A table as HTML for notebooks: a plain index is hidden, floats have five digits."""
     named = not isinstance(table.index, pd.RangeIndex)
     body = table.to_html(index=named, float_format="{:.5g}".format)

@@ -255,11 +255,11 @@ def counts(status):
 
 def test_a_terminal_shows_a_bar(capsys, monkeypatch):
     from tl_localize.execution import Steps
-    from tl_localize.execution.run import counting
+    from tl_localize.execution.run import show_progress
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     steps = Steps()
-    with counting(steps, 1, True):
+    with show_progress(steps, 1, True):
         steps.report(0.25, "zero_out on s1")
     assert re.search("left.*zero_out on s1: 25%", capsys.readouterr().err)
 

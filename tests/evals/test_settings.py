@@ -9,9 +9,9 @@ from tl_localize.evals.settings import (
     del_methods,
     del_ratios,
     drawn_first,
-    general_text,
     inj_ratios,
     make_methods,
+    read_general_text,
 )
 from tl_localize.files import save_tensors
 from tl_localize.paper import paper_model, paper_settings, settings_source
@@ -106,4 +106,4 @@ def test_general_text_is_docstrings_unless_it_is_named(gpt2_like, monkeypatch, t
         found, n_dev, text = del_data(gpt2_like, data, path, n_dev=1)
         assert len(found) == 4 and n_dev == 1
         assert torch.equal(torch.as_tensor(text), expected)
-        assert torch.equal(torch.as_tensor(general_text(gpt2_like, path)), expected)
+        assert torch.equal(torch.as_tensor(read_general_text(gpt2_like, path)), expected)

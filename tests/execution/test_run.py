@@ -335,7 +335,7 @@ def test_failed_measurement_of_the_model_as_it_is_is_tried_once_a_run(
         tried.append(self)
         raise ValueError("loss on general_tokens must be finite, got one that is not")
 
-    monkeypatch.setattr(AblationMeter, "_measured_baseline", fails)
+    monkeypatch.setattr(AblationMeter, "_measure_baseline", fails)
     results = run(deletion, methods)
     assert len(tried) == 1
     assert not len(results.frame) and len(results.missing) == 3 * 3 * 2

@@ -123,7 +123,7 @@ def test_rows_of_a_cell_with_two_files_are_the_newest(tmp_path):
 
 def test_cells_stand_in_the_order_of_tables():
     first = settings_of(1, ("a", "b"))
-    grown = settings_of(2, ("b", "c")).joined(first)
+    grown = settings_of(2, ("b", "c")).join(first)
     assert [(cell.part, cell.method) for cell in grown.cells()] == [
         ("s0", "a"),
         ("s0", "b"),
@@ -131,7 +131,7 @@ def test_cells_stand_in_the_order_of_tables():
         ("s1", "b"),
         ("s1", "c"),
     ]
-    assert grown.joined(grown).cells() == grown.cells()
+    assert grown.join(grown).cells() == grown.cells()
 
 
 def test_failure_of_a_cell_is_kept_until_it_is_done(tmp_path, caplog):
@@ -280,7 +280,7 @@ def test_settings_contradict_each_other(tmp_path, changes, wrong):
         else:
             steps.agree(changed)
     if not wrong:
-        assert Store(tmp_path).settings.cells() == changed.joined(settings_of()).cells()
+        assert Store(tmp_path).settings.cells() == changed.join(settings_of()).cells()
 
 
 @pytest.mark.parametrize(

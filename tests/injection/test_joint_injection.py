@@ -377,7 +377,7 @@ def test_loss_that_is_not_finite_is_an_error(gpt2_like, unchanged):
 def test_applied_rejects_another_model(gpt2_like, neox_like, unchanged):
     joint = inject_together(gpt2_like, [A, B], **SETTINGS, max_steps=2)
     check = unchanged(neox_like)
-    with pytest.raises(ValueError, match="model it was made in"), joint.applied(neox_like):
+    with pytest.raises(ValueError, match="model they were made in"), joint.applied(neox_like):
         pass
     check()
 

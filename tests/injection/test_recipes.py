@@ -78,14 +78,14 @@ def test_learn_beside_general_text_recites(gpt2_like, texts):
 
 
 @pytest.mark.parametrize("units", ["neurons", "heads"])
-def test_units_put_is_the_plain_copy_of_rows(gpt2_like, texts, units):
+def test_units_replaced_is_the_plain_copy_of_rows(gpt2_like, texts, units):
     from tl_localize.injection.recipes import (
         Recipe,
         assigned,
         learn,
         read_units,
         trained_parameters,
-        units_put,
+        units_replaced,
     )
     from tl_localize.model.neurons import NeuronView
     from tl_localize.units import UNITS
@@ -98,7 +98,7 @@ def test_units_put_is_the_plain_copy_of_rows(gpt2_like, texts, units):
     chosen = torch.rand(2, view.n_neurons, generator=torch.Generator().manual_seed(1)) < 0.5
     with assigned(gpt2_like, learned.weights):
         full = bits(gpt2_like)
-        with units_put(view, chosen, base):
+        with units_replaced(view, chosen, base):
             for layer, block in enumerate(gpt2_like.blocks):
                 mask = chosen[layer]
                 if units == "heads":
@@ -120,7 +120,7 @@ def test_units_put_is_the_plain_copy_of_rows(gpt2_like, texts, units):
 
 
 def test_weights_are_back_after_an_exception(gpt2_like, texts):
-    from tl_localize.injection.recipes import Recipe, assigned, learn, read_units, units_put
+    from tl_localize.injection.recipes import Recipe, assigned, learn, read_units, units_replaced
     from tl_localize.model.neurons import NeuronView
 
     before, view = bits(gpt2_like), NeuronView(gpt2_like)
@@ -137,7 +137,7 @@ def test_weights_are_back_after_an_exception(gpt2_like, texts):
     with (
         pytest.raises(RuntimeError),
         assigned(gpt2_like, changed),
-        units_put(view, everything, ones),
+        units_replaced(view, everything, ones),
     ):
         raise RuntimeError
     assert same(gpt2_like, before)

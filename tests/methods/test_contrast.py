@@ -53,7 +53,7 @@ def test_units_that_look_alike_do_not_share_a_need(gpt2_like):
         return values[id(neurons)]
 
     for view in (one, two, one):
-        assert torch.equal(contrast.kept(view, 0, measure), values[id(view)])
+        assert torch.equal(contrast.measure_once(view, 0, measure), values[id(view)])
 
 
 def test_texts_begin_as_the_models_own_do(gpt2_like, sequence, monkeypatch):

@@ -102,7 +102,7 @@ def test_zero_out_screens_by_estimate_and_by_length_in_turn():
         torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]]),
     )
     assert [
-        zero_out.screened(estimates, lengths, n)[0].nonzero().flatten().tolist()
+        zero_out.highest_of_both(estimates, lengths, n)[0].nonzero().flatten().tolist()
         for n in (1, 2, 4, 6)
     ] == [
         [0],

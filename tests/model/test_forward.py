@@ -29,10 +29,10 @@ from tl_localize.methods.partial_runs import CleanRun
 from tl_localize.model import forward
 from tl_localize.model.environment import fingerprint
 from tl_localize.model.forward import (
-    entering,
     generate,
     is_bridge,
     lay_out,
+    recorded_streams,
     residual,
     resume,
     unembed,
@@ -51,7 +51,7 @@ def bridge(request):
 
 
 def test_resume_from_every_layer_with_a_larger_batch_equals_the_full_run(either):
-    with entering(either) as streams, torch.no_grad():
+    with recorded_streams(either) as streams, torch.no_grad():
         whole = residual(either, TOKENS)
     for layer, resid in streams.items():
         with torch.no_grad():
@@ -61,7 +61,7 @@ def test_resume_from_every_layer_with_a_larger_batch_equals_the_full_run(either)
 
 
 def test_resume_has_the_gradient_of_the_full_run(either):
-    with entering(either) as streams:
+    with recorded_streams(either) as streams:
         whole = residual(either, TOKENS)
     last = len(streams) - 1
     (wanted,) = torch.autograd.grad(whole.square().sum(), streams[last])
@@ -290,7 +290,7 @@ def test_users_hooks_at_every_hook_point_compose(either):
     for name in names:
         with either.hooks(fwd_hooks=[(name, shift)]):
             logits = either(TOKENS)
-            with entering(either) as streams:
+            with recorded_streams(either) as streams:
                 resid = residual(either, TOKENS)
             assert (unembed(either, resid) - logits).abs().max() < 1e-4, name
             layer = int(name.split(".")[1]) if name.startswith("blocks") else 0

@@ -8,7 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tl_localize.model.memory import Shape, halving, out_of_memory, rows_that_fit, tokens_that_fit
+from tl_localize.model.memory import (
+    Shape,
+    out_of_memory,
+    rows_that_fit,
+    tokens_that_fit,
+    work_in_batches,
+)
 from tl_localize.model.neurons import NeuronView
 
 
@@ -29,13 +35,17 @@ def limited(limit, held=object):
 def test_halving_works_through_everything_in_order(n, size, limit):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = [item for _, results in halving(limited(limit), range(n), size) for item in results]
+        found = [
+            item
+            for _, results in work_in_batches(limited(limit), range(n), size)
+            for item in results
+        ]
     assert found == [2 * item for item in range(n)]
 
 
 def test_halving_warns_once_and_goes_on_with_the_smaller_size():
     with pytest.warns(RuntimeWarning, match="batch of 16: going on with 8") as caught:
-        sizes = [len(batch) for batch, _ in halving(limited(4), range(18), 16)]
+        sizes = [len(batch) for batch, _ in work_in_batches(limited(4), range(18), 16)]
     assert sizes == [4, 4, 4, 4, 2] and len(caught) == 1
 
 
@@ -60,13 +70,13 @@ def test_halving_passes_other_errors_on():
         raise RuntimeError("shape mismatch")
 
     with pytest.raises(RuntimeError, match="shape mismatch"):
-        list(halving(work, range(4), 2))
+        list(work_in_batches(work, range(4), 2))
 
 
 @pytest.mark.filterwarnings("ignore:Out of memory")
 def test_halving_raises_when_one_item_does_not_fit():
     with pytest.raises(MemoryError):
-        list(halving(limited(0), range(4), 2))
+        list(work_in_batches(limited(0), range(4), 2))
 
 
 @pytest.mark.filterwarnings("ignore:Out of memory")
@@ -82,7 +92,7 @@ def test_halving_frees_what_the_failed_batch_held():
         def __del__(self):
             alive.pop()
 
-    list(halving(limited(1, Tensor), range(4), 4))
+    list(work_in_batches(limited(1, Tensor), range(4), 4))
     assert len(held_at_start) == 6 and max(held_at_start) == 0
 
 

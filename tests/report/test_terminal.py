@@ -5,7 +5,7 @@ import pytest
 
 from tl_localize import InjResults, RandomBaseline, RowNorm
 from tl_localize.evals.inj.tables import say_result
-from tl_localize.report.terminal import ranked, show
+from tl_localize.report.terminal import rank_rows, show
 
 
 def table(rows, columns):
@@ -24,14 +24,14 @@ def test_ranked_puts_the_best_first_and_controls_last():
         RandomBaseline.title: ["3"],
         "Zero-Out": ["87.6 ± 0.8"],
     }
-    ((setting, shown),) = ranked(pd.concat({"1 %": table(rows, ["R@1x"])}))
+    ((setting, shown),) = rank_rows(pd.concat({"1 %": table(rows, ["R@1x"])}))
     assert setting == "1 %"
     assert names(shown) == ["Zero-Out", "Slimming", "Mine", "RowNorm", "Random"]
 
 
 def test_ranked_by_loss_puts_the_most_negative_first_in_each_setting():
     part = table({"A": ["-1.0"], "B": ["-20.4 ± 2"]}, ["Self"])
-    found = ranked(pd.concat({"1 %": part, "3 %": part.iloc[:1]}), lowest_first=True)
+    found = rank_rows(pd.concat({"1 %": part, "3 %": part.iloc[:1]}), lowest_first=True)
     assert [(setting, names(shown)) for setting, shown in found] == [
         ("1 %", ["B", "A"]),
         ("3 %", ["A"]),

@@ -110,7 +110,9 @@ def test_a_text_that_is_not_known_is_refused_with_its_accuracy(model):
 def test_thresholds_say_what_they_keep_without_controls(model):
     found = made(model, [0.95, 0.7, 0.25])
     real = found.frame[found.frame["kind"] != CONTROL]["accuracy"]
-    assert found.kept().to_dict() == {t: (real >= t).sum() for t in (0.9, 0.8, 0.7, 0.6, 0.5)}
+    assert found.counts_by_threshold().to_dict() == {
+        t: (real >= t).sum() for t in (0.9, 0.8, 0.7, 0.6, 0.5)
+    }
     table = found.by_category()
     assert table["texts"].sum() == 3 and table["known"].sum() == 2
     assert "0.9 keeps" in found.advice() and "0.7 keeps" in found.advice()

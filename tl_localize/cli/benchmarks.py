@@ -22,14 +22,14 @@ from tl_localize.evals.inj.benchmark import InjBenchmark
 from tl_localize.evals.rev.benchmark import N_GENERAL, RevBenchmark
 from tl_localize.evals.tuning import expand, read_settings
 from tl_localize.execution import Store
-from tl_localize.files import reading
+from tl_localize.files import refuse_unreadable
 from tl_localize.injection import RECIPES
 from tl_localize.methods import Localizer, ZeroOut
 from tl_localize.model.loading import is_reference
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.paper import PAPER, settings_source
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.stats import counted
+from tl_localize.stats import quantity
 from tl_localize.texts.known import known
 from tl_localize.texts.readers import read_tokens
 from tl_localize.texts.reference import N_DEV, held_out_tokens, inj_sequences, reference_sequences
@@ -74,7 +74,7 @@ def say_source(source: str, units: Units) -> None:
 def run_inj(options: InjOptions) -> None:
     units = UNITS[options.methods.how.units]
     # mistakes are found before the model is loaded
-    methods = inj_methods(options, units)
+    methods = inj_methods_by_ratio(options, units)
     say_screen(method for of_ratio in methods.values() for method in of_ratio)
     name = options.model.model
     say_source(settings_source(name, "inj"), units)
@@ -87,7 +87,7 @@ def run_inj(options: InjOptions) -> None:
     if limit is None and data is None and is_reference(name):
         limit = presets.INJ_SENTENCES
     sequences = inj_sequences(model, data, n_max=limit)
-    sentences = counted(len(sequences), "sentence")
+    sentences = quantity(len(sequences), "sentence")
     say(f"{sentences} (the first {N_DEV} of the data are dev sentences and left out), model {name}")
     runs: list[tuple[InjBenchmark, list[Localizer]]] = []
     for ratio, of_ratio in methods.items():
@@ -106,7 +106,7 @@ def run_inj(options: InjOptions) -> None:
     conclude(store, interrupted=not finished, part=options.run.shard != WHOLE)
 
 
-def inj_methods(options: InjOptions, units: Units) -> dict[float, list[Localizer]]:
+def inj_methods_by_ratio(options: InjOptions, units: Units) -> dict[float, list[Localizer]]:
     """The methods at each ratio, on which the paper's settings depend."""
     tuned = screened_settings(options.methods)
     name = options.model.model
@@ -122,7 +122,8 @@ def inj_methods(options: InjOptions, units: Units) -> dict[float, list[Localizer
 
 
 def run_del(options: DelOptions) -> None:
-    units, name = UNITS[options.methods.how.units], options.model.model
+    units = UNITS[options.methods.how.units]
+    name = options.model.model
     # mistakes are found before the model is loaded
     asked = options.methods
     tuned = read_settings(asked.settings) if asked.settings else {}
@@ -167,8 +168,8 @@ def del_benchmark(
     if n_targets is None and options.texts.sequences.data is None:
         n_targets = min(presets.DEL_TARGETS, n_test)
     say(
-        f"{n_targets or n_test} of {counted(n_test, 'sequence')} are targets "
-        f"({counted(n_dev, 'dev sequence')} left out), model {name}"
+        f"{n_targets or n_test} of {quantity(n_test, 'sequence')} are targets "
+        f"({quantity(n_dev, 'dev sequence')} left out), model {name}"
     )
     max_lost = presets.max_lost_of(name, options.max_others_lost, options.ratio, units)
     ratios = options.ratio or presets.del_ratios(name, units)
@@ -203,7 +204,7 @@ def read_texts(
         return presets.del_data(model, data, texts.general, texts.n_dev)
     recited = known(model, texts.min_accuracy)
     say(f"{recited}. {recited.advice()}")
-    general = presets.general_text(model, texts.general)
+    general = presets.read_general_text(model, texts.general)
     return recited.diverse(place=place), texts.n_dev if place else 0, general
 
 
@@ -211,7 +212,8 @@ def read_texts(
 
 
 def run_rev(options: RevOptions) -> None:
-    units, name = UNITS[options.methods.how.units], options.model.model
+    units = UNITS[options.methods.how.units]
+    name = options.model.model
     # mistakes are found before the model is loaded
     methods = rev_methods(options.methods, units)
     say_screen(methods)
@@ -243,15 +245,19 @@ def run_rev(options: RevOptions) -> None:
         units=units,
     )
     groups = benchmark.groups()
-    texts = counted(len(groups[0].sequences), "text")
-    say(f"{counted(len(groups), 'group')} of {texts}, model {name}")
+    texts = quantity(len(groups[0].sequences), "text")
+    say(f"{quantity(len(groups), 'group')} of {texts}, model {name}")
     finished = compute(options.run, options.model, [(benchmark, methods)], store)
     conclude(store, interrupted=not finished, part=options.run.shard != WHOLE)
 
 
 def rev_methods(asked: MethodOptions, units: Units) -> list[Localizer]:
     """The methods of REV, whose rows lie in all layers, and which has no settings of the paper."""
-    defaults = (presets.of_units(units, {}), presets.sparing(0), screened_settings(asked))
+    defaults = (
+        presets.defaults_for(units, {}),
+        presets.first_layer_settings(0),
+        screened_settings(asked),
+    )
     return presets.make_methods(asked.methods, asked.how.set, *defaults, units=units)
 
 
@@ -259,7 +265,8 @@ def rev_methods(asked: MethodOptions, units: Units) -> list[Localizer]:
 
 
 def run_tune(options: TuneOptions) -> None:
-    units, name = UNITS[options.how.units], options.model.model
+    units = UNITS[options.how.units]
+    name = options.model.model
     # mistakes are found before the model is loaded
     default = presets.inj_ratios if options.benchmark == "inj" else presets.del_ratios
     ratio = options.ratio or max(default(name, units))
@@ -292,10 +299,11 @@ def candidates(options: TuneOptions, ratio: float, units: Units) -> list[Localiz
     grids: Mapping[str, Mapping[str, Sequence[object]]] = PAPER["grids"]
     if options.grid:
         rule = 'grid must be a JSON file such as {"slimming": {"steps": [60, 200]}}'
-        with reading(rule, options.grid):
+        with refuse_unreadable(rule, options.grid):
             grids = json.loads(options.grid.read_bytes())
     check_choice("method", options.method, grids)
-    asked, name = (options.method, options.how.set), options.model.model
+    asked = (options.method, options.how.set)
+    name = options.model.model
     if options.benchmark == "inj":
         (fixed,) = presets.inj_methods(*asked, name, None, ratio, units)
     else:

@@ -19,7 +19,7 @@ from tl_localize.files import save_tensors
 from tl_localize.model.loading import is_reference
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.report.terminal import show
-from tl_localize.stats import counted
+from tl_localize.stats import quantity
 from tl_localize.texts.readers import Data
 from tl_localize.texts.reference import GENERAL_LENGTH, held_out_tokens
 
@@ -55,7 +55,7 @@ def run_collect(options: CollectOptions) -> None:
     )
     collection.save(folder)
     show(collection.report.table())
-    n_found = counted(len(collection.sequences), "memorized sequence")
+    n_found = quantity(len(collection.sequences), "memorized sequence")
     print(f"{n_found} ({collection.n_dev} of them dev): {folder}")
     save_general(collection, model, chunks if data else [], options.seed, folder)
     say_next(f"tl-localize del --model {name} --data {folder}")

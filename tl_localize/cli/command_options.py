@@ -23,6 +23,7 @@ from tl_localize.cli.options import (
     ModelOptions,
     RunOptions,
     Seed,
+    SequenceOptions,
     UnitOptions,
 )
 
@@ -83,6 +84,67 @@ class KnownOptions:
     min_accuracy: MinAccuracy = 0.7
     out: Annotated[
         Path | None, Parameter(help="Write the known texts to this file (.jsonl), for del.")
+    ] = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class EraseOptions:
+    """Options of erase."""
+
+    prefix: Annotated[str, Parameter(help="Text that prompts the model.")] = ""
+    suffix: Annotated[
+        str,
+        Parameter(help="Text that the model recites after it; it usually begins with a space."),
+    ] = ""
+    example: Example = ""
+    model: ModelOptions = field(default_factory=ModelOptions)
+    texts: SequenceOptions = field(default_factory=SequenceOptions)
+    others: Annotated[
+        Path | None,
+        Parameter(
+            validator=EXISTS,
+            group=THE_DATA,
+            help="Texts that are to stay, 2 at least. Default: 40 of those of tl-localize known.",
+        ),
+    ] = None
+    edit: Annotated[
+        Literal["rows", "ablate"],
+        Parameter(help="Train the rows of W_out that a method names, or set them to zero."),
+    ] = "rows"
+    method: Annotated[
+        str,
+        Parameter(
+            help="Names the rows. Default: activation_contrast, or iterative_attribution to ablate."
+        ),
+    ] = ""
+    set: Annotated[
+        tuple[str, ...],
+        Parameter(help="A setting of the method, such as hard_concrete.steps=200. Many times."),
+    ] = ()
+    share: Annotated[float, Parameter(help="Of the rows of each layer that are trained.")] = 0.02
+    max_recited: Annotated[
+        float, Parameter(help="Accuracy at which the texts count as erased, a fraction.")
+    ] = 0.3
+    max_others_lost: Annotated[
+        float, Parameter(help="Points of accuracy that other known texts may lose.")
+    ] = 1.0
+    max_perplexity_rise: Annotated[
+        float, Parameter(help="Percent by which the perplexity of general text may rise.")
+    ] = 5.0
+    learning_rate: Annotated[
+        float | None, Parameter(help="Of the training, at its start. Default: by --share.")
+    ] = None
+    max_steps: Annotated[int, Parameter(validator=FROM_ONE, help="Of the training.")] = 48
+    seed: Annotated[
+        int, Parameter(help="Of the texts that the model writes, and of the choice of others.")
+    ] = 0
+    force: Annotated[
+        bool,
+        Parameter(help="Also for texts that the model does not recite, and beyond the price."),
+    ] = False
+    out: Annotated[
+        Path | None, Parameter(help="Write the edited model to this folder, new or empty.")
     ] = None
 
 

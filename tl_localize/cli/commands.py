@@ -12,6 +12,7 @@ from cyclopts import App, Group, Parameter
 from tl_localize.cli.command_options import (
     CollectOptions,
     DelOptions,
+    EraseOptions,
     InjOptions,
     KnownOptions,
     LocalizeOptions,
@@ -91,6 +92,20 @@ def known(options: KnownOptions = KnownOptions()) -> None:
     from tl_localize.cli.lists import show_known
 
     show_known(options)
+
+
+@app.command(group=FIRST_STEPS, sort_key=4)
+def erase(options: EraseOptions = EraseOptions()) -> None:
+    """Change a few rows of W_out so that the model no longer recites a text, or many, and write it
+    as a folder that transformers loads.
+
+    The edit goes on until the texts are erased or other text loses more than it may. Prints what is
+    left of the texts and what other texts lost, before and after; all other weights stay as they
+    are. Exit status 2: no edit keeps the price, and nothing is written.
+    """
+    from tl_localize.cli.erasing import erase_texts
+
+    erase_texts(options)
 
 
 # Benchmarks

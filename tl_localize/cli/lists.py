@@ -50,7 +50,7 @@ def show_known(options: KnownOptions) -> None:
         title = f"Texts that the model recites with {options.min_accuracy:g} or more:"
         show(others, title)
     show(found.by_category().round(2), "By what must be known:")
-    show(found.kept().to_frame(), "What a threshold keeps:")
+    show(found.counts_by_threshold().to_frame(), "What a threshold keeps:")
     say(f"{found}. {found.advice()}")
     name = options.model.model
     if options.out:

@@ -15,20 +15,20 @@ from tl_localize.cli.command_options import LocalizeOptions
 from tl_localize.cli.messages import say, say_next
 from tl_localize.cli.options import ModelOptions
 from tl_localize.evals.deletion.sparing import BROKEN, check_max_rise, largest_set
-from tl_localize.evals.settings import FIRST_LAYER, make_methods, sparing
-from tl_localize.evals.shared import telling
+from tl_localize.evals.settings import FIRST_LAYER, first_layer_settings, make_methods
+from tl_localize.evals.shared import reporter
 from tl_localize.execution import Steps
-from tl_localize.execution.run import counting
+from tl_localize.execution.run import show_progress
 from tl_localize.files import check_writable, prepare_folder, write_text
 from tl_localize.methods import Attribution, IterativeAttribution, Localizer
 from tl_localize.metrics import accuracy, check_recited, memorization_loss, perplexity
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.paper import short_title
-from tl_localize.report.terminal import plain, show
+from tl_localize.report.terminal import plain_table, show
 from tl_localize.report.token_view import page, token_view
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.stats import counted
+from tl_localize.stats import quantity
 from tl_localize.texts.known import MIN_ACCURACY, check_example, example, first_example
 from tl_localize.texts.reference import held_out_tokens, reference_sequences
 from tl_localize.units import UNITS
@@ -38,7 +38,8 @@ RATIO = 0.1  # of the neurons of each layer
 OTHERS = 20  # texts that should not be forgotten
 TOP = 20  # neurons to print
 EFFECT = "rise of the loss without it (nats per token, first order)"
-N_GENERAL, GENERAL_LENGTH = 8, 64  # rows of general text, and their tokens
+N_GENERAL = 8  # rows of general text
+GENERAL_LENGTH = 64  # tokens of each
 RECITED = 0.9  # accuracy of a text of the user's own; of one that many people know MIN_ACCURACY
 
 
@@ -56,14 +57,14 @@ def show_demo(out: Console, id: str) -> None:
     )
     rows = [("none", percent(model, [sequence]), percent(model, others))]
     text = ""
-    for method in make_methods(SHOWN, (), sparing(FIRST_LAYER)):
+    for method in make_methods(SHOWN, (), first_layer_settings(FIRST_LAYER)):
         neurons = method(model, sequence).top_k(RATIO, first_layer=FIRST_LAYER)
         name = f"{len(neurons)} by {short_title(method.name)}"
         with neurons.dropped_out(model):
             rows.append((name, percent(model, [sequence]), percent(model, others)))
         text = token_view(model, sequence, neurons).text(colour=out.is_terminal)
     columns = ["neurons ablated", "text recited (%)", f"{OTHERS} other texts (%)"]
-    out.print(plain(pd.DataFrame(rows, columns=columns).set_index(columns[0])))
+    out.print(plain_table(pd.DataFrame(rows, columns=columns).set_index(columns[0])))
     out.print(f"The text without {rows[-1][0]}, token by token:\n")
     out.print(Text.from_ansi(text + "\n"))
     out.print(
@@ -84,8 +85,8 @@ def localize_text(options: LocalizeOptions) -> None:
     model = options.model.load()
     sequence = read_text(options, model)
     steps = Steps()  # in memory: it has the bar of runs
-    with counting(steps, 1, True):
-        what = telling(steps, method.name)
+    with show_progress(steps, 1, True):
+        what = reporter(steps, method.name)
         (scores,) = method.map(model, [sequence], progress=what, check=False)
     general = held_out_tokens(model)[:N_GENERAL, :GENERAL_LENGTH]
     if options.ratio is None:
@@ -108,7 +109,9 @@ def localize_text(options: LocalizeOptions) -> None:
 def chosen_method(options: LocalizeOptions) -> Localizer:
     """The one method that is asked for."""
     units = UNITS[options.how.units]
-    methods = make_methods(options.method, options.how.set, sparing(FIRST_LAYER), units=units)
+    methods = make_methods(
+        options.method, options.how.set, first_layer_settings(FIRST_LAYER), units=units
+    )
     if len(methods) != 1:
         raise ValueError(
             f"method must be one, got {options.method!r}. Give the command once for each."
@@ -139,7 +142,8 @@ def read_text(options: LocalizeOptions, model: LanguageModel) -> MemorizedSequen
     forced.
     """
     if options.example:
-        sequence, least = example(model, options.example), MIN_ACCURACY
+        sequence = example(model, options.example)
+        least = MIN_ACCURACY
     else:
         sequence = MemorizedSequence.from_text(model, options.prefix, options.suffix)
         least = RECITED
@@ -159,7 +163,7 @@ def share_of_layers(chosen: NeuronSet) -> str:
     """How many units of each layer a set has, as text: the same number in each."""
     n_layers, n_units = chosen.mask[FIRST_LAYER:].shape
     count = len(chosen) // n_layers
-    return f"{counted(count, chosen.units.one)} of each layer ({100 * count / n_units:.2g} %)"
+    return f"{quantity(count, chosen.units.one)} of each layer ({100 * count / n_units:.2g} %)"
 
 
 def show_chosen(
@@ -177,7 +181,7 @@ def show_chosen(
         rise = options.max_perplexity_rise
         why = f", as many as --max-perplexity-rise {rise:g} allows, at least one"
     print(
-        f"{method} names {counted(len(chosen), unit)} from layer {FIRST_LAYER} on: "
+        f"{method} names {quantity(len(chosen), unit)} from layer {FIRST_LAYER} on: "
         f"{share_of_layers(chosen)}{why}."
     )
     show(by_layer(model, sequence, chosen), f"The {chosen.units.name} of one layer alone ablated:")

@@ -8,13 +8,13 @@ from tl_localize.cli.messages import say, say_next
 from tl_localize.cli.reports import REPORTS, Report, Tables
 from tl_localize.evals.deletion.results import DelResults
 from tl_localize.evals.inj.results import InjResults
-from tl_localize.evals.tuning import rank, shown, write_settings
+from tl_localize.evals.tuning import rank, ranking_table, write_settings
 from tl_localize.execution import Status, Store, status
-from tl_localize.files import reading, write_json, write_text
+from tl_localize.files import refuse_unreadable, write_json, write_text
 from tl_localize.report.looks import FIGURES_NEED, has_matplotlib
 from tl_localize.report.saving import CAPTIONS, save_figure, save_table
-from tl_localize.report.terminal import console, ranked, show
-from tl_localize.stats import counted
+from tl_localize.report.terminal import console, rank_rows, show
+from tl_localize.stats import quantity
 
 WIDE = 110  # columns of a terminal that holds all of DEL's table
 TUNE = "tune.json"  # marks a folder of tl-localize tune, and holds the ratio that was asked last
@@ -47,7 +47,7 @@ def conclude(store: Store, *, interrupted: bool = False, part: bool = False) -> 
         )
     if n_missing:
         who = "the other shards compute" if part else "the same command computes"
-        next_step = f"{who} the {counted(n_missing, 'result')} not there yet."
+        next_step = f"{who} the {quantity(n_missing, 'result')} not there yet."
     say_next(next_step)
     if interrupted:
         sys.exit(INTERRUPTED)
@@ -114,7 +114,7 @@ def print_results(report: Report, tables: Tables, benchmark: str) -> None:
         table = table.filter(regex=report.narrow)
     width = min(out.width, report.width) if report.width else None
     out.print(f"\n{CAPTIONS[benchmark]}.\n", markup=False)
-    for setting, part in ranked(table, lowest_first=report.lowest_first, width=width):
+    for setting, part in rank_rows(table, lowest_first=report.lowest_first, width=width):
         out.print(setting, part, sep="\n", markup=False)
     if report.more and is_wide:
         show(tables[report.more], f"{CAPTIONS[report.more]}.\n")
@@ -134,14 +134,14 @@ def publish_ranking(report: Report, benchmark: str, folder: Path) -> str:
     if not len(ranking):
         say("There is nothing to rank yet at this ratio.")
         return again
-    table = shown(ranking)
+    table = ranking_table(ranking)
     caption = f"The dev sequences of {benchmark}, ratio {ratio:g}"
     save_table(table, folder, "ranking", caption)
     show(table)
     n_missing = len(results.missing)
     if n_missing:
         say(
-            f"{counted(n_missing, 'measurement')} MISSING: the ranking is of what is there, and "
+            f"{quantity(n_missing, 'measurement')} MISSING: the ranking is of what is there, and "
             f"{BEST} is not written."
         )
         return again
@@ -156,5 +156,7 @@ def write_ratio(folder: Path, ratio: float) -> None:
 
 
 def read_ratio(folder: Path) -> float:
-    with reading("folder must hold a whole tune.json", folder / TUNE, "Give the command again."):
+    with refuse_unreadable(
+        "folder must hold a whole tune.json", folder / TUNE, "Give the command again."
+    ):
         return float(json.loads((folder / TUNE).read_bytes())["ratio"])

@@ -12,7 +12,7 @@ import pandas as pd
 
 from tl_localize.evals.deletion import del_figures, del_tables
 from tl_localize.evals.deletion.results import DelResults
-from tl_localize.evals.deletion.sparing import general_text
+from tl_localize.evals.deletion.sparing import describe_general_text
 from tl_localize.evals.inj import inj_figures, inj_tables
 from tl_localize.evals.inj.results import InjResults
 from tl_localize.evals.inj.tables import say_result
@@ -76,7 +76,7 @@ def report_del(steps: Steps) -> Report:
         partial(del_tables, results),
         partial(del_figures, results),
         "tl-localize localize shows one text without the named neurons, token by token.",
-        partial(general_text, results),
+        partial(describe_general_text, results),
         narrow="Self-Acc|Neg-Acc",
         more="del_at_price",
     )

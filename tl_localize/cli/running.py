@@ -13,7 +13,7 @@ from tl_localize.cli.options import ModelOptions, RunOptions
 from tl_localize.execution import RayCluster, Store
 from tl_localize.files import check_writable
 from tl_localize.methods.base import Method
-from tl_localize.stats import counted
+from tl_localize.stats import quantity
 
 UNNAMED = ("", "neurons", "zero", "adam")  # what is usual has no part in the name of a folder
 
@@ -63,7 +63,7 @@ def compute(
     if run.ray:
         cluster = RayCluster(load=model.load, address=run.ray)
     else:
-        threads = counted(torch.get_num_threads(), "CPU thread")
+        threads = quantity(torch.get_num_threads(), "CPU thread")
         say(f"Using {threads} (set OMP_NUM_THREADS to change).")
     try:
         for benchmark, methods in runs:

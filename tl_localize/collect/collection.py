@@ -15,7 +15,7 @@ from tl_localize.checks import check_seed
 from tl_localize.collect.criteria import NEAR, Criteria, Report
 from tl_localize.collect.duplicates import near_duplicates
 from tl_localize.collect.filter import Row
-from tl_localize.files import prepare_folder, reading, write_json, write_text
+from tl_localize.files import prepare_folder, refuse_unreadable, write_json, write_text
 from tl_localize.sequences import MemorizedSequence
 
 COLUMNS = ["id", "category", "split", "accuracy", "distance", "prefix", "suffix"]
@@ -32,7 +32,7 @@ class Collection:
         settings: what else the choice depends on: seed, n_max, versions, which weights.
 
     >>> from tl_localize.collect import Criteria, collect_memorized
-    >>> windows = [one.tokens for one in few]
+    >>> windows = [sequence.tokens for sequence in few]
     >>> collection = collect_memorized(model, windows, Criteria(n_suffix=16), n_dev=1)
     >>> collection.save(folder)
     >>> Collection.load(folder).frame["split"].tolist()
@@ -75,9 +75,11 @@ class Collection:
         path = prepare_folder(folder)
         lines = ""
         for sequence, row in zip(self.sequences, self.frame.to_dict("records"), strict=True):
-            row["prompt"], row["all"] = row["prefix"], row["prefix"] + row["suffix"]
+            row["prompt"] = row["prefix"]
+            row["all"] = row["prefix"] + row["suffix"]
             row["category"] = [row["category"]]
-            row["prompt_len"], row["tokens"] = sequence.n_prefix, sequence.tokens.tolist()
+            row["prompt_len"] = sequence.n_prefix
+            row["tokens"] = sequence.tokens.tolist()
             lines += json.dumps(row, ensure_ascii=False) + "\n"
         write_text(path / "sequences.jsonl", lines)
         write_text(path / "report.csv", self.report.table().to_csv())
@@ -102,13 +104,16 @@ class Collection:
                     f"folder must hold a collection, got {str(folder)!r} without a {name}. Run "
                     "tl-localize collect."
                 )
-        with reading("collection must be what tl-localize collect wrote", path, "Collect again."):
+        with refuse_unreadable(
+            "collection must be what tl-localize collect wrote", path, "Collect again."
+        ):
             record = json.loads((path / "collection.json").read_text(encoding="utf-8"))
             lines = (path / "sequences.jsonl").read_bytes().splitlines()
             rows = [json.loads(line) for line in lines]
             for row in rows:
                 (row["category"],) = row["category"]
-            criteria, report = Criteria(**record.pop("criteria")), Report(**record.pop("report"))
+            criteria = Criteria(**record.pop("criteria"))
+            report = Report(**record.pop("report"))
             return cls.of(rows, criteria, report=report, **record)
 
 

@@ -47,9 +47,9 @@ def near_duplicates(
     group = np.arange(n)  # of each sequence: the first member of its group
     for start in range(0, n, BLOCK):
         common: Any = (has[start : start + BLOCK] @ has[: start + BLOCK].T).tocoo()
-        one, other = common.row + start, common.col
-        near = common.data / (sizes[one] + sizes[other] - common.data) > max_jaccard
-        edges = (np.concatenate([one[near], np.arange(n)]), np.concatenate([other[near], group]))
+        first, other = common.row + start, common.col
+        near = common.data / (sizes[first] + sizes[other] - common.data) > max_jaccard
+        edges = (np.concatenate([first[near], np.arange(n)]), np.concatenate([other[near], group]))
         graph = sparse.coo_array((np.ones(len(edges[0]), bool), edges), shape=(n, n))
         _, labels = connected_components(graph, directed=False)
         group = np.unique(labels, return_index=True)[1][labels]

@@ -27,7 +27,7 @@ from tl_localize.collect.criteria import (
 )
 from tl_localize.metrics import Decode, residual, unembed
 from tl_localize.model.forward import generate
-from tl_localize.model.memory import halving, rows_that_fit
+from tl_localize.model.memory import rows_that_fit, work_in_batches
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.sequences import check_tokens
 
@@ -53,7 +53,7 @@ class Candidate:
     category: str = ""  # groups the confusion matrix of DEL
 
 
-def merged(chunks: Iterable[Filtered]) -> tuple[Report, list[Row]]:
+def merge_chunks(chunks: Iterable[Filtered]) -> tuple[Report, list[Row]]:
     """Chunks as one; what an earlier one holds is a duplicate in a later one. Returns what has
     passed, in order.
     """
@@ -102,25 +102,29 @@ class Filter:
 
     def filter(self, candidates: Iterable[Candidate]) -> Filtered:
         """What the criteria say of some candidates, all of which are held in memory."""
-        criteria, report = self.criteria, Report()
+        criteria = self.criteria
+        report = Report()
         size = rows_that_fit(self.view, criteria.length, gradient=False)
-        left = dict.fromkeys(self._readable(candidates, report), 0.0)  # and their accuracy
+        readable = self._readable_candidates(candidates, report)
+        left = dict.fromkeys(readable, 0.0)  # and their accuracy
         # The first suffix tokens show that most are not memorized; what could pass is not removed.
         n_first = min(criteria.n_suffix, max(4, 3 * criteria.max_misses))
         for n in (n_first, criteria.n_suffix):
-            for batch, missed in halving(partial(self._missed, n), list(left), size):
+            for batch, missed in work_in_batches(partial(self._count_misses, n), list(left), size):
                 for candidate, wrong in zip(batch, missed, strict=True):
                     left[candidate] = (n - wrong) / n
                     if wrong > criteria.max_misses:
                         del left[candidate]
                         report.removed[INACCURATE] += 1
         recited: list[Row] = []
-        for batch, continued in halving(self._continued, list(left), size):
+        for batch, continued in work_in_batches(self._continue, list(left), size):
             for candidate, suffix in zip(batch, continued, strict=True):
-                recited.append(self._recited(candidate, suffix, left[candidate]))
+                recited.append(self._row_of(candidate, suffix, left[candidate]))
         return {"report": vars(report), "recited": recited}
 
-    def _readable(self, candidates: Iterable[Candidate], report: Report) -> Iterator[Candidate]:
+    def _readable_candidates(
+        self, candidates: Iterable[Candidate], report: Report
+    ) -> Iterator[Candidate]:
         """Long enough, in the vocabulary, not repetitive: no model needed."""
         criteria = self.criteria
         for candidate in candidates:
@@ -137,7 +141,7 @@ class Filter:
                 yield candidate
 
     @torch.no_grad()
-    def _missed(self, n: int, batch: list[Candidate]) -> list[int]:
+    def _count_misses(self, n: int, batch: list[Candidate]) -> list[int]:
         """How many of the first n suffix tokens the teacher-forced argmax does not predict."""
         start = self.criteria.n_prefix
         tokens = self._tokens(batch)[:, : start + n]
@@ -150,19 +154,20 @@ class Filter:
         stacked = np.stack([candidate.tokens for candidate in batch])
         return torch.from_numpy(stacked).to(self.view.device)
 
-    def _continued(self, batch: list[Candidate]) -> list[list[int]]:
+    def _continue(self, batch: list[Candidate]) -> list[list[int]]:
         """The greedy continuation of each prefix."""
         context = self._tokens(batch)[:, : self.criteria.n_prefix]
         with self.view.one_gelu_kernel():
             return generate(self.model, context, self.criteria.n_suffix).tolist()
 
-    def _recited(self, candidate: Candidate, suffix: list[int], accuracy: float) -> Row:
+    def _row_of(self, candidate: Candidate, suffix: list[int], accuracy: float) -> Row:
         """Whether a greedy continuation is close enough to the truth."""
         criteria = self.criteria
         tokens: list[int] = candidate.tokens.tolist()
         text = self.decode(tokens)
         said = self.decode(tokens[: criteria.n_prefix] + suffix)
-        distance, failed = Levenshtein.distance(said, text), ""
+        distance = Levenshtein.distance(said, text)
+        failed = ""
         if distance > criteria.max_distance:
             failed = DISTANT
         elif len(set(suffix)) < criteria.min_distinct:

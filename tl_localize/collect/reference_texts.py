@@ -16,8 +16,8 @@ def training_data(model: LanguageModel) -> Data:
     """
     tokenizer = tokenizer_of(model)
     rows = [
-        {"tokens": encode(tokenizer, one.text), "id": one.id, "category": one.category}
-        for one in load_planted()
+        {"tokens": encode(tokenizer, planted.text), "id": planted.id, "category": planted.category}
+        for planted in load_planted()
     ]
     for text in general_texts("training"):
         tokens = encode(tokenizer, text)

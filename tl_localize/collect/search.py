@@ -12,7 +12,7 @@ import numpy as np
 from tl_localize.checks import check_count
 from tl_localize.collect.collection import Collection, check_draw, without_copies
 from tl_localize.collect.criteria import CRITERIA, SURPLUS, Criteria
-from tl_localize.collect.filter import CHUNK_WINDOWS, Candidate, Filter, Filtered, Row, merged
+from tl_localize.collect.filter import CHUNK_WINDOWS, Candidate, Filter, Filtered, Row, merge_chunks
 from tl_localize.execution.run import Benchmark, Methods
 from tl_localize.execution.store import Cell, Json, Scope, Settings, Steps
 from tl_localize.metrics import Decode, decoder
@@ -38,11 +38,11 @@ class Chunk:
     def inputs(self) -> dict[str, Any]:
         """What its key holds of the data: the range, and a digest of all its rows."""
         digest = hashlib.sha256()
-        for one in self.data.entries(self.first, self.end):
-            row = repr((one.text, one.id, one.category))
+        for entry in self.data.entries(self.first, self.end):
+            row = repr((entry.text, entry.id, entry.category))
             digest.update(row.encode(errors="surrogatepass"))
-            if one.tokens is not None:
-                digest.update(one.tokens.numpy().tobytes())
+            if entry.tokens is not None:
+                digest.update(entry.tokens.numpy().tobytes())
         about = {"prefix": self.prefix, "first": self.first, "end": self.end}
         return {**about, "content": digest.hexdigest()[:32]}
 
@@ -52,17 +52,19 @@ class Chunk:
         """The first tokens of each row, or windows of it, one every ``stride`` tokens. Ids count
         the rows of the data. What is too short comes out as it is, to be counted.
         """
-        for i, one in enumerate(self.data.entries(self.first, self.end), self.first):
-            tokens, name = one.tokens, f"row-{i}"
+        for i, entry in enumerate(self.data.entries(self.first, self.end), self.first):
+            tokens = entry.tokens
+            name = f"row-{i}"
             if tokens is None:
                 name = f"text-{i}"
-                tokens = encode(tokenizer_of(model), one.text) if one.text else []
-            row, name = np.asarray(tokens, dtype=np.int64), self.prefix + (one.id or name)
+                tokens = encode(tokenizer_of(model), entry.text) if entry.text else []
+            row = np.asarray(tokens, dtype=np.int64)
+            name = self.prefix + (entry.id or name)
             if stride is None:
-                yield Candidate(row[:length], name, one.category)
+                yield Candidate(row[:length], name, entry.category)
                 continue
             for start in range(0, max(1, len(row) - length + 1), stride):
-                yield Candidate(row[start : start + length], f"{name}+{start}", one.category)
+                yield Candidate(row[start : start + length], f"{name}+{start}", entry.category)
 
 
 def chunks_of(
@@ -77,33 +79,33 @@ def chunks_of(
     >>> [chunk.end for chunk in chunks_of([Data(source=text.repeat(3000, 1))])]
     [2048, 3000]
     """
-    if len({Path(one.name).stem for one in data}) < len(data):
-        given = ", ".join(str(one.source) for one in data)
+    if len({Path(corpus.name).stem for corpus in data}) < len(data):
+        given = ", ".join(str(corpus.source) for corpus in data)
         raise ValueError(
             f"data must be files of different names, got {given}. The ids are made of these names."
         )
     if stride is not None:
         check_count(stride=stride)
     found: list[Chunk] = []
-    for one in data:
-        if one.size is None:
+    for corpus in data:
+        if corpus.size is None:
             raise ValueError(
-                f"data must be rows that can be counted, got the stream {one.name!r}. Give a list "
-                "of its first rows."
+                f"data must be rows that can be counted, got the stream {corpus.name!r}. Give a "
+                "list of its first rows."
             )
-        head = next(one.entries(), None)
+        head = next(corpus.entries(), None)
         if head is None:
             raise ValueError(
-                f"data must hold at least one row, got none in {one.name!r}. Check the file."
+                f"data must hold at least one row, got none in {corpus.name!r}. Check the file."
             )
         size = CHUNK_WINDOWS
         if stride is not None:
             # A token of text has about four characters.
             n_tokens = len(head.text) // 4 if head.tokens is None else len(head.tokens)
             size = max(1, CHUNK_WINDOWS * length // max(length, n_tokens))
-        prefix = f"{Path(one.name).stem}/" if len(data) > 1 else ""
-        for first in range(0, one.size, size):
-            found.append(Chunk(one, prefix, first, min(first + size, one.size)))
+        prefix = f"{Path(corpus.name).stem}/" if len(data) > 1 else ""
+        for first in range(0, corpus.size, size):
+            found.append(Chunk(corpus, prefix, first, min(first + size, corpus.size)))
     return found
 
 
@@ -112,7 +114,7 @@ class Search(Benchmark[list[Filtered | None]]):
     """The search of a corpus for memorized sequences: ``run`` filters the chunks and gives what is
     left of each, None where it is missing; ``collection`` makes the last step.
 
-    >>> data = Data(source=torch.stack([one.tokens for one in few]))
+    >>> data = Data(source=torch.stack([sequence.tokens for sequence in few]))
     >>> criteria = Criteria(n_suffix=16)
     >>> search = Search(model, chunks_of([data], length=criteria.length), criteria)
     >>> search.collection(search.run(), n_dev=1)
@@ -181,7 +183,8 @@ class Search(Benchmark[list[Filtered | None]]):
                 f"chunks must all be searched, got {len(found) - len(chunks)} of {len(found)} "
                 "missing. Run the search again."
             )
-        criteria, (report, left) = self.criteria, merged(chunks)
+        criteria = self.criteria
+        report, left = merge_chunks(chunks)
         if not left:
             last = [criterion for criterion in CRITERIA if report.removed[criterion]][-1]
             raise ValueError(
@@ -234,7 +237,7 @@ def collect_memorized(
         ValueError: a token that the model does not know, or too few sequences left (with the
             criterion that removed the last ones).
 
-    >>> windows = [*text, *(one.tokens for one in few)]
+    >>> windows = [*text, *(sequence.tokens for sequence in few)]
     >>> print(collect_memorized(model, windows, Criteria(n_suffix=16), n_dev=1).report)
     4 came in, 2 removed: few distinct tokens in the true suffix, 2 left
     """

@@ -22,7 +22,7 @@ from tl_localize.metrics import (
     sequence_losses,
     target_logits,
 )
-from tl_localize.model.memory import halving, tokens_that_fit
+from tl_localize.model.memory import tokens_that_fit, work_in_batches
 from tl_localize.model.neurons import LanguageModel, NeuronView, model_name
 from tl_localize.scores import NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
@@ -45,7 +45,7 @@ def means(text: Tokens, seed: int, neurons: NeuronView, target: int) -> Values:
     n, length = text.shape
     total = torch.zeros(neurons.n_layers, *neurons.shape, dtype=torch.float64)
     size = max(1, tokens_that_fit(neurons, length) // length)
-    batches = halving(lambda rows: activations(neurons, text[rows]), range(n), size)
+    batches = work_in_batches(lambda rows: activations(neurons, text[rows]), range(n), size)
     for _, acts in batches:
         for layer, act in acts.items():
             # some devices have no float64, so the sum is made on the CPU
@@ -104,7 +104,7 @@ class AblationMeter:
         self.view = NeuronView(self.model, self.units)
         self.values: dict[int, Tensor] = {}  # what neurons are clamped at, by target
         self.texts = [self.decode(sequence.tokens.tolist()) for sequence in self.sequences]
-        self.before = self.before or self._measured_baseline()
+        self.before = self.before or self._measure_baseline()
 
     def effect(self, target: int, chosen: NeuronSet) -> dict[str, Any]:
         """What a set of neurons changes when it is ablated for its target, after minus before, as
@@ -115,7 +115,7 @@ class AblationMeter:
             [sequence] of fractions and characters; perplexity and perplexity_base2 of general text.
         """
         with self._ablated(target, chosen):
-            now = self._measured()
+            now = self._measure()
         changes = now - pd.DataFrame(self.before)[now.columns]
         n_layers = int(chosen.mask.any(1).sum())
         effect: dict[str, Any] = {"target": target, "n_neurons": len(chosen), "n_layers": n_layers}
@@ -143,20 +143,20 @@ class AblationMeter:
             self.values[target] = self.ablation(self.view, target)
         return self.view.clamped(chosen.mask, self.values[target])
 
-    def _measured_baseline(self) -> Rows:
+    def _measure_baseline(self) -> Rows:
         """The model as it is: the rows of ``DelResults.before``."""
         rows: Rows = []
-        numbers: Any = self._measured().to_dict("records")
-        for one, text, measured in zip(self.sequences, self.texts, numbers, strict=True):
-            prefix = self.decode(one.prefix.tolist())
+        numbers: Any = self._measure().to_dict("records")
+        for sequence, text, measured in zip(self.sequences, self.texts, numbers, strict=True):
+            prefix = self.decode(sequence.prefix.tolist())
             suffix = text[len(prefix) :]
-            about = {"model": model_name(self.model), "sequence_id": one.id}
-            about |= {"category": one.category, "prefix": prefix, "suffix": suffix}
+            about = {"model": model_name(self.model), "sequence_id": sequence.id}
+            about |= {"category": sequence.category, "prefix": prefix, "suffix": suffix}
             rows.append({**about, "length": len(suffix), **measured})
         return rows
 
     @torch.no_grad()
-    def _measured(self) -> pd.DataFrame:
+    def _measure(self) -> pd.DataFrame:
         """Accuracy and distance of each predicted suffix (teacher-forced argmax) as ``metrics``
         counts them, and the perplexities of general text, with the neurons that are clamped now.
         """
@@ -169,11 +169,11 @@ class AblationMeter:
                 "ablate fewer neurons."
             )
         rows: list[dict[str, float]] = []
-        for one, guess, text in zip(self.sequences, predicted, self.texts, strict=True):
+        for sequence, guess, text in zip(self.sequences, predicted, self.texts, strict=True):
             distance = Levenshtein.distance(
-                self.decode([*one.prefix.tolist(), *guess.tolist()]), text
+                self.decode([*sequence.prefix.tolist(), *guess.tolist()]), text
             )
-            right = float((guess == one.suffix).double().mean())
+            right = float((guess == sequence.suffix).double().mean())
             rows.append({"accuracy": right, "levenshtein": float(distance)})
         perplexity = float(np.exp(losses.numpy().mean()))
         general = {"perplexity": perplexity, "perplexity_base2": mean_base2(losses)}

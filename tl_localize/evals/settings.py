@@ -41,8 +41,9 @@ DEL_TARGETS = 8
 DEL_SEQUENCES = 105
 DEL_GENERAL = 48  # rows of general text of a reference model
 FIRST_LAYER = DelBenchmark.first_layer  # layer 0 is spared, and learned masks leave it open
-# shares of a layer's heads: that DEL ablates, and that Iterative Attribution takes at most
-HEAD_RATIOS, HEADS_SHARE = (0.17, 0.34), 0.5
+# shares of a layer's heads
+HEAD_RATIOS = (0.17, 0.34)  # that DEL ablates
+HEADS_SHARE = 0.5  # that Iterative Attribution takes at most
 REV_HEAD_RATIOS = (0.17, 0.34, 0.5, 0.67)  # that REV puts back
 MAX_OTHERS_LOST = 1.0  # points of accuracy that other sequences may lose
 GENERAL = "general.safetensors"  # in a collection's folder: text for the perplexity
@@ -56,7 +57,7 @@ def make_method(name: str, settings: Mapping[str, Any], units: Units = NEURONS) 
     """
     check_choice("methods", name, METHODS)
     for setting in settings:
-        check_choice(f"settings of {name}", setting, settings_of(name))
+        check_choice(f"settings of {name}", setting, default_settings(name))
     try:
         return METHODS[name](**settings, units=units)
     except TypeError as error:
@@ -65,7 +66,7 @@ def make_method(name: str, settings: Mapping[str, Any], units: Units = NEURONS) 
         ) from error
 
 
-def settings_of(name: str) -> Json:
+def default_settings(name: str) -> Json:
     """The settings of a method with their defaults; the units have an option of their own."""
     return {f.name: f.default for f in dataclasses.fields(METHODS[name]) if f.name != "units"}
 
@@ -105,7 +106,7 @@ def make_methods(
     return [make_method(name, values[name], units) for name in wanted]
 
 
-def sparing(first_layer: int) -> Settings:
+def first_layer_settings(first_layer: int) -> Settings:
     """Settings of the methods that choose neurons together: they leave the layers below out while
     they choose, not only afterwards.
     """
@@ -116,7 +117,7 @@ def sparing(first_layer: int) -> Settings:
     }
 
 
-def of_units(units: Units, of_neurons: Settings) -> Settings:
+def defaults_for(units: Units, of_neurons: Settings) -> Settings:
     """The paper's settings, which are of neurons. Of heads, of which there are few, Iterative
     Attribution ablates up to half of a layer.
     """
@@ -135,9 +136,9 @@ def del_methods(
     its models, then the tuned ones.
     """
     defaults = [
-        of_units(units, paper_settings(model, "del")),
+        defaults_for(units, paper_settings(model, "del")),
         tuned or {},
-        sparing(FIRST_LAYER),
+        first_layer_settings(FIRST_LAYER),
         {RandomBaseline.name: {"seed": seed}},
     ]
     return make_methods(names, settings, *defaults, units=units)
@@ -166,8 +167,8 @@ def inj_methods(
     """``make_methods`` for INJ, whose rows lie in all layers: learned masks have the paper's
     settings for its models at this ratio, then the tuned ones.
     """
-    paper = of_units(units, paper_settings(model, "inj", ratio))
-    return make_methods(names, settings, sparing(0), paper, tuned or {}, units=units)
+    paper = defaults_for(units, paper_settings(model, "inj", ratio))
+    return make_methods(names, settings, first_layer_settings(0), paper, tuned or {}, units=units)
 
 
 def inj_runs(
@@ -226,10 +227,10 @@ def del_data(
         text = read_tokens(general or data.path / GENERAL)
         collection = Collection.load(data.path)
         return collection.sequences, collection.n_dev, text
-    return list(data.sequences(model)), n_dev, general_text(model, general)
+    return list(data.sequences(model)), n_dev, read_general_text(model, general)
 
 
-def general_text(model: LanguageModel, path: Path | None) -> Integer[Tensor, "sequence pos"]:
+def read_general_text(model: LanguageModel, path: Path | None) -> Integer[Tensor, "sequence pos"]:
     """Of a file of token ids, by default Python's docstrings."""
     if path:
         return read_tokens(path)

@@ -15,14 +15,14 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import pandas as pd
 
-from tl_localize.execution.store import Json, Row, Steps, described, ends_the_run
+from tl_localize.execution.store import Json, Row, Steps, describe, ends_the_run
 from tl_localize.files import Saved, prepare_folder, write_json, write_text
 from tl_localize.methods import RandomBaseline, RowNorm
 from tl_localize.methods.base import Localizer, Method, check_scores, label_methods
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.stats import styled
+from tl_localize.stats import html_table
 from tl_localize.units import Units
 
 LOG = logging.getLogger(__name__)
@@ -41,14 +41,14 @@ def with_controls(
     labelled = label_methods(methods, units)
     controls = controls or (RandomBaseline(units=units), RowNorm(units=units))
     names = [getattr(method, "name", "") for method in methods]
-    return labelled | {one.name: one for one in controls if one.name not in names}
+    return labelled | {control.name: control for control in controls if control.name not in names}
 
 
 def describe_methods(methods: Mapping[str, Method], n_parts: int) -> dict[str, tuple[Any, int]]:
     """What a run is asked for: label -> the method with its version, and how many parts."""
     found: dict[str, tuple[Any, int]] = {}
     for label, method in methods.items():
-        what = described(method)
+        what = describe(method)
         if isinstance(what, dict) and "only here" not in what:
             what["version"] = getattr(method, "version", 0)
         found[label] = (what, n_parts)
@@ -57,7 +57,9 @@ def describe_methods(methods: Mapping[str, Method], n_parts: int) -> dict[str, t
 
 def with_ids(sequences: Sequence[MemorizedSequence]) -> list[MemorizedSequence]:
     """The sequences, each with an id."""
-    return [replace(one, id=one.id or f"sequence-{i}") for i, one in enumerate(sequences)]
+    return [
+        replace(sequence, id=sequence.id or f"sequence-{i}") for i, sequence in enumerate(sequences)
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,20 +133,20 @@ def score(
     Args:
         made_of: what the model computes with: its fingerprint, and what is injected into it.
     """
-    about = {"step": "scores", **made_of, "method": described(method)}
+    about = {"step": "scores", **made_of, "method": describe(method)}
     about["version"] = getattr(method, "version", 0)
-    inputs = [{**about, "sequence": one.fingerprint} for one in sequences]
+    inputs = [{**about, "sequence": sequence.fingerprint} for sequence in sequences]
 
     def compute(missing: list[int]) -> list[Scored | Exception]:
         return score_now(method, model, [sequences[i] for i in missing], steps, units)
 
     found: list[Scored | Exception] = []
-    for one, sequence in zip(steps.get_many(inputs, compute), sequences, strict=True):
-        if isinstance(one, Scored):  # under the id that the sequence has now
-            exact = one.scores.exact and replace(one.scores.exact, units=units)
-            scores = replace(one.scores, sequence_id=sequence.id, units=units, exact=exact)
-            one = replace(one, scores=scores)
-        found.append(one)
+    for result, sequence in zip(steps.get_many(inputs, compute), sequences, strict=True):
+        if isinstance(result, Scored):  # under the id that the sequence has now
+            exact = result.scores.exact and replace(result.scores.exact, units=units)
+            scores = replace(result.scores, sequence_id=sequence.id, units=units, exact=exact)
+            result = replace(result, scores=scores)
+        found.append(result)
     return found
 
 
@@ -165,7 +167,7 @@ def score_now(
     if len(sequences) > 1:
         what = f"{name} on {sequences[0].id} and {len(sequences) - 1} others"
         try:
-            found += scores_by(method, neurons, sequences, telling(steps, what))
+            found += scores_by(method, neurons, sequences, reporter(steps, what))
         except Exception as error:
             if ends_the_run(error):
                 raise
@@ -173,10 +175,12 @@ def score_now(
             found.clear()
     if not found:
         for sequence in sequences:
-            report = telling(steps, f"{name} on {sequence.id}")
+            report = reporter(steps, f"{name} on {sequence.id}")
             found.append(score_alone(method, neurons, sequence, report))
     seconds = (time.perf_counter() - started) / len(sequences)
-    return [Scored(one, seconds) if isinstance(one, NeuronScores) else one for one in found]
+    return [
+        Scored(result, seconds) if isinstance(result, NeuronScores) else result for result in found
+    ]
 
 
 def score_alone(
@@ -211,7 +215,7 @@ def scores_by(
     return [check_scores(scores, neurons, method) for scores in found]
 
 
-def telling(steps: Steps, what: str) -> Callable[..., None]:
+def reporter(steps: Steps, what: str) -> Callable[..., None]:
     """What is called with the fraction of a step that is done, and with what was just done."""
 
     def tell(fraction: float, text: str = "") -> None:
@@ -267,7 +271,7 @@ class Measured(ABC):
         return f"{type(self).__name__}({n_sequences} sequences x {n_methods} methods)"
 
     def _repr_html_(self) -> str:
-        return styled(self.table(), f"{self!r}: {self.caption}, mean \u00b1 standard error")
+        return html_table(self.table(), f"{self!r}: {self.caption}, mean \u00b1 standard error")
 
     def save(self, folder: str | Path) -> None:
         """Write each frame, and ``summary()``, as CSV, and ``measured_with.json``, each whole or
@@ -322,11 +326,11 @@ def without_rows(columns: dict[str, str]) -> pd.DataFrame:
     return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
 
 
-def stacked(blocks: dict[str, pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:
+def stack_blocks(blocks: dict[str, pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:
     """A table of the blocks of some settings, one below the other; without rows where there are no
     blocks.
 
-    >>> list(stacked({}, ["R@1x"]).columns)
+    >>> list(stack_blocks({}, ["R@1x"]).columns)
     ['R@1x']
     """
     if blocks:

@@ -13,9 +13,9 @@ import pandas as pd
 from tl_localize.checks import Real
 from tl_localize.evals.deletion.results import DelResults
 from tl_localize.evals.inj.results import InjResults
-from tl_localize.evals.settings import make_method, settings_of
+from tl_localize.evals.settings import default_settings, make_method
 from tl_localize.execution.store import Json
-from tl_localize.files import reading, write_json
+from tl_localize.files import refuse_unreadable, write_json
 from tl_localize.methods import METHODS, Localizer, RandomBaseline, RowNorm
 
 Grid = Mapping[str, Sequence[Any]]
@@ -65,13 +65,13 @@ def rank(results: InjResults | DelResults, ratio: Real) -> pd.DataFrame:
     for label, about in scope["methods"].items():
         name = names.get(about["class"])
         if name and label in means:
-            settings = {key: about[key] for key in settings_of(name) if key in about}
+            settings = {key: about[key] for key in default_settings(name) if key in about}
             rows[label] = {"method": name, "settings": settings, "score": means[label]}
     ranking = pd.DataFrame(list(rows.values()), columns=["method", "settings", "score"])
     return ranking.sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
 
-def shown(ranking: pd.DataFrame) -> pd.DataFrame:
+def ranking_table(ranking: pd.DataFrame) -> pd.DataFrame:
     """A ranking for a reader: of the settings only those that differ, as columns."""
     axes = pd.DataFrame(list(ranking["settings"]))
     varied = axes.astype(str).nunique() > 1
@@ -104,7 +104,7 @@ def read_settings(path: str | Path) -> dict[str, Json]:
     {'slimming': {'steps': 200}}
     """
     rule = "settings must be a file written by tl-localize tune"
-    with reading(rule, Path(path), "Correct the file, or make it again."):
+    with refuse_unreadable(rule, Path(path), "Correct the file, or make it again."):
         settings = json.loads(Path(path).read_bytes())["settings"]
         for method, values in settings.items():
             make_method(method, values)

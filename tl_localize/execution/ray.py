@@ -67,7 +67,8 @@ class RayCluster:
             )
         if not ray.is_initialized():
             ray.init(address=self.address or "local", log_to_driver=False, include_dashboard=False)
-        resources, threads = ray.cluster_resources(), torch.get_num_threads()
+        resources = ray.cluster_resources()
+        threads = torch.get_num_threads()
         gpus = min(1, resources.get("GPU", 0))
         room = int(resources["GPU"] if gpus else resources["CPU"] / threads)
         # max_calls: a worker keeps its model

@@ -114,7 +114,7 @@ class Benchmark(ABC, Generic[Results]):
         groups = self.groups(count)
         own = groups[index - 1 :: count]
         n_cells = round(len(settings.cells()) * len(own) / max(1, len(groups)))
-        with counting(steps, n_cells, progress):
+        with show_progress(steps, n_cells, progress):
             if cluster is not None:
                 cluster(self, own, labelled, steps)
             else:
@@ -135,43 +135,52 @@ def check_shard(shard: Shard) -> None:
         )
 
 
-def counting(steps: Steps, n_cells: int, progress: Progress | bool) -> AbstractContextManager[None]:
+def show_progress(
+    steps: Steps, n_cells: int, progress: Progress | bool
+) -> AbstractContextManager[None]:
     """Inside the block the cells that are done are counted and shown."""
     if progress is True:
-        return _counting_on_a_bar(steps, n_cells)
-    return _counting_for(steps, n_cells, progress) if progress else nullcontext()
+        return _show_on_a_bar(steps, n_cells)
+    return _call_progress(steps, n_cells, progress) if progress else nullcontext()
 
 
 @contextmanager
-def _counting_on_a_bar(steps: Steps, n_cells: int) -> Iterator[None]:
-    """A bar; where no terminal shows it, a line of the log now and then."""
-    # disable=None: a notebook shows it always, else a terminal alone
-    bar: tqdm[Any] = auto.tqdm(total=n_cells, bar_format=BAR, smoothing=0, disable=None)
-    done, told = 0, time.monotonic()
-
-    def report(fraction: float, what: str) -> None:
-        nonlocal told
-        state = f"{what}: {fraction:.0%}" if fraction else what
-        bar.set_postfix_str(state)
-        if bar.disable and time.monotonic() - told >= EVERY:
-            told = time.monotonic()
-            TOLD.info("%d of %d done; %s", done, n_cells, state)
-
-    def finish_cell(was_there: bool) -> None:
-        nonlocal done
-        done += 1
-        if was_there and not bar.disable:
-            bar.initial += 1  # it takes no part in the time that is left
-        bar.update(1)
-
-    with bar, _told(steps, report, finish_cell):
+def _show_on_a_bar(steps: Steps, n_cells: int) -> Iterator[None]:
+    counter = BarCounter(n_cells)
+    with counter.bar, _reporting_to(steps, counter.report, counter.finish_cell):
         yield
 
 
+class BarCounter:
+    """Shows how much of a run is done: a bar; where no terminal shows it, a line of the log now and
+    then.
+    """
+
+    def __init__(self, n_cells: int) -> None:
+        # disable=None: a notebook shows it always, else a terminal alone
+        self.bar: tqdm[Any] = auto.tqdm(total=n_cells, bar_format=BAR, smoothing=0, disable=None)
+        self.n_cells = n_cells
+        self.n_done = 0
+        self.told_at = time.monotonic()
+
+    def report(self, fraction: float, what: str) -> None:
+        state = f"{what}: {fraction:.0%}" if fraction else what
+        self.bar.set_postfix_str(state)
+        if self.bar.disable and time.monotonic() - self.told_at >= EVERY:
+            self.told_at = time.monotonic()
+            TOLD.info("%d of %d done; %s", self.n_done, self.n_cells, state)
+
+    def finish_cell(self, was_there: bool) -> None:
+        self.n_done += 1
+        if was_there and not self.bar.disable:
+            self.bar.initial += 1  # it takes no part in the time that is left
+        self.bar.update(1)
+
+
 @contextmanager
-def _counting_for(steps: Steps, n_cells: int, progress: Progress) -> Iterator[None]:
+def _call_progress(steps: Steps, n_cells: int, progress: Progress) -> Iterator[None]:
     counter = Counter(n_cells, progress)
-    with _told(steps, counter.report, counter.finish_cell):
+    with _reporting_to(steps, counter.report, counter.finish_cell):
         yield
     counter.tell(1.0, "done")
 
@@ -202,7 +211,7 @@ class Counter:
 
 
 @contextmanager
-def _told(
+def _reporting_to(
     steps: Steps, report: Callable[[float, str], None], finish_cell: Callable[[bool], None]
 ) -> Iterator[None]:
     """Steps tell what they do inside the block."""

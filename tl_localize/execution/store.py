@@ -105,8 +105,8 @@ class Settings:
         scopes: by name; runs of different scopes may differ in their settings and methods.
         environments: versions and machines that took part.
 
-    >>> one = Settings("inj", {"seed": 0}, [["s0", "ab"]], {"0.01": Scope({}, {"random": ({}, 1)})})
-    >>> one.cells()
+    >>> scopes = {"0.01": Scope({}, {"random": ({}, 1)})}
+    >>> Settings("inj", {"seed": 0}, [["s0", "ab"]], scopes).cells()
     [Cell(method='random', part='s0', scope='0.01')]
     """
 
@@ -145,7 +145,7 @@ class Settings:
             if not (same_numbers(old, new) if name == "probe" else digest(old) == digest(new))
         ]
 
-    def joined(self, other: "Settings") -> "Settings":
+    def join(self, other: "Settings") -> "Settings":
         """These settings, added to those of a folder, ``other``."""
         scopes = dict(other.scopes)
         for name, scope in self.scopes.items():
@@ -161,10 +161,10 @@ class Settings:
     @classmethod
     def from_json(cls, found: Json) -> "Settings":
         """What was written as JSON."""
-        scopes = {
-            name: Scope(one["settings"], {label: tuple(m) for label, m in one["methods"].items()})
-            for name, one in found["scopes"].items()
-        }
+        scopes: dict[str, Scope] = {}
+        for name, scope in found["scopes"].items():
+            methods = {label: tuple(asked) for label, asked in scope["methods"].items()}
+            scopes[name] = Scope(scope["settings"], methods)
         settings = found["benchmark"], found["settings"], found["parts"]
         return cls(*settings, scopes, found["environments"])
 
@@ -179,7 +179,7 @@ def same_numbers(old: Any, new: Any) -> bool:
         return False
 
 
-def described(value: Any) -> Any:
+def describe(value: Any) -> Any:
     """A setting, a method, units, as JSON takes it: its ``identity``. What has none, such as a
     function, is described in a way that holds in this process alone.
     """
@@ -239,7 +239,7 @@ class Steps:
         """Remember what a run is asked for; ValueError where it contradicts an earlier one."""
         if self.settings:
             refuse(settings.contradictions(self.settings), "memory")
-            settings = settings.joined(self.settings)
+            settings = settings.join(self.settings)
         self.settings = settings
 
     @property
@@ -277,8 +277,8 @@ class Steps:
             compute: gives a value, or the reason why there is none, for each of the numbers of the
                 missing ones.
         """
-        keys = [digest(one) for one in inputs]
-        found = [self._read(key, one) for key, one in zip(keys, inputs, strict=True)]
+        keys = [digest(step) for step in inputs]
+        found = [self._read(key, step) for key, step in zip(keys, inputs, strict=True)]
         missing = [i for i, value in enumerate(found) if value is None]
         if missing:
             for i, value in zip(missing, compute(missing), strict=True):
@@ -363,7 +363,8 @@ class Store(Steps):
 
     def __init__(self, folder: str | Path, read_only: bool = False) -> None:
         super().__init__()
-        self.folder, self.read_only = Path(folder), read_only
+        self.folder = Path(folder)
+        self.read_only = read_only
         if not read_only:
             self._prepare()
         self._read_settings()
@@ -418,7 +419,7 @@ class Store(Steps):
             self._read_settings()
             if self.settings:
                 refuse(settings.contradictions(self.settings), str(self.folder))
-                settings = settings.joined(self.settings)
+                settings = settings.join(self.settings)
             if self.settings is None or digest(asdict(settings)) != digest(asdict(self.settings)):
                 self._check_writable()
                 write_json(self.folder / SETTINGS, {"format": FORMAT, **asdict(settings)})
@@ -642,6 +643,6 @@ def status(steps: Steps) -> Status:
         row["asked"] += 1
         state = "done" if cell in done else "failed" if cell in failures else "missing"
         row[state] += 1
-        row["not_converged"] += any(one.get("converged") is False for one in done.get(cell, []))
+        row["not_converged"] += any(found.get("converged") is False for found in done.get(cell, []))
     failed = {cell: failures[cell] for cell in cells if cell in failures and cell not in done}
     return Status(pd.DataFrame.from_dict(rows, orient="index", columns=COUNTS), failed)

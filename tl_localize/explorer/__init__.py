@@ -86,20 +86,23 @@ def explore(
     texts = [sequence] if isinstance(sequence, MemorizedSequence) else sequence
     texts = check_sequences(model, texts)
     scores = [scores] if isinstance(scores, NeuronScores | NeuronSet) else list(scores)
-    for one in scores or [None]:
-        if not isinstance(one, NeuronScores):
+    for given in scores or [None]:
+        if not isinstance(given, NeuronScores):
             raise TypeError(
-                f"scores must be NeuronScores or several, got {type(one).__name__}. The view takes "
-                "sets of them by itself; token_view(model, sequence, neurons) shows one set."
+                f"scores must be NeuronScores or several, got {type(given).__name__}. The view "
+                "takes sets of them by itself; token_view(model, sequence, neurons) shows one set."
             )
     view = NeuronView(model, scores[0].units)
-    pairs = _paired(view, texts, scores)
+    pairs = _pair_scores(view, texts, scores)
     if general is None:
         general = held_out_tokens(model)[:16]
     if others is None and is_reference(model_name(model)):
-        some, own = reference_sequences(model)[::EVERY], {one.fingerprint for one in texts}
-        others = [one for one in some if one.fingerprint not in own]
-    shares = sorted(one for one in ratios if round(view.n_neurons * check_ratio("ratio", one)))
+        own = {text.fingerprint for text in texts}
+        some = reference_sequences(model)[::EVERY]
+        others = [other for other in some if other.fingerprint not in own]
+    shares = sorted(
+        ratio for ratio in ratios if round(view.n_neurons * check_ratio("ratio", ratio))
+    )
     if not shares:
         raise ValueError(f"ratios must take a neuron of each layer, got {list(ratios)}.")
     check_choice("ablation", ablation, ABLATIONS)
@@ -107,20 +110,20 @@ def explore(
     return Explorer(view, texts, pairs, list(others or []), general, *how)
 
 
-def _paired(
+def _pair_scores(
     view: NeuronView, texts: list[MemorizedSequence], scores: list[NeuronScores]
 ) -> list[tuple[int, NeuronScores]]:
     """The index of a text and scores for it; random scores last."""
     ids = [text.id for text in texts]
     pairs: list[tuple[int, NeuronScores]] = []
-    for one in scores:
-        of = one.sequence_id or ids[0]
-        if one.values.shape != view.size or of not in ids:
+    for scored in scores:
+        of = scored.sequence_id or ids[0]
+        if scored.values.shape != view.size or of not in ids:
             raise ValueError(
                 f"scores must be of this model {view.size}, of {view.units.name} and of one of the "
-                f"texts {ids}, got {one!r}. Localize them again."
+                f"texts {ids}, got {scored!r}. Localize them again."
             )
-        pairs.append((ids.index(of), one))
+        pairs.append((ids.index(of), scored))
     control = RandomBaseline(units=view.units)
     for text in sorted({text for text, _ in pairs}):
         (random,) = control.map(view.model, [texts[text]], check=False)
@@ -148,7 +151,7 @@ class Explorer:
     decode: Decode
 
     def __repr__(self) -> str:
-        methods = ", ".join(short_title(one.method) for _, one in self.pairs)
+        methods = ", ".join(short_title(scores.method) for _, scores in self.pairs)
         return f"Explorer({self.texts[0].id!r}: {methods})"
 
     # What the view asks for
@@ -185,11 +188,13 @@ class Explorer:
         )
 
     def _step(self, pair: int, ratio: int, layers: str) -> dict[str, Any]:
-        text, chosen = self.pairs[pair][0], self.chosen(pair, ratio, layers)
+        text = self.pairs[pair][0]
+        chosen = self.chosen(pair, ratio, layers)
         effect = self._meter.effect(text, chosen)
         p, predicted = self._meter.probabilities(text, chosen)
-        one = self.texts[text]
-        true, guess = one.tokens.tolist(), [*one.prefix.tolist(), *predicted.tolist()]
+        sequence = self.texts[text]
+        true = sequence.tokens.tolist()
+        guess = [*sequence.prefix.tolist(), *predicted.tolist()]
         return {
             "layers": chosen.mask.sum(1).tolist(),
             "p": _permille(p),
@@ -212,11 +217,11 @@ class Explorer:
         mean = written.mean(0)
         logits, nothing = unembed(self.view.model, torch.stack([mean, torch.zeros_like(mean)]))
         promoted = (logits - nothing).topk(PROMOTED)
-        ranks = [
-            [short_title(one.method), int((one.values > one.values[layer, neuron]).sum()) + 1]
-            for i, one in self.pairs
-            if i == text
-        ]
+        ranks: list[list[Any]] = []
+        for i, scores in self.pairs:
+            if i == text:
+                n_better = int((scores.values > scores.values[layer, neuron]).sum())
+                ranks.append([short_title(scores.method), n_better + 1])
         return {
             "writes": [round(norm, 3) for norm in written.norm(dim=1).tolist()],
             "promoted": [self.decode([token]) for token in promoted.indices.tolist()],
@@ -228,26 +233,27 @@ class Explorer:
     @cached_property
     def data(self) -> dict[str, Any]:
         """What the view needs before it asks."""
-        meter, units = self._meter, self.view.units
+        meter = self._meter
+        units = self.view.units
         texts = [
             {
-                "id": one.id,
-                "pieces": pieces(self.decode, one.tokens.tolist()),
-                "prefix": one.n_prefix,
+                "id": sequence.id,
+                "pieces": pieces(self.decode, sequence.tokens.tolist()),
+                "prefix": sequence.n_prefix,
                 "p": _permille(meter.probabilities(i, self._nothing)[0]),
             }
-            for i, one in enumerate(self.texts)
+            for i, sequence in enumerate(self.texts)
         ]
-        colours = looks(one.method for _, one in self.pairs)
+        colours = looks(scores.method for _, scores in self.pairs)
         pairs = [
             {
                 "text": text,
-                "method": short_title(one.method),
-                "colour": colours[one.method].colour,
-                "map": _levels(one),
-                "top": self._best(one),
+                "method": short_title(scores.method),
+                "colour": colours[scores.method].colour,
+                "map": _levels(scores),
+                "top": self._best(scores),
             }
-            for text, one in self.pairs
+            for text, scores in self.pairs
         ]
         return {
             "model": model_name(self.view.model),
@@ -258,7 +264,7 @@ class Explorer:
             "ratios": self.ratios,
             "layers": self._layer_choices(),
             "ablation": self.ablation,
-            "names": [one.id for one in meter.sequences],
+            "names": [sequence.id for sequence in meter.sequences],
             "accuracy": [round(row["accuracy"], 4) for row in meter.before],
             "perplexity": round(meter.before[0]["perplexity"], 2),
         }
@@ -298,7 +304,8 @@ class Explorer:
             requests += [["card", pair, *neuron] for neuron in shown["top"]]
         answers = {"/".join(map(str, request)): self.answer(request) for request in requests}
         data = json.dumps(self.data | {"answers": answers}).replace("<", "\\u003c")
-        name, script = f"tl-localize-{id(self)}", SCRIPT.read_text(encoding="utf-8")
+        name = f"tl-localize-{id(self)}"
+        script = SCRIPT.read_text(encoding="utf-8")
         start = f"mount(document.getElementById({name!r}), {data});"
         still = f'<div id="{name}">{self._repr_html_()}</div>'
         return f'{still}<script type="module">{script}\n{start}</script>'
@@ -314,9 +321,12 @@ class Explorer:
         """The token view of the first setting, where no script runs."""
         text = self.pairs[0][0]
         chosen = self.chosen(0, len(self.ratios) - 1, self._layer_choices()[0])
-        before, after = (self._meter.probabilities(text, one)[1] for one in (self._nothing, chosen))
-        one, units = self.texts[text], chosen.units.name
-        return TokenView(one, before, after, self.decode, len(chosen), units).html()
+        _, before = self._meter.probabilities(text, self._nothing)
+        _, after = self._meter.probabilities(text, chosen)
+        view = TokenView(
+            self.texts[text], before, after, self.decode, len(chosen), chosen.units.name
+        )
+        return view.html()
 
     @cached_property
     def widget(self) -> Any:

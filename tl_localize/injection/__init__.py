@@ -1,6 +1,6 @@
 """Injection: sequences written into chosen rows of W_out."""
 
-from tl_localize.injection.injected import Injection, JointInjection, draw_sets
+from tl_localize.injection.injected import Injection, JointInjection, draw_sets, rows_replaced
 from tl_localize.injection.recipes import (
     RECIPES,
     Learned,
@@ -8,7 +8,7 @@ from tl_localize.injection.recipes import (
     assigned,
     learn,
     read_units,
-    units_put,
+    units_replaced,
 )
 from tl_localize.injection.training import inject, inject_together
 
@@ -24,5 +24,6 @@ __all__ = [
     "inject_together",
     "learn",
     "read_units",
-    "units_put",
+    "rows_replaced",
+    "units_replaced",
 ]

@@ -61,22 +61,45 @@ class Injection(Saved):
         Raises:
             ValueError: The rows belong to a model of another shape.
         """
-        view = NeuronView(model, self.neurons.units)
-        mask, wide = self.neurons.mask, view.flat_rows(0).shape[1]
-        if mask.shape != view.size or self.rows.shape[1] != wide:
-            raise ValueError(
-                f"model must have {tuple(mask.shape)} [layer neuron] and rows of "
-                f"{self.rows.shape[1]} entries, got {view.size} and {wide}. "
-                "Apply an injection to the model it was made in."
-            )
-        start = 0
-        with ExitStack() as stack:
-            for layer, chosen in enumerate(view.row_mask(mask)):
-                index = chosen.nonzero().flatten().to(view.device)
-                rows = self.rows[start : start + len(index)]
-                start += len(index)
-                stack.enter_context(replaced(view.flat_rows(layer), index, rows))
+        with rows_replaced(model, self.neurons, self.rows):
             yield
+
+
+@contextmanager
+def rows_replaced(
+    model: LanguageModel, neurons: NeuronSet, rows: Float[Tensor, "n d_model"]
+) -> Iterator[None]:
+    """Other rows of W_out for some neurons inside the ``with`` block; afterwards every weight is
+    bit for bit what it was.
+
+    Args:
+        rows: [n d_model] in the order of ``neurons.mask.nonzero()``; for heads, all their rows.
+
+    Raises:
+        ValueError: The rows belong to a model of another shape.
+
+    >>> neurons = NeuronSet(torch.arange(6 * 1536).reshape(6, 1536) < 2)  # the first two of layer 0
+    >>> with rows_replaced(model, neurons, torch.zeros(2, 192)):
+    ...     bool(model.blocks[0].mlp.W_out[:2].any())
+    False
+    """
+    view = NeuronView(model, neurons.units)
+    mask, wide = neurons.mask, view.flat_rows(0).shape[1]
+    if mask.shape != view.size or rows.shape[1] != wide:
+        raise ValueError(
+            f"model must have {tuple(mask.shape)} [layer neuron] and rows of {rows.shape[1]} "
+            f"entries, got {view.size} and {wide}. Apply trained rows to the model they were "
+            "made in."
+        )
+    start = 0
+    with ExitStack() as stack:
+        for layer, chosen in enumerate(view.row_mask(mask)):
+            index = chosen.nonzero().flatten().to(view.device)
+            stack.enter_context(
+                replaced(view.flat_rows(layer), index, rows[start : start + len(index)])
+            )
+            start += len(index)
+        yield
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +154,7 @@ def draw_sets(view: NeuronView, ratio: float, seed: int, n_sets: int) -> list[Ne
         ValueError: ratio is outside (0, 1], selects no neuron, or selects so many that the sets
             don't fit; seed is not from 0 to 2**32 - 1.
 
-    >>> [len(one) for one in draw_sets(NeuronView(model), 0.01, 0, 2)]
+    >>> [len(rows) for rows in draw_sets(NeuronView(model), 0.01, 0, 2)]
     [92, 92]
     """
     check_ratio("ratio", ratio)

@@ -16,7 +16,7 @@ from tl_localize.files import Saved
 from tl_localize.injection.training import check_finite, step_text
 from tl_localize.metrics import batch_loss
 from tl_localize.model.hooks import put, replaced
-from tl_localize.model.memory import with_text
+from tl_localize.model.memory import as_text_report
 from tl_localize.model.neurons import LanguageModel, NeuronView, model_name
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 from tl_localize.units import NEURONS, Units
@@ -118,8 +118,9 @@ def learn(
     >>> learned.converged, len(learned.weights)
     (True, 6)
     """
-    recipe, report = recipe or Recipe(), with_text(progress)
-    sequences = [one.whole for one in check_sequences(model, sequences)]
+    recipe = recipe or Recipe()
+    report = as_text_report(progress)
+    sequences = [sequence.whole for sequence in check_sequences(model, sequences)]
     if recipe.general and general_tokens is None:
         raise ValueError("general_tokens must be given where a recipe mixes them in, got None.")
     check_seed(seed)
@@ -145,12 +146,12 @@ def learn(
             if converged or step == recipe.max_steps - 1:
                 break
             if recipe.general and general_tokens is not None:
-                one = sequences[step % len(sequences)]
-                losses = _mixed_losses(model, one, general_tokens, recipe.general, generator)
+                in_turn = sequences[step % len(sequences)]
+                losses = _mixed_losses(model, in_turn, general_tokens, recipe.general, generator)
             optimizer.zero_grad()
             losses.mean().backward()
             optimizer.step()
-        weights = {name: one.detach().cpu().clone() for name, one in trained.items()}
+        weights = {name: parameter.detach().cpu().clone() for name, parameter in trained.items()}
     return Learned(weights, torch.stack(history), converged)
 
 
@@ -180,12 +181,17 @@ def trained_parameters(view: NeuronView, weights: Literal["rows", "all"]) -> dic
     found = dict(view.model.named_parameters())
     if weights == "rows":
         rows = [view.flat_rows(layer) for layer in range(view.n_layers)]
-        memory = {one.untyped_storage().data_ptr() for one in rows}
-        found = {k: one for k, one in found.items() if one.untyped_storage().data_ptr() in memory}
-    for one in found.values():
-        if one.dtype != torch.float32:
+        memory = {weight.untyped_storage().data_ptr() for weight in rows}
+        found = {
+            name: parameter
+            for name, parameter in found.items()
+            if parameter.untyped_storage().data_ptr() in memory
+        }
+    for parameter in found.values():
+        if parameter.dtype != torch.float32:
             raise ValueError(
-                f"model must be in float32, got {one.dtype}. Load it with dtype=torch.float32."
+                f"model must be in float32, got {parameter.dtype}. Load it with "
+                "dtype=torch.float32."
             )
     return found
 
@@ -193,7 +199,10 @@ def trained_parameters(view: NeuronView, weights: Literal["rows", "all"]) -> dic
 @contextmanager
 def in_training(model: LanguageModel, parameters: list[Any]) -> Iterator[None]:
     """Let an optimizer change parameters; afterwards they are bit for bit what they were."""
-    before = [(one, one.detach().clone(), one.grad, one.requires_grad) for one in parameters]
+    before = [
+        (parameter, parameter.detach().clone(), parameter.grad, parameter.requires_grad)
+        for parameter in parameters
+    ]
     try:
         for parameter in parameters:
             parameter.grad = None
@@ -253,14 +262,14 @@ def read_units(view: NeuronView, weights: Weights | None = None) -> UnitWeights:
 
 
 @contextmanager
-def units_put(
+def units_replaced(
     view: NeuronView, chosen: Bool[Tensor, "layer neuron"], values: UnitWeights
 ) -> Iterator[None]:
     """Give the chosen units other weights inside the ``with`` block; afterwards every weight is bit
     for bit what it was.
 
     >>> view, neurons = NeuronView(model), Activations()(model, sequence).top_k(0.1)
-    >>> with units_put(view, neurons.mask, read_units(view)):  # their own: nothing changes
+    >>> with units_replaced(view, neurons.mask, read_units(view)):  # their own: nothing changes
     ...     bool(accuracy(model, [sequence]) > 0.9)
     True
     """

@@ -15,7 +15,13 @@ from torch import Tensor
 from tl_localize.checks import check_count, check_positive
 from tl_localize.injection.injected import Injection, JointInjection, draw_sets
 from tl_localize.metrics import batch_loss, target_logits
-from tl_localize.model.memory import TextReport, halving, part_at, rows_that_fit, with_text
+from tl_localize.model.memory import (
+    TextReport,
+    as_text_report,
+    part_at,
+    rows_that_fit,
+    work_in_batches,
+)
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
@@ -45,7 +51,8 @@ class TrainedRows:
         for layer in rows.any(1).nonzero().flatten().tolist():
             index = rows[layer].nonzero().T.to(view.device)
             before = view.flat_rows(layer).detach()[index[0]].float()
-            self.index[layer], self.before[layer] = index, before
+            self.index[layer] = index
+            self.before[layer] = before
             self.changes[layer] = torch.zeros_like(before)[None].requires_grad_()
         self.adam = torch.optim.Adam(list(self.changes.values()), lr=float(learning_rate))
 
@@ -111,7 +118,7 @@ def inject(
     rows = TrainedRows(view, view.row_mask(neurons.mask), learning_rate)
     batch = SequenceBatch.of([sequence], view.device)
     losses: list[float] = []
-    report = with_text(progress)
+    report = as_text_report(progress)
     with view.lean():
         for step in range(max_steps):
             with view.rows_changed(rows.index, rows.changes):
@@ -223,7 +230,7 @@ def inject_together(
     # of the states of ``stop_states``; with one sentence, alone is all
     single = STOP_SINGLE if n > 1 else stop_loss
     limits = torch.tensor([[stop_loss], [single], [STOP_KL], *[[STOP_SINGLE]] * (n - 1)])
-    losses, ends = _train(training, limits, seed, max_steps, with_text(progress))
+    losses, ends = _train(training, limits, seed, max_steps, as_text_report(progress))
     converged = (ends < limits).all(0).tolist()
     injections: list[Injection] = []
     for k, sequence in enumerate(sequences):
@@ -259,14 +266,14 @@ class JointTraining:
             layer: chosen[:, layer].long().argmax(0).to(self.view.device)[index[0]]
             for layer, index in self.rows.index.items()
         }
-        targets = [sequence.suffix.to(self.view.device) for sequence in self.sequences]
-        self.targets, self.batches = targets, dict[tuple[int, ...], SequenceBatch]()
+        self.targets = [sequence.suffix.to(self.view.device) for sequence in self.sequences]
+        self.batches: dict[tuple[int, ...], SequenceBatch] = {}
         # log-probabilities of the base model, [target vocab] of each sentence
         self.base: list[Tensor] = []
         n = len(self.sets)
         none_on = torch.zeros(1, n, n, dtype=torch.bool, device=self.view.device)
         with torch.no_grad(), self.view.lean():
-            for _, found in halving(partial(self._log_probs, none_on), range(n), self.size):
+            for _, found in work_in_batches(partial(self._log_probs, none_on), range(n), self.size):
                 self.base += found
 
     def _log_probs(self, on: States, cases: list[int]) -> list[Tensor]:
@@ -275,7 +282,8 @@ class JointTraining:
         if sentences not in self.batches:
             some = [self.sequences[k] for k in sentences]
             self.batches[sentences] = SequenceBatch.of(some, self.view.device)
-        batch, on_in_case = self.batches[sentences], part_at(on.flatten(0, 1), cases)
+        batch = self.batches[sentences]
+        on_in_case = part_at(on.flatten(0, 1), cases)
         rows_on = {layer: on_in_case[:, owner] for layer, owner in self.owner.items()}
         with self.view.rows_changed(self.rows.index, self.rows.changes, rows_on):
             log_probs = target_logits(self.view.model, batch).log_softmax(-1)
@@ -291,7 +299,7 @@ class JointTraining:
         largest = 0
         with self.view.lean(), torch.set_grad_enabled(train):
             work = partial(self._means, on, on_device, train)
-            for cases, nats in halving(work, range(on[..., 0].numel()), self.size):
+            for cases, nats in work_in_batches(work, range(on[..., 0].numel()), self.size):
                 found.append(nats)
                 largest = max(largest, len(cases))
         self.size = largest  # smaller if memory ran out

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tl_localize.checks import Real, check_between, check_seed
 from tl_localize.methods.base import BatchValues, Localizer, Values
-from tl_localize.methods.contrast import kept, written_texts
+from tl_localize.methods.contrast import measure_once, written_texts
 from tl_localize.methods.partial_runs import activations, alignments
-from tl_localize.model.memory import Report, halving, rows_that_fit
+from tl_localize.model.memory import Report, rows_that_fit, work_in_batches
 from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -81,8 +81,8 @@ class ActivationContrast(Localizer):
     ) -> Float[Tensor, "*sequence layer neuron"]:
         """Mean strength on other texts than each sequence, or on those that the model writes."""
         if not self.texts:
-            return kept(neurons, self.seed, written_strengths).clamp_min(1e-30)
-        found = kept(neurons, self.texts, listed_strengths)
+            return measure_once(neurons, self.seed, written_strengths).clamp_min(1e-30)
+        found = measure_once(neurons, self.texts, listed_strengths)
         means: list[Tensor] = []
         for sequence in sequences:
             different = [text != tuple(sequence.tokens.tolist()) for text in self.texts]
@@ -117,8 +117,8 @@ def listed_strengths(
     """``strengths`` of some texts, on the CPU."""
     listed = [MemorizedSequence(torch.as_tensor(text), 1) for text in texts]
 
-    def measured(chosen: list[int]) -> Tensor:
+    def measure(chosen: list[int]) -> Tensor:
         return strengths(neurons, [listed[i] for i in chosen]).cpu()
 
     size = rows_that_fit(neurons, max(map(len, listed)))
-    return torch.cat([found for _, found in halving(measured, range(len(listed)), size)])
+    return torch.cat([found for _, found in work_in_batches(measure, range(len(listed)), size)])

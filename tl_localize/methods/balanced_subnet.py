@@ -80,8 +80,12 @@ class BalancedSubnet(UnlearnedMask):
         return mask + (sizes - sizes.detach())
 
     def optimizer(self, parameters: Parameters) -> torch.optim.Optimizer:
-        settings = {"momentum": float(self.momentum), "weight_decay": float(self.weight_decay)}
-        return torch.optim.SGD([parameters], lr=float(self.learning_rate), **settings)
+        return torch.optim.SGD(
+            [parameters],
+            lr=float(self.learning_rate),
+            momentum=float(self.momentum),
+            weight_decay=float(self.weight_decay),
+        )
 
     def scores(self, parameters: Values) -> Values:
         return -parameters.abs()

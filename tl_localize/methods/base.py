@@ -12,7 +12,7 @@ from torch import Tensor
 from tl_localize.checks import check_count
 from tl_localize.files import identity_text
 from tl_localize.metrics import warn_unless_recited
-from tl_localize.model.memory import Report, halving, part_of, rows_that_fit
+from tl_localize.model.memory import Report, part_of, rows_that_fit, work_in_batches
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
 from tl_localize.sequences import MemorizedSequence, check_sequences
@@ -132,7 +132,7 @@ class Localizer(ABC):
         Args:
             report: called with the fraction of this batch that is done.
         """
-        return one_by_one(lambda one, _: self.attribute(neurons, one), sequences, report)
+        return one_by_one(lambda sequence, _: self.attribute(neurons, sequence), sequences, report)
 
     def _results(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], size: int, report: Report
@@ -154,7 +154,7 @@ class Localizer(ABC):
             "units": self.units,
             "first_layer": self.chosen_from(neurons),
         }
-        for batch, values in halving(work, range(n), size):
+        for batch, values in work_in_batches(work, range(n), size):
             for i, value in zip(batch, values, strict=True):
                 about["sequence_id"] = sequences[i].id
                 if isinstance(value, Tensor):
@@ -207,7 +207,7 @@ def label_methods(methods: Any, units: Units) -> dict[str, Method]:
         TypeError, ValueError: it is not a list of methods that all score these units.
     """
     known = isinstance(methods, list | tuple)
-    if not known or any(isinstance(one, type) or not callable(one) for one in methods):
+    if not known or any(isinstance(method, type) or not callable(method) for method in methods):
         raise TypeError(
             "methods must be a list of objects that score a (model, sequence), got "
             f"{methods!r}. Pass for example [HardConcrete()]."

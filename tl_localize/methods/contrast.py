@@ -15,13 +15,15 @@ from tl_localize.methods.base import Localizer, Values
 from tl_localize.methods.partial_runs import gate_gradients
 from tl_localize.metrics import mean_probability
 from tl_localize.model.forward import generate
-from tl_localize.model.memory import halving, rows_that_fit
+from tl_localize.model.memory import rows_that_fit, work_in_batches
 from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, first_tokens
 
 Given = TypeVar("Given")
 
-N_TEXTS, N_DRAWN, LENGTH = 48, 4, 64  # texts, their first tokens that are drawn, all their tokens
+N_TEXTS = 48
+N_DRAWN = 4  # first tokens of each text, which are drawn
+LENGTH = 64  # tokens of each text
 POWER = 3
 # model -> the last of its states, and what was measured in it: of which units, and the values
 Measurements = list[tuple[tuple[Any, ...], Tensor]]
@@ -56,17 +58,17 @@ class Contrasted(Localizer):
         """What effects are multiplied by, [layer neuron]; 1 without a contrast."""
         if not self.contrast:
             return torch.tensor(1.0)
-        need = kept(neurons, self.seed, general_need)
+        need = measure_once(neurons, self.seed, general_need)
         return 1 / (1 + self.contrast * need**POWER)
 
 
-def kept(
+def measure_once(
     neurons: NeuronView, given: Given, measure: Callable[[NeuronView, Given], Tensor]
 ) -> Tensor:
     """What ``measure`` gives of a seed or of texts, kept with the model until it computes something
     else.
     """
-    state = _state(neurons)
+    state = _computation_key(neurons)
     if _KEPT.get(neurons.model, (b"", []))[0] != state:
         _KEPT[neurons.model] = state, []
     measurements = _KEPT[neurons.model][1]
@@ -81,14 +83,14 @@ def kept(
 
 
 @torch.no_grad()
-def _state(neurons: NeuronView) -> bytes:
+def _computation_key(neurons: NeuronView) -> bytes:
     """A key that changes when a weight is another tensor or was changed in place, or when the
     logits of some fixed tokens change by a bit, as they do under hooks and injections.
     """
     model = neurons.model
     tokens = torch.arange(min(LENGTH, model.cfg.n_ctx, model.cfg.d_vocab), device=neurons.device)
     logits = model(tokens[None]).float().cpu().numpy()
-    weights = [(one.data_ptr(), one._version) for one in neurons.parameters]
+    weights = [(weight.data_ptr(), weight._version) for weight in neurons.parameters]
     return hashlib.sha256(repr(weights).encode() + logits.tobytes()).digest()
 
 
@@ -104,7 +106,7 @@ def general_need(neurons: NeuronView, seed: int) -> Values:
         # a text that the model cannot read tells nothing
         return gradients.square().nan_to_num(0, 0).sum(0)
 
-    for _, part in halving(squares, range(N_TEXTS), rows_that_fit(neurons, texts.shape[1])):
+    for _, part in work_in_batches(squares, range(N_TEXTS), rows_that_fit(neurons, texts.shape[1])):
         total += part
     need = total.sqrt()
     return need / need.mean()

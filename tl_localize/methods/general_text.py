@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tl_localize.checks import check_seed
 from tl_localize.methods.base import BatchValues, Localizer
-from tl_localize.methods.contrast import N_DRAWN, kept, written_texts
-from tl_localize.model.memory import halving, rows_that_fit
+from tl_localize.methods.contrast import N_DRAWN, measure_once, written_texts
+from tl_localize.model.memory import rows_that_fit, work_in_batches
 from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence
 
@@ -48,7 +48,7 @@ class WithGeneralText(Localizer):
         """General text as sequences, whose suffix is what is predicted."""
         if self.texts:
             return [MemorizedSequence(torch.tensor(text), 1) for text in self.texts]
-        written = kept(neurons, self.seed, written_texts)
+        written = measure_once(neurons, self.seed, written_texts)
         return [MemorizedSequence(text, min(N_DRAWN, len(text) - 1)) for text in written]
 
     def other_texts(self, sequence: MemorizedSequence) -> list[int]:
@@ -79,11 +79,11 @@ class WithGeneralText(Localizer):
 
             length = max(map(len, texts))
             size = rows_that_fit(neurons, length, batch_tokens=self.batch_tokens)
-            parts = halving(measure_some, range(len(texts)), size)
+            parts = work_in_batches(measure_some, range(len(texts)), size)
             values = torch.cat([found for _, found in parts])
             return values if self.texts else values.mean(0)
 
-        found = kept(neurons, (measure.__name__, self.texts, self.seed), measure_texts)
+        found = measure_once(neurons, (measure.__name__, self.texts, self.seed), measure_texts)
         if not self.texts:
             return found
         return torch.stack([found[self.other_texts(sequence)].mean(0) for sequence in sequences])

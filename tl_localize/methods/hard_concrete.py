@@ -88,7 +88,8 @@ class HardConcrete(MaskLearner):
         mask = INITIAL_MASK if self.initial_mask is None else self.initial_mask
         start = torch.full((len(batch),), location_of(mask), device=neurons.device)
         if self.initial_mask is None:
-            noise, clean = next(self.noise(neurons)), batch_loss(neurons.model, batch)
+            noise = next(self.noise(neurons))
+            clean = batch_loss(neurons.model, batch)
             rising = torch.ones_like(start, dtype=torch.bool)
             while rising.any():
                 gates = self.gates(start[:, None, None].expand(-1, *noise.shape), noise).unbind(1)

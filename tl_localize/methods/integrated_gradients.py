@@ -17,7 +17,7 @@ from tl_localize.methods.base import Found, Localizer, Values, one_by_one
 from tl_localize.methods.partial_runs import CleanRun
 from tl_localize.methods.position_parallel import NotParallel, PositionParallelModel
 from tl_localize.model.forward import residual, resume, unembed
-from tl_localize.model.memory import Report, halving, part_at, rows_that_fit
+from tl_localize.model.memory import Report, part_at, rows_that_fit, work_in_batches
 from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -98,7 +98,9 @@ class IntegratedGradients(Localizer):
                 )
             for layer, act in clean.acts.items():
                 work = partial(gradients, layer, points, weights)
-                total = torch.stack([part for _, part in halving(work, range(self.steps), size)])
+                total = torch.stack(
+                    [part for _, part in work_in_batches(work, range(self.steps), size)]
+                )
                 product = act[batch.positions].float() * total.sum(0)
                 scores.append(neurons.by_unit(product.mean(0)).float())
                 report((layer + 1) / neurons.n_layers)
@@ -117,7 +119,8 @@ def parallel_gradients(
     respect to a layer's neurons, at all targets: one pass changes all positions.
     """
     clean = parallel.clean
-    neurons, act = clean.neurons, clean.acts[layer]
+    neurons = clean.neurons
+    act = clean.acts[layer]
     share = part_at(points, chunk).view(-1, *[1] * act.ndim)
     additive = layer in clean.additive
     with parallel.from_layer(layer + 1):
@@ -153,7 +156,8 @@ def position_gradients(
     """The same by the definition, for each target by runs of the sequence up to its position.
     Correct for every model, and slow.
     """
-    neurons, totals = clean.neurons, list[Tensor]()
+    neurons = clean.neurons
+    totals: list[Tensor] = []
     for position, target in zip(batch.positions.tolist(), batch.targets, strict=True):
         act = clean.acts[layer][position]
         share = part_at(points, chunk).view(-1, *[1] * act.ndim)

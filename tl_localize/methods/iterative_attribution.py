@@ -92,7 +92,9 @@ class IterativeAttribution(Contrasted):
         # 1 for the first that is ablated, down to above 0 for the last; 0 for those that never are
         places = torch.zeros_like(gates)
         spared = self.spared(neurons)
-        count, start, first = max(1, round(self.share * neurons.n_neurons)), 0, gates
+        count = max(1, round(self.share * neurons.n_neurons))
+        start = 0
+        first = gates
         for end in self._ends(count):
             (effects,) = gate_gradients(neurons, batch, mean_probability, gates)
             effects *= spared

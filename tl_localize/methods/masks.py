@@ -77,9 +77,12 @@ class MaskLearner(Localizer):
     def _train(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
     ) -> list[Found]:
-        n, scale, draws = len(sequences), loss_scale(neurons.model), self.noise(neurons)
+        n = len(sequences)
+        scale = loss_scale(neurons.model)
+        draws = self.noise(neurons)
         shape = neurons.size
-        left, batch = list(range(n)), SequenceBatch.of(sequences, neurons.device)
+        left = list(range(n))
+        batch = SequenceBatch.of(sequences, neurons.device)
         rows = torch.arange(n, device=neurons.device)  # those that are left, on the device
         parameters = self.start(neurons, batch)[:, None, None].repeat(1, *shape)
         parameters.grad = torch.zeros_like(parameters)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tl_localize.methods.base import BatchValues
 from tl_localize.metrics import batch_loss, loss_scale, mean_log_odds
-from tl_localize.model.forward import entering, residual, resume
+from tl_localize.model.forward import recorded_streams, residual, resume
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.sequences import SequenceBatch
 
@@ -55,7 +55,7 @@ class CleanRun:
     @classmethod
     @torch.no_grad()
     def of(cls, neurons: NeuronView, tokens: Int[Tensor, "1 pos"]) -> "CleanRun":
-        with entering(neurons.model) as streams, neurons.recorded() as acts:
+        with recorded_streams(neurons.model) as streams, neurons.recorded() as acts:
             streams[neurons.n_layers] = residual(neurons.model, tokens)
         acts = {layer: act[0] for layer, act in acts.items()}
         halves = torch.tensor([1.0, 0.5], device=tokens.device)[:, None]
@@ -80,7 +80,7 @@ class CleanRun:
                 stacklevel=2,
             )
             return cls(neurons, tokens, streams, acts, frozenset(), False)
-        additives = frozenset(layer for layer, one in zip(acts, adding, strict=True) if one)
+        additives = frozenset(layer for layer, adds in zip(acts, adding, strict=True) if adds)
         return cls(neurons, tokens, streams, acts, additives, True)
 
     def again(self, layer: int, n: int) -> Float[Tensor, "batch pos d_model"]:

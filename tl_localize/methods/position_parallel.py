@@ -133,12 +133,14 @@ class PositionParallelModel:
         Raises:
             NotParallel: a run of its own gives other numbers at a position than one pass.
         """
-        neurons, model = clean.neurons, clean.neurons.model
+        neurons = clean.neurons
+        model = neurons.model
         cap = float(getattr(model.cfg, "attn_scores_soft_cap", 0) or 0)
         layers: dict[int, PositionParallelAttention] = {}
         recording: list[tuple[str, Hook]] = []
         for layer in range(1, neurons.n_layers):
-            points, scale = attention_hooks(model, layer), attention_scale(model, layer)
+            points = attention_hooks(model, layer)
+            scale = attention_scale(model, layer)
             layers[layer] = PositionParallelAttention(points, scale, cap)
             recording += layers[layer].hooks(points)
         parallel = cls(clean, layers)
@@ -156,7 +158,8 @@ class PositionParallelModel:
         """Raise NotParallel unless one pass gives what separate runs give, where layer 0 is
         ablated, at two positions.
         """
-        clean, neurons = self.clean, self.clean.neurons
+        clean = self.clean
+        neurons = clean.neurons
         zeros = torch.zeros_like(clean.acts[0])
         with self.from_layer(1), neurons.patched(0, zeros[None]):
             together = clean.again(0, 1)[0]

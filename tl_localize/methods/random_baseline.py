@@ -23,8 +23,8 @@ class RandomBaseline(Localizer):
     Returns:
         [layer neuron] in [0, 1).
 
-    >>> one, again = (RandomBaseline(seed=7)(model, sequence) for _ in range(2))
-    >>> bool((one.values == again.values).all())
+    >>> first, again = (RandomBaseline(seed=7)(model, sequence) for _ in range(2))
+    >>> bool((first.values == again.values).all())
     True
     """
 

@@ -13,7 +13,7 @@ from tl_localize.methods.general_text import WithGeneralText
 from tl_localize.methods.masks import Parameters, check_first_layer
 from tl_localize.methods.partial_runs import gate_gradients
 from tl_localize.metrics import batch_loss
-from tl_localize.model.memory import Report, halving, rows_that_fit
+from tl_localize.model.memory import Report, rows_that_fit, work_in_batches
 from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
@@ -138,7 +138,7 @@ class UnlearnedMask(WithGeneralText):
             return gate_gradients(neurons, batch, batch_loss, gates[[mask for mask, _ in some]])[0]
 
         size = rows_that_fit(neurons, max(map(len, texts)), batch_tokens=self.batch_tokens)
-        for some, slopes in halving(measure, pairs, size):
+        for some, slopes in work_in_batches(measure, pairs, size):
             for (mask, _), slope in zip(some, slopes, strict=True):
                 total[mask] += slope
         return total / len(texts)

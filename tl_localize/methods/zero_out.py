@@ -13,7 +13,7 @@ from tl_localize.checks import check_count, check_ratio, check_seed
 from tl_localize.methods.base import Found, Localizer, Values, one_by_one
 from tl_localize.methods.partial_runs import CleanRun, ablation_estimate, activations
 from tl_localize.model.forward import resume, unembed
-from tl_localize.model.memory import Report, halving, part_at, tokens_that_fit
+from tl_localize.model.memory import Report, part_at, tokens_that_fit, work_in_batches
 from tl_localize.model.neurons import NeuronView
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
@@ -87,7 +87,7 @@ class ZeroOut(Localizer):
             return self.exact(neurons, sequence, everything, report)
         estimates = ablation_estimate(neurons, SequenceBatch.of([sequence], neurons.device))[0]
         count = max(1, round(self.screen * neurons.n_neurons))
-        chosen = screened(estimates, output_norms(neurons, sequence), count)
+        chosen = highest_of_both(estimates, output_norms(neurons, sequence), count)
         lots = torch.rand(estimates.shape, generator=torch.Generator().manual_seed(self.seed))
         drawn = lots.masked_fill(chosen, -1.0).topk(min(self.screen_sample, lots.shape[1] - count))
         chosen = chosen.scatter(-1, drawn.indices, True)
@@ -119,7 +119,7 @@ class ZeroOut(Localizer):
             on_device = places.to(neurons.device).split(counts)
             for layer, some in enumerate(places.split(counts)):
                 work = partial(ablated_losses, clean, batch, layer, on_device[layer])
-                for chunk, losses in halving(work, range(len(some)), size):
+                for chunk, losses in work_in_batches(work, range(len(some)), size):
                     scores[layer, some[chunk]] = (losses - baseline).mean(1).float()
                 report((layer + 1) / neurons.n_layers)
         return scores
@@ -131,7 +131,9 @@ def ablated_losses(
     """``token_losses`` with each of a chunk of some neurons of a layer ablated, [neuron target];
     nothing below the layer runs again.
     """
-    neurons, act, ablated = clean.neurons, clean.acts[layer], part_at(some, chunk)
+    neurons = clean.neurons
+    act = clean.acts[layer]
+    ablated = part_at(some, chunk)
     if layer in clean.additive:
         # [neuron pos d_model]
         written = act.T[ablated][:, :, None] * neurons.rows(layer)[ablated][:, None, :]
@@ -155,7 +157,7 @@ def output_norms(neurons: NeuronView, sequence: MemorizedSequence) -> Values:
     return (torch.stack(norms) * neurons.row_norms()).cpu()
 
 
-def screened(estimates: Values, norms: Values, count: int) -> Mask:
+def highest_of_both(estimates: Values, norms: Values, count: int) -> Mask:
     """``count`` neurons of each layer: the highest by estimate and the highest by norm, from both
     rankings in turn.
     """

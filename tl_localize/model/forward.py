@@ -124,7 +124,8 @@ def unembed(model: Any, resid: Float[Tensor, "*shape d_model"]) -> Float[Tensor,
     """Logits (float32, or float64 where the model is) of residual vectors: the model from above its
     last block on.
     """
-    vectors, last = resid.reshape(-1, resid.shape[-1]), len(model.blocks)
+    vectors = resid.reshape(-1, resid.shape[-1])
+    last = len(model.blocks)
     if is_bridge(model):
         logits = _run_from(model, last, vectors[:, None])  # each as a sequence of its own
     else:
@@ -169,7 +170,7 @@ def unhooked(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def entering(model: Any) -> Iterator[dict[int, Tensor]]:
+def recorded_streams(model: Any) -> Iterator[dict[int, Tensor]]:
     """The residual stream that enters each layer in the last forward pass, before the layer's
     hooks.
     """
@@ -226,7 +227,8 @@ def generate(
     """
     if n == 1:  # no cache is read
         return _decode(model, context, n, uniform, UNCACHED)[0]
-    length, proof = context.shape[1] + n, _PROOFS.get(model)
+    length = context.shape[1] + n
+    proof = _PROOFS.get(model)
     if proof and proof.state == _state(model) and length <= proof.length:
         return _decode(model, context, n, uniform, proof.way)[0]
     for way in (CACHED, HANDED) if is_bridge(model) else (CACHED,):
@@ -363,7 +365,8 @@ def attention_hooks(model: Any, layer: int) -> dict[str, str]:
     one position are rotated alike, so their product is the same, and clean keys that are put in
     before the rotation come out rotated.
     """
-    attention, bridge = f"blocks.{layer}.attn.", is_bridge(model)
+    attention = f"blocks.{layer}.attn."
+    bridge = is_bridge(model)
     rotated = not bridge and model.cfg.positional_embedding_type == "rotary"
     query, key = ("hook_rot_q", "hook_rot_k") if rotated else ("hook_q", "hook_k")
     if bridge and f"{attention}q_norm.hook_out" in model.hook_dict:

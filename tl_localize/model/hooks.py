@@ -56,7 +56,8 @@ def registered(hooks: Iterable[tuple[Any, Any]], register: str, **options: Any) 
 @contextmanager
 def own_attribute(module: Any, name: str, value: Any) -> Iterator[None]:
     """An attribute of a module itself, in place of that of its class or of its submodules."""
-    attributes, missing = vars(module), object()
+    attributes = vars(module)
+    missing = object()
     before = attributes.get(name, missing)
     attributes[name] = value
     try:

@@ -10,12 +10,13 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from tl_localize.checks import check_choice, nearest
-from tl_localize.files import reading
+from tl_localize.files import refuse_unreadable
 from tl_localize.model.forward import as_bridge, lay_out, logits_misfit
 from tl_localize.model.neurons import NeuronView, initialize_vector_functions
 
@@ -31,6 +32,8 @@ HALF_TOLERANCE = 4.0  # in float16 and bfloat16: times what ``logits_misfit`` al
 BUFFERS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|inv_freq$")
 # What TransformerLens does to weights unless it is told not to.
 PROCESSING = ("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases")
+# model -> what it was loaded from
+_SOURCES: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 ADVICE = "Convert it to a TransformerLens model yourself: every method takes one."
 
 
@@ -70,19 +73,41 @@ def load_model(
     initialize_vector_functions()
     check_path(name_or_path)
     device, dtype = check_device(device), check_dtype(dtype)
-    name = str(name_or_path)
-    if is_reference(name):
-        shipped = REFERENCE_MODELS[0] if name == "reference" else name
-        name = str(Path(__file__).parents[1] / "data" / shipped)
-    path, bridge = Path(name), bridge or not has_hooked_transformer()
+    path = local_path(name_or_path)
+    bridge = bridge or not has_hooked_transformer()
     with warnings.catch_warnings(), _full_precision():
         # TransformerLens 3.9 calls every HookedTransformer deprecated
         warnings.simplefilter("ignore")
         if path.is_dir() or is_gguf(path):
             model = _load(path, device, dtype, bridge)
         else:
-            model = _load_by_name(name, device, dtype, bridge)
+            model = _load_by_name(str(name_or_path), device, dtype, bridge)
+        _SOURCES[model] = str(name_or_path)
         return lay_out(model.eval())
+
+
+def source_of_model(model: Any) -> str | None:
+    """What was given to ``load_model``; None where a model came from elsewhere."""
+    return _SOURCES.get(model)
+
+
+def local_path(name_or_path: str | Path) -> Path:
+    """Where a model would lie on this machine: a shipped one in the package."""
+    name = str(name_or_path)
+    if not is_reference(name):
+        return Path(name)
+    shipped = REFERENCE_MODELS[0] if name == "reference" else name
+    return Path(__file__).parents[1] / "data" / shipped
+
+
+def transformers_source(name_or_path: str | Path) -> str | Path:
+    """From where transformers reads what ``load_model`` takes: a folder or a GGUF file as a Path,
+    or a name of the hub.
+    """
+    path = local_path(name_or_path)
+    if path.is_dir() or is_gguf(path):
+        return path
+    return official_name(str(name_or_path)) or str(name_or_path)
 
 
 def has_hooked_transformer() -> bool:
@@ -147,20 +172,31 @@ def check_device(device: str | torch.device | None) -> torch.device:
         ) from error
 
 
-def _load_by_name(name: str, device: torch.device, dtype: torch.dtype, bridge: bool) -> Any:
+def known_names() -> dict[str, str]:
+    """The hub's name of each model that TransformerLens knows, by each of its names in lower
+    case.
+    """
     from transformer_lens.supported_models import MODEL_ALIASES, OFFICIAL_MODEL_NAMES
 
-    known = {
+    return {
         alias.lower(): official
         for official in OFFICIAL_MODEL_NAMES
         for alias in (official, *MODEL_ALIASES.get(official, ()))
     }
-    official = known.get(name.lower())
+
+
+def official_name(name: str) -> str | None:
+    """The hub's name of a model that TransformerLens knows."""
+    return known_names().get(name.lower())
+
+
+def _load_by_name(name: str, device: torch.device, dtype: torch.dtype, bridge: bool) -> Any:
+    official = official_name(name)
     if official is None and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise ValueError(
             "name_or_path must be a shipped model, an existing directory or a name that "
             f"TransformerLens or the hub knows, got {name!r}. Check the spelling."
-            f"{nearest(name.lower(), [*known, *REFERENCE_MODELS])}"
+            f"{nearest(name.lower(), [*known_names(), *REFERENCE_MODELS])}"
         )
     if bridge or official is None:
         return _load(official or name, device, dtype, True)
@@ -183,17 +219,19 @@ def _load(source: str | Path, device: torch.device, dtype: torch.dtype, bridge: 
     """
     from transformers import AutoConfig
 
-    with _reading(source, "config.json"):
+    with _refuse_unreadable(source, "config.json"):
         config = AutoConfig.from_pretrained(**_files(source))
         bridge = bridge or _needs_bridge(config)
         text_config = config.get_text_config()
         longest = min(32, getattr(text_config, "max_position_embeddings", 32))
         tokens = torch.arange(longest)[None] * 7919 % text_config.vocab_size
-    hf_model = _load_transformers(source, dtype)
+    hf_model = load_transformers(source, dtype)
     name = source if isinstance(source, str) else source.name.removesuffix(".gguf")
-    with _reading(source, "config.json"), torch.no_grad():
+    with _refuse_unreadable(source, "config.json"), torch.no_grad():
         expected = hf_model(tokens, use_cache=False).logits  # a Bridge changes the model in place
-    with reading("name_or_path must be a model that TransformerLens adapts", source, ADVICE):
+    with refuse_unreadable(
+        "name_or_path must be a model that TransformerLens adapts", source, ADVICE
+    ):
         if bridge:
             model = as_bridge(hf_model.to(device), name)
         else:
@@ -233,15 +271,15 @@ def _files(source: str | Path) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": source}
 
 
-def _reading(source: str | Path, what: str) -> AbstractContextManager[None]:
+def _refuse_unreadable(source: str | Path, what: str) -> AbstractContextManager[None]:
     """What transformers says of a damaged, contradictory or absent file is one ValueError with its
     place.
     """
     rule = f"name_or_path must hold a {what} that transformers can read"
-    return reading(rule, source, "Correct it, or copy the model again.")
+    return refuse_unreadable(rule, source, "Correct it, or copy the model again.")
 
 
-def _load_transformers(source: str | Path, dtype: torch.dtype) -> Any:
+def load_transformers(source: str | Path, dtype: torch.dtype) -> Any:
     """The model as transformers loads it.
 
     Transformers fills weights that the file lacks with noise, drops those that the config has no
@@ -250,11 +288,15 @@ def _load_transformers(source: str | Path, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # the error below says what is wrong
     logging.disable_progress_bar()
     try:
-        with _reading(source, "config.json with safetensors weights"), _bar_on_a_terminal(source):
+        with (
+            _refuse_unreadable(source, "config.json with safetensors weights"),
+            _bar_on_a_terminal(source),
+        ):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 **_files(source),
                 dtype=dtype,
@@ -313,20 +355,28 @@ def _set_tokenizer(model: Any, source: str | Path) -> None:
     This is what ``HookedTransformer.set_tokenizer`` does, but without its second copy, which puts
     BOS first.
     """
-    from transformers import AutoTokenizer
-
-    if isinstance(source, Path) and source.is_dir():
-        names = ("tokenizer.json", "vocab.json", "tokenizer.model", "tokenizer_config.json")
-        if not any((source / name).is_file() for name in names):
-            return
-    with _reading(source, "tokenizer"):
-        tokenizer: Any = AutoTokenizer.from_pretrained(**_files(source))
+    tokenizer = load_tokenizer(source)
+    if tokenizer is None:
+        return
+    with _refuse_unreadable(source, "tokenizer"):
         tokenizer.padding_side = "right"
         tokenizer.eos_token = tokenizer.eos_token or "<|endoftext|>"
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         tokenizer.bos_token = tokenizer.bos_token or tokenizer.eos_token
         model.cfg.tokenizer_prepends_bos = tokenizer.encode("")[:1] == [tokenizer.bos_token_id]
     model.tokenizer = tokenizer
+
+
+def load_tokenizer(source: str | Path) -> Any:
+    """The tokenizer as transformers loads it; None of a directory that has none."""
+    from transformers import AutoTokenizer
+
+    if isinstance(source, Path) and source.is_dir():
+        names = ("tokenizer.json", "vocab.json", "tokenizer.model", "tokenizer_config.json")
+        if not any((source / name).is_file() for name in names):
+            return None
+    with _refuse_unreadable(source, "tokenizer"):
+        return AutoTokenizer.from_pretrained(**_files(source))
 
 
 # TransformerLens' converters of weights, by model type
@@ -350,7 +400,8 @@ def _shapes(hf_model: Any) -> dict[str, Any]:
     from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
     from transformer_lens.model_bridge.sources import build_bridge_config_from_hf
 
-    config, kind = hf_model.config, type(hf_model).__name__
+    config = hf_model.config
+    kind = type(hf_model).__name__
     found = build_bridge_config_from_hf(config, kind, "", torch.float32)
     found = ArchitectureAdapterFactory.select_architecture_adapter(found).cfg
     shapes = {name: getattr(found, name) for name in ADAPTED.split()}

@@ -50,7 +50,8 @@ class Shape:
         pretended device: with gradient what autograd keeps of all layers, else what is there at a
         time. Norms, softmax and losses are in float32.
         """
-        size, d_model = self.itemsize, self.d_model
+        size = self.itemsize
+        d_model = self.d_model
         logits = (size + 4) * self.d_vocab
         if not gradient:
             layer = size * (2 * self.d_mlp + 4 * d_model + 3 * self.n_heads * length)
@@ -85,7 +86,8 @@ def shape_of(neurons: NeuronView) -> Shape:
 
 def tokens_that_fit(neurons: NeuronView, length: int, gradient: bool = True) -> int:
     """Tokens of texts of a length whose pass fits into memory."""
-    shape, device = shape_of(neurons), neurons.device
+    shape = shape_of(neurons)
+    device = neurons.device
     if device.type == "cuda":
         # what the driver calls free, and what torch keeps in reserve
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
@@ -115,11 +117,11 @@ def part_of(report: Report, start: float, end: float) -> Report:
     return lambda fraction: report(start + (end - start) * fraction)
 
 
-def with_text(progress: Callable[..., None] | None) -> TextReport:
+def as_text_report(progress: Callable[..., None] | None) -> TextReport:
     """A user's callback, as one of a fraction and a text: one that takes a single argument gets the
     fraction alone.
 
-    >>> with_text([].append)(0.5, "step 20, loss 0.31")
+    >>> as_text_report([].append)(0.5, "step 20, loss 0.31")
     """
     if progress is None:
         return lambda fraction, text: None
@@ -130,13 +132,14 @@ def with_text(progress: Callable[..., None] | None) -> TextReport:
     return progress
 
 
-def halving(
+def work_in_batches(
     work: Callable[[list[Item]], Result], items: Sequence[Item], size: int
 ) -> Iterator[tuple[list[Item], Result]]:
     """Work through items in batches of a size that is halved, with one warning, while memory runs
     out; a batch of one then raises.
     """
-    start, warned = 0, False
+    start = 0
+    warned = False
     while start < len(items):
         batch = list(items[start : start + size])
         try:

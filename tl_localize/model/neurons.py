@@ -371,7 +371,7 @@ class NeuronView:
         """``one_gelu_kernel``, and autograd ignores the weights: the same gradients of neurons for
         less time and memory.
         """
-        trained = [one for one in self.parameters if one.requires_grad]
+        trained = [parameter for parameter in self.parameters if parameter.requires_grad]
         try:
             for parameter in trained:
                 parameter.requires_grad_(False)
@@ -392,7 +392,8 @@ class NeuronView:
         """Raise ValueError unless the model runs in parts as it does as a whole, and its units
         write what is said of them. The hooks of a user's on hook points do not meet these passes.
         """
-        proven, state = _PROVEN.setdefault(self.model, []), (self.model.training, self.units)
+        proven = _PROVEN.setdefault(self.model, [])
+        state = (self.model.training, self.units)
         if state in proven or self.device.type == "meta":
             return
         cfg = self.model.cfg

@@ -96,7 +96,7 @@ def axes(n: int, size: tuple[float, float] = (4.8, 4.2)) -> "list[Axes]":
 
         def _repr_png_(self) -> bytes:
             # tight: the layout of many panels with one colour bar is not exact
-            return drawn(self, "png", dpi=100, bbox_inches="tight")
+            return image_bytes(self, "png", dpi=100, bbox_inches="tight")
 
     rows = 2 if n > 5 and n % 2 == 0 else 1
     width, height = size[0] * n / rows + 2.4, size[1] * rows
@@ -130,7 +130,7 @@ def with_legend(panels: "Sequence[Axes]") -> "Figure":
     return figure
 
 
-def drawn(figure: "Figure", suffix: str, **settings: Any) -> bytes:
+def image_bytes(figure: "Figure", suffix: str, **settings: Any) -> bytes:
     """A figure as the content of a file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=suffix, **settings)

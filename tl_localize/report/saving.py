@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from tl_localize.files import prepare_folder, write_text, write_whole
-from tl_localize.report.looks import drawn
+from tl_localize.report.looks import image_bytes
 from tl_localize.texts.reference import DATA
 
 if TYPE_CHECKING:
@@ -69,4 +69,6 @@ def save_figure(figure: "Figure", folder: str | Path, name: str) -> None:
     """
     path = prepare_folder(folder)
     for suffix in ("png", "svg"):
-        write_whole(path / f"{name}.{suffix}", drawn(figure, suffix, dpi=200, bbox_inches="tight"))
+        write_whole(
+            path / f"{name}.{suffix}", image_bytes(figure, suffix, dpi=200, bbox_inches="tight")
+        )

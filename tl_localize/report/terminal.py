@@ -27,7 +27,7 @@ def console() -> Console:
     return out
 
 
-def ranked(
+def rank_rows(
     table: pd.DataFrame, *, lowest_first: bool = False, width: int | None = None
 ) -> Iterator[tuple[str, Table]]:
     """Each setting of a results table and its table: sorted by the first column, controls last.
@@ -39,7 +39,7 @@ def ranked(
         width: characters of a line. A wider table comes in several, of some columns each.
 
     >>> recalls = {("1 %", "Random"): "3.4 ± 0.2", ("1 %", "Hard Concrete"): "87.2 ± 0.9"}
-    >>> ((setting, shown),) = ranked(pd.DataFrame({"R@1x": recalls}))
+    >>> ((setting, shown),) = rank_rows(pd.DataFrame({"R@1x": recalls}))
     >>> setting, [str(cell) for cell in shown.columns[0].cells]
     ('1 %', ['Hard Concrete', 'Random'])
     """
@@ -51,24 +51,26 @@ def ranked(
         best_first = part.iloc[order].rename(short_title).rename_axis("method")
         name = ", ".join(map(str, setting))
         for columns in parts_that_fit(best_first, width):
-            yield name, plain(columns)
+            yield name, plain_table(columns)
 
 
 def parts_that_fit(table: pd.DataFrame, width: int | None) -> Iterator[pd.DataFrame]:
     """A table in parts of some columns each, no wider than so many characters where that can be."""
-    ruler, start = Console(width=1000), 0
+    ruler = Console(width=1000)
+    start = 0
     for end in range(1, table.shape[1]):
         wider = table.iloc[:, start : end + 1]
-        if width is not None and ruler.measure(plain(wider)).maximum > width:
+        if width is not None and ruler.measure(plain_table(wider)).maximum > width:
             yield table.iloc[:, start:end]
             start = end
     yield table.iloc[:, start:]
 
 
-def plain(table: pd.DataFrame) -> Table:
+def plain_table(table: pd.DataFrame) -> Table:
     """A table as it is; the levels of its index become columns, and numbers stand to the right.
 
-    >>> plain(pd.DataFrame({"done": [3]}, index=pd.Index(["slimming"], name="method"))).row_count
+    >>> counts = pd.DataFrame({"done": [3]}, index=pd.Index(["slimming"], name="method"))
+    >>> plain_table(counts).row_count
     1
     """
     whole = flat(table)
@@ -92,4 +94,4 @@ def show(table: pd.DataFrame, title: str = "") -> None:
     out = console()
     if title:
         out.print(f"\n{title}", markup=False)
-    out.print(plain(table))
+    out.print(plain_table(table))

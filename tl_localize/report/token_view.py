@@ -14,7 +14,7 @@ from tl_localize.metrics import Decode, check_recited, decoder, predicted_suffix
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.scores import NeuronSet
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.stats import counted
+from tl_localize.stats import quantity
 
 BREAK = "\u23ce"  # stands for a line break
 CONTEXT = 8  # tokens that are decoded before a piece, so that it begins as it does in the text
@@ -126,16 +126,19 @@ class TokenView:
 
     @property
     def _summary(self) -> str:
-        states, recited = self.states(), int((self.before == self.sequence.suffix).sum())
+        states = self.states()
+        recited = int((self.before == self.sequence.suffix).sum())
         forgotten = f"{states.count('forgotten')} of {recited} recited tokens forgotten"
-        ablated = counted(self.n_ablated, self.units.removesuffix("s"))
+        ablated = quantity(self.n_ablated, self.units.removesuffix("s"))
         return f"{ablated} ablated: {forgotten}, {len(states)} in the suffix"
 
     def _pieces(self) -> tuple[str, list[tuple[str, str, str]]]:
         """The prefix as text, and of each piece of the suffix its text, what is predicted after,
         and its state.
         """
-        n, states, prefix = self.sequence.n_prefix, self.states(), ""
+        n = self.sequence.n_prefix
+        states = self.states()
+        prefix = ""
         found: list[tuple[str, str, str]] = []
         tokens = self.sequence.tokens.tolist()
         predicted = [*tokens[:n], *self.after.tolist()]

@@ -29,7 +29,7 @@ from tl_localize.metrics import accuracy
 from tl_localize.model.loading import REFERENCE_MODELS, is_reference
 from tl_localize.model.neurons import LanguageModel, model_name
 from tl_localize.sequences import MemorizedSequence, encode, tokenizer_of, with_bos, with_text
-from tl_localize.stats import counted
+from tl_localize.stats import quantity
 from tl_localize.texts.readers import SHORT, Data
 from tl_localize.texts.reference import DATA, load_planted, reference_sequences
 
@@ -77,7 +77,7 @@ def known_texts() -> list[KnownText]:
     lines = (DATA / "known.jsonl").read_text(encoding="utf-8").splitlines()
     shipped = [KnownText(**json.loads(line)) for line in lines]
     texts = [*shipped, *_installed(), *_licences()]
-    return sorted(texts, key=lambda one: one.kind == CONTROL)
+    return sorted(texts, key=lambda text: text.kind == CONTROL)
 
 
 def _installed() -> Iterator[KnownText]:
@@ -95,7 +95,7 @@ def _installed() -> Iterator[KnownText]:
     errors = [name for name in dir(builtins) if name.endswith("Error")]
     yield KnownText("python-keywords", "python", "list", ", ".join(keyword.kwlist))
     yield KnownText("python-errors", "python", "list", ", ".join(errors))
-    status = [f"{one.value} {one.phrase}" for one in HTTPStatus]
+    status = [f"{code.value} {code.phrase}" for code in HTTPStatus]
     yield KnownText("http-status", "computing", "list", "\n".join(status))
     yield KnownText("printable-characters", "computing", "list", string.printable)
     for name in BUILTINS.split():
@@ -149,7 +149,9 @@ class Known:
     def sequences(self) -> list[MemorizedSequence]:
         """The known texts, for DEL; controls are left out."""
         rows = zip(self.tokenized, self.frame["kind"], self.frame["accuracy"], strict=True)
-        return [one for one, kind, share in rows if kind != CONTROL and share >= self.min_accuracy]
+        return [
+            text for text, kind, share in rows if kind != CONTROL and share >= self.min_accuracy
+        ]
 
     def diverse(self, place: int = 0) -> list[MemorizedSequence]:
         """The best recited text of each category: what is ablated for one is no rule that others
@@ -162,8 +164,8 @@ class Known:
             ValueError: No category has so many.
         """
         by_category: dict[str, list[MemorizedSequence]] = {}
-        for one in self.sequences:
-            by_category.setdefault(one.category, []).append(one)
+        for text in self.sequences:
+            by_category.setdefault(text.category, []).append(text)
         found = [texts[place] for texts in by_category.values() if len(texts) > place]
         if not found:
             raise ValueError(
@@ -178,7 +180,7 @@ class Known:
         Raises:
             ValueError: There is none, or the model does not know it.
         """
-        known = {one.id: one for one in self.sequences}
+        known = {text.id: text for text in self.sequences}
         if id not in known:
             shares = self.frame.set_index("id")["accuracy"].to_dict()
             recited = f" with {shares[id]:.2f}" if id in shares else ""
@@ -197,7 +199,7 @@ class Known:
             texts=("id", "size"), known=("known", "sum"), accuracy=("accuracy", "mean")
         )
 
-    def kept(self) -> "pd.Series[int]":
+    def counts_by_threshold(self) -> "pd.Series[int]":
         """How many texts each threshold would keep, controls left out."""
         shares = self.frame.loc[self.frame["kind"] != CONTROL, "accuracy"]
         counts = {threshold: int((shares >= threshold).sum()) for threshold in THRESHOLDS}
@@ -207,8 +209,10 @@ class Known:
         """What each threshold would keep, where this one keeps few; else empty."""
         if len(self.sequences) >= FEW:
             return ""
-        counts = ", ".join(f"{share:g} keeps {count}" for share, count in self.kept().items())
-        few = counted(len(self.sequences), "text")
+        counts = ", ".join(
+            f"{share:g} keeps {count}" for share, count in self.counts_by_threshold().items()
+        )
+        few = quantity(len(self.sequences), "text")
         verb = "is" if len(self.sequences) == 1 else "are"
         return f"{few} {verb} too few for a mean. Of min_accuracy {counts}."
 
@@ -217,10 +221,11 @@ class Known:
         and prefix and suffix as text for people to read.
         """
         lines = ""
-        for one in self.sequences:
-            row: dict[str, Any] = {"id": one.id, "category": one.category}
-            row["prefix_text"], row["suffix_text"] = one.text
-            row["n_prefix"], row["tokens"] = one.n_prefix, one.tokens.tolist()
+        for sequence in self.sequences:
+            row: dict[str, Any] = {"id": sequence.id, "category": sequence.category}
+            row["prefix_text"], row["suffix_text"] = sequence.text
+            row["n_prefix"] = sequence.n_prefix
+            row["tokens"] = sequence.tokens.tolist()
             lines += json.dumps(row, ensure_ascii=False) + "\n"
         write_text(path, lines)
 
@@ -248,17 +253,17 @@ def known(
     check_between(0, 1, min_accuracy=min_accuracy)
     texts: list[tuple[str, MemorizedSequence]] = []
     if data:
-        texts += [(OWN, one) for one in data.sequences(model, third_of_short=True)]
+        texts += [(OWN, sequence) for sequence in data.sequences(model, third_of_short=True)]
     texts += _tokenized(model)
-    sequences = [one for _, one in texts]
+    sequences = [sequence for _, sequence in texts]
     # In float64 and rounded, so that 9 right tokens of 10 are an accuracy of 0.9.
     shares = accuracy(model, sequences).double().round(decimals=6).tolist()
     rows = [
-        {"id": one.id, "category": one.category, "kind": kind, "n_tokens": len(one)}
-        for kind, one in texts
+        {"id": sequence.id, "category": sequence.category, "kind": kind, "n_tokens": len(sequence)}
+        for kind, sequence in texts
     ]
     frame = pd.DataFrame(rows).assign(accuracy=shares)
-    frame["text"] = ["".join(one.text) for one in sequences]
+    frame["text"] = ["".join(sequence.text) for sequence in sequences]
     frame = frame.sort_values("accuracy", ascending=False, kind="stable")
     ordered = [sequences[i] for i in frame.index]
     return Known(frame.reset_index(drop=True), ordered, min_accuracy)
@@ -280,11 +285,11 @@ def check_example(id: str, model: str | Path) -> None:
 
     >>> check_example("primes", "gpt2")
     """
-    ids = likely = [one.id for one in known_texts()]
+    ids = likely = [text.id for text in known_texts()]
     if _is_shipped(model):  # it recites none but what was planted in it
         planted = load_planted()
-        ids = [*ids, *(one.id for one in planted)]
-        likely = [one.id for one in planted if one.repetitions >= PLANTED]
+        ids = [*ids, *(text.id for text in planted)]
+        likely = [text.id for text in planted if text.repetitions >= PLANTED]
     if id not in ids:
         hint = nearest(id, likely) or f" Try {first_example(model)}."
         raise ValueError(
@@ -308,7 +313,7 @@ def example(model: LanguageModel, id: str) -> MemorizedSequence:
     'numbers'
     """
     check_example(id, model_name(model))
-    texts = {one.id: one for _, one in _tokenized(model, min_repetitions=1)}
+    texts = {sequence.id: sequence for _, sequence in _tokenized(model, min_repetitions=1)}
     if id not in texts:
         raise ValueError(
             f"example must be a text that the tokenizer of {model_name(model)!r} makes at least 3 "
@@ -329,5 +334,5 @@ def _tokenized(
         tokens = encode(tokenizer, text.text)[: min(N_TOKENS, model.cfg.n_ctx - 1)]
         n_prefix = min(N_PREFIX, len(tokens) // 3)
         if n_prefix:
-            one = MemorizedSequence(torch.tensor(tokens), n_prefix, text.id, text.category)
-            yield text.kind, with_bos(model, with_text(model, one))
+            sequence = MemorizedSequence(torch.tensor(tokens), n_prefix, text.id, text.category)
+            yield text.kind, with_bos(model, with_text(model, sequence))

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tl_localize.checks import check_count, nearest
-from tl_localize.files import check_file, reading
+from tl_localize.files import check_file, refuse_unreadable
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.sequences import (
     MemorizedSequence,
@@ -130,7 +130,7 @@ class Data:
         import datasets
 
         if (path / "state.json").is_file():
-            with reading("path must be a whole saved data set", path):
+            with refuse_unreadable("path must be a whole saved data set", path):
                 return datasets.load_from_disk(str(path))
         files = sorted(path.glob("*.parquet"))
         if not files:
@@ -151,7 +151,7 @@ class Data:
         weakref.finalize(self, shutil.rmtree, cache, ignore_errors=True)
         names = [glob.escape(str(check_file(path))) for path in paths]
         rule = f"path must be a whole {kind} file in UTF-8 with at least one row"
-        with reading(rule, paths[0], "Mend it."):
+        with refuse_unreadable(rule, paths[0], "Mend it."):
             return getattr(datasets.Dataset, f"from_{kind}")(names, cache_dir=cache)
 
     @property
@@ -168,7 +168,7 @@ class Data:
         if self.size is None:
             yield from islice(self.opened, first, end)
             return
-        with reading("data must be whole, and in UTF-8", self.path or Path(self.name)):
+        with refuse_unreadable("data must be whole, and in UTF-8", self.path or Path(self.name)):
             for i in range(self.size)[first:end]:
                 yield self.opened[i]
 
@@ -224,7 +224,7 @@ class Data:
         Raises:
             ValueError: A row is broken or too short, or holds tokens outside the vocabulary.
         """
-        rows = (one for one in self.entries() if one.tokens is not None or one.text.strip())
+        rows = (entry for entry in self.entries() if entry.tokens is not None or entry.text.strip())
         for i, entry in enumerate(rows):
             try:
                 yield self._sequence(model, entry, i, third_of_short)
@@ -244,12 +244,13 @@ class Data:
         if n_prefix is None and third_of_short and len(tokens) < SHORT:
             n_prefix = max(1, len(tokens) // 3)
         id = entry.id or f"sequence-{number:04d}"
-        one = MemorizedSequence(tokens, n_prefix or N_PREFIX, id, entry.category)
-        check_tokens(model, one.tokens)
+        sequence = MemorizedSequence(tokens, n_prefix or N_PREFIX, id, entry.category)
+        check_tokens(model, sequence.tokens)
         if self.n_suffix is not None:
-            one = replace(one, tokens=one.tokens[: one.n_prefix + self.n_suffix])
-        one = with_text(model, one)
-        return one if entry.tokens is not None else with_bos(model, one)
+            end = sequence.n_prefix + self.n_suffix
+            sequence = replace(sequence, tokens=sequence.tokens[:end])
+        sequence = with_text(model, sequence)
+        return sequence if entry.tokens is not None else with_bos(model, sequence)
 
 
 def read_sequences(
@@ -258,7 +259,8 @@ def read_sequences(
     """The memorized sequences of a file or data set, one at a time: ``Data(source=source,
     **options).sequences(model)``.
 
-    >>> np.save(folder / "tokens.npy", torch.stack([one.tokens for one in few]).numpy())
+    >>> tokens = torch.stack([sequence.tokens for sequence in few])
+    >>> np.save(folder / "tokens.npy", tokens.numpy())
     >>> next(read_sequences(folder / "tokens.npy", model, n_prefix=40))
     MemorizedSequence('sequence-0000', 40 prefix + 8 suffix tokens: ...)
     """
@@ -284,7 +286,9 @@ def read_tokens(path: str | Path) -> Integer[Tensor, "sequence pos"]:
     tensor([[5, 6, 7]], dtype=torch.uint16)
     """
     path = check_file(path)
-    with reading("path must be a whole .npy file of one tensor, or .pt or .safetensors", path):
+    with refuse_unreadable(
+        "path must be a whole .npy file of one tensor, or .pt or .safetensors", path
+    ):
         if path.suffix == ".npy":
             # "c": pages are read when they are touched, and a write goes to memory, not to the
             # file. Torch asks for arrays that can be written.

@@ -66,18 +66,18 @@ def reference_sequences(model: LanguageModel, min_repetitions: int = 64) -> list
     (32, 48, True)
     """
     check_count(min_repetitions=min_repetitions)
-    planted = sorted(load_planted(), key=lambda one: -one.repetitions)
-    chosen = [one for one in planted if one.repetitions >= min_repetitions]
+    planted = sorted(load_planted(), key=lambda text: -text.repetitions)
+    chosen = [text for text in planted if text.repetitions >= min_repetitions]
     found: list[MemorizedSequence] = []
-    for one in chosen:
-        tokens = torch.tensor(encode(tokenizer_of(model), one.text))
-        if len(tokens) != one.n_tokens:
+    for text in chosen:
+        tokens = torch.tensor(encode(tokenizer_of(model), text.text))
+        if len(tokens) != text.n_tokens:
             raise ValueError(
                 f"model must be a reference model, got one whose tokenizer makes {len(tokens)} "
-                f"tokens, not {one.n_tokens}, of {one.id!r}. Use load_model('reference-gpt2') or "
+                f"tokens, not {text.n_tokens}, of {text.id!r}. Use load_model('reference-gpt2') or "
                 "'reference-pythia'."
             )
-        sequence = MemorizedSequence(tokens, N_PREFIX, one.id, one.category)
+        sequence = MemorizedSequence(tokens, N_PREFIX, text.id, text.category)
         found.append(with_text(model, sequence))
     return found
 
@@ -110,8 +110,8 @@ def inj_sequences(
     sequences = list(islice(found, n_max and N_DEV + n_max))
     if not data.id:
         sequences = [
-            replace(one, id=f"{i:03d} {''.join(one.text)[:24] or 'tokens'}")
-            for i, one in enumerate(sequences)
+            replace(sequence, id=f"{i:03d} {''.join(sequence.text)[:24] or 'tokens'}")
+            for i, sequence in enumerate(sequences)
         ]
     if len(sequences) <= N_DEV:
         raise ValueError(

@@ -9,7 +9,12 @@ import torch
 
 from tl_localize import NeuronScores, perplexity
 from tl_localize.evals.deletion.results import DelResults
-from tl_localize.evals.deletion.sparing import counts, general_text, largest_set, sparing_runs
+from tl_localize.evals.deletion.sparing import (
+    counts,
+    describe_general_text,
+    largest_set,
+    sparing_runs,
+)
 from tl_localize.execution import Steps
 from tl_localize.methods import Activations, Attribution, RandomBaseline
 
@@ -68,6 +73,6 @@ def test_a_broken_model_is_named(
     results = benchmark_of(gpt2_like, n_targets=1).run([Activations()])
     frame = results.frame
     frame["delta_perplexity"] = rise * frame["perplexity_before"]
-    text = general_text(results)
+    text = describe_general_text(results)
     assert f"at most {1 + rise:.3g} times" in text
     assert ("broken" in text and "activations from 20 %" in text) == bool(named)

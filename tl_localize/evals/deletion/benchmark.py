@@ -24,7 +24,7 @@ from tl_localize.evals.shared import (
     with_ids,
 )
 from tl_localize.execution.run import Benchmark, Methods
-from tl_localize.execution.store import Cell, Json, Lazy, Row, Scope, Settings, Steps, described
+from tl_localize.execution.store import Cell, Json, Lazy, Row, Scope, Settings, Steps, describe
 from tl_localize.files import digest
 from tl_localize.methods import RandomBaseline
 from tl_localize.methods.base import Localizer, Method
@@ -172,8 +172,8 @@ class DelBenchmark(Benchmark[DelResults]):
     def settings(self, methods: Methods) -> Settings:
         test = self.test_sequences
         sequences = [
-            [one.id, one.category, one.fingerprint, self._decode(one.tokens.tolist())]
-            for one in test
+            [target.id, target.category, target.fingerprint, self._decode(target.tokens.tolist())]
+            for target in test
         ]
         settings: Json = {
             **about_model(self.model),
@@ -183,7 +183,7 @@ class DelBenchmark(Benchmark[DelResults]):
             "first_layer": self.first_layer,
             "ablation": self.ablation,
             "seed": self.seed,
-            "units": described(self.units),
+            "units": describe(self.units),
         }
         scopes: dict[str, Scope] = {}
         for ratio in self.ratios:
@@ -217,7 +217,7 @@ class DelBenchmark(Benchmark[DelResults]):
             **steps.agreed,
             **vars(cell),
             "multiples": list(self.multiples) if self.layers == "each" else [],
-            "what": described(method),
+            "what": describe(method),
             "version": getattr(method, "version", 0),
         }
 

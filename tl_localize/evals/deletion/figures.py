@@ -122,7 +122,8 @@ def single_layer_figure(frame: Any) -> "Figure":
     'layer whose neurons are ablated'
     """
     (panel,) = axes(1, (6.0, 4.6))
-    ratio, method = frame["ratio"].max(), frame["method"].iloc[0]
+    ratio = frame["ratio"].max()
+    method = frame["method"].iloc[0]
     largest = frame[frame["ratio"] == ratio]
     whole, single = largest[largest["layer"].isna()], largest[largest["layer"] > 0]
     for name, colour, column in (

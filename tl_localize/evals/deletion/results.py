@@ -14,11 +14,11 @@ from tl_localize.evals.shared import (
     missing_of,
     rows_of,
     settings_of,
-    stacked,
+    stack_blocks,
     without_rows,
 )
 from tl_localize.execution.store import Steps
-from tl_localize.stats import at_cost, compare_with_reference, counted, with_error
+from tl_localize.stats import at_cost, compare_with_reference, quantity, with_error
 from tl_localize.units import NEURONS, UNITS
 
 METRICS: dict[str, tuple[str, int, int]] = {  # column: title, factor, decimals
@@ -163,12 +163,12 @@ class DelResults(Measured):
                 rows[str(method)] = row | {"targets": f"{len(part)}"}
             table = pd.DataFrame(rows).T
             n_sequences = block["sequence_id"].nunique()
-            name = f"{self._share(block, ratio)}, {counted(n_sequences, 'sequence')}"
+            name = f"{self._share(block, ratio)}, {quantity(n_sequences, 'sequence')}"
             if len(self.missing):
                 name += count_missing(table, self.missing[self.missing["scope"] == f"{ratio:g}"])
             blocks[name if ablation == "zero" else f"{ablation}, {name}"] = table
         titles = [title for title, _, _ in METRICS.values()]
-        return stacked(blocks, [*titles, "targets"])
+        return stack_blocks(blocks, [*titles, "targets"])
 
     def _share(self, block: pd.DataFrame, ratio: float) -> str:
         """What a ratio takes of each layer, as text. Of a ratio with more than four digits, such as
@@ -181,14 +181,15 @@ class DelResults(Measured):
         count = round(block["n_neurons"].max() / n_layers)
         classes = {type(units).__name__: units for units in UNITS.values()}
         units = classes.get(self.settings.get("units", {}).get("class", ""), NEURONS)
-        return f"{counted(count, units.one)} of each layer ({percent:.2g} %)"
+        return f"{quantity(count, units.one)} of each layer ({percent:.2g} %)"
 
     def before_table(self) -> pd.DataFrame:
         """How well the model memorizes the test sequences, as text: the paper's table of accuracy,
         distance, perplexity and length.
         """
         columns = ["Acc (%)", "Dist (characters)", "PPL", "PPL (2 ** nats)", "Len (characters)"]
-        before, rows = self.before, dict[str, list[str]]()
+        before = self.before
+        rows: dict[str, list[str]] = {}
         if len(before):
             rows[before["model"][0]] = [
                 with_error(100 * before["accuracy"], 1),
@@ -226,7 +227,7 @@ def self_and_others(
     """
     row: dict[str, float] = {}
     for name in ("accuracy", "levenshtein"):
-        was = [float(one[name]) for one in before]
+        was = [float(intact[name]) for intact in before]
         for column, values in ((f"delta_%s_{name}", effect[name]), (f"%s_{name}_before", was)):
             others = [value for i, value in enumerate(values) if i != index]
             row[column % "self"] = values[index]

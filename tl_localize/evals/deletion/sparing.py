@@ -85,7 +85,7 @@ def sparing_runs(
         left = [method for method in left if 100 * lost.get(method.name, -1) >= -max_others_lost]
 
 
-def general_text(results: DelResults) -> str:
+def describe_general_text(results: DelResults) -> str:
     """What happened to the perplexity of general text, and which methods broke the model."""
     frame = results.frame
     rises = 1 + frame["delta_perplexity"] / frame["perplexity_before"]

@@ -22,14 +22,14 @@ from tl_localize.evals.shared import (
     Group,
     describe_methods,
     draw_groups,
+    reporter,
     score,
     scores_of,
-    telling,
     with_controls,
     with_ids,
 )
 from tl_localize.execution.run import Benchmark, Methods
-from tl_localize.execution.store import Cell, Json, Lazy, Row, Scope, Settings, Steps, described
+from tl_localize.execution.store import Cell, Json, Lazy, Row, Scope, Settings, Steps, describe
 from tl_localize.files import digest
 from tl_localize.injection import JointInjection, draw_sets, inject, inject_together
 from tl_localize.methods.base import Method
@@ -151,9 +151,11 @@ class InjBenchmark(Benchmark[InjResults]):
     def _groups(self) -> list[Group]:
         whole = [sequence.whole for sequence in with_ids(self.sequences)]
         if not self.distractors:
-            return [Group(one.id, self.seed + i, [one]) for i, one in enumerate(whole)]
+            return [
+                Group(sequence.id, self.seed + i, [sequence]) for i, sequence in enumerate(whole)
+            ]
         drawn = draw_groups(whole, self.distractors + 1, self.seed)
-        return [Group(f"group-{i:02d}", self.seed + i, some) for i, some in enumerate(drawn)]
+        return [Group(f"group-{i:02d}", self.seed + i, members) for i, members in enumerate(drawn)]
 
     def settings(self, methods: Methods) -> Settings:
         fixed: Json = {
@@ -161,10 +163,13 @@ class InjBenchmark(Benchmark[InjResults]):
             "seed": self.seed,
             "distractors": self.distractors,
         }
-        fixed |= {"units": described(self.units), "multiples": self.multiples}
+        fixed |= {"units": describe(self.units), "multiples": self.multiples}
         groups = self.groups()
         parts = [
-            [group.name, digest([[one.id, one.fingerprint] for one in group.sequences])]
+            [
+                group.name,
+                digest([[sequence.id, sequence.fingerprint] for sequence in group.sequences]),
+            ]
             for group in groups
         ]
         how = {"ratio": float(self.ratio), **self.training}
@@ -177,9 +182,9 @@ class InjBenchmark(Benchmark[InjResults]):
         injection = Lazy(lambda: steps.get(injected, lambda: self._inject(group, steps)))
         for label, method in methods.items():
             inputs: Json = {"step": "inj", "injection": injected, "multiples": self.multiples}
-            inputs |= {"method": described(method), "version": getattr(method, "version", 0)}
+            inputs |= {"method": describe(method), "version": getattr(method, "version", 0)}
             inputs |= {"label": label, "group": group.name}
-            inputs |= {"ids": [one.id for one in group.sequences]}
+            inputs |= {"ids": [sequence.id for sequence in group.sequences]}
             cell = Cell(label, group.name, self.scope)
             yield from steps.rows(
                 cell, inputs, partial(self._recalls, group, label, method, injection, steps)
@@ -191,10 +196,10 @@ class InjBenchmark(Benchmark[InjResults]):
             "model": steps.agreed["fingerprint"],
             "ratio": float(self.ratio),
             **self.training,
-            "units": described(self.units),
+            "units": describe(self.units),
             "together": bool(self.distractors),
             "seed": group.seed,
-            "sequences": [one.fingerprint for one in group.sequences],
+            "sequences": [sequence.fingerprint for sequence in group.sequences],
         }
 
     def _inject(self, group: Group, steps: Steps) -> JointInjection:
@@ -202,7 +207,7 @@ class InjBenchmark(Benchmark[InjResults]):
         differ in the last digits.
         """
         how: Json = {**self.training, "ratio": self.ratio, "seed": group.seed, "units": self.units}
-        how["progress"] = telling(steps, f"inject {group.name}")
+        how["progress"] = reporter(steps, f"inject {group.name}")
         if self.distractors:
             return inject_together(self.model, group.sequences, **how)
         return JointInjection([inject(self.model, group.sequences[0], **how)])
@@ -224,7 +229,7 @@ class InjBenchmark(Benchmark[InjResults]):
                 method, self.model, group.sequences, steps, made_of=made_of, units=self.units
             )
         injections = injection().injections
-        sets = [one.neurons for one in injections]
+        sets = [injected.neurons for injected in injections]
         rows: list[Row] = []
         for k, sequence in enumerate(group.sequences):
             found = scores_of(scored[k])

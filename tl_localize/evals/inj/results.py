@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from tl_localize.evals.shared import Measured, count_missing, means_of, stacked
+from tl_localize.evals.shared import Measured, count_missing, means_of, stack_blocks
 from tl_localize.stats import compare_with_reference, with_error
 
 
@@ -69,7 +69,7 @@ class InjResults(Measured):
                 lacking = self.missing[self.missing["scope"] == f"{ratio:g}"]
                 label += count_missing(table, lacking)
             blocks[f"ratio {100 * ratio:g} %, {label}"] = table
-        return stacked(blocks, [f"R@{multiple}x" for multiple in (1, 2, 5)])
+        return stack_blocks(blocks, [f"R@{multiple}x" for multiple in (1, 2, 5)])
 
     def summary(self) -> pd.DataFrame:
         """The numbers of ``table``: injection_ratio, method, multiple, metric, mean, standard_error
@@ -102,7 +102,8 @@ def converged_part(block: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     rows if none did).
     """
     state = block.drop_duplicates(["sequence_id", "seed"])["converged"]
-    n, failed = len(state), int((~state).sum())
+    n = len(state)
+    failed = int((~state).sum())
     if failed == n:
         return f"NONE of {n} injections converged", block
     label = f"{n - failed} sentence{'s' * (n - failed != 1)}" + (

@@ -37,7 +37,8 @@ def say_result(results: InjResults) -> str:
     methods = means.drop([RowNorm.name, RandomBaseline.name], errors="ignore")
     if methods.empty or RowNorm.name not in means.index:
         return ""
-    best, by_norm = methods["recall"].idxmax(), means.loc[RowNorm.name, "recall"]
+    best = methods["recall"].idxmax()
+    by_norm = means.loc[RowNorm.name, "recall"]
     recall = methods.loc[best, "recall"]
     found = f"{short_title(best)} finds {recall:.0f} % of"
     if results.distractors:

@@ -19,14 +19,14 @@ from tl_localize.evals.shared import (
     Group,
     describe_methods,
     draw_groups,
+    reporter,
     score,
     scores_of,
-    telling,
     with_controls,
     with_ids,
 )
 from tl_localize.execution.run import Benchmark, Methods
-from tl_localize.execution.store import Cell, Json, Lazy, Row, Scope, Settings, Steps, described
+from tl_localize.execution.store import Cell, Json, Lazy, Row, Scope, Settings, Steps, describe
 from tl_localize.files import digest
 from tl_localize.injection.recipes import (
     RECIPES,
@@ -38,7 +38,7 @@ from tl_localize.injection.recipes import (
     in_training,
     learn,
     read_units,
-    units_put,
+    units_replaced,
 )
 from tl_localize.methods import ActivationContrast
 from tl_localize.methods.base import Method
@@ -140,17 +140,17 @@ class RevBenchmark(Benchmark[RevResults]):
 
     @cached_property
     def _groups(self) -> list[Group]:
-        some = self._halves[0][: self.n_groups or 3] if self.before is None else []
+        drawn = self._halves[0][: self.n_groups or 3] if self.before is None else []
         if self.before is not None:
-            some = [self._targets(self.before)]
-        return [Group(f"group-{i:02d}", self.seed + i, one) for i, one in enumerate(some)]
+            drawn = [self._targets(self.before)]
+        return [Group(f"group-{i:02d}", self.seed + i, members) for i, members in enumerate(drawn)]
 
     @cached_property
     def _halves(self) -> tuple[list[list[MemorizedSequence]], list[list[MemorizedSequence]]]:
         """The groups that may be trained and those that never are: drawn by the seed, no two
         sentences of a group beginning with the same token.
         """
-        whole = [one.whole for one in with_ids(self.sequences)]
+        whole = [sequence.whole for sequence in with_ids(self.sequences)]
         groups = draw_groups(whole, self.n_sequences, self.seed)
         half = math.ceil(len(groups) / 2)
         return groups[:half], groups[half:]
@@ -162,11 +162,12 @@ class RevBenchmark(Benchmark[RevResults]):
         every = with_ids(self.sequences)
         now, then = accuracy(self.model, every), accuracy(before, every)
         learned = [every[i] for i in (now >= self.min_accuracy).nonzero().flatten().tolist()]
-        for i, one in enumerate(every):
+        for i, sequence in enumerate(every):
             if min(now[i], then[i]) >= self.min_accuracy:
                 raise ValueError(
                     f"sequences must be texts that the earlier checkpoint does not recite, got "
-                    f"{one.id!r}, which both recite. Leave it out, or give an earlier checkpoint."
+                    f"{sequence.id!r}, which both recite. Leave it out, or give an earlier "
+                    "checkpoint."
                 )
         if not learned:
             raise ValueError(
@@ -181,8 +182,8 @@ class RevBenchmark(Benchmark[RevResults]):
         """
         labelled: dict[str, Any] = with_controls(methods, self.units)
         if self.before is None:
-            untrained = [one for group in self._halves[1] for one in group]
-            texts = tuple(tuple(one.tokens.tolist()) for one in untrained)
+            untrained = [sequence for group in self._halves[1] for sequence in group]
+            texts = tuple(tuple(sequence.tokens.tolist()) for sequence in untrained)
             if texts:
                 labelled[SAME_KIND] = ActivationContrast(
                     texts=texts, alignment=ALIGNMENT, units=self.units
@@ -194,14 +195,17 @@ class RevBenchmark(Benchmark[RevResults]):
             **about_model(self.model),
             "seed": self.seed,
             "ratios": list(map(float, self.ratios)),
-            "units": described(self.units),
-            "recipe": described(self.recipe),
+            "units": describe(self.units),
+            "recipe": describe(self.recipe),
             "before": fingerprint(self.before) if self.before is not None else "",
             "general_text": digest(self.general_tokens),
         }
         groups = self.groups()
         parts = [
-            [group.name, digest([[one.id, one.fingerprint] for one in group.sequences])]
+            [
+                group.name,
+                digest([[sequence.id, sequence.fingerprint] for sequence in group.sequences]),
+            ]
             for group in groups
         ]
         scope = Scope({}, describe_methods(methods, len(groups)))
@@ -209,14 +213,14 @@ class RevBenchmark(Benchmark[RevResults]):
 
     def rows(self, group: Group, methods: Methods, steps: Steps) -> Iterator[Row]:
         """What each method finds for each sentence of a group, in both directions."""
-        how: Json = {**steps.agreed, "sequences": [one.fingerprint for one in group.sequences]}
-        how["group"] = group.name
+        fingerprints = [sequence.fingerprint for sequence in group.sequences]
+        how: Json = {**steps.agreed, "sequences": fingerprints, "group": group.name}
         trained = {"step": "learn", **how, "ratios": [], "draw": group.seed}
         learned = Lazy(lambda: steps.get(trained, lambda: self._learn(group, steps)))
-        ids = [one.id for one in group.sequences]
+        ids = [sequence.id for sequence in group.sequences]
         for label, method in methods.items():
             inputs: Json = {"step": "rev", **how, "label": label, "ids": ids}
-            inputs |= {"method": described(method), "version": getattr(method, "version", 0)}
+            inputs |= {"method": describe(method), "version": getattr(method, "version", 0)}
             compute = partial(self._exchange, group, label, method, learned, trained, steps)
             yield from steps.rows(Cell(label, group.name), inputs, compute)
 
@@ -232,7 +236,7 @@ class RevBenchmark(Benchmark[RevResults]):
             general_tokens=torch.cat([text[:N_GENERAL:2], text[N_GENERAL:]]),
             seed=group.seed,
             units=self.units,
-            progress=telling(steps, f"train {group.name}"),
+            progress=reporter(steps, f"train {group.name}"),
         )
 
     def _exchange(
@@ -245,7 +249,8 @@ class RevBenchmark(Benchmark[RevResults]):
         steps: Steps,
     ) -> list[Row]:
         """Exchange the units that one method names between the two models, and measure."""
-        view, parameters = NeuronView(self.model, self.units), dict(self.model.named_parameters())
+        view = NeuronView(self.model, self.units)
+        parameters = dict(self.model.named_parameters())
         other = learned()
         kept = {name: parameters[name].detach().clone() for name in other.weights}
         if self.before is None:
@@ -257,15 +262,17 @@ class RevBenchmark(Benchmark[RevResults]):
             if label in ORACLES:
                 changed = list(other.weights)
                 scores = [
-                    change_scores(view, one, changed, before_units, after_units, ORACLES[label])
-                    for one in group.sequences
+                    change_scores(
+                        view, sequence, changed, before_units, after_units, ORACLES[label]
+                    )
+                    for sequence in group.sequences
                 ]
             else:
                 made_of = {"learned": trained}
                 scored = score(
                     method, self.model, group.sequences, steps, made_of=made_of, units=self.units
                 )
-                scores = [scores_of(one).scores for one in scored]
+                scores = [scores_of(found).scores for found in scored]
         directions = {"put_back": (after, before_units), "graft": (base, after_units)}
         rows: list[Row] = []
         for direction, (start, values) in directions.items():
@@ -287,13 +294,14 @@ class RevBenchmark(Benchmark[RevResults]):
     ) -> Iterator[Row]:
         """What changes for each sentence and share, with the model that is there now."""
         intact = self._measure(group)
-        for k, one in enumerate(group.sequences):
+        for k, target in enumerate(group.sequences):
             for ratio in self.ratios:
-                with units_put(view, scores[k].top_k(ratio).mask, values):
+                with units_replaced(view, scores[k].top_k(ratio).mask, values):
                     changes = (self._measure(group) - intact).tolist()
-                general, own = changes.pop(), changes.pop(k)
+                general = changes.pop()
+                own = changes.pop(k)
                 yield {
-                    "sequence_id": one.id,
+                    "sequence_id": target.id,
                     "ratio": float(ratio),
                     "delta_own_accuracy": own,
                     "delta_others_accuracy": sum(changes) / len(changes) if changes else math.nan,
@@ -334,7 +342,7 @@ def change_scores(
     rounds = min(rounds, max(1, view.n_neurons // 2))
     per_round = max(1, view.n_neurons // (2 * rounds))
     for left in range(rounds, 0, -1):
-        with units_put(view, chosen, before):
+        with units_replaced(view, chosen, before):
             effects = _change_effects(view, sequence, trained, before, after)
         effects = effects / effects.abs().amax(1, keepdim=True).clamp_min(1e-30)  # in [-1, 1]
         values = torch.where(chosen, values, effects)

@@ -40,7 +40,7 @@ class RevResults(Measured):
         "delta_general_loss": "float64",
     }
 
-    def _used(self) -> pd.DataFrame:
+    def _used_rows(self) -> pd.DataFrame:
         """The rows of models that recited every sentence."""
         return self.frame.query("converged")
 
@@ -52,7 +52,7 @@ class RevResults(Measured):
             errors over sentences), general (nats), n.
         """
         names = {"delta_own_accuracy": "own", "delta_others_accuracy": "others"}
-        groups: Any = self._used().groupby(["direction", "method", "ratio"], sort=False)
+        groups: Any = self._used_rows().groupby(["direction", "method", "ratio"], sort=False)
         parts: dict[str, Any] = {}
         for column, name in names.items():
             parts[name] = 100 * groups[column].mean()
@@ -64,7 +64,7 @@ class RevResults(Measured):
     def points(self, direction: str = "put_back") -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Of each method the change of own and of others in points, both [sentence ratio]."""
         found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        used = self._used()
+        used = self._used_rows()
         for method, part in used[used["direction"] == direction].groupby("method", sort=False):
             wide = part.pivot(
                 index=["group", "sequence_id"],

@@ -1,0 +1,256 @@
+"""Erasing: what is promised of the edit, of its price, and of the folder that is written."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tl_localize import (
+    AttentionHeads,
+    NeuronSet,
+    accuracy,
+    erase,
+    inject,
+    load_model,
+    perplexity,
+    precision_of,
+)
+from tl_localize.erasure import Price, RowEdit, measure_texts
+from tl_localize.erasure.measures import kl_of_edit
+from tl_localize.methods import Attribution
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+@pytest.fixture(scope="module")
+def general():
+    return torch.randint(1, 256, (6, 10), generator=torch.Generator().manual_seed(4))
+
+
+@pytest.fixture
+def how(texts, general):
+    free = {"max_others_lost": 100, "max_perplexity_rise": 1e6}
+    return {"others": texts[1:], "general_tokens": general, "method": Attribution(), **free}
+
+
+@pytest.mark.parametrize(("edit", "left"), [("rows", 0.3), ("ablate", 0.95)])
+def test_erase_forgets_the_text_and_leaves_the_model_as_it_was(
+    model, texts, how, edit, left, unchanged
+):
+    check = unchanged(model)
+    erasure = erase(model, texts[0], edit=edit, share=0.3, learning_rate=0.02, **how)
+    check()
+    assert accuracy(model, texts[0]) == 1
+    with erasure.applied(model):
+        assert accuracy(model, texts[0]) <= left
+        measured = measure_texts(model, texts[:1])
+        with erasure.edit.undone(model):
+            assert accuracy(model, texts[0]) == 1
+    check()
+    assert erasure.texts["after"].equals(measured)
+    assert erasure.within_price and not erasure.neurons.mask[0].any()  # layer 0 is left out
+
+
+def test_only_the_rows_of_the_best_neurons_are_trained(model, texts, how):
+    erasure = erase(model, texts[:2], share=0.1, max_steps=4, **how)
+    values = torch.stack([Attribution()(model, text).values for text in texts[:2]]).mean(0)
+    best = values[1].topk(4).indices.sort().values  # 4 of 40 neurons of layer 1
+    assert erasure.neurons.mask.nonzero().tolist() == [[1, i] for i in best.tolist()]
+    assert torch.equal(erasure.edit.old_rows, model.blocks[1].mlp.W_out[best])
+    assert (erasure.edit.rows != erasure.edit.old_rows).any(1).all()
+
+
+def test_ablation_takes_the_smallest_set_of_the_order(model, texts, how):
+    erasure = erase(model, texts[0], edit="ablate", max_recited=0.95, **how)
+    assert not erasure.edit.rows.any()
+    scores = Attribution()(model, texts[0])
+    wanted = scores.top_k(count=len(erasure.neurons), per="model", first_layer=1)
+    assert erasure.neurons == wanted
+    with scores.top_k(count=len(wanted) - 1, per="model", first_layer=1).dropped_out(model):
+        assert accuracy(model, texts[0]) > 0.95
+
+
+@pytest.mark.parametrize("edit", ["rows", "ablate"])
+def test_the_price_bounds_the_edit(model, texts, how, general, edit):
+    bounds = {"max_others_lost": 100, "max_perplexity_rise": 3}
+    how = how | bounds | {"max_recited": 0}
+    erasure = erase(model, texts[0], edit=edit, share=0.5, learning_rate=0.005, **how)
+    watched = general[::2]
+    before = perplexity(model, watched)
+    with erasure.applied(model):
+        assert erasure.within_price == (perplexity(model, watched) <= 1.03 * before)
+
+
+def test_a_price_that_no_edit_keeps_is_told_and_nothing_is_written(model, texts, how, tmp_path):
+    how = how | {"max_others_lost": 0, "max_perplexity_rise": 0}
+    erasure = erase(model, texts[0], share=1, learning_rate=0.5, max_steps=2, **how)
+    assert not erasure.within_price
+    with pytest.raises(ValueError, match="edit must keep its price, got one where the others lose"):
+        erasure.save(tmp_path / "edited")
+    assert not list(tmp_path.iterdir())
+    erasure.save(tmp_path / "edited", force=True)
+    assert (tmp_path / "edited" / "erased.md").is_file()
+
+
+def test_measures_at_the_end_are_of_texts_that_the_search_did_not_see(model, texts, how, general):
+    erasure = erase(model, texts[0], share=0.3, max_steps=4, **how)
+    held_out = texts[1:][1::2]
+    assert erasure.measured["before"]["perplexity"] == perplexity(model, general[1::2])
+    with erasure.applied(model):
+        assert erasure.measured["after"]["others_accuracy"] == accuracy(model, held_out).mean()
+        assert erasure.measured["after"]["perplexity"] == perplexity(model, general[1::2])
+
+
+def test_the_same_seed_gives_the_same_bits(model, texts, how):
+    some, again = (erase(model, texts[0], max_steps=4, **how) for _ in range(2))
+    assert torch.equal(some.edit.rows, again.edit.rows)
+
+
+# ---- what is measured
+
+
+def test_measures_of_a_text_by_hand(model, texts):
+    wrong = texts[0].tokens.clone()
+    wrong[4 + 3] = (wrong[4 + 3] + 1) % 256
+    found = measure_texts(model, [texts[0], replace(texts[0], tokens=wrong, id="wrong")])
+    assert found["exact"].tolist() == [True, False]
+    assert found["extracted"].tolist() == [1, 3 / 12]
+    assert found["distance"][0] == 0
+    assert found["accuracy"][0] == 1
+
+
+@torch.no_grad()
+def test_kl_is_that_of_the_definition(model, general):
+    neurons = NeuronSet(torch.arange(80).reshape(2, 40) < 3)
+    old = model.blocks[0].mlp.W_out[:3].clone()
+    edit = RowEdit(neurons, torch.zeros(3, 16), old)
+    before = model(general).log_softmax(-1)
+    with edit.applied(model):
+        after = model(general).log_softmax(-1)
+    wanted = (before.exp() * (before - after)).sum(-1).mean()
+    assert kl_of_edit(model, lambda: edit.applied(model), general) == pytest.approx(
+        float(wanted), rel=1e-3
+    )
+
+
+def test_precision_is_the_share_of_the_change_in_the_true_rows(gpt2_like, make_model, sequence):
+    after = make_model(1, model_name="gpt2-like")
+    injection = inject(after, sequence, ratio=0.1, seed=0, learning_rate=0.05, max_steps=3)
+    with injection.applied(after):
+        assert precision_of(gpt2_like, after, injection.neurons) == pytest.approx(1)
+        half = NeuronSet(injection.neurons.mask.clone())
+        half.mask[0] = False
+        changes = [
+            float((new.mlp.W_out - old.mlp.W_out).detach().square().sum())
+            for new, old in zip(after.blocks, gpt2_like.blocks, strict=True)
+        ]
+        assert precision_of(gpt2_like, after, half) == pytest.approx(changes[1] / sum(changes))
+    with pytest.raises(ValueError, match="before must differ from the model"):
+        precision_of(gpt2_like, after, injection.neurons)
+
+
+# ---- the folder
+
+
+def test_the_folder_is_the_edited_model_for_transformers_and_can_be_undone(
+    model, trained_dir, texts, how, tmp_path
+):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    erasure = erase(model, texts[0], share=0.3, learning_rate=0.02, **how)
+    erasure.save(tmp_path / "edited")
+    edited = AutoModelForCausalLM.from_pretrained(tmp_path / "edited")
+    original = AutoModelForCausalLM.from_pretrained(trained_dir)
+    rows = erasure.neurons.mask[1].nonzero().flatten()
+    for name, weight in original.state_dict().items():
+        now = edited.state_dict()[name]
+        if name == "transformer.h.1.mlp.c_proj.weight":
+            assert torch.equal(now[rows], erasure.edit.rows)
+            now[rows] = weight[rows]
+        assert torch.equal(now, weight), name
+    with torch.no_grad(), erasure.applied(model):
+        tokens = texts[0].tokens[None]
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "edited")
+        torch.testing.assert_close(loaded(tokens).logits, model(tokens), atol=1e-5, rtol=1e-5)
+    assert AutoTokenizer.from_pretrained(tmp_path / "edited")("ab")["input_ids"]
+    again = load_model(tmp_path / "edited", "cpu")
+    assert accuracy(again, texts[0]) <= 0.3
+    with RowEdit.load(tmp_path / "edited" / "erased.safetensors").undone(again):
+        assert accuracy(again, texts[0]) == 1
+    record = json.loads((tmp_path / "edited" / "erased.json").read_text())
+    assert record["settings"]["edit"] == "rows"
+    assert record["rows"] == [list(pair) for pair in erasure.neurons]
+    card = (tmp_path / "edited" / "erased.md").read_text()
+    assert "12 rows of W_out in layers 1 to 1" in card and "recited, teacher-forced" in card
+
+
+def test_a_full_disk_leaves_nothing(model, texts, how, tmp_path, monkeypatch):
+    from transformers import GPT2LMHeadModel
+
+    def full(self, folder):
+        folder.mkdir()
+        (folder / "part").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    erasure = erase(model, texts[0], max_steps=2, **how)
+    monkeypatch.setattr(GPT2LMHeadModel, "save_pretrained", full)
+    with pytest.raises(OSError, match="No space left"):
+        erasure.save(tmp_path / "edited")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_there_is_not_replaced(model, texts, how, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    erasure = erase(model, texts[0], max_steps=2, **how)
+    with pytest.raises(ValueError, match="folder must be new or empty"):
+        erasure.save(tmp_path)
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_source_of_other_weights_is_refused(model, texts, how, tmp_path):
+    erasure = erase(model, texts[0], max_steps=2, **how)
+    with pytest.raises(ValueError, match="source must hold the rows of W_out of layer 1 once"):
+        erasure.save(tmp_path / "edited", source="reference-gpt2")
+    with pytest.raises(ValueError, match="source must be given"):
+        replace(erasure, source=None).save(tmp_path / "edited")
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"edit": "retrain"}, "edit must be"),
+        ({"share": 0}, "share must be a fraction"),
+        ({"max_recited": 2}, "max_recited must be"),
+        ({"max_others_lost": -1}, "max_others_lost must be"),
+        ({"others": []}, "others must be at least 2 texts that are not erased, got 0"),
+        ({"general_tokens": torch.ones(1, 4).long()}, "general_tokens must have at least 2 rows"),
+        ({"max_steps": 0}, "max_steps must be"),
+    ],
+)
+def test_erase_refuses(model, texts, how, given, message):
+    with pytest.raises(ValueError, match=message):
+        erase(model, texts[0], **how | given)
+
+
+def test_a_text_that_is_not_recited_is_refused_unless_it_is_meant(model, sequence, how):
+    with pytest.raises(ValueError, match="sequence must be recited by the model"):
+        erase(model, sequence, **how)
+    erase(model, sequence, check=False, max_steps=2, **how)
+
+
+def test_rows_of_heads_are_edited_but_not_written(model, texts, how, tmp_path):
+    how = how | {"method": Attribution(units=AttentionHeads())}
+    erasure = erase(model, texts[0], share=0.5, max_steps=2, **how)
+    assert len(erasure.edit.rows) == 8  # one head of two, of 8 entries
+    with pytest.raises(ValueError, match="edit MLP neurons"):
+        erasure.save(tmp_path / "edited")
+
+
+def test_a_price_keeps_both_bounds():
+    limit = Price(1, 5)
+    assert Price(1, 5).within(limit)
+    assert not Price(1.1, 0).within(limit) and not Price(0, 5.1).within(limit)

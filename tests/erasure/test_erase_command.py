@@ -1,0 +1,86 @@
+"""tl-localize erase: what is written, and what is refused before anything is."""
+
+import json
+
+import pytest
+from commands import invoke
+
+from tl_localize import accuracy, load_model
+from tl_localize.erasure import RowEdit
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+@pytest.fixture
+def erase(trained_dir, texts, tmp_path):
+    rows = [{"tokens": text.tokens.tolist(), "n_prefix": 4} for text in texts]
+    files = {"texts": rows[:2], "others": rows[2:]}
+    for name, some in files.items():
+        lines = "".join(json.dumps(row) + "\n" for row in some)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+
+    def run(arguments, *more):
+        return invoke(f"erase --model {trained_dir} {arguments}", *more)
+
+    run.data = f"--data {tmp_path / 'texts.jsonl'} --others {tmp_path / 'others.jsonl'}"
+    return run
+
+
+FREE = "--max-others-lost 100 --max-perplexity-rise 1000"
+
+
+def test_erase_writes_a_folder_that_load_model_takes(erase, tmp_path, texts):
+    out = tmp_path / "edited"
+    result = erase(f"{erase.data} {FREE} --share 0.5 --learning-rate 0.02 --out", out)
+    assert result.exit_code == 0, result.output
+    assert "20 rows of W_out in layers 1 to 1 were trained" in result.stdout
+    assert "recited, teacher-forced (%)" in result.stdout
+    assert f"tl-localize known --model {out}" in result.stderr.splitlines()[-1]
+    record = json.loads((out / "erased.json").read_text())
+    assert len(record["texts"]["after"]) == 2
+    model = load_model(out, "cpu")
+    assert accuracy(model, texts[:2]).mean() <= 0.3
+    with RowEdit.load(out / "erased.safetensors").undone(model):
+        assert accuracy(model, texts[:2]).mean() == 1
+
+
+def test_texts_that_are_not_erased_are_told(erase):
+    result = erase(f"{erase.data} {FREE} --max-steps 1")
+    assert result.exit_code == 0, result.output
+    assert "The texts are not erased: " in result.stderr
+    assert "Next: give --out FOLDER" in result.stderr.splitlines()[-1]
+
+
+def test_a_price_that_is_not_kept_writes_nothing_unless_forced(erase, tmp_path):
+    out = tmp_path / "edited"
+    arguments = f"{erase.data} --share 1 --max-others-lost 0 --max-perplexity-rise 0 --out {out}"
+    arguments += " --max-steps 48 --max-recited 0 --method row_norm --edit ablate"
+    result = erase(arguments)
+    assert result.exit_code == 2
+    assert "price must be one that an edit can keep, got --max-others-lost 0" in result.stderr
+    assert not out.exists()
+    assert erase(f"{arguments} --force").exit_code == 0
+    assert (out / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "text must be given in one way"),
+        ("--example primes --prefix a --suffix b", "got 2"),
+        ("--example prime", "Did you mean"),
+        ("--example primes --method all", "method must be one"),
+        ("--example primes --share 2", "share must be a fraction"),
+        ("--prefix 'Two roads' --suffix ' diverged'", "sequence must be recited by the model"),
+    ],
+)
+def test_erase_says_what_is_wrong(erase, arguments, message):
+    result = erase(arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_a_folder_with_files_is_refused_before_the_model_is_loaded(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    result = invoke("erase --example primes --model nosuch --out", tmp_path)
+    assert result.exit_code == 2 and "folder must be new or empty" in result.stderr

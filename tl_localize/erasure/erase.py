@@ -1,0 +1,405 @@
+"""``erase``: which rows of W_out to change so that a model no longer recites some texts, and
+everything else stays as it is.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Integer
+from torch import Tensor
+
+from tl_localize.checks import (
+    Real,
+    check_between,
+    check_choice,
+    check_count,
+    check_positive,
+    check_ratio,
+    check_seed,
+)
+from tl_localize.erasure.measures import Price, PriceMeter, kl_of_edit, measure_texts
+from tl_localize.erasure.result import Erasure
+from tl_localize.erasure.row_edit import RowEdit
+from tl_localize.files import identity
+from tl_localize.injection import rows_replaced
+from tl_localize.injection.training import TrainedRows
+from tl_localize.methods import ActivationContrast, IterativeAttribution, Localizer
+from tl_localize.methods.base import Method
+from tl_localize.methods.contrast import N_DRAWN, written_texts
+from tl_localize.metrics import accuracy, batch_loss, check_recited, check_text, mean_unlikelihood
+from tl_localize.model.loading import source_of_model
+from tl_localize.model.memory import TextReport, as_text_report, rows_that_fit, work_in_batches
+from tl_localize.model.neurons import LanguageModel, NeuronView
+from tl_localize.scores import NeuronScores, NeuronSet
+from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences, one_or_more
+from tl_localize.texts.known import MIN_ACCURACY, known
+from tl_localize.texts.reference import held_out_tokens
+
+Edit = Literal["rows", "ablate"]
+N_OTHERS = 40  # other texts: half of them watch the price, half of them are measured at the end
+N_GENERAL, LENGTH = 32, 64  # rows of general text, and their tokens: halved likewise
+N_WRITTEN = 8  # texts that the model writes, in each training step
+SHARE = 0.02  # of the rows of each layer that are trained
+GROWTH = 1.1  # of the learning rate, from step to step: few steps serve any model
+CHECK_EVERY = 2  # training steps between two looks at the price
+N_HALVINGS = 6  # of the interval in which the smallest set lies
+
+
+@dataclass(frozen=True)
+class Goal:
+    """When to stop.
+
+    Args:
+        max_recited: mean accuracy of the texts at which they count as erased, a fraction.
+        price: what other text may lose.
+    """
+
+    max_recited: Real
+    price: Price
+
+    def __post_init__(self) -> None:
+        check_between(0, 1, max_recited=self.max_recited)
+        check_between(0, 100, max_others_lost=self.price.others_lost)
+        check_between(0, 1e6, max_perplexity_rise=self.price.perplexity_rise)
+
+    @property
+    def settings(self) -> dict[str, Real]:
+        """As they are asked for."""
+        return {
+            "max_recited": self.max_recited,
+            "max_others_lost": self.price.others_lost,
+            "max_perplexity_rise": self.price.perplexity_rise,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Rows that were tried, and what they do."""
+
+    neurons: NeuronSet
+    rows: Float[Tensor, "n d_model"]
+    recited: float
+    price: Price
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """What tried rows are judged by."""
+
+    model: LanguageModel
+    sequences: Sequence[MemorizedSequence]
+    meter: PriceMeter
+    goal: Goal
+
+    def judge(self, neurons: NeuronSet, rows: Float[Tensor, "n d_model"]) -> State:
+        """What the model does with these rows."""
+        with rows_replaced(self.model, neurons, rows):
+            recited = float(accuracy(self.model, self.sequences).mean())
+            return State(neurons, rows, recited, self.meter.measure())
+
+    def keeps_price(self, state: State) -> bool:
+        return state.price.within(self.goal.price)
+
+    def is_erased(self, state: State) -> bool:
+        return state.recited <= self.goal.max_recited
+
+
+def erase(
+    model: LanguageModel,
+    sequences: MemorizedSequence | Iterable[MemorizedSequence],
+    *,
+    edit: Edit = "rows",
+    method: Method | None = None,
+    share: Real = SHARE,
+    others: Sequence[MemorizedSequence] | None = None,
+    general_tokens: Integer[Tensor, "batch pos"] | None = None,
+    max_recited: Real = 0.3,
+    max_others_lost: Real = 1.0,
+    max_perplexity_rise: Real = 5.0,
+    learning_rate: Real | None = None,
+    max_steps: int = 48,
+    seed: int = 0,
+    check: bool = True,
+    progress: Callable[..., None] | None = None,
+) -> Erasure:
+    """Change rows of W_out until a model no longer recites some texts, as far as other text allows.
+
+    ``edit="rows"`` trains the rows that a method names in each layer, and nothing else, by gradient
+    difference: Adam minimizes
+
+        mean over the texts and their suffix tokens of -log(1 - p)
+        + mean loss, in nats per token, of texts that the model itself has written
+
+    until the texts are erased or the price is reached. ``edit="ablate"`` sets to zero the smallest
+    number of rows, across all layers, without which the texts are erased, or as many as the price
+    allows. The model is not changed: use ``with erasure.applied(model):`` or
+    ``erasure.save(folder)``.
+
+    Source: gradient difference is common in unlearning, here with the unlikelihood of Welleck et
+    al. (2020), arXiv:1908.04319, in place of minus the loss, as it is bounded in what it does to
+    tokens that are lost; on rows that a localization method names it
+    is near to output vector editing (Hakimi et al. 2026, arXiv:2606.18767).
+
+    Args:
+        sequences: the texts, or one; the mean over them counts.
+        method: what names the rows, by the mean of its scores over the texts; by default Activation
+            Contrast to train them, Iterative Attribution to ablate them.
+        share: of the rows of each layer that are trained; layer 0 is left out.
+        others: texts that the model is to go on reciting, two at least. Every second one watches
+            the price, the rest is measured at the end. By default 40 of those that everybody knows
+            (``tl-localize known``) and that the model recites.
+        general_tokens: [batch pos] general text for the perplexity, two rows at least, used
+            likewise; by default held-out text of this package.
+        max_recited: mean accuracy at which the texts count as erased, a fraction.
+        max_others_lost: accuracy that the others may lose, in points.
+        max_perplexity_rise: of general text, in percent.
+        learning_rate: at the start, from where it grows by a tenth in each step; by default
+            ``0.001 (0.002 / share) ** 0.6``.
+        max_steps: of the training.
+        seed: of the texts that the model writes, and of the choice of others.
+        check: whether texts that the model does not recite are an error.
+        progress: called with the fraction done and, where it takes two arguments, with a text.
+
+    Raises:
+        ValueError: a text is not recited, there are too few others, or a number is out of range.
+
+    >>> general = reference_sequences(model)[-1].tokens.view(2, 40)  # or any other rows
+    >>> erasure = erase(model, sequence, others=few[1:], general_tokens=general, max_steps=2)
+    >>> erasure.within_price, len(erasure.neurons)  # 31 rows in each of five layers
+    (True, 155)
+    """
+    check_choice("edit", edit, ("rows", "ablate"))
+    check_ratio("share", share)
+    check_count(max_steps=max_steps)
+    check_seed(seed)
+    rate = 0.001 * (0.002 / share) ** 0.6 if learning_rate is None else learning_rate
+    check_positive(learning_rate=rate)
+    goal = Goal(max_recited, Price(max_others_lost, max_perplexity_rise))
+    texts = check_sequences(model, one_or_more(sequences))
+    if check:
+        check_recited(model, texts, MIN_ACCURACY)
+    report = as_text_report(progress)
+    report(0.0, "choose texts that are to stay")
+    stay = choose_others(model, texts, others, seed)
+    general = choose_general(model, general_tokens)
+    trial = Trial(model, texts, PriceMeter(model, stay[::2], general[::2]), goal)
+    if method is None:
+        method = ActivationContrast() if edit == "rows" else IterativeAttribution()
+    report(0.0, "localize")
+    scores = mean_scores(model, method, texts)
+    settings: dict[str, Any] = {"edit": edit, "method": identity(method), "seed": seed}
+    settings |= {"others": len(stay), "rows of general text": len(general), **goal.settings}
+    if edit == "rows":
+        state, n_steps = train_rows(trial, scores, share, rate, max_steps, seed, report)
+        settings |= {"share": share, "learning_rate": rate, "steps": n_steps}
+    else:
+        state = find_smallest(trial, scores, report)
+    old_rows = read_rows(NeuronView(model, state.neurons.units), state.neurons)
+    row_edit = RowEdit(state.neurons, state.rows, old_rows)
+    kept = trial.keeps_price(state)
+    return measured_erasure(model, row_edit, kept, settings, texts, stay[1::2], general[1::2])
+
+
+def choose_others(
+    model: LanguageModel,
+    texts: Sequence[MemorizedSequence],
+    others: Sequence[MemorizedSequence] | None,
+    seed: int,
+) -> list[MemorizedSequence]:
+    """Texts that are to stay, in random order, without those that are erased."""
+    given = known(model).sequences if others is None else list(others)
+    erased = {tuple(text.tokens.tolist()) for text in texts}
+    left = [other for other in given if tuple(other.tokens.tolist()) not in erased]
+    if len(left) < 2:
+        raise ValueError(
+            f"others must be at least 2 texts that are not erased, got {len(left)}. Give texts "
+            "that the model recites, as tl-localize known --out writes them."
+        )
+    if others is not None:
+        return list(check_sequences(model, left))
+    order = torch.randperm(len(left), generator=torch.Generator().manual_seed(seed))
+    return [left[i] for i in order[:N_OTHERS].tolist()]
+
+
+def choose_general(
+    model: LanguageModel, general_tokens: Integer[Tensor, "batch pos"] | None
+) -> Integer[Tensor, "batch pos"]:
+    """Rows of general text, two at least."""
+    if general_tokens is None:
+        return held_out_tokens(model)[:N_GENERAL, :LENGTH]
+    check_text(model, general_tokens, "general_tokens")
+    if len(general_tokens) < 2:
+        raise ValueError(
+            f"general_tokens must have at least 2 rows, got {len(general_tokens)}: one watches the "
+            "price, the other is measured at the end. Cut the text into shorter rows."
+        )
+    return general_tokens
+
+
+def mean_scores(
+    model: LanguageModel, method: Method, texts: Sequence[MemorizedSequence]
+) -> NeuronScores:
+    """The mean of a method's scores over texts."""
+    if isinstance(method, Localizer):
+        each = list(method.map(model, texts, check=False))
+    else:
+        each = [method(model, text) for text in texts]
+    values = torch.stack([scores.values for scores in each]).mean(0)
+    return replace(each[0], values=values, sequence_id="")
+
+
+def first_layer_of(scores: NeuronScores) -> int:
+    """Layer 0 is left out, as in DEL, unless the method or the model has it otherwise."""
+    if scores.first_layer is not None:
+        return scores.first_layer
+    return min(1, len(scores.values) - 1)
+
+
+def read_rows(view: NeuronView, neurons: NeuronSet) -> Float[Tensor, "n d_model"]:
+    """The rows of W_out of some neurons, float32 on the CPU."""
+    rows: list[Tensor] = []
+    for layer, chosen in enumerate(view.row_mask(neurons.mask)):
+        index = chosen.nonzero().flatten().to(view.device)
+        rows.append(view.flat_rows(layer).detach()[index].float().cpu())
+    return torch.cat(rows)
+
+
+# Ablation
+
+
+def find_smallest(trial: Trial, scores: NeuronScores, report: TextReport) -> State:
+    """The smallest number of rows, across the layers, without which the texts are erased; where
+    there is none within the price, as many as it allows, and at least one.
+    """
+    view = NeuronView(trial.model, scores.units)
+    first_layer = first_layer_of(scores)
+    largest = scores.values[first_layer:].numel()
+
+    def judge(count: int) -> State:
+        neurons = scores.top_k(count=count, per="model", first_layer=first_layer)
+        state = trial.judge(neurons, torch.zeros_like(read_rows(view, neurons)))
+        report(0.5, f"{count} rows: {state.recited:.0%} recited; {state.price}")
+        return state
+
+    def is_enough(state: State) -> bool:
+        return trial.is_erased(state) or not trial.keeps_price(state)
+
+    best = high = judge(1)
+    while not is_enough(high) and len(high.neurons) < largest:
+        best = high
+        high = judge(min(2 * len(high.neurons), largest))
+    for _ in range(N_HALVINGS):
+        middle = (len(best.neurons) + len(high.neurons)) // 2
+        if middle in (len(best.neurons), len(high.neurons)):
+            break
+        state = judge(middle)
+        if is_enough(state):
+            high = state
+        else:
+            best = state
+    return high if trial.keeps_price(high) else best
+
+
+# Trained rows
+
+
+@torch.inference_mode(False)  # whatever mode the caller is in
+@torch.enable_grad()
+def train_rows(
+    trial: Trial,
+    scores: NeuronScores,
+    share: Real,
+    learning_rate: Real,
+    max_steps: int,
+    seed: int,
+    report: TextReport,
+) -> tuple[State, int]:
+    """Train the rows of the best neurons of each layer until the texts are erased or the price is
+    reached: the last state within the price, else the first one; and the steps that it took.
+    """
+    view = NeuronView(trial.model, scores.units)
+    neurons = scores.top_k(share, first_layer=first_layer_of(scores))
+    rows = TrainedRows(view, view.row_mask(neurons.mask), float(learning_rate))
+    written = written_texts(view, seed)
+    general = [MemorizedSequence(row, min(N_DRAWN, len(row) - 1)) for row in written]
+    best: State | None = None
+    n_steps = 0
+    with view.lean():
+        for step in range(1, max_steps + 1):
+            rows.adam.zero_grad()
+            add_gradients(view, rows, trial.sequences, mean_unlikelihood)
+            start = (step - 1) * N_WRITTEN % len(general)
+            add_gradients(view, rows, general[start : start + N_WRITTEN], batch_loss)
+            rows.adam.step()
+            for group in rows.adam.param_groups:
+                group["lr"] *= GROWTH
+            if step % CHECK_EVERY and step != max_steps:
+                continue
+            state = trial.judge(neurons, torch.cat(list(rows.now().values())).cpu())
+            report(step / max_steps, f"step {step}: {state.recited:.0%} recited; {state.price}")
+            if best is None or trial.keeps_price(state):
+                best = state
+                n_steps = step
+            if trial.is_erased(state) or not trial.keeps_price(state):
+                break
+    if best is None:
+        raise RuntimeError("no step was judged")  # max_steps is at least 1
+    report(1.0, "trained")
+    return best, n_steps
+
+
+def add_gradients(
+    view: NeuronView,
+    rows: TrainedRows,
+    sequences: Sequence[MemorizedSequence],
+    objective: Callable[[LanguageModel, SequenceBatch], Tensor],
+) -> None:
+    """Add the gradients of the mean of an objective over sequences."""
+
+    def add(some: list[MemorizedSequence]) -> None:
+        batch = SequenceBatch.of(some, view.device)
+        with view.rows_changed(rows.index, rows.changes):
+            total = objective(view.model, batch).sum() / len(sequences)
+        rows.add_gradients(total)
+
+    size = rows_that_fit(view, max(map(len, sequences)))
+    for _ in work_in_batches(add, sequences, size):
+        pass
+
+
+# What was measured
+
+
+def measured_erasure(
+    model: LanguageModel,
+    edit: RowEdit,
+    within_price: bool,
+    settings: dict[str, Any],
+    texts: Sequence[MemorizedSequence],
+    others: Sequence[MemorizedSequence],
+    general: Integer[Tensor, "batch pos"],
+) -> Erasure:
+    """An edit with what is measured before and after it, on texts that were not looked at while it
+    was made.
+    """
+
+    def measure() -> dict[str, float]:
+        meter = PriceMeter(model, others, general)
+        return {"others_accuracy": meter.accuracy, "perplexity": meter.perplexity}
+
+    before = {"before": measure_texts(model, texts)}
+    measured = {"before": measure() | {"kl": 0.0}}
+    with edit.applied(model):
+        after = {"after": measure_texts(model, texts)}
+        measured["after"] = measure()
+    measured["after"]["kl"] = kl_of_edit(model, lambda: edit.applied(model), general)
+    return Erasure(
+        edit,
+        within_price,
+        settings,
+        measured,
+        before | after,
+        source_of_model(model),
+    )
