@@ -72,7 +72,7 @@ def read_data(model, model_name, request):
     return sequences, found.n_dev, held_out_tokens()[:DEL_GENERAL]
 
 
-def methods_at(name, settings, ratio):
+def method_at(name, settings, ratio):
     """A method for one share of each layer, with its settings over those of DEL."""
     from tl_localize.evals.settings import del_methods
 
@@ -93,7 +93,7 @@ def search_settings(dev, grids):
         best[name] = settings[0]
         if len(tried) == 1:
             continue
-        methods = [methods_at(name, some, ratio) for some in settings]
+        methods = [method_at(name, some, ratio) for some in settings]
         ranking = rank(dev.run(methods), ratio)
         shown = [json.dumps({axis: found[axis] for axis in grid}) for found in ranking["settings"]]
         for text, score in zip(shown, ranking["score"].round(1), strict=True):
@@ -110,7 +110,10 @@ def measure_curves(benchmark, best, ours):
 
     steps = Steps()
     for ratio in benchmark.ratios:
-        methods = [*del_methods(ours), *(methods_at(*item, ratio) for item in best.items())]
+        methods = [
+            *del_methods(ours),
+            *(method_at(name, some, ratio) for name, some in best.items()),
+        ]
         replace(benchmark, ratios=(ratio,)).run(methods, steps)
     return DelResults.of(steps)
 
@@ -126,7 +129,9 @@ def results(model, model_name, request, publish):
     ratios = SHARES if is_reference(model_name) else del_ratios(model_name)
     dev = DelBenchmark(model, sequences[:n_dev][:limit], text, ratios=(max(ratios),), n_dev=0)
     best, trials = search_settings(dev, GRIDS)
-    publish(trials, model_name, "rivals_search", f"Settings searched on {n_dev} dev texts")
+    publish(
+        trials, model_name, "rivals_search", f"Settings searched on {len(dev.sequences)} dev texts"
+    )
     n_targets = min(limit or N_TARGETS, len(sequences) - n_dev)
     benchmark = DelBenchmark(
         model, sequences, text, ratios=ratios, n_dev=n_dev, n_targets=n_targets
