@@ -37,7 +37,9 @@ class BalancedSubnet(UnlearnedMask):
     Args:
         share: of the neurons of each layer that the mask closes; the authors try 0.001 % to 90 % of
             the weights. Search it on dev texts, or use the ratio of the benchmark.
-        learning_rate, momentum, weight_decay: the authors'.
+        learning_rate: of SGD; the authors'.
+        momentum: of SGD; the authors'.
+        weight_decay: of SGD; the authors'.
         steps: the authors try 1 to 3000 epochs. Search it on dev texts.
         texts_per_step: general texts in each step, n above.
         texts: token ids of general text; by default 48 texts that the model writes.
