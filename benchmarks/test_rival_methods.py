@@ -3,13 +3,13 @@ which price for other texts, when located neurons are ablated. Not in the paper.
 
 Both reference models on their own training texts, 12 targets:
 
-    pytest benchmarks/test_rivals.py
+    pytest benchmarks/test_rival_methods.py
 
 Another model, by the texts of ``tl-localize known`` or a file; fewer targets:
 
-    pytest benchmarks/test_rivals.py --model gpt2-xl --device cuda \\
+    pytest benchmarks/test_rival_methods.py --model gpt2-xl --device cuda \\
         --del-data memorized_data-gpt2-xl.jsonl --general pile_random_batch.pt
-    pytest benchmarks/test_rivals.py --model reference-gpt2 --limit 2
+    pytest benchmarks/test_rival_methods.py --model reference-gpt2 --limit 2
 
 Budget of the search: each method with free settings gets as many of them as Hard Concrete's grid
 (``settings/grid-del.json``) has, or all that there are where those are fewer. Each is run on the 5
