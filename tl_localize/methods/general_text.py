@@ -39,6 +39,8 @@ class WithGeneralText(Localizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_seed(self.seed)
+        # a settings file has lists
+        object.__setattr__(self, "texts", tuple(map(tuple, self.texts)))
         if any(len(text) < 2 for text in self.texts):
             raise ValueError("texts must have 2 tokens or more, got a shorter one. Leave it out.")
 

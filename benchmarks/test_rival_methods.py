@@ -1,0 +1,186 @@
+"""DEL's curves of published rivals beside our methods and Hard Concrete: what is forgotten, and at
+which price for other texts, when located neurons are ablated. Not in the paper.
+
+Both reference models on their own training texts, 12 targets:
+
+    pytest benchmarks/test_rival_methods.py
+
+Another model, by the texts of ``tl-localize known`` or a file; fewer targets:
+
+    pytest benchmarks/test_rival_methods.py --model gpt2-xl --device cuda \\
+        --del-data memorized_data-gpt2-xl.jsonl --general pile_random_batch.pt
+    pytest benchmarks/test_rival_methods.py --model reference-gpt2 --limit 2
+
+Budget of the search: each method with free settings gets as many of them as Hard Concrete's grid
+(``settings/grid-del.json``) has, or all that there are where those are fewer. Each is run on the 5
+dev texts, which are in no table, at the largest share; the best is the one with the highest Self
+minus Neg, as in ``tl-localize tune``. Ours are not searched. General text is the same for all: 48
+texts that the model itself writes. BalancedSubnet, whose mask has a fixed size, is trained for each
+share.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+HERE = Path(__file__).parent
+N_TARGETS = 12  # unless --limit says another number
+SHARES = (0.02, 0.05, 0.1)  # of each layer of the reference models
+OURS = "iterative_attribution,attribution"
+HARD_CONCRETE = json.loads((HERE / "settings" / "grid-del.json").read_text())["hard_concrete"]
+BUDGET = math.prod(map(len, HARD_CONCRETE.values()))  # settings of each method
+GRIDS = {
+    "hard_concrete": HARD_CONCRETE,
+    "balanced_subnet": {"learning_rate": [0.01, 0.03, 0.1], "steps": [50, 150]},
+    "adversarial_hard_concrete": {
+        "learning_rate": [0.01, 0.03],
+        "general_weight": [0.3, 1.0, 3.0],
+    },
+    "selective_pruning": {"importance": ["rms", "abs"]},
+    # without free settings
+    "selective_synaptic_dampening": {},
+    "contrastive_gradient": {},
+}
+QUICK = {"hard_concrete": {"steps": [3]}, "balanced_subnet": {"steps": [2, 3]}}
+QUICK |= {"adversarial_hard_concrete": {"steps": [2]}, "selective_pruning": {}}
+TOLERANCE = 0.05  # of a mean change of accuracy against the committed one
+
+
+def read_data(model, model_name, request):
+    """Sequences, the dev ones first, how many those are, and general text for the perplexity."""
+    from tl_localize.collect.reference_texts import reference_search
+    from tl_localize.evals.settings import DEL_GENERAL, DEL_SEQUENCES, del_data, drawn_first
+    from tl_localize.model.loading import is_reference
+    from tl_localize.texts.readers import Data
+    from tl_localize.texts.reference import held_out_tokens
+
+    source, general = (
+        Path(value) if (value := request.config.getoption(name)) else None
+        for name in ("--del-data", "--general")
+    )
+    if source or not is_reference(model_name):
+        return del_data(model, Data(source=source), general)
+    search = reference_search(model)
+    found = search.collection(search.run(), n_dev=5)
+    sequences = drawn_first(found.sequences, found.n_dev)[:DEL_SEQUENCES]
+    return sequences, found.n_dev, held_out_tokens()[:DEL_GENERAL]
+
+
+def method_at(name, settings, ratio):
+    """A method for one share of each layer, with its settings over those of DEL."""
+    from tl_localize.evals.settings import del_methods
+
+    (method,) = del_methods(name, [], "", {name: settings})
+    return replace(method, share=ratio) if name == "balanced_subnet" else method
+
+
+def search_settings(dev, grids):
+    """The best settings of each method on dev texts, and what each trial scored."""
+    from tl_localize.evals.tuning import expand, rank
+
+    (ratio,) = dev.ratios
+    best, trials = {}, []
+    for name, grid in grids.items():
+        tried = expand(name, grid)
+        assert len(tried) <= BUDGET
+        settings = [{axis: getattr(method, axis) for axis in grid} for method in tried]
+        best[name] = settings[0]
+        if len(tried) == 1:
+            continue
+        methods = [method_at(name, some, ratio) for some in settings]
+        ranking = rank(dev.run(methods), ratio)
+        shown = [json.dumps({axis: found[axis] for axis in grid}) for found in ranking["settings"]]
+        for text, score in zip(shown, ranking["score"].round(1), strict=True):
+            trials.append({"method": name, "settings": text, "Self - Neg (points)": score})
+        best[name] = next(some for some in settings if json.dumps(some) == shown[0])
+    return best, pd.DataFrame(trials).set_index("method")
+
+
+def measure_curves(benchmark, best, ours):
+    """DEL at each share of a benchmark: ours as they are, the others with their best settings."""
+    from tl_localize.evals.deletion.results import DelResults
+    from tl_localize.evals.settings import del_methods
+    from tl_localize.execution import Steps
+
+    steps = Steps()
+    for ratio in benchmark.ratios:
+        methods = [
+            *del_methods(ours),
+            *(method_at(name, some, ratio) for name, some in best.items()),
+        ]
+        replace(benchmark, ratios=(ratio,)).run(methods, steps)
+    return DelResults.of(steps)
+
+
+@pytest.fixture(scope="session")
+def results(model, model_name, request, publish):
+    from tl_localize.evals.deletion.benchmark import DelBenchmark
+    from tl_localize.evals.settings import del_ratios
+    from tl_localize.model.loading import is_reference
+
+    limit = request.config.getoption("--limit")
+    sequences, n_dev, text = read_data(model, model_name, request)
+    ratios = SHARES if is_reference(model_name) else del_ratios(model_name)
+    dev = DelBenchmark(model, sequences[:n_dev][:limit], text, ratios=(max(ratios),), n_dev=0)
+    best, trials = search_settings(dev, GRIDS)
+    publish(
+        trials, model_name, "rivals_search", f"Settings searched on {len(dev.sequences)} dev texts"
+    )
+    n_targets = min(limit or N_TARGETS, len(sequences) - n_dev)
+    benchmark = DelBenchmark(
+        model, sequences, text, ratios=ratios, n_dev=n_dev, n_targets=n_targets
+    )
+    measured = measure_curves(benchmark, best, OURS)
+    about = f"mean ± standard error over {n_targets} targets"
+    publish(measured.table(), model_name, "rivals", f"Rivals in DEL, {about}")
+    publish(measured.at_price(), model_name, "rivals_at_price", f"Rivals at a price, {about}")
+    return measured
+
+
+@pytest.fixture(scope="session")
+def changes(results):
+    """Mean change of accuracy of the target and of the others, [method, ratio]."""
+    columns = ["delta_self_accuracy", "delta_neg_accuracy"]
+    return results.frame.groupby(["method", "ratio"])[columns].mean()
+
+
+@pytest.mark.parametrize("name", [*GRIDS, *OURS.split(",")])
+def test_every_method_beats_random_on_self_minus_neg(changes, name):
+    largest = changes.xs(changes.index.get_level_values("ratio").max(), level="ratio")
+    gaps = largest["delta_neg_accuracy"] - largest["delta_self_accuracy"]
+    assert gaps[name] > gaps["random"]
+
+
+def test_changes_are_the_committed_ones(changes, model_name, committed):
+    committed(changes, f"rivals-{model_name}", TOLERANCE, "--limit", "--del-data", "--general")
+
+
+@pytest.mark.smoke
+def test_smoke_search_and_curves_of_a_few_short_texts(model, publish, model_name):
+    from tl_localize import reference_sequences
+    from tl_localize.evals.deletion.benchmark import DelBenchmark
+    from tl_localize.texts.reference import held_out_tokens
+
+    if not model_name.startswith("reference"):
+        pytest.skip("of the reference models alone")
+    found = reference_sequences(model)[:4]
+    short = [replace(sequence, tokens=sequence.tokens[:40]) for sequence in found]
+    text = tuple(tuple(row[:24].tolist()) for row in held_out_tokens()[:2])
+    general = {"texts": [text]}  # in place of what the model would write
+    grids = {name: QUICK.get(name, {}) | general for name in GRIDS if "gradient" not in name}
+    grids["hard_concrete"] = QUICK["hard_concrete"]
+    benchmark = DelBenchmark(model, short, held_out_tokens()[:2], ratios=(0.05, 0.1), n_dev=2)
+    dev = replace(benchmark, sequences=short[:2], ratios=(0.1,), n_dev=0)
+    best, trials = search_settings(dev, grids | {"contrastive_gradient": {}})
+    assert len(trials) == 2 and best["balanced_subnet"]["steps"] in (2, 3)
+    measured = measure_curves(benchmark, best, "attribution")
+    points = measured.points()
+    assert set(points) == {*GRIDS, "attribution", "random"}
+    assert all(len(found) == 2 for found in points.values())
+    assert points["attribution"]["self"].to_numpy().mean() < 0
