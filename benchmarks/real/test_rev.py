@@ -14,7 +14,7 @@ def test_rev(real: RealModel) -> None:
     from dataclasses import replace
 
     from tl_localize import RevBenchmark
-    from tl_localize.evals.settings import make_methods, first_layer_settings
+    from tl_localize.evals.settings import first_layer_settings, make_methods
     from tl_localize.injection.recipes import RECIPES
 
     plan = real.plan
