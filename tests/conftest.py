@@ -332,16 +332,3 @@ def unchanged():
         return check
 
     return remember
-
-
-@pytest.fixture
-def unchecked():
-    """jaxtyping's checks are off, as for a user: tl_localize itself must name what is wrong. They
-    take a quarter of the time, so whole runs, and tests of functions that other tests call with
-    the checks, are without them too.
-    """
-    import jaxtyping
-
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
