@@ -115,9 +115,11 @@ class DelResults(Measured):
         method: what it buys at a price. A fixed ratio compares what methods erase at different
         prices.
 
-        The curve begins with nothing ablated and is linear between the ratios; ``-`` where it ends
-        at a lower price, and the last column says where it ends. Errors are jackknife errors over
-        targets; there is none where the curve needs each target to get so far.
+        The curve begins with nothing ablated and is linear between the ratios. ``-`` means that the
+        curve ends before this price; the last column says where it ends. Errors are jackknife
+        errors over targets. A number has no error if the curve, without one of its targets, ends
+        before the price. Below the first ratio the curve is a straight line from zero that nothing
+        was measured on: choose ratios whose first one costs less than the price.
 
         Returns:
             Text, one row per method.
