@@ -1,0 +1,89 @@
+"""The one comparison with committed numbers: row by row, column by column.
+
+``expected/NAME.csv`` is a frame, one row for each target (or sentence), method and setting. Two
+runs must agree to 1e-4 where nothing is trained and the model writes nothing. What else they may
+differ by stands beside the frames in ``expected/bands.csv``, one row for each frame, method,
+setting (a ratio or a multiple; empty: all of them) and column, with how it was measured.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+EXPECTED = Path(__file__).parent / "expected"
+BANDS = "bands"
+EXACT = 1e-4  # of a number; of one above 1 relative to it
+# columns of frames that say what a row is of
+KEYS = (
+    *("units", "direction", "method", "injection_ratio", "ratio", "multiple"),
+    *("group", "sequence_id"),
+)
+SETTINGS = ("ratio", "multiple")
+# columns that are compared
+VALUES = (
+    *("accuracy", "recall", "recall_across_layers"),
+    *("foreign_recall", "foreign_recall_across_layers"),
+    *("delta_self_accuracy", "delta_self_levenshtein"),
+    *("delta_neg_accuracy", "delta_neg_levenshtein"),
+    *("delta_perplexity", "delta_perplexity_base2"),
+    *("delta_own_accuracy", "delta_others_accuracy", "delta_general_loss"),
+)
+DECIMALS = 6
+
+
+def names(folder: Path = EXPECTED) -> list[str]:
+    """The committed frames."""
+    return sorted(path.stem for path in folder.glob("*.csv") if path.stem != BANDS)
+
+
+def indexed(frame: pd.DataFrame) -> pd.DataFrame:
+    """The compared columns of a frame, by what its rows are of."""
+    keys = [name for name in KEYS if name in frame]
+    values = [name for name in VALUES if name in frame]
+    return frame[[*keys, *values]].set_index(keys).astype(float).sort_index()
+
+
+def read_frame(name: str, folder: Path = EXPECTED) -> pd.DataFrame:
+    return indexed(pd.read_csv(folder / f"{name}.csv", dtype={"group": str, "sequence_id": str}))
+
+
+def write_frame(measured: pd.DataFrame, name: str, folder: Path = EXPECTED) -> None:
+    folder.mkdir(exist_ok=True)
+    measured.round(DECIMALS).to_csv(folder / f"{name}.csv")
+
+
+def read_bands(name: str, folder: Path = EXPECTED) -> pd.DataFrame:
+    """The rows of the bands of one frame."""
+    bands = pd.read_csv(folder / f"{BANDS}.csv")
+    return bands[bands["frame"] == name]
+
+
+def allowed(committed: pd.DataFrame, bands: pd.DataFrame) -> pd.DataFrame:
+    """How far each committed number may be from a measured one, in the committed frame's shape."""
+    found = EXACT * committed.abs().clip(lower=1)
+    setting = next((name for name in SETTINGS if name in committed.index.names), None)
+    methods = committed.index.get_level_values("method")
+    for band in bands.itertuples():
+        rows = methods == band.method
+        if setting and pd.notna(band.setting):
+            rows &= committed.index.get_level_values(setting) == band.setting
+        found.loc[rows, band.column] = found.loc[rows, band.column].clip(lower=band.band)
+    return found
+
+
+def differences(
+    measured: pd.DataFrame, committed: pd.DataFrame, bands: pd.DataFrame
+) -> pd.DataFrame:
+    """The committed numbers that were not measured, or measured as something else.
+
+    Returns:
+        one row per number: measured (nan where it is missing), committed and allowed.
+    """
+    same = measured.reindex(index=committed.index, columns=committed.columns)
+    parts = {"measured": same, "committed": committed, "allowed": allowed(committed, bands)}
+    long = pd.DataFrame({name: part.stack(future_stack=True) for name, part in parts.items()})
+    known = long["committed"].notna()
+    near = (long["measured"] - long["committed"]).abs() <= long["allowed"]
+    return long[known & ~near]
