@@ -4,22 +4,27 @@
 runs must agree to 1e-4 where nothing is trained and the model writes nothing. What else they may
 differ by stands beside the frames in ``expected/bands.csv``, one row for each frame, method,
 setting (a ratio or a multiple; empty: all of them) and column, with how it was measured.
+
+Of some methods an earlier run kept means alone: a row whose text is called ``MEAN``.
 """
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pandas as pd
 
 EXPECTED = Path(__file__).parent / "expected"
 BANDS = "bands"
+MEAN = "mean"  # in place of a text: the mean over texts
 EXACT = 1e-4  # of a number; of one above 1 relative to it
 # columns of frames that say what a row is of
 KEYS = (
-    *("units", "direction", "method", "injection_ratio", "ratio", "multiple"),
-    *("group", "sequence_id"),
+    *("units", "ablation", "per", "direction", "method", "injection_ratio", "first_seed"),
+    *("ratio", "layer", "multiple", "group", "sequence_id", "id"),
 )
+SAME = {"ablation": "zero"}  # what is not said where all rows have it
 SETTINGS = ("ratio", "multiple")
 # columns that are compared
 VALUES = (
@@ -40,7 +45,9 @@ def names(folder: Path = EXPECTED) -> list[str]:
 
 def indexed(frame: pd.DataFrame) -> pd.DataFrame:
     """The compared columns of a frame, by what its rows are of."""
-    keys = [name for name in KEYS if name in frame]
+    said = [name for name in KEYS if name in frame and not (frame[name] == SAME.get(name)).all()]
+    # of INJ the multiple says it, of the ratio that was injected
+    keys = [name for name in said if name != "ratio" or "injection_ratio" not in frame]
     values = [name for name in VALUES if name in frame]
     return frame[[*keys, *values]].set_index(keys).astype(float).sort_index()
 
@@ -63,14 +70,30 @@ def read_bands(name: str, folder: Path = EXPECTED) -> pd.DataFrame:
 def allowed(committed: pd.DataFrame, bands: pd.DataFrame) -> pd.DataFrame:
     """How far each committed number may be from a measured one, in the committed frame's shape."""
     found = EXACT * committed.abs().clip(lower=1)
+    if not len(bands):
+        return found
     setting = next((name for name in SETTINGS if name in committed.index.names), None)
     methods = committed.index.get_level_values("method")
-    for band in bands.itertuples():
-        rows = methods == band.method
-        if setting and pd.notna(band.setting):
-            rows &= committed.index.get_level_values(setting) == band.setting
-        found.loc[rows, band.column] = found.loc[rows, band.column].clip(lower=band.band)
+    for band in bands.to_dict("records"):
+        rows = methods == band["method"]
+        if setting and not math.isnan(band["setting"]):
+            rows &= committed.index.get_level_values(setting) == band["setting"]
+        column = band["column"]
+        found.loc[rows, column] = found.loc[rows, column].clip(lower=band["band"])
     return found
+
+
+def with_means(frame: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
+    """A measured frame by the levels of a committed one, and its means over texts below it where
+    that one has such.
+    """
+    by_text = frame.groupby(list(like.index.names), dropna=False).mean()
+    if MEAN not in like.index.unique(-1):
+        return by_text
+    others = [level for level in like.index.names if level != "sequence_id"]
+    over_texts = by_text.groupby(others, dropna=False).mean().assign(sequence_id=MEAN)
+    over_texts = over_texts.set_index("sequence_id", append=True).reorder_levels(like.index.names)
+    return pd.concat([by_text, over_texts])
 
 
 def differences(

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from comparison import differences, indexed, names, read_bands, read_frame, write_frame
+from comparison import (
+    differences,
+    indexed,
+    names,
+    read_bands,
+    read_frame,
+    with_means,
+    write_frame,
+)
 
 HERE = Path(__file__).parent
 REFERENCE_MODELS = ["reference-gpt2", "reference-pythia"]
@@ -213,8 +221,6 @@ def publish_figure(request):
 def committed(request):
     """Compare a frame with the committed one of a name, row by row (see comparison.py); skipped
     where one of some options was given.
-
-    What the committed frame does not tell apart is averaged.
     """
 
     def check(measured, name, *options):
@@ -224,7 +230,7 @@ def committed(request):
         if given or name not in names():
             pytest.skip(f"nothing is committed of {name} with these options")
         expected = read_frame(name)
-        same = indexed(measured).groupby(list(expected.index.names)).mean()
+        same = with_means(indexed(measured), expected)
         wrong = differences(same, expected, read_bands(name))
         if request.config.getoption("--compare"):
             caption = f"{name}: {len(wrong)} of {expected.size} numbers are not the committed ones"

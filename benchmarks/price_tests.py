@@ -63,7 +63,7 @@ def tests_at_prices(results: Mapping[str, DelResults], tested: str = TESTED) -> 
                 if len(common) < 2 or np.isnan(gap).any():
                     continue
                 row = {"model": model, "method": method, "price": price, "n": len(common)}
-                row |= {"difference": gap.mean(), "p": paired_test(*pair, "less")}
+                row |= {"difference": gap.mean(), "p": paired_test(pair[0], pair[1], "less")}
                 row["standard_error"] = gap.std(ddof=1) / math.sqrt(len(common))
                 rows.append(row)
     names = ["model", "method", "price", "n", "difference", "standard_error", "p"]

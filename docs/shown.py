@@ -375,8 +375,8 @@ def forgetting_figure(model: str) -> Any:
     from tl_localize.evals.deletion import forgetting
 
     frame = read_table(f"benchmarks/expected/del-reference-{model}.csv")
-    about = {"model": f"reference-{model}", "ablation": "zero", "sequence_id": "mean"}
-    return forgetting(DelResults(frame.assign(**about), {}, pd.DataFrame()))
+    named = frame.assign(model=f"reference-{model}", ablation="zero")
+    return forgetting(DelResults(named, {}, pd.DataFrame()))
 
 
 def distractors_figure(model: str) -> Any:

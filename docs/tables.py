@@ -26,7 +26,7 @@ import pandas as pd
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from comparison import read_frame  # noqa: E402
+from comparison import MEAN, read_frame  # noqa: E402
 from price_tests import tests_at_prices  # noqa: E402
 
 from tl_localize import DelResults  # noqa: E402
@@ -106,8 +106,8 @@ def power(p: float) -> str:
 def losses(model: str, kind: str = "del") -> pd.DataFrame:
     """A frame of DEL; accuracies in points."""
     frame = read_frame(f"{kind}-{model}")
-    accuracies = [name for name in frame if name.endswith("accuracy")]
-    return frame.assign(**{name: 100 * frame[name] for name in accuracies})
+    factors = {name: 100 if "accuracy" in name else 1 for name in map(str, frame)}
+    return frame * pd.Series(factors)
 
 
 def measured(model: str, kind: str, method: str, ratio: float) -> pd.DataFrame:
@@ -124,12 +124,11 @@ def pair(model: str, kind: str, method: str, ratio: float) -> str:
 
 
 def n_texts(model: str, kind: str, method: str) -> int:
-    """How many targets a method has; 0 where means alone are kept."""
+    """How many targets a method has; 0 where the mean alone is kept."""
     frame = losses(model, kind)
-    if "sequence_id" not in frame.index.names:
-        return 0
-    rows = frame.index.get_level_values("method") == method
-    return frame[rows].index.get_level_values("sequence_id").nunique()
+    rows = frame[frame.index.get_level_values("method") == method]
+    texts = rows.index.unique("sequence_id")
+    return 0 if MEAN in texts else len(texts)
 
 
 Column = tuple[str, str, str, float]  # heading, model, kind of frame, share
@@ -196,22 +195,23 @@ def at_price(own: np.ndarray, costs: np.ndarray, price: float) -> str:
 
 
 @cache
-def price_tests() -> pd.DataFrame:
+def corrected_tests() -> pd.DataFrame:
     """Of both pretrained models together, which is what p is corrected for."""
     return tests_at_prices({model: deletion(model, "forgetting") for model in (SMOLLM2, GEMMA)})
 
 
 def against_table(model: str, methods: Sequence[str], prices: Sequence[float]) -> str:
-    tests = price_tests()
-    tests = tests[tests["model"] == model].set_index(["method", "price"])
+    """The differences from each method that has such a set, with corrected p."""
+    rows_of_model = corrected_tests().query("model == @model").to_dict("records")
+    tests = {(row["method"], row["price"]): row for row in rows_of_model}
     rows = []
     for method in methods:
         cells = []
         for price in prices:
-            if (method, price) not in tests.index:
+            test = tests.get((method, price))
+            if test is None:
                 cells.append("-")
                 continue
-            test = tests.loc[(method, price)]
             error = number(test["standard_error"])
             cells.append(f"{number(test['difference'])} ± {error} (p = {power(test['p'])})")
         if set(cells) != {"-"}:
@@ -306,7 +306,7 @@ def rev_curves(model: str) -> dict[str, pd.DataFrame]:
     if "direction" in frame.index.names:
         frame = frame.xs("put_back", level="direction")
     curves = frame.groupby(["method", "ratio"]).mean()
-    return {str(name): part.droplevel("method") for name, part in curves.groupby("method")}
+    return {name: curves.xs(name, level="method") for name in curves.index.unique("method")}
 
 
 def rev_at_price(curve: pd.DataFrame) -> float:

@@ -169,8 +169,8 @@ def bootstrap(
     """
     if n < 2:
         return math.nan, math.nan
-    generator = np.random.default_rng(seed)
-    found = np.array([statistic(generator.integers(n, size=n)) for _ in range(n_resamples)])
+    draws = np.random.default_rng(seed).integers(n, size=(n_resamples, n))
+    found = np.array([statistic(drawn) for drawn in draws])
     known = found[np.isfinite(found)]
     if len(known) < 0.95 * n_resamples:
         return math.nan, math.nan
