@@ -26,6 +26,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from comparison import differences, indexed, names, read_bands, read_frame
 
 HERE = Path(__file__).parent
 # Of the reference models; of others all sequences are targets.
@@ -237,6 +238,29 @@ def test_many_layers_erase_more_than_the_average_layer(single_layers, model_name
     loss = -single_layers["delta_self_accuracy"].mean()
     # the paper's exception is the bottom
     assert loss[-1, 1] > loss.drop([-1, 0]).xs(1, level="multiple").mean()
+
+
+@pytest.mark.smoke
+def test_smoke_rows_of_a_target_are_the_committed_ones(benchmark, model_name, files):
+    """And those with another first layer are not."""
+    from tl_localize.evals.settings import del_methods
+
+    if files[0] or f"del-{model_name}" not in names():
+        pytest.skip("nothing is committed of these sequences")
+    method = "attribution"
+    data, (chosen,) = benchmark(1), del_methods(method, [], model_name, {})
+    expected = read_frame(f"del-{model_name}")
+    target = data.targets[0].id
+    rows = expected[
+        (expected.index.get_level_values("method") == method)
+        & (expected.index.get_level_values("sequence_id") == target)
+    ]
+    if not len(rows):
+        pytest.skip("means alone are committed")
+    bands = read_bands(f"del-{model_name}")
+    assert differences(indexed(data.run([chosen]).frame), rows, bands).empty
+    lower = replace(data, first_layer=0).run([chosen]).frame
+    assert len(differences(indexed(lower), rows, bands)) == rows.size
 
 
 @pytest.mark.smoke
