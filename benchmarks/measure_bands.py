@@ -2,11 +2,11 @@
 
     python benchmarks/measure_bands.py reference-gpt2
 
-Hard Concrete and Iterative Attribution (for the texts that the model writes) draw: other
-seeds are compared with seed 0. Slimming draws nothing: each weight is multiplied by 1 + 6e-8 g with a
-normal g, which changes its last digits. The band of a method, share and column is the largest
-difference of a text, over a few targets; of the mean of these where the committed frame has means
-alone. Perplexity is not measured, and of these methods not compared.
+Hard Concrete and Iterative Attribution (for the texts that the model writes) draw: other seeds are
+compared with seed 0. Slimming draws nothing: each weight is multiplied by 1 + 6e-8 g with a normal
+g, which changes its last digits. The band of a method, share and column is the largest difference
+of a text, over a few targets; of the mean of these where the committed frame has means alone.
+Perplexity is not measured, and of these methods not compared.
 """
 
 from __future__ import annotations
