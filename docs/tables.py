@@ -31,6 +31,7 @@ from price_tests import tests_at_prices  # noqa: E402
 
 from tl_localize import DelResults  # noqa: E402
 from tl_localize.evals.agreement import agreement, published_agreement  # noqa: E402
+from tl_localize.paper import published  # noqa: E402
 from tl_localize.stats import bootstrap, gain_at  # noqa: E402
 
 PLACE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.S)
@@ -241,6 +242,23 @@ def recall_table(methods: Sequence[str], frames: dict[str, str]) -> str:
     return markdown(["method", *frames], rows)
 
 
+def alone_table(ratio: float) -> str:
+    """INJ of one sentence at a time in SmolLM2, beside the paper's recall on GPT-2."""
+    frame = 100 * read_frame(f"real-{SMOLLM2}").xs(ratio, level="injection_ratio")
+    paper = published("inj", "gpt2").set_index(["setting", "method", "metric"])["value"]
+    headings = [f"R@{multiple}x" for multiple in MULTIPLES]
+    rows = []
+    for method in ALONE:
+        found = frame.xs(method, level="method")["recall"]
+        count = len(found.index.unique("sequence_id"))
+        cells = [mean_with_interval(found.xs(multiple, level="multiple")) for multiple in MULTIPLES]
+        keys = [(f"{ratio:g}", method, f"recall@{ratio * multiple:g}") for multiple in MULTIPLES]
+        theirs = [number(100 * paper[key]) if key in paper.index else "" for key in keys]
+        rows.append([f"{TITLES[method]} ({count})", *cells, *theirs])
+    theirs = [f"GPT-2 124M (the paper), {headings[0]}", *headings[1:]]
+    return markdown(["method (sentences)", *headings, *theirs], rows)
+
+
 def stored_table(path: str, models: dict[str, str], column: str, methods: Sequence[str]) -> str:
     """One column of a table that a command wrote, of some models side by side."""
     tables = [
@@ -394,6 +412,11 @@ REV_METHODS = (
     *("activation_contrast", "activations", "iterative_attribution", "hard_concrete", "slimming"),
     *("attribution", "gradient_alignment", "row_norm", "random"),
 )
+ALONE = (
+    *("hard_concrete", "slimming", "zero_out", "integrated_gradients", "activations"),
+    *("attribution", "gradient_alignment", "iterative_attribution", "row_norm", "random"),
+)
+MULTIPLES = (1, 2, 5)  # of the injected rows
 DISTRACTORS_7 = (
     *("gradient_alignment", "attribution", "hard_concrete", "iterative_attribution"),
     *("integrated_gradients", "slimming", "activations", "row_norm", "random"),
@@ -422,6 +445,8 @@ RECALLS = {
 TABLES: dict[str, Callable[[], str]] = {
     "agreement": agreement_table,
     "heads": heads_table,
+    "inj-smollm2": lambda: alone_table(0.01),
+    "inj-smollm2-small": lambda: alone_table(0.001),
     "distractors": lambda: recall_table(
         ("gradient_alignment", "slimming", "hard_concrete", "row_norm", "random"), RECALLS
     ),
