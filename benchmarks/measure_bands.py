@@ -69,8 +69,8 @@ def measured(data: Any, method: str, **settings: Any) -> pd.DataFrame:
     from tl_localize.evals.settings import del_methods
 
     (chosen,) = del_methods(method)
-    frame = indexed(data.run([replace(chosen, **settings)]).frame)
-    return frame.xs(method, level="method")[COLUMNS]
+    frame = data.run([replace(chosen, **settings)]).frame
+    return indexed(frame[frame["method"] == method])[COLUMNS].droplevel("method")
 
 
 def largest(base: pd.DataFrame, others: list[pd.DataFrame], means: bool) -> pd.DataFrame:

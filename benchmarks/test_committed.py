@@ -79,7 +79,7 @@ def test_bands_are_of_frames_and_methods_that_there_are():
 def compared_rows(name: str, by_text: bool = False) -> dict[str, np.ndarray]:
     """``rows_of`` without the methods that are not compared: their bands are infinite."""
     frame = FRAMES[name]
-    finite = np.isfinite(allowed(frame, read_bands(name))).any(axis=1).to_numpy()
+    finite = np.isfinite(allowed(frame, read_bands(name)).to_numpy()).any(axis=1)
     return {method: rows for method, rows in rows_of(frame, by_text).items() if finite[rows].all()}
 
 

@@ -324,7 +324,11 @@ def rev_curves(model: str) -> dict[str, pd.DataFrame]:
     if "direction" in frame.index.names:
         frame = frame.xs("put_back", level="direction")
     curves = frame.groupby(["method", "ratio"]).mean()
-    return {name: curves.xs(name, level="method") for name in curves.index.unique("method")}
+    curves = curves.reset_index("method")
+    return {
+        method: curves[curves["method"] == method].drop(columns="method")
+        for method in curves["method"].unique()
+    }
 
 
 def rev_at_price(curve: pd.DataFrame) -> float:
