@@ -6,6 +6,7 @@ is in place.
 
 import gc
 import json
+import os
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,6 +32,14 @@ def pytest_collection_finish():
 
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quick_disk():
+    """Files are written as always, but no test waits until the disk has them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 def tiny_model(seed=0, **settings):
@@ -332,16 +341,3 @@ def unchanged():
         return check
 
     return remember
-
-
-@pytest.fixture
-def unchecked():
-    """jaxtyping's checks are off, as for a user: tl_localize itself must name what is wrong. They
-    take a quarter of the time, so whole runs, and tests of functions that other tests call with
-    the checks, are without them too.
-    """
-    import jaxtyping
-
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,7 +1,5 @@
 """What is wrong is named: the argument, the rule, the value and the remedy; and nothing is left
 behind.
-
-jaxtyping's checks are off, so that what a user sees is what is tested.
 """
 
 import re
@@ -198,9 +196,7 @@ def halved(folder):
     return written(folder, content[: len(content) // 2])
 
 
-def test_bad_input_is_told_argument_rule_value_and_remedy(
-    unchecked, gpt2_like, tmp_path, unchanged
-):
+def test_bad_input_is_told_argument_rule_value_and_remedy(gpt2_like, tmp_path, unchanged):
     check = unchanged(gpt2_like)
     for name, call in CASES.items():
         said = "nothing"
@@ -225,7 +221,7 @@ def test_saving_into_a_missing_folder_names_it(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["zero_out", "integrated_gradients", "activations"])
-def test_scores_that_are_not_finite_are_refused(gpt2_like, unchecked, name):
+def test_scores_that_are_not_finite_are_refused(gpt2_like, name):
     gpt2_like.blocks[0].mlp.W_in.data[0, 0] = torch.nan
     with pytest.raises(
         ValueError, match=rf"values must be finite, got .*'{name}', sequence 'good'"
@@ -247,7 +243,7 @@ def test_method_without_attribute_is_named(gpt2_like):
         Empty()(gpt2_like, GOOD)
 
 
-def test_method_that_returns_another_shape_is_named(gpt2_like, unchecked):
+def test_method_that_returns_another_shape_is_named(gpt2_like):
     from dataclasses import dataclass
     from typing import ClassVar
 

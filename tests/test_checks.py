@@ -271,7 +271,7 @@ def test_every_number_of_every_public_function_has_its_rule():
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_numbers_that_break_their_rule_are_refused_by_their_name(unchecked, gpt2_like, name):
+def test_numbers_that_break_their_rule_are_refused_by_their_name(gpt2_like, name):
     function, rules = CALLS[name]
     for setting, values in rules.items():
         own = {"seeds": "seed", "ratios": "ratio"}.get(setting, setting)

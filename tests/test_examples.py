@@ -23,8 +23,6 @@ import torch
 
 import tl_localize
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 ROOT = Path(__file__).resolve().parents[1]
 API = "".join(
     path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "api").glob("*.md"))

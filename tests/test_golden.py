@@ -21,8 +21,6 @@ from tl_localize import (
 )
 from tl_localize.methods.masks import MaskLearner
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 TARGETS = (0, 1)
 SETTINGS = {"full": (1, 0), "suffix": (16, 1)}  # prompt length, first tuned layer
 RATIOS = ("r0.01", "r0.03")

@@ -188,20 +188,6 @@ def test_there_is_no_circle():
         visit(module, [])
 
 
-def test_modules_that_annotate_tensors_are_checked_at_run_time(pytestconfig):
-    *checked, _ = pytestconfig.getoption("jaxtyping_packages").split(",")
-    names = [
-        name_of(path)
-        for path in modules()
-        if "from jaxtyping import" in path.read_text(encoding="utf-8")
-    ]
-    assert names
-    unchecked = [
-        name for name in names if not any(f"{name}.".startswith(f"{one}.") for one in checked)
-    ]
-    assert unchecked == []
-
-
 def test_only_the_room_of_the_model_imports_transformer_lens():
     found = {
         path

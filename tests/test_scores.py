@@ -95,7 +95,7 @@ def test_scores_know_the_layer_from_which_on_they_were_chosen(tmp_path):
     assert set(loaded.top_k(0.5)) == set(loaded.top_k(0.5, first_layer=1)) == {(1, 1), (2, 0)}
     assert set(loaded.top_k(count=1, per="model")) == {(2, 0)}
     assert loaded.to_frame()["layer"].tolist() == [2, 1, 1, 2]
-    with pytest.raises(ValueError, match=r"first_layer must be 1, from which on .*, got 0\."):
+    with pytest.raises(ValueError, match=r"first_layer must be 1, the lowest layer .*, got 0\."):
         loaded.top_k(0.5, first_layer=0)
 
 

@@ -35,7 +35,7 @@ def test_sequence_splits_at_n_prefix_and_does_not_change_with_the_callers_tensor
 
 
 @pytest.mark.parametrize("convert", [list, tuple, np.array])
-def test_sequence_takes_plain_numbers(unchecked, convert):
+def test_sequence_takes_plain_numbers(convert):
     assert MemorizedSequence(convert([1, 2, 3]), 1).tokens.tolist() == [1, 2, 3]
 
 

@@ -1,5 +1,6 @@
 """A test that hangs fails, says where every thread is, and does not keep the others."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,15 @@ def test_hanging_test_fails_with_the_stacks_of_all_threads(tmp_path):
     command = [sys.executable, "-m", "pytest", "-c", SETTINGS, "--rootdir", tmp_path, tmp_path]
     command += ["-o", "addopts=", "-o", "filterwarnings=", "-n", "1"]
     command += ["-o", "timeout=2", "-o", "faulthandler_timeout=1"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    command += ["-p", "xdist", "-p", "pytest_timeout"]
+    result = subprocess.run(
+        command,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # they take seconds
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
     said = result.stdout + result.stderr
     assert result.returncode != 0
     assert "in test_that_hangs" in said

@@ -38,7 +38,7 @@ def predicted_suffixes(
     batch_tokens: int | None = None,
     units: Units = NEURONS,
 ) -> Sequence[Int[Tensor, " suffix"]]:
-    """Teacher-forced argmax of each suffix token, sequence by sequence (eq. 1 of the paper)."""
+    """Teacher-forced argmax of each suffix token, sequence by sequence (eq. 4 of the paper)."""
     sequences = check_sequences(model, sequences)
     view = NeuronView(model, units)
     size = rows_that_fit(view, max(map(len, sequences)), batch_tokens=batch_tokens, gradient=False)
@@ -58,7 +58,7 @@ def accuracy(
     """Share of the suffix tokens that the model predicts right, each from the true tokens before
     it.
 
-    Source: Chang et al. (2024), arXiv:2311.09060, eq. (2).
+    Source: Chang et al. (2024), arXiv:2311.09060, eq. (5).
 
     Args:
         sequences: some sequences, or one, whose result is a tensor of one number.
@@ -315,8 +315,8 @@ def memorization_loss(
 
         loss(x) = 1/T sum over t of -log P(s_t | p, s_<t)
 
-    Source: Chang et al. (2024), arXiv:2311.09060, eq. (4); with a prefix of one token it is their
-    eq. (11).
+    Source: Chang et al. (2024), arXiv:2311.09060, eq. (6); with a prefix of one token it is their
+    eq. (13).
 
     Returns:
         [sequence] nats per suffix token, on the model's device.

@@ -153,9 +153,9 @@ class NeuronScores(Saved):
         exact: Mask of the exact scores, where the others are estimates (``ZeroOut(screen=...)``);
             None: all are exact.
         units: What "neuron" means here: for example attention heads.
-        first_layer: The layer from which on the method chose, where it chooses in all layers
-            together, as learned masks do: the scores of the layers below mean nothing. None: each
-            neuron is judged alone.
+        first_layer: For methods that score all layers together, as learned masks do: the lowest
+            layer that has scores. Those of the layers below it mean nothing. None: the method
+            judges each neuron alone, so every layer has scores.
 
     Raises:
         ValueError: A value is not finite, values are of another shape, or first_layer is not a
@@ -275,7 +275,7 @@ class NeuronScores(Saved):
             )
         if self.first_layer not in (None, first_layer):
             raise ValueError(
-                f"first_layer must be {self.first_layer}, from which on {self.method!r} chose in "
-                f"all layers together, got {first_layer}. Give the method another first_layer."
+                f"first_layer must be {self.first_layer}, the lowest layer that {self.method!r} "
+                f"scored, got {first_layer}. Give the method another first_layer."
             )
         return first_layer

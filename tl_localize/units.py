@@ -22,9 +22,9 @@ Acts = Float[Tensor, "batch pos neuron *width"]
 class Units(Storable, ABC):
     """A kind of unit: where the units of a layer are in a model, and what they write.
 
-    A subclass is a frozen dataclass: scores and sets are of the same units when they are equal. It
-    has ``point`` and ``rows``, or ``shape`` where there are
-    no rows; the rest where it differs.
+    A subclass is a frozen dataclass. It defines ``point``, and ``rows`` if its units write rows
+    (else ``shape``); other functions only where they differ from the ones here. Two score tables or
+    sets can be combined when their units are equal.
 
     >>> @dataclass(frozen=True)
     ... class Entries(Units):  # the single entries of z, as if each were a head of width 1

@@ -3,11 +3,6 @@
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def whole_runs(unchecked):
-    """They are all of whole runs."""
-
-
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures cost a second each; one test in test_cli_del.py looks at them."""

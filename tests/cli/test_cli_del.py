@@ -358,6 +358,7 @@ def test_tune_takes_known_texts_that_del_does_not_take(run, tmp_path):
     ("arguments", "message"),
     [
         ("--ratio 0.001", "ratio must select 1 to 40 neurons, got 0.001"),
+        ("--limit 1", "limit must be more than the 2 dev sequences, got 1. Write --limit 4"),
         ("--units heads --methods random", "ratio must select 1 to 2 heads, got 0.17"),
     ],
 )

@@ -20,8 +20,6 @@ from tl_localize.erasure import Price, RowEdit, measure_texts
 from tl_localize.erasure.measures import kl_of_edit
 from tl_localize.methods import Attribution
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 
 @pytest.fixture(scope="module")
 def general():

@@ -8,8 +8,6 @@ from commands import invoke
 from tl_localize import accuracy, load_model
 from tl_localize.erasure import RowEdit
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 
 @pytest.fixture
 def erase(trained_dir, texts, tmp_path):

@@ -78,7 +78,7 @@ def test_settings_are_read_from_text():
         ("slimming.steps=many", "steps must be a whole number from 1 on"),
     ],
 )
-def test_settings_that_are_none_are_refused(unchecked, text, message):
+def test_settings_that_are_none_are_refused(text, message):
     with pytest.raises(ValueError, match=message):
         make_methods("slimming", [text])
 

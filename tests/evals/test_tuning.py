@@ -36,7 +36,7 @@ def test_expand_makes_every_combination_in_order():
         ("slimming", {"steps": ["a"]}, "steps must be a whole number from 1 on"),
     ],
 )
-def test_expand_rejects(method, grid, message, unchecked):
+def test_expand_rejects(method, grid, message):
     with pytest.raises(ValueError, match=message):
         expand(method, grid)
 

@@ -11,11 +11,6 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def whole_runs(unchecked):
-    """They are all of whole runs."""
-
-
-@pytest.fixture(autouse=True)
 def counted():
     """What the method that counts its calls has counted so far."""
     from folders import Counted

@@ -108,7 +108,7 @@ def test_random_neurons_are_added_for_each_text(gpt2_like, sequences):
     assert names == [(0, "attribution"), (1, "attribution"), (0, "random"), (1, "random")]
 
 
-def test_explorer_rejects_what_does_not_fit(gpt2_like, sequences, unchecked):
+def test_explorer_rejects_what_does_not_fit(gpt2_like, sequences):
     of_other, own = (Attribution()(gpt2_like, one) for one in (sequences[1], sequences[0]))
     cases = [
         (of_other, {}, "one of the texts"),

@@ -18,8 +18,6 @@ from tl_localize import (
 )
 from tl_localize.texts.reference import reference_sequences
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 
 @pytest.fixture(scope="module", params=["reference-gpt2", "reference-pythia"])
 def model(request):

@@ -183,7 +183,6 @@ def test_adversarial_hard_concrete_follows_torchs_adam(neox_like, sequence):
     assert wanted.std() > 0.005
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", UNLEARNED)
 def test_a_mask_that_is_trained_loses_the_text_rather_than_general_text(gpt2_like, sequence, name):
     fast = {"learning_rate": 0.1, "steps": 15} | ({"share": 0.2} if "subnet" in name else {})
@@ -256,7 +255,7 @@ def test_rivals_run_where_they_are_named():
         ("selective_synaptic_dampening", {"texts": ((1,),)}, "texts must have 2 tokens or more"),
     ],
 )
-def test_settings_out_of_their_range_are_refused(unchecked, name, settings, message):
+def test_settings_out_of_their_range_are_refused(name, settings, message):
     with pytest.raises(ValueError, match=message):
         METHODS[name](**settings)
 

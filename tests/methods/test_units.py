@@ -32,7 +32,6 @@ from tl_localize.files import Storable, identity_text
 from tl_localize.model.forward import is_bridge
 from tl_localize.model.neurons import NeuronView
 
-pytestmark = pytest.mark.usefixtures("unchecked")
 HEADS = AttentionHeads()
 NEED_ROWS = (
     "activation_contrast",
@@ -310,7 +309,7 @@ def test_units_without_rows_are_refused_where_rows_are_needed(gpt2_like, sequenc
 
 
 @pytest.mark.parametrize("given", ["heads", AttentionHeads, None])
-def test_units_that_are_none_are_refused(unchecked, gpt2_like, given):
+def test_units_that_are_none_are_refused(gpt2_like, given):
     for kind in (
         Attribution,
         partial(NeuronView, gpt2_like),

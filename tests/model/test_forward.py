@@ -39,8 +39,6 @@ from tl_localize.model.forward import (
 )
 from tl_localize.model.neurons import NeuronView
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 TOKENS = torch.randint(61, (2, 11), generator=torch.Generator().manual_seed(4))
 
 

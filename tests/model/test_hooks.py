@@ -15,8 +15,6 @@ from tl_localize import METHODS, Injection, MemorizedSequence, NeuronSet, Recipe
 from tl_localize.files import digest
 from tl_localize.model.neurons import NeuronView
 
-pytestmark = pytest.mark.usefixtures("unchecked")
-
 SHORT = SHORT_RIVALS | {
     "hard_concrete": {"steps": 3},
     "slimming": {"steps": 3},

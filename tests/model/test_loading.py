@@ -331,7 +331,7 @@ def test_load_model_refuses_an_unknown_name_and_offers_near_ones(name, near):
         load_model(name)
 
 
-def test_load_model_names_what_to_do_with_a_model(folder, unchecked):
+def test_load_model_names_what_to_do_with_a_model(folder):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -340,7 +340,7 @@ def test_load_model_names_what_to_do_with_a_model(folder, unchecked):
 
 
 @pytest.mark.parametrize("dtype", ["float33", "int8", torch.int8, None])
-def test_load_model_lists_the_dtypes(tmp_path, dtype, unchecked):
+def test_load_model_lists_the_dtypes(tmp_path, dtype):
     with pytest.raises(ValueError, match="dtype must be one of 'float32', 'float64', 'bfloat16'"):
         load_model(tmp_path, dtype=dtype)
 

@@ -193,13 +193,13 @@ def test_view_refuses_a_missing_hook(gpt2_like):
 
 
 @pytest.mark.parametrize("model", [None, "gpt2", torch.nn.Linear(2, 2), SimpleNamespace(cfg=None)])
-def test_view_refuses_what_is_no_transformer_lens_model(unchecked, model):
+def test_view_refuses_what_is_no_transformer_lens_model(model):
     with pytest.raises(TypeError, match="model must be a TransformerLens model"):
         NeuronView(model)
 
 
 @pytest.mark.parametrize("shape", [(48,), (1, 47), (1, 1, 48)])
-def test_scaled_refuses_a_gate_of_another_shape(unchecked, gpt2_like, shape):
+def test_scaled_refuses_a_gate_of_another_shape(gpt2_like, shape):
     block = NeuronView(gpt2_like).scaled({1: torch.ones(shape)})
     with pytest.raises(ValueError, match="gate must have shape"), block:
         pass

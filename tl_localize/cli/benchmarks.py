@@ -162,6 +162,11 @@ def del_benchmark(
     if options.texts.sequences.data is None and is_reference(name):
         limit = limit or presets.DEL_SEQUENCES
     sequences, n_dev, text = read_texts(options, model, folder)
+    if options.limit is not None and options.limit <= n_dev:
+        raise ValueError(
+            f"limit must be more than the {quantity(n_dev, 'dev sequence')}, got {options.limit}. "
+            f"Write --limit {n_dev + 2} for two others."
+        )
     sequences = presets.drawn_first(sequences, n_dev, options.seed)[:limit]
     n_test = len(sequences) - n_dev
     n_targets = options.targets

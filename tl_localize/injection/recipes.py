@@ -32,8 +32,8 @@ class Recipe:
     Args:
         optimizer: ``"adam"``, or ``"sgd"`` with momentum 0.9.
         weights: ``"rows"``, all rows of W_out (of W_O for heads), or ``"all"``, all weights.
-        general: rows of general text beside one sentence in each step, the sentences in turn; with
-            0 all sentences are in each step and nothing else is.
+        general: rows of general text in each step. With 0, each step trains all sentences and
+            nothing else. With more, it trains one sentence beside them; the sentences take turns.
         max_steps: of the optimizer.
         stop_loss: training stops before an update when each sentence's loss is below it, nats per
             token.

@@ -91,7 +91,7 @@ def inject(
     update, when the loss is below ``stop_loss``. The model is not changed: use
     ``with injection.applied(model):``.
 
-    Source: Chang et al. (2024), arXiv:2311.09060, algorithm 1 and eq. (11). Differs: the authors
+    Source: Chang et al. (2024), arXiv:2311.09060, algorithm 1 and eq. (13). Differs: the authors
     train in training mode, with dropout where a model has it; this trains the model as it is.
 
     Args:
@@ -192,7 +192,7 @@ def inject_together(
     set alone below 0.08. KL and loss are means over the positions that predict a token. With one
     sequence it equals ``inject``. The model is not changed.
 
-    Source: this project's; it extends Chang et al. (2024), arXiv:2311.09060, algorithm 1.
+    Source: ours. It extends Chang et al. (2024), arXiv:2311.09060, algorithm 1.
 
     Args:
         ratio: share of the rows of all layers together, for each sequence.

@@ -35,8 +35,11 @@ class ActivationContrast(Localizer):
 
     Two forward passes and one backward pass; one forward pass with an alignment of 0.
 
-    Source: ours, not of the paper. The ratio of activations on two sets of texts is that of
-    task-specific neurons, e.g. Tang et al. (2024), arXiv:2402.16438, for languages.
+    Source: the ratio of activations on two sets of texts is known: with ``alignment=0`` this is
+    close to selective pruning (Pochinkov and Schoots (2024), arXiv:2403.01267; here
+    ``SelectivePruning``), and Tang et al. (2024), arXiv:2402.16438, find neurons of a language by
+    activations. Ours is the factor of the row's direction, and that the other texts are of the same
+    kind.
 
     Args:
         alignment: weight of the direction of the row, from 0 to 1.

@@ -27,7 +27,7 @@ class Activations(Localizer):
     head's activation is a vector and its rows of W_O are a matrix: its score is the norm of what it
     writes, ||h_{i,t} v_i||, or ||1/T sum over t of h_{i,t} v_i||.
 
-    Source: Chang et al. (2024), arXiv:2311.09060, eq. (6).
+    Source: Chang et al. (2024), arXiv:2311.09060, eq. (8).
 
     Args:
         absolute: whether the absolute value is taken of each token or of the mean.

@@ -36,7 +36,8 @@ class AdversarialHardConcrete(UnlearnedMask):
 
     Each step: one forward and one backward pass of the text and of some general texts.
 
-    Source: Chen et al. (2024), arXiv:2405.10989, who look for neurons of personal data. Differs:
+    Source: Chen et al. (2024), arXiv:2405.10989, who look for neurons of personal data. Without the
+    term of general text it is ``HardConcrete`` turned round. Differs:
     their code and settings are not published, so these are ours, to be searched on dev texts; the
     penalty is a mean over neurons, so that one weight serves every model size.
 

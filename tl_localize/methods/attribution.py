@@ -18,7 +18,8 @@ class Attribution(Contrasted):
 
         A(l, i) = - sum over t of h_{i,t} d loss(x) / d h_{i,t}
 
-    For a head the product is that of two vectors.
+    t runs over all positions of the text, also those of the prefix. For a head the product is that
+    of two vectors.
     One forward and one backward pass score every neuron; Zero-Out's exact score takes a pass per
     neuron. Being first-order, it misses nonlinear effects: a neuron whose output matters only when
     all of it is gone scores too low.
@@ -26,8 +27,10 @@ class Attribution(Contrasted):
     With a contrast it is divided by what general text needs of the neuron (``Contrasted``), 1 +
     contrast G(l, i) ** 3, with G from 48 texts that the model itself writes.
 
-    Source: ours, not of the paper: gradient times activation, the first-order form of Chang et al.
-    (2024), arXiv:2311.09060, eq. (5).
+    Source: gradient times activation, by which Molchanov et al. (2017), arXiv:1611.06440, prune
+    channels. As an estimate of ablations it is attribution patching with a baseline of zero (Nanda
+    2023; Kramár et al. (2024), arXiv:2403.00745, with what it misses). Here it estimates eq. (7) of
+    Chang et al. (2024), arXiv:2311.09060. Ours is only the contrast.
 
     Args:
         contrast: 0 for the estimate itself; with 1 the ablated neurons are those that other texts

@@ -67,8 +67,8 @@ class Localizer(ABC):
             check_count(batch_tokens=self.batch_tokens)
 
     def chosen_from(self, neurons: NeuronView) -> int | None:
-        """The layer from which on a method chooses in all layers together; None where it judges
-        each neuron alone.
+        """The lowest layer that the method scores, if it scores all layers together; None if it
+        judges each neuron alone.
         """
         return None
 

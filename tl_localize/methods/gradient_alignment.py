@@ -21,7 +21,8 @@ class GradientAlignment(Localizer):
         A(l, i) = mean over r = 0 .. points - 1 of  cos(v_i, g_i)
         g_i = d O / d v_i = sum over t of h_{i,t} d O / d (MLP output)_t
 
-    O is the mean log-odds of the true suffix tokens, v_i the row of W_out of neuron i. Gradient
+    O is the mean log-odds of the true suffix tokens, v_i the row of W_out of neuron i; t runs over
+    all positions. Gradient
     descent moves a row along its own gradient, so the rows that a text has written point there,
     whatever their length. At point r the neurons with the highest sum so far, a share of each
     layer, stand at 1 - r / points of their activation; at the first point the model is intact. One
@@ -29,8 +30,8 @@ class GradientAlignment(Localizer):
     gradients, so that no [neuron d_model] gradient is ever held. For a head, v_i is the matrix of
     its rows of W_O, g_i is its gradient, and the cosine is that of all their entries.
 
-    Source: ours, not of the paper. The numerator is the gradient of a gate on the neuron, as in
-    ``Attribution``, divided by |v_i| |g_i|.
+    Source: the cosine of a row with the text's gradient, along a path, is ours. Its numerator is
+    the gradient of a gate on the neuron, as in ``Attribution``; it is divided by |v_i| |g_i|.
 
     Args:
         points: of the path.

@@ -36,11 +36,11 @@ class HardConcrete(MaskLearner):
                           + sparsity_weight * mean sigmoid(a - temperature log(-low / high))
         A(l, i) = sigmoid(a_i)
 
-    Source: Chang et al. (2024), arXiv:2311.09060, eq. (8), (9) and A.4, after Louizos et al.
-    (2018). Differs: the paper sums the penalty, this is the mean over the tuned neurons, so that
-    one weight serves every model size (as in the authors' code); the paper's start is the same for
-    every model and text. a = log alpha, temperature = beta,
-    low = gamma, high = zeta, sparsity_weight = lambda in the paper.
+    Source: Chang et al. (2024), arXiv:2311.09060, eq. (10) to (12) and A.4, after Louizos
+    et al. (2018). Differs: the paper sums the penalty, this is the mean over the tuned neurons, so
+    that one weight serves every model size (as in the authors' code); the paper searches its start
+    for each model, and takes it for every text. a = log alpha, temperature = beta, low = gamma,
+    high = zeta, sparsity_weight = lambda in the paper.
 
     Args:
         initial_mask: expected mask at the start, in (-0.1, 1.1); sigmoid(a) starts at (initial_mask

@@ -37,7 +37,7 @@ class IntegratedGradients(Localizer):
     the sum over the entries of its vector. All positions of a layer run in one pass
     (``position_parallel.py``), or one by one, with a warning.
 
-    Source: Chang et al. (2024), arXiv:2311.09060, appendix A.2.
+    Source: Chang et al. (2024), arXiv:2311.09060, eq. (14) to (16) in A.2.
 
     Args:
         steps: points on the path.

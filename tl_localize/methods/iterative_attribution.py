@@ -34,8 +34,10 @@ class IterativeAttribution(Contrasted):
     are already lost have no gradient. G is what general text needs of the neuron: root mean square
     over 48 texts that the model itself writes of d O / d gate, with a mean of 1 (``Contrasted``).
 
-    Source: ours, not of the paper. Differs: one round without contrast would be ``Attribution``
-    with the probability in place of the loss.
+    Source: pruning in rounds by gradient times gate is iterative SNIP and FORCE (de Jorge et al.
+    (2021), arXiv:2006.09081). With ``contrast=0`` this is their rule, turned round: they remove
+    what changes the loss least, and this ablates what carries the probability of one text. Ours are
+    that objective and the contrast with texts that the model writes.
 
     Args:
         rounds: of the same size; the first of them is taken in smaller ones.

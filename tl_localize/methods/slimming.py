@@ -21,7 +21,7 @@ class Slimming(MaskLearner):
         minimize over m   loss(x | h * clip(m, 0, 1)) + sparsity_weight * mean |m|,  from m = 1
         A(l, i) = clip(m_i, 0, 1)
 
-    Source: Chang et al. (2024), arXiv:2311.09060, eq. (7). Differs: the paper sums |m|, this is the
+    Source: Chang et al. (2024), arXiv:2311.09060, eq. (9). Differs: the paper sums |m|, this is the
     mean over the tuned neurons, so that one weight serves every model size (the authors' code does
     the same). sparsity_weight = lambda, m = m in the paper.
 

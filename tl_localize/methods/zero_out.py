@@ -40,7 +40,7 @@ class ZeroOut(Localizer):
     bfloat16 rounds away much of the effect of one neuron; use float32 or float16
     (benchmarks/test_precision.py).
 
-    Source: Chang et al. (2024), arXiv:2311.09060, eq. (5). Differs: nothing without ``screen``,
+    Source: Chang et al. (2024), arXiv:2311.09060, eq. (7). Differs: nothing without ``screen``,
     which is ours.
 
     Args:

@@ -2,6 +2,7 @@
 
 import platform
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -33,11 +34,18 @@ TOLERANCE = 1e-4
 def environment(model: LanguageModel) -> Json:
     """Versions, machine, device and threads."""
     device = next(iter(model.parameters())).device
-    found: Json = {
+    return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
+        **_installed(),
     }
+
+
+@cache
+def _installed() -> Json:
+    """Versions of the packages that numbers depend on."""
+    found: Json = {}
     for package in PACKAGES.split():
         with suppress(PackageNotFoundError):
             found[package] = version(package)

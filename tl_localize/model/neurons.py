@@ -138,12 +138,12 @@ def _each(hook: Hook, layers: Iterable[int], store: dict[int, Tensor]) -> dict[i
 
 
 class NeuronView:
-    """Reads and changes the neurons of a model, or other units, through hooks, which stay on the
-    model inside ``with`` only.
+    """Reads and changes the neurons of a model, or other units, through hooks. The hooks are on the
+    model only inside a ``with`` block.
 
-    ``n_layers`` and ``n_neurons`` (units of each layer), together ``size``, are the model's
-    numbers, ``shape`` is (n_neurons, *width): a neuron is one number, an attention head a vector.
-    ``model`` is the model and ``device`` its device.
+    ``size`` is (n_layers, n_neurons), where n_neurons counts the units of each layer. ``shape`` is
+    (n_neurons, *width): a neuron is one number, an attention head a vector of ``width``. ``model``
+    is the model and ``device`` its device.
 
     Args:
         units: what "neuron" means.
@@ -175,8 +175,8 @@ class NeuronView:
             )
         if (dtype := torch.get_default_dtype()) != torch.float32:
             raise ValueError(
-                f"default dtype of torch must be float32, got {dtype}, in which noise and sums are "
-                "other numbers. Call torch.set_default_dtype(torch.float32)."
+                f"default dtype of torch must be float32, got {dtype}, which changes random "
+                "numbers and sums. Call torch.set_default_dtype(torch.float32)."
             )
         self.points: Mapping[str, Any] = model.hook_dict  # a Bridge makes it anew each time
         self.parameters = list(model.parameters())
@@ -233,8 +233,8 @@ class NeuronView:
 
     @torch.no_grad()
     def strengths(self, layer: int, act: Float[Tensor, "*some"]) -> Float[Tensor, "*rest neuron"]:
-        """What times its row norm is the norm of what each unit writes: of a neuron the absolute
-        value of its activation.
+        """How strongly each unit fires: the norm of what it writes, divided by its row norm. For a
+        neuron this is the absolute value of its activation.
         """
         if len(self.shape) == 1:
             return act.abs()

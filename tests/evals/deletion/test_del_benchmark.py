@@ -220,7 +220,7 @@ def test_single_layers_at_two_ratios_share_a_folder(gpt2_like, benchmark_of, tmp
         ({"units": "heads"}, "units must be Units"),
     ],
 )
-def test_del_refuses_what_it_cannot_run(unchecked, gpt2_like, benchmark_of, settings, message):
+def test_del_refuses_what_it_cannot_run(gpt2_like, benchmark_of, settings, message):
     benchmark = benchmark_of(gpt2_like)
     with pytest.raises((ValueError, TypeError), match=message):
         replace(benchmark, **settings)
@@ -279,7 +279,6 @@ def chosen_by_the_authors(name, value, ids, ratio):
     return Given(f"golden_{name}", theirs)
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("ratio", [0.01, 0.05, 0.2])
 def test_del_agrees_with_the_authors_code(golden, golden_settings, ratio):
     """The ablated neurons, all accuracies and distances, the perplexity, of ten attributions."""

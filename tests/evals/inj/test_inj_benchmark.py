@@ -86,7 +86,7 @@ def test_inj_benchmark_rejects(benchmark, change, message):
         ([Activations(), Activations()], "methods must differ"),
     ],
 )
-def test_run_rejects(benchmark, methods, message, unchecked):
+def test_run_rejects(benchmark, methods, message):
     with pytest.raises((TypeError, ValueError), match=message):
         benchmark.run(methods)
 

@@ -50,7 +50,7 @@ class DelBenchmark(Benchmark[DelResults]):
     Everything is a forward pass with hooks: no weight is touched. Random is always among the
     methods.
 
-    Source: Chang et al. (2024), arXiv:2311.09060, section 4.2; of single layers 5.4 and A.7.
+    Source: Chang et al. (2024), arXiv:2311.09060, section 4.2; of single layers 5.4 and A.10.
 
     Args:
         sequences: Memorized sequences, the dev ones first.

@@ -18,7 +18,7 @@ def confusion_by_category(
     others (between), and a permutation test, one-tailed, that it is more within. Only texts that
     were targets count, so that every one is ablated and measured.
 
-    Source: the numbers of figures 3, 6 and 7 of Chang et al. (2024), arXiv:2311.09060, which has
+    Source: the numbers of figures 2, 5 and 6 of Chang et al. (2024), arXiv:2311.09060, which has
     figures alone.
 
     Returns:

@@ -11,7 +11,7 @@ def layers_against_all(single_layers: pd.DataFrame) -> pd.DataFrame:
     """All layers together against single layers at equal budget: change of accuracy of the target
     in points, means over targets. The bottom layer, which every text needs, is left out.
 
-    Source: Chang et al. (2024), arXiv:2311.09060, sections 5.4 and A.7.
+    Source: Chang et al. (2024), arXiv:2311.09060, sections 5.4 and A.10.
 
     Args:
         single_layers: ``DelResults.single_layers``.

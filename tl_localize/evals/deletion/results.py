@@ -115,10 +115,10 @@ class DelResults(Measured):
         method: what it buys at a price. A fixed ratio compares what methods erase at different
         prices.
 
-        The curve is linear between the ratios. Where its first ratio costs more, the cell says how
-        much; ``-`` where it ends at a lower price, and the last columns say where. Errors are
-        jackknife errors over targets; there is none where the curve needs each target to get so
-        far.
+        The curve is linear between the ratios. Where its first ratio costs more than the price, the
+        cell says how much: nothing was measured below it. ``-`` means that the curve ends before
+        this price; the last column says where it ends. Errors are jackknife errors over targets. A
+        number has no error if the curve, without one of its targets, ends before the price.
 
         Returns:
             Text, one row per method.

@@ -13,7 +13,8 @@ def compare_seeds(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     Source: Chang et al. (2024), arXiv:2311.09060, A.6.
 
     Args:
-        first, second: ``InjResults.frame`` of the same sentences with different seeds.
+        first: ``InjResults.frame`` of some sentences.
+        second: the same of the same sentences with another seed.
 
     Returns:
         one row per method, injection ratio and ratio: recall, recall_other_seed, p_value and n.

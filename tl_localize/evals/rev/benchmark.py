@@ -68,8 +68,8 @@ class RevBenchmark(Benchmark[RevResults]):
     gradient of the target's mean log-odds times the unit's true change, ``oracle_rounds`` does so
     in ten rounds, the units of earlier rounds being put back.
 
-    Source: ours. Putting fine-tuned weights back, or grafting them, to localize a skill: Panigrahi
-    et al. (2023), arXiv:2302.06600.
+    Source: weights are put back, or grafted, to localize a skill by Panigrahi et al. (2023),
+    arXiv:2302.06600. Ours is the benchmark of methods that see the trained model alone.
 
     Args:
         sequences: the sentences; each is trained, localized and measured whole, with its first
