@@ -9,9 +9,17 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
+from comparison import (
+    differences,
+    indexed,
+    names,
+    read_bands,
+    read_frame,
+    with_means,
+    write_frame,
+)
 
 HERE = Path(__file__).parent
 REFERENCE_MODELS = ["reference-gpt2", "reference-pythia"]
@@ -211,32 +219,23 @@ def publish_figure(request):
 
 @pytest.fixture(scope="session")
 def committed(request):
-    """Compare a table with the committed one of a name, entry by entry; skipped where one of some
-    options was given.
+    """Compare a frame with the committed one of a name, row by row (see comparison.py); skipped
+    where one of some options was given.
     """
 
-    def check(measured, name, tolerance, *options):
-        path = HERE / "expected" / f"{name}.csv"
+    def check(measured, name, *options):
         if request.config.getoption("--update-expected"):
-            path.parent.mkdir(exist_ok=True)
-            measured.round(4).to_csv(path)
-        if not path.is_file() or any(request.config.getoption(option) for option in options):
+            write_frame(indexed(measured), name)
+        given = any(request.config.getoption(option) for option in options)
+        if given or name not in names():
             pytest.skip(f"nothing is committed of {name} with these options")
-        expected = pd.read_csv(path, index_col=measured.index.names)
-        expected.columns = expected.columns.astype(measured.columns.dtype)
-        found = pd.DataFrame(
-            {"measured": measured.loc[expected.index].stack(), "committed": expected.stack()}
-        )
-        wrong = found.assign(difference=found["measured"] - found["committed"]).query(
-            "not abs(difference) < @tolerance"
-        )
+        expected = read_frame(name)
+        same = with_means(indexed(measured), expected)
+        wrong = differences(same, expected, read_bands(name))
         if request.config.getoption("--compare"):
-            caption = (
-                f"{name}: {len(wrong)} of {len(found)} numbers differ from the committed ones by "
-                f"{tolerance} or more"
-            )
+            caption = f"{name}: {len(wrong)} of {expected.size} numbers are not the committed ones"
             request.config.stash[TABLES][caption] = wrong.to_string() if len(wrong) else ""
-        assert wrong.empty, f"\n{wrong}"
+        assert wrong.empty, f"\n{wrong.to_string()}"
 
     return check
 

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from comparison import differences, indexed, names, read_bands, read_frame
 
 HERE = Path(__file__).parent
 # Of the reference models; of others all sequences are targets.
@@ -41,9 +42,7 @@ HEADS = "attribution,iterative_attribution,zero_out,activations"
 # of the neurons of a layer: 32, 64 and 128 rows of W_out; a head has 32 rows of W_O
 AS_MANY_ROWS = (0.0209, 0.0417, 0.0834)
 NEURONS = "attribution,iterative_attribution"
-# of a mean change of accuracy against the committed one: learned masks differ in the last digits
-# between machines
-TOLERANCE = 0.05
+GIVEN = ("--limit", "--del-data", "--general", "--settings")  # other data than the committed
 
 
 @pytest.fixture(scope="session")
@@ -169,15 +168,8 @@ def test_random_neurons_change_little(losses):
 
 
 def test_losses_are_the_committed_ones(results, model_name, committed):
-    """To 5 points of accuracy: the sequences and seeds are the same, the last digits of learned
-    masks are not.
-    """
-    measured = results.frame.groupby(["method", "ratio"])[
-        ["delta_self_accuracy", "delta_neg_accuracy"]
-    ].mean()
-    committed(
-        measured, f"del-{model_name}", TOLERANCE, "--limit", "--del-data", "--general", "--settings"
-    )
+    """Target by target."""
+    committed(results.frame, f"del-{model_name}", *GIVEN)
 
 
 def test_heads_and_neurons_of_as_many_rows_lose_what_is_committed(
@@ -205,19 +197,9 @@ def test_heads_and_neurons_of_as_many_rows_lose_what_is_committed(
             f"del_{units.name}",
             f"{CAPTIONS['del']}: {units.name}",
         )
-        parts[units.name] = results.frame.groupby(["method", "ratio"])[
-            ["delta_self_accuracy", "delta_neg_accuracy"]
-        ].mean()
-    measured = pd.concat(parts, names=["units"])
-    committed(
-        measured,
-        f"heads-{model_name}",
-        TOLERANCE,
-        "--limit",
-        "--del-data",
-        "--general",
-        "--settings",
-    )
+        parts[units.name] = results.frame
+    measured = pd.concat(parts, names=["units"]).reset_index("units")
+    committed(measured, f"heads-{model_name}", *GIVEN)
 
 
 @pytest.fixture(scope="session")
@@ -256,6 +238,29 @@ def test_many_layers_erase_more_than_the_average_layer(single_layers, model_name
     loss = -single_layers["delta_self_accuracy"].mean()
     # the paper's exception is the bottom
     assert loss[-1, 1] > loss.drop([-1, 0]).xs(1, level="multiple").mean()
+
+
+@pytest.mark.smoke
+def test_smoke_rows_of_a_target_are_the_committed_ones(benchmark, model_name, files):
+    """And those with another first layer are not."""
+    from tl_localize.evals.settings import del_methods
+
+    if files[0] or f"del-{model_name}" not in names():
+        pytest.skip("nothing is committed of these sequences")
+    method = "attribution"
+    data, (chosen,) = benchmark(1), del_methods(method, [], model_name, {})
+    expected = read_frame(f"del-{model_name}")
+    target = data.targets[0].id
+    rows = expected[
+        (expected.index.get_level_values("method") == method)
+        & (expected.index.get_level_values("sequence_id") == target)
+    ]
+    if not len(rows):
+        pytest.skip("means alone are committed")
+    bands = read_bands(f"del-{model_name}")
+    assert differences(indexed(data.run([chosen]).frame), rows, bands).empty
+    lower = replace(data, first_layer=0).run([chosen]).frame
+    assert len(differences(indexed(lower), rows, bands)) == rows.size
 
 
 @pytest.mark.smoke

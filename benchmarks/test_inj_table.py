@@ -30,9 +30,6 @@ N_SENTENCES_FULL = 32  # of the reference models, all methods, with --full
 N_SENTENCES_CHEAP = 8
 CHEAP = "hard_concrete,slimming,integrated_gradients,activations"
 OTHER_SEED = 1000
-# of a mean recall against the committed one: training and noise differ in the last digits between
-# machines
-TOLERANCE = 0.05
 
 
 @pytest.fixture(scope="session")
@@ -118,11 +115,10 @@ def test_most_injections_converge(results):
     assert results.frame["converged"].mean() > 0.9
 
 
-def test_recalls_are_the_committed_ones(recalls, model_name, committed):
-    """To 5 points of recall: the sentences and seeds are the same, the last digits of training are
-    not.
-    """
-    committed(recalls, f"inj-{model_name}", TOLERANCE, "--limit", "--data", "--settings", "--full")
+def test_recalls_are_the_committed_ones(results, model_name, committed):
+    """Sentence by sentence."""
+    used = results.frame[results.frame["converged"]]
+    committed(used, f"inj-{model_name}", "--limit", "--data", "--settings", "--full")
 
 
 @pytest.fixture(scope="session")
@@ -145,9 +141,11 @@ def test_more_sentences_keep_the_order_of_masks_and_activations(more_data):
     assert means["hard_concrete"] > means["activations"] > means["random"]
 
 
-def test_other_seeds_change_no_recall_significantly(more_data, run, publish, model_name):
+def test_other_seeds_change_no_recall(more_data, run, publish, model_name, request):
+    """The paper's criterion: p > 0.05 in each test, without a correction, of each method."""
     from tl_localize.evals.inj import compare_seeds
     from tl_localize.paper import TITLES
+    from tl_localize.stats import ALPHA
 
     other = run(CHEAP, N_SENTENCES_CHEAP, OTHER_SEED)
     table = compare_seeds(more_data.frame, other.frame)
@@ -157,8 +155,15 @@ def test_other_seeds_change_no_recall_significantly(more_data, run, publish, mod
         "inj_seeds",
         f"INJ with other rows (seeds {OTHER_SEED} + index), paired two-tailed t-tests",
     )
-    n_tests = len(table)
-    assert (table["p_value"] > 0.05 / n_tests).all()
+    if model_name == "reference-pythia":
+        request.applymarker(
+            pytest.mark.xfail(
+                strict=True,
+                reason="Slimming recalls 1.2 to 2.0 points more of the other rows, p = 0.02",
+            )
+        )
+    methods = table[table["method"] != "random"]  # its p compares two draws
+    assert (methods["p_value"] > ALPHA).all()
 
 
 @pytest.mark.smoke

@@ -177,7 +177,7 @@ def complaints_of(page: Path) -> list[str]:
         if block.language == "text" and (previous is None or not previous.runs):
             complaints.append(f"{block.place}: text must follow the block that prints it")
         unknown = set(block.comments) - {"run first", "run as", "run cells", "not run", "printed"}
-        known_elsewhere = {name for name in unknown if name.startswith(("docs/", "end"))}
+        known_elsewhere = {name for name in unknown if name.startswith(("docs/", "end", "table"))}
         complaints += [f"{block.place}: no rule {name!r}" for name in unknown - known_elsewhere]
         if block.comments.get("not run") == "":
             complaints.append(f"{block.place}: 'not run' must give a reason")
@@ -375,8 +375,8 @@ def forgetting_figure(model: str) -> Any:
     from tl_localize.evals.deletion import forgetting
 
     frame = read_table(f"benchmarks/expected/del-reference-{model}.csv")
-    about = {"model": f"reference-{model}", "ablation": "zero", "sequence_id": "mean"}
-    return forgetting(DelResults(frame.assign(**about), {}, pd.DataFrame()))
+    named = frame.assign(model=f"reference-{model}", ablation="zero")
+    return forgetting(DelResults(named, {}, pd.DataFrame()))
 
 
 def distractors_figure(model: str) -> Any:

@@ -45,6 +45,29 @@ def test_each_shown_block_is_run_or_says_why_not(monkeypatch):
     assert [wrong for page in shown.pages() for wrong in shown.complaints_of(page)] == []
 
 
+def test_each_marked_table_is_that_of_its_numbers(monkeypatch):
+    assert script("tables", monkeypatch).complaints(write=False) == []
+
+
+def test_a_changed_number_and_an_unknown_table_are_named(monkeypatch, tmp_path):
+    tables = script("tables", monkeypatch)
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr(tables, "TABLES", {"mine": lambda: "| 1.5 |"})
+    page = tmp_path / "README.md"
+    marked = "<!-- table: {} -->\n\n| {} |\n\n<!-- end -->\n"
+    page.write_text(marked.format("mine", "1.6"), encoding="utf-8")
+    assert tables.complaints(write=False) == [
+        "README.md: a table differs. Run python docs/tables.py"
+    ]
+    assert tables.complaints(write=True) == []
+    assert page.read_text(encoding="utf-8") == marked.format("mine", "1.5")
+    page.write_text(marked.format("other", "1.5"), encoding="utf-8")
+    assert tables.complaints(write=False) == [
+        "other: docs/tables.py has no such table",
+        "mine: no page shows it",
+    ]
+
+
 def page_with(text, monkeypatch, tmp_path):
     """The runner, and a page of this text for it."""
     shown = script("shown", monkeypatch)

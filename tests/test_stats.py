@@ -8,6 +8,8 @@ import pytest
 from scipy import stats as scipy_stats
 
 from tl_localize.stats import (
+    at_cost,
+    bootstrap,
     compare_with_reference,
     gain_at,
     html_table,
@@ -69,12 +71,34 @@ def test_compare_with_reference_names_a_missing_reference():
         compare_with_reference(frame_of({("a", 1): [1]}), "b", "x", ["ratio"])
 
 
-def test_interpolated_at_takes_the_first_place_that_costs_so_much():
+def test_gain_at_takes_the_first_place_that_costs_so_much():
     costs, gains = [2.0, 1.0, 4.0], [10.0, 20.0, 50.0]
-    found = [gain_at(price, costs, gains) for price in (1.0, 2.0, 3.0, 4.0)]
-    assert found == [5.0, 10.0, 40.0, 50.0]
+    assert [gain_at(price, costs, gains) for price in (2.0, 3.0, 4.0)] == [10.0, 40.0, 50.0]
     assert math.isnan(gain_at(4.5, costs, gains))
     assert gain_at(1.0, [-1.0, 1.0], [4.0, 8.0]) == 8.0
+
+
+def test_gain_at_reads_nothing_off_a_line_from_nothing():
+    assert math.isnan(gain_at(1.0, costs=[2.0, 4.0], gains=[10.0, 20.0]))
+
+
+def test_at_cost_says_what_the_first_point_costs():
+    costs, gains = np.array([[13.0, 20.0], [14.8, 22.0]]), np.array([[30.0, 40.0], [32.0, 44.0]])
+    assert at_cost(5.0, costs, gains) == "costs at least 13.9"
+    assert at_cost(30.0, costs, gains) == "-"
+
+
+def test_bootstrap_of_a_mean_is_near_its_normal_interval():
+    values = np.random.default_rng(3).normal(5, 2, 60)
+    low, high = bootstrap(60, lambda drawn: values[drawn].mean())
+    width = 1.96 * scipy_stats.sem(values)
+    assert (low, high) == pytest.approx((values.mean() - width, values.mean() + width), abs=0.1)
+
+
+def test_bootstrap_is_nan_where_the_number_often_does_not_exist():
+    ends = np.array([1.0, 1.0, 1.0, 9.0])
+    found = bootstrap(4, lambda drawn: math.nan if ends[drawn].mean() < 2 else 0.0)
+    assert np.isnan(found).all() and np.isnan(bootstrap(1, lambda drawn: 1.0)).all()
 
 
 def test_jackknife_of_a_mean_is_its_standard_error():

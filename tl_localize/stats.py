@@ -1,7 +1,7 @@
 """Means with their errors, paired tests, and HTML of tables: arrays and frames only, no model."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any, Literal
 
@@ -108,18 +108,19 @@ def compare_with_reference(
 
 
 def gain_at(price: float, costs: Numbers, gains: Numbers) -> float:
-    """The gain where a broken line from (0, 0) through the points first costs this much; nan where
-    it never does.
+    """The gain where a broken line through the points first costs this much; nan where it never
+    does, or where its first point costs more: what lies before it was not measured.
 
     >>> gain_at(1.0, costs=[0.5, 1.5], gains=[10.0, 20.0])
     15.0
     """
-    cost, gain = np.append(0.0, costs), np.append(0.0, gains)
+    cost, gain = np.asarray(costs, dtype=float), np.asarray(gains, dtype=float)
     reached = np.flatnonzero(cost >= price)
-    if not len(reached):
+    if not len(reached) or cost[0] > price:
         return math.nan
-    i = int(reached[0])
-    return float(np.interp(price, cost[i - 1 : i + 1], gain[i - 1 : i + 1]))
+    end = int(reached[0])
+    around = slice(max(0, end - 1), end + 1)
+    return float(np.interp(price, cost[around], gain[around]))
 
 
 def jackknife(without: Numbers) -> float:
@@ -133,8 +134,15 @@ def jackknife(without: Numbers) -> float:
 
 def at_cost(price: float, costs: np.ndarray, gains: np.ndarray) -> str:
     """The mean gain where the mean cost is first so high, both [observation point], with its
-    jackknife error over observations, as text; ``-`` where the cost never is.
+    jackknife error over observations, as text; ``-`` where the cost never is, and what the first
+    point costs where that is more.
+
+    >>> at_cost(1.0, costs=np.array([[13.9, 20.0]]), gains=np.array([[30.8, 44.7]]))
+    'costs at least 13.9'
     """
+    first = float(costs[:, 0].mean())
+    if first > price:
+        return f"costs at least {first:.3g}"
     found = gain_at(price, costs.mean(0), gains.mean(0))
     if math.isnan(found):
         return "-"
@@ -143,6 +151,31 @@ def at_cost(price: float, costs: np.ndarray, gains: np.ndarray) -> str:
         for i in (range(len(costs)) if len(costs) > 1 else ())
     ]
     return mean_text(found, jackknife(without))
+
+
+def bootstrap(
+    n: int, statistic: Callable[[np.ndarray], float], n_resamples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """95 % interval of a number by resampling n observations with replacement (percentiles); nan
+    where the number does not exist in more than a twentieth of the resamples, or n is below 2.
+
+    Args:
+        statistic: the number, given the places of the observations that were drawn.
+
+    >>> values = np.array([1.0, 2.0, 4.0, 9.0])
+    >>> low, high = bootstrap(4, lambda drawn: values[drawn].mean())
+    >>> 1 < low < 4 < high < 9
+    True
+    """
+    if n < 2:
+        return math.nan, math.nan
+    draws = np.random.default_rng(seed).integers(n, size=(n_resamples, n))
+    found = np.array([statistic(drawn) for drawn in draws])
+    known = found[np.isfinite(found)]
+    if len(known) < 0.95 * n_resamples:
+        return math.nan, math.nan
+    low, high = np.percentile(known, [2.5, 97.5])
+    return float(low), float(high)
 
 
 def rank_agreement(first: Numbers, second: Numbers) -> tuple[float, float]:

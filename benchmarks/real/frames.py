@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import comparison
 import pandas as pd
 
 from tl_localize.files import prepare_folder, write_text
 
 TEXTS = ["prefix", "suffix"]  # columns that hold the paper's data
-# columns that tests compare, and how far apart two machines may be
+# columns that tests compare
 COMPARED = [
     "accuracy",
     "recall",
@@ -20,9 +21,10 @@ COMPARED = [
     "delta_own_accuracy",
     "delta_others_accuracy",
 ]
-TOLERANCE = 0.05
-# by texts that the model writes, which differ with the last bits of a machine
-WRITTEN, WRITTEN_TOLERANCE = ("attribution_contrast_1", "iterative_attribution"), 0.15
+# how far apart two machines may be: after training, and by texts that the model writes, which
+# differ with the last bits of a machine
+TRAINED, TRAINED_BAND = ("hard_concrete", "slimming", "hard_concrete_tuned", "slimming_tuned"), 0.05
+WRITTEN, WRITTEN_BAND = ("attribution_contrast_1", "iterative_attribution"), 0.15
 
 
 def write_frame(folder: Path, name: str, frame: pd.DataFrame) -> None:
@@ -64,21 +66,23 @@ def confusion_matrices(frame: pd.DataFrame) -> Any:
 
 
 def differences(measured: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a committed frame whose compared numbers are not those measured now, or are
-    missing.
+    """The numbers of a committed frame that are not those measured now, or are missing: those of
+    ``comparison``.
     """
-    values = [name for name in COMPARED if name in committed]
-    keys = [
-        name
-        for name in committed
-        if name in measured and not pd.api.types.is_float_dtype(committed[name])
-    ] + [name for name in ("ratio", "injection_ratio") if name in committed]
-    keys = [name for name in dict.fromkeys(keys) if name not in ("steps", "converged")]
-    both = committed.merge(measured, "left", keys, suffixes=("", " measured"))
-    written = both["method"].isin(WRITTEN) if "method" in both else False
-    wrong = pd.Series(False, index=both.index)
-    for name in values:
-        off = (both[name] - both[f"{name} measured"]).abs()
-        known = both[name].notna()
-        wrong |= known & ~((off < TOLERANCE) | (written & (off < WRITTEN_TOLERANCE)))
-    return both.loc[wrong, keys + [part for name in values for part in (name, f"{name} measured")]]
+    expected = comparison.indexed(committed)
+    expected = expected[[name for name in COMPARED if name in expected]]
+    if not len(expected.columns):
+        return pd.DataFrame()
+    same = comparison.with_means(comparison.indexed(measured), expected)
+    return comparison.differences(same, expected, bands(committed, list(expected.columns)))
+
+
+def bands(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """The bands of a frame, as ``comparison`` takes them; of all methods where rows are trained."""
+    rows: list[dict[str, Any]] = []
+    in_trained_rows = "recall" in frame or "delta_own_accuracy" in frame
+    for method in frame["method"].unique() if "method" in frame else ():
+        band = WRITTEN_BAND if method in WRITTEN else TRAINED_BAND
+        if method in WRITTEN + TRAINED or in_trained_rows:
+            rows += [{"method": method, "column": name, "band": band} for name in columns]
+    return pd.DataFrame(rows, columns=["method", "setting", "column", "band"])

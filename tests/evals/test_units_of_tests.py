@@ -1,5 +1,7 @@
 """What is paired in a test: seeds by sentence, REV by model."""
 
+import math
+
 import pandas as pd
 import pytest
 from scipy.stats import ttest_rel
@@ -45,6 +47,38 @@ def test_rev_by_model_counts_models_not_sentences():
     assert found.loc["mine", "gap"] == pytest.approx(-21.0)
     assert found.loc["mine", "models_ahead"] == 3
     assert found["p_value"].isna().all()  # three models are too few for a test
+
+
+def test_the_table_of_rev_has_errors_over_models():
+    """Own minus others of 3 models: -20, -21 and -22, whatever the sentences are."""
+    table = results_of(3).table()
+    assert table.loc["mine", "own - others, at most"] == "-21.0 ± 0.6"
+    assert table.loc["activations", "10 %"] == "-20.0 ± 0.0 / -10.0 ± 0.0"
+    assert table.loc["mine", "own at others -5"] == "costs at least 10"
+    assert results_of(1).table().loc["mine", "own - others, at most"] == "-20.0"
+
+
+def test_rev_tests_have_no_p_below_eight_models():
+    few, many = results_of(7).tests().iloc[0], results_of(8).tests().iloc[0]
+    assert (few["n"], many["n"]) == (7, 8)
+    assert math.isnan(few["p_value"]) and many["p_value"] < 1e-5
+
+
+def test_shares_are_of_the_best_oracle():
+    """At a price of 5 points the oracle in rounds has -40, the other one -30, the method -10."""
+    rows = []
+    for method, slope in (("oracle_rounds", 8), ("oracle_first_order", 6), ("mine", 2)):
+        for ratio, others in ((0.1, -0.02), (0.2, -0.1)):
+            row = {"method": method, "group": "group-0", "converged": True, "ratio": ratio}
+            row |= {"sequence_id": "s", "direction": "put_back", "delta_general_loss": 0.0}
+            row |= {"delta_own_accuracy": slope * others, "delta_others_accuracy": others}
+            rows.append(row)
+    table = RevResults(pd.DataFrame(rows)).table()
+    assert table["of the best oracle"].to_dict() == {
+        "oracle_rounds": "100 %",
+        "oracle_first_order": "75 %",
+        "mine": "25 %",
+    }
 
 
 def test_rev_by_model_tests_from_eight_models_on():

@@ -115,11 +115,10 @@ class DelResults(Measured):
         method: what it buys at a price. A fixed ratio compares what methods erase at different
         prices.
 
-        The curve begins with nothing ablated and is linear between the ratios. ``-`` means that the
-        curve ends before this price; the last column says where it ends. Errors are jackknife
-        errors over targets. A number has no error if the curve, without one of its targets, ends
-        before the price. Below the first ratio the curve is a straight line from zero that nothing
-        was measured on: choose ratios whose first one costs less than the price.
+        The curve is linear between the ratios. Where its first ratio costs more than the price, the
+        cell says how much: nothing was measured below it. ``-`` means that the curve ends before
+        this price; the last column says where it ends. Errors are jackknife errors over targets. A
+        number has no error if the curve, without one of its targets, ends before the price.
 
         Returns:
             Text, one row per method.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def rev_figures(results: RevResults) -> "dict[str, Figure]":
     """REV by file name: own against others as more units are put back, and as more are given to the
-    model before, side by side; means over sentences with standard errors, with the signs of the
+    model before, side by side; means over models with standard errors, with the signs of the
     table: what is forgotten is negative.
 
     >>> how = {"n_sequences": 1, "ratios": (0.1,), "recipe": Recipe(max_steps=2, stop_loss=9.0)}

@@ -7,10 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from tl_localize.evals.rev.results import RevResults
-from tl_localize.stats import paired_test
-
-MIN_MODELS = 8  # below it no p-value is given
+from tl_localize.evals.rev.results import RevResults, model_test
 
 
 def rev_by_model(results: RevResults, reference: str = "activations") -> pd.DataFrame:
@@ -47,8 +44,7 @@ def rev_by_model(results: RevResults, reference: str = "activations") -> pd.Data
             if reference in gaps and method != reference:
                 pair = gaps[[method, reference]].dropna().to_numpy()
                 row["models_ahead"] = int((pair[:, 0] < pair[:, 1]).sum())
-                if len(pair) >= MIN_MODELS:
-                    row["p_value"] = paired_test(pair[:, 0], pair[:, 1])
+                row["p_value"] = model_test(pair[:, 0], pair[:, 1])
             rows.append(row)
     keys = ["direction", "method", "ratio"]
     return pd.DataFrame(rows, columns=[*keys, *names, "models_ahead", "p_value", "n"])

@@ -7,8 +7,10 @@ import pandas as pd
 
 from tl_localize.checks import check_choice
 from tl_localize.evals.shared import Measured
-from tl_localize.stats import at_cost, mean_text, paired_test, with_error
+from tl_localize.stats import at_cost, gain_at, mean_text, paired_test, with_error
 
+MIN_MODELS = 8  # below it no p-value is given
+ORACLES = ("oracle_rounds", "oracle_first_order")
 PRICE = 5.0  # points that the others lose (put back) or gain (graft)
 DIRECTIONS = {"put_back": "put back to the model before", "graft": "given to the model before"}
 
@@ -44,83 +46,119 @@ class RevResults(Measured):
         """The rows of models that recited every sentence."""
         return self.frame.query("converged")
 
+    def _by_model(self) -> pd.DataFrame:
+        """Own and others in points, the means of each model over its sentences, by direction,
+        method, ratio and group: the sentences of a model share its training.
+        """
+        columns = {"delta_own_accuracy": "own", "delta_others_accuracy": "others"}
+        keys = ["direction", "method", "ratio", "group"]
+        groups: Any = self._used_rows().rename(columns=columns).groupby(keys, sort=False)
+        means = 100 * groups[list(columns.values())].mean()
+        return means.assign(general=groups["delta_general_loss"].mean())
+
     def summary(self) -> pd.DataFrame:
-        """Own over others as more units are exchanged: means over sentences, in points.
+        """Own over others as more units are exchanged: means over models of the means over their
+        sentences, in points.
 
         Returns:
             one row per direction, method and ratio: own, own_error, others, others_error (standard
-            errors over sentences), general (nats), n.
+            errors over models), general (nats), n (models).
         """
-        names = {"delta_own_accuracy": "own", "delta_others_accuracy": "others"}
-        groups: Any = self._used_rows().groupby(["direction", "method", "ratio"], sort=False)
+        groups: Any = self._by_model().groupby(["direction", "method", "ratio"], sort=False)
         parts: dict[str, Any] = {}
-        for column, name in names.items():
-            parts[name] = 100 * groups[column].mean()
-            parts[f"{name}_error"] = 100 * groups[column].sem()
-        parts["general"] = groups["delta_general_loss"].mean()
+        for name in ("own", "others"):
+            parts[name] = groups[name].mean()
+            parts[f"{name}_error"] = groups[name].sem()
+        parts["general"] = groups["general"].mean()
         parts["n"] = groups.size()
         return pd.DataFrame(parts).reset_index()
 
     def points(self, direction: str = "put_back") -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Of each method the change of own and of others in points, both [sentence ratio]."""
+        """Of each method the change of own and of others in points, both [model ratio]."""
         found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        used = self._used_rows()
-        for method, part in used[used["direction"] == direction].groupby("method", sort=False):
-            wide = part.pivot(
-                index=["group", "sequence_id"],
-                columns="ratio",
-                values=["delta_own_accuracy", "delta_others_accuracy"],
+        means = self._by_model()
+        means = means[means.index.get_level_values("direction") == direction]
+        for method, part in means.groupby("method", sort=False):
+            wide = part.reset_index().pivot(
+                index="group", columns="ratio", values=["own", "others"]
             )
-            own, others = wide["delta_own_accuracy"], wide["delta_others_accuracy"]
-            found[str(method)] = 100 * own.to_numpy(), 100 * others.to_numpy()
+            found[str(method)] = wide["own"].to_numpy(), wide["others"].to_numpy()
         return found
 
     def table(self, direction: str = "put_back", errors: bool = True) -> pd.DataFrame:
-        """Own where the others changed by 5 points, and own / others in points by share.
+        """Own where the others changed by 5 points, as it is and as a share of the best oracle's;
+        own minus others at the share where that is largest; and own / others by share, in points.
 
-        The first is on the curve of each method: linear between the shares, with jackknife errors
-        over sentences; ``-`` where the curve ends before.
+        The first is on the curve of each method, which is linear between the shares; ``-`` where
+        the curve ends before, and what the first share costs where that is more. Errors are over
+        models (of the first, jackknife errors); one model has none.
 
         Args:
-            errors: the standard errors of own and others too, which make the table wide.
+            errors: also the standard errors of own and others, the share of the oracle and own
+                minus others, which make the table wide.
 
         Returns:
             text, one row per method.
         """
         sign = "-" if direction == "put_back" else "+"
         ratios = sorted(self.frame["ratio"].unique())
-        columns = [f"own at others {sign}{PRICE:g}", *(f"{100 * ratio:g} %" for ratio in ratios)]
-        rows: dict[str, list[str]] = {}
-        for method, (own, others) in self.points(direction).items():
-            row = [at_cost(PRICE, np.abs(others), own)]
-            for i in range(len(ratios)):
+        points = self.points(direction)
+        oracles = [_gain(*points[name]) for name in ORACLES if name in points]
+        best = max((gain for gain in oracles if not np.isnan(gain)), default=np.nan)
+        rows: dict[str, dict[str, str]] = {}
+        for method, (own, others) in points.items():
+            row = rows[method] = {
+                f"own at others {sign}{PRICE:g}": at_cost(PRICE, np.abs(others), own)
+            }
+            if errors:
+                share = 100 * _gain(own, others) / best
+                row["of the best oracle"] = "-" if np.isnan(share) else f"{share:.0f} %"
+                row["own - others, at most"] = with_error(_largest_gap(own, others))
+            for i, ratio in enumerate(ratios):
                 pair = [with_error(part[:, i]) for part in (own, others)]
                 if not errors:
                     pair = [mean_text(float(part[:, i].mean()), np.nan) for part in (own, others)]
-                row.append(" / ".join(pair))
-            rows[method] = row
-        return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+                row[f"{100 * ratio:g} %"] = " / ".join(pair)
+        return pd.DataFrame.from_dict(rows, orient="index")
 
     def tests(self, reference: str = "activations") -> pd.DataFrame:
-        """Does a method forget more than the reference at the same price? Two-sided paired t-tests
-        over sentences of own minus others, at the share where own minus others is largest on
-        average for each method, in points.
+        """Does a method forget more than the reference at the same price? Own minus others at the
+        share where that is largest on average for each method, in points.
+
+        Returns:
+            one row per method: reference, difference, p_value (two-sided paired t-test over models;
+            nan below 8) and n (models).
         """
-        points = {method: own - others for method, (own, others) in self.points().items()}
+        best = {name: _largest_gap(*parts) for name, parts in self.points().items()}
         names = ["method", "reference", "difference", "p_value", "n"]
-        if not points:
+        if not best:
             return pd.DataFrame(columns=names)
-        check_choice("reference", reference, points)
-        best = {name: gaps[:, gaps.mean(0).argmin()] for name, gaps in points.items()}
+        check_choice("reference", reference, best)
         rows = [
             {
                 "method": name,
                 "reference": reference,
                 "difference": float((gap - best[reference]).mean()),
-                "p_value": paired_test(gap, best[reference]),
+                "p_value": model_test(gap, best[reference]),
                 "n": len(gap),
             }
             for name, gap in best.items()
             if name != reference
         ]
         return pd.DataFrame(rows, columns=names)
+
+
+def model_test(first: np.ndarray, second: np.ndarray) -> float:
+    """p of the two-sided paired t-test over models; nan below 8 models."""
+    return paired_test(first, second) if len(first) >= MIN_MODELS else np.nan
+
+
+def _gain(own: np.ndarray, others: np.ndarray) -> float:
+    """How much own has changed where the others have by 5 points."""
+    return abs(gain_at(PRICE, np.abs(others.mean(0)), own.mean(0)))
+
+
+def _largest_gap(own: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Own minus others of each model, at the ratio where its mean is farthest from zero."""
+    gaps = own - others
+    return gaps[:, np.abs(gaps.mean(0)).argmax()]

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from tl_localize.evals.rev.results import RevResults
+from tl_localize.evals.rev.results import MIN_MODELS, RevResults
 from tl_localize.paper import with_titles
 
 
@@ -10,8 +10,8 @@ def rev_tables(
     results: RevResults, model: str = "", errors: bool = True
 ) -> dict[str, pd.DataFrame]:
     """The REV tables by file name (``CAPTIONS``): units put back, units given to the model before,
-    and tests where Activations ran on more than one sentence; none if no training converged. The
-    paper has no such numbers of any model. Without errors the main ones are narrower.
+    and tests where Activations ran on 8 models or more; none if no training converged. The paper
+    has no such numbers of any model. Without errors the main ones are narrower.
 
     >>> how = {"n_sequences": 1, "ratios": (0.1,), "recipe": Recipe(max_steps=2)}
     >>> results = RevBenchmark(model, [sequence], text, **how).run()
@@ -28,6 +28,6 @@ def rev_tables(
         if len(table)
     }
     points = results.points()
-    if len(points.get("activations", [[]])[0]) > 1:
+    if len(points.get("activations", [[]])[0]) >= MIN_MODELS:
         tables["rev_tests"] = results.tests().set_index(["reference", "method"])
     return {name: with_titles(table) for name, table in tables.items()}

@@ -1,0 +1,513 @@
+"""Writes the tables of README.md and docs/ from committed numbers.
+
+    python docs/tables.py            # writes each table that is marked
+    python docs/tables.py --check    # names those that differ, and writes nothing
+
+A table stands on its page between two comments, and this script writes what is between them:
+
+    <!-- table: NAME -->
+    <!-- end -->
+
+Numbers come from the frames in benchmarks/expected, one row for each text, and are means with a
+95 % interval over texts (bootstrap); of a frame that holds means alone they have no interval. Where
+an earlier run kept no frame they come from the tables in docs/results that the commands wrote.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from comparison import MEAN, read_frame  # noqa: E402
+from price_tests import tests_at_prices  # noqa: E402
+
+from tl_localize import DelResults  # noqa: E402
+from tl_localize.evals.agreement import agreement, published_agreement  # noqa: E402
+from tl_localize.paper import published  # noqa: E402
+from tl_localize.stats import bootstrap, gain_at  # noqa: E402
+
+PLACE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.S)
+SMOLLM2, GEMMA = "SmolLM2-135M-Instruct.Q4_1", "gemma-3-270m-q4_k_m"
+GPT2, PYTHIA = "reference-gpt2", "reference-pythia"
+TITLES = {
+    "iterative_attribution": "**Iterative Attribution** (ours)",
+    "iterative_attribution_contrast_0": "the same, `contrast=0`",
+    "gradient_alignment": "Gradient Alignment (ours)",
+    "activation_contrast_same_kind": "**Activation Contrast** (ours), with texts of the same kind",
+    "activation_contrast": "the same with texts that the model writes",
+    "attribution_contrast_1": "Attribution, `contrast=1`",
+    "attribution": "Attribution",
+    "hard_concrete": "Hard Concrete",
+    "hard_concrete_tuned": "Hard Concrete, tuned",
+    "slimming": "Slimming",
+    "slimming_tuned": "Slimming, tuned",
+    "zero_out": "Zero-Out",
+    "integrated_gradients": "Integrated Gradients",
+    "activations": "Activations",
+    "oracle_rounds": "oracle in rounds (knows the model before)",
+    "oracle_first_order": "oracle, first order (knows the model before)",
+    "row_norm": "RowNorm (a control)",
+    "random": "Random",
+}
+LOSSES = ("delta_self_accuracy", "delta_neg_accuracy")
+COLUMNS = {
+    "delta_self_accuracy": "Self, points",
+    "delta_self_levenshtein": "Self, characters",
+    "delta_neg_accuracy": "Neg, points",
+    "delta_neg_levenshtein": "Neg, characters",
+    "delta_perplexity": "perplexity",
+}
+REV_PRICE = 5.0  # points that the others lose
+
+
+# Numbers as text
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def number(value: float, decimals: int = 1) -> str:
+    """A number without the sign of a zero; empty where there is none."""
+    return "" if np.isnan(value) else f"{round(value, decimals) + 0.0:.{decimals}f}"
+
+
+def with_interval(value: float, interval: tuple[float, float], decimals: int = 1) -> str:
+    low, high = (number(end, decimals) for end in interval)
+    return f"{number(value, decimals)} [{low}, {high}]" if low else number(value, decimals)
+
+
+def mean_with_interval(values: pd.Series, decimals: int = 1) -> str:
+    """Over texts; a single number, which is a mean itself, has no interval. Empty without any."""
+    known = values.dropna().to_numpy(dtype=float)
+    if not len(known):
+        return ""
+    interval = bootstrap(len(known), lambda drawn: float(known[drawn].mean()))
+    return with_interval(float(known.mean()), interval, decimals)
+
+
+def power(p: float) -> str:
+    """A p-value with one digit, such as 2e-5."""
+    return re.sub(r"e-0?", "e-", f"{p:.1g}")
+
+
+# DEL
+
+
+@cache
+def losses(model: str, kind: str = "del") -> pd.DataFrame:
+    """A frame of DEL; accuracies in points."""
+    frame = read_frame(f"{kind}-{model}")
+    factors = {name: 100 if "accuracy" in name else 1 for name in map(str, frame)}
+    return frame * pd.Series(factors)
+
+
+def measured(model: str, kind: str, method: str, ratio: float) -> pd.DataFrame:
+    """The rows of a method at a share."""
+    frame = losses(model, kind)
+    ratios = frame.index.get_level_values("ratio").to_numpy(dtype=float)
+    return frame[(frame.index.get_level_values("method") == method) & np.isclose(ratios, ratio)]
+
+
+def pair(model: str, kind: str, method: str, ratio: float) -> str:
+    """Self / Neg of a method at a share."""
+    rows = measured(model, kind, method, ratio)
+    return " / ".join(mean_with_interval(rows[name]) for name in LOSSES) if len(rows) else ""
+
+
+def n_texts(model: str, kind: str, method: str) -> int:
+    """How many targets a method has; 0 where the mean alone is kept."""
+    frame = losses(model, kind)
+    rows = frame[frame.index.get_level_values("method") == method]
+    texts = rows.index.unique("sequence_id")
+    return 0 if MEAN in texts else len(texts)
+
+
+Column = tuple[str, str, str, float]  # heading, model, kind of frame, share
+
+
+def del_table(methods: Sequence[str], columns: Sequence[Column], counted: bool = False) -> str:
+    """Self / Neg, one row for each method; the number of texts where it is asked for."""
+    rows: list[list[str]] = []
+    for method in methods:
+        count = n_texts(columns[0][1], columns[0][2], method) if counted else 0
+        cells = [pair(model, kind, method, ratio) for _, model, kind, ratio in columns]
+        rows.append([TITLES[method] + (f" ({count})" if count else ""), *cells])
+    heading = "method (texts)" if counted else "method"
+    return markdown([heading, *(name for name, *_ in columns)], rows)
+
+
+def all_columns(model: str, methods: Sequence[str], ratios: Sequence[float]) -> str:
+    """One row for each share and method: all that DEL measures."""
+    decimals = {name: 2 if "perplexity" in name else 1 for name in COLUMNS}
+    rows: list[list[str]] = []
+    for ratio in ratios:
+        for method in methods:
+            found = measured(model, "del", method, ratio)
+            cells = [
+                mean_with_interval(found[name], decimals[name]) if name in found else ""
+                for name in COLUMNS
+            ]
+            if len(found):
+                rows.append([f"{100 * ratio:g} %", TITLES[method], *cells])
+    return markdown(["share", "method", *COLUMNS.values()], rows)
+
+
+def shares(model: str, named: dict[str, float]) -> list[Column]:
+    return [(heading, model, "forgetting", ratio) for heading, ratio in named.items()]
+
+
+@cache
+def deletion(model: str, kind: str) -> DelResults:
+    frame = read_frame(f"{kind}-{model}").reset_index()
+    return DelResults(frame.assign(model=model, ablation="zero", category=""))
+
+
+def price_table(model: str, kind: str, methods: Sequence[str], prices: Sequence[float]) -> str:
+    """Self where the others have lost so many points, with intervals."""
+    points = deletion(model, kind).points()
+    rows = []
+    for method in methods:
+        own = points[method]["self"].to_numpy()
+        costs = -points[method]["neg"].to_numpy()
+        cells = [at_price(own, costs, price) for price in prices]
+        rows.append([f"{TITLES[method]} ({len(own)})", *cells])
+    return markdown(["method (texts)", *(f"Neg = -{price:g}" for price in prices)], rows)
+
+
+def at_price(own: np.ndarray, costs: np.ndarray, price: float) -> str:
+    if costs[:, 0].mean() > price:
+        return f"costs at least {costs[:, 0].mean():.1f}"
+
+    def gain(drawn: np.ndarray) -> float:
+        return gain_at(price, costs[drawn].mean(0), own[drawn].mean(0))
+
+    found = gain(np.arange(len(own)))
+    return "-" if np.isnan(found) else with_interval(found, bootstrap(len(own), gain))
+
+
+@cache
+def corrected_tests() -> pd.DataFrame:
+    """Of both pretrained models together, which is what p is corrected for."""
+    return tests_at_prices({model: deletion(model, "forgetting") for model in (SMOLLM2, GEMMA)})
+
+
+def against_table(model: str, methods: Sequence[str], prices: Sequence[float]) -> str:
+    """The differences from each method that has such a set, with corrected p."""
+    rows_of_model = corrected_tests().query("model == @model").to_dict("records")
+    tests = {(row["method"], row["price"]): row for row in rows_of_model}
+    rows = []
+    for method in methods:
+        cells = []
+        for price in prices:
+            test = tests.get((method, price))
+            if test is None:
+                cells.append("-")
+                continue
+            error = number(test["standard_error"])
+            cells.append(f"{number(test['difference'])} ± {error} (p = {power(test['p'])})")
+        if set(cells) != {"-"}:
+            rows.append([TITLES[method], *cells])
+    return markdown(["against", *(f"Neg = -{price:g}" for price in prices)], rows)
+
+
+# INJ
+
+
+def recall_pair(name: str, method: str, multiple: int = 1) -> str:
+    """Recall of the target's / of the others' rows in percent."""
+    frame = read_frame(name)
+    index = frame.index
+    rows = (index.get_level_values("method") == method) & (
+        index.get_level_values("multiple") == multiple
+    )
+    columns = ["recall", "foreign_recall"]
+    return " / ".join(mean_with_interval(100 * frame.loc[rows, column]) for column in columns)
+
+
+def recall_table(methods: Sequence[str], frames: dict[str, str]) -> str:
+    rows = [
+        [TITLES[method], *(recall_pair(name, method) for name in frames.values())]
+        for method in methods
+    ]
+    return markdown(["method", *frames], rows)
+
+
+def alone_table(ratio: float) -> str:
+    """INJ of one sentence at a time in SmolLM2, beside the paper's recall on GPT-2."""
+    frame = 100 * read_frame(f"real-{SMOLLM2}").xs(ratio, level="injection_ratio")
+    paper = published("inj", "gpt2").set_index(["setting", "method", "metric"])["value"]
+    headings = [f"R@{multiple}x" for multiple in MULTIPLES]
+    rows = []
+    for method in ALONE:
+        found = frame.xs(method, level="method")["recall"]
+        count = len(found.index.unique("sequence_id"))
+        cells = [mean_with_interval(found.xs(multiple, level="multiple")) for multiple in MULTIPLES]
+        keys = [(f"{ratio:g}", method, f"recall@{ratio * multiple:g}") for multiple in MULTIPLES]
+        theirs = [number(100 * paper[key]) if key in paper.index else "" for key in keys]
+        rows.append([f"{TITLES[method]} ({count})", *cells, *theirs])
+    theirs = [f"GPT-2 124M (the paper), {headings[0]}", *headings[1:]]
+    return markdown(["method (sentences)", *headings, *theirs], rows)
+
+
+def stored_table(path: str, models: dict[str, str], column: str, methods: Sequence[str]) -> str:
+    """One column of a table that a command wrote, of some models side by side."""
+    tables = [
+        pd.read_csv(ROOT / "docs/results" / model / path).set_index("method")[column]
+        for model in models.values()
+    ]
+    plain = {short(title): title for title in tables[0].index}
+    rows = [
+        [TITLES[method], *(table[plain[short(TITLES[method])]] for table in tables)]
+        for method in methods
+    ]
+    return markdown(["method", *models], rows)
+
+
+def short(title: str) -> str:
+    """A title without what is said about the method."""
+    return title.replace("**", "").split(" (")[0]
+
+
+# Do the benchmarks agree?
+
+
+def agreement_table() -> str:
+    """Kendall's tau of INJ's recall against DEL's Self, over the paper's methods."""
+    rows = []
+    kinds = {
+        "gpt2": ("inj-reference-gpt2", "del-reference-gpt2"),
+        "pythia": ("inj-reference-pythia", "del-reference-pythia"),
+        "SmolLM2": (f"real-{SMOLLM2}", f"forgetting-{SMOLLM2}"),
+    }
+    for model, (inj, deletion_name) in kinds.items():
+        found = agreement(means(inj, "recall"), means(deletion_name, "delta_self_accuracy"))
+        rows.append([f"{model}, measured here", *tau_cells(found)])
+    paper = published_agreement()
+    for name, found in paper.groupby("model", sort=False):
+        rows.append([f"{name}, the paper's numbers", *tau_cells(found)])
+    return markdown(["model", "tau, mean", "least", "most", "pairs", "methods"], rows)
+
+
+def tau_cells(found: pd.DataFrame) -> list[str]:
+    tau = found["tau"]
+    cells = [f"{value:+.2f}" for value in (tau.mean(), tau.min(), tau.max())]
+    return [*cells, f"{len(found)}", f"{found['n'].max()}"]
+
+
+def means(name: str, column: str) -> pd.DataFrame:
+    """As ``agreement`` takes them: of each method and setting."""
+    frame = read_frame(name)[column]
+    settings = [level for level in frame.index.names if level not in ("sequence_id", "group")]
+    table = frame.groupby(settings).mean().rename("value").reset_index()
+    levels = [level for level in settings if level != "method"]
+    table["setting"] = table[levels].astype(str).agg(" ".join, axis=1)
+    return table
+
+
+# REV
+
+
+@cache
+def rev_curves(model: str) -> dict[str, pd.DataFrame]:
+    """Own and others in points by share, of each method, rows put back."""
+    frame = 100 * read_frame(f"rev-{model}")
+    if "direction" in frame.index.names:
+        frame = frame.xs("put_back", level="direction")
+    curves = frame.groupby(["method", "ratio"]).mean()
+    curves = curves.reset_index("method")
+    return {
+        method: curves[curves["method"] == method].drop(columns="method")
+        for method in curves["method"].unique()
+    }
+
+
+def rev_at_price(curve: pd.DataFrame) -> float:
+    return gain_at(REV_PRICE, -curve["delta_others_accuracy"], curve["delta_own_accuracy"])
+
+
+def rev_table(model: str, methods: Sequence[str]) -> str:
+    """Own / others by share; own at the price, also as a share of the best oracle's; and own minus
+    others.
+    """
+    curves = rev_curves(model)
+    best = min(rev_at_price(curves[name]) for name in ("oracle_rounds", "oracle_first_order"))
+    ratios = list(curves["random"].index)
+    rows = []
+    for method in methods:
+        curve = curves[method]
+        own, others = curve["delta_own_accuracy"], curve["delta_others_accuracy"]
+        found = rev_at_price(curve)
+        cells = [f"{number(own[ratio])} / {number(others[ratio])}" for ratio in ratios]
+        share = f"{100 * found / best:.0f} %"
+        rows.append([TITLES[method], *cells, number(found), share, number((own - others).min())])
+    headings = [f"{100 * ratio:g} %" for ratio in ratios]
+    last = ["own where others lost 5", "of the best oracle", "own minus others, at most"]
+    return markdown(["rows put back by", *headings, *last], rows)
+
+
+def rev_price_table(methods: Sequence[str]) -> str:
+    """Own where the others have lost 5 points, and its share of the best oracle's."""
+    rows = []
+    for method in methods:
+        cells = []
+        for model in (GPT2, PYTHIA):
+            curves = rev_curves(model)
+            oracles = ("oracle_rounds", "oracle_first_order")
+            best = min(rev_at_price(curves[name]) for name in oracles)
+            found = rev_at_price(curves[method])
+            cells += [number(found), f"{100 * found / best:.0f} %"]
+        rows.append([TITLES[method], *cells])
+    return markdown(["method", "gpt2", "of the best oracle", "pythia", "of the best oracle"], rows)
+
+
+# Heads
+
+
+def heads_table() -> str:
+    rows = []
+    for units, ratio, what, methods in (
+        ("heads", 0.17, "one head", ("zero_out", "iterative_attribution", "random")),
+        ("neurons", 0.0209, "32 neurons, as many rows", ("iterative_attribution",)),
+        ("neurons", 0.0417, "64 neurons, as many parameters", ("iterative_attribution",)),
+        ("heads", 0.34, "two heads", ("zero_out", "iterative_attribution", "random")),
+        ("neurons", 0.0417, "64 neurons, as many rows", ("iterative_attribution",)),
+        ("neurons", 0.0834, "128 neurons, as many parameters", ("iterative_attribution",)),
+        ("neurons", 0.0834, "128 neurons", ("random",)),
+    ):
+        for method in methods:
+            cells = []
+            for model in (GPT2, PYTHIA):
+                frame = losses(model, "heads").xs(units, level="units")
+                rows_of = frame.xs((method, ratio), level=("method", "ratio"))
+                cells.append(" / ".join(mean_with_interval(rows_of[name]) for name in LOSSES))
+            rows.append([what, short(TITLES[method]), *cells])
+    return markdown(["ablated in each layer", "method", GPT2, PYTHIA], rows)
+
+
+# Which tables there are
+
+SMOLLM2_METHODS = (
+    *("iterative_attribution", "attribution_contrast_1", "attribution", "hard_concrete"),
+    *("hard_concrete_tuned", "slimming", "slimming_tuned", "activations"),
+    *("integrated_gradients", "random"),
+)
+GEMMA_METHODS = (
+    *("iterative_attribution", "attribution_contrast_1", "attribution", "hard_concrete"),
+    *("slimming", "activations", "integrated_gradients", "random"),
+)
+SHIPPED_METHODS = (
+    *("iterative_attribution", "iterative_attribution_contrast_0", "slimming"),
+    *("integrated_gradients", "hard_concrete", "attribution", "zero_out"),
+    *("gradient_alignment", "activations", "random"),
+)
+FEW = ("iterative_attribution", "attribution_contrast_1", "attribution", "slimming")
+REV_METHODS = (
+    *("oracle_rounds", "oracle_first_order", "activation_contrast_same_kind"),
+    *("activation_contrast", "activations", "iterative_attribution", "hard_concrete", "slimming"),
+    *("attribution", "gradient_alignment", "row_norm", "random"),
+)
+ALONE = (
+    *("hard_concrete", "slimming", "zero_out", "integrated_gradients", "activations"),
+    *("attribution", "gradient_alignment", "iterative_attribution", "row_norm", "random"),
+)
+MULTIPLES = (1, 2, 5)  # of the injected rows
+DISTRACTORS_7 = (
+    *("gradient_alignment", "attribution", "hard_concrete", "iterative_attribution"),
+    *("integrated_gradients", "slimming", "activations", "row_norm", "random"),
+)
+MODELS: list[Column] = [
+    ("SmolLM2, 0.2 %", SMOLLM2, "forgetting", 0.002),
+    ("Gemma 3, 0.2 %", GEMMA, "forgetting", 0.002),
+    ("gpt2, 10 %", GPT2, "del", 0.1),
+    ("pythia, 10 %", PYTHIA, "del", 0.1),
+]
+SMOLLM2_SHARES = {"0.2 %": 0.002, "0.5 %": 0.005, "1 %": 0.01, "3 %": 0.03}
+SMOLLM2_FEW = {"1 neuron (0.07 %)": 0.0007, "2 neurons (0.14 %)": 0.0014}
+GEMMA_SHARES = {
+    "1 neuron of each layer": 0.0007,
+    "2": 0.0014,
+    "4 (0.2 %)": 0.002,
+    "10 (0.5 %)": 0.005,
+    "20 (1 %)": 0.01,
+    "61 (3 %)": 0.03,
+}
+RECALLS = {
+    "SmolLM2, 1 %": f"together-{SMOLLM2}",
+    "gpt2, 3 %": f"distractors-{GPT2}",
+    "pythia, 3 %": f"distractors-{PYTHIA}",
+}
+TABLES: dict[str, Callable[[], str]] = {
+    "agreement": agreement_table,
+    "heads": heads_table,
+    "inj-smollm2": lambda: alone_table(0.01),
+    "inj-smollm2-small": lambda: alone_table(0.001),
+    "distractors": lambda: recall_table(
+        ("gradient_alignment", "slimming", "hard_concrete", "row_norm", "random"), RECALLS
+    ),
+    "rev": lambda: rev_price_table(REV_METHODS[:8] + REV_METHODS[9:10] + REV_METHODS[-1:]),
+    "del": lambda: del_table(
+        ("iterative_attribution", "slimming", "hard_concrete", "activations", "random"), MODELS
+    ),
+    "del-smollm2": lambda: del_table(
+        SMOLLM2_METHODS, shares(SMOLLM2, SMOLLM2_SHARES), counted=True
+    ),
+    "del-smollm2-few": lambda: del_table(
+        (*FEW, "activations", "random"), shares(SMOLLM2, SMOLLM2_FEW), counted=True
+    ),
+    "del-gemma": lambda: del_table(GEMMA_METHODS, shares(GEMMA, GEMMA_SHARES), counted=True),
+    "prices-smollm2": lambda: price_table(SMOLLM2, "forgetting", SMOLLM2_METHODS, (1, 3, 5)),
+    "prices-gemma": lambda: price_table(GEMMA, "forgetting", GEMMA_METHODS, (0.5, 1, 3, 5)),
+    "tests-smollm2": lambda: against_table(SMOLLM2, SMOLLM2_METHODS[1:], (1, 3, 5)),
+    "tests-gemma": lambda: against_table(GEMMA, GEMMA_METHODS[1:], (0.5, 1, 3, 5)),
+}
+for shipped in (GPT2, PYTHIA):
+    TABLES[f"del-{shipped}"] = partial(all_columns, shipped, SHIPPED_METHODS, (0.02, 0.1))
+    TABLES[f"rev-{shipped}"] = partial(rev_table, shipped, REV_METHODS)
+TABLES["distractors7"] = partial(
+    stored_table, "distractors7_recall.csv", {GPT2: GPT2, PYTHIA: PYTHIA}, "R@1x", DISTRACTORS_7
+)
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def with_tables(text: str) -> str:
+    """The text of a page with its tables as they should be."""
+
+    def replaced(place: re.Match[str]) -> str:
+        make = TABLES.get(place["name"])
+        return f"{place[1]}\n{make()}\n\n{place[3]}" if make else place[0]
+
+    return PLACE.sub(replaced, text)
+
+
+def complaints(write: bool) -> list[str]:
+    """Pages whose tables differ, which are none where they are written; and tables on no page."""
+    found, used = [], set()
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        used |= {place["name"] for place in PLACE.finditer(text)}
+        expected = with_tables(text)
+        if write:
+            page.write_text(expected, encoding="utf-8")
+        elif expected != text:
+            found.append(f"{page.relative_to(ROOT)}: a table differs. Run python docs/tables.py")
+    unknown = [f"{name}: docs/tables.py has no such table" for name in sorted(used - {*TABLES})]
+    return found + unknown + [f"{name}: no page shows it" for name in TABLES if name not in used]
+
+
+if __name__ == "__main__":
+    found = complaints(write="--check" not in sys.argv[1:])
+    print("\n".join(found) or "every table is that of its numbers")
+    sys.exit(bool(found))
