@@ -1,4 +1,6 @@
-"""Edits that erase a text: what the model does while they are made, and what training brings back."""
+"""Edits that erase a text: what the model does while they are made, and what training brings
+back.
+"""
 
 from __future__ import annotations
 
