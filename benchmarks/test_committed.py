@@ -17,6 +17,7 @@ INDEX = {
     "rivals": ["method", "ratio"],
 }
 INDEX["forgetting"] = ["method", "ratio", "sequence_id"]
+INDEX["erase"] = ["edit", "text"]
 INDEX |= {"real": ["method", "injection_ratio", "sequence_id"], "together": ["method", "multiple"]}
 
 

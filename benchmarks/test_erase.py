@@ -9,7 +9,9 @@ rows, beside unlearning that trains whole weights, on one model at a time:
 
 What is done is kept in the results folder, and a run that was interrupted goes on there.
 
-Decided before the first row was measured:
+Decided before the first row of a table was measured. A trial on one text at a quarter of these
+rates ended, after 24 steps, where the others had lost 0.1 to 0.8 points, so all rates are four
+times those of ``erase`` and of a first guess.
 
 * Targets: the first 12 of DEL's texts in random order (reference models: collected from the
   training text; others: those of ``tl-localize known``), without the 5 dev texts. The others, whose
@@ -17,10 +19,10 @@ Decided before the first row was measured:
   tokens. General text in training: what the model writes, 8 texts in each step, for every edit.
 * Edits, at most 24 steps each, rate times 1.1 after each step, looked at after every second one, to
   the end: the others have lost 3 points, or 5 % of the text are left.
-  Rows (``erase``: unlikelihood, rate 0.001 (0.002 / share) ** 0.6, layer 0 left out): 0.2 and 2 %
+  Rows (``erase``: unlikelihood, rate 0.004 (0.002 / share) ** 0.6, layer 0 left out): 0.2 and 2 %
   of each layer by Activation Contrast, Refined Attribution of that share, Iterative Attribution,
   Gradient Alignment, Activations and at random; 100 %.
-  Whole weights (rate 2e-5): gradient difference and NPO (b = 0.1), each on all W_out and on all
+  Whole weights (rate 8e-5): gradient difference and NPO (b = 0.1), each on all W_out and on all
   weights of the MLPs.
 * Self at Neg = -0.3, -1 and -3: for each text the lowest accuracy among the states of its edit, the
   unedited one included, at which the others have lost no more; extraction and KL are that state's.
@@ -36,6 +38,7 @@ Decided before the first row was measured:
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -67,11 +70,12 @@ NAMING = (
     "activations",
     "random",
 )
-WEIGHTS_RATE = 2e-5
+ROWS_RATE, WEIGHTS_RATE = 0.004, 8e-5
 PRICES = (0.3, 1.0, 3.0)
 TESTED = "activation_contrast 2 %"
 RESURFACED = (TESTED, "random 2 %", "all rows", "difference on MLPs", "npo on MLPs")
 TRAINING_RATE, AT_STEPS, N_TRAINING = 5e-5, (1, 5, 20, 50), 2
+RATES = [ROWS_RATE, WEIGHTS_RATE, TRAINING_RATE]
 N_INJECTED, INJECTED_SHARE, INJECTION_RATE = 3, 0.03, 0.01
 INJECTED_NAMING = ("true", "gradient_alignment", "activation_contrast", "activations", "random")
 TOLERANCE = 0.2  # of an accuracy of one text: an edit that ends one look earlier or later
@@ -115,8 +119,8 @@ EDITS = sorted(EVERY, key=lambda edit: edit.name not in RESURFACED)
 
 
 def rate_of(share):
-    """That of ``erase``."""
-    return 0.001 * (0.002 / share) ** 0.6
+    """Four times that of ``erase``, so that fewer steps do."""
+    return ROWS_RATE * (0.002 / share) ** 0.6
 
 
 def named_rows(model, text, edit, first_layer):
@@ -184,7 +188,7 @@ def measure_all(model, sequences, n_dev, n_targets, general_tokens, edits, steps
     tests = sequences[n_dev:]
     others = tests[N_TARGETS:][:N_OTHERS]
     training = sequences[:n_dev][:N_TRAINING]
-    about = {"step": "edit", "model": fingerprint(model), "rates": [WEIGHTS_RATE, TRAINING_RATE]}
+    about = {"step": "edit", "model": fingerprint(model), "rates": RATES}
     about["others"] = [other.tokens.tolist() for other in others]
     found = {}
     for edit in edits:
@@ -258,18 +262,10 @@ def resurfacing_table(found):
 # ---- the truth of INJ
 
 
-def measure_truth(model, sentence, seed, edit, others, general_tokens):
+def measure_truth(model, text, injection, edit, others, general_tokens):
     """One edit of one injected sentence: precision, and what half of the sentence brings back."""
-    from tl_localize import inject, precision_of
+    from tl_localize import precision_of
 
-    injection = inject(
-        model, sentence, ratio=INJECTED_SHARE, seed=seed, learning_rate=INJECTION_RATE
-    )
-    text = sentence.whole
-    if edit.name == "never injected":
-        known, hidden = halves(text)
-        back = resurfacing(model, torch.no_grad, hidden, [known], TRAINING_RATE, AT_STEPS)
-        return {"returned": {"half": back}, "precision": float("nan")}
     with injection.applied(model):
         watch = Watch.of(model, text, others, general_tokens)
         if edit.method == "true":
@@ -281,11 +277,30 @@ def measure_truth(model, sentence, seed, edit, others, general_tokens):
             before = copy.deepcopy(model)
             with watch.erased[0]():
                 precision = precision_of(before, model, injection.neurons)
-        return {
-            "curve": watch.curve,
-            "returned": returned(watch, []),
-            "precision": precision,
-        }
+        return {"curve": watch.curve, "returned": returned(watch, []), "precision": precision}
+
+
+def measure_truths(model, sentences, edits, others, general_tokens, steps):
+    """Each edit of each sentence, and the training of a model that never saw the sentence."""
+    from tl_localize import inject
+    from tl_localize.model.environment import fingerprint
+
+    about = {"model": fingerprint(model), "rates": RATES}
+    found = {}
+    for seed, sentence in enumerate(sentences):
+        how = {"ratio": INJECTED_SHARE, "seed": seed, "learning_rate": INJECTION_RATE}
+        text = sentence.whole
+        about |= {"text": text.tokens.tolist(), "injected": how}
+        injection = steps.get(about | {"step": "inject"}, partial(inject, model, sentence, **how))
+        for edit in edits:
+            inputs = about | {"step": "truth", "edit": asdict(edit)}
+            given = (model, text, injection, edit, others, general_tokens)
+            found[edit.name, sentence.id] = steps.get(inputs, partial(measure_truth, *given))
+        known, hidden = halves(text)
+        given = (model, nullcontext, hidden, [known], TRAINING_RATE, AT_STEPS)
+        half = steps.get(about | {"step": "never injected"}, partial(resurfacing, *given))
+        found["never injected", sentence.id] = {"returned": {"half": half}}
+    return found
 
 
 def truth_edits(max_steps=MAX_STEPS):
@@ -294,7 +309,6 @@ def truth_edits(max_steps=MAX_STEPS):
         *(Edit(name, method, INJECTED_SHARE, max_steps=max_steps) for name, method in rows),
         Edit("all rows", "random", 1.0, max_steps=max_steps),
         *unlearning(max_steps, ("MLPs",)),
-        Edit("never injected"),
     ]
 
 
@@ -304,7 +318,7 @@ def truth_table(found):
     rows = {}
     for name in dict.fromkeys(edit for edit, _ in found):
         some = [measured for (edit, _), measured in found.items() if edit == name]
-        precisions = pd.Series([m["precision"] for m in some]).dropna()
+        precisions = pd.Series([m.get("precision") for m in some], dtype=float).dropna()
         curves = [m["curve"] for m in some if "curve" in m]
         lost = [at_price(curve, 1.0)["accuracy"] - curve[0]["accuracy"] for curve in curves]
         rows[name] = {
@@ -363,17 +377,12 @@ def test_an_edit_of_the_true_rows_is_precise(model, model_name, data, steps, pub
         pytest.skip("sentences are injected into the reference models alone")
     sequences, n_dev, general_tokens = data
     others = sequences[n_dev + N_TARGETS :][:N_OTHERS]
-    found = {}
-    for seed, sentence in enumerate(inj_sequences(model)[:N_INJECTED]):
-        for edit in truth_edits():
-            inputs = {"step": "truth", "model": model_name, "seed": seed, "edit": asdict(edit)}
-            given = (model, sentence, seed, edit, others, general_tokens)
-            found[edit.name, sentence.id] = steps.get(inputs, partial(measure_truth, *given))
+    sentences = inj_sequences(model)[:N_INJECTED]
+    found = measure_truths(model, sentences, truth_edits(), others, general_tokens, steps)
     about = f"mean ± standard error over {N_INJECTED} sentences"
     publish(truth_table(found), model_name, "erase_truth", f"Edits of injected text, {about}")
-    precisions = {key: measured["precision"] for key, measured in found.items()}
-    names = [name for name, _ in precisions if name.startswith("true")]
-    assert all(precisions[key] > 0.999 for key in precisions if key[0] in names)
+    true = [each["precision"] for (edit, _), each in found.items() if edit.startswith("true")]
+    assert min(true) > 0.999
 
 
 @pytest.mark.smoke
