@@ -234,7 +234,7 @@ def table_of(frame):
         row["extracted at -1 (%)"] = with_error(100 * part["extracted_1"])
         row["KL at -1 (nats)"] = with_error(part["kl_1"], 3)
         row["texts"] = f"{len(part)}"
-        if tested is not None and name != TESTED:
+        if tested is not None and name != TESTED and len(part) > 1:
             own = part.droplevel("edit")["self_1"]
             gap = 100 * (tested.loc[own.index] - own)
             p = paired_test(tested.loc[own.index], own)
