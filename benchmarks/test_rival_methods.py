@@ -15,8 +15,8 @@ Budget of the search: each method with free settings gets as many of them as Har
 (``settings/grid-del.json``) has, or all that there are where those are fewer. Each is run on the 5
 dev texts, which are in no table, at the largest share; the best is the one with the highest Self
 minus Neg, as in ``tl-localize tune``. Ours are not searched. General text is the same for all: 48
-texts that the model itself writes. BalancedSubnet, whose mask has a fixed size, is trained for each
-share.
+texts that the model itself writes. BalancedSubnet and Refined Attribution, whose sets are of one
+size, are run for each share.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ import pytest
 HERE = Path(__file__).parent
 N_TARGETS = 12  # unless --limit says another number
 SHARES = (0.02, 0.05, 0.1)  # of each layer of the reference models
-OURS = "iterative_attribution,attribution"
+OURS = ("iterative_attribution", "refined_attribution", "attribution")
+OF_ONE_SHARE = ("balanced_subnet", "refined_attribution")
 HARD_CONCRETE = json.loads((HERE / "settings" / "grid-del.json").read_text())["hard_concrete"]
 BUDGET = math.prod(map(len, HARD_CONCRETE.values()))  # settings of each method
 GRIDS = {
@@ -76,7 +77,7 @@ def method_at(name, settings, ratio):
     from tl_localize.evals.settings import del_methods
 
     (method,) = del_methods(name, [], "", {name: settings})
-    return replace(method, share=ratio) if name == "balanced_subnet" else method
+    return replace(method, share=ratio) if name in OF_ONE_SHARE else method
 
 
 def search_settings(dev, grids):
@@ -104,15 +105,12 @@ def search_settings(dev, grids):
 def measure_curves(benchmark, best, ours):
     """DEL at each share of a benchmark: ours as they are, the others with their best settings."""
     from tl_localize.evals.deletion.results import DelResults
-    from tl_localize.evals.settings import del_methods
     from tl_localize.execution import Steps
 
     steps = Steps()
+    wanted = {name: {} for name in ours} | best
     for ratio in benchmark.ratios:
-        methods = [
-            *del_methods(ours),
-            *(method_at(name, some, ratio) for name, some in best.items()),
-        ]
+        methods = [method_at(name, settings, ratio) for name, settings in wanted.items()]
         replace(benchmark, ratios=(ratio,)).run(methods, steps)
     return DelResults.of(steps)
 
@@ -149,7 +147,7 @@ def changes(results):
     return results.frame.groupby(["method", "ratio"])[columns].mean()
 
 
-@pytest.mark.parametrize("name", [*GRIDS, *OURS.split(",")])
+@pytest.mark.parametrize("name", [*GRIDS, *OURS])
 def test_every_method_beats_random_on_self_minus_neg(changes, name):
     largest = changes.xs(changes.index.get_level_values("ratio").max(), level="ratio")
     gaps = largest["delta_neg_accuracy"] - largest["delta_self_accuracy"]
@@ -178,7 +176,7 @@ def test_smoke_search_and_curves_of_a_few_short_texts(model, publish, model_name
     dev = replace(benchmark, sequences=short[:2], ratios=(0.1,), n_dev=0)
     best, trials = search_settings(dev, grids | {"contrastive_gradient": {}})
     assert len(trials) == 2 and best["balanced_subnet"]["steps"] in (2, 3)
-    measured = measure_curves(benchmark, best, "attribution")
+    measured = measure_curves(benchmark, best, ["attribution"])
     points = measured.points()
     assert set(points) == {*GRIDS, "attribution", "random"}
     assert all(len(found) == 2 for found in points.values())

@@ -113,6 +113,13 @@ OWN = {  # of each method, beside batch_tokens
         "contrast": (*NO_NUMBERS, None, -1, math.inf),
         "seed": SEED,
     },
+    "RefinedAttribution": {
+        "share": FRACTION,
+        "steps": COUNT,
+        "first_layer": FROM_0,
+        "contrast": (*NO_NUMBERS, None, -1, math.inf),
+        "seed": SEED,
+    },
     "HardConcrete": {
         **MASK,
         "temperature": POSITIVE,

@@ -61,6 +61,7 @@ SHORT = SHORT_RIVALS | {
     "hard_concrete": {"steps": 11, "learning_rate": 0.05, "sparsity_weight": 5.0},
     "slimming": {"steps": 11, "learning_rate": 0.05, "sparsity_weight": 5.0},
     "iterative_attribution": {"share": 0.5, "rounds": 3, "contrast": 3.0},
+    "refined_attribution": {"share": 0.4, "steps": 3},
 }
 TRAINED = 1e-2  # Adam turns the last digits into steps, where a gradient is nearly zero
 INJECTED = {"ratio": 0.2, "seed": 0, "learning_rate": 0.03, "max_steps": 10}
@@ -349,6 +350,9 @@ LOOPS = {
     )(given.model, given.sequences[0]),
     "iterative_attribution": lambda given, n: METHODS["iterative_attribution"](
         rounds=n, share=0.5, contrast=0
+    )(given.model, given.sequences[0]),
+    "refined_attribution": lambda given, n: METHODS["refined_attribution"](
+        steps=n, share=0.5, contrast=0
     )(given.model, given.sequences[0]),
     "gradient_alignment": lambda given, n: METHODS["gradient_alignment"](points=n)(
         given.model, given.sequences[0]

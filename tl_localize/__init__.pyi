@@ -32,6 +32,7 @@ from .methods import (
     IterativeAttribution as IterativeAttribution,
     Localizer as Localizer,
     RandomBaseline as RandomBaseline,
+    RefinedAttribution as RefinedAttribution,
     RowNorm as RowNorm,
     SelectivePruning as SelectivePruning,
     SelectiveSynapticDampening as SelectiveSynapticDampening,

@@ -20,6 +20,7 @@ SHORT = SHORT_RIVALS | {
     "integrated_gradients": {"steps": 3},
     "gradient_alignment": {"points": 2},
     "iterative_attribution": {"rounds": 2},
+    "refined_attribution": {"steps": 3},
 }
 TRAINED = ("hard_concrete", "slimming")
 ONE_PASS = ("activations", "attribution")  # one forward pass for a batch of sequences
@@ -317,7 +318,7 @@ def test_method_of_the_users_own_needs_attribute_only(gpt2_like, sequences):
     ]
 
 
-TOGETHER = (*TRAINED, *UNLEARNED, "iterative_attribution")
+TOGETHER = (*TRAINED, *UNLEARNED, "iterative_attribution", "refined_attribution")
 
 
 @pytest.mark.parametrize("name", METHODS)

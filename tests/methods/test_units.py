@@ -45,6 +45,7 @@ SHORT = SHORT_RIVALS | {
     "integrated_gradients": {"steps": 3},
     "gradient_alignment": {"points": 2, "share": 0.4},
     "iterative_attribution": {"rounds": 2, "share": 0.7},
+    "refined_attribution": {"steps": 3, "share": 0.4},
 }
 
 

@@ -188,8 +188,8 @@ class MethodOptions:
     methods: Annotated[
         str,
         Parameter(
-            help="Comma-separated names; 'all' is all but the rivals, 'rivals' are those of other "
-            "papers. Controls always run too."
+            help="Comma-separated names; 'rivals' are those of other papers, 'all' is all but them "
+            "and refined_attribution. Controls always run too."
         ),
     ] = "all"
     how: UnitOptions = field(default_factory=UnitOptions)

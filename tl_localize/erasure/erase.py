@@ -192,7 +192,8 @@ def erase(
     settings: dict[str, Any] = {"edit": edit, "method": identity(method), "seed": seed}
     settings |= {"others": len(stay), "rows of general text": len(general), **goal.settings}
     if edit == "rows":
-        state, n_steps = train_rows(trial, scores, share, rate, max_steps, seed, report)
+        neurons = scores.top_k(share, first_layer=first_layer_of(scores))
+        state, n_steps = train_rows(trial, neurons, rate, max_steps, seed, report)
         settings |= {"share": share, "learning_rate": rate, "steps": n_steps}
     else:
         state = find_smallest(trial, scores, report)
@@ -309,29 +310,25 @@ def find_smallest(trial: Trial, scores: NeuronScores, report: TextReport) -> Sta
 @torch.enable_grad()
 def train_rows(
     trial: Trial,
-    scores: NeuronScores,
-    share: Real,
+    neurons: NeuronSet,
     learning_rate: Real,
     max_steps: int,
     seed: int,
     report: TextReport,
 ) -> tuple[State, int]:
-    """Train the rows of the best neurons of each layer until the texts are erased or the price is
-    reached: the last state within the price, else the first one; and the steps that it took.
+    """Train the rows of some neurons until the texts are erased or the price is reached: the last
+    state within the price, else the first one; and the steps that it took.
     """
-    view = NeuronView(trial.model, scores.units)
-    neurons = scores.top_k(share, first_layer=first_layer_of(scores))
+    view = NeuronView(trial.model, neurons.units)
     rows = TrainedRows(view, view.row_mask(neurons.mask), float(learning_rate))
-    written = written_texts(view, seed)
-    general = [MemorizedSequence(row, min(N_DRAWN, len(row) - 1)) for row in written]
+    general = general_sequences(view, seed)
     best: State | None = None
     n_steps = 0
     with view.lean():
         for step in range(1, max_steps + 1):
             rows.adam.zero_grad()
             add_gradients(view, rows, trial.sequences, mean_unlikelihood)
-            start = (step - 1) * N_WRITTEN % len(general)
-            add_gradients(view, rows, general[start : start + N_WRITTEN], batch_loss)
+            add_gradients(view, rows, general_of_step(general, step), batch_loss)
             rows.adam.step()
             for group in rows.adam.param_groups:
                 group["lr"] *= GROWTH
@@ -348,6 +345,18 @@ def train_rows(
         raise RuntimeError("no step was judged")  # max_steps is at least 1
     report(1.0, "trained")
     return best, n_steps
+
+
+def general_sequences(view: NeuronView, seed: int) -> list[MemorizedSequence]:
+    """Texts that the model writes, whose suffix is what greedy decoding put there."""
+    written = written_texts(view, seed)
+    return [MemorizedSequence(row, min(N_DRAWN, len(row) - 1)) for row in written]
+
+
+def general_of_step(general: list[MemorizedSequence], step: int) -> list[MemorizedSequence]:
+    """Those of a step, counted from 1: one after the other, and again."""
+    start = (step - 1) * N_WRITTEN % len(general)
+    return general[start : start + N_WRITTEN]
 
 
 def add_gradients(

@@ -21,7 +21,14 @@ from tl_localize.collect import Collection
 from tl_localize.evals.deletion.benchmark import DelBenchmark
 from tl_localize.evals.inj.benchmark import InjBenchmark
 from tl_localize.execution.store import Json
-from tl_localize.methods import METHODS, RIVALS, IterativeAttribution, Localizer, RandomBaseline
+from tl_localize.methods import (
+    METHODS,
+    NAMED,
+    RIVALS,
+    IterativeAttribution,
+    Localizer,
+    RandomBaseline,
+)
 from tl_localize.model.loading import is_reference
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.paper import paper_settings
@@ -78,13 +85,17 @@ def make_methods(
     of which the last ones count most.
 
     Args:
-        names: Comma-separated; ``all`` stands for all but the rivals, ``rivals`` for them.
+        names: Comma-separated; ``rivals`` stands for the rivals, ``all`` for all but them and
+            Refined Attribution, whose sets are of one size.
 
     >>> make_methods("slimming", ["slimming.steps=60"], {"slimming": {"steps": 5}})[0].steps
     60
     """
-    rivals = [method.name for method in RIVALS]
-    several = {"all": [name for name in METHODS if name not in rivals], "rivals": rivals}
+    named = [method.name for method in NAMED]
+    several = {
+        "all": [name for name in METHODS if name not in named],
+        "rivals": [method.name for method in RIVALS],
+    }
     given = [name.strip() for name in names.split(",") if name.strip()]
     wanted = [name for written in given for name in several.get(written, [written])]
     values: dict[str, Json] = {name: {} for name in wanted}

@@ -12,6 +12,7 @@ from tl_localize.methods.hard_concrete import HardConcrete
 from tl_localize.methods.integrated_gradients import IntegratedGradients
 from tl_localize.methods.iterative_attribution import IterativeAttribution
 from tl_localize.methods.random_baseline import RandomBaseline
+from tl_localize.methods.refined_attribution import RefinedAttribution
 from tl_localize.methods.row_norm import RowNorm
 from tl_localize.methods.selective_pruning import SelectivePruning
 from tl_localize.methods.selective_synaptic_dampening import SelectiveSynapticDampening
@@ -26,6 +27,8 @@ RIVALS: tuple[type[Localizer], ...] = (
     SelectivePruning,
     ContrastiveGradient,
 )
+# those that benchmarks run only when they are named; a refined set is one of a given size
+NAMED: tuple[type[Localizer], ...] = (RefinedAttribution, *RIVALS)
 METHODS: dict[str, type[Localizer]] = {
     method.name: method
     for method in (
@@ -40,6 +43,7 @@ METHODS: dict[str, type[Localizer]] = {
         IterativeAttribution,
         RandomBaseline,
         RowNorm,
+        RefinedAttribution,
         *RIVALS,
     )
 }
