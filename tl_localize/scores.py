@@ -68,7 +68,7 @@ class NeuronSet(Saved):
 
     @classmethod
     def from_indices(
-        cls, indices: Iterable[tuple[int, int]], shape: Sequence[int], units: Units = NEURONS
+        cls, indices: Iterable[Sequence[int]], shape: Sequence[int], units: Units = NEURONS
     ) -> "NeuronSet":
         """The set of some pairs (layer, neuron).
 

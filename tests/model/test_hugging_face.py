@@ -1,5 +1,8 @@
 """Hooks on a model of transformers do what ablation in TransformerLens does."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from architectures import config_of, random_model, save
@@ -8,6 +11,7 @@ from tl_localize import AttentionHeads, MLPNeurons, NeuronSet, load_model
 from tl_localize.model.hugging_face import unit_modules
 from tl_localize.model.neurons import NeuronView
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "elsewhere.md"
 TOKENS = torch.arange(9)[None]
 # one for each name of a module, but those that transformers 5.9 or TransformerLens 3.9 have not
 TRIED = ("GPT-2", "GPT-NeoX (Pythia)", "Llama", "Gemma 2", "Phi", "OPT", "GPT-J", "GPT-Neo")
@@ -39,6 +43,17 @@ def test_logits_are_those_of_ablation_in_transformerlens(pair, units):
     assert torch.equal(hf_model(TOKENS).logits, before)  # no hook is left
 
 
+def test_names_on_the_page_are_those_of_models():
+    named = set(re.findall(r"`([\w.]+\.\{layer\}\.[\w.]+)`", PAGE.read_text(encoding="utf-8")))
+    named -= {name for name in named if name.startswith("blocks.")}
+    found = set()
+    for name in TRIED:
+        model = random_model(config_of(name), 1, 0.15)
+        for units in (MLPNeurons(), AttentionHeads()):
+            found |= {path.replace(".0.", ".{layer}.") for path in unit_modules(model, units, 2)}
+    assert len(named) == 14 and named <= found
+
+
 def plain_gpt2():
     return random_model(config_of("GPT-2"), 1, 0.15)
 
@@ -46,7 +61,7 @@ def plain_gpt2():
 def test_modules_of_other_layers_and_neurons_are_named():
     gpt2 = plain_gpt2()
     with (
-        pytest.raises(ValueError, match=r"for the neurons of each of 3 layers, got those of .0, 1"),
+        pytest.raises(ValueError, match=r"each of 3 layers, got those of layers .0, 1"),
         NeuronSet.from_indices([(2, 0)], (3, 48)).hooks_for(gpt2),
     ):
         pass
@@ -64,6 +79,7 @@ def test_architecture_that_norms_its_neurons_is_refused():
         unit_modules(model, MLPNeurons(), 2)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_hooks_need_a_module():
     with (
         pytest.raises(TypeError, match="hf_model must be a model of transformers, got str"),

@@ -31,7 +31,7 @@ def test_each_layer_is_ablated_alone_and_spared(gpt2_like, recited, sequence):
     ]
     loss = memorization_loss(gpt2_like, [recited])
     for layer, own in enumerate(alone):
-        row = found.frame.loc[layer]
+        row = found.frame.T[layer].to_dict()
         with own.dropped_out(gpt2_like):
             assert row["only"] == float(accuracy(gpt2_like, recited))
             assert row["others"] == float(accuracy(gpt2_like, sequence))

@@ -91,7 +91,7 @@ class TextLosses:
         rows: list[str] = []
         for place, (_, row) in enumerate(self.frame.iterrows()):
             colour = OTHERS if place else TARGET
-            left, gone = 100 * min(row["before"], row["after"]), 100 * max(row["lost"], 0)
+            left, gone = 100 * min(row["before"], row["after"]), 100 * max(row["lost"], 0.0)
             bar = f"<div style={BAR}>{_part(left, colour)}{_part(gone, GONE)}</div>"
             cells = [escape(str(row["id"])), escape(str(row["category"]))]
             cells += [f"{100 * row[name]:.0f}" for name in ("before", "after")]
