@@ -218,6 +218,12 @@ def test_localize_of_an_example_says_what_is_left_and_writes_the_view(run, tmp_p
     assert NeuronScores.load(scores).method == "attribution"
 
 
+def test_localize_says_once_how_much_is_recited_and_does_not_warn_of_it(run, recwarn):
+    result = run.localize("--force --method activations")
+    assert result.exit_code == 0 and "The model recites" in result.stdout
+    assert not [found for found in recwarn if "must be recited" in str(found.message)]
+
+
 def test_localize_warns_where_the_model_is_broken(run):
     result = run("localize --example quotes-056 --method random --ratio 1")
     assert result.exit_code == 0 and "broken rather than" in result.stderr

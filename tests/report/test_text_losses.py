@@ -52,3 +52,9 @@ def test_page_names_the_model_and_escapes_ids(losses):
     made = page([losses], "What falls", {"model": "gpt2 & more"})
     assert "gpt2 &amp; more" in made and "<td>&lt;a&gt;</td>" in made and "<h1>What falls" in made
     assert made.count("<tr") == 3
+
+
+def test_a_loss_of_ten_points_counts_whatever_floats_make_of_it():
+    frame = pd.DataFrame({"id": ["own", "a"], "category": ["", ""]})
+    frame = frame.assign(before=[0.8, 0.9], after=[0.2, 0.8], lost=[0.6, 0.9 - 0.8])
+    assert "1 of them loses 10 points" in str(TextLosses(frame, 7))

@@ -193,7 +193,7 @@ def show_chosen(
         f"{share_of_layers(chosen)}{why}."
     )
     show(by_layer(model, sequence, chosen), f"The {chosen.units.name} of one layer alone ablated:")
-    effects = Attribution(units=scores.units)(model, sequence)
+    (effects,) = Attribution(units=scores.units).map(model, [sequence], check=False)
     best = chosen_units(scores, effects, chosen).head(TOP)
     best = best.set_index(pd.RangeIndex(1, len(best) + 1, name="rank"))
     title = (

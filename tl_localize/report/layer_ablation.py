@@ -35,6 +35,10 @@ class LayerAblation:
         before: Accuracy on the text before.
         after: Accuracy with all neurons of the set ablated.
         units: The name of what is ablated.
+
+    >>> frame = pd.DataFrame({"neurons": [2], "only": [0.9], "spared": [0.8]}, index=[1])
+    >>> LayerAblation(frame, before=1.0, after=0.7).plot().axes[0].get_title()
+    '2 neurons ablated, by layer'
     """
 
     frame: pd.DataFrame
@@ -95,15 +99,15 @@ def ablate_layers(
             "scores.top_k(0.1) does."
         )
     batch = SequenceBatch.of(check_sequences(model, [sequence]), NeuronView(model).device)
-    before, loss_before = measured(model, batch)
-    after, _ = measured(model, batch, neurons)
+    before, loss_before = _measured(model, batch)
+    after, _ = _measured(model, batch, neurons)
     rows: list[dict[str, float]] = []
     for layer in neurons.mask.any(1).nonzero().flatten().tolist():
         mask = torch.zeros_like(neurons.mask)
         mask[layer] = neurons.mask[layer]
         own = replace(neurons, mask=mask)
-        only, loss = measured(model, batch, own)
-        spared, _ = measured(model, batch, neurons - own)
+        only, loss = _measured(model, batch, own)
+        spared, _ = _measured(model, batch, neurons - own)
         row = {"layer": layer, "neurons": len(own), "only": only, "rise": loss - loss_before}
         row["spared"] = spared
         if others:
@@ -114,7 +118,7 @@ def ablate_layers(
 
 
 @torch.no_grad()
-def measured(
+def _measured(
     model: LanguageModel, batch: SequenceBatch, ablated: NeuronSet | None = None
 ) -> tuple[float, float]:
     """Accuracy and loss on one text, in nats per suffix token, in one forward pass."""

@@ -35,6 +35,11 @@ class TextLosses:
             most first: id, category, before, after and lost (accuracies, fractions of the suffix).
         n_ablated: How many neurons.
         units: Their name.
+
+    >>> rows = [["mit", "", 0.8, 0.2, 0.6], ["primes", "", 0.9, 0.9, 0.0]]
+    >>> frame = pd.DataFrame(rows, columns=["id", "category", "before", "after", "lost"])
+    >>> TextLosses(frame, n_ablated=7).table().index.tolist()
+    ['mit', 'primes', 'mean of 1 other text']
     """
 
     frame: pd.DataFrame
@@ -114,7 +119,7 @@ class TextLosses:
         if len(others):
             said += f" {quantity(len(others), 'other text')} that the model knows lose "
             said += f"{100 * others['lost'].mean():.1f} points on average; "
-            fallen = int((others["lost"] >= FALLEN).sum())
+            fallen = int((others["lost"].round(6) >= FALLEN).sum())
             verb = "loses" if fallen == 1 else "lose"
             said += f"{fallen} of them {verb} {100 * FALLEN:g} points or more."
         return said

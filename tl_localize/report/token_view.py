@@ -216,7 +216,11 @@ def token_view(
 
 @runtime_checkable
 class Shown(Protocol):
-    """What a page can show, such as a token view."""
+    """What a page can show, such as a token view.
+
+    >>> isinstance(token_view(model, sequence, Attribution()(model, sequence).top_k(0.01)), Shown)
+    True
+    """
 
     def html(self) -> str:
         """A part of a page."""
