@@ -447,6 +447,16 @@ def pretrained_figure() -> Any:
     return with_legend(panels)
 
 
+def other_texts_figure() -> Any:
+    """What other texts of SmolLM2 lose without the four neurons of each layer from 1 on that
+    Iterative Attribution names for the warranty of the MIT licence, by tl-localize localize.
+    """
+    from tl_localize.report.text_losses import TextLosses
+
+    frame = read_table("docs/results/smollm2/others.csv")
+    return TextLosses(frame.assign(lost=frame["before"] - frame["after"]), 4 * 29).plot()
+
+
 def single_layer_figure(model: str) -> Any:
     """One layer against all of a shipped model, from the table on its page."""
     import pandas as pd
@@ -469,7 +479,10 @@ def figures() -> dict[str, Callable[[], Any]]:
     """The pictures that are drawn from committed numbers, each with what draws it."""
     from functools import partial
 
-    found: dict[str, Callable[[], Any]] = {"docs/figures/smollm2.png": pretrained_figure}
+    found: dict[str, Callable[[], Any]] = {
+        "docs/figures/smollm2.png": pretrained_figure,
+        "docs/figures/others-smollm2.png": other_texts_figure,
+    }
     for model in MODELS:
         folder = f"docs/results/reference-{model}"
         found[f"{folder}/del_forgetting.png"] = partial(forgetting_figure, model)

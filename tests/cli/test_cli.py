@@ -540,3 +540,17 @@ def test_a_directory_with_the_name_of_a_paper_s_model_has_the_paper_s_settings(
         "Default settings: the paper gives none for tiny."
         in run.inj(f"--limit 1 {INJ} random").stderr
     )
+
+
+def test_known_says_what_to_do_where_nothing_is_known(run, monkeypatch):
+    from tl_localize import MemorizedSequence
+
+    def not_recited(model):
+        yield "prose", MemorizedSequence.from_text(model, "Two roads", " diverged in a wood")
+
+    monkeypatch.setattr("tl_localize.texts.known._tokenized", not_recited)
+    result = run("known")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines()[-1].startswith(
+        "Next: tl-localize collect --model reference-gpt2 --data CORPUS finds texts"
+    )
