@@ -1,6 +1,7 @@
 """Figures of matplotlib, which is an extra: it is imported when something is drawn."""
 
 import io
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,11 @@ def finish(ax: "Axes", x: str, y: str, title: str) -> None:
     ax.set(xlabel=x, ylabel=y)
     ax.set_title(title, fontsize=11)
     ax.spines[["top", "right"]].set_visible(False)
+
+
+def mark_layers(ax: "Axes", layers: Sequence[int]) -> None:
+    """Whole numbers on the axis of layers, at most about a dozen."""
+    ax.set_xticks(layers[:: 1 + len(layers) // 13])
 
 
 def image_bytes(figure: "Figure", suffix: str, **settings: Any) -> bytes:

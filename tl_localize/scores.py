@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_localize.checks import Real, check_choice, check_count, check_ratio
-from tl_localize.drawing import axes, finish
+from tl_localize.drawing import axes, finish, mark_layers
 from tl_localize.files import Saved
 from tl_localize.model.hooks import added_hooks
 from tl_localize.model.hugging_face import ablated_units
@@ -298,6 +298,7 @@ class NeuronScores(Saved):
             ax.plot([layer] * len(best), best, "o", color="#0072B2", markersize=4, alpha=0.6)
             if len(rest):
                 ax.vlines(layer, float(rest.min()), float(rest.max()), color="#bbbbbb", linewidth=5)
+        mark_layers(ax, range(self.first_layer or 0, len(self.values)))
         names = f"the {MARKED} highest {self.units.name}", f"all other {self.units.name}"
         for line, name in zip((*ax.get_lines()[:1], *ax.collections[:1]), names, strict=False):
             line.set_label(name)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import torch
 
-from tl_localize.drawing import axes, finish
+from tl_localize.drawing import axes, finish, mark_layers
 from tl_localize.metrics import accuracy, target_logits
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronSet
@@ -65,6 +65,7 @@ class LayerAblation:
         ax.plot(layers, percents["spared"], "s--", color=TARGET, fillstyle="none", label=label)
         ax.axhline(100 * self.after, color=TARGET, linestyle=":", label="all layers ablated")
         ax.set_ylim(-3, 103)
+        mark_layers(ax, layers.tolist())
         title = f"{int(self.frame['neurons'].sum())} {self.units} ablated, by layer"
         finish(ax, "layer", "suffix tokens still right (%)", title)
         ax.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
