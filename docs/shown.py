@@ -15,6 +15,10 @@ A block of ``text`` is what the block before it prints. It is written by this sc
 run may depend on the processor, so a comment before it may allow a difference:
 
     <!-- printed: integers +- 2, decimals +- 0.05: REASON -->
+
+The output of a block that is not run, as it was seen once, has this comment:
+
+    <!-- seen: WHERE -->
 """
 
 from __future__ import annotations
@@ -174,9 +178,12 @@ def complaints_of(page: Path) -> list[str]:
     for block in blocks_of(page):
         if block.language not in (*RUN_LANGUAGES, "text", "bibtex"):
             complaints.append(f"{block.place}: language must be one of {RUN_LANGUAGES} or text")
-        if block.language == "text" and (previous is None or not previous.runs):
+        is_output = previous is not None and (previous.runs or "seen" in block.comments)
+        if block.language == "text" and not is_output:
             complaints.append(f"{block.place}: text must follow the block that prints it")
-        unknown = set(block.comments) - {"run first", "run as", "run cells", "not run", "printed"}
+        unknown = set(block.comments) - {
+            *("run first", "run as", "run cells", "not run", "printed", "seen")
+        }
         known_elsewhere = {name for name in unknown if name.startswith(("docs/", "end", "table"))}
         complaints += [f"{block.place}: no rule {name!r}" for name in unknown - known_elsewhere]
         if block.comments.get("not run") == "":
@@ -404,6 +411,52 @@ def distractors_figure(model: str) -> Any:
     return target_against_distractors(InjResults(pd.DataFrame(rows), {}, pd.DataFrame()))
 
 
+def pretrained_figure() -> Any:
+    """DEL of SmolLM2 from each text's numbers: means over 14 texts with 95 % intervals, the whole
+    range on the left, and on the right where others lose little.
+    """
+    import pandas as pd
+    from scipy import stats
+
+    from tl_localize.drawing import axes, finish
+    from tl_localize.report.looks import draw_curve, looks, with_legend
+
+    model = "SmolLM2-135M-Instruct.Q4_1"
+    names = [f"benchmarks/expected/forgetting-{kind}{model}.csv" for kind in ("", "written-")]
+    frame = pd.concat([read_table(name) for name in names])
+    # Integrated Gradients has four texts alone, and the one-pass form is on the model's own page
+    frame = frame[~frame["method"].isin(["integrated_gradients", "attribution_contrast_1"])]
+    tuned = {"hard_concrete_tuned": "Hard Concrete, tuned", "slimming_tuned": "Slimming, tuned"}
+    frame = frame.replace({"method": tuned})
+    panels = axes(2, (4.2, 4.2))
+    for method, look in looks(frame["method"].unique()).items():
+        lost = -100 * frame[frame["method"] == method].set_index("ratio").drop(
+            columns=["method", "sequence_id"]
+        )
+        of_share = lost.groupby("ratio")
+        width = of_share.sem() * stats.t.ppf(0.975, of_share.size().iloc[0] - 1)
+        own, others = "delta_self_accuracy", "delta_neg_accuracy"
+        mean = of_share.mean()
+        for panel in panels:
+            draw_curve(panel, (mean[others], mean[own], width[own], width[others]), method, look)
+    for panel, reach in zip(panels, (80, 15), strict=True):
+        panel.axline((0, 0), slope=1, color="0.8", linewidth=1, zorder=0)
+        panel.set(xlim=(-reach / 40, reach), ylim=(-5, 100))
+        title = "all shares" if reach == 80 else "where others lose little"
+        finish(panel, "others lose (points of accuracy)", "the text loses (points)", title)
+    return with_legend(panels)
+
+
+def other_texts_figure() -> Any:
+    """What other texts of SmolLM2 lose without the four neurons of each layer from 1 on that
+    Iterative Attribution names for the warranty of the MIT licence, by tl-localize localize.
+    """
+    from tl_localize.report.text_losses import TextLosses
+
+    frame = read_table("docs/results/smollm2/others.csv")
+    return TextLosses(frame.assign(lost=frame["before"] - frame["after"]), 4 * 29).plot()
+
+
 def single_layer_figure(model: str) -> Any:
     """One layer against all of a shipped model, from the table on its page."""
     import pandas as pd
@@ -426,7 +479,10 @@ def figures() -> dict[str, Callable[[], Any]]:
     """The pictures that are drawn from committed numbers, each with what draws it."""
     from functools import partial
 
-    found: dict[str, Callable[[], Any]] = {}
+    found: dict[str, Callable[[], Any]] = {
+        "docs/figures/smollm2.png": pretrained_figure,
+        "docs/figures/others-smollm2.png": other_texts_figure,
+    }
     for model in MODELS:
         folder = f"docs/results/reference-{model}"
         found[f"{folder}/del_forgetting.png"] = partial(forgetting_figure, model)

@@ -15,6 +15,7 @@ an earlier run kept no frame they come from the tables in docs/results that the 
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -370,6 +371,64 @@ def rev_price_table(methods: Sequence[str]) -> str:
     return markdown(["method", "gpt2", "of the best oracle", "pythia", "of the best oracle"], rows)
 
 
+# README
+
+
+def front_table() -> str:
+    """One row for each test: ours, the best of the paper's methods, and a control."""
+    prices = deletion(SMOLLM2, "forgetting").points()
+
+    def lost(method: str) -> str:
+        own, neg = prices[method]["self"].to_numpy(), prices[method]["neg"].to_numpy()
+        return at_price(own, -neg, 3)
+
+    def found(method: str) -> str:
+        return recall_pair(f"together-{SMOLLM2}", method)
+
+    def put_back(method: str) -> str:
+        return number(rev_at_price(rev_curves(GPT2)[method]))
+
+    tests = {
+        "DEL, SmolLM2: change of the text where others lose 3 points": (
+            lost,
+            ("iterative_attribution", PAPERS, "random"),
+        ),
+        "INJ with distractors, SmolLM2, 1 %: the text's rows found / the other texts' rows": (
+            found,
+            ("gradient_alignment", PAPERS, "row_norm"),
+        ),
+        "REV, shipped gpt2: change of the text where others lose 5 points": (
+            put_back,
+            ("activation_contrast_same_kind", PAPERS, "random"),
+        ),
+    }
+    rows = []
+    for test, (cell, (ours, papers, control)) in tests.items():
+        known = {name: cell(name) for name in papers if has(cell, name)}
+        best = max(known, key=lambda name: leading(known[name]))
+        named = {ours: cell(ours), best: known[best], control: cell(control)}
+        rows.append([test, *(f"{text} ({plain(name)})" for name, text in named.items())])
+    return markdown(["test, and model", "ours", "the best of the paper's", "control"], rows)
+
+
+def has(cell: Callable[[str], str], method: str) -> bool:
+    """Whether a method was measured."""
+    try:
+        return leading(cell(method)) > -math.inf
+    except KeyError:
+        return False
+
+
+def leading(cell: str) -> float:
+    """The size of the number that a cell begins with; minus infinity where it has none."""
+    begins = re.match(r"-?\d+\.\d+", cell)
+    return abs(float(begins[0])) if begins else -math.inf
+
+
+def plain(method: str) -> str:
+    return method.removesuffix("_same_kind").replace("_", " ").title()
+
+
 # Heads
 
 
@@ -410,6 +469,10 @@ SHIPPED_METHODS = (
     *("integrated_gradients", "hard_concrete", "attribution", "zero_out"),
     *("gradient_alignment", "activations", "random"),
 )
+PAPERS = (
+    *("hard_concrete", "hard_concrete_tuned", "slimming", "slimming_tuned", "zero_out"),
+    *("integrated_gradients", "activations"),
+)
 FEW = ("iterative_attribution", "attribution_contrast_1", "attribution", "slimming")
 REV_METHODS = (
     *("oracle_rounds", "oracle_first_order", "activation_contrast_same_kind"),
@@ -448,6 +511,7 @@ RECALLS = {
 }
 TABLES: dict[str, Callable[[], str]] = {
     "agreement": agreement_table,
+    "front": front_table,
     "heads": heads_table,
     "inj-smollm2": lambda: alone_table(0.01),
     "inj-smollm2-small": lambda: alone_table(0.001),

@@ -27,7 +27,7 @@ ROOMS = [
     ["sequences"],
     ["model"],
     ["units"],
-    ["checks", "files", "stats"],
+    ["checks", "drawing", "files", "stats"],
 ]
 RANKS = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 # What several methods take from their room; a method's own file imports no other method's.

@@ -1,5 +1,7 @@
 """Top-k, recall, ablation, and scores on disk."""
 
+import json
+
 import pytest
 import torch
 from hypothesis import given
@@ -35,6 +37,9 @@ def set_of(pairs):
         ({"ratio": 0.5, "per": "model", "first_layer": 1}, {(1, 0), (1, 2)}),
         ({"count": 1}, {(0, 1), (1, 0)}),
         ({"count": 1, "per": "model"}, {(1, 0)}),
+        ({"ratio": 0.5, "layers": [1]}, {(1, 0), (1, 2)}),
+        ({"ratio": 0.25, "layers": [0, 1], "per": "model"}, {(1, 0), (1, 2)}),
+        ({"count": 1, "layers": [0]}, {(0, 1)}),
         ({"ratio": 1}, {(i, j) for i in range(2) for j in range(4)}),
     ],
 )
@@ -188,3 +193,58 @@ def test_dropped_out_leaves_nothing_behind_when_the_body_raises(any_model, neuro
     with pytest.raises(ZeroDivisionError), neurons.dropped_out(any_model):
         _ = 1 / 0
     check()
+
+
+@pytest.mark.parametrize("layers", [[], [2], [-1], [0, 2]])
+def test_top_k_rejects_layers_that_are_not_there(layers):
+    with pytest.raises(ValueError, match=r"layers must be some of 0 to 1, got"):
+        SCORES.top_k(0.5, layers=layers)
+
+
+def test_top_k_rejects_layers_below_the_first():
+    with pytest.raises(ValueError, match=r"layers must be some of 1 to 1, got \[0\]"):
+        SCORES.top_k(0.5, layers=[0], first_layer=1)
+
+
+@pytest.mark.parametrize(
+    ("indices", "shape", "message"),
+    [
+        ([(2, 0)], (2, 4), r"indices must be pairs \(layer, neuron\) below 2 and 4, got \(2, 0\)"),
+        ([(0, -1)], (2, 4), "Both count from 0"),
+        ([], (2,), r"shape must be the layers and the neurons of each, got \(2,\)"),
+        ([], (0, 4), "shape must be"),
+    ],
+)
+def test_from_indices_names_what_does_not_fit(indices, shape, message):
+    with pytest.raises(ValueError, match=message):
+        NeuronSet.from_indices(indices, shape)
+
+
+def test_a_set_comes_back_from_its_json_and_its_frame():
+    neurons = SCORES.top_k(0.5)
+    found = json.loads(neurons.to_json())
+    assert found["units"] == "neurons"
+    assert NeuronSet.from_indices(found["indices"], found["shape"]) == neurons
+    rows = neurons.to_frame().itertuples(index=False, name=None)
+    assert NeuronSet.from_indices(rows, SCORES.values.shape) == neurons
+
+
+def test_a_set_comes_back_from_its_file(tmp_path):
+    neurons = NeuronSet(SCORES.top_k(0.5).mask, AttentionHeads())
+    neurons.save(tmp_path / "set.safetensors")
+    assert NeuronSet.load(tmp_path / "set.safetensors") == neurons
+
+
+def test_a_damaged_file_of_a_set_is_named(tmp_path):
+    path = tmp_path / "set.safetensors"
+    path.write_bytes(b"no tensors")
+    with pytest.raises(ValueError, match="path must be a whole file of NeuronSet, got"):
+        NeuronSet.load(path)
+
+
+def test_plot_shows_the_highest_scores_of_each_layer_and_the_range_of_the_others():
+    values = torch.arange(24.0).view(2, 12)
+    (ax, *_) = NeuronScores(values, first_layer=1).plot().axes
+    (line,) = ax.get_lines()
+    assert line.get_xydata().tolist() == [[1, score] for score in range(23, 13, -1)]
+    assert ax.collections[0].get_segments()[0].tolist() == [[1, 12], [1, 13]]

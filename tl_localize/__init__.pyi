@@ -49,6 +49,8 @@ from .metrics import (
 )
 from .model.loading import load_model as load_model
 from .texts.reference import reference_sequences as reference_sequences
+from .report.layer_ablation import ablate_layers as ablate_layers
+from .report.text_losses import text_losses as text_losses
 from .report.token_view import token_view as token_view
 from .scores import NeuronScores as NeuronScores, NeuronSet as NeuronSet
 from .sequences import MemorizedSequence as MemorizedSequence

@@ -1,7 +1,8 @@
 """Scores of neurons and sets of neurons: plain data."""
 
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,13 +13,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_localize.checks import Real, check_choice, check_count, check_ratio
+from tl_localize.drawing import axes, finish, mark_layers
 from tl_localize.files import Saved
 from tl_localize.model.hooks import added_hooks
+from tl_localize.model.hugging_face import ablated_units
 from tl_localize.model.neurons import Hook, LanguageModel, NeuronView, clamp_neurons
 from tl_localize.units import NEURONS, Units, check_units
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
+
+MARKED = 10  # highest scores of a layer that a figure marks
 
 
 def rounded_down(ratio: Real, n: int) -> int:
@@ -60,6 +66,40 @@ class NeuronSet(Saved):
         check_units(self.units)
         object.__setattr__(self, "mask", mask.detach().to("cpu", copy=True))
 
+    @classmethod
+    def from_indices(
+        cls, indices: Iterable[Sequence[int]], shape: Sequence[int], units: Units = NEURONS
+    ) -> "NeuronSet":
+        """The set of some pairs (layer, neuron).
+
+        Args:
+            indices: The pairs; both numbers count from 0.
+            shape: Layers and neurons of each, such as ``scores.values.shape``.
+            units: What "neuron" means here.
+
+        Raises:
+            ValueError: The shape is not two sizes, or a pair is none of that shape.
+
+        >>> NeuronSet.from_indices([(1, 2), (0, 0)], shape=(2, 3)).mask.tolist()
+        [[True, False, False], [False, False, True]]
+        """
+        if len(shape) != 2 or min(shape) < 1:
+            raise ValueError(
+                f"shape must be the layers and the neurons of each, got {tuple(shape)}. Write for "
+                "example (6, 1536), or scores.values.shape."
+            )
+        n_layers, n_neurons = map(int, shape)
+        mask = torch.zeros(n_layers, n_neurons, dtype=torch.bool)
+        for pair in indices:
+            layer, neuron = map(int, pair)
+            if not (0 <= layer < n_layers and 0 <= neuron < n_neurons):
+                raise ValueError(
+                    f"indices must be pairs (layer, neuron) below {n_layers} and {n_neurons}, got "
+                    f"{tuple(pair)}. Both count from 0."
+                )
+            mask[layer, neuron] = True
+        return cls(mask, units)
+
     def __len__(self) -> int:
         return int(self.mask.sum())
 
@@ -97,6 +137,22 @@ class NeuronSet(Saved):
     def __repr__(self) -> str:
         counts = f"{len(self)} of {self.mask.numel()} {self.units.name}"
         return f"NeuronSet({counts}, per layer {self.mask.sum(1).tolist()})"
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per neuron, the lowest layer first: layer, neuron."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self), columns=["layer", "neuron"])
+
+    def to_json(self) -> str:
+        """The set as text that any program reads: ``units``, ``shape`` and ``indices``, which
+        ``from_indices`` takes.
+
+        >>> print(NeuronSet(torch.tensor([[True, False], [False, True]])).to_json())
+        {"units": "neurons", "shape": [2, 2], "indices": [[0, 0], [1, 1]]}
+        """
+        shape = list(self.mask.shape)
+        return json.dumps({"units": self.units.name, "shape": shape, "indices": list(self)})
 
     def recall_of(self, truth: "NeuronSet") -> float:
         """Fraction of the true neurons that are in this set; ValueError where the shapes differ, or
@@ -140,6 +196,28 @@ class NeuronSet(Saved):
             )
         hooks = [(view.points[name], hook) for name, hook in self.dropout_hooks(view.device)]
         with added_hooks(hooks):
+            yield
+
+    @contextmanager
+    def hooks_for(self, hf_model: torch.nn.Module) -> Iterator[None]:
+        """Set these neurons to zero in a model of transformers inside the ``with`` block, without
+        TransformerLens: for ``generate``, pipelines and evaluations.
+
+        Args:
+            hf_model: What ``AutoModelForCausalLM.from_pretrained`` gives, of the model that was
+                localized in.
+
+        Raises:
+            ValueError: The model has other layers or neurons, its architecture is not among the
+                tested ones, or the units are of a user's own.
+
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> hf_model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=12))
+        >>> neurons = NeuronSet.from_indices([(1, 5)], shape=(2, 48))
+        >>> with neurons.hooks_for(hf_model):
+        ...     logits = hf_model(torch.tensor([[1, 2, 3]])).logits
+        """
+        with ablated_units(hf_model, self.units, self.mask):
             yield
 
 
@@ -207,12 +285,35 @@ class NeuronScores(Saved):
         frame = scores.rename_axis(["layer", "neuron"]).reset_index(name="score")
         return frame.sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
+    def plot(self) -> "Figure":
+        """The highest scores of each layer, and the range of all others: where the method looks,
+        and how far it tells neurons apart. Layers below ``first_layer`` are left out.
+
+        Raises:
+            ImportError: matplotlib, of the extra ``plots``, is missing.
+        """
+        (ax,) = axes(1, (6.4, 3.6))
+        for layer in range(self.first_layer or 0, len(self.values)):
+            best, rest = self.values[layer].sort(descending=True).values.tensor_split([MARKED])
+            ax.plot([layer] * len(best), best, "o", color="#0072B2", markersize=4, alpha=0.6)
+            if len(rest):
+                ax.vlines(layer, float(rest.min()), float(rest.max()), color="#bbbbbb", linewidth=5)
+        mark_layers(ax, range(self.first_layer or 0, len(self.values)))
+        names = f"the {MARKED} highest {self.units.name}", f"all other {self.units.name}"
+        for line, name in zip((*ax.get_lines()[:1], *ax.collections[:1]), names, strict=False):
+            line.set_label(name)
+        finish(ax, "layer", "score", " of ".join(filter(None, [self.method, self.sequence_id])))
+        ax.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
+        figure: Any = ax.figure
+        return figure
+
     def top_k(
         self,
         ratio: Real | None = None,
         *,
         count: int | None = None,
         per: Literal["layer", "model"] = "layer",
+        layers: Iterable[int] | None = None,
         first_layer: int | None = None,
         rounding: Literal["nearest", "floor"] = "nearest",
     ) -> NeuronSet:
@@ -223,6 +324,7 @@ class NeuronScores(Saved):
             ratio: Fraction in (0, 1]; 0.01 is 1 %.
             count: The number of neurons, in place of the ratio.
             per: ``"layer"`` takes the share in every layer, ``"model"`` across all layers.
+            layers: Only these, such as ``[3]``; all from ``first_layer`` on unless given.
             first_layer: Layers below it are left out (DEL spares layer 0 with ``first_layer=1``).
                 By default that of the scores, or 0 where they have none.
             rounding: How ratio times the neurons of a layer becomes a count (INJ rounds to nearest,
@@ -232,12 +334,13 @@ class NeuronScores(Saved):
         Raises:
             ValueError: Not exactly one of ratio and count is given; ratio is outside (0, 1] or
                 selects no neuron; count is more than there are; an unknown choice; first_layer is
-                not a layer, or another one than the method chose from.
+                not a layer, or another one than the method chose from; layers are none of those
+                from it on.
         """
         check_choice("per", per, ("layer", "model"))
         check_choice("rounding", rounding, ("nearest", "floor"))
-        start = self._start(first_layer)
-        pool = self.values[start:]
+        chosen_from = self._chosen_from(layers, first_layer)
+        pool = self.values[chosen_from]
         if per == "model":
             pool = pool.reshape(1, -1)
         n = pool.shape[1]
@@ -259,9 +362,23 @@ class NeuronScores(Saved):
                 f"{1 / n:.2g}."
             )
         best = pool.argsort(dim=-1, descending=True, stable=True)[:, :count]
+        chosen = torch.zeros(pool.shape, dtype=torch.bool).scatter_(-1, best, True)
         mask = torch.zeros(self.values.shape, dtype=torch.bool)
-        mask[start:].view(pool.shape).scatter_(-1, best, True)
+        mask[chosen_from] = chosen.view(len(chosen_from), -1)
         return NeuronSet(mask, self.units)
+
+    def _chosen_from(self, layers: Iterable[int] | None, first_layer: int | None) -> list[int]:
+        """The layers to choose from."""
+        there = list(range(self._start(first_layer), len(self.values)))
+        if layers is None:
+            return there
+        wanted = sorted(set(layers))
+        if not wanted or not set(wanted) <= set(there):
+            raise ValueError(
+                f"layers must be some of {there[0]} to {there[-1]}, got {wanted}. Layers count "
+                "from 0, and those below first_layer are left out."
+            )
+        return wanted
 
     def _start(self, first_layer: int | None) -> int:
         """The first layer to choose from."""

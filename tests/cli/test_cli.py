@@ -155,9 +155,11 @@ def test_localize_shows_the_strongest_of_neurons_that_are_taken_in_rounds(run):
     chosen = "names 155 neurons from layer 1 on: 31 neurons of each layer (2 %)."
     assert f"Iterative Attribution {chosen}" in result.stdout
     by_layer, strongest = result.stdout.split("The strongest of them by effect")
-    layers = re.findall(r"^ +(\d) +(\d+) +(\d+) +(\S+) *$", by_layer, re.M)
+    layers = re.findall(r"^ +(\d) +(\d+) +(\d+) +(\S+) +(\u2588*) *$", by_layer, re.M)
     assert [(layer, count) for layer, count, *_ in layers] == [(str(n), "31") for n in range(1, 6)]
-    assert all(0 <= int(recited) <= 100 for _, _, recited, _ in layers)
+    assert all(0 <= int(recited) <= 100 for _, _, recited, _, _ in layers)
+    longest = max(layers, key=lambda row: float(row[3]))  # the bars are of the rise of the loss
+    assert len(longest[-1]) == 12 == max(len(bar) for *_, bar in layers)
     assert re.search(r"rank +layer +neuron +rise of the loss .*first order", strongest)
     rows = re.findall(r"^ +(\d+) +(\d) +(\d+) +(\S+) *$", strongest, re.M)
     effects = [float(row[3]) for row in rows]
@@ -204,7 +206,22 @@ def test_localize_of_an_example_says_what_is_left_and_writes_the_view(run, tmp_p
     page = (tmp_path / "scores.html").read_text()
     for named in ("Quentin Hackomber", "reference-gpt2", "quotes-056", "Attribution", "%)"):
         assert named in page
+    others = result.stdout.split("those that lose most:")[1]
+    own, *rest = re.findall(r"^ +(\S+) +\w+ +\d+ +\S+ +(-?[\d.]+) ", others, re.M)
+    assert own[0] == "quotes-056" and len(rest) == 12
+    lost = [float(points) for _, points in rest]
+    assert lost == sorted(lost, reverse=True) and lost[0] < float(own[1])
+    assert all(id in page for id, _ in rest)
+    said = r"quotes-056: 100% recited before, .* other texts that the model knows lose"
+    assert re.search(said, others)
+    assert result.stderr.splitlines()[-1].startswith("Next: tl-localize erase --model reference-")
     assert NeuronScores.load(scores).method == "attribution"
+
+
+def test_localize_says_once_how_much_is_recited_and_does_not_warn_of_it(run, recwarn):
+    result = run.localize("--force --method activations")
+    assert result.exit_code == 0 and "The model recites" in result.stdout
+    assert not [found for found in recwarn if "must be recited" in str(found.message)]
 
 
 def test_localize_warns_where_the_model_is_broken(run):
@@ -522,4 +539,18 @@ def test_a_directory_with_the_name_of_a_paper_s_model_has_the_paper_s_settings(
     assert (
         "Default settings: the paper gives none for tiny."
         in run.inj(f"--limit 1 {INJ} random").stderr
+    )
+
+
+def test_known_says_what_to_do_where_nothing_is_known(run, monkeypatch):
+    from tl_localize import MemorizedSequence
+
+    def not_recited(model):
+        yield "prose", MemorizedSequence.from_text(model, "Two roads", " diverged in a wood")
+
+    monkeypatch.setattr("tl_localize.texts.known._tokenized", not_recited)
+    result = run("known")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines()[-1].startswith(
+        "Next: tl-localize collect --model reference-gpt2 --data CORPUS finds texts"
     )

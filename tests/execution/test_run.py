@@ -17,6 +17,7 @@ from kill import forked, kill_until, log_writes
 from tl_localize import Activations
 from tl_localize.evals.ablation import AblationMeter
 from tl_localize.execution import Store, status
+from tl_localize.execution.run import BarCounter
 from tl_localize.model.environment import fingerprint
 
 NEEDS_FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -254,6 +255,20 @@ def test_progress_goes_from_zero_to_one_and_never_falls(benchmark, methods, run)
         assert fractions == sorted(fractions)
         assert fractions[0] == 0 and fractions[-1] == 1
         assert any("counted" in what for _, what in told)
+
+
+def test_bar_of_one_cell_moves_within_it_and_says_the_time_that_is_left(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    counter = BarCounter(1)
+    for fraction in (0.5, 0.2):  # it does not go back
+        counter.report(fraction, "erase: step 3")
+    shown = counter.bar.format_dict
+    assert shown["n"] == 0.5 and shown["total"] == 1
+    counter.finish_cell(False)
+    assert counter.bar.n == 1
+    counter.bar.close()
+    bar = capsys.readouterr().err
+    assert " 50%" in bar and "? left" not in bar.split("100%")[-1] and "erase: step 3: 50%" in bar
 
 
 def test_bar_is_shown_on_a_terminal_and_not_in_a_pipe(inj, methods, run, capsys, monkeypatch):

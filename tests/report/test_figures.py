@@ -8,10 +8,9 @@ import pandas as pd
 import pytest
 
 pytest.importorskip("matplotlib")
-from tl_localize import InjResults
+from tl_localize import InjResults, drawing
 from tl_localize.evals.deletion import confusion, forgetting
 from tl_localize.evals.inj import recall_curve, target_against_distractors
-from tl_localize.report import looks
 
 
 @pytest.fixture
@@ -114,5 +113,5 @@ def test_nothing_of_a_confusion_figure_is_cut_off_in_a_notebook(del_results):
 
 
 def test_figure_shows_itself_in_a_notebook():
-    (panel,) = looks.axes(1)
+    (panel,) = drawing.axes(1)
     assert panel.figure._repr_png_().startswith(b"\x89PNG")

@@ -1,11 +1,13 @@
 """Tables for a terminal: order, controls, and the sentence below them."""
 
+import io
+
 import pandas as pd
 import pytest
 
 from tl_localize import InjResults, RandomBaseline, RowNorm
 from tl_localize.evals.inj.tables import say_result
-from tl_localize.report.terminal import rank_rows, show
+from tl_localize.report.terminal import bars, rank_rows, show
 
 
 def table(rows, columns):
@@ -27,6 +29,18 @@ def test_ranked_puts_the_best_first_and_controls_last():
     ((setting, shown),) = rank_rows(pd.concat({"1 %": table(rows, ["R@1x"])}))
     assert setting == "1 %"
     assert names(shown) == ["Zero-Out", "Slimming", "Mine", "RowNorm", "Random"]
+
+
+def test_ranked_has_a_bar_of_the_first_column():
+    rows = {"Mine": ["80 ± 2", "1"], "Slimming": ["-40", "99"], RandomBaseline.title: ["", "5"]}
+    ((_, shown),) = rank_rows(pd.concat({"1 %": table(rows, ["R@1x", "R@2x"])}))
+    assert [str(cell) for cell in shown.columns[1].cells] == ["\u2588" * 12, "\u2588" * 6, ""]
+
+
+def test_bars_are_plain_where_the_output_is_ascii(monkeypatch):
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert bars(pd.Series([1.0, 0.5])) == ["#" * 12, "#" * 6]
+    assert bars(pd.Series([0.0, -1.0])) == ["", ""]
 
 
 def test_ranked_by_loss_puts_the_most_negative_first_in_each_setting():

@@ -61,7 +61,8 @@ class LocalizeOptions:
     out: Annotated[
         Path | None,
         Parameter(
-            help="Write the scores to this safetensors file, the token view beside it as .html."
+            help="Write the scores to this safetensors file, and beside it as .html a page to send "
+            "to others: the text token by token, and what other texts lose."
         ),
     ] = None
 

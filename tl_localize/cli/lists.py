@@ -7,7 +7,7 @@ from tl_localize.checks import check_between
 from tl_localize.cli.command_options import KnownOptions
 from tl_localize.cli.messages import say, say_next
 from tl_localize.methods import METHODS
-from tl_localize.report.terminal import console, show
+from tl_localize.report.terminal import bars, console, show
 from tl_localize.report.token_view import BREAK
 from tl_localize.texts.known import CONTROL, OWN, known
 from tl_localize.texts.reference import DATA
@@ -49,7 +49,9 @@ def show_known(options: KnownOptions) -> None:
     if len(others):
         title = f"Texts that the model recites with {options.min_accuracy:g} or more:"
         show(others, title)
-    show(found.by_category().round(2), "By what must be known:")
+    categories = found.by_category().round(2)
+    categories[""] = bars(categories["accuracy"], most=1)
+    show(categories, "By what must be known:")
     show(found.counts_by_threshold().to_frame(), "What a threshold keeps:")
     say(f"{found}. {found.advice()}")
     name = options.model.model
@@ -58,3 +60,8 @@ def show_known(options: KnownOptions) -> None:
         say_next(f"tl-localize del --model {name} --data {options.out}")
     elif len(examples := others.index[others["kind"] != CONTROL]):
         say_next(f"tl-localize localize --model {name} --example {examples[0]}")
+    else:
+        say_next(
+            f"tl-localize collect --model {name} --data CORPUS finds texts of its own training "
+            "that a model recites."
+        )

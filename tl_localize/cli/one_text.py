@@ -2,10 +2,7 @@
 does.
 """
 
-from dataclasses import replace
-
 import pandas as pd
-import torch
 from rich.console import Console
 from rich.text import Text
 from torch import Tensor
@@ -21,10 +18,12 @@ from tl_localize.execution import Steps
 from tl_localize.execution.run import show_progress
 from tl_localize.files import check_writable, prepare_folder, write_text
 from tl_localize.methods import Attribution, IterativeAttribution, Localizer
-from tl_localize.metrics import accuracy, check_recited, memorization_loss, perplexity
+from tl_localize.metrics import accuracy, check_recited, perplexity
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.paper import short_title
-from tl_localize.report.terminal import plain_table, show
+from tl_localize.report.layer_ablation import ablate_layers
+from tl_localize.report.terminal import bars, plain_table, show
+from tl_localize.report.text_losses import text_losses
 from tl_localize.report.token_view import page, token_view
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence
@@ -38,6 +37,7 @@ RATIO = 0.1  # of the neurons of each layer
 OTHERS = 20  # texts that should not be forgotten
 TOP = 20  # neurons to print
 EFFECT = "rise of the loss without it (nats per token, first order)"
+RISE = "rise of the loss (nats per token)"
 N_GENERAL = 8  # rows of general text
 GENERAL_LENGTH = 64  # tokens of each
 RECITED = 0.9  # accuracy of a text of the user's own; of one that many people know MIN_ACCURACY
@@ -100,10 +100,18 @@ def localize_text(options: LocalizeOptions) -> None:
         say(f"Scores: {options.out}")
     if percent(model, [sequence]):
         show_ablation(model, sequence, scores, chosen, general, options)
-    say_next(
-        "tl-localize del asks the same of many texts, and what the others lose; tl-localize "
-        "methods lists other methods for --method."
-    )
+    say_next(next_step(options))
+
+
+def next_step(options: LocalizeOptions) -> str:
+    """What to do after a text was localized."""
+    name = options.model.model
+    if options.example:
+        return (
+            f"tl-localize erase --model {name} --example {options.example} --out FOLDER writes a "
+            "model without the text."
+        )
+    return "tl-localize erase with the same text and --out FOLDER writes a model without it."
 
 
 def chosen_method(options: LocalizeOptions) -> Localizer:
@@ -185,7 +193,7 @@ def show_chosen(
         f"{share_of_layers(chosen)}{why}."
     )
     show(by_layer(model, sequence, chosen), f"The {chosen.units.name} of one layer alone ablated:")
-    effects = Attribution(units=scores.units)(model, sequence)
+    (effects,) = Attribution(units=scores.units).map(model, [sequence], check=False)
     best = chosen_units(scores, effects, chosen).head(TOP)
     best = best.set_index(pd.RangeIndex(1, len(best) + 1, name="rank"))
     title = (
@@ -194,22 +202,13 @@ def show_chosen(
     show(best, f"{title}, from layer {FIRST_LAYER} on:")
 
 
-@torch.no_grad()
 def by_layer(model: LanguageModel, sequence: MemorizedSequence, chosen: NeuronSet) -> pd.DataFrame:
     """Of each layer how many units are chosen, and what is left of the text without them."""
-    before = memorization_loss(model, [sequence])
-    rows: list[dict[str, int | float]] = []
-    for layer in range(FIRST_LAYER, len(chosen.mask)):
-        mask = torch.zeros_like(chosen.mask)
-        mask[layer] = chosen.mask[layer]
-        own = replace(chosen, mask=mask)
-        row: dict[str, int | float] = {"layer": layer, chosen.units.name: len(own)}
-        with own.dropped_out(model):
-            row["text recited (%)"] = percent(model, [sequence])
-            rise = memorization_loss(model, [sequence]) - before
-        row["rise of the loss (nats per token)"] = float(rise)
-        rows.append(row)
-    return pd.DataFrame(rows).set_index("layer")
+    layers = ablate_layers(model, sequence, chosen).frame
+    table = pd.DataFrame({chosen.units.name: layers["neurons"]})
+    table["text recited (%)"] = (100 * layers["only"]).round().astype(int)
+    table[RISE] = layers["rise"]
+    return table.assign(**{"": bars(table[RISE])})
 
 
 def chosen_units(scores: NeuronScores, effects: NeuronScores, chosen: NeuronSet) -> pd.DataFrame:
@@ -240,6 +239,7 @@ def show_ablation(
     with chosen.dropped_out(model):
         now = perplexity(model, general)
     view = token_view(model, sequence, chosen)
+    losses = text_losses(model, sequence, chosen)
     cost = f"{was:.4g} before, {now:.4g} without them"
     print(f"\nWithout the top {share_of_layers(chosen)}:\n\n{view}")
     print(f"Perplexity of general text: {cost}.")
@@ -253,6 +253,11 @@ def show_ablation(
             "That is more than --max-perplexity-rise allows, but one of each layer is the "
             "smallest set."
         )
+    if len(losses.others):
+        table = losses.table()
+        table[""] = bars(table["lost (%)"], most=100)
+        show(table, "Of all texts that the model knows, those that lose most:")
+        print(losses)
     if options.out:
         method = f"{short_title(scores.method)} {scores.settings}"
         about = {"model": options.model.model, "text": options.example or "--prefix and --suffix"}
@@ -260,5 +265,5 @@ def show_ablation(
         about["perplexity of general text"] = cost
         title = f"{short_title(scores.method)}, {options.model.model}"
         file = options.out.with_suffix(".html")
-        write_text(file, page(view, title, about))
-        say(f"Token view: {file}")
+        write_text(file, page([view, losses], title, about))
+        say(f"A page to send to others: {file}")

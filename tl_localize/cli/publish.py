@@ -6,12 +6,12 @@ from pathlib import Path
 
 from tl_localize.cli.messages import say, say_next
 from tl_localize.cli.reports import REPORTS, Report, Tables
+from tl_localize.drawing import FIGURES_NEED, has_matplotlib
 from tl_localize.evals.deletion.results import DelResults
 from tl_localize.evals.inj.results import InjResults
 from tl_localize.evals.tuning import rank, ranking_table, write_settings
 from tl_localize.execution import Status, Store, status
 from tl_localize.files import refuse_unreadable, write_json, write_text
-from tl_localize.report.looks import FIGURES_NEED, has_matplotlib
 from tl_localize.report.saving import CAPTIONS, save_figure, save_table
 from tl_localize.report.terminal import console, rank_rows, show
 from tl_localize.stats import quantity

@@ -25,6 +25,7 @@ Results = TypeVar("Results")
 Methods = Mapping[str, Any]  # label -> method
 Shard = tuple[int, int]  # (i, n): the i-th of n parts
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} {elapsed} elapsed, {remaining} left{postfix}"
+BAR_OF_ONE = BAR.replace("{n_fmt}/{total_fmt} ", "")  # it moves within its one cell
 
 
 class Cluster(Protocol):
@@ -158,13 +159,16 @@ class BarCounter:
 
     def __init__(self, n_cells: int) -> None:
         # disable=None: a notebook shows it always, else a terminal alone
-        self.bar: tqdm[Any] = auto.tqdm(total=n_cells, bar_format=BAR, smoothing=0, disable=None)
+        form = BAR_OF_ONE if n_cells == 1 else BAR
+        self.bar: tqdm[Any] = auto.tqdm(total=n_cells, bar_format=form, smoothing=0, disable=None)
         self.n_cells = n_cells
         self.n_done = 0
         self.told_at = time.monotonic()
 
     def report(self, fraction: float, what: str) -> None:
         state = f"{what}: {fraction:.0%}" if fraction else what
+        if self.n_cells == 1 and not self.bar.disable:
+            self.bar.n = max(self.bar.n, fraction)  # so that the time that is left is known
         self.bar.set_postfix_str(state)
         if self.bar.disable and time.monotonic() - self.told_at >= EVERY:
             self.told_at = time.monotonic()
@@ -174,7 +178,7 @@ class BarCounter:
         self.n_done += 1
         if was_there and not self.bar.disable:
             self.bar.initial += 1  # it takes no part in the time that is left
-        self.bar.update(1)
+        self.bar.update(self.n_done - self.bar.n)
 
 
 @contextmanager

@@ -6,9 +6,7 @@ few of Paul Tol's; each can be told from the others with any colour vision. In g
 markers tell the methods apart.
 """
 
-import io
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.util import find_spec
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,14 +17,6 @@ from tl_localize.paper import short_title
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-FIGURES_NEED = "Figures need matplotlib, which the extra 'plots' brings: pip install matplotlib."
-
-
-def has_matplotlib() -> bool:
-    """Whether figures can be drawn."""
-    return find_spec("matplotlib") is not None
 
 
 class Look(NamedTuple):
@@ -79,39 +69,6 @@ def looks(methods: Iterable[str]) -> dict[str, Look]:
     return {name: LOOKS.get(name) or next(further) for name in dict.fromkeys(methods)}
 
 
-def axes(n: int, size: tuple[float, float] = (4.8, 4.2)) -> "list[Axes]":
-    """``n`` axes of a new figure, in one row, or in two where there are many.
-
-    Args:
-        size: of one of them, in inches.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(FIGURES_NEED) from error
-
-    class Shown(Figure):
-        """A figure that a notebook shows: IPython draws matplotlib's own figures only where pyplot
-        was imported.
-        """
-
-        def _repr_png_(self) -> bytes:
-            # tight: the layout of many panels with one colour bar is not exact
-            return image_bytes(self, "png", dpi=100, bbox_inches="tight")
-
-    rows = 2 if n > 5 and n % 2 == 0 else 1
-    width, height = size[0] * n / rows + 2.4, size[1] * rows
-    figure = Shown(figsize=(width, height), layout="constrained")
-    return list(figure.subplots(rows, n // rows, squeeze=False).flat)
-
-
-def finish(ax: "Axes", x: str, y: str, title: str) -> None:
-    """Labels, a title, and no lines above and to the right."""
-    ax.set(xlabel=x, ylabel=y)
-    ax.set_title(title, fontsize=11)
-    ax.spines[["top", "right"]].set_visible(False)
-
-
 def with_legend(panels: "Sequence[Axes]") -> "Figure":
     """The figure of some axes, with one legend beside the last, where it covers nothing."""
     handles: dict[str, Any] = {}
@@ -129,13 +86,6 @@ def with_legend(panels: "Sequence[Axes]") -> "Figure":
         )
     figure: Any = panels[-1].figure
     return figure
-
-
-def image_bytes(figure: "Figure", suffix: str, **settings: Any) -> bytes:
-    """A figure as the content of a file."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=suffix, **settings)
-    return buffer.getvalue()
 
 
 def check_rows(frame: Any) -> Any:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from tl_localize.drawing import image_bytes
 from tl_localize.files import prepare_folder, write_text, write_whole
-from tl_localize.report.looks import image_bytes
 from tl_localize.texts.reference import DATA
 
 if TYPE_CHECKING:

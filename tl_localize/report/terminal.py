@@ -16,6 +16,7 @@ from tl_localize.paper import TITLES, short_title
 from tl_localize.report.saving import flat
 
 NO_METHODS = [RowNorm.name, RandomBaseline.name]  # the row of a table that is no method
+BAR_WIDTH, BLOCK = 12, "\u2588"  # of the longest bar, in characters, and what it is made of
 CONTROLS = [TITLES[name] for name in NO_METHODS]
 
 
@@ -30,7 +31,8 @@ def console() -> Console:
 def rank_rows(
     table: pd.DataFrame, *, lowest_first: bool = False, width: int | None = None
 ) -> Iterator[tuple[str, Table]]:
-    """Each setting of a results table and its table: sorted by the first column, controls last.
+    """Each setting of a results table and its table: sorted by the first column, of which there is
+    a bar, controls last.
 
     Args:
         table: texts such as ``87.2 ± 0.9`` with the method as the last level of the index, the
@@ -49,6 +51,7 @@ def rank_rows(
         numbers = part.iloc[:, 0].str.extract(r"(-?[\d.]+)", expand=False).astype(float)
         order = np.lexsort((numbers if lowest_first else -numbers, part.index.isin(CONTROLS)))
         best_first = part.iloc[order].rename(short_title).rename_axis("method")
+        best_first.insert(0, "", bars(numbers.iloc[order].abs().fillna(0)))
         name = ", ".join(map(str, setting))
         for columns in parts_that_fit(best_first, width):
             yield name, plain_table(columns)
@@ -87,6 +90,22 @@ def _cell(value: object) -> Text:
     if isinstance(value, Text):
         return value
     return Text(f"{value:.3g}" if isinstance(value, float) else str(value))
+
+
+def bars(values: "pd.Series[float]", most: float | None = None) -> list[str]:
+    """A bar for each number of a column: what the terminal has for a figure. Numbers below zero
+    have none.
+
+    Args:
+        most: The number whose bar is the longest; the greatest of the column unless given.
+
+    >>> [len(bar) for bar in bars(pd.Series([2.0, 1.0, -1.0]), most=4)]
+    [6, 3, 0]
+    """
+    sign = "#" if console().encoding.startswith("ascii") else BLOCK
+    longest = values.max() if most is None else most
+    shares = values.clip(lower=0) / longest if longest > 0 else 0 * values
+    return [sign * round(BAR_WIDTH * share) for share in shares]
 
 
 def show(table: pd.DataFrame, title: str = "") -> None:

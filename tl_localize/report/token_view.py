@@ -2,9 +2,10 @@
 terminal, brackets in a log.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Int
 from rich.console import Console
@@ -213,22 +214,38 @@ def token_view(
     return TokenView(sequence, before, after, decode, len(neurons), neurons.units.name)
 
 
-def page(view: TokenView, title: str, about: Mapping[str, str]) -> str:
-    """A whole HTML page: what the view is of, and the view.
+@runtime_checkable
+class Shown(Protocol):
+    """What a page can show, such as a token view.
+
+    >>> isinstance(token_view(model, sequence, Attribution()(model, sequence).top_k(0.01)), Shown)
+    True
+    """
+
+    def html(self) -> str:
+        """A part of a page."""
+        ...
+
+
+def page(parts: Sequence[Shown], title: str, about: Mapping[str, str]) -> str:
+    """A whole HTML page, one file to send to others: what it is of, and its parts.
 
     Args:
-        about: what stands above the view, by its name, such as the model and the method.
+        parts: such as a ``TokenView`` and ``TextLosses``.
+        about: what stands above them, by its name, such as the model and the method.
 
     >>> abc = MemorizedSequence(torch.tensor([0, 1]), 1)
     >>> letters = lambda ids: "".join("ab"[i] for i in ids)
     >>> view = TokenView(abc, torch.tensor([1]), torch.tensor([0]), letters, 5)
-    >>> "<dt>model</dt><dd>gpt2</dd>" in page(view, "abc", {"model": "gpt2"})
+    >>> "<dt>model</dt><dd>gpt2</dd>" in page([view], "abc", {"model": "gpt2"})
     True
     """
     rows = [f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in about.items()]
     style = "dl{display:grid;grid-template-columns:max-content auto;gap:4px 16px}dd{margin:0}"
+    style += "body{font-family:sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{style}</style>'
-    return f"<!doctype html>{head}<dl>{''.join(rows)}</dl>{view.html()}"
+    body = "".join(part.html() for part in parts)
+    return f"<!doctype html>{head}<h1>{escape(title)}</h1><dl>{''.join(rows)}</dl>{body}"
 
 
 def _html_text(text: str) -> str:

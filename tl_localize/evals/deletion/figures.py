@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tl_localize.checks import Real, check_choice
+from tl_localize.drawing import axes, finish
 from tl_localize.evals.deletion.results import PRICES, DelResults
 from tl_localize.paper import short_title
-from tl_localize.report.looks import Look, axes, check_rows, draw_curve, finish, looks, with_legend
+from tl_localize.report.looks import Look, check_rows, draw_curve, looks, with_legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

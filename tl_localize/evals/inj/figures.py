@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from tl_localize.drawing import axes, finish
 from tl_localize.evals.inj.results import InjResults
-from tl_localize.report.looks import axes, check_rows, each_method, finish, with_legend
+from tl_localize.report.looks import check_rows, each_method, with_legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from tl_localize.drawing import axes, finish
 from tl_localize.evals.rev.results import DIRECTIONS, PRICE, RevResults
-from tl_localize.report.looks import axes, draw_curve, each_method, finish, with_legend
+from tl_localize.report.looks import draw_curve, each_method, with_legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
