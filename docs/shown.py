@@ -415,15 +415,12 @@ def pretrained_figure() -> Any:
     """DEL of SmolLM2 from each text's numbers: means over 14 texts with 95 % intervals, the whole
     range on the left, and on the right where others lose little.
     """
-    import pandas as pd
     from scipy import stats
 
     from tl_localize.drawing import axes, finish
     from tl_localize.report.looks import draw_curve, looks, with_legend
 
-    model = "SmolLM2-135M-Instruct.Q4_1"
-    names = [f"benchmarks/expected/forgetting-{kind}{model}.csv" for kind in ("", "written-")]
-    frame = pd.concat([read_table(name) for name in names])
+    frame = read_table("benchmarks/expected/forgetting-SmolLM2-135M-Instruct.Q4_1.csv")
     # Integrated Gradients has four texts alone, and the one-pass form is on the model's own page
     frame = frame[~frame["method"].isin(["integrated_gradients", "attribution_contrast_1"])]
     tuned = {"hard_concrete_tuned": "Hard Concrete, tuned", "slimming_tuned": "Slimming, tuned"}
