@@ -221,6 +221,20 @@ def against_table(model: str, methods: Sequence[str], prices: Sequence[float]) -
     return markdown(["against", *(f"Neg = -{price:g}" for price in prices)], rows)
 
 
+def paper_texts_table(model: str, methods: Sequence[str]) -> str:
+    """The paper's table 3 on its own texts: one row for each share and method; texts of each."""
+    frame = pd.read_csv(ROOT / f"benchmarks/expected/real/{model}/deletion.csv")
+    rows: list[list[str]] = []
+    for ratio, of_ratio in frame.groupby("ratio"):
+        for method in methods:
+            found = of_ratio[of_ratio["method"] == method].set_index("sequence_id")
+            factors = {name: 100 if "accuracy" in name else 1 for name in COLUMNS}
+            cells = [mean_with_interval(factors[name] * found[name]) for name in COLUMNS]
+            if len(found):
+                rows.append([f"{100 * ratio:g} %", f"{TITLES[method]} ({len(found)})", *cells])
+    return markdown(["share", "method (texts)", *COLUMNS.values()], rows)
+
+
 # INJ
 
 
@@ -511,6 +525,9 @@ RECALLS = {
 }
 TABLES: dict[str, Callable[[], str]] = {
     "agreement": agreement_table,
+    "paper-texts-smollm2": lambda: paper_texts_table(
+        SMOLLM2, ("gradient_alignment", *SMOLLM2_METHODS)
+    ),
     "front": front_table,
     "heads": heads_table,
     "inj-smollm2": lambda: alone_table(0.01),

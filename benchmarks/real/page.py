@@ -191,7 +191,7 @@ def injection_section(page: Page) -> str:
     from tl_localize.evals.inj import recall_curve
 
     results = InjResults(rows)
-    parts = [page.beside(results.table(), "inj"), "Among the top of the whole model (A.3):\n"]
+    parts = [page.beside(results.table(), "inj"), "Among the top of the whole model (A.11):\n"]
     parts.append(page.beside(results.table(across_layers=True), "inj_global"))
     if rows["converged"].any():
         parts.append(page.figure(lambda: recall_curve(results), "injection"))
@@ -308,20 +308,20 @@ SECTIONS: dict[str, Callable[[Page], str]] = {
     "Table 1: which of the manual texts are recited": recited_section,
     "How well the targets are memorized": before_section,
     "Table 3: DEL": deletion_section,
-    "DEL: t-tests (A.4)": deletion_tests_section,
+    "DEL: t-tests (table 11)": deletion_tests_section,
     "DEL: sets of the whole model": counts_section,
     "DEL: which other texts are forgotten": confusion_section,
-    "DEL: one layer against all (5.4, A.7)": layers_section,
+    "DEL: one layer against all (5.4, A.10)": layers_section,
     "Table 2: INJ": injection_section,
-    "INJ: t-tests (A.4)": injection_tests_section,
+    "INJ: t-tests (table 10)": injection_tests_section,
     "INJ: expanded data (A.5)": expanded_section,
     "INJ: other seeds (A.6)": seeds_section,
     "INJ with distractors (not in the paper)": distractors_section,
     "INJ: Zero-Out of every neuron, one sentence": zero_out_section,
     "Do the two benchmarks agree (5.3)": agreement_section,
-    "Costs (A.2)": cost_section,
+    "Costs (A.7)": cost_section,
     "DEL by other ablations (a limitation of the paper)": ablation_section,
-    "Integrated Gradients with more points (A.2)": quadrature_section,
+    "Integrated Gradients with more points": quadrature_section,
     "REV (not in the paper)": rev_section,
     "The search of the masks' settings": tuning_section,
 }

@@ -1,4 +1,4 @@
-"""What each method costs on a model, here and by the plain loop of the authors' formula (A.2)."""
+"""What each method costs on a model, here and by the plain loop of the authors' formula (A.7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""INJ of the paper's sentences: tables 2 and A.3, t-tests, expanded data, seeds, distractors."""
+"""INJ of the paper's sentences: tables 2 and A.11, t-tests, expanded data, seeds, distractors."""
 
 from __future__ import annotations
 
