@@ -17,6 +17,7 @@ from tl_localize import (
     InjBenchmark,
     MemorizedSequence,
     NeuronScores,
+    NeuronSet,
     Recipe,
     RevBenchmark,
     check_recited,
@@ -218,7 +219,19 @@ CALLS = {
     ),
     "NeuronScores.top_k": (
         lambda m, given: SCORES.top_k(**(given if "count" in given else {"ratio": 0.1} | given)),
-        {"ratio": FRACTION, "count": (*COUNT, 49), "first_layer": without_none(LAYER)},
+        {
+            "ratio": FRACTION,
+            "count": (*COUNT, 49),
+            "layers": ([2], [-1], [0.5], [True], []),
+            "first_layer": without_none(LAYER),
+        },
+    ),
+    "NeuronSet.from_indices": (
+        lambda m, given: NeuronSet.from_indices(**({"indices": [(0, 0)], "shape": (2, 3)} | given)),
+        {
+            "indices": ([(2, 0)], [(0, 3)], [(-1, 0)], [(0,)], [(0.5, 0)], [3]),
+            "shape": ((2,), (0, 3), (2, 0), (2.5, 3)),
+        },
     ),
     "explore": (
         lambda m, given: explore(

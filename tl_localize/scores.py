@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -83,21 +84,22 @@ class NeuronSet(Saved):
         >>> NeuronSet.from_indices([(1, 2), (0, 0)], shape=(2, 3)).mask.tolist()
         [[True, False, False], [False, False, True]]
         """
-        if len(shape) != 2 or min(shape) < 1:
+        if len(shape) != 2 or not all(map(_is_whole, shape)) or min(shape) < 1:
             raise ValueError(
                 f"shape must be the layers and the neurons of each, got {tuple(shape)}. Write for "
                 "example (6, 1536), or scores.values.shape."
             )
         n_layers, n_neurons = map(int, shape)
         mask = torch.zeros(n_layers, n_neurons, dtype=torch.bool)
-        for pair in indices:
-            layer, neuron = map(int, pair)
-            if not (0 <= layer < n_layers and 0 <= neuron < n_neurons):
+        for pair in list[Any](indices):
+            both: tuple[Any, ...] = tuple(pair) if isinstance(pair, Iterable) else ()
+            whole = len(both) == 2 and all(map(_is_whole, both))
+            if not (whole and 0 <= both[0] < n_layers and 0 <= both[1] < n_neurons):
                 raise ValueError(
                     f"indices must be pairs (layer, neuron) below {n_layers} and {n_neurons}, got "
-                    f"{tuple(pair)}. Both count from 0."
+                    f"{pair}. Both count from 0."
                 )
-            mask[layer, neuron] = True
+            mask[both] = True
         return cls(mask, units)
 
     def __len__(self) -> int:
@@ -372,13 +374,13 @@ class NeuronScores(Saved):
         there = list(range(self._start(first_layer), len(self.values)))
         if layers is None:
             return there
-        wanted = sorted(set(layers))
-        if not wanted or not set(wanted) <= set(there):
+        wanted = list(layers)
+        if not wanted or not all(map(_is_whole, wanted)) or not set(wanted) <= set(there):
             raise ValueError(
                 f"layers must be some of {there[0]} to {there[-1]}, got {wanted}. Layers count "
                 "from 0, and those below first_layer are left out."
             )
-        return wanted
+        return sorted(set(wanted))
 
     def _start(self, first_layer: int | None) -> int:
         """The first layer to choose from."""
@@ -396,3 +398,8 @@ class NeuronScores(Saved):
                 f"scored, got {first_layer}. Give the method another first_layer."
             )
         return first_layer
+
+
+def _is_whole(value: object) -> bool:
+    """A whole number, numpy's too; True is none."""
+    return not isinstance(value, bool) and isinstance(value, Integral)

@@ -79,7 +79,6 @@ def test_architecture_that_norms_its_neurons_is_refused():
         unit_modules(model, MLPNeurons(), 2)
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_hooks_need_a_module():
     with (
         pytest.raises(TypeError, match="hf_model must be a model of transformers, got str"),

@@ -263,7 +263,7 @@ def test_the_printed_table_of_rev_fits_100_columns(capsys):
     assert max(map(len, lines)) <= 100
     shown = "\n".join(lines)
     assert all(f" {share} %" in shown for share in (5, 10, 20, 25, 30, 35, 40))
-    assert shown.count("Activation Contrast, same kind") == 2  # two blocks
+    assert shown.count("Activation Contrast, same kind") == 3  # two blocks, and a bar
     assert "own at others -5" in shown and "-60.0 / -8.2" in shown
 
 
