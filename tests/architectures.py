@@ -173,7 +173,8 @@ def tiny_bridge(seed, settings):
     model.get_output_embeddings().weight.data.mul_(2)
     made = as_bridge(model.to(of["dtype"]), of["model_name"])
     # at its first pass a Bridge puts hooks of its own on its modules
-    made(torch.zeros(1, 1, dtype=torch.long))
+    with torch.no_grad():  # a kept pattern with its graph can't be copied
+        made(torch.zeros(1, 1, dtype=torch.long))
     return made
 
 

@@ -25,6 +25,34 @@ def loss_of(model, tokens, n_prefix):
     return -log_p[positions, tokens[positions + 1]].mean()
 
 
+def parameter_of(weight):
+    """The parameter that a weight of a model is, or of which it is, in some Bridges, the transposed
+    view.
+    """
+    return weight if weight._base is None else weight._base
+
+
+def name_of(model, weight):
+    """The name of its parameter among a model's, as torch counts them."""
+    names = {id(own): name for name, own in torch.nn.Module.named_parameters(model)}
+    return names[id(parameter_of(weight))]
+
+
+def turned_as(weight, values):
+    """Values in the axes of ``parameter_of(weight)``, in those of the weight; or the other way
+    round.
+    """
+    return values if weight._base is None else values.T
+
+
+def row_gradients(model, number):
+    """[layer neuron d_model]: gradient of a number for W_out."""
+    weights = [block.mlp.W_out for block in model.blocks]
+    found = torch.autograd.grad(number, [parameter_of(weight) for weight in weights])
+    turned = [turned_as(weight, part) for weight, part in zip(weights, found, strict=True)]
+    return torch.stack(turned).detach()
+
+
 def zero_at(act, hook, *, neuron):
     act = act.clone()
     act[:, :, neuron] = 0

@@ -5,6 +5,7 @@ from itertools import permutations
 
 import pytest
 import torch
+from oracles import parameter_of, turned_as
 
 from tl_localize import Activations, HardConcrete, NeuronSet, ZeroOut, inject
 
@@ -220,5 +221,6 @@ def test_gradients_flow_through_dropout_hooks(any_model, sequence, neurons):
     with neurons.dropped_out(any_model):
         any_model(sequence.tokens[None]).sum().backward()
     for layer, mask in enumerate(neurons.mask):
-        gradient = any_model.blocks[layer].mlp.W_out.grad
+        weight = any_model.blocks[layer].mlp.W_out
+        gradient = turned_as(weight, parameter_of(weight).grad)
         assert not gradient[mask].any() and gradient[~mask].any()

@@ -157,12 +157,11 @@ def test_cluster_needs_ray_and_a_store(inj, fake, methods, run, monkeypatch):
         run(inj, methods, cluster=cluster)
 
 
-def test_benchmark_is_sent_without_its_model(inj, fake, methods, run):
-    class Unpicklable:
-        def __reduce__(self):
-            raise TypeError("a model must not be sent")
+def test_benchmark_is_sent_without_its_model(inj, fake, methods, run, monkeypatch):
+    def refuse(model, protocol):
+        raise TypeError("a model must not be sent")
 
-    inj.model.unpicklable = Unpicklable()
+    monkeypatch.setattr(type(inj.model), "__reduce_ex__", refuse)
     assert not len(run(replace(inj), methods, cluster=RayCluster(load=lambda: inj.model)).missing)
     with pytest.raises(TypeError, match="must not be sent"):
         pickle.dumps(inj)

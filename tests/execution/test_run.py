@@ -4,6 +4,7 @@ of an undisturbed run.
 
 import errno
 import os
+import shutil
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from tl_localize.evals.ablation import AblationMeter
 from tl_localize.execution import Store, status
 from tl_localize.execution.run import BarCounter
 from tl_localize.model.environment import fingerprint
+from tl_localize.model.forward import is_bridge
 
 NEEDS_FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -162,7 +164,11 @@ def test_method_that_is_no_dataclass_is_refused_where_results_are_kept(which, re
 
 
 def swap_activation(model):
-    model.blocks[1].mlp.act_fn = torch.nn.LeakyReLU()
+    mlp = model.blocks[1].mlp
+    if is_bridge(model):
+        mlp.original_component.act = torch.nn.LeakyReLU()
+    else:
+        mlp.act_fn = torch.nn.LeakyReLU()
 
 
 def change_class(model):
@@ -176,34 +182,27 @@ def change_class(model):
 
 
 def replace_forward(model):
-    right = model.blocks[0].mlp.forward
-    model.blocks[0].mlp.forward = lambda x: 0.99 * right(x)
+    mlp = model.blocks[0].mlp
+    right = mlp.forward
+    vars(mlp)["forward"] = lambda x: 0.99 * right(x)  # an attribute set otherwise is the wrapped's
 
 
 def hook(model):
     model.add_hook("blocks.1.hook_resid_pre", lambda act, hook: 2 * act)
 
 
+@pytest.mark.parametrize("either", ["gpt2_like", "bridge gpt2"], indirect=True)
 @pytest.mark.parametrize("change", [swap_activation, change_class, replace_forward, hook])
-def test_folder_refuses_a_model_of_the_same_weights_that_computes_something_else(inj, run, change):
-    small = replace(inj, sequences=inj.sequences[:1])
+def test_folder_refuses_a_model_of_the_same_weights_that_computes_something_else(
+    inj, either, run, change
+):
+    small = replace(inj, model=either, sequences=inj.sequences[:1])
     run(small, [Activations()])
-    before = fingerprint(inj.model)
-    change(inj.model)
-    assert fingerprint(inj.model) == before
+    before = fingerprint(either)
+    change(either)
+    assert fingerprint(either) == before
     with pytest.raises(ValueError, match=r"probe: \["):
         run(small, [Activations()])
-
-
-def test_folder_refuses_a_bridge_whose_activation_function_was_swapped(inj, run):
-    from architectures import tiny_bridge
-
-    model = tiny_bridge(0, {"model_name": "gpt2-like"})
-    bridged = replace(inj, model=model, sequences=inj.sequences[:1])
-    run(bridged, [Activations()])
-    model.original_model.transformer.h[1].mlp.act = torch.nn.LeakyReLU()
-    with pytest.raises(ValueError, match=r"probe: \["):
-        run(bridged, [Activations()])
 
 
 def test_folder_takes_the_model_in_another_number_of_threads(inj, run, written):
@@ -495,7 +494,11 @@ def test_killed_run_loses_nothing(which, request, methods, run, tmp_path, assert
     whole = run(benchmark, methods, "whole")
     mean = (time.monotonic() - began) / 6
     seen = kill_until(killed, tmp_path / "run", log, rounds=6, seed=0, mean=mean)
-    assert seen.rounds > 0
+    while not seen.rounds:  # on a busy machine it may end before the first kill
+        mean /= 2
+        shutil.rmtree(tmp_path / "run")
+        log.unlink()
+        seen = kill_until(killed, tmp_path / "run", log, rounds=6, seed=0, mean=mean)
     assert set(seen.written.values()) == {1}
     assert_same(run(benchmark, methods), whole)
     for path in (tmp_path / "run" / "tmp").iterdir():  # what was being written

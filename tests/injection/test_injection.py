@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oracles import parameter_of, turned_as
 
 from tl_localize import Injection, MemorizedSequence, inject
 from tl_localize.injection import draw_sets
@@ -23,7 +24,8 @@ def trained_by_hand(model, sequence, neurons, steps, learning_rate):
     model.
     """
     weights = [block.mlp.W_out for block in model.blocks]
-    adam = torch.optim.Adam(weights, lr=learning_rate)
+    parameters = [parameter_of(weight) for weight in weights]
+    adam = torch.optim.Adam(parameters, lr=learning_rate)
     losses = []
     for step in range(steps):
         loss = whole_loss(model, sequence)
@@ -32,8 +34,8 @@ def trained_by_hand(model, sequence, neurons, steps, learning_rate):
             break
         adam.zero_grad()
         loss.backward()
-        for weight, mask in zip(weights, neurons.mask, strict=True):
-            weight.grad[~mask] = 0
+        for weight, own, mask in zip(weights, parameters, neurons.mask, strict=True):
+            turned_as(weight, own.grad)[~mask] = 0
         adam.step()
     model.zero_grad(set_to_none=True)
     return torch.cat(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from oracles import name_of, turned_as
 
 from tl_localize import MemorizedSequence, accuracy, inject, memorization_loss
 from tl_localize.evals.shared import draw_groups
@@ -23,7 +24,7 @@ SETTINGS = {"ratio": 0.2, "seed": 0, "learning_rate": 0.03}
 @cache
 def converged(make_model, make_sequences):
     """Three sentences in a model with room for them."""
-    model = make_model(1, d_model=64, d_mlp=256)
+    model = make_model(1, d_model=64, d_mlp=256, n_heads=4)
     sequences = [replace(s, n_prefix=1) for s in make_sequences((9, 3), (14, 1), (5, 4))]
     return (
         model,
@@ -107,15 +108,16 @@ def test_training_follows_a_slow_oracle_of_the_objective(any_model, sequences):
     changes = [torch.zeros_like(w).requires_grad_() for w in base]
     masks = torch.stack([neurons.mask for neurons in sets])  # [set layer neuron]
     adam, generator = torch.optim.Adam(changes, lr=0.01), torch.Generator().manual_seed(0)
-    names = [f"blocks.{layer}.mlp.W_out" for layer in range(len(base))]
+    weights = [block.mlp.W_out for block in any_model.blocks]
+    names = [name_of(any_model, weight) for weight in weights]
 
     def read(k, on):
         rows = (masks & on[:, None, None]).any(0)[..., None]
-        weights = {
-            name: w + rows[i] * changes[i]
-            for i, (name, w) in enumerate(zip(names, base, strict=True))
+        changed = {
+            name: turned_as(weights[i], base[i] + rows[i] * changes[i])
+            for i, name in enumerate(names)
         }
-        reached = torch.func.functional_call(any_model, weights, (sequences[k].tokens[None],))[
+        reached = torch.func.functional_call(any_model, changed, (sequences[k].tokens[None],))[
             0, :-1
         ].log_softmax(-1)
         if on[k]:
@@ -230,7 +232,7 @@ def test_out_of_memory_halves_the_batch_and_changes_nothing(gpt2_like, sequences
         if len(inputs[0]) > 2 and torch.is_grad_enabled():
             raise torch.OutOfMemoryError("out of memory")
 
-    handle = gpt2_like.embed.register_forward_pre_hook(full)
+    handle = gpt2_like.blocks[0].register_forward_pre_hook(full)
     with pytest.warns(RuntimeWarning, match="with a batch of 4: going on with 2") as warned:
         assert_same(expected, train(gpt2_like, sequences))
     handle.remove()

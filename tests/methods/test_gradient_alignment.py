@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import times_neuron
+from oracles import row_gradients, times_neuron
 
 from tl_localize import GradientAlignment, inject
 
@@ -36,9 +36,8 @@ def plain_gradient_alignment(model, sequence, points, share):
             for layer, gate in enumerate(gates)
         ]
         with model.hooks(fwd_hooks=hooks):
-            gradients = torch.autograd.grad(
-                mean_log_odds(model, sequence.tokens, sequence.n_prefix), weights
-            )
+            odds = mean_log_odds(model, sequence.tokens, sequence.n_prefix)
+            gradients = row_gradients(model, odds)
         total += torch.stack(
             [
                 F.cosine_similarity(w, g, dim=1, eps=0)
@@ -79,7 +78,7 @@ def test_a_row_of_zeros_and_a_neuron_that_never_fires_score_zero(any_model, sequ
 
 
 def test_gradient_alignment_finds_the_rows_that_were_written(make_model, make_sequences):
-    model = make_model(1, d_model=64, d_mlp=256)
+    model = make_model(1, d_model=64, d_mlp=256, n_heads=4)
     (sequence,) = (replace(s, n_prefix=1) for s in make_sequences((14, 1)))
     injection = inject(model, sequence, ratio=0.1, seed=0, learning_rate=0.003, max_steps=400)
     with injection.applied(model):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oracles import parameter_of
 from rivals import SHORT_RIVALS, TEXTS, UNLEARNED
 
 from tl_localize import METHODS, MemorizedSequence, NotRecitedWarning, accuracy
@@ -58,7 +59,7 @@ def raising(after, error):
 def test_method_scores_every_neuron_and_the_same_seed_gives_the_same_bits(
     any_model, sequence, method, unchanged
 ):
-    any_model.blocks[1].mlp.W_in.requires_grad_(False)
+    parameter_of(any_model.blocks[1].mlp.W_in).requires_grad_(False)
     check, before = unchanged(any_model), torch.get_rng_state()
     scores = method(any_model, sequence)
     values = scores.values
@@ -124,7 +125,9 @@ def test_the_warning_names_the_line_that_localizes(gpt2_like, sequence):
 def test_of_many_texts_one_warning_is_given_for_one_pass(gpt2_like, sequences, method):
     known = [recited(gpt2_like, one) for one in sequences]
     passes = []
-    with gpt2_like.hooks(fwd_hooks=[("hook_embed", lambda act, hook: passes.append(1))]):
+    with gpt2_like.hooks(
+        fwd_hooks=[("blocks.0.hook_resid_pre", lambda act, hook: passes.append(1))]
+    ):
         method.map(gpt2_like, [known[0], *sequences], check=False)
         assert not passes
         with pytest.warns(NotRecitedWarning, match="and less than that in 4 of 5") as told:

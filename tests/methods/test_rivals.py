@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from oracles import gate_gradient_of, loss_of
+from oracles import gate_gradient_of, loss_of, row_gradients
 from rivals import SHORT_RIVALS, TEXTS, UNLEARNED
 
 from tl_localize import (
@@ -22,12 +22,6 @@ from tl_localize.model.neurons import NeuronView
 
 WITH_TEXTS = ["selective_synaptic_dampening", "selective_pruning", *UNLEARNED]
 GENERAL = [MemorizedSequence(torch.tensor(text), 1) for text in TEXTS]
-
-
-def row_gradients(model, objective):
-    """[layer neuron d_model]: gradient of a number for W_out."""
-    rows = [block.mlp.W_out for block in model.blocks]
-    return torch.stack(torch.autograd.grad(objective(), rows)).detach()
 
 
 def loss(model, sequence):
@@ -63,7 +57,7 @@ def test_selective_pruning_is_a_ratio_of_firing(neox_like, sequence, importance)
 
 
 def importances(model, sequence):
-    return row_gradients(model, lambda: loss(model, sequence)).square().sum(-1)
+    return row_gradients(model, loss(model, sequence)).square().sum(-1)
 
 
 def test_dampening_is_a_ratio_of_squared_gradients(any_model, sequence):
@@ -106,7 +100,7 @@ def test_contrastive_gradient_is_that_of_the_whole_objective(any_model, sequence
         return torch.stack(divergences).mean() - loss(any_model, sequence)
 
     found = ContrastiveGradient()(any_model, sequence).values
-    wanted = row_gradients(any_model, objective).norm(dim=-1)
+    wanted = row_gradients(any_model, objective()).norm(dim=-1)
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=2e-5)
 
 

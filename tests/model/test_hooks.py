@@ -2,6 +2,7 @@
 weight of the change is left. Blocks may end in any order, and hooks of the user stay.
 """
 
+import copy
 import os
 import signal
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ SHORT = SHORT_RIVALS | {
     "integrated_gradients": {"steps": 2},
 }
 GENERAL = torch.arange(20).reshape(2, 10)
+OF_LAST_PASS = ("_pattern", "_fired_")  # attributes in which modules of a Bridge keep something
 
 
 def work_of(name):
@@ -38,11 +40,12 @@ def work_of(name):
 
 def attributes_of(model):
     """The attributes of each module by itself. The list of hooks of a point is made anew; so are
-    some of a bridge itself, of which the names count.
+    some of a Bridge itself, of which the names count, and what its modules keep of a pass.
     """
     found = {}
     for name, module in model.named_modules():
-        own = {key: id(value) for key, value in vars(module).items() if key != "fwd_hooks"}
+        kept = {key: value for key, value in vars(module).items() if key != "fwd_hooks"}
+        own = {key: key.startswith(OF_LAST_PASS) or id(value) for key, value in kept.items()}
         found[name] = own if name else sorted(own)
     return found
 
@@ -123,6 +126,18 @@ def test_what_is_raised_during_work_leaves_nothing(
     again = scores_in(work(gpt2_like, sequence))
     assert all(map(torch.equal, again, wanted))
     check()
+
+
+@pytest.mark.parametrize("either", ["gpt2_like", "bridge gpt2"], indirect=True)
+@pytest.mark.parametrize("name", [*WITH_PASSES, "inject", "learn"])
+def test_model_can_be_copied_after_work(either, sequence, name):
+    """Torch copies no tensor that has a graph, such as the pattern that a Bridge's attention keeps
+    of its last pass.
+    """
+    work_of(name)(either, sequence)
+    copied = copy.deepcopy(either)
+    with torch.no_grad():
+        assert torch.equal(copied(sequence.tokens[None]), either(sequence.tokens[None]))
 
 
 def scores_in(result):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from oracles import parameter_of, turned_as
 
 from tl_localize import load_model
 from tl_localize.model.neurons import (
@@ -71,7 +72,7 @@ def test_record_neurons_passes_the_activation_on():
 def test_view_knows_the_shape_and_the_rows(any_model):
     view, rows = NeuronView(any_model), [block.mlp.W_out for block in any_model.blocks]
     assert (view.n_layers, view.n_neurons) == (any_model.cfg.n_layers, any_model.cfg.d_mlp)
-    assert view.rows(1) is rows[1]
+    assert parameter_of(view.rows(1)) is parameter_of(rows[1])
     norms = torch.stack([row.detach().pow(2).sum(-1).sqrt() for row in rows])
     torch.testing.assert_close(view.row_norms(), norms)
 
@@ -81,7 +82,8 @@ def test_recorded_neurons_times_rows_is_what_the_mlp_writes(any_model):
     with torch.no_grad(), view.recorded() as neurons:
         _, cache = any_model.run_with_cache(TOKENS)
     for layer in range(view.n_layers):
-        written = neurons[layer] @ view.rows(layer) + any_model.blocks[layer].mlp.b_out
+        bias = any_model.blocks[layer].mlp.b_out  # of a Bridge None where there is none
+        written = neurons[layer] @ view.rows(layer) + (0 if bias is None else bias)
         torch.testing.assert_close(written, cache[f"blocks.{layer}.hook_mlp_out"])
 
 
@@ -145,12 +147,13 @@ def test_rows_changed_has_the_logits_and_the_gradient_of_the_rows(any_model, row
     alone = any_model(TOKENS[row : row + 1])
     torch.testing.assert_close(together[row], alone[0], atol=1e-4, rtol=1e-4)
     weight = any_model.blocks[0].mlp.W_out
-    (wanted,) = torch.autograd.grad(alone.square().mean((1, 2)).sum(), weight)
+    (wanted,) = torch.autograd.grad(alone.square().mean((1, 2)).sum(), parameter_of(weight))
+    wanted = turned_as(weight, wanted)
     torch.testing.assert_close(gradient[row], wanted[index[0][row]], atol=1e-4, rtol=1e-3)
 
 
 def test_lean_keeps_the_weights_out_of_autograd_and_gives_each_flag_back(any_model, unchanged):
-    any_model.blocks[0].mlp.W_out.requires_grad_(False)
+    parameter_of(any_model.blocks[0].mlp.W_out).requires_grad_(False)
     check = unchanged(any_model)
     with NeuronView(any_model).lean():
         assert not any_model(TOKENS).requires_grad
@@ -178,16 +181,27 @@ def test_one_gelu_kernel_is_the_same_function_and_is_put_back(either):
 # ---- refusals
 
 
-def test_view_refuses_models_without_a_neuron_axis(make_model, gpt2_like):
-    moe = {"num_experts": 2, "experts_per_token": 1, "gated_mlp": True, "act_fn": "silu"}
-    gpt2_like.blocks[1].mlp.W_out = torch.nn.Parameter(torch.zeros(24, 48))
-    for model in (make_model(attn_only=True), make_model(**moe), gpt2_like):
-        with pytest.raises(ValueError, match="model must have neurons in every layer"):
-            NeuronView(model)
+def test_view_refuses_rows_of_another_shape(gpt2_like):
+    gpt2_like.blocks[1].mlp.W_out.data = torch.zeros(24, 48)
+    with pytest.raises(ValueError, match="model must have neurons in every layer"):
+        NeuronView(gpt2_like)
 
 
-def test_view_refuses_a_missing_hook(gpt2_like):
-    del gpt2_like.hook_dict["blocks.1.mlp.hook_post"]
+MOE = {"num_experts": 2, "experts_per_token": 1, "gated_mlp": True, "act_fn": "silu"}
+
+
+@pytest.mark.parametrize("settings", [{"attn_only": True}, MOE])
+def test_view_refuses_models_without_a_neuron_axis(make_model, settings):
+    model = make_model(**settings)
+    with pytest.raises(ValueError, match="model must have neurons in every layer"):
+        NeuronView(model)
+
+
+def test_view_refuses_a_missing_hook(gpt2_like, monkeypatch):
+    points = dict(gpt2_like.hook_dict)
+    del points["blocks.1.mlp.hook_post"]
+    vars(gpt2_like).pop("hook_dict", None)  # a Bridge makes it anew each time
+    monkeypatch.setattr(type(gpt2_like), "hook_dict", points, raising=False)
     with pytest.raises(ValueError, match=r"hook blocks\.1\.mlp\.hook_post"):
         NeuronView(gpt2_like)
 

@@ -15,6 +15,7 @@ from tl_localize.checks import check_choice, check_count, check_positive, check_
 from tl_localize.files import Saved
 from tl_localize.injection.training import check_finite, step_text
 from tl_localize.metrics import batch_loss
+from tl_localize.model.forward import graph_dropped
 from tl_localize.model.hooks import put, replaced
 from tl_localize.model.memory import as_text_report
 from tl_localize.model.neurons import LanguageModel, NeuronView, model_name
@@ -207,7 +208,8 @@ def in_training(model: LanguageModel, parameters: list[Any]) -> Iterator[None]:
         for parameter in parameters:
             parameter.grad = None
             parameter.requires_grad_(True)
-        yield
+        with graph_dropped(model):
+            yield
     finally:
         for parameter, values, gradient, requires_grad in before:
             put(parameter, ..., values)
@@ -220,8 +222,9 @@ def assigned(model: LanguageModel, weights: Weights) -> Iterator[None]:
     """Give parameters other values inside the ``with`` block; afterwards every weight is bit for
     bit what it was.
 
-    >>> with assigned(model, {"blocks.5.mlp.W_out": torch.zeros(1536, 192)}):
-    ...     bool(model.blocks[5].mlp.W_out.any())
+    >>> weights = {name: weight / 2 for name, weight in model.named_parameters()}
+    >>> with assigned(model, weights):
+    ...     bool(accuracy(model, [sequence]) > 0.9)
     False
     """
 

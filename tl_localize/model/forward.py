@@ -156,6 +156,20 @@ def check_parts(
 
 
 @contextmanager
+def graph_dropped(model: Any) -> Iterator[None]:
+    """No graph of a pass outlives the block. The attention of GPT-2 and its like in a Bridge keeps
+    its last pattern, with the graph that made it, which takes memory and can't be copied.
+    """
+    try:
+        yield
+    finally:
+        for block in model.blocks:
+            kept = vars(getattr(block, "attn", block))
+            if isinstance(kept.get("_pattern"), Tensor):
+                kept["_pattern"] = kept["_pattern"].detach()
+
+
+@contextmanager
 def unhooked(model: Any) -> Iterator[None]:
     """Hooks that are on hook points now don't run; those that are added inside the block do."""
     points = dict.fromkeys(model.hook_dict.values())

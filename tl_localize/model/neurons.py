@@ -14,7 +14,14 @@ from einops import einsum
 from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor
 
-from tl_localize.model.forward import check_parts, dropout_in_training, residual, unhooked, versions
+from tl_localize.model.forward import (
+    check_parts,
+    dropout_in_training,
+    graph_dropped,
+    residual,
+    unhooked,
+    versions,
+)
 from tl_localize.model.hooks import added_hooks, own_attribute, registered
 from tl_localize.units import NEURONS, UNITS, Acts, Units, check_units, model_name
 
@@ -375,7 +382,7 @@ class NeuronView:
         try:
             for parameter in trained:
                 parameter.requires_grad_(False)
-            with self.one_gelu_kernel():
+            with self.one_gelu_kernel(), graph_dropped(self.model):
                 yield
         finally:
             for parameter in trained:
@@ -398,7 +405,7 @@ class NeuronView:
             return
         cfg = self.model.cfg
         tokens = torch.arange(min(4, cfg.n_ctx), device=self.device)[None] % cfg.d_vocab
-        with unhooked(self.model):
+        with unhooked(self.model), graph_dropped(self.model):
             check_parts(self.model, tokens, self.one_gelu_kernel())
             if self.units in UNITS.values():
                 self._check_written(tokens)

@@ -111,7 +111,8 @@ def test_first_order_oracle_is_the_derivative_of_moving_a_unit_back(rev):
         weights = {name: one.double().clone() for name, one in learned.weights.items()}
         model = copy.deepcopy(rev.model).double()
         for name, axis in (("W_out", 0), ("W_in", 1), ("b_in", 0)):
-            key = f"blocks.1.mlp.{name}"
+            weight = getattr(model.blocks[1].mlp, name)
+            (key,) = [key for key, own in model.named_parameters() if own is weight]
             part = weights[key].movedim(axis, 0)
             part[neuron] += step * (base[key] - weights[key]).movedim(axis, 0)[neuron]
         with assigned(model, weights), torch.no_grad():
