@@ -535,7 +535,7 @@ def test_smoke_small_shape_fills_the_whole_table(unchecked: Any) -> None:
         repeats=1,
     )
     sizes = size_table(model, share=0.01, sampled=(2, 4))
-    assert len(sizes) == 15 and (sizes > 0).all(axis=None)
+    assert len(sizes) == 16 and (sizes > 0).all(axis=None)
     assert len(table) == 12 and (table[["seconds", "ratio", "MiB", "MiB of the loop"]] > 0).all(
         axis=None
     )

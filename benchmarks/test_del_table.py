@@ -240,8 +240,7 @@ def test_many_layers_erase_more_than_the_average_layer(single_layers, model_name
     assert loss[-1, 1] > loss.drop([-1, 0]).xs(1, level="multiple").mean()
 
 
-@pytest.mark.smoke
-def test_smoke_rows_of_a_target_are_the_committed_ones(benchmark, model_name, files):
+def test_rows_of_a_target_are_the_committed_ones(benchmark, model_name, files):
     """And those with another first layer are not."""
     from tl_localize.evals.settings import del_methods
 
