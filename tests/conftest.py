@@ -42,6 +42,19 @@ def _quick_disk():
         yield
 
 
+@pytest.fixture
+def few_planted(monkeypatch):
+    """Of the texts that the shipped models recite, and of those that everybody knows, a few."""
+    from tl_localize.texts import known, reference
+
+    planted = [text for text in reference.load_planted() if text.repetitions >= 64]
+    few = [text for text in planted if text.id == "quotes-056"] + planted[:15]
+    listed = known.known_texts()[::20]
+    for module in (known, reference):
+        monkeypatch.setattr(module, "load_planted", lambda: tuple(few))
+    monkeypatch.setattr(known, "known_texts", lambda: listed)
+
+
 def tiny_model(seed=0, **settings):
     """A model with every parameter random, biases and norms too; the global seed stays as it is.
 

@@ -148,6 +148,7 @@ def test_localize_prints_the_top_neurons(run):
     assert "elapsed" not in result.stderr  # no bar in a pipe
 
 
+@pytest.mark.usefixtures("few_planted")
 def test_localize_shows_the_strongest_of_neurons_that_are_taken_in_rounds(run):
     """In all layers, by an effect: the scores are no more than the order in a layer."""
     result = run("localize --example quotes-056 --ratio 0.02")
@@ -194,6 +195,7 @@ def test_localize_heads(run):
     assert re.search("rank +layer +head +score", result.stdout)
 
 
+@pytest.mark.usefixtures("few_planted")
 def test_localize_of_an_example_says_what_is_left_and_writes_the_view(run, tmp_path):
     from tl_localize import NeuronScores
 
@@ -224,11 +226,13 @@ def test_localize_says_once_how_much_is_recited_and_does_not_warn_of_it(run, rec
     assert not [found for found in recwarn if "must be recited" in str(found.message)]
 
 
+@pytest.mark.usefixtures("few_planted")
 def test_localize_warns_where_the_model_is_broken(run):
     result = run("localize --example quotes-056 --method random --ratio 1")
     assert result.exit_code == 0 and "broken rather than" in result.stderr
 
 
+@pytest.mark.usefixtures("few_planted")
 def test_localize_says_where_the_smallest_set_costs_more_than_it_may(run):
     result = run("localize --example quotes-056 --method activations --max-perplexity-rise 0")
     assert result.exit_code == 0 and "Without the top 1 neuron of each layer" in result.stdout
