@@ -124,11 +124,19 @@ def test_smoke_every_part_on_a_tiny_model(tmp_path: Path) -> None:
     check_pages(tmp_path / "results", ["tiny-llama"], set())
 
 
+def rehearse_shapes(names: list[str], folder: Path) -> None:
+    for name in names:
+        shape = SHAPES[PAPER_SHAPES[name]]
+        save_model(folder / name, shape["n_heads"], name.partition("-")[0])
+    save_data(folder / "data")
+    rehearse([folder / name for name in names], folder / "data", folder / "results")
+    check_pages(folder / "results", names, WITHOUT_SEARCH)
+
+
 @pytest.mark.smoke
-def test_smoke_rehearsal_of_the_papers_shapes(tmp_path: Path) -> None:
-    for name, shape in PAPER_SHAPES.items():
-        save_model(tmp_path / name, SHAPES[shape]["n_heads"], name.partition("-")[0])
-    save_data(tmp_path / "data")
-    models = [tmp_path / name for name in PAPER_SHAPES]
-    rehearse(models, tmp_path / "data", tmp_path / "results")
-    check_pages(tmp_path / "results", list(PAPER_SHAPES), WITHOUT_SEARCH)
+def test_smoke_rehearsal_of_a_model_of_the_paper(tmp_path: Path) -> None:
+    rehearse_shapes(["pythia-2.8b-deduped"], tmp_path)
+
+
+def test_rehearsal_of_the_papers_shapes(tmp_path: Path) -> None:
+    rehearse_shapes(list(PAPER_SHAPES), tmp_path)
