@@ -34,7 +34,8 @@ VALUES = (
     *("delta_neg_accuracy", "delta_neg_levenshtein"),
     *("delta_perplexity", "delta_perplexity_base2"),
     *("delta_own_accuracy", "delta_others_accuracy", "delta_general_loss"),
-    *("self_0.3", "self_1", "self_3", "extracted_1", "kl_1"),  # of edits, at a price
+    *("self_0.3", "self_1", "self_3", "extracted_1", "kl_1", "precision"),  # of edits, at a price
+    *(f"{kind}_{step}" for kind in ("half", "others") for step in (0, 1, 5, 20, 50)),  # trained
 )
 DECIMALS = 6
 

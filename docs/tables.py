@@ -33,7 +33,7 @@ from price_tests import tests_at_prices  # noqa: E402
 from tl_localize import DelResults  # noqa: E402
 from tl_localize.evals.agreement import agreement, published_agreement  # noqa: E402
 from tl_localize.paper import published  # noqa: E402
-from tl_localize.stats import bootstrap, gain_at  # noqa: E402
+from tl_localize.stats import bootstrap, gain_at, paired_test  # noqa: E402
 
 PLACE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.S)
 SMOLLM2, GEMMA = "SmolLM2-135M-Instruct.Q4_1", "gemma-3-270m-q4_k_m"
@@ -465,6 +465,85 @@ def heads_table() -> str:
                 cells.append(" / ".join(mean_with_interval(rows_of[name]) for name in LOSSES))
             rows.append([what, short(TITLES[method]), *cells])
     return markdown(["ablated in each layer", "method", GPT2, PYTHIA], rows)
+
+
+# Erase
+
+EDITS = {
+    "activation_contrast": "Activation Contrast",
+    "refined_attribution": "Refined Attribution",
+    "iterative_attribution": "Iterative Attribution",
+    "gradient_alignment": "Gradient Alignment",
+    "activations": "Activations",
+    "random": "random rows",
+    "true": "the true rows",
+    "all rows": "all rows",
+    "difference on": "gradient difference,",
+    "npo on": "NPO,",
+    "never injected": "a model that never saw it",
+}
+TESTED_EDIT = "activation_contrast 2 %"
+TRAINING = {
+    **{f"others_{step}": f"others, {step} steps" for step in (0, 50)},
+    **{f"half_{step}": f"half of it, {step} steps" for step in (0, 5, 50)},
+}
+
+
+def edit_title(edit: str) -> str:
+    name = next(name for name in EDITS if edit.startswith(name))
+    return EDITS[name] + edit.removeprefix(name)
+
+
+def edits_of(name: str) -> dict[str, pd.DataFrame]:
+    """The rows of each edit by text, fractions in percent or points."""
+    frame = read_frame(name)
+    factors = {column: 1 if column == "kl_1" else 100 for column in map(str, frame)}
+    frame = frame * pd.Series(factors)
+    edits = dict.fromkeys(frame.index.get_level_values("method"))
+    return {edit: frame.xs(edit, level="method") for edit in edits}
+
+
+def erase_table(model: str) -> str:
+    """What each edit leaves of a text at a price, and how much less than the default one."""
+    edits = edits_of(f"erase-{model}")
+    tested = edits[TESTED_EDIT]["self_1"]
+    rows = []
+    for edit in sorted(edits, key=lambda edit: (edit == "all rows" or " on " in edit, edit)):
+        rows_of = edits[edit]
+        prices = [mean_with_interval(rows_of[f"self_{price}"]) for price in ("0.3", "1", "3")]
+        also = [mean_with_interval(rows_of["extracted_1"]), mean_with_interval(rows_of["kl_1"], 3)]
+        gap = ""
+        if edit != TESTED_EDIT:
+            p = min(1.0, paired_test(tested, rows_of["self_1"]) * (len(edits) - 1))
+            gap = f"{mean_with_interval(tested - rows_of['self_1'])} (p = {power(p)})"
+        rows.append([edit_title(edit), *prices, *also, gap])
+    prices = [f"Self at Neg = -{price}" for price in ("0.3", "1", "3")]
+    also = ["extracted at -1 (%)", "KL at -1", "the default minus it at -1"]
+    return markdown([f"edit ({len(tested)} texts)", *prices, *also], rows)
+
+
+def return_table(model: str) -> str:
+    """What training brings back, of the texts that an edit erased."""
+    rows = []
+    for edit, rows_of in edits_of(f"erase-{model}").items():
+        erased = rows_of["half_0"].dropna()
+        if len(erased):
+            cells = [mean_with_interval(rows_of[column]) for column in TRAINING]
+            rows.append([f"{edit_title(edit)} ({len(erased)})", *cells])
+    return markdown(["edit (texts that it erased)", *TRAINING.values()], rows)
+
+
+def truth_table(model: str) -> str:
+    """Edits of injected sentences, whose rows are known."""
+    rows = []
+    edits = edits_of(f"erase_truth-{model}")
+    for edit, rows_of in edits.items():
+        columns = ("precision", "self_1", "half_0", "half_5", "half_50")
+        rows.append([edit_title(edit), *(mean_with_interval(rows_of[name]) for name in columns)])
+    half = [f"half of it, {step} steps" for step in (0, 5, 50)]
+    n_sentences = max(map(len, edits.values()))
+    names = [f"edit ({n_sentences} sentences)", "precision (%)", "Self at Neg = -1", *half]
+    return markdown(names, rows)
 
 
 # Which tables there are
