@@ -154,6 +154,21 @@ def test_weights_are_back_after_an_exception(gpt2_like, texts):
     assert same(gpt2_like, before)
 
 
+@pytest.mark.parametrize("name", ["unknown", "embed"])
+def test_assigned_names_a_weight_that_the_model_does_not_have(gpt2_like, name):
+    from tl_localize.injection.recipes import assigned
+
+    before, embedding = bits(gpt2_like), parameter_of(gpt2_like.embed.W_E)
+    key = key_of(gpt2_like, embedding) if name == "embed" else name
+    message = rf"weights must have names and shapes .*, got '{key}' of shape \(2, 3\)"
+    with (
+        pytest.raises(ValueError, match=message),
+        assigned(gpt2_like, {key: torch.zeros(2, 3)}),
+    ):
+        pytest.fail("the block has begun")
+    assert same(gpt2_like, before)
+
+
 def test_a_checkpoint_of_another_model_is_refused(gpt2_like):
     from tl_localize.injection.recipes import check_earlier
 
