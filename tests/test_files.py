@@ -16,6 +16,7 @@ from tl_localize.files import (
     identity_text,
     prepare_folder,
     refuse_unreadable,
+    remove_leftovers,
     write_text,
     write_whole,
 )
@@ -54,6 +55,16 @@ def test_new_file_does_not_replace_one(tmp_path, monkeypatch, links):
         write_whole(tmp_path / "a", b"2", new=True)
     assert (tmp_path / "a").read_bytes() == b"1"
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_only_leftovers_of_a_day_are_removed(tmp_path):
+    names = [".a.0123456789abcdef.tmp", ".live.fedcba9876543210.tmp", "a.tmp", ".mine.tmp", "a"]
+    for name in names:
+        (tmp_path / name).write_text("")
+        if "live" not in name:
+            os.utime(tmp_path / name, (0, 0))
+    remove_leftovers(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(names[1:])
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")

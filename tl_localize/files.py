@@ -5,8 +5,9 @@ import json
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -21,6 +22,7 @@ Loaded = TypeVar("Loaded", bound="Saved")
 
 TENSOR, CLASS = "$tensor", "$class"  # what JSON holds in place of a tensor and of a class
 TEMPORARY = re.compile(r"\..*[0-9a-f]{16}\.tmp")
+A_DAY = 24 * 60 * 60  # seconds
 
 
 def check_file(path: str | Path) -> Path:
@@ -106,6 +108,16 @@ def _link(temporary: Path, path: Path) -> None:
                 f"path must be new, got {str(path)!r}, which is there. Choose another name."
             ) from None
         os.replace(temporary, path)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of processes that were killed while they wrote: those of which
+    nothing was written for a day.
+    """
+    for path in folder.glob(".*.tmp"):
+        with suppress(FileNotFoundError):  # another process was faster
+            if TEMPORARY.fullmatch(path.name) and time.time() - path.stat().st_mtime > A_DAY:
+                path.unlink()
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -4,12 +4,15 @@ agree.
 
 import errno
 import os
+import signal
 import threading
+import time
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from folders import Counted, files_of, spoil
+from kill import forked
 
 from tl_localize import Activations
 from tl_localize.evals import InjResults
@@ -226,6 +229,27 @@ def test_what_is_no_file_is_put_aside(tmp_path, what, caplog):
         path.symlink_to(path if what == "loop" else "nowhere")
     assert Store(tmp_path).get(INPUTS, lambda: 3) == 3
     assert "it is no file" in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_leftovers_of_a_killed_run_are_removed_a_day_later(tmp_path, monkeypatch):
+    def killed(_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(os, "fsync", killed)  # after the content, before the name
+    step = forked(lambda: Store(tmp_path).get(INPUTS, lambda: 3))
+    settings = forked(lambda: Store(tmp_path).agree(settings_of()))
+    for child in (step, settings):
+        os.waitpid(child, 0)
+    monkeypatch.undo()
+    left = list(tmp_path.rglob(".*.tmp"))
+    assert {path.parent for path in left} == {tmp_path, tmp_path / "tmp"}
+    Store(tmp_path)
+    assert all(path.exists() for path in left)  # their run could be alive
+    for path in left:
+        os.utime(path, (0, time.time() - 25 * 60 * 60))
+    Store(tmp_path)
+    assert not any(path.exists() for path in left)
 
 
 def test_full_disk_leaves_the_settings_as_they_were(tmp_path, monkeypatch):
