@@ -1,13 +1,14 @@
 """Top-k, recall, ablation, and scores on disk."""
 
 import json
+from dataclasses import dataclass
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tl_localize import AttentionHeads, NeuronScores, NeuronSet
+from tl_localize import AttentionHeads, MLPNeurons, NeuronScores, NeuronSet
 from tl_localize.scores import rounded_down
 
 SCORES = NeuronScores(torch.tensor([[0.1, 0.9, 0.5, 0.3], [4.0, 1.0, 3.0, 2.0]]), "toy", "s0")
@@ -160,6 +161,23 @@ def test_scores_and_sets_come_back_from_disk(tmp_path):
         for name, value in vars(one).items():
             same = torch.equal if isinstance(value, torch.Tensor) else lambda a, b: a == b
             assert same(getattr(found, name), value), name
+
+
+@dataclass(frozen=True, eq=False)
+class Bases(MLPNeurons):
+    """Units with two tensors that may be in the same memory."""
+
+    basis: torch.Tensor
+    inverse: torch.Tensor
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(1, None)])
+def test_scores_of_units_that_hold_a_tensor_twice_come_back_from_disk(tmp_path, part):
+    basis = torch.rand(3, 3)
+    scores = NeuronScores(torch.rand(2, 3), units=Bases(basis, basis[part]))
+    scores.save(tmp_path / "scores.safetensors")
+    found = NeuronScores.load(tmp_path / "scores.safetensors").units
+    assert torch.equal(found.basis, basis) and torch.equal(found.inverse, basis[part])
 
 
 @pytest.fixture

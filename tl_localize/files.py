@@ -132,8 +132,19 @@ def write_json(path: str | Path, value: Any) -> None:
 
 def save_tensors(path: str | Path, tensors: dict[str, Tensor], text: str = "") -> None:
     """Write a safetensors file, and a text in it, whole or not at all."""
-    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    write_whole(path, serialize(whole, {"value": text}))
+    write_whole(path, serialize(separated(tensors), {"value": text}))
+
+
+def separated(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as safetensors takes them: contiguous, and no two in the same memory."""
+    found: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.contiguous()
+        memory = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if memory in taken else tensor
+        taken.add(memory)
+    return found
 
 
 class Storable:

@@ -39,6 +39,7 @@ from tl_localize.files import (
     identity,
     prepare_folder,
     remove_leftovers,
+    separated,
     to_json,
     write_json,
     write_whole,
@@ -591,7 +592,7 @@ def pack(body: Json) -> bytes:
     tensors: dict[str, Tensor] = {}
     # in ASCII: a file name on a disk may hold half a character
     text = to_json(body, tensors)
-    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    whole = separated(tensors)
     return safetensors.torch.save(whole, {"step": text, "digest": digest(text, whole)})
 
 
