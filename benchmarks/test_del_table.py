@@ -139,7 +139,7 @@ def test_collection_finds_a_hundred_sequences_in_the_training_texts(
         "Collection: what each criterion removed",
     )
     frame = collection.frame.set_index("id")
-    planted = pd.DataFrame([vars(one) for one in load_planted()])
+    planted = pd.DataFrame([vars(text) for text in load_planted()])
     planted["found"] = planted["id"].isin(frame.index)
     counts = planted.groupby("repetitions")["found"].agg(planted="size", found="sum")
     caption = "Planted texts that were found, by how often they were repeated in training"
@@ -189,8 +189,8 @@ def test_heads_and_neurons_of_as_many_rows_lose_what_is_committed(
         (heads, HEADS, del_ratios(model_name, heads)),
         (MLPNeurons(), NEURONS, AS_MANY_ROWS),
     ):
-        one = replace(benchmark(n_targets), units=units, ratios=ratios)
-        results = one.run(del_methods(methods, [], model_name, tuned, units=units))
+        of_units = replace(benchmark(n_targets), units=units, ratios=ratios)
+        results = of_units.run(del_methods(methods, [], model_name, tuned, units=units))
         publish(
             del_tables(results, model_name)["del"],
             model_name,

@@ -51,8 +51,8 @@ def results(model, model_name, tuned, request, publish):
         model, model_name, sentences, methods, [], tuned, ratios, distractors=DISTRACTORS
     )
     steps = Steps()
-    for one, some in runs:
-        measured = one.run(some, steps)
+    for inj, some in runs:
+        measured = inj.run(some, steps)
     for name, table in inj_tables(measured, model_name).items():
         publish(table, model_name, f"distractors_{name}", CAPTIONS[name])
     folder = Path(request.config.getoption("--results")) / Path(model_name).name

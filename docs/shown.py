@@ -466,8 +466,8 @@ def single_layer_figure(model: str) -> Any:
         for multiple in (1,) if layer is None else (1, 5):
             own, others = (both(line[f"{multiple} x budget, {part}"]) for part in ("Self", "Neg"))
             about = {"method": "integrated_gradients", "ratio": 0.02, "layer": layer}
-            for one in (0, 1):
-                found = {"delta_self_accuracy": own[one], "delta_neg_accuracy": others[one]}
+            for i in (0, 1):
+                found = {"delta_self_accuracy": own[i], "delta_neg_accuracy": others[i]}
                 rows.append(about | {"multiple": multiple} | found)
     return draw(pd.DataFrame(rows))
 

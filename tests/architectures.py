@@ -234,7 +234,7 @@ def row(name, folder):
     check_injection(view, sequence)
     with scores[0].top_k(0.1).dropped_out(model):
         assert accuracy(model, [sequence]).shape == (1,)
-    slow = any("slow way" in str(one.message) for one in warned)
+    slow = any("slow way" in str(warning.message) for warning in warned)
     way = "one position at a time" if slow else "one pass"
     output = "added" if len(additive) == view.n_layers else "changed after W_out, or hooked"
     return f"| {name} | {output} | {way} |"

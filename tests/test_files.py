@@ -107,8 +107,8 @@ def test_identity_names_class_and_compared_fields():
 
 
 def test_identity_of_tensors_follows_their_numbers():
-    one, same, other = torch.arange(3), torch.arange(3), torch.tensor([0, 1, 3])
-    assert identity(one) == identity(same) != identity(other)
+    numbers, same, other = torch.arange(3), torch.arange(3), torch.tensor([0, 1, 3])
+    assert identity(numbers) == identity(same) != identity(other)
 
 
 @pytest.mark.parametrize("value", [object(), {"f": len}])
@@ -120,7 +120,7 @@ def test_identity_refuses_what_it_cannot_tell_apart(value):
 def test_digest_follows_every_bit_and_no_order_of_names():
     numbers = torch.arange(6.0)
     same = [numbers.clone(), numbers.reshape(2, 3).flatten(), numbers.repeat_interleave(2)[::2]]
-    assert {digest(one) for one in same} == {digest(numbers)}
+    assert {digest(tensor) for tensor in same} == {digest(numbers)}
     flipped = numbers.clone()
     flipped.view(torch.int32)[3] ^= 1
     others = [
@@ -133,6 +133,6 @@ def test_digest_follows_every_bit_and_no_order_of_names():
         b"x",
     ]
     others += [{"a": numbers}, {"b": numbers}, {"a": 1}, {"a": 1.5}, {"a": [1]}]
-    assert len({digest(one) for one in [numbers, *others]}) == 1 + len(others)
+    assert len({digest(value) for value in [numbers, *others]}) == 1 + len(others)
     assert digest({"a": 1, "b": [2]}) == digest({"b": (2,), "a": 1})
     assert digest("a", "b") != digest("ab")

@@ -51,9 +51,9 @@ def few_texts(monkeypatch):
     from tl_localize.texts.known import known_texts
 
     found = {}
-    for one in known_texts():
-        found.setdefault(one.category, []).append(one)
-    few = [one for texts in found.values() if len(texts) > 1 for one in texts[:2]][:12]
+    for text in known_texts():
+        found.setdefault(text.category, []).append(text)
+    few = [text for texts in found.values() if len(texts) > 1 for text in texts[:2]][:12]
     monkeypatch.setattr("tl_localize.texts.known.known_texts", lambda: few)
     monkeypatch.setattr("tl_localize.evals.settings.DEL_GENERAL", 4)
 

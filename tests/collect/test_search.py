@@ -74,7 +74,7 @@ def test_files_in_chunks_are_the_rows_in_one(model, files, kind, stride, tmp_pat
     monkeypatch.undo()
     rows = np.load(files["npy"]).tolist()
     if kind != "npy":
-        rows = [one.text for one in Data(source=files[kind]).entries()]
+        rows = [entry.text for entry in Data(source=files[kind]).entries()]
     assert shown(found) == shown(collect_memorized(model, rows, LOOSE, stride=stride, n_dev=2))
 
 

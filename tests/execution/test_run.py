@@ -305,7 +305,7 @@ def test_failure_is_told_the_others_go_on_and_it_is_tried_again(
     Counted.fails_on.clear()
     counted.clear()
     mended = run(benchmark, methods)
-    assert counted.keys() <= {one.id for one in getattr(group, "sequences", [])} | {bad}
+    assert counted.keys() <= {sequence.id for sequence in getattr(group, "sequences", [])} | {bad}
     assert counted[bad] == 1
     assert leftovers(tmp_path / "run") == []
     assert_same(mended, benchmark.run(methods, progress=False))
@@ -515,7 +515,7 @@ def test_without_a_terminal_the_log_tells_how_far_a_run_is(joint, run, monkeypat
     monkeypatch.setattr("tl_localize.execution.run.EVERY", 0.0)
     with caplog.at_level("INFO", logger="tl_localize.progress"):
         run(joint, [], progress=True)
-    lines = [one.message for one in caplog.records if one.name == "tl_localize.progress"]
+    lines = [record.message for record in caplog.records if record.name == "tl_localize.progress"]
     training = "0 of 4 done; inject group-00: step 1, largest loss"
     assert any(training in line for line in lines), lines
     assert any(line.startswith("3 of 4 done; ") for line in lines)

@@ -385,7 +385,7 @@ def test_read_only_store_rejects_a_folder_that_is_none(tmp_path):
 
 def test_names_that_are_no_file_names_are_kept(inj, run, tmp_path):
     name = "../\0\n\u2028\U0010ffff"
-    sequences = [replace(one, id=one.id + name) for one in inj.sequences[:2]]
+    sequences = [replace(sequence, id=sequence.id + name) for sequence in inj.sequences[:2]]
     results = run(replace(inj, sequences=sequences), [Activations()])
-    assert set(results.frame["sequence_id"]) == {one.id for one in sequences}
+    assert set(results.frame["sequence_id"]) == {sequence.id for sequence in sequences}
     assert not len(results.missing)

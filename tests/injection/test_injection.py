@@ -52,8 +52,8 @@ def test_inject_follows_algorithm_1(any_model, sequence):
 
 def test_inject_trains_the_whole_sequence_whatever_its_prefix(gpt2_like, sequence):
     other = MemorizedSequence(sequence.tokens, 7)
-    one, two = (inject(gpt2_like, s, seed=0, **QUICK) for s in (sequence, other))
-    assert torch.equal(one.rows, two.rows)
+    first, second = (inject(gpt2_like, s, seed=0, **QUICK) for s in (sequence, other))
+    assert torch.equal(first.rows, second.rows)
 
 
 def test_inject_stops_below_the_stop_loss(gpt2_like, sequence):

@@ -26,11 +26,11 @@ class Vocabulary(dict):
 
 
 def bits(model):
-    return {name: one.detach().clone() for name, one in model.named_parameters()}
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 def same(model, before):
-    return all(torch.equal(one, before[name]) for name, one in model.named_parameters())
+    return all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
 
 
 def key_of(model, weight):
@@ -143,7 +143,7 @@ def test_weights_are_back_after_an_exception(gpt2_like, texts):
     assert same(gpt2_like, before)
     rows = gpt2_like.blocks[0].mlp.W_out
     changed = {key_of(gpt2_like, rows): torch.zeros_like(rows)}
-    ones = [[torch.ones_like(one) for one in layer] for layer in read_units(view)]
+    ones = [[torch.ones_like(weight) for weight in layer] for layer in read_units(view)]
     everything = torch.ones(view.n_layers, view.n_neurons, dtype=torch.bool)
     with (
         pytest.raises(RuntimeError),

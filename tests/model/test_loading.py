@@ -374,7 +374,7 @@ GGUF_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
-    **{f"self_attn.{one}_proj": f"attn_{one}" for one in "qkv"},
+    **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
     "self_attn.o_proj": "attn_output",
 }
 

@@ -164,8 +164,8 @@ def test_lean_keeps_the_weights_out_of_autograd_and_gives_each_flag_back(any_mod
 def test_one_gelu_kernel_is_the_same_function_and_is_put_back(either):
     def functions():
         return [
-            (vars(one).get("act_fn"), vars(one).get("forward"), type(one))
-            for one in either.modules()
+            (vars(module).get("act_fn"), vars(module).get("forward"), type(module))
+            for module in either.modules()
         ]
 
     own, wanted = functions(), either(TOKENS)

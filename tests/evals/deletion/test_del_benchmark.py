@@ -86,7 +86,7 @@ def test_del_uses_map_where_there_is_one(gpt2_like, benchmark_of):
     def activations(model, sequence):
         return method(model, sequence)
 
-    by_map, by_call = (benchmark.run([one]).frame for one in (method, activations))
+    by_map, by_call = (benchmark.run([each]).frame for each in (method, activations))
     assert by_map["sequence_id"].nunique() == 3
     timeless = [frame.drop(columns="seconds") for frame in (by_map, by_call)]
     pd.testing.assert_frame_equal(*timeless)

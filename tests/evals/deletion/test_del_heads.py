@@ -60,8 +60,8 @@ def test_del_of_heads_ablates_heads(model, benchmark_of, general, ablation):
             chosen = list(method(model, target).top_k(0.4, first_layer=1, rounding="floor"))
             values = ABLATIONS[ablation](general, 3, view, i)
             changes = [
-                share_right(model, one, chosen, values) - share_right(model, one)
-                for one in sequences
+                share_right(model, sequence, chosen, values) - share_right(model, sequence)
+                for sequence in sequences
             ]
             assert row.delta_self_accuracy == pytest.approx(changes[i], abs=1e-6)
             others = changes[:i] + changes[i + 1 :]

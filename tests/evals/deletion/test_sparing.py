@@ -58,9 +58,9 @@ def test_a_method_goes_on_while_the_others_lose_little(
         return results
 
     monkeypatch.setattr(DelResults, "of", made_up)
-    for one, left in sparing_runs(benchmark, methods, steps, 1):
-        one.run(left, steps)
-        ratios.append((one.ratios[0] * gpt2_like.cfg.d_mlp, [method.name for method in left]))
+    for of_ratio, left in sparing_runs(benchmark, methods, steps, 1):
+        of_ratio.run(left, steps)
+        ratios.append((of_ratio.ratios[0] * gpt2_like.cfg.d_mlp, [method.name for method in left]))
     both = ["activations", "attribution"]
     assert ratios[:3] == [(1, both), (2, both), (4, ["attribution"])]
     assert len(ratios) == len(list(counts(gpt2_like.cfg.d_mlp)))
