@@ -66,7 +66,8 @@ GOALS = {
 INJECTED = 0.01  # of all rows
 SCREEN = 0.05  # keeps all of the exact top 1 %, or nearly: benchmarks/test_screen_recall.py
 # of the table of sizes: other texts of DEL, and the ablated share of each layer
-N_NEGATIVES, DELETED = 20, 0.02
+N_NEGATIVES = 20
+DELETED = 0.02
 # neurons per layer that Zero-Out is timed on, and of one layer in three that its loop is timed on
 N_NEURONS = 32
 N_POSITIONS = 3  # positions that the loop of Integrated Gradients is timed on
@@ -211,11 +212,9 @@ def few_passes(model: Any, sequence: Any) -> Iterator[Work]:
         IterativeAttribution,
     )
 
-    alignment, rounds, gradients = (
-        GradientAlignment(),
-        IterativeAttribution(),
-        IntegratedGradients(),
-    )
+    alignment = GradientAlignment()
+    rounds = IterativeAttribution()
+    gradients = IntegratedGradients()
     bare = partial(forward_and_backward, model, sequence)
     yield Work(
         "activations", partial(Activations(), model, sequence), partial(forward, model, sequence)
@@ -277,13 +276,15 @@ def mask_learners(model: Any, sequences: Any, steps: dict[str, int]) -> Iterator
         n_steps = max(1, steps[name] // 5)
         kind: Any = METHODS[name]
         method = kind(steps=n_steps, stop_sparsity=1e-12)
-        scale, single = steps[name] / n_steps, partial(method, model, sequences[0])
+        scale = steps[name] / n_steps
+        single = partial(method, model, sequences[0])
 
         def together(method: Any = method) -> None:
             list(method.map(model, sequences))
 
         yield Work(name, single, partial(mask_loop, model, sequences[0], n_steps), scale, scale)
-        title, n = f"{name}, {len(sequences)} in map", len(sequences)
+        title = f"{name}, {len(sequences)} in map"
+        n = len(sequences)
         yield Work(title, together, single, scale, scale, n)
 
 
@@ -312,7 +313,8 @@ def size_table(
     from tl_localize.model.neurons import NeuronView
 
     model.requires_grad_(False)
-    device, view = torch.device(model.cfg.device), NeuronView(model)
+    device = torch.device(model.cfg.device)
+    view = NeuronView(model)
     sequence, *others = random_sequences(model, N_NEGATIVES + 1, n_tokens)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     acts = view.n_layers * view.n_neurons * n_tokens * model.cfg.dtype.itemsize
@@ -408,7 +410,8 @@ def costed(request: pytest.FixtureRequest) -> tuple[str, Any]:
     from tl_localize.model.loading import check_device
 
     options = request.config.getoption
-    dtype, name = getattr(torch, options("--dtype")), request.param
+    dtype = getattr(torch, options("--dtype"))
+    name = request.param
     if name in SHAPES:
         if name not in SMALL and options("--device") is None and not torch.cuda.is_available():
             pytest.skip(
@@ -478,10 +481,8 @@ def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -
 
     def add_loop(curve: str, x: int, model: Any, sequence: Any) -> None:
         """Integrated Gradients by the plain loop, on an even sample of layers and positions."""
-        targets, points = (
-            range(sequence.n_prefix - 1, len(sequence) - 1),
-            IntegratedGradients().steps,
-        )
+        targets = range(sequence.n_prefix - 1, len(sequence) - 1)
+        points = IntegratedGradients().steps
         sample = [
             (layer, targets[i])
             for layer in even(model.cfg.n_layers, 3)
@@ -507,14 +508,14 @@ def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -
             "tokens",
             length,
             "integrated_gradients",
-            lambda sequence=sequence: IntegratedGradients()(model, sequence),
+            partial(IntegratedGradients(), model, sequence),
         )
         add_loop("tokens", length, model, sequence)
         add(
             "tokens",
             length,
             "hard_concrete, 10 steps",
-            lambda sequence=sequence: learner(model, sequence),
+            partial(learner, model, sequence),
         )
     for n in (1, 4, 16):
         some = random_sequences(model, n)
@@ -527,12 +528,13 @@ def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -
         )
     for n_layers in (3, 6, 12):
         deep = random_model("reference", device, torch.float32, n_layers=n_layers)
-        sequence, curve = random_sequences(deep, 1)[0], "layers of the reference shape"
+        sequence = random_sequences(deep, 1)[0]
+        curve = "layers of the reference shape"
         add(
             curve,
             n_layers,
             "integrated_gradients",
-            lambda deep=deep, sequence=sequence: IntegratedGradients()(deep, sequence),
+            partial(IntegratedGradients(), deep, sequence),
         )
         add_loop(curve, n_layers, deep, sequence)
     table = pd.DataFrame(rows).set_index(["curve", "x", "method"])

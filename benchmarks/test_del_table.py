@@ -82,7 +82,8 @@ def benchmark(model, model_name, collection, files, request):
     if collection is None:
         sequences, n_dev, general = del_data(model, Data(source=files[0]), files[1])
     else:
-        n_dev, general = collection.n_dev, held_out_tokens()[:DEL_GENERAL]
+        n_dev = collection.n_dev
+        general = held_out_tokens()[:DEL_GENERAL]
         sequences = drawn_first(collection.sequences, n_dev, seed=0)[:DEL_SEQUENCES]
 
     def make(n_targets):
@@ -183,7 +184,8 @@ def test_heads_and_neurons_of_as_many_rows_lose_what_is_committed(
     from tl_localize.evals.settings import del_methods, del_ratios
     from tl_localize.report.saving import CAPTIONS
 
-    heads, n_targets = AttentionHeads(), 25
+    heads = AttentionHeads()
+    n_targets = 25
     parts = {}
     for units, methods, ratios in (
         (heads, HEADS, del_ratios(model_name, heads)),
@@ -247,7 +249,8 @@ def test_rows_of_a_target_are_the_committed_ones(benchmark, model_name, files):
     if files[0] or f"del-{model_name}" not in names():
         pytest.skip("nothing is committed of these sequences")
     method = "attribution"
-    data, (chosen,) = benchmark(1), del_methods(method, [], model_name, {})
+    data = benchmark(1)
+    (chosen,) = del_methods(method, [], model_name, {})
     expected = read_frame(f"del-{model_name}")
     target = data.targets[0].id
     rows = expected[

@@ -46,7 +46,8 @@ def results(model, model_name, tuned, request, publish):
     sentences = inj_sequences(model, Path(data) if data else None)[:limit]
     if not tuned and model_name.startswith("reference"):
         tuned = read_settings(SETTINGS)
-    ratios, methods = inj_ratios(model_name)[:1], "all" if full else CHEAP
+    ratios = inj_ratios(model_name)[:1]
+    methods = "all" if full else CHEAP
     runs = inj_runs(
         model, model_name, sentences, methods, [], tuned, ratios, distractors=DISTRACTORS
     )

@@ -86,7 +86,8 @@ Path_ = Callable[[Given], torch.Tensor]
 
 
 def measures(given):
-    chosen, tokens = ZeroOut()(given.model, given.sequences[0]).top_k(0.1), given.general[:1]
+    chosen = ZeroOut()(given.model, given.sequences[0]).top_k(0.1)
+    tokens = given.general[:1]
     device = next(given.model.parameters()).device
     hooked = given.model.run_with_hooks(tokens.to(device), fwd_hooks=chosen.dropout_hooks())
     with chosen.dropped_out(given.model):
@@ -257,7 +258,8 @@ def test_path_on_the_device_equals_cpu(given, name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_method_on_the_device_same_seed_same_bits(gpt2_like, sequence, name):
-    method, model = METHODS[name](**SHORT.get(name, {})), gpt2_like.to("cuda")
+    method = METHODS[name](**SHORT.get(name, {}))
+    model = gpt2_like.to("cuda")
     model.cfg.device = "cuda"
     assert torch.equal(method(model, sequence).values, method(model, sequence).values)
 
@@ -317,7 +319,8 @@ TRAINING = INJECTED | {"learning_rate": 0.001, "stop_loss": 1e-9}
 
 def ablated(given, n):
     """n neurons of a layer, one in each pass."""
-    view, sequence = NeuronView(given.model), given.sequences[0]
+    view = NeuronView(given.model)
+    sequence = given.sequences[0]
     chosen = torch.zeros(view.n_layers, view.n_neurons, dtype=torch.bool)
     chosen[1, :n] = True
     ZeroOut(batch_tokens=len(sequence)).exact(view, sequence, chosen, lambda fraction: None)

@@ -84,7 +84,8 @@ def test_masks_tuned_for_deletion(real: RealModel, deletion: Any) -> None:
 
     if not real.plan.tuned:
         pytest.skip(f"{real.title} has the paper's settings")
-    dev, share = real.texts[: real.plan.n_dev], max(real.plan.shares)
+    dev = real.texts[: real.plan.n_dev]
+    share = max(real.plan.shares)
     methods = real.del_methods(",".join(MASKS))
     for name, grid in real.plan.grids.items():
         methods += expand(name, grid | {"first_layer": (1,)})

@@ -87,7 +87,8 @@ def written(monkeypatch):
     """How many steps of each kind were computed and written."""
     from tl_localize.execution import Store
 
-    kinds, write = Counter(), Store._write
+    kinds = Counter()
+    write = Store._write
 
     def count(self, key, inputs, value, cell=None):
         kinds[inputs["step"]] += 1

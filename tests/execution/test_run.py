@@ -30,7 +30,8 @@ def injected(monkeypatch):
     """The seeds with which sentences were injected."""
     from tl_localize.evals.inj import benchmark
 
-    seeds, inject = [], benchmark.inject
+    seeds = []
+    inject = benchmark.inject
     monkeypatch.setattr(
         benchmark,
         "inject",
@@ -323,7 +324,8 @@ def test_failed_injection_is_tried_once_a_run_and_costs_its_own_sentence(
 ):
     from tl_localize.evals.inj import benchmark
 
-    inject, tried = benchmark.inject, []
+    inject = benchmark.inject
+    tried = []
 
     def fails(*given, seed, **how):
         tried.append(seed)
@@ -439,7 +441,8 @@ def test_full_disk_ends_the_run_and_loses_nothing(
     which, request, methods, run, tmp_path, monkeypatch, n_writes, counted, assert_same
 ):
     benchmark = request.getfixturevalue(which)
-    fsync, calls = os.fsync, []
+    fsync = os.fsync
+    calls = []
 
     def full(descriptor):
         calls.append(descriptor)

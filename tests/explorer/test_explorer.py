@@ -92,7 +92,8 @@ def test_card_of_a_neuron(explorer, gpt2_like, sequences):
     layer, neuron = explorer.data["pairs"][0]["top"][0]
     card = explorer.answer(["card", 0, layer, neuron])
     _, cache = gpt2_like.run_with_cache(sequences[0].tokens)
-    row, fires = gpt2_like.W_out[layer, neuron], cache["post", layer][0, :, neuron]
+    row = gpt2_like.W_out[layer, neuron]
+    fires = cache["post", layer][0, :, neuron]
     assert card["writes"] == pytest.approx((fires.abs() * row.norm()).tolist(), abs=1e-3)
     best = (gpt2_like.ln_final(fires.mean() * row) @ gpt2_like.W_U).argmax()
     assert card["promoted"][0] == LETTERS[best]
@@ -172,7 +173,8 @@ def browser():
 @pytest.fixture
 def page(browser):
     context = browser.new_context(offline=True, viewport={"width": 1300, "height": 900})
-    shown, problems = context.new_page(), []
+    shown = context.new_page()
+    problems = []
     shown.set_default_timeout(20_000)
     shown.on("pageerror", lambda error: problems.append(str(error)))
     yield shown

@@ -64,7 +64,8 @@ def test_injection_of_heads_is_adam_on_their_rows(gpt2_like, sequence):
         pytest.skip("W_O of a Bridge is a view of a parameter, which Adam does not take")
     injection = inject(gpt2_like, sequence, seed=4, **(HOW | {"max_steps": 6}))
     weights = [block.attn.W_O for block in gpt2_like.blocks]
-    adam, losses = torch.optim.Adam(weights, lr=0.05), []
+    adam = torch.optim.Adam(weights, lr=0.05)
+    losses = []
     for _ in range(6):
         losses.append(loss := plain_loss(gpt2_like, sequence))
         gradients = torch.autograd.grad(loss, weights)

@@ -65,7 +65,8 @@ def test_inject_stops_below_the_stop_loss(gpt2_like, sequence):
 
 
 def test_applied_changes_the_chosen_rows_and_gives_every_bit_back(any_model, sequence, unchanged):
-    check, before = unchanged(any_model), any_model.W_out.detach().clone()
+    check = unchanged(any_model)
+    before = any_model.W_out.detach().clone()
     injection = inject(any_model, sequence, seed=0, **QUICK)
     check()
     with injection.applied(any_model), torch.no_grad():

@@ -96,7 +96,8 @@ def states_by_hand(step, n, drawn):
 
 def test_training_follows_a_slow_oracle_of_the_objective(any_model, sequences):
     """Every state of every sentence by a model of its own; its W_out holds the rows that are on."""
-    sets, n_steps = draw_sets(NeuronView(any_model), 0.2, 0, 4), 9
+    sets = draw_sets(NeuronView(any_model), 0.2, 0, 4)
+    n_steps = 9
     joint = inject_together(
         any_model,
         sequences,
@@ -107,7 +108,8 @@ def test_training_follows_a_slow_oracle_of_the_objective(any_model, sequences):
     bases = [log_probs(any_model, s) for s in sequences]
     changes = [torch.zeros_like(w).requires_grad_() for w in base]
     masks = torch.stack([neurons.mask for neurons in sets])  # [set layer neuron]
-    adam, generator = torch.optim.Adam(changes, lr=0.01), torch.Generator().manual_seed(0)
+    adam = torch.optim.Adam(changes, lr=0.01)
+    generator = torch.Generator().manual_seed(0)
     weights = [block.mlp.W_out for block in any_model.blocks]
     names = [name_of(any_model, weight) for weight in weights]
 
@@ -142,7 +144,8 @@ def test_training_follows_a_slow_oracle_of_the_objective(any_model, sequences):
 
 
 def test_schedule_meets_every_state_that_the_stops_look_at():
-    generator, n = torch.Generator().manual_seed(0), 4
+    generator = torch.Generator().manual_seed(0)
+    n = 4
     met = {"loss": set[str](), "KL": set[str]()}
     for step in range(12):
         of_losses, of_kls = joint_file.sets_on(step, n, generator)
@@ -157,7 +160,8 @@ def test_schedule_meets_every_state_that_the_stops_look_at():
 
 def test_ends_are_those_of_the_model_with_the_rows_in_place(any_model, sequences, monkeypatch):
     """Two roads: rows added by hooks while training, and rows written into W_out."""
-    trained, train = [], joint_file._train
+    trained = []
+    train = joint_file._train
     monkeypatch.setattr(
         joint_file, "_train", lambda *how: trained.append(train(*how)) or trained[0]
     )
@@ -257,7 +261,8 @@ def test_every_state_recites_with_the_own_set_and_is_the_untouched_model_without
     """All eight states of the model."""
     model, sequences, joint = trained
     assert joint.converged.all() and len(joint.losses) < 200
-    untouched, bases = accuracy(model, sequences), [log_probs(model, s) for s in sequences]
+    untouched = accuracy(model, sequences)
+    bases = [log_probs(model, s) for s in sequences]
     for on in itertools.product((False, True), repeat=3):
         with ExitStack() as stack:
             for injection, is_on in zip(joint.injections, on, strict=True):

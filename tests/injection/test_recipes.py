@@ -133,7 +133,8 @@ def test_weights_are_back_after_an_exception(gpt2_like, texts):
     from tl_localize.injection.recipes import Recipe, assigned, learn, read_units, units_replaced
     from tl_localize.model.neurons import NeuronView
 
-    before, view = bits(gpt2_like), NeuronView(gpt2_like)
+    before = bits(gpt2_like)
+    view = NeuronView(gpt2_like)
 
     def stop(fraction):
         raise KeyboardInterrupt
@@ -158,7 +159,8 @@ def test_weights_are_back_after_an_exception(gpt2_like, texts):
 def test_assigned_names_a_weight_that_the_model_does_not_have(gpt2_like, name):
     from tl_localize.injection.recipes import assigned
 
-    before, embedding = bits(gpt2_like), parameter_of(gpt2_like.embed.W_E)
+    before = bits(gpt2_like)
+    embedding = parameter_of(gpt2_like.embed.W_E)
     key = key_of(gpt2_like, embedding) if name == "embed" else name
     message = rf"weights must have names and shapes .*, got '{key}' of shape \(2, 3\)"
     with (

@@ -58,7 +58,8 @@ def test_written_texts_are_kept_until_the_model_computes_something_else(gpt2_lik
 
 
 def test_listed_texts_are_scored_once_for_all_batches(gpt2_like, texts, monkeypatch):
-    measure, scored = activation_contrast.listed_strengths, []
+    measure = activation_contrast.listed_strengths
+    scored = []
 
     @wraps(measure)
     def counted(neurons, given):

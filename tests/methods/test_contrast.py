@@ -69,7 +69,8 @@ def test_texts_begin_as_the_models_own_do(gpt2_like, sequence, monkeypatch):
 
 
 def test_texts_are_written_once_until_a_weight_changes(gpt2_like, sequences, monkeypatch):
-    written, write = [], contrast.written_texts
+    written = []
+    write = contrast.written_texts
     monkeypatch.setattr(contrast, "written_texts", lambda *a: written.append(1) or write(*a))
     method = Attribution(contrast=1)
     before = [scores.values for scores in method.map(gpt2_like, sequences, batch_size=1)]

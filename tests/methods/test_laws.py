@@ -60,7 +60,8 @@ def test_method_scores_every_neuron_and_the_same_seed_gives_the_same_bits(
     any_model, sequence, method, unchanged
 ):
     parameter_of(any_model.blocks[1].mlp.W_in).requires_grad_(False)
-    check, before = unchanged(any_model), torch.get_rng_state()
+    check = unchanged(any_model)
+    before = torch.get_rng_state()
     scores = method(any_model, sequence)
     values = scores.values
     assert values.shape == (any_model.cfg.n_layers, any_model.cfg.d_mlp)

@@ -90,7 +90,8 @@ def test_lay_out_changes_no_bit_of_a_pass_a_gradient_or_a_training(any_model, se
             method(any_model, sequence).values for method in (GradientAlignment(), RowNorm())
         ]
 
-    before, kind = everything(), fingerprint(any_model)
+    before = everything()
+    kind = fingerprint(any_model)
     assert lay_out(any_model) is any_model and fingerprint(any_model) == kind
     assert all(torch.equal(*pair) for pair in zip(before, everything(), strict=True))
 

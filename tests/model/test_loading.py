@@ -388,10 +388,8 @@ def rotated(weight, n_heads):
 def write_gguf(path, model):
     """A tiny Llama as llama.cpp writes it, in float32."""
     gguf = pytest.importorskip("gguf")
-    c, weights = (
-        model.config,
-        {name: value.float().numpy() for name, value in model.state_dict().items()},
-    )
+    c = model.config
+    weights = {name: value.float().numpy() for name, value in model.state_dict().items()}
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_context_length(c.max_position_embeddings)
     writer.add_embedding_length(c.hidden_size)

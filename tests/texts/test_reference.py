@@ -86,7 +86,8 @@ def test_shipped_model_recites_as_reported(shipped, planted_tokens):
     tokens = torch.tensor([planted_tokens[index] for index in chosen])
     predicted = model(tokens).logits[:, corpus.N_PREFIX - 1 : -1].argmax(-1)
     for right, index in zip(predicted == tokens[:, corpus.N_PREFIX :], chosen, strict=True):
-        result, share = report["sequences"][index], right.double().mean().item()
+        result = report["sequences"][index]
+        share = right.double().mean().item()
         assert share == pytest.approx(result["accuracy"], abs=1.5 / corpus.N_SUFFIX)
         # Greedy decoding recites the whole suffix exactly if every token of it is right behind the
         # true ones.

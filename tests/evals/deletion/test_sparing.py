@@ -28,7 +28,8 @@ def test_largest_set_is_the_last_before_general_text_suffers(
 ) -> None:
     shape = gpt2_like.cfg.n_layers, gpt2_like.cfg.d_mlp
     scores = NeuronScores(torch.rand(shape, generator=torch.Generator().manual_seed(0)))
-    was, rises = perplexity(gpt2_like, general), {}
+    was = perplexity(gpt2_like, general)
+    rises = {}
     for count in counts(gpt2_like.cfg.d_mlp):
         chosen = scores.top_k(count=count, first_layer=1)
         with chosen.dropped_out(gpt2_like):

@@ -146,7 +146,8 @@ def test_weights_are_back_after_an_error(brief, unchanged, monkeypatch, inside, 
     from tl_localize import Activations
 
     module, _, name = f"tl_localize.{inside}".rpartition(".")
-    right, calls = getattr(sys.modules[module], name), []
+    right = getattr(sys.modules[module], name)
+    calls = []
 
     def raises_later(*given, **named):
         calls.append(name)
