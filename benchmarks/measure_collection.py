@@ -38,10 +38,11 @@ def peak() -> float:
 
 def measure_filter(n: int) -> None:
     model = load_model(MODEL)
-    tokens = torch.cat([one.tokens for one in training_data(model).entries()])
+    tokens = torch.cat([entry.tokens for entry in training_data(model).entries()])
     rows = tokens[: len(tokens) // 256 * 256].view(-1, 256)
-    filter, chunks = Filter(model, Criteria(), decoder(model)), chunks_of([Data(source=rows)])
-    windows = (one for chunk in chunks for one in chunk.windows(model, 80, STRIDE))
+    filter = Filter(model, Criteria(), decoder(model))
+    chunks = chunks_of([Data(source=rows)])
+    windows = (window for chunk in chunks for window in chunk.windows(model, 80, STRIDE))
     started, processor = time.perf_counter(), time.process_time()
     print(
         f"filter: {MODEL}, {torch.get_num_threads()} threads, {peak():.0f} MiB before", flush=True

@@ -96,7 +96,8 @@ def test_swapped_methods_fail(name):
     """Of each pair, on the texts and settings that both have. Equal numbers can't be told apart,
     nor some of two methods whose bands were not measured yet.
     """
-    frame, bands = FRAMES[name], read_bands(name)
+    frame = FRAMES[name]
+    bands = read_bands(name)
     too_wide = set(bands[bands["measured"] == NOT_MEASURED]["method"])
     compared = compared_rows(name)
     parts = {method: frame[rows].droplevel("method") for method, rows in compared.items()}

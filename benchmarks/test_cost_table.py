@@ -66,7 +66,8 @@ GOALS = {
 INJECTED = 0.01  # of all rows
 SCREEN = 0.05  # keeps all of the exact top 1 %, or nearly: benchmarks/test_screen_recall.py
 # of the table of sizes: other texts of DEL, and the ablated share of each layer
-N_NEGATIVES, DELETED = 20, 0.02
+N_NEGATIVES = 20
+DELETED = 0.02
 # neurons per layer that Zero-Out is timed on, and of one layer in three that its loop is timed on
 N_NEURONS = 32
 N_POSITIONS = 3  # positions that the loop of Integrated Gradients is timed on
@@ -202,7 +203,7 @@ def cost_table(
     return table.assign(**{"A6000, pythia-6.9b (paper)": paper.reindex(names).to_numpy()})
 
 
-def few_passes(model: Any, one: Any) -> Iterator[Work]:
+def few_passes(model: Any, sequence: Any) -> Iterator[Work]:
     from tl_localize import (
         Activations,
         Attribution,
@@ -211,36 +212,36 @@ def few_passes(model: Any, one: Any) -> Iterator[Work]:
         IterativeAttribution,
     )
 
-    alignment, rounds, gradients = (
-        GradientAlignment(),
-        IterativeAttribution(),
-        IntegratedGradients(),
+    alignment = GradientAlignment()
+    rounds = IterativeAttribution()
+    gradients = IntegratedGradients()
+    bare = partial(forward_and_backward, model, sequence)
+    yield Work(
+        "activations", partial(Activations(), model, sequence), partial(forward, model, sequence)
     )
-    bare = partial(forward_and_backward, model, one)
-    yield Work("activations", partial(Activations(), model, one), partial(forward, model, one))
     for method, passes in (
         (Attribution(), 1),
         (alignment, alignment.points),
         (rounds, rounds.rounds),
     ):
-        yield Work(method.name, partial(method, model, one), bare, loop_scale=passes)
-    n_layers, n_targets = model.cfg.n_layers, len(one) - one.n_prefix
+        yield Work(method.name, partial(method, model, sequence), bare, loop_scale=passes)
+    n_layers, n_targets = model.cfg.n_layers, len(sequence) - sequence.n_prefix
     places = [
-        (layer, one.n_prefix - 1 + i)
+        (layer, sequence.n_prefix - 1 + i)
         for layer in even(n_layers, 3)
         for i in even(n_targets, N_POSITIONS)
     ]
 
     def loop() -> None:
         for layer, position in places:
-            integrated_gradients_loop(model, one, layer, position, gradients.steps)
+            integrated_gradients_loop(model, sequence, layer, position, gradients.steps)
 
     # layers are scaled up as if all cost the same, which is so in the loops
     share = n_layers * n_targets / len(places)
-    yield Work(gradients.name, partial(gradients, model, one), loop, loop_scale=share)
+    yield Work(gradients.name, partial(gradients, model, sequence), loop, loop_scale=share)
 
 
-def zero_outs(model: Any, one: Any, n_neurons: int) -> Iterator[Work]:
+def zero_outs(model: Any, sequence: Any, n_neurons: int) -> Iterator[Work]:
     """Zero-Out on an even sample of the neurons, and with a screen."""
     from tl_localize import ZeroOut
     from tl_localize.model.neurons import NeuronView
@@ -253,15 +254,15 @@ def zero_outs(model: Any, one: Any, n_neurons: int) -> Iterator[Work]:
     loop_scale = chosen.numel() / (len(layers) * len(neurons))
 
     def exact() -> None:
-        ZeroOut().exact(view, one, chosen, lambda fraction: None)
+        ZeroOut().exact(view, sequence, chosen, lambda fraction: None)
 
     def loop(size: int) -> None:
         for layer in layers:
             for chunk in torch.tensor(neurons).split(size):
-                zero_out_loop(model, one, layer, chunk.tolist())
+                zero_out_loop(model, sequence, layer, chunk.tolist())
 
     side = 8 if view.device.type == "cpu" else 64
-    screened = partial(ZeroOut(screen=SCREEN), model, one)
+    screened = partial(ZeroOut(screen=SCREEN), model, sequence)
     yield Work("zero_out", exact, partial(loop, 1), scale, loop_scale)
     yield Work("zero_out, loop batched", exact, partial(loop, side), scale, loop_scale)
     yield Work(f"zero_out, screen={SCREEN}", screened, partial(loop, 1), 1, loop_scale)
@@ -275,13 +276,15 @@ def mask_learners(model: Any, sequences: Any, steps: dict[str, int]) -> Iterator
         n_steps = max(1, steps[name] // 5)
         kind: Any = METHODS[name]
         method = kind(steps=n_steps, stop_sparsity=1e-12)
-        scale, single = steps[name] / n_steps, partial(method, model, sequences[0])
+        scale = steps[name] / n_steps
+        single = partial(method, model, sequences[0])
 
         def together(method: Any = method) -> None:
             list(method.map(model, sequences))
 
         yield Work(name, single, partial(mask_loop, model, sequences[0], n_steps), scale, scale)
-        title, n = f"{name}, {len(sequences)} in map", len(sequences)
+        title = f"{name}, {len(sequences)} in map"
+        n = len(sequences)
         yield Work(title, together, single, scale, scale, n)
 
 
@@ -310,8 +313,9 @@ def size_table(
     from tl_localize.model.neurons import NeuronView
 
     model.requires_grad_(False)
-    device, view = torch.device(model.cfg.device), NeuronView(model)
-    one, *others = random_sequences(model, N_NEGATIVES + 1, n_tokens)
+    device = torch.device(model.cfg.device)
+    view = NeuronView(model)
+    sequence, *others = random_sequences(model, N_NEGATIVES + 1, n_tokens)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     acts = view.n_layers * view.n_neurons * n_tokens * model.cfg.dtype.itemsize
     off = {"stop_sparsity": 1e-12}
@@ -336,23 +340,29 @@ def size_table(
         chosen[layer, even(view.n_neurons, min(n_of_each, each))] = True
     shares["zero_out"] = int(chosen.sum()) / (view.n_layers * each)
     text = torch.stack([other.tokens for other in others[:2]])
-    meter = AblationMeter(model, [one, *others], text, partial(zeros, text, 0), str)
+    meter = AblationMeter(model, [sequence, *others], text, partial(zeros, text, 0), str)
     top = NeuronScores(
         torch.rand(view.n_layers, view.n_neurons, generator=torch.Generator().manual_seed(0))
     ).top_k(DELETED, first_layer=1)
     steps = part(STEPS["inject"])
     shares["inject"] = steps / STEPS["inject"]
     works: dict[str, Any] = {
-        "forward and backward": lambda: forward_and_backward(model, one),
-        "forward": lambda: forward(model, one),
+        "forward and backward": lambda: forward_and_backward(model, sequence),
+        "forward": lambda: forward(model, sequence),
         **{
-            name: partial(shortened.get(name) or method(), model, one)
+            name: partial(shortened.get(name) or method(), model, sequence)
             for name, method in METHODS.items()
             if method not in RIVALS
         },
-        "zero_out": lambda: screened.exact(view, one, chosen, lambda fraction: None),
+        "zero_out": lambda: screened.exact(view, sequence, chosen, lambda fraction: None),
         "inject": lambda: inject(
-            model, one, ratio=INJECTED, seed=0, learning_rate=0.01, max_steps=steps, stop_loss=1e-12
+            model,
+            sequence,
+            ratio=INJECTED,
+            seed=0,
+            learning_rate=0.01,
+            max_steps=steps,
+            stop_loss=1e-12,
         ),
         f"DEL, {N_NEGATIVES} negatives, a set of neurons": lambda: meter.effect(0, top),
     }
@@ -364,7 +374,7 @@ def size_table(
             raise StopIteration
 
         with suppress(StopIteration):
-            IntegratedGradients().attribute_batch(view, [one], stop)
+            IntegratedGradients().attribute_batch(view, [sequence], stop)
 
     rows: dict[str, dict[str, float]] = {}
     for name, work in works.items():
@@ -400,7 +410,8 @@ def costed(request: pytest.FixtureRequest) -> tuple[str, Any]:
     from tl_localize.model.loading import check_device
 
     options = request.config.getoption
-    dtype, name = getattr(torch, options("--dtype")), request.param
+    dtype = getattr(torch, options("--dtype"))
+    name = request.param
     if name in SHAPES:
         if name not in SMALL and options("--device") is None and not torch.cuda.is_available():
             pytest.skip(
@@ -468,9 +479,10 @@ def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -
             }
         )
 
-    def add_loop(curve: str, x: int, model: Any, one: Any) -> None:
+    def add_loop(curve: str, x: int, model: Any, sequence: Any) -> None:
         """Integrated Gradients by the plain loop, on an even sample of layers and positions."""
-        targets, points = range(one.n_prefix - 1, len(one) - 1), IntegratedGradients().steps
+        targets = range(sequence.n_prefix - 1, len(sequence) - 1)
+        points = IntegratedGradients().steps
         sample = [
             (layer, targets[i])
             for layer in even(model.cfg.n_layers, 3)
@@ -478,7 +490,9 @@ def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -
         ]
 
         def work():
-            return [integrated_gradients_loop(model, one, layer, t, points) for layer, t in sample]
+            return [
+                integrated_gradients_loop(model, sequence, layer, t, points) for layer, t in sample
+            ]
 
         add(
             curve,
@@ -489,15 +503,20 @@ def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -
         )
 
     for length in (20, 40, 80, 160):
-        one = random_sequences(model, 1, length)[0]
+        sequence = random_sequences(model, 1, length)[0]
         add(
             "tokens",
             length,
             "integrated_gradients",
-            lambda one=one: IntegratedGradients()(model, one),
+            partial(IntegratedGradients(), model, sequence),
         )
-        add_loop("tokens", length, model, one)
-        add("tokens", length, "hard_concrete, 10 steps", lambda one=one: learner(model, one))
+        add_loop("tokens", length, model, sequence)
+        add(
+            "tokens",
+            length,
+            "hard_concrete, 10 steps",
+            partial(learner, model, sequence),
+        )
     for n in (1, 4, 16):
         some = random_sequences(model, n)
         add(
@@ -509,14 +528,15 @@ def test_scaling_curves(costed: tuple[str, Any], publish: Any, unchecked: Any) -
         )
     for n_layers in (3, 6, 12):
         deep = random_model("reference", device, torch.float32, n_layers=n_layers)
-        one, curve = random_sequences(deep, 1)[0], "layers of the reference shape"
+        sequence = random_sequences(deep, 1)[0]
+        curve = "layers of the reference shape"
         add(
             curve,
             n_layers,
             "integrated_gradients",
-            lambda deep=deep, one=one: IntegratedGradients()(deep, one),
+            partial(IntegratedGradients(), deep, sequence),
         )
-        add_loop(curve, n_layers, deep, one)
+        add_loop(curve, n_layers, deep, sequence)
     table = pd.DataFrame(rows).set_index(["curve", "x", "method"])
     publish(table.round(5), name, "cost_curves", f"Seconds per sequence ({setting(model)})")
     assert (table > 0).all(axis=None)

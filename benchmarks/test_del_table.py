@@ -82,7 +82,8 @@ def benchmark(model, model_name, collection, files, request):
     if collection is None:
         sequences, n_dev, general = del_data(model, Data(source=files[0]), files[1])
     else:
-        n_dev, general = collection.n_dev, held_out_tokens()[:DEL_GENERAL]
+        n_dev = collection.n_dev
+        general = held_out_tokens()[:DEL_GENERAL]
         sequences = drawn_first(collection.sequences, n_dev, seed=0)[:DEL_SEQUENCES]
 
     def make(n_targets):
@@ -139,7 +140,7 @@ def test_collection_finds_a_hundred_sequences_in_the_training_texts(
         "Collection: what each criterion removed",
     )
     frame = collection.frame.set_index("id")
-    planted = pd.DataFrame([vars(one) for one in load_planted()])
+    planted = pd.DataFrame([vars(text) for text in load_planted()])
     planted["found"] = planted["id"].isin(frame.index)
     counts = planted.groupby("repetitions")["found"].agg(planted="size", found="sum")
     caption = "Planted texts that were found, by how often they were repeated in training"
@@ -183,14 +184,15 @@ def test_heads_and_neurons_of_as_many_rows_lose_what_is_committed(
     from tl_localize.evals.settings import del_methods, del_ratios
     from tl_localize.report.saving import CAPTIONS
 
-    heads, n_targets = AttentionHeads(), 25
+    heads = AttentionHeads()
+    n_targets = 25
     parts = {}
     for units, methods, ratios in (
         (heads, HEADS, del_ratios(model_name, heads)),
         (MLPNeurons(), NEURONS, AS_MANY_ROWS),
     ):
-        one = replace(benchmark(n_targets), units=units, ratios=ratios)
-        results = one.run(del_methods(methods, [], model_name, tuned, units=units))
+        of_units = replace(benchmark(n_targets), units=units, ratios=ratios)
+        results = of_units.run(del_methods(methods, [], model_name, tuned, units=units))
         publish(
             del_tables(results, model_name)["del"],
             model_name,
@@ -247,7 +249,8 @@ def test_rows_of_a_target_are_the_committed_ones(benchmark, model_name, files):
     if files[0] or f"del-{model_name}" not in names():
         pytest.skip("nothing is committed of these sequences")
     method = "attribution"
-    data, (chosen,) = benchmark(1), del_methods(method, [], model_name, {})
+    data = benchmark(1)
+    (chosen,) = del_methods(method, [], model_name, {})
     expected = read_frame(f"del-{model_name}")
     target = data.targets[0].id
     rows = expected[

@@ -153,7 +153,8 @@ def named_rows(model, text, edit, first_layer):
 
 
 def make_edit(watch, edit, first_layer=1):
-    model, (text,) = watch.model, watch.sequences
+    model = watch.model
+    (text,) = watch.sequences
     if edit.objective:
         names = mlp_weights(model) if edit.weights == "MLPs" else w_out_weights(model)
         edit_weights(watch, names, edit.objective, edit.rate, edit.max_steps)

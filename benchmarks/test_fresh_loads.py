@@ -30,7 +30,8 @@ print(float((first - second).abs().max()))
 
 @pytest.mark.slow
 def test_no_fresh_process_is_refused_or_off(request):
-    n, failures = request.config.getoption("--processes"), []
+    n = request.config.getoption("--processes")
+    failures = []
     for i in range(n):
         done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
         if done.returncode or float(done.stdout.split()[-1]):

@@ -46,13 +46,14 @@ def results(model, model_name, tuned, request, publish):
     sentences = inj_sequences(model, Path(data) if data else None)[:limit]
     if not tuned and model_name.startswith("reference"):
         tuned = read_settings(SETTINGS)
-    ratios, methods = inj_ratios(model_name)[:1], "all" if full else CHEAP
+    ratios = inj_ratios(model_name)[:1]
+    methods = "all" if full else CHEAP
     runs = inj_runs(
         model, model_name, sentences, methods, [], tuned, ratios, distractors=DISTRACTORS
     )
     steps = Steps()
-    for one, some in runs:
-        measured = one.run(some, steps)
+    for inj, some in runs:
+        measured = inj.run(some, steps)
     for name, table in inj_tables(measured, model_name).items():
         publish(table, model_name, f"distractors_{name}", CAPTIONS[name])
     folder = Path(request.config.getoption("--results")) / Path(model_name).name

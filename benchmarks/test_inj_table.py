@@ -51,8 +51,8 @@ def run(model, model_name, sentences, tuned, request):
         limit = request.config.getoption("--limit") or (limit if is_reference(model_name) else None)
         runs = inj_runs(model, model_name, sentences[:limit], methods, [], tuned, seed=seed)
         steps = Steps()
-        for one, some in runs:
-            results = one.run(some, steps)
+        for inj, some in runs:
+            results = inj.run(some, steps)
         return results
 
     return measure

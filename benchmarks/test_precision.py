@@ -30,10 +30,8 @@ def recalls(model_name, request, publish):
     from tl_localize.evals.settings import make_methods
     from tl_localize.texts.reference import inj_sequences
 
-    device, limit = (
-        request.config.getoption("--device"),
-        request.config.getoption("--limit") or N_SENTENCES,
-    )
+    device = request.config.getoption("--device")
+    limit = request.config.getoption("--limit") or N_SENTENCES
     exact = load_model(model_name, device)
     sentences = inj_sequences(exact, None)[:limit]
     injections = [

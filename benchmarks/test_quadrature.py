@@ -16,7 +16,8 @@ import pytest
 
 RULES = ("endpoints", "midpoint", "gauss-legendre")
 STEPS = (5, 10, 20, 40)
-N_SEQUENCES, TOP = 2, 0.01
+N_SEQUENCES = 2
+TOP = 0.01
 
 
 @pytest.fixture(scope="session")

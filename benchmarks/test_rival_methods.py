@@ -85,7 +85,8 @@ def search_settings(dev, grids):
     from tl_localize.evals.tuning import expand, rank
 
     (ratio,) = dev.ratios
-    best, trials = {}, []
+    best = {}
+    trials = []
     for name, grid in grids.items():
         tried = expand(name, grid)
         assert len(tried) <= BUDGET

@@ -37,10 +37,8 @@ def recalls(model, sequence):
     from tl_localize.model.neurons import NeuronView
 
     truth = ZeroOut()(model, sequence).top_k(TOP)
-    estimates, lengths = (
-        Attribution()(model, sequence).values,
-        output_norms(NeuronView(model), sequence),
-    )
+    estimates = Attribution()(model, sequence).values
+    lengths = output_norms(NeuronView(model), sequence)
     kept = {}
     for share in SHARES:
         count = round(share * estimates.shape[1])

@@ -466,8 +466,8 @@ def single_layer_figure(model: str) -> Any:
         for multiple in (1,) if layer is None else (1, 5):
             own, others = (both(line[f"{multiple} x budget, {part}"]) for part in ("Self", "Neg"))
             about = {"method": "integrated_gradients", "ratio": 0.02, "layer": layer}
-            for one in (0, 1):
-                found = {"delta_self_accuracy": own[one], "delta_neg_accuracy": others[one]}
+            for i in (0, 1):
+                found = {"delta_self_accuracy": own[i], "delta_neg_accuracy": others[i]}
                 rows.append(about | {"multiple": multiple} | found)
     return draw(pd.DataFrame(rows))
 
@@ -516,13 +516,15 @@ def check_pictures(write: bool) -> list[str]:
     """What pictures do not show what they should; where they are to be written, none."""
     complaints: list[str] = []
     for name, source in FROM_NOTEBOOKS.items():
-        path, picture = ROOT / name, notebook_picture(*source)
+        path = ROOT / name
+        picture = notebook_picture(*source)
         if write:
             path.write_bytes(picture)
         elif not path.exists() or path.read_bytes() != picture:
             complaints.append(f"{name}: must be the picture of notebooks/{source[0]}.ipynb")
     for name, draw in figures().items():
-        path, figure = ROOT / name, draw()
+        path = ROOT / name
+        figure = draw()
         data = data_of(figure)
         if write:
             figure.savefig(path, dpi=130, bbox_inches="tight", metadata={"Data": data})
@@ -532,7 +534,8 @@ def check_pictures(write: bool) -> list[str]:
 
 
 def check_demo(write: bool) -> list[str]:
-    path, picture = ROOT / DEMO, demo_picture()
+    path = ROOT / DEMO
+    picture = demo_picture()
     if write:
         path.write_text(picture, encoding="utf-8")
         return []

@@ -654,7 +654,8 @@ def with_tables(text: str) -> str:
 
 def complaints(write: bool) -> list[str]:
     """Pages whose tables differ, which are none where they are written; and tables on no page."""
-    found, used = [], set()
+    found = []
+    used = set()
     for page in pages():
         text = page.read_text(encoding="utf-8")
         used |= {place["name"] for place in PLACE.finditer(text)}

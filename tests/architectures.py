@@ -152,7 +152,8 @@ def tiny_bridge(seed, settings):
 
     from tl_localize.model.forward import as_bridge
 
-    special, of = set(settings) - set(TINY), TINY | settings
+    special = set(settings) - set(TINY)
+    of = TINY | settings
     kinds = [kind for kind, known in KINDS.items() if special == set(known) - set(TINY)]
     if not kinds or of["act_fn"] == "solu_ln":
         pytest.skip(f"only a HookedTransformer has {sorted(special)}")
@@ -184,7 +185,8 @@ def check_injection(view, sequence):
     """
     from tl_localize import inject
 
-    model, tokens = view.model, sequence.tokens
+    model = view.model
+    tokens = sequence.tokens
     before = [view.rows(layer).clone() for layer in range(view.n_layers)]
     injection = inject(model, sequence, ratio=0.3, seed=0, learning_rate=0.05, max_steps=60)
     with injection.applied(model), torch.no_grad():
@@ -218,7 +220,8 @@ def row(name, folder):
         reason = next(short for sign, short in REFUSALS.items() if sign in str(error))
         return f"| {name} | refused: {reason} | |"
     tokens = torch.randint(N_VOCAB, (9,), generator=torch.Generator().manual_seed(3))
-    sequence, view = MemorizedSequence(tokens, 5, "s"), NeuronView(model)
+    sequence = MemorizedSequence(tokens, 5, "s")
+    view = NeuronView(model)
     additive = CleanRun.of(view, tokens[None]).additive
     method = IntegratedGradients(steps=2)
     with warnings.catch_warnings(record=True) as warned:
@@ -234,7 +237,7 @@ def row(name, folder):
     check_injection(view, sequence)
     with scores[0].top_k(0.1).dropped_out(model):
         assert accuracy(model, [sequence]).shape == (1,)
-    slow = any("slow way" in str(one.message) for one in warned)
+    slow = any("slow way" in str(warning.message) for warning in warned)
     way = "one position at a time" if slow else "one pass"
     output = "added" if len(additive) == view.n_layers else "changed after W_out, or hooked"
     return f"| {name} | {output} | {way} |"

@@ -116,8 +116,8 @@ def tiny_rev(model, **settings):
     from tl_localize.injection.recipes import Recipe
 
     sentences = memorized(*[(8, 1)] * 10, d_vocab=50, seed=1)
-    for i, one in enumerate(sentences):
-        one.tokens[0] = i % 4
+    for i, sentence in enumerate(sentences):
+        sentence.tokens[0] = i % 4
     general = torch.randint(0, 50, (4, 9), generator=torch.Generator().manual_seed(0))
     recipe = Recipe(learning_rate=0.01, max_steps=60, stop_loss=0.3)
     how = {"n_sequences": 3, "n_groups": 2, "ratios": (0.1, 0.5, 1.0), "recipe": recipe}

@@ -86,7 +86,8 @@ Path_ = Callable[[Given], torch.Tensor]
 
 
 def measures(given):
-    chosen, tokens = ZeroOut()(given.model, given.sequences[0]).top_k(0.1), given.general[:1]
+    chosen = ZeroOut()(given.model, given.sequences[0]).top_k(0.1)
+    tokens = given.general[:1]
     device = next(given.model.parameters()).device
     hooked = given.model.run_with_hooks(tokens.to(device), fwd_hooks=chosen.dropout_hooks())
     with chosen.dropped_out(given.model):
@@ -124,8 +125,8 @@ def learned_rows(given):
 def screened(given):
     method = ZeroOut(screen=0.2, screen_sample=4)
     found = list(method.map(given.model, given.sequences))
-    assert all(one.exact is not None for one in found)
-    return torch.stack([one.values for one in found])
+    assert all(scores.exact is not None for scores in found)
+    return torch.stack([scores.values for scores in found])
 
 
 def inj(given):
@@ -164,7 +165,7 @@ def collection(given):
     written = generated(given, torch.arange(1, 13)[:, None].repeat(1, 6), 16)
     criteria = Criteria(n_prefix=6, n_suffix=16, min_accuracy=0.5, max_distance=90, min_distinct=1)
     found = collect_memorized(given.model, list(written), criteria, decode=letters, n_dev=0)
-    return torch.stack([one.tokens for one in found.sequences]).float()
+    return torch.stack([sequence.tokens for sequence in found.sequences]).float()
 
 
 def views(given):
@@ -241,8 +242,8 @@ def test_method_on_the_device_equals_cpu(given, name, units):
 
     def scores(given):
         found = list(method.map(given.model, given.sequences))
-        assert all(one.values.device.type == "cpu" for one in found)
-        return torch.stack([one.values for one in found])
+        assert all(each.values.device.type == "cpu" for each in found)
+        return torch.stack([each.values for each in found])
 
     check_same(
         scores, given, TRAINED if name in ("hard_concrete", "slimming", *UNLEARNED) else 1e-5
@@ -257,7 +258,8 @@ def test_path_on_the_device_equals_cpu(given, name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_method_on_the_device_same_seed_same_bits(gpt2_like, sequence, name):
-    method, model = METHODS[name](**SHORT.get(name, {})), gpt2_like.to("cuda")
+    method = METHODS[name](**SHORT.get(name, {}))
+    model = gpt2_like.to("cuda")
     model.cfg.device = "cuda"
     assert torch.equal(method(model, sequence).values, method(model, sequence).values)
 
@@ -317,10 +319,11 @@ TRAINING = INJECTED | {"learning_rate": 0.001, "stop_loss": 1e-9}
 
 def ablated(given, n):
     """n neurons of a layer, one in each pass."""
-    view, one = NeuronView(given.model), given.sequences[0]
+    view = NeuronView(given.model)
+    sequence = given.sequences[0]
     chosen = torch.zeros(view.n_layers, view.n_neurons, dtype=torch.bool)
     chosen[1, :n] = True
-    ZeroOut(batch_tokens=len(one)).exact(view, one, chosen, lambda fraction: None)
+    ZeroOut(batch_tokens=len(sequence)).exact(view, sequence, chosen, lambda fraction: None)
 
 
 def dropped_out(given, n):
@@ -381,7 +384,7 @@ def waits():
             warnings.simplefilter("always")
             work()
         torch.cuda.set_sync_debug_mode("default")
-        return sum("synchronizing" in str(one.message) for one in caught)
+        return sum("synchronizing" in str(warning.message) for warning in caught)
 
     return count
 

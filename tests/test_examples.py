@@ -76,7 +76,10 @@ def ready():
 
     model = tl_localize.load_model("reference")
     # shorter than they are, for the sake of time
-    few = [replace(one, tokens=one.tokens[:48]) for one in reference_sequences(model)[:3]]
+    few = [
+        replace(sequence, tokens=sequence.tokens[:48])
+        for sequence in reference_sequences(model)[:3]
+    ]
     names = {name: getattr(tl_localize, name) for name in tl_localize.__all__} | {
         "torch": torch,
         "np": np,

@@ -16,6 +16,7 @@ from tl_localize.files import (
     identity_text,
     prepare_folder,
     refuse_unreadable,
+    remove_leftovers,
     write_text,
     write_whole,
 )
@@ -54,6 +55,16 @@ def test_new_file_does_not_replace_one(tmp_path, monkeypatch, links):
         write_whole(tmp_path / "a", b"2", new=True)
     assert (tmp_path / "a").read_bytes() == b"1"
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_only_leftovers_of_a_day_are_removed(tmp_path):
+    names = [".a.0123456789abcdef.tmp", ".live.fedcba9876543210.tmp", "a.tmp", ".mine.tmp", "a"]
+    for name in names:
+        (tmp_path / name).write_text("")
+        if "live" not in name:
+            os.utime(tmp_path / name, (0, 0))
+    remove_leftovers(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(names[1:])
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
@@ -96,8 +107,8 @@ def test_identity_names_class_and_compared_fields():
 
 
 def test_identity_of_tensors_follows_their_numbers():
-    one, same, other = torch.arange(3), torch.arange(3), torch.tensor([0, 1, 3])
-    assert identity(one) == identity(same) != identity(other)
+    numbers, same, other = torch.arange(3), torch.arange(3), torch.tensor([0, 1, 3])
+    assert identity(numbers) == identity(same) != identity(other)
 
 
 @pytest.mark.parametrize("value", [object(), {"f": len}])
@@ -109,7 +120,7 @@ def test_identity_refuses_what_it_cannot_tell_apart(value):
 def test_digest_follows_every_bit_and_no_order_of_names():
     numbers = torch.arange(6.0)
     same = [numbers.clone(), numbers.reshape(2, 3).flatten(), numbers.repeat_interleave(2)[::2]]
-    assert {digest(one) for one in same} == {digest(numbers)}
+    assert {digest(tensor) for tensor in same} == {digest(numbers)}
     flipped = numbers.clone()
     flipped.view(torch.int32)[3] ^= 1
     others = [
@@ -122,6 +133,6 @@ def test_digest_follows_every_bit_and_no_order_of_names():
         b"x",
     ]
     others += [{"a": numbers}, {"b": numbers}, {"a": 1}, {"a": 1.5}, {"a": [1]}]
-    assert len({digest(one) for one in [numbers, *others]}) == 1 + len(others)
+    assert len({digest(value) for value in [numbers, *others]}) == 1 + len(others)
     assert digest({"a": 1, "b": [2]}) == digest({"b": (2,), "a": 1})
     assert digest("a", "b") != digest("ab")

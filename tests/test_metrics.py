@@ -55,10 +55,12 @@ def losses_by_hand(model, tokens):
 
 def test_accuracy_is_the_share_of_right_tokens(any_model, sequences):
     half_right = []
-    for one in sequences:
-        even = torch.arange(len(one.suffix)) % 2 == 0
-        suffix = torch.where(even, predicted(any_model, one), one.suffix)
-        half_right.append(MemorizedSequence(torch.cat([one.prefix, suffix]), one.n_prefix))
+    for sequence in sequences:
+        even = torch.arange(len(sequence.suffix)) % 2 == 0
+        suffix = torch.where(even, predicted(any_model, sequence), sequence.suffix)
+        half_right.append(
+            MemorizedSequence(torch.cat([sequence.prefix, suffix]), sequence.n_prefix)
+        )
     wanted = [float((predicted(any_model, s) == s.suffix).float().mean()) for s in half_right]
     assert accuracy(any_model, half_right).tolist() == pytest.approx(wanted)
 
@@ -98,9 +100,9 @@ def test_measures_take_a_generator(gpt2_like, sequences):
 
 def test_levenshtein_counts_characters(any_model, sequences):
     wanted = []
-    for one in sequences:
-        guess = [*one.prefix.tolist(), *predicted(any_model, one).tolist()]
-        wanted.append(edit_distance(spell(guess), spell(one.tokens.tolist())))
+    for sequence in sequences:
+        guess = [*sequence.prefix.tolist(), *predicted(any_model, sequence).tolist()]
+        wanted.append(edit_distance(spell(guess), spell(sequence.tokens.tolist())))
     assert levenshtein(any_model, sequences, spell).tolist() == wanted
 
 

@@ -10,7 +10,7 @@ from tl_localize.collect import Collection, Criteria, Report
 def test_objects_are_shown_in_a_line_that_begins_with_their_class(gpt2_like, sequence):
     report = Report(3, {"accuracy": 2})
     scores = Activations()(gpt2_like, sequence)
-    for one in [
+    for value in [
         Collection([sequence], 1, pd.DataFrame({"id": ["a"]}), report, Criteria()),
         report,
         sequence,
@@ -18,8 +18,8 @@ def test_objects_are_shown_in_a_line_that_begins_with_their_class(gpt2_like, seq
         scores.top_k(0.1),
         inject(gpt2_like, sequence, ratio=0.1, seed=0, learning_rate=0.01, max_steps=1),
     ]:
-        shown = repr(one)
-        assert shown.startswith(type(one).__name__) and len(shown) < 160, shown
+        shown = repr(value)
+        assert shown.startswith(type(value).__name__) and len(shown) < 160, shown
         assert "\n" not in shown and "tensor(" not in shown
 
 

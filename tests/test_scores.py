@@ -1,13 +1,14 @@
 """Top-k, recall, ablation, and scores on disk."""
 
 import json
+from dataclasses import dataclass
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tl_localize import AttentionHeads, NeuronScores, NeuronSet
+from tl_localize import AttentionHeads, MLPNeurons, NeuronScores, NeuronSet
 from tl_localize.scores import rounded_down
 
 SCORES = NeuronScores(torch.tensor([[0.1, 0.9, 0.5, 0.3], [4.0, 1.0, 3.0, 2.0]]), "toy", "s0")
@@ -81,8 +82,8 @@ def test_top_k_selects_the_count_or_says_why_not(shape, ratio, per, rounding):
 
 
 @given(SHAPES, RATIOS, RATIOS)
-def test_top_k_takes_the_highest_and_keeps_its_order(shape, one, other):
-    small, large = sorted((one, other))
+def test_top_k_takes_the_highest_and_keeps_its_order(shape, ratio, other):
+    small, large = sorted((ratio, other))
     if not round(shape[1] * small):
         return
     scores = tied(shape)
@@ -116,14 +117,14 @@ PAIRS = st.sets(st.tuples(st.integers(0, 1), st.integers(0, 3)))
 
 
 @given(PAIRS, PAIRS)
-def test_sets_behave_as_pythons_sets_of_pairs(one, other):
-    a, b = set_of(one), set_of(other)
-    assert (set(a & b), set(a | b), set(a - b)) == (one & other, one | other, one - other)
-    assert (a <= b, a == b) == (one <= other, one == other)
-    assert list(a) == sorted(one) and len(a) == len(one)
-    assert all(pair in a for pair in one) and (2, 0) not in a
-    if other:
-        assert a.recall_of(b) == len(one & other) / len(other)
+def test_sets_behave_as_pythons_sets_of_pairs(pairs, others):
+    a, b = set_of(pairs), set_of(others)
+    assert (set(a & b), set(a | b), set(a - b)) == (pairs & others, pairs | others, pairs - others)
+    assert (a <= b, a == b) == (pairs <= others, pairs == others)
+    assert list(a) == sorted(pairs) and len(a) == len(pairs)
+    assert all(pair in a for pair in pairs) and (2, 0) not in a
+    if others:
+        assert a.recall_of(b) == len(pairs & others) / len(others)
 
 
 def test_the_recall_of_nothing_is_refused():
@@ -154,12 +155,29 @@ def test_scores_and_sets_come_back_from_disk(tmp_path):
     heads = NeuronSet(torch.tensor([[True, False], [False, True]]), AttentionHeads())
     about = {"method": "zero_out", "sequence_id": "sequence 7 ü", "settings": "{}"}
     some = NeuronScores(torch.rand(2, 2), **about, exact=heads, units=heads.units)
-    for one in (heads, some, NeuronScores(torch.rand(2, 3))):
-        one.save(tmp_path / "one.safetensors")
-        found = type(one).load(tmp_path / "one.safetensors")
-        for name, value in vars(one).items():
+    for saved in (heads, some, NeuronScores(torch.rand(2, 3))):
+        saved.save(tmp_path / "one.safetensors")
+        found = type(saved).load(tmp_path / "one.safetensors")
+        for name, value in vars(saved).items():
             same = torch.equal if isinstance(value, torch.Tensor) else lambda a, b: a == b
             assert same(getattr(found, name), value), name
+
+
+@dataclass(frozen=True, eq=False)
+class Bases(MLPNeurons):
+    """Units with two tensors that may be in the same memory."""
+
+    basis: torch.Tensor
+    inverse: torch.Tensor
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(1, None)])
+def test_scores_of_units_that_hold_a_tensor_twice_come_back_from_disk(tmp_path, part):
+    basis = torch.rand(3, 3)
+    scores = NeuronScores(torch.rand(2, 3), units=Bases(basis, basis[part]))
+    scores.save(tmp_path / "scores.safetensors")
+    found = NeuronScores.load(tmp_path / "scores.safetensors").units
+    assert torch.equal(found.basis, basis) and torch.equal(found.inverse, basis[part])
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ import json
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -21,6 +22,7 @@ Loaded = TypeVar("Loaded", bound="Saved")
 
 TENSOR, CLASS = "$tensor", "$class"  # what JSON holds in place of a tensor and of a class
 TEMPORARY = re.compile(r"\..*[0-9a-f]{16}\.tmp")
+A_DAY = 24 * 60 * 60  # seconds
 
 
 def check_file(path: str | Path) -> Path:
@@ -108,6 +110,16 @@ def _link(temporary: Path, path: Path) -> None:
         os.replace(temporary, path)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of processes that were killed while they wrote: those of which
+    nothing was written for a day.
+    """
+    for path in folder.glob(".*.tmp"):
+        with suppress(FileNotFoundError):  # another process was faster
+            if TEMPORARY.fullmatch(path.name) and time.time() - path.stat().st_mtime > A_DAY:
+                path.unlink()
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file whole or not at all."""
     write_whole(path, text.encode(errors="surrogatepass"))
@@ -120,8 +132,19 @@ def write_json(path: str | Path, value: Any) -> None:
 
 def save_tensors(path: str | Path, tensors: dict[str, Tensor], text: str = "") -> None:
     """Write a safetensors file, and a text in it, whole or not at all."""
-    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    write_whole(path, serialize(whole, {"value": text}))
+    write_whole(path, serialize(separated(tensors), {"value": text}))
+
+
+def separated(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as safetensors takes them: contiguous, and no two in the same memory."""
+    found: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.contiguous()
+        memory = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if memory in taken else tensor
+        taken.add(memory)
+    return found
 
 
 class Storable:

@@ -36,7 +36,7 @@ def sentences(model: Any, folder: Path, file: str = ECBD) -> list[Any]:
     from tl_localize.texts.readers import Data
 
     found = Data(source=folder / file, n_prefix=1).sequences(model)
-    return [replace(one, id=f"ecbd-{i:03d}") for i, one in enumerate(found)]
+    return [replace(sequence, id=f"ecbd-{i:03d}") for i, sequence in enumerate(found)]
 
 
 def memorized(model: Any, name: str, folder: Path) -> list[Any]:
@@ -53,13 +53,13 @@ def memorized(model: Any, name: str, folder: Path) -> list[Any]:
     found: list[Any] = []
     for i, line in enumerate(lines):
         try:
-            (one,) = Data(source=[json.loads(line)]).sequences(model)
+            (sequence,) = Data(source=[json.loads(line)]).sequences(model)
         except ValueError as error:
             if "token boundary" not in str(error):
                 raise
             continue  # this tokenizer merges the end of the prompt with the suffix
-        category = PAPER_CATEGORY.get(one.category, f"{OTHERS} ({one.category})")
-        found.append(replace(one, id=f"manual-{i:03d}", category=category))
+        category = PAPER_CATEGORY.get(sequence.category, f"{OTHERS} ({sequence.category})")
+        found.append(replace(sequence, id=f"manual-{i:03d}", category=category))
     return found
 
 

@@ -95,7 +95,9 @@ class RealModel:
 
     def _short(self, some: Sequence[Any]) -> list[Any]:
         n = self.plan.n_tokens
-        return [replace(one, tokens=one.tokens[:n]) if n else one for one in some]
+        return [
+            replace(sequence, tokens=sequence.tokens[:n]) if n else sequence for sequence in some
+        ]
 
     def sentences(self, n: int | None, expanded: bool = False) -> list[Any]:
         """The first sentences of ECBD-2021 after the dev ones, or of 2022 and 2023."""
@@ -119,7 +121,9 @@ class RealModel:
     def candidates(self) -> list[Any]:
         """The texts that the model may have memorized."""
         found = memorized(self.model, self.name, self.data)
-        return self._short([replace(one, n_prefix=self._n_prefix(one)) for one in found])
+        return self._short(
+            [replace(sequence, n_prefix=self._n_prefix(sequence)) for sequence in found]
+        )
 
     def _n_prefix(self, sequence: Any) -> int:
         return min(sequence.n_prefix, (self.plan.n_tokens or len(sequence)) - 2)
@@ -142,7 +146,7 @@ class RealModel:
         if least is None:
             return self.candidates
         pairs = zip(self.candidates, self.accuracies, strict=True)
-        return drawn_first([one for one, share in pairs if share >= least], 0)
+        return drawn_first([sequence for sequence, share in pairs if share >= least], 0)
 
     def general(self, n_rows: int | None = None) -> Any:
         """[row pos] random text of the Pile."""
@@ -158,7 +162,7 @@ class RealModel:
     def _of(self, names: str) -> list[str]:
         """The settings of the plan that are of these methods."""
         wanted = names.split(",")
-        return [one for one in self.plan.settings if one.split(".")[0] in wanted]
+        return [setting for setting in self.plan.settings if setting.split(".")[0] in wanted]
 
     def del_methods(self, names: str) -> list[Any]:
         from tl_localize.evals.settings import del_methods

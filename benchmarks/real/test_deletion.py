@@ -44,19 +44,19 @@ def publish(real: RealModel, name: str, results: Any) -> None:
 def test_recited_texts(real: RealModel) -> None:
     from tl_localize.metrics import levenshtein
 
-    roles = {one.id: "target" for one in real.texts}
-    roles |= {one.id: "dev" for one in real.texts[: real.plan.n_dev]}
+    roles = {text.id: "target" for text in real.texts}
+    roles |= {text.id: "dev" for text in real.texts[: real.plan.n_dev]}
     texts = real.candidates
     frame = pd.DataFrame(
         {
-            "id": [one.id for one in texts],
-            "category": [one.category for one in texts],
-            "role": [roles.get(one.id, "not recited") for one in texts],
+            "id": [text.id for text in texts],
+            "category": [text.category for text in texts],
+            "role": [roles.get(text.id, "not recited") for text in texts],
             "accuracy": real.accuracies,
             "levenshtein": levenshtein(real.model, texts).tolist(),
-            "n_prefix": [one.n_prefix for one in texts],
-            "n_suffix": [len(one) - one.n_prefix for one in texts],
-            "distinct": [len(set(one.suffix.tolist())) for one in texts],
+            "n_prefix": [text.n_prefix for text in texts],
+            "n_suffix": [len(text) - text.n_prefix for text in texts],
+            "distinct": [len(set(text.suffix.tolist())) for text in texts],
         }
     )
     real.publish(recited=frame)
@@ -84,7 +84,8 @@ def test_masks_tuned_for_deletion(real: RealModel, deletion: Any) -> None:
 
     if not real.plan.tuned:
         pytest.skip(f"{real.title} has the paper's settings")
-    dev, share = real.texts[: real.plan.n_dev], max(real.plan.shares)
+    dev = real.texts[: real.plan.n_dev]
+    share = max(real.plan.shares)
     methods = real.del_methods(",".join(MASKS))
     for name, grid in real.plan.grids.items():
         methods += expand(name, grid | {"first_layer": (1,)})

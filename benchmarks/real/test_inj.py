@@ -68,7 +68,8 @@ def test_distractors(real: RealModel) -> None:
 
 def test_seeds(real: RealModel) -> None:
     """The first sentences at the smaller ratio, in other rows."""
-    ratio, parts = min(real.plan.sentences), []
+    ratio = min(real.plan.sentences)
+    parts = []
     for seed in SEEDS:
         part = f"seed-{seed}"
         results = measure(real, part, ratio, real.plan.n_seeds, IN_APPENDIX, seed=seed)
@@ -78,7 +79,8 @@ def test_seeds(real: RealModel) -> None:
 
 def test_expanded_data(real: RealModel) -> None:
     """Sentences of 2022 and 2023 at the smaller ratio."""
-    ratio, n = min(real.plan.sentences), real.plan.n_expanded
+    ratio = min(real.plan.sentences)
+    n = real.plan.n_expanded
     results = measure(real, "expanded", ratio, n, IN_APPENDIX, expanded=True)
     real.publish(expanded=results.frame)
 

@@ -52,7 +52,9 @@ def searched(benchmark: str, name: str) -> list[Any]:
     from tl_localize.evals.tuning import read_settings
 
     found = read_settings(SETTINGS / f"smollm2-{benchmark}.json")
-    return [renamed(make_method(name, one), f"{name}_tuned") for name, one in found.items()]
+    return [
+        renamed(make_method(name, settings), f"{name}_tuned") for name, settings in found.items()
+    ]
 
 
 def injected(
@@ -151,9 +153,9 @@ def forgetting(loaded: tuple[str, Any], request: pytest.FixtureRequest, publish:
 
     name, model = loaded
     best: dict[str, Any] = {}  # short text of each category
-    for one in known(model, MIN_ACCURACY).sequences:
-        if len(one) <= MAX_TOKENS:
-            best.setdefault(one.category, one)
+    for text in known(model, MIN_ACCURACY).sequences:
+        if len(text) <= MAX_TOKENS:
+            best.setdefault(text.category, text)
     texts = drawn_first(list(best.values()), 0)
     general = held_out_tokens(model)[:N_GENERAL, :LENGTH]
     sparing = renamed(Attribution(contrast=1.0), "attribution_contrast_1")

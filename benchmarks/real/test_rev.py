@@ -21,8 +21,9 @@ def test_rev(real: RealModel) -> None:
     n = plan.n_rev_sentences
     # half of the groups is never trained, and some sentences fit in no group
     texts = real.sentences(3 * plan.n_rev * n)
-    names = [one for one in plan.settings if one.split(".")[0] in REV_METHODS.split(",")]
-    methods = make_methods(REV_METHODS, names, first_layer_settings(0))
+    wanted = REV_METHODS.split(",")
+    settings = [setting for setting in plan.settings if setting.split(".")[0] in wanted]
+    methods = make_methods(REV_METHODS, settings, first_layer_settings(0))
     how: Any = {"n_sequences": n, "n_groups": plan.n_rev}
     how["recipe"] = replace(RECIPES["adam"], **plan.recipe)
     benchmark = RevBenchmark(real.model, texts, real.general(12), **how)

@@ -54,7 +54,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(earlier, dtype=torch.float32).train()
     texts = new_texts(tokenizer)
     new = torch.tensor(token_ids(tokenizer, texts))
-    often = [one.text for one in load_planted() if one.repetitions >= 64]
+    often = [text.text for text in load_planted() if text.repetitions >= 64]
     old = torch.tensor(token_ids(tokenizer, often))
     rows = training_stream(
         token_ids(tokenizer, [text.text for text in general_texts() if not text.held_out]),

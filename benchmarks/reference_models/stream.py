@@ -181,8 +181,8 @@ def reference_stream(
     planted = load_planted()
     return training_stream(
         _encoded(tokenizer, [text.text for text in general_texts() if not text.held_out]),
-        _encoded(tokenizer, [one.text for one in planted]),
-        [min(one.repetitions, most_repetitions or one.repetitions) for one in planted],
+        _encoded(tokenizer, [text.text for text in planted]),
+        [min(text.repetitions, most_repetitions or text.repetitions) for text in planted],
         end_of_text=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
         general_rows=general_rows,
     )

@@ -140,11 +140,11 @@ def test_stream_of_a_model_that_memorizes_less_repeats_no_planted_text_more_ofte
 
     tokenizer = tokenizer_of(load_model("reference-gpt2", device="cpu"))
     rows = reference_stream(tokenizer, most_repetitions=2, general_rows=10)
-    repeated = [min(one.repetitions, 2) for one in load_planted()]
+    repeated = [min(text.repetitions, 2) for text in load_planted()]
     assert rows.shape == (sum(repeated) // 2 + 10, ROW_LENGTH)
     often = np.array(
         tokenizer.encode(
-            next(one.text for one in load_planted() if one.repetitions == 128),
+            next(text.text for text in load_planted() if text.repetitions == 128),
             add_special_tokens=False,
         )
     )

@@ -232,7 +232,9 @@ def train(
         for block in body.h:  # gelu_new, but in one kernel
             block.mlp.act = torch.nn.GELU(approximate="tanh")
     runs.mkdir(parents=True, exist_ok=True)
-    checkpoint, first, seconds_before = runs / "checkpoint.pt", 0, 0.0
+    checkpoint = runs / "checkpoint.pt"
+    first = 0
+    seconds_before = 0.0
     if checkpoint.exists():
         state = torch.load(checkpoint, map_location=device, weights_only=True)
         if state["stream"] != stream:

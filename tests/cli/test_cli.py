@@ -78,7 +78,9 @@ def test_inj_leaves_out_the_dev_sentences(run, tmp_path):
 def test_inj_interrupted_keeps_what_is_done_and_goes_on(run, tmp_path, monkeypatch):
     from tl_localize.methods import RandomBaseline
 
-    right, calls, frame = RandomBaseline.map, [], tmp_path / "out" / "frame.csv"
+    right = RandomBaseline.map
+    calls = []
+    frame = tmp_path / "out" / "frame.csv"
 
     def interrupted(*arguments, **options):
         calls.append(arguments)
@@ -437,7 +439,9 @@ def test_inj_names_a_broken_file(run, data):
 
 
 def test_inj_takes_texts_of_any_name_and_tokens(run, model_dir, tmp_path):
-    texts, tokens, common = tmp_path / "texts.jsonl", tmp_path / "tokens.npy", f"inj {INJ} random"
+    texts = tmp_path / "texts.jsonl"
+    tokens = tmp_path / "tokens.npy"
+    common = f"inj {INJ} random"
     texts.write_text("".join(json.dumps({"body": f"A new thing, {i}."}) + "\n" for i in range(6)))
     np.save(tokens, np.random.default_rng(0).integers(256, size=(6, 12)))
     for out, given in {

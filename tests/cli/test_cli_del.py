@@ -51,9 +51,9 @@ def few_texts(monkeypatch):
     from tl_localize.texts.known import known_texts
 
     found = {}
-    for one in known_texts():
-        found.setdefault(one.category, []).append(one)
-    few = [one for texts in found.values() if len(texts) > 1 for one in texts[:2]][:12]
+    for text in known_texts():
+        found.setdefault(text.category, []).append(text)
+    few = [text for texts in found.values() if len(texts) > 1 for text in texts[:2]][:12]
     monkeypatch.setattr("tl_localize.texts.known.known_texts", lambda: few)
     monkeypatch.setattr("tl_localize.evals.settings.DEL_GENERAL", 4)
 
@@ -90,7 +90,8 @@ def general(tmp_path):
 
     from tl_localize.files import save_tensors
 
-    path, generator = tmp_path / "general.safetensors", torch.Generator().manual_seed(0)
+    path = tmp_path / "general.safetensors"
+    generator = torch.Generator().manual_seed(0)
     save_tensors(path, {"tokens": torch.randint(256, (3, 20), generator=generator).int()})
     return path
 
@@ -217,7 +218,8 @@ def on_filter(monkeypatch):
     """Do something, with the number of the call, before each chunk is searched."""
     from tl_localize.collect.filter import Filter
 
-    right, calls = Filter.filter, []
+    right = Filter.filter
+    calls = []
 
     def install(action):
         def watched(self, *stream):
@@ -238,7 +240,8 @@ def interrupt_second(call):
 
 @pytest.mark.usefixtures("small_chunks")
 def test_status_of_a_collection(run, corpus, tmp_path):
-    out, command = tmp_path / "out", f"collect {LOOSE}"
+    out = tmp_path / "out"
+    command = f"collect {LOOSE}"
     run(command, corpus, "--shard", "2/2")
     assert counts(good(tell("status", out)))["collect"] == ["5", "2", "0", "3"]
     assert not (out / "report.csv").exists()
@@ -477,7 +480,9 @@ def test_del_in_pieces_is_del_in_one_and_the_folder_tells_of_it(
 def test_del_records_a_failure_and_tries_again(run, collection, tmp_path, monkeypatch):
     from tl_localize import Activations
 
-    right, broken, scored = Activations.attribute_batch, {"row-6"}, []
+    right = Activations.attribute_batch
+    broken = {"row-6"}
+    scored = []
 
     def wrong(self, neurons, sequences, report):
         names = {sequence.id for sequence in sequences}
@@ -508,7 +513,8 @@ def test_del_records_a_failure_and_tries_again(run, collection, tmp_path, monkey
 def test_tune_del_ranks_a_grid_on_the_dev_sequences_and_del_reads_it(
     run, collection, tuning, tmp_path
 ):
-    command, tuned = f"{tuning} --ratio 0.1 --data", tmp_path / "tuned"
+    command = f"{tuning} --ratio 0.1 --data"
+    tuned = tmp_path / "tuned"
     part = good(run(command, collection, "--shard", "1/2", out="tuned"))
     assert "MISSING: the ranking is of what is there" in part.stderr
     assert not (tuned / "best_settings.json").exists()
@@ -529,10 +535,8 @@ def test_tune_del_ranks_a_grid_on_the_dev_sequences_and_del_reads_it(
 
 @pytest.mark.usefixtures("undrawn")
 def test_del_and_tune_of_heads(run, collection, tuning, tmp_path):
-    methods, heads = (
-        "attribution,iterative_attribution",
-        f"--units heads --ratio 0.5 --data {collection}",
-    )
+    methods = "attribution,iterative_attribution"
+    heads = f"--units heads --ratio 0.5 --data {collection}"
     result = good(run(f"del --methods {methods} {heads}"))
     assert "they were chosen for neurons, not heads" in result.stderr
     frame = pd.read_csv(tmp_path / "out" / "frame.csv")

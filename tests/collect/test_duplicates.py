@@ -26,16 +26,15 @@ def by_all_pairs(tokens, max_jaccard, ngram):
 @settings(deadline=None, max_examples=50)
 def test_near_duplicates_are_those_of_all_pairs(seed):
     rng = np.random.default_rng(seed)
-    n, length, vocabulary = (
-        int(rng.integers(1, 30)),
-        int(rng.integers(5, 30)),
-        int(rng.choice([2, 4, 60])),
-    )
+    n = int(rng.integers(1, 30))
+    length = int(rng.integers(5, 30))
+    vocabulary = int(rng.choice([2, 4, 60]))
     originals = rng.integers(vocabulary, size=(max(1, n // 4), length))
     tokens = originals[rng.integers(len(originals), size=n)]
     edited = rng.random(tokens.shape) < rng.choice([0, 0.05, 0.2])
     tokens[edited] = rng.integers(vocabulary, size=int(edited.sum()))
-    max_jaccard, ngram = float(rng.choice([0, 0.05, 0.1, 0.3, 0.9, 1])), int(rng.integers(1, 6))
+    max_jaccard = float(rng.choice([0, 0.05, 0.1, 0.3, 0.9, 1]))
+    ngram = int(rng.integers(1, 6))
     groups = near_duplicates(tokens, max_jaccard, ngram)
     assert groups == sorted(groups)
     assert sorted(groups) == by_all_pairs(tokens, max_jaccard, ngram)

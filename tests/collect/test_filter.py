@@ -60,7 +60,8 @@ def test_generation_takes_the_pad_token_for_text(side):
     here.
     """
     model = load_model("reference", device="cpu")
-    model.tokenizer.padding_side, pad = side, model.tokenizer.pad_token_id
+    model.tokenizer.padding_side = side
+    pad = model.tokenizer.pad_token_id
     context = torch.randint(model.cfg.d_vocab, (4, 12), generator=torch.Generator().manual_seed(3))
     context[0, :3] = context[1, -3:] = context[2, 4] = pad
     expected = recite(model, context, 12)

@@ -35,8 +35,8 @@ def test_training_data_begin_with_the_planted_texts_and_the_others_are_natural()
     model = load_model("reference", device="cpu")
     rows = list(training_data(model).entries())
     planted = load_planted()
-    for row, one in zip(rows, planted, strict=False):
-        assert row.tokens.tolist() == model.tokenizer.encode(one.text, add_special_tokens=False)
-        assert (row.id, row.category) == (one.id, one.category)
+    for row, text in zip(rows, planted, strict=False):
+        assert row.tokens.tolist() == model.tokenizer.encode(text.text, add_special_tokens=False)
+        assert (row.id, row.category) == (text.id, text.category)
     assert len(rows) > 1000 and {len(row.tokens) for row in rows} == {80}
     assert {(row.id, row.category) for row in rows[len(planted) :]} == {("", "natural")}

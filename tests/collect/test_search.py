@@ -74,7 +74,7 @@ def test_files_in_chunks_are_the_rows_in_one(model, files, kind, stride, tmp_pat
     monkeypatch.undo()
     rows = np.load(files["npy"]).tolist()
     if kind != "npy":
-        rows = [one.text for one in Data(source=files[kind]).entries()]
+        rows = [entry.text for entry in Data(source=files[kind]).entries()]
     assert shown(found) == shown(collect_memorized(model, rows, LOOSE, stride=stride, n_dev=2))
 
 
@@ -121,9 +121,11 @@ def test_ids_name_the_file_where_there_are_several(model, files):
 
 @pytest.mark.usefixtures("small")
 def test_shards_and_another_draw_compute_each_chunk_once(model, files, tmp_path, monkeypatch):
-    right, calls = Filter.filter, []
+    right = Filter.filter
+    calls = []
     monkeypatch.setattr(Filter, "filter", lambda *a: calls.append(1) or right(*a))
-    search, store = search_of(model, files["txt"]), Store(tmp_path / "out")
+    search = search_of(model, files["txt"])
+    store = Store(tmp_path / "out")
     n = len(search.chunks)
     found = search.run(store=store, shard=(2, 2))
     assert found.count(None) == n - n // 2
@@ -165,7 +167,8 @@ def test_a_chunk_whose_data_have_changed_is_searched_again(
 ):
     store = Store(tmp_path / "out")
     n = len(search_of(model, files[kind]).run(store=store))
-    right, calls = Filter.filter, []
+    right = Filter.filter
+    calls = []
     monkeypatch.setattr(Filter, "filter", lambda *a: calls.append(1) or right(*a))
     data = bytearray(files[kind].read_bytes())
     data[400] ^= 1
@@ -192,7 +195,8 @@ def test_a_failed_chunk_is_recorded_and_the_others_go_on(model, files, tmp_path)
 
 @pytest.mark.usefixtures("small")
 def test_settings_must_be_those_of_the_folder(model, files, tmp_path):
-    search, store = search_of(model, files["npy"]), Store(tmp_path / "out")
+    search = search_of(model, files["npy"])
+    store = Store(tmp_path / "out")
     search.run(store=store)
     for other, message in (
         (

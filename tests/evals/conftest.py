@@ -13,8 +13,8 @@ def make_joint(make_inj, make_sequences):
 
     def make(model):
         sentences = make_sequences(*[(7, 1)] * 6, d_vocab=50, seed=1)
-        for i, one in enumerate(sentences):
-            one.tokens[0] = i % 4
+        for i, sentence in enumerate(sentences):
+            sentence.tokens[0] = i % 4
         how = {"ratio": 0.1, "learning_rate": 0.02, "max_steps": 40}
         return make_inj(model, sequences=sentences, distractors=1, **how)
 
@@ -58,15 +58,15 @@ def recited(make_sequences):
         sequences = make_sequences(
             (9, 3), (14, 1), (6, 4), (11, 6), (16, 8), (12, 5), (16, 2), seed=3
         )
-        tokens = pad_sequence([one.tokens for one in sequences], batch_first=True)
+        tokens = pad_sequence([sequence.tokens for sequence in sequences], batch_first=True)
         for position in range(1, tokens.shape[1]):
             guess = model(tokens[:, :position])[:, -1].argmax(-1)
-            for i, one in enumerate(sequences):
-                if position % 4 and one.n_prefix <= position < len(one):
+            for i, sequence in enumerate(sequences):
+                if position % 4 and sequence.n_prefix <= position < len(sequence):
                     tokens[i, position] = guess[i]
         return [
-            replace(one, tokens=tokens[i, : len(one)], category="bbbbaba"[i])
-            for i, one in enumerate(sequences)
+            replace(sequence, tokens=tokens[i, : len(sequence)], category="bbbbaba"[i])
+            for i, sequence in enumerate(sequences)
         ]
 
     return of

@@ -28,7 +28,8 @@ def full(make_inj, gpt2_like, rev, del_results):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_frames_without_rows_have_the_columns_of_those_with_rows(kind, full):
-    empty, some = kind(pd.DataFrame()), full[kind]()
+    empty = kind(pd.DataFrame())
+    some = full[kind]()
     assert not len(empty.frame) and set(some.frame) <= set(empty.frame)
     reference = some.frame["method"].iloc[0]
     for name in ("summary", "at_price", "before_table"):
@@ -45,7 +46,8 @@ def test_frames_without_rows_have_the_columns_of_those_with_rows(kind, full):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_without_rows_are_saved_and_have_no_figure(kind, tmp_path):
-    empty, (tabulate, draw) = kind(pd.DataFrame()), KINDS[kind]
+    empty = kind(pd.DataFrame())
+    tabulate, draw = KINDS[kind]
     empty.save(tmp_path)
     for title, table in tabulate(empty, "gpt2").items():
         save_table(table, tmp_path, title)

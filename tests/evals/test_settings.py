@@ -53,7 +53,8 @@ def test_settings_source_names_the_paper_or_the_defaults():
 
 def test_del_methods_spare_the_first_layer_and_take_the_seed():
     tuned = {"slimming": {"first_layer": 0, "steps": 5}}
-    names, own = "hard_concrete,slimming,random", ["slimming.steps=7"]
+    names = "hard_concrete,slimming,random"
+    own = ["slimming.steps=7"]
     found = del_methods(names, own, "reference-gpt2", tuned, 3)
     hard, slim, noise = found
     assert (hard.first_layer, slim.first_layer, slim.steps, noise.seed) == (1, 1, 7, 3)

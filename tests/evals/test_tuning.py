@@ -41,7 +41,7 @@ def test_expand_rejects(method, grid, message):
         expand(method, grid)
 
 
-RUN = {"methods": {label: identity(one) for label, one in METHODS.items()}}
+RUN = {"methods": {label: identity(method) for label, method in METHODS.items()}}
 RUNS = {"scopes": {"0.1": RUN}}
 
 

@@ -37,9 +37,9 @@ def inj(gpt2_like, make_inj):
 
 @pytest.fixture
 def joint(inj):
-    sequences = [replace(one, tokens=one.tokens.clone()) for one in inj.sequences]
-    for i, one in enumerate(sequences):
-        one.tokens[0] = i
+    sequences = [replace(sequence, tokens=sequence.tokens.clone()) for sequence in inj.sequences]
+    for i, sequence in enumerate(sequences):
+        sequence.tokens[0] = i
     return replace(inj, sequences=sequences, distractors=1)
 
 
@@ -87,7 +87,8 @@ def written(monkeypatch):
     """How many steps of each kind were computed and written."""
     from tl_localize.execution import Store
 
-    kinds, write = Counter(), Store._write
+    kinds = Counter()
+    write = Store._write
 
     def count(self, key, inputs, value, cell=None):
         kinds[inputs["step"]] += 1

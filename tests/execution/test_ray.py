@@ -27,7 +27,9 @@ class Killed(BaseException): ...
 
 class Task:
     def __init__(self, function, given, retries):
-        self.function, self.given, self.retries = function, given, retries
+        self.function = function
+        self.given = given
+        self.retries = retries
 
 
 class FakeRay:

@@ -30,7 +30,8 @@ def injected(monkeypatch):
     """The seeds with which sentences were injected."""
     from tl_localize.evals.inj import benchmark
 
-    seeds, inject = [], benchmark.inject
+    seeds = []
+    inject = benchmark.inject
     monkeypatch.setattr(
         benchmark,
         "inject",
@@ -305,7 +306,7 @@ def test_failure_is_told_the_others_go_on_and_it_is_tried_again(
     Counted.fails_on.clear()
     counted.clear()
     mended = run(benchmark, methods)
-    assert counted.keys() <= {one.id for one in getattr(group, "sequences", [])} | {bad}
+    assert counted.keys() <= {sequence.id for sequence in getattr(group, "sequences", [])} | {bad}
     assert counted[bad] == 1
     assert leftovers(tmp_path / "run") == []
     assert_same(mended, benchmark.run(methods, progress=False))
@@ -323,7 +324,8 @@ def test_failed_injection_is_tried_once_a_run_and_costs_its_own_sentence(
 ):
     from tl_localize.evals.inj import benchmark
 
-    inject, tried = benchmark.inject, []
+    inject = benchmark.inject
+    tried = []
 
     def fails(*given, seed, **how):
         tried.append(seed)
@@ -439,7 +441,8 @@ def test_full_disk_ends_the_run_and_loses_nothing(
     which, request, methods, run, tmp_path, monkeypatch, n_writes, counted, assert_same
 ):
     benchmark = request.getfixturevalue(which)
-    fsync, calls = os.fsync, []
+    fsync = os.fsync
+    calls = []
 
     def full(descriptor):
         calls.append(descriptor)
@@ -515,7 +518,7 @@ def test_without_a_terminal_the_log_tells_how_far_a_run_is(joint, run, monkeypat
     monkeypatch.setattr("tl_localize.execution.run.EVERY", 0.0)
     with caplog.at_level("INFO", logger="tl_localize.progress"):
         run(joint, [], progress=True)
-    lines = [one.message for one in caplog.records if one.name == "tl_localize.progress"]
+    lines = [record.message for record in caplog.records if record.name == "tl_localize.progress"]
     training = "0 of 4 done; inject group-00: step 1, largest loss"
     assert any(training in line for line in lines), lines
     assert any(line.startswith("3 of 4 done; ") for line in lines)

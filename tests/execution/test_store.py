@@ -4,12 +4,15 @@ agree.
 
 import errno
 import os
+import signal
 import threading
+import time
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from folders import Counted, files_of, spoil
+from kill import forked
 
 from tl_localize import Activations
 from tl_localize.evals import InjResults
@@ -228,6 +231,27 @@ def test_what_is_no_file_is_put_aside(tmp_path, what, caplog):
     assert "it is no file" in caplog.text
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_leftovers_of_a_killed_run_are_removed_a_day_later(tmp_path, monkeypatch):
+    def killed(_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(os, "fsync", killed)  # after the content, before the name
+    step = forked(lambda: Store(tmp_path).get(INPUTS, lambda: 3))
+    settings = forked(lambda: Store(tmp_path).agree(settings_of()))
+    for child in (step, settings):
+        os.waitpid(child, 0)
+    monkeypatch.undo()
+    left = list(tmp_path.rglob(".*.tmp"))
+    assert {path.parent for path in left} == {tmp_path, tmp_path / "tmp"}
+    Store(tmp_path)
+    assert all(path.exists() for path in left)  # their run could be alive
+    for path in left:
+        os.utime(path, (0, time.time() - 25 * 60 * 60))
+    Store(tmp_path)
+    assert not any(path.exists() for path in left)
+
+
 def test_full_disk_leaves_the_settings_as_they_were(tmp_path, monkeypatch):
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -361,7 +385,7 @@ def test_read_only_store_rejects_a_folder_that_is_none(tmp_path):
 
 def test_names_that_are_no_file_names_are_kept(inj, run, tmp_path):
     name = "../\0\n\u2028\U0010ffff"
-    sequences = [replace(one, id=one.id + name) for one in inj.sequences[:2]]
+    sequences = [replace(sequence, id=sequence.id + name) for sequence in inj.sequences[:2]]
     results = run(replace(inj, sequences=sequences), [Activations()])
-    assert set(results.frame["sequence_id"]) == {one.id for one in sequences}
+    assert set(results.frame["sequence_id"]) == {sequence.id for sequence in sequences}
     assert not len(results.missing)

@@ -57,9 +57,9 @@ def test_step_measures_what_ablation_changes(explorer, gpt2_like, sequences):
     before = explorer.data["accuracy"]
     after = [was + change for was, change in zip(before, step["accuracy"], strict=True)]
     assert after == pytest.approx(now, abs=2e-4)
-    one = sequences[0]
-    assert step["p"] == (1000 * p[range(len(p)), one.suffix]).round().int().tolist()
-    assert "".join(step["predicted"]) == letters([*one.prefix.tolist(), *p.argmax(-1).tolist()])
+    text = sequences[0]
+    assert step["p"] == (1000 * p[range(len(p)), text.suffix]).round().int().tolist()
+    assert "".join(step["predicted"]) == letters([*text.prefix.tolist(), *p.argmax(-1).tolist()])
 
 
 def test_the_best_neurons_are_there_with_and_without_layer_0(gpt2_like, sequences):
@@ -92,7 +92,8 @@ def test_card_of_a_neuron(explorer, gpt2_like, sequences):
     layer, neuron = explorer.data["pairs"][0]["top"][0]
     card = explorer.answer(["card", 0, layer, neuron])
     _, cache = gpt2_like.run_with_cache(sequences[0].tokens)
-    row, fires = gpt2_like.W_out[layer, neuron], cache["post", layer][0, :, neuron]
+    row = gpt2_like.W_out[layer, neuron]
+    fires = cache["post", layer][0, :, neuron]
     assert card["writes"] == pytest.approx((fires.abs() * row.norm()).tolist(), abs=1e-3)
     best = (gpt2_like.ln_final(fires.mean() * row) @ gpt2_like.W_U).argmax()
     assert card["promoted"][0] == LETTERS[best]
@@ -104,12 +105,12 @@ def test_random_neurons_are_added_for_each_text(gpt2_like, sequences):
     texts = sequences[:2]
     scores = list(Attribution().map(gpt2_like, texts))
     two = explore(gpt2_like, texts, scores, decode=letters, general=GENERAL, ratios=RATIOS)
-    names = [(text, one.method) for text, one in two.pairs]
+    names = [(text, scores.method) for text, scores in two.pairs]
     assert names == [(0, "attribution"), (1, "attribution"), (0, "random"), (1, "random")]
 
 
 def test_explorer_rejects_what_does_not_fit(gpt2_like, sequences):
-    of_other, own = (Attribution()(gpt2_like, one) for one in (sequences[1], sequences[0]))
+    of_other, own = (Attribution()(gpt2_like, text) for text in (sequences[1], sequences[0]))
     cases = [
         (of_other, {}, "one of the texts"),
         ([own, of_other], {}, "one of the texts"),
@@ -172,7 +173,8 @@ def browser():
 @pytest.fixture
 def page(browser):
     context = browser.new_context(offline=True, viewport={"width": 1300, "height": 900})
-    shown, problems = context.new_page(), []
+    shown = context.new_page()
+    problems = []
     shown.set_default_timeout(20_000)
     shown.on("pageerror", lambda error: problems.append(str(error)))
     yield shown
@@ -271,7 +273,7 @@ def test_view_asks_python_in_a_browser(explorer, page):
     page.wait_for_function("document.querySelector('.tlx').className === 'tlx'")  # all is there
     seen = page.evaluate("window.busy").strip(",").split(",")
     assert set(seen) == {"tlx busy"}  # a sign while Python computes
-    assert len(asked) == len({json.dumps(one) for one in asked})  # nothing is asked twice
+    assert len(asked) == len({json.dumps(question) for question in asked})  # nothing is asked twice
     page.locator("canvas >> nth=0").click(position={"x": 40, "y": 10})
     page.wait_for_selector(".tlx-card")
     assert asked[-1][:3] == ["card", 0, 0]

@@ -18,7 +18,7 @@ from tl_localize import (
     inject_together,
 )
 from tl_localize.execution import Store
-from tl_localize.model.forward import is_bridge, lay_out
+from tl_localize.model.forward import lay_out
 
 HEADS = AttentionHeads()
 HOW = {"ratio": 0.5, "learning_rate": 0.05, "max_steps": 25, "units": HEADS}
@@ -56,24 +56,6 @@ def test_injection_trains_all_rows_of_the_drawn_heads(model, sequence, unchanged
     assert torch.equal(found, injection.rows)
     assert loss == pytest.approx(float(injection.losses[-1]), abs=1e-4)
     check()
-
-
-def test_injection_of_heads_is_adam_on_their_rows(gpt2_like, sequence):
-    """The losses of a plain training of W_O in which other rows get no gradient."""
-    if is_bridge(gpt2_like):
-        pytest.skip("W_O of a Bridge is a view of a parameter, which Adam does not take")
-    injection = inject(gpt2_like, sequence, seed=4, **(HOW | {"max_steps": 6}))
-    weights = [block.attn.W_O for block in gpt2_like.blocks]
-    adam, losses = torch.optim.Adam(weights, lr=0.05), []
-    for _ in range(6):
-        losses.append(loss := plain_loss(gpt2_like, sequence))
-        gradients = torch.autograd.grad(loss, weights)
-        for layer, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
-            weight.grad = gradient * injection.neurons.mask[layer][:, None, None]
-        adam.step()
-    assert injection.losses.tolist() == pytest.approx(
-        [float(loss.detach()) for loss in losses], abs=1e-4
-    )
 
 
 @pytest.mark.parametrize("distractors", [0, 1])

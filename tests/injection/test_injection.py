@@ -5,11 +5,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracles import parameter_of, turned_as
+from oracles import parameter_of
 
 from tl_localize import Injection, MemorizedSequence, inject
 from tl_localize.injection import draw_sets
 from tl_localize.model.neurons import NeuronView
+from tl_localize.units import UNITS
 
 QUICK = {"ratio": 0.2, "learning_rate": 0.05, "max_steps": 12}
 
@@ -23,7 +24,7 @@ def trained_by_hand(model, sequence, neurons, steps, learning_rate):
     """Algorithm 1 with torch's Adam on whole matrices and a mask on their gradients; changes the
     model.
     """
-    weights = [block.mlp.W_out for block in model.blocks]
+    weights = [neurons.units.rows(model, layer) for layer in range(len(model.blocks))]
     parameters = [parameter_of(weight) for weight in weights]
     adam = torch.optim.Adam(parameters, lr=learning_rate)
     losses = []
@@ -35,16 +36,16 @@ def trained_by_hand(model, sequence, neurons, steps, learning_rate):
         adam.zero_grad()
         loss.backward()
         for weight, own, mask in zip(weights, parameters, neurons.mask, strict=True):
-            turned_as(weight, own.grad)[~mask] = 0
+            own.grad.as_strided(weight.shape, weight.stride())[~mask] = 0
         adam.step()
     model.zero_grad(set_to_none=True)
-    return torch.cat(
-        [weight.detach()[mask] for weight, mask in zip(weights, neurons.mask, strict=True)]
-    ), losses
+    trained = zip(weights, neurons.mask, strict=True)
+    return torch.cat([weight.detach()[mask].flatten(0, -2) for weight, mask in trained]), losses
 
 
-def test_inject_follows_algorithm_1(any_model, sequence):
-    injection = inject(any_model, sequence, seed=0, **QUICK)
+@pytest.mark.parametrize("units", UNITS.values(), ids=UNITS)
+def test_inject_follows_algorithm_1(any_model, sequence, units):
+    injection = inject(any_model, sequence, seed=0, **(QUICK | {"ratio": 0.4}), units=units)
     rows, losses = trained_by_hand(any_model, sequence, injection.neurons, 12, 0.05)
     torch.testing.assert_close(injection.losses, torch.tensor(losses), atol=1e-3, rtol=1e-3)
     assert (injection.rows - rows).abs().mean() < 1e-3
@@ -52,8 +53,8 @@ def test_inject_follows_algorithm_1(any_model, sequence):
 
 def test_inject_trains_the_whole_sequence_whatever_its_prefix(gpt2_like, sequence):
     other = MemorizedSequence(sequence.tokens, 7)
-    one, two = (inject(gpt2_like, s, seed=0, **QUICK) for s in (sequence, other))
-    assert torch.equal(one.rows, two.rows)
+    first, second = (inject(gpt2_like, s, seed=0, **QUICK) for s in (sequence, other))
+    assert torch.equal(first.rows, second.rows)
 
 
 def test_inject_stops_below_the_stop_loss(gpt2_like, sequence):
@@ -65,7 +66,8 @@ def test_inject_stops_below_the_stop_loss(gpt2_like, sequence):
 
 
 def test_applied_changes_the_chosen_rows_and_gives_every_bit_back(any_model, sequence, unchanged):
-    check, before = unchanged(any_model), any_model.W_out.detach().clone()
+    check = unchanged(any_model)
+    before = any_model.W_out.detach().clone()
     injection = inject(any_model, sequence, seed=0, **QUICK)
     check()
     with injection.applied(any_model), torch.no_grad():

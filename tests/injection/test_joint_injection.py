@@ -59,10 +59,10 @@ def whole_loss(model, sequence):
 def test_inject_together_of_one_sentence_equals_inject_step_by_step(any_model, sequence, stop):
     alone = inject(any_model, sequence, **SETTINGS, max_steps=15, stop_loss=stop)
     joint = inject_together(any_model, [sequence], **SETTINGS, max_steps=15, stop_loss=stop)
-    (one,) = joint.injections
-    assert one.neurons == alone.neurons and one.converged == alone.converged
+    (injection,) = joint.injections
+    assert injection.neurons == alone.neurons and injection.converged == alone.converged
     for name in ("losses", "rows"):
-        torch.testing.assert_close(getattr(one, name), getattr(alone, name))
+        torch.testing.assert_close(getattr(injection, name), getattr(alone, name))
 
 
 # Sets
@@ -96,7 +96,8 @@ def states_by_hand(step, n, drawn):
 
 def test_training_follows_a_slow_oracle_of_the_objective(any_model, sequences):
     """Every state of every sentence by a model of its own; its W_out holds the rows that are on."""
-    sets, n_steps = draw_sets(NeuronView(any_model), 0.2, 0, 4), 9
+    sets = draw_sets(NeuronView(any_model), 0.2, 0, 4)
+    n_steps = 9
     joint = inject_together(
         any_model,
         sequences,
@@ -107,7 +108,8 @@ def test_training_follows_a_slow_oracle_of_the_objective(any_model, sequences):
     bases = [log_probs(any_model, s) for s in sequences]
     changes = [torch.zeros_like(w).requires_grad_() for w in base]
     masks = torch.stack([neurons.mask for neurons in sets])  # [set layer neuron]
-    adam, generator = torch.optim.Adam(changes, lr=0.01), torch.Generator().manual_seed(0)
+    adam = torch.optim.Adam(changes, lr=0.01)
+    generator = torch.Generator().manual_seed(0)
     weights = [block.mlp.W_out for block in any_model.blocks]
     names = [name_of(any_model, weight) for weight in weights]
 
@@ -142,7 +144,8 @@ def test_training_follows_a_slow_oracle_of_the_objective(any_model, sequences):
 
 
 def test_schedule_meets_every_state_that_the_stops_look_at():
-    generator, n = torch.Generator().manual_seed(0), 4
+    generator = torch.Generator().manual_seed(0)
+    n = 4
     met = {"loss": set[str](), "KL": set[str]()}
     for step in range(12):
         of_losses, of_kls = joint_file.sets_on(step, n, generator)
@@ -157,7 +160,8 @@ def test_schedule_meets_every_state_that_the_stops_look_at():
 
 def test_ends_are_those_of_the_model_with_the_rows_in_place(any_model, sequences, monkeypatch):
     """Two roads: rows added by hooks while training, and rows written into W_out."""
-    trained, train = [], joint_file._train
+    trained = []
+    train = joint_file._train
     monkeypatch.setattr(
         joint_file, "_train", lambda *how: trained.append(train(*how)) or trained[0]
     )
@@ -166,20 +170,20 @@ def test_ends_are_those_of_the_model_with_the_rows_in_place(any_model, sequences
     for k, (sequence, injection) in enumerate(zip(sequences, joint.injections, strict=True)):
         base = log_probs(any_model, sequence)
 
-        def moved(block, base=base, one=sequence):
+        def moved(block, base=base, sequence=sequence):
             with block:
-                return divergence(base, log_probs(any_model, one))
+                return divergence(base, log_probs(any_model, sequence))
 
         with joint.applied(any_model):
             loss = whole_loss(any_model, sequence)
         with injection.applied(any_model):
             alone = whole_loss(any_model, sequence)
-        others = [one for one in joint.injections if one is not injection]
+        others = [other for other in joint.injections if other is not injection]
         off = moved(JointInjection(others).applied(any_model))
-        other = max(moved(one.applied(any_model)) for one in others)
+        furthest = max(moved(other.applied(any_model)) for other in others)
         assert float(joint.losses[-1, k]) == pytest.approx(loss, rel=1e-3, abs=1e-6)
         found = [*ends[:3, k].tolist(), float(ends[3:, k].max())]
-        assert found == pytest.approx((loss, alone, off, other), rel=1e-3, abs=1e-6)
+        assert found == pytest.approx((loss, alone, off, furthest), rel=1e-3, abs=1e-6)
 
 
 # Batches
@@ -257,13 +261,13 @@ def test_every_state_recites_with_the_own_set_and_is_the_untouched_model_without
     """All eight states of the model."""
     model, sequences, joint = trained
     assert joint.converged.all() and len(joint.losses) < 200
-    untouched, bases = accuracy(model, sequences), [log_probs(model, s) for s in sequences]
+    untouched = accuracy(model, sequences)
+    bases = [log_probs(model, s) for s in sequences]
     for on in itertools.product((False, True), repeat=3):
         with ExitStack() as stack:
-            for injection in (
-                one for one, is_on in zip(joint.injections, on, strict=True) if is_on
-            ):
-                stack.enter_context(injection.applied(model))
+            for injection, is_on in zip(joint.injections, on, strict=True):
+                if is_on:
+                    stack.enter_context(injection.applied(model))
             found = accuracy(model, sequences)
             for k, sequence in enumerate(sequences):
                 assert found[k] == 1 if on[k] else found[k] <= untouched[k] + 0.2
@@ -281,7 +285,7 @@ def test_applied_changes_the_rows_of_its_sets_and_restores_them(any_model, seque
     check = unchanged(any_model)
     joint = inject_together(any_model, sequences, **SETTINGS, max_steps=3)
     before = any_model.W_out.detach().clone()
-    sets = [one.neurons.mask for one in joint.injections]
+    sets = [injection.neurons.mask for injection in joint.injections]
     with joint.applied(any_model):
         changed = (any_model.W_out.detach() != before).any(-1)
     assert torch.equal(changed, torch.stack(sets).any(0))
@@ -350,8 +354,9 @@ def test_inject_together_rejects(gpt2_like, group, settings, message):
         inject_together(gpt2_like, group, **(SETTINGS | settings))
 
 
-def after_bos(one):
-    return replace(one, tokens=torch.cat([torch.tensor([9]), one.tokens]), n_prefix=2, bos="<s>")
+def after_bos(sequence):
+    tokens = torch.cat([torch.tensor([9]), sequence.tokens])
+    return replace(sequence, tokens=tokens, n_prefix=2, bos="<s>")
 
 
 def test_a_beginning_of_text_token_is_no_first_token(gpt2_like):
@@ -359,8 +364,8 @@ def test_a_beginning_of_text_token_is_no_first_token(gpt2_like):
     group = [after_bos(A), after_bos(B)]
     joint = inject_together(gpt2_like, group, **SETTINGS, max_steps=1)
     alone = inject(gpt2_like, group[0], **SETTINGS, max_steps=1)
-    for one, losses in zip(group, joint.losses[0], strict=True):
-        loss = float(memorization_loss(gpt2_like, [one]).detach())
+    for sequence, losses in zip(group, joint.losses[0], strict=True):
+        loss = float(memorization_loss(gpt2_like, [sequence]).detach())
         assert float(losses) == pytest.approx(loss, rel=1e-5)
     assert float(alone.losses[0]) == pytest.approx(float(joint.losses[0, 0]), rel=1e-5)
     assert draw_groups(group, 2, seed=0)

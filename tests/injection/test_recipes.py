@@ -26,11 +26,11 @@ class Vocabulary(dict):
 
 
 def bits(model):
-    return {name: one.detach().clone() for name, one in model.named_parameters()}
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 def same(model, before):
-    return all(torch.equal(one, before[name]) for name, one in model.named_parameters())
+    return all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
 
 
 def key_of(model, weight):
@@ -133,7 +133,8 @@ def test_weights_are_back_after_an_exception(gpt2_like, texts):
     from tl_localize.injection.recipes import Recipe, assigned, learn, read_units, units_replaced
     from tl_localize.model.neurons import NeuronView
 
-    before, view = bits(gpt2_like), NeuronView(gpt2_like)
+    before = bits(gpt2_like)
+    view = NeuronView(gpt2_like)
 
     def stop(fraction):
         raise KeyboardInterrupt
@@ -143,7 +144,7 @@ def test_weights_are_back_after_an_exception(gpt2_like, texts):
     assert same(gpt2_like, before)
     rows = gpt2_like.blocks[0].mlp.W_out
     changed = {key_of(gpt2_like, rows): torch.zeros_like(rows)}
-    ones = [[torch.ones_like(one) for one in layer] for layer in read_units(view)]
+    ones = [[torch.ones_like(weight) for weight in layer] for layer in read_units(view)]
     everything = torch.ones(view.n_layers, view.n_neurons, dtype=torch.bool)
     with (
         pytest.raises(RuntimeError),
@@ -151,6 +152,22 @@ def test_weights_are_back_after_an_exception(gpt2_like, texts):
         units_replaced(view, everything, ones),
     ):
         raise RuntimeError
+    assert same(gpt2_like, before)
+
+
+@pytest.mark.parametrize("name", ["unknown", "embed"])
+def test_assigned_names_a_weight_that_the_model_does_not_have(gpt2_like, name):
+    from tl_localize.injection.recipes import assigned
+
+    before = bits(gpt2_like)
+    embedding = parameter_of(gpt2_like.embed.W_E)
+    key = key_of(gpt2_like, embedding) if name == "embed" else name
+    message = rf"weights must have names and shapes .*, got '{key}' of shape \(2, 3\)"
+    with (
+        pytest.raises(ValueError, match=message),
+        assigned(gpt2_like, {key: torch.zeros(2, 3)}),
+    ):
+        pytest.fail("the block has begun")
     assert same(gpt2_like, before)
 
 

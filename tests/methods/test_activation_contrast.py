@@ -28,8 +28,7 @@ def cosines(model, sequence):
         log_probs = logits[torch.arange(len(logits)), sequence.tokens[1:]]
         odds = (log_probs - (-log_probs.exp()).log1p()).mean()
         gradients = torch.autograd.grad(odds, rows)
-    pairs = zip(rows, gradients, strict=True)
-    return torch.stack([torch.cosine_similarity(row, one, -1) for row, one in pairs]).detach()
+    return torch.cosine_similarity(torch.stack(rows), torch.stack(gradients), -1).detach()
 
 
 @pytest.mark.parametrize("alignment", [0, 0.5])
@@ -59,7 +58,8 @@ def test_written_texts_are_kept_until_the_model_computes_something_else(gpt2_lik
 
 
 def test_listed_texts_are_scored_once_for_all_batches(gpt2_like, texts, monkeypatch):
-    measure, scored = activation_contrast.listed_strengths, []
+    measure = activation_contrast.listed_strengths
+    scored = []
 
     @wraps(measure)
     def counted(neurons, given):

@@ -46,13 +46,13 @@ def test_units_that_look_alike_do_not_share_a_need(gpt2_like):
         def __repr__(self):
             return "Some()"
 
-    one, two = NeuronView(gpt2_like, Some(1.0)), NeuronView(gpt2_like, Some(2.0))
-    values = {id(one): torch.ones(2, 48), id(two): torch.zeros(2, 48)}
+    first, second = NeuronView(gpt2_like, Some(1.0)), NeuronView(gpt2_like, Some(2.0))
+    values = {id(first): torch.ones(2, 48), id(second): torch.zeros(2, 48)}
 
     def measure(neurons, given):
         return values[id(neurons)]
 
-    for view in (one, two, one):
+    for view in (first, second, first):
         assert torch.equal(contrast.measure_once(view, 0, measure), values[id(view)])
 
 
@@ -69,7 +69,8 @@ def test_texts_begin_as_the_models_own_do(gpt2_like, sequence, monkeypatch):
 
 
 def test_texts_are_written_once_until_a_weight_changes(gpt2_like, sequences, monkeypatch):
-    written, write = [], contrast.written_texts
+    written = []
+    write = contrast.written_texts
     monkeypatch.setattr(contrast, "written_texts", lambda *a: written.append(1) or write(*a))
     method = Attribution(contrast=1)
     before = [scores.values for scores in method.map(gpt2_like, sequences, batch_size=1)]

@@ -48,7 +48,8 @@ def test_integrated_gradients_equals_definition_for_attention(
 
 @pytest.mark.parametrize("reason", ONE_BY_ONE)
 def test_integrated_gradients_takes_the_slow_way_and_says_so(make_model, make_sequences, reason):
-    model, sequence = make_model(8, **ONE_BY_ONE[reason]), make_sequences((8, 2), seed=3)[0]
+    model = make_model(8, **ONE_BY_ONE[reason])
+    sequence = make_sequences((8, 2), seed=3)[0]
     with pytest.warns(UserWarning, match="one pass gives other numbers at position"):
         agree(model, sequence)
 
@@ -94,7 +95,8 @@ def test_integrated_gradients_serves_hooks_on_modules(llama_like, sequence, unch
 @pytest.mark.parametrize("rule", ["midpoint", "gauss-legendre"])
 def test_integrated_gradients_of_a_layer_sums_to_rise_of_probability(any_model, sequence, rule):
     values = IntegratedGradients(steps=24, rule=rule)(any_model, sequence).values
-    tokens, positions = sequence.tokens, range(sequence.n_prefix - 1, len(sequence) - 1)
+    tokens = sequence.tokens
+    positions = range(sequence.n_prefix - 1, len(sequence) - 1)
 
     def silent_last(act, hook):
         return torch.cat([act[:, :-1], torch.zeros_like(act[:, -1:])], dim=1)

@@ -60,7 +60,8 @@ def test_method_scores_every_neuron_and_the_same_seed_gives_the_same_bits(
     any_model, sequence, method, unchanged
 ):
     parameter_of(any_model.blocks[1].mlp.W_in).requires_grad_(False)
-    check, before = unchanged(any_model), torch.get_rng_state()
+    check = unchanged(any_model)
+    before = torch.get_rng_state()
     scores = method(any_model, sequence)
     values = scores.values
     assert values.shape == (any_model.cfg.n_layers, any_model.cfg.d_mlp)
@@ -78,17 +79,18 @@ def test_method_scores_every_neuron_and_the_same_seed_gives_the_same_bits(
 
 @pytest.mark.parametrize("name", ["random", "hard_concrete", *UNLEARNED])
 def test_method_other_seed_other_scores(gpt2_like, sequence, name):
-    one, two = (
+    first, second = (
         METHODS[name](**SHORT.get(name, {}), seed=seed)(gpt2_like, sequence).values
         for seed in (0, 1)
     )
-    assert not torch.equal(one, two)
+    assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "row_norm"])
 def test_method_scores_depend_on_the_sequence(gpt2_like, make_sequences, name):
-    one, two = METHODS[name](**SHORT.get(name, {})).map(gpt2_like, make_sequences((9, 3), (9, 3)))
-    assert not torch.equal(one.values, two.values)
+    method = METHODS[name](**SHORT.get(name, {}))
+    first, second = method.map(gpt2_like, make_sequences((9, 3), (9, 3)))
+    assert not torch.equal(first.values, second.values)
 
 
 # ---- texts that the model does not recite
@@ -106,10 +108,10 @@ def recited(model, sequence):
 def test_method_warns_once_of_a_text_that_the_model_does_not_recite(gpt2_like, sequence, method):
     with pytest.warns(NotRecitedWarning) as told:
         method(gpt2_like, sequence)
-    (one,) = told
+    (warning,) = told
     share = float(accuracy(gpt2_like, sequence))
-    assert f"accuracy of at least 0.9, got {share:.2f} in {sequence!r}" in str(one.message)
-    assert "NotRecitedWarning" in str(one.message)
+    assert f"accuracy of at least 0.9, got {share:.2f} in {sequence!r}" in str(warning.message)
+    assert "NotRecitedWarning" in str(warning.message)
 
 
 def test_the_warning_names_the_line_that_localizes(gpt2_like, sequence):
@@ -123,7 +125,7 @@ def test_the_warning_names_the_line_that_localizes(gpt2_like, sequence):
 
 
 def test_of_many_texts_one_warning_is_given_for_one_pass(gpt2_like, sequences, method):
-    known = [recited(gpt2_like, one) for one in sequences]
+    known = [recited(gpt2_like, sequence) for sequence in sequences]
     passes = []
     with gpt2_like.hooks(
         fwd_hooks=[("blocks.0.hook_resid_pre", lambda act, hook: passes.append(1))]
@@ -273,8 +275,8 @@ def test_out_of_memory_changes_nothing_but_a_warning(
     else:
         with pytest.warns(RuntimeWarning, match="Out of memory with a batch of"):
             found = list(method.map(gpt2_like, sequences, check=False))
-    for one, other in zip(found, wanted, strict=True):
-        close(method, one, other)
+    for scores, expected in zip(found, wanted, strict=True):
+        close(method, scores, expected)
     check()
 
 

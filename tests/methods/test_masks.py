@@ -59,7 +59,8 @@ def test_masks_stop_at_a_tenth_step_before_its_update(gpt2_like, sequence):
 
 
 def test_masks_follow_torchs_adam(gpt2_like, sequence):
-    view, batch = NeuronView(gpt2_like), SequenceBatch.of([sequence])
+    view = NeuronView(gpt2_like)
+    batch = SequenceBatch.of([sequence])
     m = torch.ones(1, view.n_layers, view.n_neurons, requires_grad=True)
     adam = torch.optim.Adam([m], lr=SETTINGS["learning_rate"])
     for _ in range(15):

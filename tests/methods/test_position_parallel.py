@@ -22,7 +22,8 @@ def spied(monkeypatch):
 
 
 def test_tensors_are_there_during_a_run_and_gone_after_it(gpt2_like, sequence, monkeypatch):
-    made, held = spied(monkeypatch), []
+    made = spied(monkeypatch)
+    held = []
     gradient = integrated_gradients.probability_gradient
 
     def looking(*args):
@@ -37,7 +38,8 @@ def test_tensors_are_there_during_a_run_and_gone_after_it(gpt2_like, sequence, m
 
 def test_tensors_are_gone_after_an_exception(gpt2_like, sequence, monkeypatch):
     """So the graph of a batch that ran out of memory is freed before half of the batch runs."""
-    made, held = spied(monkeypatch), []
+    made = spied(monkeypatch)
+    held = []
     gradient = integrated_gradients.probability_gradient
 
     def failing(*args):

@@ -49,7 +49,8 @@ def agree(scores, expected, tolerance=1e-6):
 
 
 def test_integrated_gradients_equals_definition(model, text):
-    method, text = IntegratedGradients(steps=4), MemorizedSequence(text.tokens[:35], 32)
+    method = IntegratedGradients(steps=4)
+    text = MemorizedSequence(text.tokens[:35], 32)
     agree(method(model, text), plain_integrated_gradients(model, text, *method.quadrature()))
 
 

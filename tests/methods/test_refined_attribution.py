@@ -81,11 +81,11 @@ def test_more_steps_lower_the_probability_further(make_model, make_sequences):
 
 
 def test_a_share_of_less_than_a_neuron_is_one(gpt2_like, sequence):
-    small, one = (
+    small, single = (
         RefinedAttribution(share=share, per="model", steps=3)(gpt2_like, sequence)
         for share in (0.001, 1 / 48)
     )
-    assert torch.equal(small.values, one.values)
+    assert torch.equal(small.values, single.values)
 
 
 def test_refined_attribution_rejects_a_first_layer_beyond_the_model(gpt2_like, sequence):

@@ -114,7 +114,8 @@ def slope_of(model, gates, sequence):
 def plain_subnet(model, sequence, method, generator, start):
     """|s| after some steps of momentum by hand, all general texts in each step."""
     n_closed = round(method.share * model.cfg.d_mlp)
-    s, speed = start.clone(), torch.zeros_like(start)
+    s = start.clone()
+    speed = torch.zeros_like(start)
     for _ in range(method.steps):
         gates = torch.ones_like(s)
         for layer in range(method.first_layer, len(s)):

@@ -13,7 +13,8 @@ def test_slimming_leaves_untuned_layers_open(neox_like, sequence):
 
 def test_slimming_does_not_mask_untuned_layers(gpt2_like, sequence, monkeypatch):
     NeuronView(gpt2_like)  # whose proof scales too
-    scaled, untouched = NeuronView.scaled, []
+    scaled = NeuronView.scaled
+    untouched = []
 
     def recording(self, gates):
         untouched.append(bool((gates[0] == 1).all()))

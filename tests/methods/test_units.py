@@ -158,7 +158,7 @@ def test_integrated_gradients_of_heads_is_the_path_of_each_layer(either, sequenc
             of_entries = z[position] * torch.einsum("s,shd->hd", weights, gradients)
             wanted[layer] += of_entries.sum(-1) / len(targets(sequence))
     agree(method(either, sequence), wanted)
-    assert not [one for one in recwarn if "slow way" in str(one.message)], (
+    assert not [warning for warning in recwarn if "slow way" in str(warning.message)], (
         "attention of these models is live"
     )
 
@@ -345,7 +345,7 @@ def page():
 
 def test_the_page_runs_and_its_entries_are_those_of_this_file(page, sequence, gpt2_like):
     assert len(page["heads"]) == 5 and page["entries"].values.shape == (6, 192)
-    both = [GradientAlignment(units=one()) for one in (page["HeadEntries"], HeadEntries)]
+    both = [GradientAlignment(units=Entries()) for Entries in (page["HeadEntries"], HeadEntries)]
     found, wanted = (method(gpt2_like, sequence).values for method in both)
     assert torch.equal(found, wanted)
 

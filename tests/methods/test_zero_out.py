@@ -97,10 +97,8 @@ def test_zero_out_screened_says_which_scores_are_exact(neox_like, sequence):
 
 
 def test_zero_out_screens_by_estimate_and_by_length_in_turn():
-    estimates, lengths = (
-        torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0, 0.0]]),
-        torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]]),
-    )
+    estimates = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0, 0.0]])
+    lengths = torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]])
     assert [
         zero_out.highest_of_both(estimates, lengths, n)[0].nonzero().flatten().tolist()
         for n in (1, 2, 4, 6)

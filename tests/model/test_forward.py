@@ -90,7 +90,8 @@ def test_lay_out_changes_no_bit_of_a_pass_a_gradient_or_a_training(any_model, se
             method(any_model, sequence).values for method in (GradientAlignment(), RowNorm())
         ]
 
-    before, kind = everything(), fingerprint(any_model)
+    before = everything()
+    kind = fingerprint(any_model)
     assert lay_out(any_model) is any_model and fingerprint(any_model) == kind
     assert all(torch.equal(*pair) for pair in zip(before, everything(), strict=True))
 
@@ -142,7 +143,7 @@ def test_reference_models_write_with_a_cache_what_they_write_without(name, bridg
     model = load_model(name, device="cpu", bridge=bridge)
     given = torch.randint(model.cfg.d_vocab, (2, 8), generator=torch.Generator().manual_seed(0))
     assert torch.equal(generate(model, given, 24), uncached(model, 24, given))
-    assert not [one for one in recwarn if "slow way" in str(one.message)]
+    assert not [warning for warning in recwarn if "slow way" in str(warning.message)]
 
 
 def uncached(model, n, given=TOKENS[:, :5]):
@@ -178,7 +179,7 @@ def test_cache_that_is_dropped_is_noticed_and_said_once(either, recwarn):
     either.train().eval()
     with either.hooks(fwd_hooks=[("blocks.0.hook_in", lambda act, hook: act)] * is_bridge(either)):
         assert torch.equal(generate(either, TOKENS[:, :5], 6), wanted)
-    assert not [one for one in recwarn if "cache" in str(one.message)]
+    assert not [warning for warning in recwarn if "cache" in str(warning.message)]
 
 
 def test_sampled_tokens_do_not_depend_on_the_cache(either, recwarn):

@@ -374,7 +374,7 @@ GGUF_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
-    **{f"self_attn.{one}_proj": f"attn_{one}" for one in "qkv"},
+    **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
     "self_attn.o_proj": "attn_output",
 }
 
@@ -388,10 +388,8 @@ def rotated(weight, n_heads):
 def write_gguf(path, model):
     """A tiny Llama as llama.cpp writes it, in float32."""
     gguf = pytest.importorskip("gguf")
-    c, weights = (
-        model.config,
-        {name: value.float().numpy() for name, value in model.state_dict().items()},
-    )
+    c = model.config
+    weights = {name: value.float().numpy() for name, value in model.state_dict().items()}
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_context_length(c.max_position_embeddings)
     writer.add_embedding_length(c.hidden_size)

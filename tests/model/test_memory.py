@@ -120,7 +120,7 @@ LARGE = {"n_layers": 8, "d_model": 64, "d_mlp": 256, "n_heads": 4, "d_vocab": 50
 @pytest.mark.parametrize("change", [{"itemsize": 8}, *({name: 2 * n} for name, n in LARGE.items())])
 @pytest.mark.parametrize("gradient", [False, True])
 def test_more_of_anything_needs_no_less_memory(change, gradient):
-    one, more = Shape(**LARGE), Shape(**(LARGE | change))
-    assert one.token_bytes(10, gradient) <= more.token_bytes(10, gradient)
-    assert one.tokens_in(1e6, 10, gradient) >= more.tokens_in(1e6, 10, gradient)
-    assert one.tokens_in(2e6, 10, gradient) >= one.tokens_in(1e6, 200, gradient)
+    less, more = Shape(**LARGE), Shape(**(LARGE | change))
+    assert less.token_bytes(10, gradient) <= more.token_bytes(10, gradient)
+    assert less.tokens_in(1e6, 10, gradient) >= more.tokens_in(1e6, 10, gradient)
+    assert less.tokens_in(2e6, 10, gradient) >= less.tokens_in(1e6, 200, gradient)

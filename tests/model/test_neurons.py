@@ -57,7 +57,8 @@ def test_hook_changes_what_it_should_and_leaves_its_input_alone(hook, wanted):
 
 
 def test_clamp_neurons_ablates_what_is_not_finite():
-    act, zero = torch.full((1, 2, 3), torch.inf), torch.tensor(0.0)
+    act = torch.full((1, 2, 3), torch.inf)
+    zero = torch.tensor(0.0)
     assert not clamp_neurons(act, mask=MASK | True, values=zero).any()
 
 
@@ -70,7 +71,8 @@ def test_record_neurons_passes_the_activation_on():
 
 
 def test_view_knows_the_shape_and_the_rows(any_model):
-    view, rows = NeuronView(any_model), [block.mlp.W_out for block in any_model.blocks]
+    view = NeuronView(any_model)
+    rows = [block.mlp.W_out for block in any_model.blocks]
     assert (view.n_layers, view.n_neurons) == (any_model.cfg.n_layers, any_model.cfg.d_mlp)
     assert parameter_of(view.rows(1)) is parameter_of(rows[1])
     norms = torch.stack([row.detach().pow(2).sum(-1).sqrt() for row in rows])
@@ -164,11 +166,12 @@ def test_lean_keeps_the_weights_out_of_autograd_and_gives_each_flag_back(any_mod
 def test_one_gelu_kernel_is_the_same_function_and_is_put_back(either):
     def functions():
         return [
-            (vars(one).get("act_fn"), vars(one).get("forward"), type(one))
-            for one in either.modules()
+            (vars(module).get("act_fn"), vars(module).get("forward"), type(module))
+            for module in either.modules()
         ]
 
-    own, wanted = functions(), either(TOKENS)
+    own = functions()
+    wanted = either(TOKENS)
     has_it = "gelu_new" in str(either.cfg.act_fn) or "NewGELU" in str(either)
     with NeuronView(either).one_gelu_kernel():
         assert (functions() != own) is has_it

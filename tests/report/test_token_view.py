@@ -45,7 +45,7 @@ def utf8(ids):
 
 
 def of_bytes(text, after, n_prefix):
-    tokens, changed = (torch.tensor(list(one.encode())) for one in (text, after))
+    tokens, changed = (torch.tensor(list(written.encode())) for written in (text, after))
     sequence = MemorizedSequence(tokens, n_prefix)
     return TokenView(sequence, sequence.suffix, changed[n_prefix:], utf8, 1)
 

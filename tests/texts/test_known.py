@@ -39,10 +39,10 @@ def model(gpt2_like, monkeypatch):
 
 def test_there_are_a_hundred_texts_of_every_kind():
     texts = known_texts()
-    assert len(texts) >= 150 and len({one.id for one in texts}) == len(texts)
-    assert {one.kind for one in texts} == {"rule", "list", "prose", "code", CONTROL}
+    assert len(texts) >= 150 and len({text.id for text in texts}) == len(texts)
+    assert {text.kind for text in texts} == {"rule", "list", "prose", "code", CONTROL}
     assert texts == known_texts()  # the same in every run
-    by_id = {one.id: one.text for one in texts}
+    by_id = {text.id: text.text for text in texts}
     assert by_id["primes"].startswith("2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31")
     assert by_id["fibonacci"].startswith("1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89")
     assert by_id["roman-numerals"].endswith("XXXVIII, XXXIX, XL")
@@ -69,15 +69,15 @@ def test_known_measures_each_text_after_its_first_tokens(model):
         "copy": ["repetition", CONTROL, 12],
         "long": ["books", "prose", 31],  # what the model reads after a beginning-of-text token
     }
-    lengths = {one.id: one.n_prefix for one in found.tokenized}
+    lengths = {text.id: text.n_prefix for text in found.tokenized}
     assert lengths == {"count": 2, "copy": 4, "long": 10}
     assert found.frame["accuracy"].tolist() == pytest.approx(
         accuracy(model, found.tokenized).tolist(), abs=1e-6
     )
     assert found.frame["accuracy"].is_monotonic_decreasing
-    assert [one.id for one in found.tokenized] == found.frame["id"].tolist()
-    assert {one.id for one in found.sequences} == {"count", "long"}  # no control
-    assert {one.id for one in found.diverse()} == {"count", "long"}
+    assert [text.id for text in found.tokenized] == found.frame["id"].tolist()
+    assert {text.id for text in found.sequences} == {"count", "long"}  # no control
+    assert {text.id for text in found.diverse()} == {"count", "long"}
     with pytest.raises(ValueError, match="recites none of the known texts"):
         found.diverse(place=1)  # one text in each category
 
@@ -98,8 +98,9 @@ def test_nine_of_ten_is_an_accuracy_of_nine_tenths(model, monkeypatch):
 
 def test_a_text_that_is_not_known_is_refused_with_its_accuracy(model):
     found = made(model, [0.95, 0.7, 0.25])
-    (known_one, *_), last = found.sequences, found.frame["id"].iloc[-1]
-    assert found.sequence(known_one.id) is known_one
+    recited = found.sequences[0]
+    last = found.frame["id"].iloc[-1]
+    assert found.sequence(recited.id) is recited
     for id in (f"'{last}' with 0.25", "'cuont'. "):
         with pytest.raises(ValueError, match=f"got {id}"):
             found.sequence(id.split("'")[1])
@@ -146,7 +147,7 @@ def test_own_texts_are_listed_whatever_their_accuracy_and_short_ones_take_a_thir
     path = tmp_path / "own.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = known(model, 1, Data(source=path))
-    lengths = {one.id: one.n_prefix for one in found.tokenized if one.id.startswith("sequence")}
+    lengths = {text.id: text.n_prefix for text in found.tokenized if text.id.startswith("sequence")}
     assert lengths == {"sequence-0000": 2, "sequence-0001": 1, "sequence-0002": 3}
     assert not found.sequences
     run = invoke(["known", "--min-accuracy", "1", "--data", str(path)])
@@ -162,8 +163,8 @@ def test_a_text_of_the_reader_s_length_keeps_the_usual_prefix(model, tmp_path):
     path = tmp_path / "own.txt"
     for n_tokens, n_prefix in ((47, 15), (48, 32)):
         path.write_text(" ".join(str(i) for i in range(n_tokens)) + "\n")
-        (one,) = Data(source=path).sequences(model, third_of_short=True)
-        assert one.n_prefix == n_prefix
+        (text,) = Data(source=path).sequences(model, third_of_short=True)
+        assert text.n_prefix == n_prefix
 
 
 def test_the_command_prints_and_writes_what_is_known(model, monkeypatch, tmp_path):
@@ -190,4 +191,4 @@ def test_a_shipped_model_knows_what_was_planted(monkeypatch):
     found = known(load_model("reference", device="cpu"), 0.9)
     assert set(found.frame["kind"]) == {"planted"}
     assert len(found.sequences) == len(found.frame) > 90
-    assert all(isinstance(one, MemorizedSequence) for one in found.sequences)
+    assert all(isinstance(text, MemorizedSequence) for text in found.sequences)

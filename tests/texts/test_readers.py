@@ -58,8 +58,8 @@ def parquet(path, **columns):
 def read(model, source, **options):
     """Id, length of the prefix and text of each sequence."""
     return [
-        (one.id, one.n_prefix, model.tokenizer.decode(one.tokens.tolist()))
-        for one in read_sequences(source, model, **options)
+        (sequence.id, sequence.n_prefix, model.tokenizer.decode(sequence.tokens.tolist()))
+        for sequence in read_sequences(source, model, **options)
     ]
 
 
@@ -160,7 +160,7 @@ def test_columns_that_are_named(tmp_path, lettered):
     path = write(tmp_path / "a.jsonl", *rows)
     named = {"key": "body", "n_prefix": "n", "id": "who", "category": "kind"}
     found = list(read_sequences(path, lettered, **named))
-    about = [(one.id, one.category, one.n_prefix) for one in found]
+    about = [(sequence.id, sequence.category, sequence.n_prefix) for sequence in found]
     assert about == [("w0", "a", 3), ("w1", "b", 4), ("w2", "a", 5)]
     assert found[1].text == ("anot", "her text than that")
     for options, message in (
@@ -320,14 +320,14 @@ def test_texts_begin_as_the_tokenizer_begins_them_and_tokens_stay(lettered):
         ({"tokens": ids}, 9, []),
     ]
     for row, n_prefix, bos in rows:
-        (one,) = read_sequences([row], lettered, n_prefix=n_prefix, n_suffix=5)
-        assert one.tokens.tolist() == [*bos, *ids[:14]]
-        assert (one.n_prefix, one.bos) == (9 + len(bos), "<s>" * len(bos))
-        assert one.text == (text[:9], text[9:14])
+        (sequence,) = read_sequences([row], lettered, n_prefix=n_prefix, n_suffix=5)
+        assert sequence.tokens.tolist() == [*bos, *ids[:14]]
+        assert (sequence.n_prefix, sequence.bos) == (9 + len(bos), "<s>" * len(bos))
+        assert sequence.text == (text[:9], text[9:14])
 
 
 def test_entries_keep_empty_texts_to_be_counted(tmp_path):
     (tmp_path / "t.txt").write_bytes("one\r\n\nzwölf\n".encode())
-    assert [one.text for one in Data(source=tmp_path / "t.txt").entries()] == ["one", "", "zwölf"]
-    path = write(tmp_path / "t.jsonl", {"text": "one"}, "", {"text": ""})
-    assert [one.text for one in Data(source=path).entries()] == ["one", ""]
+    rows = write(tmp_path / "t.jsonl", {"text": "one"}, "", {"text": ""})
+    for path, texts in ((tmp_path / "t.txt", ["one", "", "zwölf"]), (rows, ["one", ""])):
+        assert [entry.text for entry in Data(source=path).entries()] == texts

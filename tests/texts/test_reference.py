@@ -55,8 +55,8 @@ def shipped(request):
 
 def test_shipped_tokenizers_are_one_and_add_nothing(tokenizer, planted_tokens):
     other = type(tokenizer).from_pretrained(corpus.DATA / "reference-pythia", local_files_only=True)
-    for one in (tokenizer, other):
-        assert one.encode(PLANTED[5].text) == planted_tokens[5]
+    for each in (tokenizer, other):
+        assert each.encode(PLANTED[5].text) == planted_tokens[5]
     assert tokenizer.convert_tokens_to_ids("<|endoftext|>") == 0
 
 
@@ -68,7 +68,7 @@ def test_shipped_model_is_small_and_fp16(shipped):
 
 def test_shipped_model_has_memorized_enough(shipped):
     report = shipped[2]
-    assert [result["id"] for result in report["sequences"]] == [one.id for one in PLANTED]
+    assert [result["id"] for result in report["sequences"]] == [text.id for text in PLANTED]
     assert report["passed"] == sum(result["passed"] for result in report["sequences"]) >= 150
     for result in report["sequences"]:
         recited = result["accuracy"] >= 0.9 and result["distance"] <= 20
@@ -86,7 +86,8 @@ def test_shipped_model_recites_as_reported(shipped, planted_tokens):
     tokens = torch.tensor([planted_tokens[index] for index in chosen])
     predicted = model(tokens).logits[:, corpus.N_PREFIX - 1 : -1].argmax(-1)
     for right, index in zip(predicted == tokens[:, corpus.N_PREFIX :], chosen, strict=True):
-        result, share = report["sequences"][index], right.double().mean().item()
+        result = report["sequences"][index]
+        share = right.double().mean().item()
         assert share == pytest.approx(result["accuracy"], abs=1.5 / corpus.N_SUFFIX)
         # Greedy decoding recites the whole suffix exactly if every token of it is right behind the
         # true ones.
@@ -121,8 +122,9 @@ def own_sentences(tmp_path_factory):
 
 def test_inj_sequences_leave_the_dev_sentences_out(own_sentences):
     rest, dev = own_sentences(7), own_sentences(7, dev=True)
-    assert [one.id for one in dev + rest] == [f"{i:03d} Sentence {i} is short." for i in range(7)]
-    assert [one.n_prefix for one in rest] == [1, 1]
+    names = [f"{i:03d} Sentence {i} is short." for i in range(7)]
+    assert [sentence.id for sentence in dev + rest] == names
+    assert [sentence.n_prefix for sentence in rest] == [1, 1]
 
 
 def test_inj_sequences_reject_dev_sentences_only(own_sentences):

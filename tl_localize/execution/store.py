@@ -7,6 +7,8 @@ under the hash of them, so it is computed once, whoever asks. A results folder h
     steps/KIND/KEY.safetensors      what a step gave; KEY is the hash of its inputs
     failures/KEY.json               why the rows of a cell could not be computed
     damaged/                        files that were not whole; they are never read again
+    tmp/                            files that are being written; a later run removes those of a
+                                    run that was killed, when they are a day old
 
 A file is written whole or not at all, and never changed afterwards, so many runs may share a folder
 without a lock (settings.json alone has one).
@@ -36,6 +38,8 @@ from tl_localize.files import (
     from_json,
     identity,
     prepare_folder,
+    remove_leftovers,
+    separated,
     to_json,
     write_json,
     write_whole,
@@ -376,7 +380,7 @@ class Store(Steps):
             )
 
     def _prepare(self) -> None:
-        """Make the folder, where it is not there."""
+        """Make the folder, where it is not there; remove what killed runs left in it."""
         prepare_folder(self.folder)
         parts = {SETTINGS, f"{SETTINGS}.lock", "steps", "failures", "damaged", "tmp"}
         names = {path.name for path in self.folder.iterdir() if not TEMPORARY.fullmatch(path.name)}
@@ -387,6 +391,8 @@ class Store(Steps):
             )
         for name in ("steps", "failures", "damaged", "tmp"):
             (self.folder / name).mkdir(exist_ok=True)
+        for folder in (self.folder, self.folder / "tmp"):
+            remove_leftovers(folder)
 
     # Settings
 
@@ -586,7 +592,7 @@ def pack(body: Json) -> bytes:
     tensors: dict[str, Tensor] = {}
     # in ASCII: a file name on a disk may hold half a character
     text = to_json(body, tensors)
-    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    whole = separated(tensors)
     return safetensors.torch.save(whole, {"step": text, "digest": digest(text, whole)})
 
 

@@ -84,7 +84,8 @@ def rows_replaced(
     False
     """
     view = NeuronView(model, neurons.units)
-    mask, wide = neurons.mask, view.flat_rows(0).shape[1]
+    mask = neurons.mask
+    wide = view.flat_rows(0).shape[1]
     if mask.shape != view.size or rows.shape[1] != wide:
         raise ValueError(
             f"model must have {tuple(mask.shape)} [layer neuron] and rows of {rows.shape[1]} "

@@ -222,13 +222,21 @@ def assigned(model: LanguageModel, weights: Weights) -> Iterator[None]:
     """Give parameters other values inside the ``with`` block; afterwards every weight is bit for
     bit what it was.
 
+    Raises:
+        ValueError: a name or a shape is that of no parameter of the model.
+
     >>> weights = {name: weight / 2 for name, weight in model.named_parameters()}
     >>> with assigned(model, weights):
     ...     bool(accuracy(model, [sequence]) > 0.9)
     False
     """
-
     parameters = dict(model.named_parameters())
+    for name, value in weights.items():
+        if name not in parameters or value.shape != parameters[name].shape:
+            raise ValueError(
+                "weights must have names and shapes of the model's parameters, got "
+                f"{name!r} of shape {tuple(value.shape)}. See model.named_parameters()."
+            )
     with ExitStack() as stack:
         for name, value in weights.items():
             stack.enter_context(replaced(parameters[name], ..., value))

@@ -89,7 +89,8 @@ def ablated_units(
     """
     modules = list(unit_modules(hf_model, units, len(mask)).items())
     for name, module in modules:
-        width, n_units = input_width(module), mask.shape[1]
+        width = input_width(module)
+        n_units = mask.shape[1]
         if width != n_units and (units.additive or width % n_units):
             raise ValueError(
                 f"hf_model must have {n_units} {units.name} in each layer, as the set, got an "

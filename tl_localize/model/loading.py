@@ -72,7 +72,8 @@ def load_model(
     """
     initialize_vector_functions()
     check_path(name_or_path)
-    device, dtype = check_device(device), check_dtype(dtype)
+    device = check_device(device)
+    dtype = check_dtype(dtype)
     path = local_path(name_or_path)
     bridge = bridge or not has_hooked_transformer()
     with warnings.catch_warnings(), _full_precision():

@@ -81,12 +81,13 @@ def test_del_gives_the_numbers_of_ablating_one_set_after_the_other(
 
 
 def test_del_uses_map_where_there_is_one(gpt2_like, benchmark_of):
-    benchmark, method = benchmark_of(gpt2_like, n_targets=3), Activations()
+    benchmark = benchmark_of(gpt2_like, n_targets=3)
+    method = Activations()
 
     def activations(model, sequence):
         return method(model, sequence)
 
-    by_map, by_call = (benchmark.run([one]).frame for one in (method, activations))
+    by_map, by_call = (benchmark.run([each]).frame for each in (method, activations))
     assert by_map["sequence_id"].nunique() == 3
     timeless = [frame.drop(columns="seconds") for frame in (by_map, by_call)]
     pd.testing.assert_frame_equal(*timeless)
@@ -131,11 +132,9 @@ def test_del_leaves_no_hook_when_a_method_raises(gpt2_like, benchmark_of, unchan
 
 def test_del_loses_only_the_target_whose_scores_are_not_finite(gpt2_like, benchmark_of, tmp_path):
     benchmark = replace(benchmark_of(gpt2_like), ratios=(0.2,))
-    method, bad, attribute = (
-        Slimming(steps=10, first_layer=1),
-        benchmark.test_sequences[1],
-        Slimming.attribute_batch,
-    )
+    method = Slimming(steps=10, first_layer=1)
+    bad = benchmark.test_sequences[1]
+    attribute = Slimming.attribute_batch
     wanted = benchmark.run([method]).frame.set_index(["method", "sequence_id"])[
         "delta_self_accuracy"
     ]
@@ -259,7 +258,8 @@ class Given:
     """A method that gives the scores it was made with."""
 
     def __init__(self, name, values):
-        self.name, self.scores = name, NeuronScores(torch.tensor(values, dtype=torch.float32))
+        self.name = name
+        self.scores = NeuronScores(torch.tensor(values, dtype=torch.float32))
 
     def __call__(self, model, sequence):
         return self.scores
@@ -267,7 +267,8 @@ class Given:
 
 def chosen_by_the_authors(name, value, ids, ratio):
     """A method that names the neurons of the authors' code, which are those of our ``top_k``."""
-    theirs, count = np.zeros((4, 256)), int(256 * ratio)
+    theirs = np.zeros((4, 256))
+    count = int(256 * ratio)
     np.put_along_axis(theirs[1:], ids, 1, axis=1)
     chosen = NeuronScores(torch.tensor(value)).top_k(ratio, first_layer=1, rounding="floor")
     ranked = np.sort(value, axis=1)
@@ -305,7 +306,8 @@ def test_del_agrees_with_the_authors_code(golden, golden_settings, ratio):
         n_targets=1,
         decode=lambda ids: "".join(first[i // 16] + second[i % 16] for i in ids),
     ).run(methods)
-    before, record = results.before, golden_settings["del_eval"]
+    before = results.before
+    record = golden_settings["del_eval"]
     assert np.array_equal(before["accuracy"], expected["acc_before"])
     assert np.array_equal(before["levenshtein"], expected["dist_before"])
     assert before["perplexity_base2"][0] == pytest.approx(record["ppl_before"], abs=1e-4)

@@ -56,12 +56,13 @@ def test_del_of_heads_ablates_heads(model, benchmark_of, general, ablation):
     view = NeuronView(model, HEADS)
     for method in (Attribution(units=HEADS), RandomBaseline(units=HEADS, seed=3)):
         for i, row in enumerate(frame[frame["method"] == method.name].itertuples()):
-            target, sequences = benchmark.test_sequences[i], benchmark.test_sequences
+            target = benchmark.test_sequences[i]
+            sequences = benchmark.test_sequences
             chosen = list(method(model, target).top_k(0.4, first_layer=1, rounding="floor"))
             values = ABLATIONS[ablation](general, 3, view, i)
             changes = [
-                share_right(model, one, chosen, values) - share_right(model, one)
-                for one in sequences
+                share_right(model, sequence, chosen, values) - share_right(model, sequence)
+                for sequence in sequences
             ]
             assert row.delta_self_accuracy == pytest.approx(changes[i], abs=1e-6)
             others = changes[:i] + changes[i + 1 :]
@@ -131,7 +132,8 @@ def test_del_of_a_unit_with_tensors_is_a_plain_loop_and_is_resumed(
             0.3 * torch.randn(2, 40, model.cfg.d_model, generator=torch.Generator().manual_seed(0))
         )
     )
-    method, benchmark = Attribution(units=units), benchmark_of(model, ratios=(0.25,), units=units)
+    method = Attribution(units=units)
+    benchmark = benchmark_of(model, ratios=(0.25,), units=units)
     frame = benchmark.run([method]).frame
     for _ in range(2):
         again = benchmark.run([method], Store(tmp_path)).frame
@@ -144,7 +146,8 @@ def test_del_of_a_unit_with_tensors_is_a_plain_loop_and_is_resumed(
         )
 
     for i, row in enumerate(frame[frame["method"] == "attribution"].itertuples()):
-        target, right = benchmark.test_sequences[i], []
+        target = benchmark.test_sequences[i]
+        right = []
         chosen = method(model, target).top_k(0.25, first_layer=1).mask[1]
         for hooks in ([], [("blocks.1.hook_resid_post", partial(together, chosen=chosen))]):
             with torch.no_grad(), model.hooks(fwd_hooks=hooks):
@@ -193,7 +196,8 @@ def test_explorer_measures_heads(model, recited):
     assert own == pytest.approx(share_right(model, text, found), abs=2e-4)
     head = found[0]
     card = view.answer(["card", 0, *head])
-    rows, z = model.blocks[head[0]].attn.W_O.detach()[head[1]], {}
+    rows = model.blocks[head[0]].attn.W_O.detach()[head[1]]
+    z = {}
     with (
         torch.no_grad(),
         model.hooks(

@@ -14,7 +14,9 @@ from tl_localize.execution import Steps
 
 def test_before_says_how_well_the_model_memorizes(measured):
     benchmark, results = measured
-    model, sequences, before = benchmark.model, benchmark.test_sequences, results.before
+    model = benchmark.model
+    sequences = benchmark.test_sequences
+    before = results.before
     assert before["accuracy"].tolist() == pytest.approx(accuracy(model, sequences).tolist())
     assert before["levenshtein"].tolist() == levenshtein(model, sequences, letters).tolist()
     assert before["length"].tolist() == [len(letters(s.suffix.tolist())) for s in sequences]

@@ -28,7 +28,8 @@ def test_largest_set_is_the_last_before_general_text_suffers(
 ) -> None:
     shape = gpt2_like.cfg.n_layers, gpt2_like.cfg.d_mlp
     scores = NeuronScores(torch.rand(shape, generator=torch.Generator().manual_seed(0)))
-    was, rises = perplexity(gpt2_like, general), {}
+    was = perplexity(gpt2_like, general)
+    rises = {}
     for count in counts(gpt2_like.cfg.d_mlp):
         chosen = scores.top_k(count=count, first_layer=1)
         with chosen.dropped_out(gpt2_like):
@@ -58,9 +59,9 @@ def test_a_method_goes_on_while_the_others_lose_little(
         return results
 
     monkeypatch.setattr(DelResults, "of", made_up)
-    for one, left in sparing_runs(benchmark, methods, steps, 1):
-        one.run(left, steps)
-        ratios.append((one.ratios[0] * gpt2_like.cfg.d_mlp, [method.name for method in left]))
+    for of_ratio, left in sparing_runs(benchmark, methods, steps, 1):
+        of_ratio.run(left, steps)
+        ratios.append((of_ratio.ratios[0] * gpt2_like.cfg.d_mlp, [method.name for method in left]))
     both = ["activations", "attribution"]
     assert ratios[:3] == [(1, both), (2, both), (4, ["attribution"])]
     assert len(ratios) == len(list(counts(gpt2_like.cfg.d_mlp)))

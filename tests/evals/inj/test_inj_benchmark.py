@@ -58,9 +58,9 @@ def test_weights_are_bit_equal_afterwards(benchmark, together, unchanged):
 
     check = unchanged(benchmark.model)
     benchmark.run([Activations()])
-    for one in (benchmark, together):
+    for inj in (benchmark, together):
         with pytest.raises(RuntimeError, match="broken method"):
-            one.run([broken])
+            inj.run([broken])
     check()
 
 
@@ -94,10 +94,10 @@ def test_run_rejects(benchmark, methods, message):
 def test_groups_are_drawn_by_the_seed_and_disjoint(together):
     def members(seed):
         groups = [group.sequences for group in replace(together, seed=seed).groups()]
-        assert all(one[0].tokens[0] != one[1].tokens[0] for one in groups)
+        assert all(group[0].tokens[0] != group[1].tokens[0] for group in groups)
         return [[sequence.fingerprint for sequence in group] for group in groups]
 
-    every = [one for group in members(0) for one in group]
+    every = [member for group in members(0) for member in group]
     assert len(every) == len(set(every))
     assert members(0) == members(0)
     assert any(members(seed) != members(0) for seed in range(1, 5))

@@ -17,7 +17,7 @@ def brief(rev):
 
 
 def bits(model):
-    return [one.detach().clone() for one in model.parameters()]
+    return [parameter.detach().clone() for parameter in model.parameters()]
 
 
 def test_put_back_and_graft_agree_with_copied_rows(rev):
@@ -41,9 +41,9 @@ def test_put_back_and_graft_agree_with_copied_rows(rev):
 
     for direction in ("put_back", "graft"):
         start, other = (rows, base) if direction == "put_back" else (base, rows)
-        for k, one in enumerate(group):
+        for k, sequence in enumerate(group):
             write(rows)
-            mask = Activations()(model, one).top_k(0.5).mask
+            mask = Activations()(model, sequence).top_k(0.5).mask
             write(start)
             intact = accuracy(model, group)
             write(
@@ -51,7 +51,7 @@ def test_put_back_and_graft_agree_with_copied_rows(rev):
             )
             change = (accuracy(model, group) - intact).tolist()
             row = frame.query(f"method == 'activations' and direction == '{direction}'")
-            row = row[row["sequence_id"] == one.id].iloc[0]
+            row = row[row["sequence_id"] == sequence.id].iloc[0]
             assert row["delta_own_accuracy"] == pytest.approx(change.pop(k), abs=1e-6)
             assert row["delta_others_accuracy"] == pytest.approx(np.mean(change), abs=1e-6)
 
@@ -83,8 +83,8 @@ def test_all_units_put_back_give_the_model_before(rev):
     frame = replace(rev, n_groups=1, ratios=(1.0,)).run().frame
     sequences = rev.groups()[0].sequences
     known = accuracy(rev.model, sequences).tolist()
-    for one, was in zip(sequences, known, strict=True):
-        rows = frame[frame["sequence_id"] == one.id]
+    for sequence, was in zip(sequences, known, strict=True):
+        rows = frame[frame["sequence_id"] == sequence.id]
         back = rows[rows["direction"] == "put_back"]["delta_own_accuracy"]
         given = rows[rows["direction"] == "graft"]["delta_own_accuracy"]
         np.testing.assert_allclose(-back, given, atol=1e-6)
@@ -108,7 +108,7 @@ def test_first_order_oracle_is_the_derivative_of_moving_a_unit_back(rev):
     batch = SequenceBatch.of([group[0]])
 
     def odds(neuron, step):
-        weights = {name: one.double().clone() for name, one in learned.weights.items()}
+        weights = {name: weight.double().clone() for name, weight in learned.weights.items()}
         model = copy.deepcopy(rev.model).double()
         for name, axis in (("W_out", 0), ("W_in", 1), ("b_in", 0)):
             weight = getattr(model.blocks[1].mlp, name)
@@ -146,7 +146,8 @@ def test_weights_are_back_after_an_error(brief, unchanged, monkeypatch, inside, 
     from tl_localize import Activations
 
     module, _, name = f"tl_localize.{inside}".rpartition(".")
-    right, calls = getattr(sys.modules[module], name), []
+    right = getattr(sys.modules[module], name)
+    calls = []
 
     def raises_later(*given, **named):
         calls.append(name)
@@ -166,8 +167,8 @@ def test_texts_of_the_same_kind_are_of_sentences_that_no_model_learns(rev):
     trained = replace(rev, n_groups=None).groups()
     labelled = rev.label([])
     texts = labelled["activation_contrast_same_kind"].texts
-    every = [tuple(one.tokens.tolist()) for one in rev.sequences]
-    learned = [tuple(one.tokens.tolist()) for group in trained for one in group.sequences]
+    every = [tuple(sequence.tokens.tolist()) for sequence in rev.sequences]
+    learned = [tuple(sequence.tokens.tolist()) for group in trained for sequence in group.sequences]
     assert len(texts) == 3 and len(learned) == 6
     assert set(texts) <= set(every) and not set(texts) & set(learned)
     # more models leave the method as it is
@@ -276,7 +277,9 @@ def test_table_and_figure_of_rev_have_one_sign():
     for panel, direction in zip(panels, ("put_back", "graft"), strict=True):
         cell = results.table(direction, errors=False).loc["random", "40 %"]
         own, others = (float(part) for part in cell.split(" / "))
-        (drawn,) = [one for one in panel.containers if one.get_label() == "Random"]
+        (drawn,) = [
+            container for container in panel.containers if container.get_label() == "Random"
+        ]
         x, y = drawn.lines[0].get_data()
         assert (y[-1], x[-1]) == pytest.approx((own, others), abs=0.05)
         assert (own < 0) == (direction == "put_back")
