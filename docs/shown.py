@@ -184,7 +184,9 @@ def complaints_of(page: Path) -> list[str]:
         unknown = set(block.comments) - {
             *("run first", "run as", "run cells", "not run", "printed", "seen")
         }
-        known_elsewhere = {name for name in unknown if name.startswith(("docs/", "end", "table"))}
+        known_elsewhere = {
+            name for name in unknown if name.startswith(("docs/", "end", "table", "printed by"))
+        }
         complaints += [f"{block.place}: no rule {name!r}" for name in unknown - known_elsewhere]
         if block.comments.get("not run") == "":
             complaints.append(f"{block.place}: 'not run' must give a reason")

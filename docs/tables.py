@@ -43,7 +43,7 @@ TITLES = {
     "iterative_attribution_contrast_0": "the same, `contrast=0`",
     "gradient_alignment": "Gradient Alignment (ours)",
     "activation_contrast_same_kind": "**Activation Contrast** (ours), with texts of the same kind",
-    "activation_contrast": "the same with texts that the model writes",
+    "activation_contrast": "Activation Contrast (ours), with texts that the model writes",
     "attribution_contrast_1": "Attribution, `contrast=1`",
     "attribution": "Attribution",
     "hard_concrete": "Hard Concrete",
@@ -67,6 +67,7 @@ COLUMNS = {
     "delta_perplexity": "perplexity",
 }
 REV_PRICE = 5.0  # points that the others lose
+REV_SHARES = (0.2, 0.3, 0.4)
 
 
 # Numbers as text
@@ -149,18 +150,17 @@ def del_table(methods: Sequence[str], columns: Sequence[Column], counted: bool =
 
 def all_columns(model: str, methods: Sequence[str], ratios: Sequence[float]) -> str:
     """One row for each share and method: all that DEL measures."""
-    decimals = {name: 2 if "perplexity" in name else 1 for name in COLUMNS}
+    known = [name for name in COLUMNS if name in losses(model)]
     rows: list[list[str]] = []
     for ratio in ratios:
         for method in methods:
             found = measured(model, "del", method, ratio)
             cells = [
-                mean_with_interval(found[name], decimals[name]) if name in found else ""
-                for name in COLUMNS
+                mean_with_interval(found[name], 2 if "perplexity" in name else 1) for name in known
             ]
             if len(found):
                 rows.append([f"{100 * ratio:g} %", TITLES[method], *cells])
-    return markdown(["share", "method", *COLUMNS.values()], rows)
+    return markdown(["share", "method", *(COLUMNS[name] for name in known)], rows)
 
 
 def shares(model: str, named: dict[str, float]) -> list[Column]:
@@ -202,8 +202,12 @@ def corrected_tests() -> pd.DataFrame:
     return tests_at_prices({model: deletion(model, "forgetting") for model in (SMOLLM2, GEMMA)})
 
 
-def against_table(model: str, methods: Sequence[str], prices: Sequence[float]) -> str:
-    """The differences from each method that has such a set, with corrected p."""
+def against_table(
+    model: str, methods: Sequence[str], prices: Sequence[float], added: bool = False
+) -> str:
+    """The differences from each method that has such a set, with 95 % intervals over the texts that
+    both have, and corrected p.
+    """
     rows_of_model = corrected_tests().query("model == @model").to_dict("records")
     tests = {(row["method"], row["price"]): row for row in rows_of_model}
     rows = []
@@ -214,11 +218,57 @@ def against_table(model: str, methods: Sequence[str], prices: Sequence[float]) -
             if test is None:
                 cells.append("-")
                 continue
-            error = number(test["standard_error"])
-            cells.append(f"{number(test['difference'])} ± {error} (p = {power(test['p'])})")
+            cells.append(f"{difference(model, method, price)} (p = {power(test['p'])})")
         if set(cells) != {"-"}:
             rows.append([TITLES[method], *cells])
+    if added:
+        cells = [difference(model, "hard_concrete", price, added=True) for price in prices]
+        rows.append(["Hard Concrete, on the texts that were added later", *cells])
     return markdown(["against", *(f"Neg = -{price:g}" for price in prices)], rows)
+
+
+def difference(model: str, method: str, price: float, added: bool = False) -> str:
+    """How much more Iterative Attribution takes at a price, on the texts that both have, or on
+    those of them that Slimming has not.
+    """
+    points = deletion(model, "forgetting").points()
+    ours, other = points["iterative_attribution"], points[method]
+    texts = ours.index.intersection(other.index)
+    if added:
+        texts = texts.difference(points["slimming"].index)
+
+    curves = [
+        (-frame.loc[texts, "neg"].to_numpy(), frame.loc[texts, "self"].to_numpy())
+        for frame in (ours, other)
+    ]
+
+    def more(drawn: np.ndarray) -> float:
+        mine, theirs = (
+            gain_at(price, costs[drawn].mean(0), own[drawn].mean(0)) for costs, own in curves
+        )
+        return mine - theirs
+
+    found = more(np.arange(len(texts)))
+    return "-" if np.isnan(found) else with_interval(found, bootstrap(len(texts), more))
+
+
+def third_table() -> str:
+    """Self at a price on the third model, of the tables that the command wrote; a curve is read
+    from its first share on.
+    """
+    folder = ROOT / "docs/results/third"
+    prices = pd.read_csv(folder / "del_at_price.csv").set_index("method")
+    shares = pd.read_csv(folder / "del.csv").groupby("method", sort=False).first()
+    first = shares["Δ Neg-Acc (points)"].str.split(" ").str[0].astype(float)
+    columns = [column for column in prices if column.startswith("Self")]
+    rows: list[list[str]] = []
+    for method, line in prices.iterrows():
+        cells = []
+        for column in columns:
+            reached = -first[method] <= float(column.split("-")[-1])
+            cells.append(line[column] if reached else f"costs at least {-first[method]:.1f}")
+        rows.append([short(str(method)), *cells])
+    return markdown(["method", *(column.removeprefix("Self at ") for column in columns)], rows)
 
 
 def paper_texts_table(model: str, methods: Sequence[str]) -> str:
@@ -254,6 +304,30 @@ def recall_table(methods: Sequence[str], frames: dict[str, str]) -> str:
         [TITLES[method], *(recall_pair(name, method) for name in frames.values())]
         for method in methods
     ]
+    return markdown(["method", *frames], rows)
+
+
+def recall_multiples(name: str, methods: Sequence[str]) -> str:
+    """Recall of the target's / of the others' rows among one, two and five times as many."""
+    rows = [
+        [TITLES[method], *(recall_pair(name, method, multiple) for multiple in MULTIPLES)]
+        for method in methods
+    ]
+    return markdown(["method", *(f"R@{multiple}x" for multiple in MULTIPLES)], rows)
+
+
+def inj_table(methods: Sequence[str]) -> str:
+    """Recall of INJ as published, one sentence at a time."""
+    frames = {f"{name}, 3 %": read_frame(f"inj-{model}") for name, model in SHIPPED.items()}
+    of_share = read_frame(f"real-{SMOLLM2}").xs(0.01, level="injection_ratio")
+    frames |= {"SmolLM2, 1 %": of_share}
+    rows = []
+    for method in methods:
+        found = [
+            frame.xs((method, 1), level=("method", "multiple"))["recall"]
+            for frame in frames.values()
+        ]
+        rows.append([TITLES[method], *(mean_with_interval(100 * recall) for recall in found)])
     return markdown(["method", *frames], rows)
 
 
@@ -351,22 +425,17 @@ def rev_at_price(curve: pd.DataFrame) -> float:
 
 
 def rev_table(model: str, methods: Sequence[str]) -> str:
-    """Own / others by share; own at the price, also as a share of the best oracle's; and own minus
-    others.
-    """
+    """Own / others by share; own at the price; and own minus others."""
     curves = rev_curves(model)
-    best = min(rev_at_price(curves[name]) for name in ("oracle_rounds", "oracle_first_order"))
-    ratios = list(curves["random"].index)
     rows = []
     for method in methods:
         curve = curves[method]
         own, others = curve["delta_own_accuracy"], curve["delta_others_accuracy"]
-        found = rev_at_price(curve)
-        cells = [f"{number(own[ratio])} / {number(others[ratio])}" for ratio in ratios]
-        share = f"{100 * found / best:.0f} %"
-        rows.append([TITLES[method], *cells, number(found), share, number((own - others).min())])
-    headings = [f"{100 * ratio:g} %" for ratio in ratios]
-    last = ["own where others lost 5", "of the best oracle", "own minus others, at most"]
+        cells = [f"{number(own[ratio])} / {number(others[ratio])}" for ratio in REV_SHARES]
+        last = [number(rev_at_price(curve)), number((own - others).min())]
+        rows.append([TITLES[method], *cells, *last])
+    headings = [f"{100 * ratio:g} %" for ratio in REV_SHARES]
+    last = ["own where others lost 5", "own minus others, at most"]
     return markdown(["rows put back by", *headings, *last], rows)
 
 
@@ -546,7 +615,54 @@ def truth_table(model: str) -> str:
     return markdown(names, rows)
 
 
+# Cost, and the shipped models
+
+
+def cost_table() -> str:
+    """Seconds of one text, how many times the loop of the paper's algorithm, and memory."""
+    frames = {
+        name: pd.read_csv(ROOT / f"docs/results/{model}/cost.csv").set_index("method")
+        for name, model in SHIPPED.items()
+    }
+    rows: list[list[str]] = []
+    for method, title in COSTS.items():
+        cells: list[str] = []
+        for frame in frames.values():
+            line = frame.loc[method]
+            cells += [f"{line['seconds']:.2g}", f"{line['ratio']:.2g}"]
+        gpt2 = frames["gpt2"].loc[method]
+        paper = gpt2["A6000, pythia-6.9b (paper)"]
+        rows.append([title, *cells, f"{gpt2['MiB']:.0f}", "" if np.isnan(paper) else f"{paper:g}"])
+    measured = ["gpt2, seconds", "times faster", "pythia, seconds", "times faster", "gpt2, MiB"]
+    return markdown(["method", *measured, "the paper, Pythia-6.9B on an A6000, seconds"], rows)
+
+
+def planted_table() -> str:
+    """How many planted texts are memorized by the paper's criteria, by repetitions."""
+    frames = {
+        model: pd.read_csv(ROOT / f"docs/results/{model}/planted.csv").set_index("repetitions")
+        for model in SHIPPED.values()
+    }
+    texts = next(iter(frames.values()))["planted"]
+    rows = [
+        [f"{times}", f"{count}", *(f"{frame.loc[times, 'found']}" for frame in frames.values())]
+        for times, count in texts.items()
+    ]
+    return markdown(["repetitions", "texts", *frames], rows)
+
+
 # Which tables there are
+
+SHIPPED = {"gpt2": GPT2, "pythia": PYTHIA}
+COSTS = {
+    "activations": "Activations",
+    "attribution": "Attribution",
+    "integrated_gradients": "Integrated Gradients, 20 points",
+    "slimming, 16 in map": "Slimming, 60 steps, 16 in `map`",
+    "hard_concrete, 16 in map": "Hard Concrete, 200 steps, 16 in `map`",
+    "zero_out, screen=0.05": "Zero-Out, `screen=0.05`",
+    "zero_out": "Zero-Out",
+}
 
 SMOLLM2_METHODS = (
     *("iterative_attribution", "attribution_contrast_1", "attribution", "hard_concrete"),
@@ -591,12 +707,15 @@ SMOLLM2_SHARES = {"0.2 %": 0.002, "0.5 %": 0.005, "1 %": 0.01, "3 %": 0.03}
 SMOLLM2_FEW = {"1 neuron (0.07 %)": 0.0007, "2 neurons (0.14 %)": 0.0014}
 GEMMA_SHARES = {
     "1 neuron of each layer": 0.0007,
-    "2": 0.0014,
     "4 (0.2 %)": 0.002,
     "10 (0.5 %)": 0.005,
-    "20 (1 %)": 0.01,
     "61 (3 %)": 0.03,
 }
+TOGETHER = (
+    *("gradient_alignment", "attribution", "slimming", "hard_concrete", "iterative_attribution"),
+    *("activation_contrast", "activations", "row_norm", "random"),
+)
+INJ = ("hard_concrete", "zero_out", "slimming", "activations", "attribution", "row_norm", "random")
 RECALLS = {
     "SmolLM2, 1 %": f"together-{SMOLLM2}",
     "gpt2, 3 %": f"distractors-{GPT2}",
@@ -607,10 +726,15 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper-texts-smollm2": lambda: paper_texts_table(
         SMOLLM2, ("gradient_alignment", *SMOLLM2_METHODS)
     ),
+    "cost": cost_table,
     "front": front_table,
     "heads": heads_table,
+    "inj": lambda: inj_table(INJ),
     "inj-smollm2": lambda: alone_table(0.01),
     "inj-smollm2-small": lambda: alone_table(0.001),
+    "planted": planted_table,
+    "third": third_table,
+    "together-smollm2": lambda: recall_multiples(f"together-{SMOLLM2}", TOGETHER),
     "distractors": lambda: recall_table(
         ("gradient_alignment", "slimming", "hard_concrete", "row_norm", "random"), RECALLS
     ),
@@ -626,11 +750,11 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "del-gemma": lambda: del_table(GEMMA_METHODS, shares(GEMMA, GEMMA_SHARES), counted=True),
     "prices-smollm2": lambda: price_table(SMOLLM2, "forgetting", SMOLLM2_METHODS, (1, 3, 5)),
-    "prices-gemma": lambda: price_table(GEMMA, "forgetting", GEMMA_METHODS, (0.5, 1, 3, 5)),
+    "prices-gemma": lambda: price_table(GEMMA, "forgetting", GEMMA_METHODS, (1, 3, 5)),
     "tests-smollm2": lambda: against_table(SMOLLM2, SMOLLM2_METHODS[1:], (1, 3, 5)),
-    "tests-gemma": lambda: against_table(GEMMA, GEMMA_METHODS[1:], (0.5, 1, 3, 5)),
+    "tests-gemma": lambda: against_table(GEMMA, GEMMA_METHODS[1:], (1, 3, 5), added=True),
 }
-for shipped in (GPT2, PYTHIA):
+for shipped in SHIPPED.values():
     TABLES[f"del-{shipped}"] = partial(all_columns, shipped, SHIPPED_METHODS, (0.02, 0.1))
     TABLES[f"rev-{shipped}"] = partial(rev_table, shipped, REV_METHODS)
 TABLES["distractors7"] = partial(

@@ -68,6 +68,51 @@ def test_a_changed_number_and_an_unknown_table_are_named(monkeypatch, tmp_path):
     ]
 
 
+def test_no_result_was_typed(monkeypatch):
+    assert script("typed_numbers", monkeypatch).complaints() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("It takes 24 points more.", ["24 points"]),
+        ("It takes 24 and 36\npoints more.", ["36 points"]),
+        ("It finds 94 % of the rows.", ["94 %"]),
+        ("The effect is 5.5 ± 1.3 (p = 0.004).", ["±", "p = 0"]),
+        ("A text takes 0.03 s and 17 MiB, 56x faster.", ["0.03 s", "17 MiB", "56x"]),
+        ("The oracle reaches 57.4.", ["57.4"]),
+        ("| Slimming | 1.5 | -30 |\n", ["1.5", "-30"]),
+        ("<!-- table: rev -->\n| Slimming | -14.1 |\n<!-- end -->\n", []),
+        ("```text\n25 % of 48 tokens\n```\n", []),
+        ("10 % of each layer, `--ratio 0.1`, with 95 % intervals", []),
+        ("<!-- printed by: pytest benchmarks/test_kill.py; a CPU -->\n\n| a | 1.5 |\n", []),
+        ("<!-- printed by: pytest benchmarks/test_kill.py; a CPU -->\n\nIt took 3 s\n", ["3 s"]),
+    ],
+)
+def test_typed_results_are_named(text, found, monkeypatch, tmp_path):
+    typed = script("typed_numbers", monkeypatch)
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "test_kill.py").touch()
+    monkeypatch.setattr(typed, "ROOT", tmp_path)
+    page = tmp_path / "README.md"
+    page.write_text(text, encoding="utf-8")
+    assert [line.rpartition(": ")[2] for line in typed.typed_numbers(page)] == found
+
+
+def test_a_benchmark_that_printed_a_table_and_allowed_words_must_be_there(monkeypatch, tmp_path):
+    typed = script("typed_numbers", monkeypatch)
+    monkeypatch.setattr(typed, "ROOT", tmp_path)
+    monkeypatch.setattr(typed, "ALLOWED", {"README.md": {"up to 2 %": "a setting"}})
+    page = tmp_path / "README.md"
+    page.write_text(
+        "<!-- printed by: pytest benchmarks/gone.py -k x; a CPU -->\n", encoding="utf-8"
+    )
+    assert typed.typed_numbers(page) == [
+        "README.md: ALLOWED has 'up to 2 %', which is not there",
+        "README.md: benchmarks/gone.py printed a table and is not there",
+    ]
+
+
 def page_with(text, monkeypatch, tmp_path):
     """The runner, and a page of this text for it."""
     shown = script("shown", monkeypatch)
