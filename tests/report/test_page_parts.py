@@ -35,7 +35,9 @@ def test_a_page_holds_its_pictures_and_fetches_nothing():
 
 def test_a_table_is_whole_and_has_the_names_of_its_rows():
     long = "word " * 40 + "end"
-    table = pd.DataFrame({"text": [long], "none": [float("nan")]}, index=pd.Index(["s0"], name="id"))
+    table = pd.DataFrame(
+        {"text": [long], "none": [float("nan")]}, index=pd.Index(["s0"], name="id")
+    )
     shown = PageTable(table, "Texts")
     assert isinstance(shown, Shown)
     html = shown.html()
