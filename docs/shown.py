@@ -10,8 +10,8 @@ both in one empty folder. A comment directly before a block says what a reader n
     <!-- run first: CODE -->             CODE runs before the block, in its language
     <!-- run as: OLD => NEW -->          OLD is replaced before it runs; one replacement a line
     <!-- not run: REASON -->             the block is not run; its tl-localize lines are parsed
-    <!-- run with: MODULE -->            the block runs where this module is installed, in the weekly
-                                         CI; elsewhere it is only parsed
+    <!-- run with: MODULE -->            the block runs where this module is installed, as in the
+                                         weekly CI; elsewhere it is only parsed
     <!-- run cells: COLUMN -->           before a table: the code of this column is run as Python
 
 A block of ``text`` is what the block before it prints. It is written by this script. Numbers of a
