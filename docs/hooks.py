@@ -1,11 +1,13 @@
 """The notebooks, the changelog and a page for each command are part of the site without a second
-copy in the repository; formulas become drawings, which need neither a script nor a font.
+copy in the repository; the home page opens on the explorer; formulas become drawings, which need
+neither a script nor a font.
 """
 
 from __future__ import annotations
 
 import html
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,15 @@ from tl_localize.cli import app
 from tl_localize.cli.commands import default_text
 
 ROOT = Path(__file__).resolve().parents[1]
+ABOUT_EXPLORER = (
+    "A small language model recites this text. First it is without the neurons that a method names "
+    "for the text, then without equally many random ones. A token on a dark ground is forgotten, "
+    "and the one that is predicted instead stands above it. Move the sliders."
+)
+# The picture that stands on the home page where no script runs, with the mark above it
+PICTURE = re.compile(r"<!-- the explorer:.*?-->.*?</p>", re.DOTALL)
+RATIOS = (0.02, 0.05, 0.1)  # shares of each layer that its slider offers
+N_OTHERS = 8  # texts that should survive
 # What pages link to outside of docs/, which is right in the repository: its place on the site
 OUTSIDE = {"../notebooks/": "notebooks/", "../tl_localize/cli/commands.py": "commands/demo.md"}
 
@@ -74,6 +85,7 @@ def on_page_markdown(text: str, page: Any, config: Any, files: Files) -> str:
 def on_page_content(text: str, page: Any, config: Any, files: Files) -> str:
     """What a notebook links to as a file, which is right on GitHub, is a page of the site."""
     text = re.sub(r'href="(\w+)\.ipynb(["#])', r'href="\1.html\2', text)
+    text = PICTURE.sub(lambda _: explorer(), text)
     # a short name or command is not broken at its hyphens
     text = re.sub(r"<code>([^<]{1,32})</code>", r'<code class="short">\1</code>', text)
     text = re.sub(
@@ -88,6 +100,20 @@ def on_page_content(text: str, page: Any, config: Any, files: Files) -> str:
         text,
         flags=re.DOTALL,
     )
+
+
+@cache
+def explorer() -> str:
+    """The explorer of the text of the demo, with all numbers in it, which are measured now."""
+    from tl_localize import IterativeAttribution, example, explore, load_model
+    from tl_localize.texts.reference import reference_sequences
+
+    model = load_model("reference-gpt2", "cpu")
+    sequence = example(model, "quotes-056")
+    some = [text for text in reference_sequences(model) if text.id != sequence.id]
+    others = some[:: len(some) // N_OTHERS][:N_OTHERS]
+    view = explore(model, sequence, IterativeAttribution()(model, sequence), others, ratios=RATIOS)
+    return f"<p>{ABOUT_EXPLORER}</p>{view.html()}"
 
 
 def drawn(latex: str, display: str = "") -> str:

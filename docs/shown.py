@@ -2,6 +2,7 @@
 
     python docs/shown.py            # runs every block, writes what each prints and every picture
     python docs/shown.py --check    # runs them too, and names what differs from what is shown
+    python docs/shown.py --check docs/elsewhere.md    # one page alone
 
 Blocks of ``python`` and ``bash`` are run in the order of their page: Python in one namespace, and
 both in one empty folder. A comment directly before a block says what a reader need not see:
@@ -9,6 +10,8 @@ both in one empty folder. A comment directly before a block says what a reader n
     <!-- run first: CODE -->             CODE runs before the block, in its language
     <!-- run as: OLD => NEW -->          OLD is replaced before it runs; one replacement a line
     <!-- not run: REASON -->             the block is not run; its tl-localize lines are parsed
+    <!-- run with: MODULE -->            the block runs where this module is installed, as in the
+                                         weekly CI; elsewhere it is only parsed
     <!-- run cells: COLUMN -->           before a table: the code of this column is run as Python
 
 A block of ``text`` is what the block before it prints. It is written by this script. Numbers of a
@@ -36,6 +39,7 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +81,10 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return self.language in RUN_LANGUAGES and "not run" not in self.comments
+        if self.language not in RUN_LANGUAGES or "not run" in self.comments:
+            return False
+        module = self.comments.get("run with")
+        return module is None or find_spec(module) is not None
 
     def code_to_run(self) -> str:
         code = self.code
@@ -182,7 +189,7 @@ def complaints_of(page: Path) -> list[str]:
         if block.language == "text" and not is_output:
             complaints.append(f"{block.place}: text must follow the block that prints it")
         unknown = set(block.comments) - {
-            *("run first", "run as", "run cells", "not run", "printed", "seen")
+            *("run first", "run as", "run with", "run cells", "not run", "printed", "seen")
         }
         known_elsewhere = {
             name for name in unknown if name.startswith(("docs/", "end", "table", "printed by"))
@@ -567,8 +574,11 @@ def main(arguments: list[str]) -> int:
 
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
     write = "--check" not in arguments
-    complaints = [*stray_pictures(), *check_pictures(write), *check_demo(write)]
-    for page in pages():
+    given = [ROOT / name for name in arguments if not name.startswith("-")]
+    complaints: list[str] = []
+    if not given:
+        complaints += [*stray_pictures(), *check_pictures(write), *check_demo(write)]
+    for page in given or pages():
         started = time.perf_counter()
         complaints += complaints_of(page)
         complaints += check_page(page, write)

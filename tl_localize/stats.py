@@ -237,7 +237,10 @@ def group_test(values: np.ndarray, groups: Sequence[str], n_shuffles: int, seed:
 
 
 def html_table(table: pd.DataFrame, caption: str) -> str:
-    """A table as HTML for notebooks: a plain index is hidden, floats have five digits."""
+    """A table as HTML for notebooks and pages: all of it, a plain index is hidden, floats have five
+    digits, and what cells hold is escaped.
+    """
     named = not isinstance(table.index, pd.RangeIndex)
-    body = table.to_html(index=named, float_format="{:.5g}".format)
+    with pd.option_context("display.max_colwidth", None):
+        body = table.to_html(index=named, float_format="{:.5g}".format, na_rep="")
     return f"<div>{escape(caption)}</div>{body}"

@@ -210,6 +210,7 @@ def test_localize_of_an_example_says_what_is_left_and_writes_the_view(run, tmp_p
     page = (tmp_path / "scores.html").read_text()
     for named in ("Quentin Hackomber", "reference-gpt2", "quotes-056", "Attribution", "%)"):
         assert named in page
+    assert f"tl-localize localize --example quotes-056 --method attribution --out {scores}" in page
     others = result.stdout.split("those that lose most:")[1]
     own, *rest = re.findall(r"^ +(\S+) +\w+ +\d+ +\S+ +(-?[\d.]+) ", others, re.M)
     assert own[0] == "quotes-056" and len(rest) == 12

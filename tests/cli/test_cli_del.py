@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from base64 import b64encode
 from shutil import copytree
 
 import numpy as np
@@ -295,6 +296,9 @@ def test_del_of_some_targets_draws_figures(run, collection, tmp_path):
     assert pd.read_csv(out / "frame.csv")["sequence_id"].nunique() == 2
     names = {"del_confusion.svg", "del_forgetting.png"}
     assert names <= {path.name for path in out.iterdir()}
+    page = (out / "report.html").read_text()
+    for name in ("del_confusion", "del_forgetting"):
+        assert b64encode((out / f"{name}.png").read_bytes()).decode() in page
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -1,6 +1,7 @@
 """tl-localize erase: what is written, and what is refused before anything is."""
 
 import json
+import re
 
 import pytest
 from commands import invoke
@@ -36,6 +37,12 @@ def test_erase_writes_a_folder_that_load_model_takes(erase, tmp_path, texts):
     assert f"tl-localize known --model {out}" in result.stderr.splitlines()[-1]
     record = json.loads((out / "erased.json").read_text())
     assert len(record["texts"]["after"]) == 2
+    by_layer = result.stdout.split("What was changed, by layer:")[1]
+    assert re.search("^ +1 +20 +[\\d.]+ +\u2588{12} *$", by_layer, re.M)
+    page = (out / "erased.html").read_text()
+    for named in ("trained without 2 texts", f"--out {out}", "torch=", "max_recited=0.3"):
+        assert named in page
+    assert page.count("20 rows changed: ") == 2 and "recited tokens forgotten" in page
     model = load_model(out, "cpu")
     assert accuracy(model, texts[:2]).mean() <= 0.3
     with RowEdit.load(out / "erased.safetensors").undone(model):

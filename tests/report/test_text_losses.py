@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from tl_localize import NeuronSet, accuracy, text_losses
+from tl_localize.report.pages import page
 from tl_localize.report.text_losses import TextLosses
-from tl_localize.report.token_view import page
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ help comes at once.
 
 import io
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from cyclopts import CycloptsError
 
 from tl_localize import __version__
 from tl_localize.cli.commands import app
-from tl_localize.cli.messages import say
+from tl_localize.cli.messages import COMMAND, say
 
 __all__ = ["app", "main"]
 
@@ -49,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command; it leaves with ``sys.exit`` where the status is not 0."""
+    COMMAND.set(shlex.join(["tl-localize", *arguments]))
     try:
         app(arguments, exit_on_error=False, print_error=False)
         sys.stdout.flush()

@@ -84,7 +84,11 @@ class KnownOptions:
     columns: ColumnOptions = field(default_factory=ColumnOptions)
     min_accuracy: MinAccuracy = 0.7
     out: Annotated[
-        Path | None, Parameter(help="Write the known texts to this file (.jsonl), for del.")
+        Path | None,
+        Parameter(
+            help="Write the known texts to this file (.jsonl), for del, and beside it as .html a "
+            "page to send to others: all texts, and how much of each is recited."
+        ),
     ] = None
 
 
@@ -145,7 +149,11 @@ class EraseOptions:
         Parameter(help="Also for texts that the model does not recite, and beyond the price."),
     ] = False
     out: Annotated[
-        Path | None, Parameter(help="Write the edited model to this folder, new or empty.")
+        Path | None,
+        Parameter(
+            help="Write the edited model to this folder, new or empty, and in it erased.html, a "
+            "page to send to others."
+        ),
     ] = None
 
 

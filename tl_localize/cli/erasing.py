@@ -1,10 +1,14 @@
 """tl-localize erase: a model that no longer recites some texts, as a folder that others load."""
 
+from pathlib import Path
+
+import pandas as pd
 import torch
 
 from tl_localize.checks import check_ratio
 from tl_localize.cli.command_options import EraseOptions
 from tl_localize.cli.messages import say, say_next
+from tl_localize.cli.pages import about_command, write_page
 from tl_localize.erasure import Erasure, erase
 from tl_localize.erasure.directory import check_new_folder
 from tl_localize.evals.settings import make_methods
@@ -13,11 +17,17 @@ from tl_localize.execution import Steps
 from tl_localize.execution.run import show_progress
 from tl_localize.files import check_writable
 from tl_localize.methods import Localizer
+from tl_localize.metrics import decoder, predicted_suffixes
 from tl_localize.model.neurons import LanguageModel
-from tl_localize.report.terminal import show
+from tl_localize.report.pages import PageTable, Shown, in_words
+from tl_localize.report.terminal import bars, show
+from tl_localize.report.token_view import TokenView
 from tl_localize.sequences import MemorizedSequence
 from tl_localize.stats import quantity
 from tl_localize.texts.known import check_example, example, first_example
+
+CHANGE = "length of the change of a row (mean)"
+VIEWS = 8  # texts that a page shows token by token
 
 
 def erase_texts(options: EraseOptions) -> None:
@@ -62,6 +72,7 @@ def erase_texts(options: EraseOptions) -> None:
         return
     erasure.save(options.out, force=options.force)
     say(f"Edited model: {options.out}; what was done: {options.out / 'erased.md'}")
+    write_erased_page(options.out / "erased.html", erasure, model, texts, options)
     say_next(f"tl-localize known --model {options.out} lists what it still recites.")
 
 
@@ -115,6 +126,7 @@ def show_erasure(erasure: Erasure) -> None:
         f"{quantity(len(erasure.neurons), 'row')} of W_out in layers {layers[0]} to {layers[-1]} "
         f"were {done}, and no other weight was changed."
     )
+    show(changes_by_layer(erasure), "What was changed, by layer:")
     show(erasure.table().round(3), "Before and after:")
     frame = torch.tensor(erasure.texts["after"]["accuracy"].tolist())
     if float(frame.mean()) > settings["max_recited"]:
@@ -123,3 +135,55 @@ def show_erasure(erasure: Erasure) -> None:
             f"{settings['max_recited']:.0%} was asked for. Allow a higher price, more --max-steps "
             "or another --share."
         )
+
+
+def changes_by_layer(erasure: Erasure) -> pd.DataFrame:
+    """Of each layer that was edited how many rows, and how far they are from what they were."""
+    layers, _ = erasure.neurons.mask.nonzero().numpy().T
+    moved = (erasure.edit.rows - erasure.edit.old_rows).norm(dim=1)
+    lengths = pd.Series(moved.numpy()).groupby(pd.Series(layers, name="layer"))
+    table = pd.DataFrame({"rows": lengths.size(), CHANGE: lengths.mean()})
+    return table.assign(**{"": bars(table[CHANGE])})
+
+
+def write_erased_page(
+    file: Path,
+    erasure: Erasure,
+    model: LanguageModel,
+    texts: list[MemorizedSequence],
+    options: EraseOptions,
+) -> None:
+    """The page beside the edited model: what was asked, what it cost, and what is left of each
+    text.
+    """
+    name = options.model.model
+    parts: list[Shown] = [PageTable(erasure.table().round(3), "Before and after")]
+    parts.append(PageTable(changes_by_layer(erasure), "What was changed, by layer"))
+    parts.append(PageTable(losses_of(erasure), "The erased texts, in percent of the suffix"))
+    if getattr(model, "tokenizer", None) is not None:
+        parts += views_of(erasure, model, texts[:VIEWS])
+    about = {"model": name, "erased": quantity(len(texts), "text"), "price": str(erasure.price)}
+    about["settings"] = in_words(erasure.settings)
+    about |= about_command(model)
+    write_page(file, parts, f"{Path(name).name} without {quantity(len(texts), 'text')}", about)
+
+
+def losses_of(erasure: Erasure) -> pd.DataFrame:
+    """How much of each erased text is recited before and after."""
+    before, after = erasure.texts["before"], erasure.texts["after"]
+    table = before[["id", "category"]].assign(before=before["accuracy"], after=after["accuracy"])
+    table[["before", "after"]] = (100 * table[["before", "after"]]).round(1)
+    return table.set_index("id")
+
+
+def views_of(
+    erasure: Erasure, model: LanguageModel, texts: list[MemorizedSequence]
+) -> list[TokenView]:
+    """Texts token by token, before and after the edit."""
+    before = predicted_suffixes(model, texts)
+    with erasure.applied(model):
+        after = predicted_suffixes(model, texts)
+    how = (decoder(model), len(erasure.neurons), "rows", "changed")
+    return [
+        TokenView(text, was, now, *how) for text, was, now in zip(texts, before, after, strict=True)
+    ]

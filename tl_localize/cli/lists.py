@@ -1,15 +1,21 @@
 """tl-localize known | methods: what there is."""
 
+from pathlib import Path
+
 import pandas as pd
 from rich.text import Text
 
 from tl_localize.checks import check_between
 from tl_localize.cli.command_options import KnownOptions
 from tl_localize.cli.messages import say, say_next
+from tl_localize.cli.pages import about_command, write_page
+from tl_localize.files import check_writable, prepare_folder
 from tl_localize.methods import METHODS
+from tl_localize.model.neurons import LanguageModel
+from tl_localize.report.pages import PageTable
 from tl_localize.report.terminal import bars, console, show
 from tl_localize.report.token_view import BREAK
-from tl_localize.texts.known import CONTROL, OWN, known
+from tl_localize.texts.known import CONTROL, OWN, Known, known
 from tl_localize.texts.reference import DATA
 
 WIDE = 100  # columns of a terminal that has room for categories
@@ -34,6 +40,8 @@ def preview(text: str) -> Text:
 
 def show_known(options: KnownOptions) -> None:
     check_between(0, 1, min_accuracy=options.min_accuracy)
+    if options.out:
+        check_writable(options.out.parent)
     data = options.columns.open(options.data) if options.data else None
     model = options.model.load()
     found = known(model, options.min_accuracy, data)
@@ -49,14 +57,14 @@ def show_known(options: KnownOptions) -> None:
     if len(others):
         title = f"Texts that the model recites with {options.min_accuracy:g} or more:"
         show(others, title)
-    categories = found.by_category().round(2)
-    categories[""] = bars(categories["accuracy"], most=1)
-    show(categories, "By what must be known:")
+    show(by_category(found), "By what must be known:")
     show(found.counts_by_threshold().to_frame(), "What a threshold keeps:")
     say(f"{found}. {found.advice()}")
     name = options.model.model
     if options.out:
+        prepare_folder(options.out.parent)
         found.save(options.out)
+        write_known_page(options.out.with_suffix(".html"), found, model, options)
         say_next(f"tl-localize del --model {name} --data {options.out}")
     elif len(examples := others.index[others["kind"] != CONTROL]):
         say_next(f"tl-localize localize --model {name} --example {examples[0]}")
@@ -65,3 +73,26 @@ def show_known(options: KnownOptions) -> None:
             f"tl-localize collect --model {name} --data CORPUS finds texts of its own training "
             "that a model recites."
         )
+
+
+def by_category(found: Known) -> pd.DataFrame:
+    """Texts, known ones and mean accuracy of each category, with a bar."""
+    categories = found.by_category().round(2)
+    return categories.assign(**{"": bars(categories["accuracy"], most=1)})
+
+
+def write_known_page(file: Path, found: Known, model: LanguageModel, options: KnownOptions) -> None:
+    """The page beside the file of known texts: all texts that were tried, the best recited
+    first.
+    """
+    name = options.model.model
+    about = {"model": name, "found": f"{found}. {found.advice()}".strip()}
+    about["own texts"] = str(options.data or "")
+    about |= about_command(model)
+    texts = found.frame.set_index("id").round({"accuracy": 2})
+    parts = [
+        PageTable(by_category(found), "By what must be known; accuracy is a mean over the texts"),
+        PageTable(found.counts_by_threshold().to_frame(), "What a threshold keeps"),
+        PageTable(texts, "All texts; accuracy is the share of the suffix tokens that are recited"),
+    ]
+    write_page(file, parts, f"Texts that {name} recites", about)

@@ -1,6 +1,10 @@
-"""What commands say to the person at the terminal."""
+"""What commands say to the person at the terminal, and what that person typed."""
+
+from contextvars import ContextVar
 
 from rich.console import Console
+
+COMMAND: ContextVar[str] = ContextVar("COMMAND", default="")  # the command line that is run
 
 
 def say(text: str) -> None:

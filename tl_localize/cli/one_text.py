@@ -11,12 +11,13 @@ from tl_localize.checks import check_ratio
 from tl_localize.cli.command_options import LocalizeOptions
 from tl_localize.cli.messages import say, say_next
 from tl_localize.cli.options import ModelOptions
+from tl_localize.cli.pages import about_command, write_page
 from tl_localize.evals.deletion.sparing import BROKEN, check_max_rise, largest_set
 from tl_localize.evals.settings import FIRST_LAYER, first_layer_settings, make_methods
 from tl_localize.evals.shared import reporter
 from tl_localize.execution import Steps
 from tl_localize.execution.run import show_progress
-from tl_localize.files import check_writable, prepare_folder, write_text
+from tl_localize.files import check_writable, prepare_folder
 from tl_localize.methods import Attribution, IterativeAttribution, Localizer
 from tl_localize.metrics import accuracy, check_recited, perplexity
 from tl_localize.model.neurons import LanguageModel
@@ -24,7 +25,7 @@ from tl_localize.paper import short_title
 from tl_localize.report.layer_ablation import ablate_layers
 from tl_localize.report.terminal import bars, plain_table, show
 from tl_localize.report.text_losses import text_losses
-from tl_localize.report.token_view import page, token_view
+from tl_localize.report.token_view import token_view
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence
 from tl_localize.stats import quantity
@@ -263,7 +264,6 @@ def show_ablation(
         about = {"model": options.model.model, "text": options.example or "--prefix and --suffix"}
         about |= {"method": method, "ablated": f"the top {share_of_layers(chosen)}"}
         about["perplexity of general text"] = cost
+        about |= about_command(model)
         title = f"{short_title(scores.method)}, {options.model.model}"
-        file = options.out.with_suffix(".html")
-        write_text(file, page([view, losses], title, about))
-        say(f"A page to send to others: {file}")
+        write_page(options.out.with_suffix(".html"), [view, losses], title, about)

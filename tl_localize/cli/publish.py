@@ -5,13 +5,15 @@ import sys
 from pathlib import Path
 
 from tl_localize.cli.messages import say, say_next
-from tl_localize.cli.reports import REPORTS, Report, Tables
+from tl_localize.cli.pages import about_results, methods_table, write_page
+from tl_localize.cli.reports import FIGURES, REPORTS, Report, Tables
 from tl_localize.drawing import FIGURES_NEED, has_matplotlib
 from tl_localize.evals.deletion.results import DelResults
 from tl_localize.evals.inj.results import InjResults
 from tl_localize.evals.tuning import rank, ranking_table, write_settings
 from tl_localize.execution import Status, Store, status
 from tl_localize.files import refuse_unreadable, write_json, write_text
+from tl_localize.report.pages import PageFigure, PageTable, Shown
 from tl_localize.report.saving import CAPTIONS, save_figure, save_table
 from tl_localize.report.terminal import console, rank_rows, show
 from tl_localize.stats import quantity
@@ -19,6 +21,7 @@ from tl_localize.stats import quantity
 WIDE = 110  # columns of a terminal that holds all of DEL's table
 TUNE = "tune.json"  # marks a folder of tl-localize tune, and holds the ratio that was asked last
 BEST = "best_settings.json"
+PAGE = "report.html"
 INTERRUPTED = 130
 
 
@@ -78,7 +81,7 @@ def publish(store: Store) -> str:
     elif (store.folder / TUNE).exists():
         return publish_ranking(report, benchmark, store.folder)
     else:
-        tables = publish_results(report, store)
+        tables = publish_results(report, benchmark, store)
         if benchmark in tables:
             print_results(report, tables, benchmark)
         figures = "figures, " if has_matplotlib() else ""
@@ -88,21 +91,38 @@ def publish(store: Store) -> str:
     return report.next_step
 
 
-def publish_results(report: Report, store: Store) -> Tables:
-    """Write what was measured, its tables, and its figures where matplotlib is installed; returns
-    the tables.
+def publish_results(report: Report, benchmark: str, store: Store) -> Tables:
+    """Write what was measured, its tables, its figures where matplotlib is installed, and a page
+    with all of them; returns the tables.
     """
     report.results.save(store.folder)
     model = str(store.agreed["model"])
     units = store.agreed.get("units", {}).get("class")
     about = f"{model}, {units}" if units else model
     tables = report.tables(model)
+    figures: list[Shown] = []
     for name, table in tables.items():
-        save_table(table, store.folder, name, f"{CAPTIONS[name]} [{about}]")
+        save_table(table, store.folder, name, f"{caption_of(name)} [{about}]")
     if has_matplotlib():
         for name, figure in report.draw().items():
             save_figure(figure, store.folder, name)
+            png = (store.folder / f"{name}.png").read_bytes()
+            figures.append(PageFigure(png, FIGURES[name]))
+    main = [
+        PageTable(table, caption_of(name)) for name, table in tables.items() if name == benchmark
+    ]
+    further = [
+        PageTable(table, caption_of(name)) for name, table in tables.items() if name != benchmark
+    ]
+    parts = [*main, *figures, *further, methods_table(store)]
+    head = {"in short": report.sentence(), **about_results(report.results, store)}
+    write_page(store.folder / PAGE, parts, f"{benchmark.upper()}, {model}", head)
     return tables
+
+
+def caption_of(name: str) -> str:
+    """The caption of a table; one of single layers has its method in its name."""
+    return CAPTIONS[name if name in CAPTIONS else "del_single_layer"]
 
 
 def print_results(report: Report, tables: Tables, benchmark: str) -> None:

@@ -24,6 +24,20 @@ if TYPE_CHECKING:  # matplotlib is an extra
     from matplotlib.figure import Figure
 
 REV_WIDE = 100  # columns of REV's table, also in a pipe
+FIGURES = {  # by file name, what a page says below them
+    "inj_recall_curve": "INJ: recall of the injected rows against the share of each layer that is "
+    "looked at, mean and standard error over sentences.",
+    "inj_target_against_distractors": "INJ with distractors: recall of the target's rows against "
+    "that of the distractors' rows, mean and standard error over groups; better: up and left.",
+    "del_forgetting": "DEL: accuracy that the target loses (Self) against what the other sequences "
+    "lose (Neg), mean and standard error over targets; better: up and left.",
+    "del_confusion": "DEL: change of accuracy of each sequence (column) when another's neurons "
+    "(row) are ablated. A method that finds neurons of the target alone colours the diagonal "
+    "alone.",
+    "rev_curves": "REV: change of accuracy of the sentence against that of the others as more "
+    "units are put back, and as more are given to the model before; mean and standard error over "
+    "models.",
+}
 Tables = Mapping[str, pd.DataFrame]
 Figures = Mapping[str, "Figure"]
 

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from tl_localize.cli.messages import say
+from tl_localize.cli.messages import COMMAND, say
 from tl_localize.cli.options import ModelOptions, RunOptions
 from tl_localize.execution import RayCluster, Store
 from tl_localize.files import check_writable
@@ -59,6 +59,7 @@ def compute(
     log = logging.getLogger("tl_localize")
     log.setLevel(logging.INFO if run.verbose else logging.WARNING)
     logging.getLogger("tl_localize.progress").setLevel(logging.INFO)
+    store.command = COMMAND.get()
     cluster = None
     if run.ray:
         cluster = RayCluster(load=model.load, address=run.ray)

@@ -318,6 +318,7 @@ def settings_of(steps: Steps) -> Json:
         **settings.settings,
         "scopes": scopes,
         "environments": list(settings.environments),
+        "commands": list(settings.commands),
     }
 
 

@@ -21,7 +21,7 @@ import secrets
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -108,6 +108,7 @@ class Settings:
             that both have.
         scopes: by name; runs of different scopes may differ in their settings and methods.
         environments: versions and machines that took part.
+        commands: command lines that asked, if any did.
 
     >>> scopes = {"0.01": Scope({}, {"random": ({}, 1)})}
     >>> Settings("inj", {"seed": 0}, [["s0", "ab"]], scopes).cells()
@@ -119,6 +120,7 @@ class Settings:
     parts: Sequence[Sequence[str]]
     scopes: Mapping[str, Scope]
     environments: Sequence[Json] = ()
+    commands: Sequence[str] = ()
 
     def cells(self) -> list[Cell]:
         """All cells, in the order of tables: by scope, part and method."""
@@ -159,8 +161,9 @@ class Settings:
             scopes[name] = Scope(scope.settings, methods)
         environments = [*other.environments]
         environments += [new for new in self.environments if new not in environments]
+        commands = list(dict.fromkeys([*other.commands, *self.commands]))
         parts = max(other.parts, self.parts, key=len)
-        return Settings(self.benchmark, other.settings, parts, scopes, environments)
+        return Settings(self.benchmark, other.settings, parts, scopes, environments, commands)
 
     @classmethod
     def from_json(cls, found: Json) -> "Settings":
@@ -170,7 +173,8 @@ class Settings:
             methods = {label: tuple(asked) for label, asked in scope["methods"].items()}
             scopes[name] = Scope(scope["settings"], methods)
         settings = found["benchmark"], found["settings"], found["parts"]
-        return cls(*settings, scopes, found["environments"])
+        commands = found.get("commands", ())  # older folders have none
+        return cls(*settings, scopes, found["environments"], commands)
 
 
 def same_numbers(old: Any, new: Any) -> bool:
@@ -233,6 +237,7 @@ class Steps:
     def __init__(self) -> None:
         self.settings: Settings | None = None
         self.environment: Json = {}
+        self.command = ""  # the command line that asks, if one does
         self.values: dict[str, Any] = {}  # by key, without those that hold tensors
         self.cells: dict[Cell, list[Row]] = {}
         self.keys: set[str] = set()  # of the steps whose rows are in ``cells``
@@ -421,6 +426,8 @@ class Store(Steps):
                 under which results can be kept.
         """
         check_lasting(settings)
+        if self.command:
+            settings = replace(settings, commands=[self.command])
         with self._locked():
             self._read_settings()
             if self.settings:

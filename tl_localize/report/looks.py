@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from tl_localize.paper import short_title
 
 if TYPE_CHECKING:
@@ -105,7 +103,9 @@ def each_method(frame: Any) -> Iterator[tuple[str, Look, Any]]:
 
 
 def draw_curve(ax: "Axes", columns: Sequence[Any], method: str, look: Look) -> None:
-    """Draw a line from nothing ablated on: numbers across and up, and errors up and across."""
-    x, y, y_error, x_error = (np.append(0, column) for column in columns)
+    """Draw a line between measured marks, and none from nothing ablated to the first: numbers
+    across and up, and errors up and across.
+    """
+    x, y, y_error, x_error = columns
     how = look.style("-")
     ax.errorbar(x, y, y_error, x_error, elinewidth=0.6, label=short_title(method), **how)

@@ -2,10 +2,8 @@
 terminal, brackets in a log.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Protocol, runtime_checkable
 
 from jaxtyping import Int
 from rich.console import Console
@@ -59,7 +57,10 @@ class TokenView:
 
     Args:
         before: [suffix] tokens predicted by the whole model, teacher-forced argmax.
-        after: [suffix] the same with the neurons ablated.
+        after: [suffix] the same with the neurons ablated, or after another change.
+        n_ablated: How many units were changed.
+        units: Their name.
+        change: What was done to them.
 
     >>> letters = lambda ids: "".join("abcdefghij"[i] for i in ids)
     >>> abc = MemorizedSequence(torch.tensor([0, 1, 2]), 1)
@@ -75,6 +76,7 @@ class TokenView:
     decode: Decode
     n_ablated: int
     units: str = "neurons"
+    change: str = "ablated"
 
     def states(self) -> list[str]:
         """Of each suffix token: right, forgotten (right before, wrong after), learned (the reverse)
@@ -130,8 +132,8 @@ class TokenView:
         states = self.states()
         recited = int((self.before == self.sequence.suffix).sum())
         forgotten = f"{states.count('forgotten')} of {recited} recited tokens forgotten"
-        ablated = quantity(self.n_ablated, self.units.removesuffix("s"))
-        return f"{ablated} ablated: {forgotten}, {len(states)} in the suffix"
+        changed = f"{quantity(self.n_ablated, self.units.removesuffix('s'))} {self.change}"
+        return f"{changed}: {forgotten}, {len(states)} in the suffix"
 
     def _pieces(self) -> tuple[str, list[tuple[str, str, str]]]:
         """The prefix as text, and of each piece of the suffix its text, what is predicted after,
@@ -212,40 +214,6 @@ def token_view(
     with neurons.dropped_out(model):
         (after,) = predicted_suffixes(model, [sequence])
     return TokenView(sequence, before, after, decode, len(neurons), neurons.units.name)
-
-
-@runtime_checkable
-class Shown(Protocol):
-    """What a page can show, such as a token view.
-
-    >>> isinstance(token_view(model, sequence, Attribution()(model, sequence).top_k(0.01)), Shown)
-    True
-    """
-
-    def html(self) -> str:
-        """A part of a page."""
-        ...
-
-
-def page(parts: Sequence[Shown], title: str, about: Mapping[str, str]) -> str:
-    """A whole HTML page, one file to send to others: what it is of, and its parts.
-
-    Args:
-        parts: such as a ``TokenView`` and ``TextLosses``.
-        about: what stands above them, by its name, such as the model and the method.
-
-    >>> abc = MemorizedSequence(torch.tensor([0, 1]), 1)
-    >>> letters = lambda ids: "".join("ab"[i] for i in ids)
-    >>> view = TokenView(abc, torch.tensor([1]), torch.tensor([0]), letters, 5)
-    >>> "<dt>model</dt><dd>gpt2</dd>" in page([view], "abc", {"model": "gpt2"})
-    True
-    """
-    rows = [f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in about.items()]
-    style = "dl{display:grid;grid-template-columns:max-content auto;gap:4px 16px}dd{margin:0}"
-    style += "body{font-family:sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{style}</style>'
-    body = "".join(part.html() for part in parts)
-    return f"<!doctype html>{head}<h1>{escape(title)}</h1><dl>{''.join(rows)}</dl>{body}"
 
 
 def _html_text(text: str) -> str:

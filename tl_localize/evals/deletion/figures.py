@@ -32,8 +32,8 @@ def del_figures(results: DelResults) -> "dict[str, Figure]":
 
 
 def forgetting(results: DelResults) -> "Figure":
-    """DEL: accuracy that the target loses (Self) against what the other sequences lose (Neg), from
-    nothing ablated through all ratios. At one Neg, higher is better.
+    """DEL: accuracy that the target loses (Self) against what the other sequences lose (Neg), a
+    mark for each ratio and a line between them. At one Neg, higher is better.
 
     Means over the targets that a method has at all ratios, with standard errors. Both axes are in
     percentage points, as far as the data go, and reach from zero to one at least. On the grey line

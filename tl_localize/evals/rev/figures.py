@@ -28,6 +28,8 @@ def rev_figures(results: RevResults) -> "dict[str, Figure]":
         for method, look, rows in each_method(curve.sort_values("ratio")):
             errors = rows["own_error"], rows["others_error"]
             draw_curve(panel, (rows["others"], rows["own"], *errors), method, look)
+        panel.update_datalim([(0, 0)])  # a small change is not drawn as if it were much
+        panel.autoscale_view()
         lost = direction == "put_back"
         panel.axvline(-PRICE if lost else PRICE, color="0.85", linewidth=1, zorder=0)
         better = "down and right" if lost else "up and left"
