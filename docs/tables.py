@@ -257,18 +257,19 @@ def third_table() -> str:
     from its first share on.
     """
     folder = ROOT / "docs/results/third"
-    prices = pd.read_csv(folder / "del_at_price.csv").set_index("method")
-    shares = pd.read_csv(folder / "del.csv").groupby("method", sort=False).first()
-    first = shares["Δ Neg-Acc (points)"].str.split(" ").str[0].astype(float)
-    columns = [column for column in prices if column.startswith("Self")]
+    prices = pd.read_csv(folder / "del_at_price.csv", index_col="method")
+    shares = pd.read_csv(folder / "del.csv").drop_duplicates("method")  # the first share of each
+    costs = dict(zip(shares["method"], shares["Δ Neg-Acc (points)"], strict=True))
+    columns = {price: f"Self at Neg = -{price:g}" for price in (0.5, 1, 3, 5)}
     rows: list[list[str]] = []
     for method, line in prices.iterrows():
-        cells = []
-        for column in columns:
-            reached = -first[method] <= float(column.split("-")[-1])
-            cells.append(line[column] if reached else f"costs at least {-first[method]:.1f}")
+        first = -float(costs[str(method)].split()[0])
+        cells = [
+            str(line[column]) if first <= price else f"costs at least {first:.1f}"
+            for price, column in columns.items()
+        ]
         rows.append([short(str(method)), *cells])
-    return markdown(["method", *(column.removeprefix("Self at ") for column in columns)], rows)
+    return markdown(["method", *(f"Neg = -{price:g}" for price in columns)], rows)
 
 
 def paper_texts_table(model: str, methods: Sequence[str]) -> str:
@@ -643,11 +644,9 @@ def planted_table() -> str:
         model: pd.read_csv(ROOT / f"docs/results/{model}/planted.csv").set_index("repetitions")
         for model in SHIPPED.values()
     }
-    texts = next(iter(frames.values()))["planted"]
-    rows = [
-        [f"{times}", f"{count}", *(f"{frame.loc[times, 'found']}" for frame in frames.values())]
-        for times, count in texts.items()
-    ]
+    found = pd.DataFrame({model: frame["found"] for model, frame in frames.items()})
+    found.insert(0, "texts", frames[GPT2]["planted"])
+    rows = [[f"{times}", *map(str, line)] for times, *line in found.itertuples()]
     return markdown(["repetitions", "texts", *frames], rows)
 
 
