@@ -30,6 +30,7 @@ import ast
 import contextlib
 import io
 import json
+import linecache
 import os
 import re
 import shlex
@@ -211,8 +212,11 @@ def complaints_of(page: Path) -> list[str]:
 
 
 def run_python(code: str, names: dict[str, Any]) -> str:
-    """What a block prints; its names stay for the next block."""
+    """What a block prints; its names stay for the next block. Who reads the source of what runs, as
+    nnsight does, finds it.
+    """
     out = io.StringIO()
+    linecache.cache["<shown>"] = (len(code), None, code.splitlines(keepends=True), "<shown>")
     with contextlib.redirect_stdout(out):
         exec(compile(code, "<shown>", "exec"), names)
     return out.getvalue()

@@ -140,6 +140,22 @@ def test_another_output_is_named_and_written(monkeypatch, tmp_path):
     assert shown.check_page(page, write=False) == []
 
 
+@pytest.mark.parametrize(("module", "n_wrong"), [("json", 1), ("no_such_module", 0)])
+def test_a_block_of_another_package_runs_where_it_is_installed(
+    module, n_wrong, monkeypatch, tmp_path
+):
+    code = "```python\nprint(1)\n```\n\n<!-- seen: once -->\n```text\n2\n```\n"
+    shown, page = page_with(f"<!-- run with: {module} -->\n{code}", monkeypatch, tmp_path)
+    assert shown.complaints_of(page) == []
+    assert len(shown.check_page(page, write=False)) == n_wrong
+
+
+def test_the_source_of_a_block_can_be_read_when_it_runs(monkeypatch, tmp_path):
+    text = "```python\nimport inspect\ndef f(): return 1\n\nprint(inspect.getsource(f))\n```\n"
+    shown, page = page_with(f"{text}\n```text\ndef f(): return 1\n```\n", monkeypatch, tmp_path)
+    assert shown.check_page(page, write=False) == []
+
+
 def test_an_option_that_no_command_has_is_named(monkeypatch, tmp_path):
     text = "<!-- not run: hours -->\n```bash\ntl-localize inj --nosuch 3\n```\n"
     shown, page = page_with(text, monkeypatch, tmp_path)

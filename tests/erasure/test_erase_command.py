@@ -64,7 +64,9 @@ def test_a_price_that_is_not_kept_writes_nothing_unless_forced(erase, tmp_path):
     assert result.exit_code == 2
     assert "price must be one that an edit can keep, got --max-others-lost 0" in result.stderr
     assert not out.exists()
-    assert erase(f"{arguments} --force").exit_code == 0
+    forced = erase(f"{arguments} --force")
+    assert forced.exit_code == 0 and "The texts are not erased: " in forced.stderr
+    assert "<dt>in short</dt><dd>The texts are not erased: " in (out / "erased.html").read_text()
     assert (out / "model.safetensors").is_file()
 
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pandas as pd
-import torch
 
 from tl_localize.checks import check_ratio
 from tl_localize.cli.command_options import EraseOptions
@@ -128,13 +127,18 @@ def show_erasure(erasure: Erasure) -> None:
     )
     show(changes_by_layer(erasure), "What was changed, by layer:")
     show(erasure.table().round(3), "Before and after:")
-    frame = torch.tensor(erasure.texts["after"]["accuracy"].tolist())
-    if float(frame.mean()) > settings["max_recited"]:
-        say(
-            f"The texts are not erased: {frame.mean():.0%} of the tokens are recited, and "
-            f"{settings['max_recited']:.0%} was asked for. Allow a higher price, more --max-steps "
-            "or another --share."
-        )
+    if missed := say_missed(erasure):
+        say(f"{missed} Allow a higher price, more --max-steps or another --share.")
+
+
+def say_missed(erasure: Erasure) -> str:
+    """How much is still recited, where that is more than was asked for; else empty."""
+    left = float(erasure.texts["after"]["accuracy"].mean())
+    most = erasure.settings["max_recited"]
+    if left <= most:
+        return ""
+    recited = f"{left:.0%} of the tokens are recited"
+    return f"The texts are not erased: {recited}, and {most:.0%} was asked for."
 
 
 def changes_by_layer(erasure: Erasure) -> pd.DataFrame:
@@ -162,7 +166,8 @@ def write_erased_page(
     parts.append(PageTable(losses_of(erasure), "The erased texts, in percent of the suffix"))
     if getattr(model, "tokenizer", None) is not None:
         parts += views_of(erasure, model, texts[:VIEWS])
-    about = {"model": name, "erased": quantity(len(texts), "text"), "price": str(erasure.price)}
+    about = {"in short": say_missed(erasure), "model": name}
+    about |= {"texts": quantity(len(texts), "text"), "price": str(erasure.price)}
     about["settings"] = in_words(erasure.settings)
     about |= about_command(model)
     write_page(file, parts, f"{Path(name).name} without {quantity(len(texts), 'text')}", about)

@@ -15,6 +15,7 @@ from tl_localize.model.neurons import LanguageModel
 from tl_localize.report.pages import PageTable
 from tl_localize.report.terminal import bars, console, show
 from tl_localize.report.token_view import BREAK
+from tl_localize.stats import quantity
 from tl_localize.texts.known import CONTROL, OWN, Known, known
 from tl_localize.texts.reference import DATA
 
@@ -86,10 +87,13 @@ def write_known_page(file: Path, found: Known, model: LanguageModel, options: Kn
     first.
     """
     name = options.model.model
-    about = {"model": name, "found": f"{found}. {found.advice()}".strip()}
+    n_known = f"{len(found.sequences)} of {quantity(len(found.frame), 'text')}"
+    least = f"with an accuracy of at least {found.min_accuracy:g}"
+    about = {"model": name, "recited": f"{n_known} {least}. {found.advice()}".strip()}
     about["own texts"] = str(options.data or "")
     about |= about_command(model)
     texts = found.frame.set_index("id").round({"accuracy": 2})
+    texts["text"] = texts["text"].str.replace("\n", BREAK)
     parts = [
         PageTable(by_category(found), "By what must be known; accuracy is a mean over the texts"),
         PageTable(found.counts_by_threshold().to_frame(), "What a threshold keeps"),

@@ -21,7 +21,8 @@ STYLE = (
     "img{max-width:100%}"
     "table.dataframe{border-collapse:collapse;border:0;margin-top:8px;font-size:90%}"
     ".dataframe td,.dataframe th{border:0;border-bottom:1px solid #ddd;padding:3px 10px;"
-    "text-align:left;vertical-align:top;white-space:pre-wrap;max-width:36em}"
+    "text-align:left;vertical-align:top;white-space:pre-wrap;overflow-wrap:break-word;"
+    "max-width:36em}"
 )
 
 
