@@ -124,7 +124,9 @@ def test_numbers_of_other_texts_fail(name):
         assert len(wrong(moved, name)), method
 
 
-@EVERY_FRAME
+@pytest.mark.parametrize(
+    "name", [name for name, frame in FRAMES.items() if {*SETTINGS} & {*frame.index.names}]
+)
 def test_numbers_of_another_setting_fail(name):
     """Each share has those of the next one."""
     frame = FRAMES[name]

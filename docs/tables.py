@@ -753,6 +753,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "tests-smollm2": lambda: against_table(SMOLLM2, SMOLLM2_METHODS[1:], (1, 3, 5)),
     "tests-gemma": lambda: against_table(GEMMA, GEMMA_METHODS[1:], (1, 3, 5), added=True),
 }
+TABLES[f"erase-{GPT2}"] = partial(erase_table, GPT2)
+TABLES[f"erase_returned-{GPT2}"] = partial(return_table, GPT2)
 for shipped in SHIPPED.values():
     TABLES[f"del-{shipped}"] = partial(all_columns, shipped, SHIPPED_METHODS, (0.02, 0.1))
     TABLES[f"rev-{shipped}"] = partial(rev_table, shipped, REV_METHODS)
