@@ -113,6 +113,20 @@ def test_a_benchmark_that_printed_a_table_and_allowed_words_must_be_there(monkey
     ]
 
 
+def test_the_site_opens_on_the_explorer_in_place_of_the_picture(monkeypatch):
+    pytest.importorskip("mkdocs")
+    markdown = pytest.importorskip("markdown")
+    hooks = script("hooks", monkeypatch)
+    monkeypatch.setattr(hooks, "explorer", lambda: "<p>THE EXPLORER</p>")
+    text = markdown.markdown((ROOT / "docs/index.md").read_text(encoding="utf-8"))
+    assert "demo.svg" in text
+    shown = hooks.on_page_content(text, None, None, None)
+    assert "demo.svg" not in shown
+    assert (
+        shown.index("right ones") < shown.index("THE EXPLORER") < shown.index("one line installs")
+    )
+
+
 def page_with(text, monkeypatch, tmp_path):
     """The runner, and a page of this text for it."""
     shown = script("shown", monkeypatch)

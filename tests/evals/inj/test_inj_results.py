@@ -8,6 +8,7 @@ import pytest
 from noise import Noise
 
 from tl_localize.evals import InjResults
+from tl_localize.evals.inj import inj_figures
 
 
 def test_table_counts_injections_that_did_not_converge(inj_results):
@@ -49,3 +50,12 @@ def test_save_writes_what_is_there(inj_results, tmp_path):
     assert len(pd.read_csv(tmp_path / "frame.csv")) == len(inj_results.frame)
     settings = json.loads((tmp_path / "measured_with.json").read_text())
     assert settings["scopes"]["0.2"]["methods"]["activations"]["absolute"] == "token"
+
+
+def test_each_figure_has_a_caption_on_a_page(joint_results):
+    pytest.importorskip("matplotlib")
+    from tl_localize.cli.reports import FIGURES
+
+    results = replace(joint_results, frame=joint_results.frame.assign(converged=True))
+    drawn = inj_figures(results)
+    assert len(drawn) == 2 and set(drawn) <= set(FIGURES)

@@ -270,10 +270,13 @@ def test_the_printed_table_of_rev_fits_100_columns(capsys):
 
 
 def test_table_and_figure_of_rev_have_one_sign():
+    from tl_localize.cli.reports import FIGURES
     from tl_localize.evals.rev import rev_figures
 
     results = made_by_hand()
-    panels = rev_figures(results)["rev_curves"].axes
+    figures = rev_figures(results)
+    assert set(figures) <= set(FIGURES)  # a page has a caption of each
+    panels = figures["rev_curves"].axes
     for panel, direction in zip(panels, ("put_back", "graft"), strict=True):
         cell = results.table(direction, errors=False).loc["random", "40 %"]
         own, others = (float(part) for part in cell.split(" / "))
