@@ -138,5 +138,7 @@ def test_smoke_rehearsal_of_a_model_of_the_paper(tmp_path: Path) -> None:
     rehearse_shapes(["pythia-2.8b-deduped"], tmp_path)
 
 
-def test_rehearsal_of_the_papers_shapes(tmp_path: Path) -> None:
+@pytest.mark.smoke
+@pytest.mark.slow
+def test_smoke_rehearsal_of_all_models_of_the_paper(tmp_path: Path) -> None:
     rehearse_shapes(list(PAPER_SHAPES), tmp_path)
