@@ -569,8 +569,8 @@ def edits_of(name: str) -> dict[str, pd.DataFrame]:
     frame = read_frame(name)
     factors = {column: 1 if column == "kl_1" else 100 for column in map(str, frame)}
     frame = frame * pd.Series(factors)
-    edits = dict.fromkeys(frame.index.get_level_values("method"))
-    return {edit: frame.xs(edit, level="method") for edit in edits}
+    parts = frame.groupby(level="method", sort=False)
+    return {str(edit): part.droplevel("method") for edit, part in parts}
 
 
 def erase_table(model: str) -> str:
