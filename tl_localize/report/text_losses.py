@@ -106,7 +106,7 @@ class TextLosses:
         head = "".join(f"<th>{name}</th>" for name in names)
         style = "border-spacing:12px 2px;text-align:left"
         table = f'<table style="{style}">{head}{"".join(rows)}</table>'
-        return f"<p>{escape(self._summary)}</p>{table}"
+        return f'<p>{escape(self._summary)}</p><div style="overflow-x:auto">{table}</div>'
 
     _repr_html_ = html
 
