@@ -18,6 +18,7 @@ from mkdocs.structure.files import File, Files
 
 from tl_localize.cli import app
 from tl_localize.cli.commands import default_text
+from tl_localize.explorer import Explorer
 
 ROOT = Path(__file__).resolve().parents[1]
 ABOUT_EXPLORER = (
@@ -85,7 +86,7 @@ def on_page_markdown(text: str, page: Any, config: Any, files: Files) -> str:
 def on_page_content(text: str, page: Any, config: Any, files: Files) -> str:
     """What a notebook links to as a file, which is right on GitHub, is a page of the site."""
     text = re.sub(r'href="(\w+)\.ipynb(["#])', r'href="\1.html\2', text)
-    text = PICTURE.sub(lambda _: explorer(), text)
+    text = PICTURE.sub(lambda _: f"<p>{ABOUT_EXPLORER}</p>{explorer_of_the_demo().html()}", text)
     # a short name or command is not broken at its hyphens
     text = re.sub(r"<code>([^<]{1,32})</code>", r'<code class="short">\1</code>', text)
     text = re.sub(
@@ -103,7 +104,7 @@ def on_page_content(text: str, page: Any, config: Any, files: Files) -> str:
 
 
 @cache
-def explorer() -> str:
+def explorer_of_the_demo() -> Explorer:
     """The explorer of the text of the demo, with all numbers in it, which are measured now."""
     from tl_localize import IterativeAttribution, example, explore, load_model
     from tl_localize.texts.reference import reference_sequences
@@ -112,8 +113,7 @@ def explorer() -> str:
     sequence = example(model, "quotes-056")
     some = [text for text in reference_sequences(model) if text.id != sequence.id]
     others = some[:: len(some) // N_OTHERS][:N_OTHERS]
-    view = explore(model, sequence, IterativeAttribution()(model, sequence), others, ratios=RATIOS)
-    return f"<p>{ABOUT_EXPLORER}</p>{view.html()}"
+    return explore(model, sequence, IterativeAttribution()(model, sequence), others, ratios=RATIOS)
 
 
 def drawn(latex: str, display: str = "") -> str:

@@ -34,6 +34,7 @@ import linecache
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -322,7 +323,6 @@ DRAWN_ELSEWHERE = {
     "docs/figures/badge-licence.svg": "drawn by hand, three words",
     "docs/figures/badge-python.svg": "drawn by hand, three words",
     "docs/figures/badge-transformerlens.svg": "drawn by hand, three words",
-    "docs/figures/explorer.png": "a screenshot of the page that view.save writes; needs a browser",
 }
 # Committed outputs of notebooks, which `pytest notebooks` runs: the notebook, and how its cell ends
 FROM_NOTEBOOKS = {
@@ -335,6 +335,8 @@ FROM_NOTEBOOKS = {
     "docs/figures/confusion.png": ("04_del_benchmark", "confusion(results, 0.15)"),
 }
 MODELS = ("gpt2", "pythia")
+EXPLORER = "docs/figures/explorer.png"
+EXPLORER_TOLERANCE = Tolerance(integers=5, decimals=5)  # as of the demo, and points of accuracy
 DEMO = "docs/figures/demo.svg"
 DEMO_TOLERANCE = Tolerance(integers=5)  # two of 48 tokens, in percent
 
@@ -557,9 +559,55 @@ def check_demo(write: bool) -> list[str]:
     return [f"{DEMO}: {differs}"] if differs else []
 
 
+def screenshot_of_explorer() -> tuple[bytes, str] | None:
+    """The explorer of the demo's text in a browser, as PNG, and the words and numbers of the page
+    but for tokens and neurons; None where there is no browser.
+    """
+    chromium = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+    if not chromium or not find_spec("playwright"):
+        return None
+    from hooks import explorer_of_the_demo
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as started:
+        page_file = Path(folder) / "explorer.html"
+        explorer_of_the_demo().save(page_file)
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1300, "height": 900})
+        page.goto(page_file.as_uri())
+        page.wait_for_selector(".tlx-tokens svg")
+        picture = page.screenshot(full_page=True)
+        page.evaluate(
+            "document.querySelectorAll('.tlx-tokens, .tlx-chip').forEach(part => part.remove())"
+        )
+        words = page.inner_text("body")
+        browser.close()
+    return picture, words
+
+
+def check_explorer(write: bool) -> list[str]:
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
+    shown = screenshot_of_explorer()
+    if shown is None:
+        print(f"{EXPLORER}: not looked at, as there is no playwright or no Chromium")
+        return []
+    picture, words = shown
+    if write:
+        data = PngInfo()
+        data.add_itxt("Data", words)
+        Image.open(io.BytesIO(picture)).quantize().save(
+            ROOT / EXPLORER, pnginfo=data, optimize=True
+        )
+        return []
+    differs = difference(words, data_in(ROOT / EXPLORER), EXPLORER_TOLERANCE)
+    return [f"{EXPLORER}: {differs}"] if differs else []
+
+
 def stray_pictures() -> list[str]:
     """Pictures of docs/ that nothing draws, or that no page shows."""
-    drawn = {*DRAWN_ELSEWHERE, *FROM_NOTEBOOKS, *figures(), DEMO}
+    drawn = {*DRAWN_ELSEWHERE, *FROM_NOTEBOOKS, *figures(), DEMO, EXPLORER}
     prose = "".join(page.read_text(encoding="utf-8") for page in pages())
     stray = []
     for path in sorted((ROOT / "docs").rglob("*")):
@@ -582,6 +630,7 @@ def main(arguments: list[str]) -> int:
     complaints: list[str] = []
     if not given:
         complaints += [*stray_pictures(), *check_pictures(write), *check_demo(write)]
+        complaints += check_explorer(write)
     for page in given or pages():
         started = time.perf_counter()
         complaints += complaints_of(page)

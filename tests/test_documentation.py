@@ -5,6 +5,7 @@ import json
 import re
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands import invoke
@@ -117,7 +118,8 @@ def test_the_site_opens_on_the_explorer_in_place_of_the_picture(monkeypatch):
     pytest.importorskip("mkdocs")
     markdown = pytest.importorskip("markdown")
     hooks = script("hooks", monkeypatch)
-    monkeypatch.setattr(hooks, "explorer", lambda: "<p>THE EXPLORER</p>")
+    explorer = SimpleNamespace(html=lambda: "<p>THE EXPLORER</p>")
+    monkeypatch.setattr(hooks, "explorer_of_the_demo", lambda: explorer)
     text = markdown.markdown((ROOT / "docs/index.md").read_text(encoding="utf-8"))
     assert "demo.svg" in text
     shown = hooks.on_page_content(text, None, None, None)
