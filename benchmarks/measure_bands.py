@@ -1,12 +1,15 @@
-"""Measures how far apart two runs of DEL may be, and writes expected/bands.csv:
+"""Measures how far apart two runs may be, and writes expected/bands.csv:
 
-    python benchmarks/measure_bands.py reference-gpt2
+    python benchmarks/measure_bands.py del-reference-gpt2 inj-reference-gpt2
 
 Hard Concrete and Iterative Attribution (for the texts that the model writes) draw: other seeds are
-compared with seed 0. Slimming draws nothing: each weight is multiplied by 1 + 6e-8 g with a normal
-g, which changes its last digits. The band of a method, share and column is the largest difference
-of a text, over a few targets; of the mean of these where the committed frame has means alone.
-Perplexity is not measured, and of these methods not compared.
+compared with seed 0. For another machine stands a model each of whose weights is multiplied by
+1 + 6e-8 g with a normal g, which changes its last digits. The band of a method, share and column is
+the largest difference of a text, over a few texts.
+
+DEL trains nothing but the masks, so the methods that draw or learn are measured. INJ, INJ with
+distractors and REV train the model first, so all methods are measured, over all shares together.
+Perplexity is not measured, and of those methods not compared.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from dataclasses import replace
 from typing import Any
 
 import pandas as pd
+import test_inj_distractors
+import test_rev_table
 import torch
 from comparison import BANDS, EXACT, EXPECTED, MEAN, indexed, read_frame
 
@@ -81,9 +86,8 @@ def largest(base: pd.DataFrame, others: list[pd.DataFrame], means: bool) -> pd.D
     return pd.concat(parts).groupby("ratio").max()
 
 
-def bands_of(name: str) -> pd.DataFrame:
+def bands_of_del(frame: str, name: str) -> pd.DataFrame:
     """The rows of expected/bands.csv for a model's frame of DEL."""
-    frame = f"del-{name}"
     committed = read_frame(frame)
     data = benchmark(name)
     others: dict[str, list[pd.DataFrame]] = {
@@ -113,11 +117,81 @@ def bands_of(name: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def benchmark_that_trains(kind: str, model: Any, name: str) -> tuple[Any, list[Any]]:
+    """INJ of two sentences, INJ of one group with distractors, or REV of the committed groups; and
+    the methods.
+    """
+    from tl_localize import RevBenchmark
+    from tl_localize.evals.settings import (
+        first_layer_settings,
+        inj_ratios,
+        inj_runs,
+        make_methods,
+    )
+    from tl_localize.evals.tuning import read_settings
+    from tl_localize.texts.reference import held_out_tokens, inj_sequences
+
+    sentences = inj_sequences(model)
+    if kind == "rev":
+        rev = RevBenchmark(
+            model,
+            sentences,
+            held_out_tokens(model)[: test_rev_table.N_GENERAL],
+            n_groups=test_rev_table.N_GROUPS,
+            ratios=test_rev_table.RATIOS,
+        )
+        return rev, make_methods(test_rev_table.METHODS, [], first_layer_settings(0))
+    if kind == "inj":
+        (run,) = inj_runs(model, name, sentences[:N_TARGETS], "all")
+    else:
+        n_others = test_inj_distractors.DISTRACTORS
+        (run,) = inj_runs(
+            model,
+            name,
+            sentences[: n_others + 1],
+            test_inj_distractors.CHEAP,
+            [],
+            read_settings(test_inj_distractors.SETTINGS),
+            inj_ratios(name)[:1],
+            distractors=n_others,
+        )
+    return run
+
+
+def bands_of_trained(frame: str, kind: str, name: str) -> pd.DataFrame:
+    """The rows of expected/bands.csv for a frame of a benchmark that trains: the committed numbers
+    of its first texts against those of a model with other last digits, methods with another seed.
+    """
+    from tl_localize import load_model
+
+    model = load_model(name)
+    change_last_digits(model, seed=SEEDS[0])
+    benchmark, methods = benchmark_that_trains(kind, model, name)
+    drawn = [
+        replace(method, seed=SEEDS[0]) if hasattr(method, "seed") else method for method in methods
+    ]
+    n_groups = test_rev_table.N_GROUPS if kind == "rev" else 1
+    found = benchmark.run(drawn, shard=(1, n_groups)).frame.astype({"group": str})
+    committed = read_frame(frame)
+    gap = (indexed(found[found["converged"]]) - committed).abs().dropna(how="all")
+    n_texts = gap.index.unique("sequence_id").size
+    how = f"other last digits of the weights and other seeds, {n_texts} texts of {name}"
+    largest_gaps = gap.groupby("method").max().drop("random", errors="ignore")
+    return pd.DataFrame(
+        {"frame": frame, "method": method, "column": column, "band": max(band, EXACT)}
+        | {"measured": how}
+        for method, columns in largest_gaps.to_dict("index").items()
+        for column, band in columns.items()
+        if not math.isnan(band)
+    )
+
+
 if __name__ == "__main__":
     path = EXPECTED / f"{BANDS}.csv"
-    bands = pd.read_csv(path)
-    for name in sys.argv[1:]:
-        found = bands_of(name)
-        replaced = bands["frame"].isin(found["frame"]) & bands["method"].isin(found["method"])
+    for frame in sys.argv[1:]:
+        kind, _, name = frame.partition("-")
+        found = bands_of_del(frame, name) if kind == "del" else bands_of_trained(frame, kind, name)
+        bands = pd.read_csv(path)
+        replaced = (bands["frame"] == frame) & bands["method"].isin(found["method"])
         bands = pd.concat([bands[~replaced], found]).sort_values(["frame", "method", "setting"])
-    bands.to_csv(path, index=False)
+        bands.to_csv(path, index=False)
