@@ -39,11 +39,13 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from drawn import figures
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 110  # columns to which long lines of an output are folded; a picture of a terminal has them
@@ -334,7 +336,6 @@ FROM_NOTEBOOKS = {
     "docs/figures/forgetting.png": ("04_del_benchmark", "forgetting(results)"),
     "docs/figures/confusion.png": ("04_del_benchmark", "confusion(results, 0.15)"),
 }
-MODELS = ("gpt2", "pythia")
 EXPLORER = "docs/figures/explorer.png"
 EXPLORER_TOLERANCE = Tolerance(integers=5, decimals=5)  # as of the demo, and points of accuracy
 DEMO = "docs/figures/demo.svg"
@@ -375,133 +376,6 @@ def notebook_picture(notebook: str, ending: str) -> bytes:
                 if "image/png" in output.get("data", {}):
                     return b64decode(output["data"]["image/png"])
     raise ValueError(f"{path.name} must have a picture below a cell that ends with {ending!r}")
-
-
-def read_table(path: str) -> Any:
-    import pandas as pd
-
-    return pd.read_csv(ROOT / path)
-
-
-def both(text: str) -> list[float]:
-    """Two fractions with the mean and the standard error of a cell such as ``84.0 ± 1.0``."""
-    mean, error = (float(part) / 100 for part in text.split("±"))
-    return [mean - error, mean + error]
-
-
-def forgetting_figure(model: str) -> Any:
-    """DEL of a shipped model, from the means that benchmarks/ compares."""
-    import pandas as pd
-
-    from tl_localize import DelResults
-    from tl_localize.evals.deletion import forgetting
-
-    frame = read_table(f"benchmarks/expected/del-reference-{model}.csv")
-    named = frame.assign(model=f"reference-{model}", ablation="zero")
-    return forgetting(DelResults(named, {}, pd.DataFrame()))
-
-
-def distractors_figure(model: str) -> Any:
-    """INJ with distractors of a shipped model, from the table on its page."""
-    import pandas as pd
-
-    from tl_localize import InjResults
-    from tl_localize.evals.inj import target_against_distractors
-    from tl_localize.paper import TITLES
-
-    table = read_table(f"docs/results/reference-{model}/distractors3_recall.csv").set_index(
-        "method"
-    )
-    rows: list[dict[str, Any]] = []
-    for name, title in TITLES.items():
-        if title not in table.index:
-            continue
-        own, others = (both(part) for part in table.loc[title, "R@1x"].split(" / "))
-        # the table is of its first form, not of its default
-        shown = "Iterative Attribution, contrast=0" if name == "iterative_attribution" else name
-        about = {"method": shown, "injection_ratio": 0.03, "multiple": 1, "converged": True}
-        for group in (0, 1):
-            found = {"group": group, "recall": own[group], "foreign_recall": others[group]}
-            rows += [about | found | {"sequence_id": f"{group}-{place}"} for place in range(4)]
-    return target_against_distractors(InjResults(pd.DataFrame(rows), {}, pd.DataFrame()))
-
-
-def pretrained_figure() -> Any:
-    """DEL of SmolLM2 from each text's numbers: means over 14 texts with 95 % intervals, the whole
-    range on the left, and on the right where others lose little.
-    """
-    from scipy import stats
-
-    from tl_localize.drawing import axes, finish
-    from tl_localize.report.looks import draw_curve, looks, with_legend
-
-    frame = read_table("benchmarks/expected/forgetting-SmolLM2-135M-Instruct.Q4_1.csv")
-    # Integrated Gradients has four texts alone, and the one-pass form is on the model's own page
-    frame = frame[~frame["method"].isin(["integrated_gradients", "attribution_contrast_1"])]
-    tuned = {"hard_concrete_tuned": "Hard Concrete, tuned", "slimming_tuned": "Slimming, tuned"}
-    frame = frame.replace({"method": tuned})
-    panels = axes(2, (4.2, 4.2))
-    for method, look in looks(frame["method"].unique()).items():
-        lost = -100 * frame[frame["method"] == method].set_index("ratio").drop(
-            columns=["method", "sequence_id"]
-        )
-        of_share = lost.groupby("ratio")
-        width = of_share.sem() * stats.t.ppf(0.975, of_share.size().iloc[0] - 1)
-        own, others = "delta_self_accuracy", "delta_neg_accuracy"
-        mean = of_share.mean()
-        for panel in panels:
-            draw_curve(panel, (mean[others], mean[own], width[own], width[others]), method, look)
-    for panel, reach in zip(panels, (80, 15), strict=True):
-        panel.axline((0, 0), slope=1, color="0.8", linewidth=1, zorder=0)
-        panel.set(xlim=(-reach / 40, reach), ylim=(-5, 100))
-        title = "all shares" if reach == 80 else "where others lose little"
-        finish(panel, "others lose (points of accuracy)", "the text loses (points)", title)
-    return with_legend(panels)
-
-
-def other_texts_figure() -> Any:
-    """What other texts of SmolLM2 lose without the four neurons of each layer from 1 on that
-    Iterative Attribution names for the warranty of the MIT licence, by tl-localize localize.
-    """
-    from tl_localize.report.text_losses import TextLosses
-
-    frame = read_table("docs/results/smollm2/others.csv")
-    return TextLosses(frame.assign(lost=frame["before"] - frame["after"]), 4 * 29).plot()
-
-
-def single_layer_figure(model: str) -> Any:
-    """One layer against all of a shipped model, from the table on its page."""
-    import pandas as pd
-
-    from tl_localize.evals.deletion import single_layer_figure as draw
-
-    rows: list[dict[str, Any]] = []
-    for _, line in read_table(f"docs/results/reference-{model}/del_single_layer.csv").iterrows():
-        layer = None if line["ablated"] == "all layers" else int(line["ablated"].split()[1])
-        for multiple in (1,) if layer is None else (1, 5):
-            own, others = (both(line[f"{multiple} x budget, {part}"]) for part in ("Self", "Neg"))
-            about = {"method": "integrated_gradients", "ratio": 0.02, "layer": layer}
-            for i in (0, 1):
-                found = {"delta_self_accuracy": own[i], "delta_neg_accuracy": others[i]}
-                rows.append(about | {"multiple": multiple} | found)
-    return draw(pd.DataFrame(rows))
-
-
-def figures() -> dict[str, Callable[[], Any]]:
-    """The pictures that are drawn from committed numbers, each with what draws it."""
-    from functools import partial
-
-    found: dict[str, Callable[[], Any]] = {
-        "docs/figures/smollm2.png": pretrained_figure,
-        "docs/figures/others-smollm2.png": other_texts_figure,
-    }
-    for model in MODELS:
-        folder = f"docs/results/reference-{model}"
-        found[f"{folder}/del_forgetting.png"] = partial(forgetting_figure, model)
-        single = f"{folder}/del_single_layer_integrated_gradients.png"
-        found[single] = partial(single_layer_figure, model)
-        found[f"docs/figures/distractors-{model}.png"] = partial(distractors_figure, model)
-    return found
 
 
 def data_of(figure: Any) -> str:

@@ -1,0 +1,241 @@
+"""Draws the figures of README.md and docs/ from committed numbers. `python docs/shown.py` writes
+them, and with `--check` compares the numbers in them.
+
+A mark is a mean, with a 95 % interval over what was drawn independently: texts in DEL, groups of
+texts in INJ with distractors, models in REV (by Student's t). A mark without one is of a run that
+kept the mean alone. Each method has the same colour and marker everywhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from scipy import stats
+
+from tl_localize.drawing import axes, finish
+from tl_localize.paper import short_title
+from tl_localize.report.looks import LOOKS, draw_curve, looks, with_legend
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from comparison import read_frame  # noqa: E402
+
+SHIPPED = ("gpt2", "pythia")
+SMOLLM2, GEMMA = "SmolLM2-135M-Instruct.Q4_1", "gemma-3-270m-q4_k_m"
+TUNED = {"hard_concrete_tuned": "Hard Concrete, tuned", "slimming_tuned": "Slimming, tuned"}
+TUNED_LOOKS = {
+    "Hard Concrete, tuned": LOOKS["hard_concrete"]._replace(marker="h"),
+    "Slimming, tuned": LOOKS["slimming"]._replace(marker="D"),
+}
+LOSSES = ["delta_neg_accuracy", "delta_self_accuracy"]  # of others, across; of the text, up
+
+
+def means_with_intervals(frame: pd.DataFrame, unit: str, columns: list[str]) -> pd.DataFrame:
+    """Mean and half the width of its 95 % interval of some columns, in points, by method and what
+    else the index says; the width is nan where there is one mean alone.
+
+    Args:
+        unit: the level of the index that holds what was drawn independently.
+    """
+    levels = [name for name in frame.index.names if name not in ("sequence_id", "group")]
+    by_unit = 100 * frame.groupby([*levels, unit])[columns].mean()
+    of_setting = by_unit.groupby(levels)
+    n = of_setting.size()
+    width = of_setting.sem().mul(stats.t.ppf(0.975, (n - 1).clip(lower=1)), axis=0)
+    return of_setting.mean().join(width, rsuffix="_width")
+
+
+def draw_methods(panel: Any, table: pd.DataFrame, columns: list[str]) -> None:
+    """A line for each method, or a mark where it has one setting."""
+    across, up = columns
+    found = table.reset_index()
+    for method, look in (looks(found["method"].unique()) | TUNED_LOOKS).items():
+        part = found[found["method"] == method]
+        if not len(part):
+            continue
+        drawn = [part[name] for name in (across, up, f"{up}_width", f"{across}_width")]
+        draw_curve(panel, drawn, method, look)
+
+
+def of_models(titles: dict[str, str], size: tuple[float, float] = (3.3, 3.6)) -> dict[str, Any]:
+    """Panels side by side, by the model's name; ``titles`` says what stands above each."""
+    return dict(zip(titles, axes(len(titles), size), strict=True))
+
+
+# DEL
+
+
+def losses(frame_name: str) -> pd.DataFrame:
+    """What the text and others lose by method and share of a frame of DEL, in points."""
+    frame = -read_frame(frame_name)[LOSSES].rename(index=TUNED)
+    return means_with_intervals(frame, "sequence_id", LOSSES)
+
+
+def draw_losses(panel: Any, table: pd.DataFrame, reach: float, title: str) -> None:
+    """The text's loss over that of others, as far as others lose ``reach`` points."""
+    draw_methods(panel, table, LOSSES)
+    panel.axline((0, 0), slope=1, color="0.8", linewidth=1, zorder=0)
+    panel.set(xlim=(-reach / 40, reach), ylim=(-5, 100))
+    finish(panel, "others lose (points of accuracy)", "the text loses (points)", title)
+
+
+def pretrained_figure() -> Figure:
+    """DEL of SmolLM2, 14 texts: the whole range on the left, and on the right where others lose
+    little.
+    """
+    table = losses(f"forgetting-{SMOLLM2}")
+    # Integrated Gradients has four texts alone, and the one-pass form is on the model's own page
+    table = table.drop(["integrated_gradients", "attribution_contrast_1"], level="method")
+    panels = axes(2, (4.2, 4.2))
+    draw_losses(panels[0], table, 80, "all shares")
+    draw_losses(panels[1], table, 15, "where others lose little")
+    return with_legend(panels)
+
+
+def del_figure() -> Figure:
+    """DEL of four models, where others lose little; of the shipped ones, whose other texts lose
+    less, on a wider scale.
+    """
+    titles = {
+        f"forgetting-{SMOLLM2}": "SmolLM2 (14 texts)",
+        f"forgetting-{GEMMA}": "Gemma 3 (17 texts)",
+        "del-reference-gpt2": "gpt2, shipped (25 texts)",
+        "del-reference-pythia": "pythia, shipped (25 texts)",
+    }
+    panels = of_models(titles)
+    for name, panel in panels.items():
+        table = losses(name)
+        apart = ["integrated_gradients", "attribution_contrast_1"] if "forget" in name else []
+        here = table.index.get_level_values("method").isin(apart)
+        draw_losses(panel, table[~here], 15 if "forget" in name else 4, titles[name])
+    return with_legend(list(panels.values()))
+
+
+def forgetting_figure(model: str) -> Figure:
+    """DEL of a shipped model, as ``tl-localize del`` draws it."""
+    from tl_localize import DelResults
+    from tl_localize.evals.deletion import forgetting
+
+    frame = read_table(f"benchmarks/expected/del-reference-{model}.csv")
+    named = frame.assign(model=f"reference-{model}", ablation="zero")
+    return forgetting(DelResults(named, {}, pd.DataFrame()))
+
+
+def other_texts_figure() -> Figure:
+    """What other texts of SmolLM2 lose without the four neurons of each layer from 1 on that
+    Iterative Attribution names for the warranty of the MIT licence, by tl-localize localize.
+    """
+    from tl_localize.report.text_losses import TextLosses
+
+    frame = read_table("docs/results/smollm2/others.csv")
+    return TextLosses(frame.assign(lost=frame["before"] - frame["after"]), 4 * 29).plot()
+
+
+def single_layer_figure(model: str) -> Figure:
+    """One layer against all of a shipped model, from the table on its page."""
+    from tl_localize.evals.deletion import single_layer_figure as draw
+
+    rows: list[dict[str, Any]] = []
+    for _, line in read_table(f"docs/results/reference-{model}/del_single_layer.csv").iterrows():
+        layer = None if line["ablated"] == "all layers" else int(line["ablated"].split()[1])
+        for multiple in (1,) if layer is None else (1, 5):
+            own, others = (ends(line[f"{multiple} x budget, {part}"]) for part in ("Self", "Neg"))
+            about = {"method": "integrated_gradients", "ratio": 0.02, "layer": layer}
+            for i in (0, 1):
+                found = {"delta_self_accuracy": own[i], "delta_neg_accuracy": others[i]}
+                rows.append(about | {"multiple": multiple} | found)
+    return draw(pd.DataFrame(rows))
+
+
+def read_table(path: str) -> pd.DataFrame:
+    return pd.read_csv(ROOT / path)
+
+
+def ends(text: str) -> list[float]:
+    """Two fractions with the mean and the standard error of a cell such as ``84.0 ± 1.0``."""
+    mean, error = (float(part) / 100 for part in text.split("±"))
+    return [mean - error, mean + error]
+
+
+# INJ, REV, cost
+
+
+def distractors_figure() -> Figure:
+    """INJ with distractors: recall of the text's rows over that of other texts' rows, among as many
+    of each layer as were trained.
+    """
+    titles = {
+        f"together-{SMOLLM2}": "SmolLM2, 1 %",
+        "distractors-reference-gpt2": "gpt2, shipped, 3 %",
+        "distractors-reference-pythia": "pythia, shipped, 3 %",
+    }
+    panels = of_models(titles)
+    columns = ["foreign_recall", "recall"]
+    for name, panel in panels.items():
+        frame = read_frame(name).xs(1, level="multiple")
+        unit = "group" if "group" in frame.index.names else "sequence_id"
+        draw_methods(panel, means_with_intervals(frame, unit, columns), columns)
+        panel.axline((0, 0), slope=1, color="0.8", linewidth=1, zorder=0)
+        panel.set(xlim=(-1, 40), ylim=(-4, 104))
+        finish(panel, "other texts' rows found (%)", "the text's rows found (%)", titles[name])
+    return with_legend(list(panels.values()))
+
+
+def rev_figure() -> Figure:
+    """REV: what the text loses over what others lose as more of the named rows are put back."""
+    titles = {"rev-reference-gpt2": "gpt2, shipped", "rev-reference-pythia": "pythia, shipped"}
+    panels = of_models(titles, (4.2, 4.2))
+    columns = ["delta_others_accuracy", "delta_own_accuracy"]
+    for name, panel in panels.items():
+        frame = -read_frame(name).xs("put_back", level="direction")[columns]
+        unit = "group" if "group" in frame.index.names else "sequence_id"
+        draw_methods(panel, means_with_intervals(frame, unit, columns), columns)
+        panel.axline((0, 0), slope=1, color="0.8", linewidth=1, zorder=0)
+        panel.set(xlim=(-1, 30), ylim=(-5, 100))
+        finish(panel, "others lose (points of accuracy)", "the text loses (points)", titles[name])
+    return with_legend(list(panels.values()))
+
+
+def cost_figure() -> Figure:
+    """Seconds of each method on one text of 80 tokens, measured once, on a logarithmic scale."""
+    seconds = {
+        model: read_table(f"docs/results/reference-{model}/cost.csv").set_index("method")["seconds"]
+        for model in SHIPPED
+    }
+    (panel,) = axes(1, (5.6, 3.0))
+    named = [name for name in seconds["gpt2"].sort_values().index if "," not in name]
+    for method, look in looks(named).items():
+        y = named.index(method)
+        for model, fill in zip(SHIPPED, ("full", "none"), strict=True):
+            label = model if not y else None
+            panel.plot(seconds[model][method], y, fillstyle=fill, label=label, **look.style())
+    panel.set(xscale="log", yticks=range(len(named)))
+    panel.set_yticklabels([short_title(name) for name in named])
+    finish(panel, "seconds, one thread of a CPU (logarithmic)", "", "Cost of one text")
+    return with_legend([panel])
+
+
+def figures() -> dict[str, Callable[[], Figure]]:
+    """The pictures that are drawn from committed numbers, each with what draws it."""
+    found: dict[str, Callable[[], Figure]] = {
+        "docs/figures/smollm2.png": pretrained_figure,
+        "docs/figures/others-smollm2.png": other_texts_figure,
+        "docs/figures/del.png": del_figure,
+        "docs/figures/distractors.png": distractors_figure,
+        "docs/figures/rev.png": rev_figure,
+        "docs/figures/cost.png": cost_figure,
+    }
+    for model in SHIPPED:
+        folder = f"docs/results/reference-{model}"
+        found[f"{folder}/del_forgetting.png"] = partial(forgetting_figure, model)
+        single = f"{folder}/del_single_layer_integrated_gradients.png"
+        found[single] = partial(single_layer_figure, model)
+    return found
