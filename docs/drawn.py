@@ -57,7 +57,7 @@ def draw_methods(panel: Any, table: pd.DataFrame, columns: list[str]) -> None:
     """A line for each method, or a mark where it has one setting."""
     across, up = columns
     found = table.reset_index()
-    for method, look in (looks(found["method"].unique()) | TUNED_LOOKS).items():
+    for method, look in (looks(found["method"]) | TUNED_LOOKS).items():
         part = found[found["method"] == method]
         if not len(part):
             continue
