@@ -50,7 +50,7 @@ def means_with_intervals(frame: pd.DataFrame, unit: str, columns: list[str]) -> 
     of_setting = by_unit.groupby(levels)
     n = of_setting.size()
     width = of_setting.sem().mul(stats.t.ppf(0.975, (n - 1).clip(lower=1)), axis=0)
-    return of_setting.mean().join(width, rsuffix="_width")
+    return of_setting.mean().join(width.add_suffix("_width"))
 
 
 def draw_methods(panel: Any, table: pd.DataFrame, columns: list[str]) -> None:
