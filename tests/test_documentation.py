@@ -239,6 +239,22 @@ def test_readme_says_in_a_shell_block_how_to_test():
     assert any("pytest" in block for block in blocks)  # .ci/run takes its command from there
 
 
+def test_what_stands_behind_readme_is_there():
+    """Each statement is README's, word for word, and each file is in the repository."""
+    plain = re.compile(r"\]\([^)]*\)|[^\w%.,;:/-]+")  # without links and marks
+
+    def words(text):
+        return plain.sub(" ", text).split()
+
+    readme = " ".join(words((ROOT / "README.md").read_text("utf-8")))
+    page = (ROOT / "docs" / "evidence.md").read_text("utf-8")
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", page, re.M)[2:]
+    assert len(rows) > 15
+    assert [said for said, _ in rows if " ".join(words(said)) not in readme] == []
+    files = {name for _, proof in rows for name in re.findall(r"`([\w.-]+/[\w./-]+)", proof)}
+    assert [name for name in files if not (ROOT / name).exists()] == []
+
+
 def test_titles_of_pages_differ():
     texts = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")]
     titles = [re.search(r"^# (.*)", text, re.M)[1] for text in texts]
