@@ -42,6 +42,29 @@ def _quick_disk():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def little_general_text():
+    """Of the general text that a model writes, 8 texts of 12 tokens; what the package has, for
+    tests that ask for ``all_general_text``.
+    """
+    from tl_localize.methods import contrast
+
+    whole = {name: getattr(contrast, name) for name in ("N_TEXTS", "LENGTH")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contrast, "N_TEXTS", 8)
+        patch.setattr(contrast, "LENGTH", 12)
+        yield whole
+
+
+@pytest.fixture
+def all_general_text(little_general_text, monkeypatch):
+    """A model writes as much general text as it does for users."""
+    from tl_localize.methods import contrast
+
+    for name, value in little_general_text.items():
+        monkeypatch.setattr(contrast, name, value)
+
+
 @pytest.fixture
 def few_planted(monkeypatch):
     """Of the texts that the shipped models recite, and of those that everybody knows, a few."""
