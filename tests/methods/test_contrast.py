@@ -4,7 +4,6 @@ time.
 
 from dataclasses import dataclass, field
 
-import pytest
 import torch
 from oracles import gate_gradient_of, mean_probability
 

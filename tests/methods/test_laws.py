@@ -293,9 +293,7 @@ def test_method_is_plain_data_that_names_its_source(method):
 # ---- precision
 
 
-def test_method_scores_models_of_other_precision(
-    neox_like, sequence, method, all_general_text
-):
+def test_method_scores_models_of_other_precision(neox_like, sequence, method, all_general_text):
     wanted = method(neox_like, sequence).values
     neox_like.to(torch.bfloat16)
     neox_like.cfg.dtype = torch.bfloat16
