@@ -71,8 +71,8 @@ def few_planted(monkeypatch):
     from tl_localize.texts import known, reference
 
     planted = [text for text in reference.load_planted() if text.repetitions >= 64]
-    few = [text for text in planted if text.id == "quotes-056"] + planted[:15]
-    listed = known.known_texts()[::20]
+    few = [text for text in planted if text.id == "quotes-056"] + planted[:13]
+    listed = known.known_texts()[::60]
     for module in (known, reference):
         monkeypatch.setattr(module, "load_planted", lambda: tuple(few))
     monkeypatch.setattr(known, "known_texts", lambda: listed)

@@ -310,6 +310,7 @@ def test_without_matplotlib_no_figures_are_promised(run, monkeypatch):
     assert "Figures need matplotlib, which the extra 'plots' brings" in result.stderr
 
 
+@pytest.mark.usefixtures("few_planted")
 def test_demo_forgets_the_text_and_not_the_others(run):
     result = run("demo")
     assert result.exit_code == 0, result.output
