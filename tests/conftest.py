@@ -66,12 +66,16 @@ def all_general_text(little_general_text, monkeypatch):
 
 
 @pytest.fixture
-def few_planted(monkeypatch):
-    """Of the texts that the shipped models recite, and of those that everybody knows, a few."""
+def few_planted(request, monkeypatch):
+    """Of the texts that the shipped models recite, and of those that everybody knows, a few: six of
+    the former, or as many as a test says.
+    """
     from tl_localize.texts import known, reference
 
     planted = [text for text in reference.load_planted() if text.repetitions >= 64]
-    few = [text for text in planted if text.id == "quotes-056"] + planted[:13]
+    few = [text for text in planted if text.id == "quotes-056"] + planted[
+        : getattr(request, "param", 5)
+    ]
     listed = known.known_texts()[::60]
     for module in (known, reference):
         monkeypatch.setattr(module, "load_planted", lambda: tuple(few))

@@ -160,7 +160,9 @@ def test_a_benchmark_does_not_warn_of_what_it_injects(gpt2_like, make_inj):
 # ---- many sequences
 
 
+@pytest.mark.parametrize("any_model", ["gpt2_like", "llama_like"], indirect=True)
 def test_map_equals_single_calls(any_model, sequences, method):
+    """Of the third family see the test of padding."""
     three = sequences[:3]
     alone = [scored(method, any_model, sequence) for sequence in three]
     for batch_size in (None, 2):
