@@ -20,6 +20,7 @@ hypothesis.settings.load_profile("repeatable")
 
 torch.set_num_threads(1)  # the models are tiny: more threads would only wait for each other
 
+LENS_4 = version("transformer-lens").startswith("4")  # has no HookedTransformer
 N_CTX = 32
 D_VOCAB = 61
 
@@ -88,7 +89,7 @@ def tiny_model(seed=0, **settings):
     It is a HookedTransformer; with TransformerLens 4, which has none, a TransformerBridge of the
     same shapes, where there is one.
     """
-    if version("transformer-lens").startswith("4"):
+    if LENS_4:
         from architectures import tiny_bridge
 
         return tiny_bridge(seed, settings)

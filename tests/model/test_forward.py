@@ -323,10 +323,9 @@ def test_bridge_is_a_bridge(bridge, gpt2_like):
 
 def test_bridge_scores_equal_their_definitions(bridge, sequence, unchanged):
     check = unchanged(bridge)
-    assert (
-        ZeroOut()(bridge, sequence).values - plain_zero_out(bridge, sequence)
-    ).abs().max() < 1e-5
-    method = IntegratedGradients(steps=3)
+    found = ZeroOut()(bridge, sequence).values[:, ::4]
+    assert (found - plain_zero_out(bridge, sequence, every=4)).abs().max() < 1e-5
+    method = IntegratedGradients(steps=2)
     wanted = plain_integrated_gradients(bridge, sequence, *method.quadrature())
     assert (method(bridge, sequence).values - wanted).abs().max() < 1e-6
     check()

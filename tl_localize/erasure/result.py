@@ -39,7 +39,7 @@ class Erasure:
 
     >>> general = reference_sequences(model)[-1].tokens.view(2, 40)
     >>> how = {"others": few[1:], "general_tokens": general, "method": Attribution()}
-    >>> erasure = erase(model, sequence, edit="ablate", **how)
+    >>> erasure = erase(model, sequence, edit="ablate", max_recited=0.9, **how)
     >>> with erasure.applied(model):
     ...     bool(accuracy(model, sequence) < 1)
     True
