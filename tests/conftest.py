@@ -163,16 +163,43 @@ def make_inj():
     return tiny_inj
 
 
+PROVEN = {}  # by kind of model: what has been proven of it
+
+
+def proven(kind, model):
+    """The model, of whose kind the views on neurons and on heads prove once a session what they
+    take from TransformerLens: the others of a kind are the same to the bit. ``unproven`` undoes it.
+    """
+    from tl_localize import AttentionHeads
+    from tl_localize.model import neurons
+
+    if kind in PROVEN:
+        neurons._PROVEN[model] = list(PROVEN[kind])
+    else:
+        neurons.NeuronView(model)
+        neurons.NeuronView(model, AttentionHeads())
+        PROVEN[kind] = list(neurons._PROVEN[model])
+    return model
+
+
+@pytest.fixture
+def unproven():
+    """``unproven(model)``: nothing has been proven of it."""
+    from tl_localize.model import neurons
+
+    return neurons._PROVEN.pop
+
+
 @pytest.fixture
 def gpt2_like():
     """Two layers of 48 neurons, learned positions, LayerNorm."""
-    return tiny_model(1, model_name="gpt2-like")
+    return proven("gpt2_like", tiny_model(1, model_name="gpt2-like"))
 
 
 @pytest.fixture
 def neox_like():
     """Three layers of 56 neurons, attention beside the MLP, rotary positions on half a head."""
-    return tiny_model(
+    model = tiny_model(
         2,
         model_name="neox-like",
         n_layers=3,
@@ -183,6 +210,7 @@ def neox_like():
         rotary_adjacent_pairs=False,
         rotary_dim=4,
     )
+    return proven("neox_like", model)
 
 
 @pytest.fixture
@@ -190,7 +218,7 @@ def llama_like():
     """Two layers of 52 neurons, gated MLPs, RMS norms, rotary positions, four query heads on two
     key heads.
     """
-    return tiny_model(
+    model = tiny_model(
         3,
         model_name="llama-like",
         n_heads=4,
@@ -205,6 +233,7 @@ def llama_like():
         rotary_adjacent_pairs=False,
         rotary_dim=6,
     )
+    return proven("llama_like", model)
 
 
 @pytest.fixture(params=["gpt2_like", "neox_like", "llama_like"])
@@ -256,7 +285,7 @@ def either(request):
     from architectures import KINDS, tiny_bridge
 
     if request.param.startswith("bridge"):
-        return tiny_bridge(1, KINDS[request.param.split()[1]])
+        return proven(request.param, tiny_bridge(1, KINDS[request.param.split()[1]]))
     return request.getfixturevalue(request.param)
 
 

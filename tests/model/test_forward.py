@@ -227,8 +227,9 @@ def test_hook_on_the_last_position_is_decoded_without_a_cache(either):
 # ---- what is taken from upstream proves itself
 
 
-def test_model_whose_parts_are_not_the_whole_is_refused(either, sequence, monkeypatch):
+def test_model_whose_parts_are_not_the_whole_is_refused(either, sequence, unproven, monkeypatch):
     """Blocks that are to be skipped run."""
+    unproven(either)
     if is_bridge(either):
         monkeypatch.setattr(forward, "own_attribute", lambda *_: nullcontext())
     else:
@@ -242,7 +243,10 @@ def test_model_whose_parts_are_not_the_whole_is_refused(either, sequence, monkey
 
 @pytest.mark.parametrize("units", [MLPNeurons(), AttentionHeads()])
 @pytest.mark.parametrize("way", ["edits are dropped", "never called", "other rows"])
-def test_units_that_are_not_what_is_said_of_them_are_refused(either, units, way, monkeypatch):
+def test_units_that_are_not_what_is_said_of_them_are_refused(
+    either, units, way, unproven, monkeypatch
+):
+    unproven(either)
     point = either.hook_dict[units.point(1)]
     if way == "edits are dropped":
         vars(point)["_call_impl"] = lambda act: (type(point)._call_impl(point, act), act)[1]
@@ -255,7 +259,9 @@ def test_units_that_are_not_what_is_said_of_them_are_refused(either, units, way,
         NeuronView(either, units)
 
 
-def test_users_hooks_do_not_meet_the_proof(either):
+def test_users_hooks_do_not_meet_the_proof(either, unproven):
+    unproven(either)
+
     def failing(act, hook):
         raise RuntimeError("met")
 
