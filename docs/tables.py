@@ -33,7 +33,7 @@ from price_tests import tests_at_prices  # noqa: E402
 from tl_localize import DelResults  # noqa: E402
 from tl_localize.evals.agreement import agreement, published_agreement  # noqa: E402
 from tl_localize.paper import published  # noqa: E402
-from tl_localize.stats import bootstrap, gain_at, paired_test  # noqa: E402
+from tl_localize.stats import bootstrap, gain_at, gains_at, paired_test  # noqa: E402
 
 PLACE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.S)
 SMOLLM2, GEMMA = "SmolLM2-135M-Instruct.Q4_1", "gemma-3-270m-q4_k_m"
@@ -93,7 +93,7 @@ def mean_with_interval(values: pd.Series, decimals: int = 1) -> str:
     known = values.dropna().to_numpy(dtype=float)
     if not len(known):
         return ""
-    interval = bootstrap(len(known), lambda drawn: float(known[drawn].mean()))
+    interval = bootstrap(len(known), lambda drawn: known[drawn].mean(1))
     return with_interval(float(known.mean()), interval, decimals)
 
 
@@ -189,10 +189,10 @@ def at_price(own: np.ndarray, costs: np.ndarray, price: float) -> str:
     if costs[:, 0].mean() > price:
         return f"costs at least {costs[:, 0].mean():.1f}"
 
-    def gain(drawn: np.ndarray) -> float:
-        return gain_at(price, costs[drawn].mean(0), own[drawn].mean(0))
+    def gain(drawn: np.ndarray) -> np.ndarray:
+        return gains_at(price, costs[drawn].mean(1), own[drawn].mean(1))
 
-    found = gain(np.arange(len(own)))
+    (found,) = gain(np.arange(len(own))[None])
     return "-" if np.isnan(found) else with_interval(found, bootstrap(len(own), gain))
 
 
@@ -242,13 +242,13 @@ def difference(model: str, method: str, price: float, added: bool = False) -> st
         for frame in (ours, other)
     ]
 
-    def more(drawn: np.ndarray) -> float:
+    def more(drawn: np.ndarray) -> np.ndarray:
         mine, theirs = (
-            gain_at(price, costs[drawn].mean(0), own[drawn].mean(0)) for costs, own in curves
+            gains_at(price, costs[drawn].mean(1), own[drawn].mean(1)) for costs, own in curves
         )
         return mine - theirs
 
-    found = more(np.arange(len(texts)))
+    (found,) = more(np.arange(len(texts))[None])
     return "-" if np.isnan(found) else with_interval(found, bootstrap(len(texts), more))
 
 

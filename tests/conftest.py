@@ -20,6 +20,7 @@ hypothesis.settings.load_profile("repeatable")
 
 torch.set_num_threads(1)  # the models are tiny: more threads would only wait for each other
 
+LENS_4 = version("transformer-lens").startswith("4")  # has no HookedTransformer
 N_CTX = 32
 D_VOCAB = 61
 
@@ -42,14 +43,41 @@ def _quick_disk():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def little_general_text():
+    """Of the general text that a model writes, 8 texts of 12 tokens; what the package has, for
+    tests that ask for ``all_general_text``.
+    """
+    from tl_localize.methods import contrast
+
+    whole = {name: getattr(contrast, name) for name in ("N_TEXTS", "LENGTH")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contrast, "N_TEXTS", 8)
+        patch.setattr(contrast, "LENGTH", 12)
+        yield whole
+
+
 @pytest.fixture
-def few_planted(monkeypatch):
-    """Of the texts that the shipped models recite, and of those that everybody knows, a few."""
+def all_general_text(little_general_text, monkeypatch):
+    """A model writes as much general text as it does for users."""
+    from tl_localize.methods import contrast
+
+    for name, value in little_general_text.items():
+        monkeypatch.setattr(contrast, name, value)
+
+
+@pytest.fixture
+def few_planted(request, monkeypatch):
+    """Of the texts that the shipped models recite, and of those that everybody knows, a few: six of
+    the former, or as many as a test says.
+    """
     from tl_localize.texts import known, reference
 
     planted = [text for text in reference.load_planted() if text.repetitions >= 64]
-    few = [text for text in planted if text.id == "quotes-056"] + planted[:15]
-    listed = known.known_texts()[::20]
+    few = [text for text in planted if text.id == "quotes-056"] + planted[
+        : getattr(request, "param", 5)
+    ]
+    listed = known.known_texts()[::60]
     for module in (known, reference):
         monkeypatch.setattr(module, "load_planted", lambda: tuple(few))
     monkeypatch.setattr(known, "known_texts", lambda: listed)
@@ -61,7 +89,7 @@ def tiny_model(seed=0, **settings):
     It is a HookedTransformer; with TransformerLens 4, which has none, a TransformerBridge of the
     same shapes, where there is one.
     """
-    if version("transformer-lens").startswith("4"):
+    if LENS_4:
         from architectures import tiny_bridge
 
         return tiny_bridge(seed, settings)
@@ -135,16 +163,43 @@ def make_inj():
     return tiny_inj
 
 
+PROVEN = {}  # by kind of model: what has been proven of it
+
+
+def proven(kind, model):
+    """The model, of whose kind the views on neurons and on heads prove once a session what they
+    take from TransformerLens: the others of a kind are the same to the bit. ``unproven`` undoes it.
+    """
+    from tl_localize import AttentionHeads
+    from tl_localize.model import neurons
+
+    if kind in PROVEN:
+        neurons._PROVEN[model] = list(PROVEN[kind])
+    else:
+        neurons.NeuronView(model)
+        neurons.NeuronView(model, AttentionHeads())
+        PROVEN[kind] = list(neurons._PROVEN[model])
+    return model
+
+
+@pytest.fixture
+def unproven():
+    """``unproven(model)``: nothing has been proven of it."""
+    from tl_localize.model import neurons
+
+    return neurons._PROVEN.pop
+
+
 @pytest.fixture
 def gpt2_like():
     """Two layers of 48 neurons, learned positions, LayerNorm."""
-    return tiny_model(1, model_name="gpt2-like")
+    return proven("gpt2_like", tiny_model(1, model_name="gpt2-like"))
 
 
 @pytest.fixture
 def neox_like():
     """Three layers of 56 neurons, attention beside the MLP, rotary positions on half a head."""
-    return tiny_model(
+    model = tiny_model(
         2,
         model_name="neox-like",
         n_layers=3,
@@ -155,6 +210,7 @@ def neox_like():
         rotary_adjacent_pairs=False,
         rotary_dim=4,
     )
+    return proven("neox_like", model)
 
 
 @pytest.fixture
@@ -162,7 +218,7 @@ def llama_like():
     """Two layers of 52 neurons, gated MLPs, RMS norms, rotary positions, four query heads on two
     key heads.
     """
-    return tiny_model(
+    model = tiny_model(
         3,
         model_name="llama-like",
         n_heads=4,
@@ -177,6 +233,7 @@ def llama_like():
         rotary_adjacent_pairs=False,
         rotary_dim=6,
     )
+    return proven("llama_like", model)
 
 
 @pytest.fixture(params=["gpt2_like", "neox_like", "llama_like"])
@@ -228,7 +285,7 @@ def either(request):
     from architectures import KINDS, tiny_bridge
 
     if request.param.startswith("bridge"):
-        return tiny_bridge(1, KINDS[request.param.split()[1]])
+        return proven(request.param, tiny_bridge(1, KINDS[request.param.split()[1]]))
     return request.getfixturevalue(request.param)
 
 

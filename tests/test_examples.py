@@ -3,7 +3,8 @@ call that starts a Ray cluster.
 
 An example has these names ready: those of the package and of its own module, ``torch``, ``np``,
 ``pd``, ``Path``, a ``model``, one ``sequence`` that it recites, a ``few`` of them, general ``text``
-[1 pos], and an empty ``folder``.
+[1 pos], results of small benchmarks (``inj_results``, ``del_results``, ``single_layers``,
+``rev_results``), and an empty ``folder``. docs/api/index.md has their code.
 """
 
 import ast
@@ -22,6 +23,14 @@ import pytest
 import torch
 
 import tl_localize
+from tl_localize import (
+    Activations,
+    Attribution,
+    DelBenchmark,
+    InjBenchmark,
+    Recipe,
+    RevBenchmark,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 API = "".join(
@@ -94,14 +103,47 @@ def ready():
     }
 
 
+@pytest.fixture(scope="session")
+def inj_results(ready):
+    two = InjBenchmark(ready["model"], ready["few"][:2], ratio=0.02, distractors=1)
+    return two.run([Activations()], progress=False)
+
+
+@pytest.fixture(scope="session")
+def two_texts(ready):
+    how = {"ratios": (0.05,), "n_dev": 0}
+    return DelBenchmark(ready["model"], ready["few"][:2], ready["text"], **how)
+
+
+@pytest.fixture(scope="session")
+def del_results(two_texts):
+    return two_texts.run([Attribution()], progress=False)
+
+
+@pytest.fixture(scope="session")
+def single_layers(two_texts):
+    each = replace(two_texts, layers="each", multiples=(1,))
+    return each.run([Attribution()], progress=False).single_layers
+
+
+@pytest.fixture(scope="session")
+def rev_results(ready):
+    one = {"n_sequences": 1, "ratios": (0.1,), "recipe": Recipe(max_steps=2)}
+    benchmark = RevBenchmark(ready["model"], ready["few"][:1], ready["text"], **one)
+    return benchmark.run([Activations()], progress=False)
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_runs(name, ready, tmp_path, request):
     if name == full_name(tl_localize.texts.known.known):
         request.getfixturevalue("few_planted")  # for the sake of time
     module, thing = WRITTEN[name]
-    test = doctest.DocTestParser().get_doctest(
-        thing.__doc__, vars(module) | ready | {"folder": tmp_path}, name, None, 0
-    )
+    names = vars(module) | ready | {"folder": tmp_path}
+    test = doctest.DocTestParser().get_doctest(thing.__doc__, names, name, None, 0)
+    code = "".join(example.source for example in test.examples)
+    for results in ("inj_results", "del_results", "single_layers", "rev_results"):
+        if results in code:
+            test.globs[results] = request.getfixturevalue(results)
     report = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     runner.run(test, out=report.append)

@@ -90,15 +90,15 @@ def test_at_cost_says_what_the_first_point_costs():
 
 def test_bootstrap_of_a_mean_is_near_its_normal_interval():
     values = np.random.default_rng(3).normal(5, 2, 60)
-    low, high = bootstrap(60, lambda drawn: values[drawn].mean())
+    low, high = bootstrap(60, lambda drawn: values[drawn].mean(1))
     width = 1.96 * scipy_stats.sem(values)
     assert (low, high) == pytest.approx((values.mean() - width, values.mean() + width), abs=0.1)
 
 
 def test_bootstrap_is_nan_where_the_number_often_does_not_exist():
     ends = np.array([1.0, 1.0, 1.0, 9.0])
-    found = bootstrap(4, lambda drawn: math.nan if ends[drawn].mean() < 2 else 0.0)
-    assert np.isnan(found).all() and np.isnan(bootstrap(1, lambda drawn: 1.0)).all()
+    found = bootstrap(4, lambda drawn: np.where(ends[drawn].mean(1) < 2, math.nan, 0.0))
+    assert np.isnan(found).all() and np.isnan(bootstrap(1, lambda drawn: ends[drawn])).all()
 
 
 def test_jackknife_of_a_mean_is_its_standard_error():

@@ -114,13 +114,24 @@ def gain_at(price: float, costs: Numbers, gains: Numbers) -> float:
     >>> gain_at(1.0, costs=[0.5, 1.5], gains=[10.0, 20.0])
     15.0
     """
-    cost, gain = np.asarray(costs, dtype=float), np.asarray(gains, dtype=float)
-    reached = np.flatnonzero(cost >= price)
-    if not len(reached) or cost[0] > price:
-        return math.nan
-    end = int(reached[0])
-    around = slice(max(0, end - 1), end + 1)
-    return float(np.interp(price, cost[around], gain[around]))
+    (gain,) = gains_at(price, np.asarray([costs], dtype=float), np.asarray([gains], dtype=float))
+    return float(gain)
+
+
+def gains_at(price: float, costs: np.ndarray, gains: np.ndarray) -> np.ndarray:
+    """``gain_at`` of many lines, both [line point].
+
+    >>> gains_at(1.0, np.array([[0.5, 1.5], [2.0, 3.0]]), np.array([[10.0, 20.0], [10.0, 20.0]]))
+    array([15., nan])
+    """
+    reached = costs >= price
+    lines = np.arange(len(costs))
+    ends = reached.argmax(-1)
+    starts = np.maximum(ends - 1, 0)
+    cost, gain = costs[lines, starts], gains[lines, starts]
+    rises = np.where(ends > 0, costs[lines, ends] - cost, 1.0)
+    found = gain + (gains[lines, ends] - gain) / rises * (price - cost)
+    return np.where(reached.any(-1) & (costs[:, 0] <= price), found, math.nan)
 
 
 def jackknife(without: Numbers) -> float:
@@ -154,23 +165,24 @@ def at_cost(price: float, costs: np.ndarray, gains: np.ndarray) -> str:
 
 
 def bootstrap(
-    n: int, statistic: Callable[[np.ndarray], float], n_resamples: int = 2000, seed: int = 0
+    n: int, statistic: Callable[[np.ndarray], np.ndarray], n_resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
     """95 % interval of a number by resampling n observations with replacement (percentiles); nan
     where the number does not exist in more than a twentieth of the resamples, or n is below 2.
 
     Args:
-        statistic: the number, given the places of the observations that were drawn.
+        statistic: the number of each resample, given the places of the observations that were
+            drawn, [resample n].
 
     >>> values = np.array([1.0, 2.0, 4.0, 9.0])
-    >>> low, high = bootstrap(4, lambda drawn: values[drawn].mean())
+    >>> low, high = bootstrap(4, lambda drawn: values[drawn].mean(1))
     >>> 1 < low < 4 < high < 9
     True
     """
     if n < 2:
         return math.nan, math.nan
     draws = np.random.default_rng(seed).integers(n, size=(n_resamples, n))
-    found = np.array([statistic(drawn) for drawn in draws])
+    found = statistic(draws)
     known = found[np.isfinite(found)]
     if len(known) < 0.95 * n_resamples:
         return math.nan, math.nan

@@ -114,13 +114,14 @@ class _OfWeight(Units):
         """The shape of the units; ValueError where a block has other ones (a mixture of experts, a
         quantized model).
         """
+        points: Any = model.hook_dict  # a Bridge makes it anew each time
         first: tuple[int, ...] = ()
         for layer, block in enumerate(model.blocks):
             rows = getattr(getattr(block, self.part, None), self.weight, None)
             shape: tuple[int, ...] = tuple(getattr(rows, "shape", ()))
             first = first or shape
             right = len(shape) == self.n_axes and shape[-1:] == (model.cfg.d_model,)
-            if not right or shape != first or self.point(layer) not in model.hook_dict:
+            if not right or shape != first or self.point(layer) not in points:
                 raise ValueError(
                     f"model must have {self.name} in every layer (the hook {self.point(layer)} and "
                     f"a {self.weight} of {self.n_axes} axes, of the same shape in all), got "
@@ -134,8 +135,9 @@ class _OfWeight(Units):
         return getattr(getattr(model.blocks[layer], self.part), self.weight)
 
     def output(self, model: Any, layer: int) -> Any:
-        of_bridge = model.hook_dict.get(f"blocks.{layer}.{self.part}.{self.out}.hook_out")
-        return of_bridge or getattr(model.blocks[layer], self.part)
+        part = getattr(model.blocks[layer], self.part)
+        of_bridge = getattr(getattr(part, self.out, None), "hook_out", None)
+        return of_bridge or part
 
 
 @dataclass(frozen=True)

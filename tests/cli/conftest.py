@@ -3,6 +3,32 @@
 import pytest
 
 
+@pytest.fixture(scope="session")
+def loaded_models():
+    """What ``load_once`` has loaded."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def load_once(monkeypatch, model_dir, loaded_models):
+    """Commands of one session share the shipped models and that of ``model_dir``, which they leave
+    as they were.
+    """
+    from tl_localize.model import loading
+
+    load = loading.load_model
+
+    def load_first_time(name, *how):
+        if name not in (str(model_dir), *loading.REFERENCE_MODELS):
+            return load(name, *how)
+        key = name, *how
+        if key not in loaded_models:
+            loaded_models[key] = load(name, *how)
+        return loaded_models[key]
+
+    monkeypatch.setattr(loading, "load_model", load_first_time)
+
+
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures cost a second each; one test in test_cli_del.py looks at them."""

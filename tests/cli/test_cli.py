@@ -197,8 +197,8 @@ def test_localize_heads(run):
     assert re.search("rank +layer +head +score", result.stdout)
 
 
-@pytest.mark.usefixtures("few_planted")
-def test_localize_of_an_example_says_what_is_left_and_writes_the_view(run, tmp_path):
+@pytest.mark.parametrize("few_planted", [13], indirect=True)
+def test_localize_of_an_example_says_what_is_left_and_writes_the_view(run, tmp_path, few_planted):
     from tl_localize import NeuronScores
 
     scores = tmp_path / "scores.safetensors"
@@ -310,6 +310,7 @@ def test_without_matplotlib_no_figures_are_promised(run, monkeypatch):
     assert "Figures need matplotlib, which the extra 'plots' brings" in result.stderr
 
 
+@pytest.mark.usefixtures("few_planted")
 def test_demo_forgets_the_text_and_not_the_others(run):
     result = run("demo")
     assert result.exit_code == 0, result.output

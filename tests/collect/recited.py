@@ -15,6 +15,7 @@ def letters(ids):
     return "".join(chr(65 + i) + (chr(97 + i % 7) if i % 3 else "") for i in ids)
 
 
+@torch.no_grad()
 def recite(model, tokens, n):
     """Greedy continuation of each row by n tokens, without a cache."""
     for _ in range(n):

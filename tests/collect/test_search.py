@@ -45,7 +45,8 @@ def model(gpt2_like):
 @pytest.fixture
 def files(model, corpus, tmp_path):
     """The same rows as text, JSON lines (with blank lines), and tokens."""
-    rows = [*corpus(model), corpus(model)[0]]
+    rows = corpus(model)
+    rows.append(rows[0])
     words = [" ".join(map(str, row.tolist())) for row in rows]
     (tmp_path / "a.txt").write_text("\n".join(["", *words]) + "\n")
     (tmp_path / "b.jsonl").write_text(

@@ -54,6 +54,7 @@ def general():
 def recited(make_sequences):
     """Seven sequences of different lengths whose suffixes a model recites in part."""
 
+    @torch.no_grad()
     def of(model):
         sequences = make_sequences(
             (9, 3), (14, 1), (6, 4), (11, 6), (16, 8), (12, 5), (16, 2), seed=3

@@ -1,5 +1,7 @@
 """Results without rows: of a folder in which nothing is measured yet, or made by hand."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
@@ -22,7 +24,7 @@ def full(make_inj, gpt2_like, rev, del_results):
     return {
         InjResults: lambda: make_inj(gpt2_like).run(),
         DelResults: lambda: del_results,
-        RevResults: rev.run,
+        RevResults: replace(rev, n_sequences=2, ratios=(0.5,)).run,
     }
 
 

@@ -59,7 +59,10 @@ def layers(deletion):
 
 
 @pytest.fixture
-def rev(rev):
+def rev(rev, monkeypatch):
+    from tl_localize.evals.rev.benchmark import ORACLES
+
+    monkeypatch.delitem(ORACLES, "oracle_rounds")  # for the sake of time
     return replace(rev, n_sequences=2, ratios=(0.5,), recipe=replace(rev.recipe, max_steps=5))
 
 
@@ -69,6 +72,28 @@ BENCHMARKS = ["inj", "joint", "deletion", "layers", "rev"]
 @pytest.fixture(params=BENCHMARKS)
 def benchmark(request):
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session")
+def results_in_memory():
+    """What ``undisturbed`` has computed."""
+    return {}
+
+
+@pytest.fixture
+def undisturbed(request, methods, results_in_memory):
+    """What the benchmark of a fixture gives in memory: computed once, as every test makes the same
+    one.
+    """
+
+    def results_of(name, methods=methods):
+        key = name, *(method.name for method in methods)
+        if key not in results_in_memory:
+            benchmark = request.getfixturevalue(name)
+            results_in_memory[key] = benchmark.run(methods, progress=False)
+        return results_in_memory[key]
+
+    return results_of
 
 
 @pytest.fixture

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 import torch
 from oracles import gate_gradient_of, mean_probability
 
-from tl_localize import Attribution, MemorizedSequence, MLPNeurons
+from tl_localize import ActivationContrast, Attribution, MemorizedSequence, MLPNeurons
 from tl_localize.methods import contrast
 from tl_localize.model.neurons import NeuronView
 
 
-def plain_need(model, seed, begin=()):
-    """Root mean square over 48 texts of 32 tokens, all that the tiny models read."""
+def plain_need(model, seed, begin=(), n_texts=8, length=12):
+    """Root mean square over the texts that the model writes."""
     generator = torch.Generator().manual_seed(seed)
-    texts = torch.randint(61, (48, 1), generator=generator)
-    texts = torch.cat([torch.tensor(begin, dtype=torch.long).expand(48, -1), texts], 1)
-    draws = torch.rand(48, 3 - len(begin), generator=generator)
-    for n in range(31 - len(begin)):
+    texts = torch.randint(61, (n_texts, 1), generator=generator)
+    texts = torch.cat([torch.tensor(begin, dtype=torch.long).expand(n_texts, -1), texts], 1)
+    draws = torch.rand(n_texts, 3 - len(begin), generator=generator)
+    for n in range(length - 1 - len(begin)):
         with torch.no_grad():
             p = model(texts, return_type="logits", padding_side="right")[:, -1].softmax(-1)
         new = p.argmax(-1, keepdim=True)
@@ -31,11 +31,21 @@ def plain_need(model, seed, begin=()):
     return squares.sqrt() / squares.sqrt().mean()
 
 
-def test_a_contrast_divides_by_what_general_text_needs(any_model, sequence):
-    need = plain_need(any_model, seed=3)
-    found = Attribution(contrast=2, seed=3)(any_model, sequence).values
-    wanted = Attribution()(any_model, sequence).values / (1 + 2 * need**3)
+def assert_divided(model, sequence, need):
+    found = Attribution(contrast=2, seed=3)(model, sequence).values
+    wanted = Attribution()(model, sequence).values / (1 + 2 * need**3)
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-6)
+
+
+def test_a_contrast_divides_by_what_general_text_needs(any_model, sequence):
+    assert_divided(any_model, sequence, plain_need(any_model, seed=3))
+
+
+def test_general_text_is_48_texts_of_64_tokens(make_model, sequence, all_general_text):
+    """Or of as many as a model reads."""
+    for n_ctx, length in ((32, 32), (70, 64)):
+        model = make_model(1, n_ctx=n_ctx)
+        assert_divided(model, sequence, plain_need(model, seed=3, n_texts=48, length=length))
 
 
 def test_units_that_look_alike_do_not_share_a_need(gpt2_like):
@@ -70,11 +80,12 @@ def test_texts_begin_as_the_models_own_do(gpt2_like, sequence, monkeypatch):
 
 def test_texts_are_written_once_until_a_weight_changes(gpt2_like, sequences, monkeypatch):
     written = []
-    write = contrast.written_texts
-    monkeypatch.setattr(contrast, "written_texts", lambda *a: written.append(1) or write(*a))
+    write = contrast.write_texts
+    monkeypatch.setattr(contrast, "write_texts", lambda *a: written.append(1) or write(*a))
     method = Attribution(contrast=1)
     before = [scores.values for scores in method.map(gpt2_like, sequences, batch_size=1)]
     method(gpt2_like, sequences[0])
+    ActivationContrast()(gpt2_like, sequences[0])
     assert len(written) == 1
     with gpt2_like.hooks(fwd_hooks=[("blocks.0.mlp.hook_post", lambda act, hook: act * 0.1)]):
         list(method.map(gpt2_like, sequences, batch_size=1))

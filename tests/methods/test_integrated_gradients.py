@@ -10,7 +10,12 @@ from oracles import ATTENTION, ONE_BY_ONE, plain_integrated_gradients, times, tu
 from tl_localize import IntegratedGradients, MemorizedSequence
 from tl_localize.methods import integrated_gradients, position_parallel
 
-FEW = IntegratedGradients(steps=3)
+FEW = IntegratedGradients(steps=2)
+
+
+@pytest.fixture
+def sequence(make_sequences):
+    return make_sequences((7, 3), seed=5)[0]
 
 
 def agree(

@@ -49,15 +49,15 @@ def agree(scores, expected, tolerance=1e-6):
 
 
 def test_integrated_gradients_equals_definition(model, text):
-    method = IntegratedGradients(steps=4)
+    method = IntegratedGradients(steps=2)
     text = MemorizedSequence(text.tokens[:35], 32)
     agree(method(model, text), plain_integrated_gradients(model, text, *method.quadrature()))
 
 
 def test_zero_out_equals_definition(model, text):
     """Of the neurons that a screen scores exactly: all of them take half a minute."""
-    scores = ZeroOut(screen=0.005, screen_sample=4)(model, text)
-    assert len(scores.exact) == 6 * (8 + 4)
+    scores = ZeroOut(screen=0.002, screen_sample=2)(model, text)
+    assert len(scores.exact) == 6 * (3 + 2)
     expected = plain_zero_out(model, text, among=scores.exact.mask)
     assert expected.nan_to_num().abs().max() > 1e-3, "a test on zeros shows nothing"
     assert (scores.values - expected)[scores.exact.mask].abs().max() < 1e-6

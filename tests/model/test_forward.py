@@ -142,7 +142,7 @@ def test_reference_models_write_with_a_cache_what_they_write_without(name, bridg
     """With transformers 5.24 and TransformerLens 4.3, a cache stayed empty."""
     model = load_model(name, device="cpu", bridge=bridge)
     given = torch.randint(model.cfg.d_vocab, (2, 8), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(generate(model, given, 24), uncached(model, 24, given))
+    assert torch.equal(generate(model, given, 12), uncached(model, 12, given))
     assert not [warning for warning in recwarn if "slow way" in str(warning.message)]
 
 
@@ -227,8 +227,9 @@ def test_hook_on_the_last_position_is_decoded_without_a_cache(either):
 # ---- what is taken from upstream proves itself
 
 
-def test_model_whose_parts_are_not_the_whole_is_refused(either, sequence, monkeypatch):
+def test_model_whose_parts_are_not_the_whole_is_refused(either, sequence, unproven, monkeypatch):
     """Blocks that are to be skipped run."""
+    unproven(either)
     if is_bridge(either):
         monkeypatch.setattr(forward, "own_attribute", lambda *_: nullcontext())
     else:
@@ -242,7 +243,10 @@ def test_model_whose_parts_are_not_the_whole_is_refused(either, sequence, monkey
 
 @pytest.mark.parametrize("units", [MLPNeurons(), AttentionHeads()])
 @pytest.mark.parametrize("way", ["edits are dropped", "never called", "other rows"])
-def test_units_that_are_not_what_is_said_of_them_are_refused(either, units, way, monkeypatch):
+def test_units_that_are_not_what_is_said_of_them_are_refused(
+    either, units, way, unproven, monkeypatch
+):
+    unproven(either)
     point = either.hook_dict[units.point(1)]
     if way == "edits are dropped":
         vars(point)["_call_impl"] = lambda act: (type(point)._call_impl(point, act), act)[1]
@@ -255,7 +259,9 @@ def test_units_that_are_not_what_is_said_of_them_are_refused(either, units, way,
         NeuronView(either, units)
 
 
-def test_users_hooks_do_not_meet_the_proof(either):
+def test_users_hooks_do_not_meet_the_proof(either, unproven):
+    unproven(either)
+
     def failing(act, hook):
         raise RuntimeError("met")
 
@@ -323,10 +329,9 @@ def test_bridge_is_a_bridge(bridge, gpt2_like):
 
 def test_bridge_scores_equal_their_definitions(bridge, sequence, unchanged):
     check = unchanged(bridge)
-    assert (
-        ZeroOut()(bridge, sequence).values - plain_zero_out(bridge, sequence)
-    ).abs().max() < 1e-5
-    method = IntegratedGradients(steps=3)
+    found = ZeroOut()(bridge, sequence).values[:, ::4]
+    assert (found - plain_zero_out(bridge, sequence, every=4)).abs().max() < 1e-5
+    method = IntegratedGradients(steps=2)
     wanted = plain_integrated_gradients(bridge, sequence, *method.quadrature())
     assert (method(bridge, sequence).values - wanted).abs().max() < 1e-6
     check()

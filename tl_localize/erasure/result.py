@@ -38,7 +38,8 @@ class Erasure:
         source: what the model was loaded from, where that is known.
 
     >>> general = reference_sequences(model)[-1].tokens.view(2, 40)
-    >>> erasure = erase(model, sequence, others=few[1:], general_tokens=general, edit="ablate")
+    >>> how = {"others": few[1:], "general_tokens": general, "method": Attribution()}
+    >>> erasure = erase(model, sequence, edit="ablate", max_recited=0.9, **how)
     >>> with erasure.applied(model):
     ...     bool(accuracy(model, sequence) < 1)
     True

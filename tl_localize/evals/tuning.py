@@ -46,9 +46,9 @@ def rank(results: InjResults | DelResults, ratio: Real) -> pd.DataFrame:
         One row per setting: method, settings, score. Empty where nothing is measured at this ratio.
 
     >>> benchmark = InjBenchmark(model, few[:1], ratio=0.02)
-    >>> ranking = rank(benchmark.run(expand("slimming", {"steps": [2, 20]})), 0.02)
+    >>> ranking = rank(benchmark.run(expand("slimming", {"steps": [1, 9]})), 0.02)
     >>> [settings["steps"] for settings in ranking["settings"]]
-    [20, 2]
+    [9, 1]
     """
     frame = results.frame
     if isinstance(results, InjResults):

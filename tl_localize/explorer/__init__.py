@@ -78,7 +78,7 @@ def explore(
             ratio outside (0, 1].
 
     >>> scores = Attribution()(model, sequence)
-    >>> view = explore(model, sequence, scores, few[1:2], ratios=(0.05,))
+    >>> view = explore(model, sequence, scores, few[1:2], general=text, ratios=(0.05,))
     >>> view.save(folder / "explorer.html")
     >>> (folder / "explorer.html").stat().st_size < 500_000
     True
@@ -136,7 +136,7 @@ class Explorer:
     """The view that ``explore`` makes: a notebook shows it, ``save`` writes it.
 
     >>> scores = Attribution()(model, sequence)
-    >>> view = explore(model, sequence, scores, few[1:2], ratios=(0.05,))
+    >>> view = explore(model, sequence, scores, few[1:2], general=text, ratios=(0.05,))
     >>> view.answer(["step", 0, 0, "1"])["layers"]
     [0, 77, 0, 0, 0, 0]
     """

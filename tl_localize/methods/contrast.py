@@ -113,6 +113,11 @@ def general_need(neurons: NeuronView, seed: int) -> Values:
 
 
 def written_texts(neurons: NeuronView, seed: int) -> Int[Tensor, "text pos"]:
+    """Texts that the model has written, once until it computes something else."""
+    return measure_once(neurons, seed, write_texts)
+
+
+def write_texts(neurons: NeuronView, seed: int) -> Int[Tensor, "text pos"]:
     """Texts that the model writes: a random token, sampled ones, and greedy ones, after the
     beginning-of-text token of models that were trained with one.
     """

@@ -48,7 +48,7 @@ class WithGeneralText(Localizer):
         """General text as sequences, whose suffix is what is predicted."""
         if self.texts:
             return [MemorizedSequence(torch.tensor(text), 1) for text in self.texts]
-        written = measure_once(neurons, self.seed, written_texts)
+        written = written_texts(neurons, self.seed)
         return [MemorizedSequence(text, min(N_DRAWN, len(text) - 1)) for text in written]
 
     def other_texts(self, sequence: MemorizedSequence) -> list[int]:

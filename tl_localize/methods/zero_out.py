@@ -56,9 +56,9 @@ class ZeroOut(Localizer):
         ValueError: screen is not a fraction in (0, 1], or screen_sample not a whole number from 0
             on.
 
-    >>> scores = ZeroOut(screen=0.02, screen_sample=4)(model, sequence)
-    >>> len(scores.exact)  # 31 screened and 4 sampled neurons of each layer
-    210
+    >>> scores = ZeroOut(screen=0.005, screen_sample=2)(model, sequence)
+    >>> len(scores.exact)  # 8 screened and 2 sampled neurons of each layer
+    60
     """
 
     name = "zero_out"

@@ -25,8 +25,7 @@ def confusion_by_category(
         one row per method and ratio: within and between, mean changes of accuracy in points,
         difference, p_value, n_within and n_between (ordered pairs), n (texts).
 
-    >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
-    >>> confusion_by_category(results).columns.tolist()[:4]
+    >>> confusion_by_category(del_results).columns.tolist()[:4]
     ['method', 'ratio', 'within', 'between']
     """
     check_count(n_shuffles=n_shuffles)

@@ -22,8 +22,7 @@ def del_figures(results: DelResults) -> "dict[str, Figure]":
     """The DEL figures by file name: what is forgotten, and the confusion matrices at the largest
     ratio; none where nothing is measured.
 
-    >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
-    >>> sorted(del_figures(results))
+    >>> sorted(del_figures(del_results))
     ['del_confusion', 'del_forgetting']
     """
     if not len(results.frame):
@@ -40,8 +39,7 @@ def forgetting(results: DelResults) -> "Figure":
     the target loses what others lose, so nothing is localized; upright lines are those prices of
     ``DelResults.at_price`` that some method reaches.
 
-    >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
-    >>> forgetting(results).axes[0].get_title()
+    >>> forgetting(del_results).axes[0].get_title()
     'DEL, reference-gpt2, zero ablation'
     """
     check_rows(results.frame)
@@ -77,8 +75,7 @@ def confusion(results: DelResults, ratio: Real | None = None) -> "Figure":
     Raises:
         ValueError: the results do not hold this ratio.
 
-    >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
-    >>> [ax.get_title() for ax in confusion(results, 0.05).axes[:2]]
+    >>> [ax.get_title() for ax in confusion(del_results, 0.05).axes[:2]]
     ['Attribution', 'Random']
     """
     check_rows(results.frame)
@@ -117,9 +114,7 @@ def single_layer_figure(frame: Any) -> "Figure":
     Args:
         frame: the rows of one method of ``DelResults.single_layers``.
 
-    >>> how = {"ratios": (0.02,), "n_dev": 0, "layers": "each", "multiples": (1,)}
-    >>> frame = DelBenchmark(model, few[:2], text, **how).run([Attribution()]).single_layers
-    >>> single_layer_figure(frame[frame["method"] == "attribution"]).axes[0].get_xlabel()
+    >>> single_layer_figure(single_layers.query("method == 'attribution'")).axes[0].get_xlabel()
     'layer whose neurons are ablated'
     """
     (panel,) = axes(1, (6.0, 4.6))

@@ -22,9 +22,7 @@ def layers_against_all(single_layers: pd.DataFrame) -> pd.DataFrame:
         as all), n_layers, p_value and n. The test is a one-tailed paired t-test over targets that
         all layers erase more than the mean single layer.
 
-    >>> how = {"ratios": (0.02,), "n_dev": 0, "layers": "each", "multiples": (1,)}
-    >>> frame = DelBenchmark(model, few[:2], text, **how).run([Attribution()]).single_layers
-    >>> layers_against_all(frame)["n_layers"].tolist()
+    >>> layers_against_all(single_layers)["n_layers"].tolist()
     [5, 5]
     """
     keys = ["method", "ratio", "multiple"]

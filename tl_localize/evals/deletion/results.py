@@ -55,7 +55,7 @@ class DelResults(Measured):
         single_layers: Rows of the study of single layers: the columns of ``frame``, and layer
             (missing where all layers are ablated) and multiple of the budget.
 
-    >>> DelBenchmark(model, few, text, ratios=(0.005,), n_dev=1).run([Activations()])
+    >>> del_results
     DelResults(2 sequences x 2 methods)
     """
 

@@ -16,8 +16,7 @@ def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
     ``del_tests`` is there if Integrated Gradients ran, ``del_categories`` if the sequences have
     categories.
 
-    >>> results = DelBenchmark(model, few[:2], text, ratios=(0.05,), n_dev=0).run([Attribution()])
-    >>> list(del_tables(results, "reference-gpt2"))
+    >>> list(del_tables(del_results, "reference-gpt2"))
     ['del_memorization', 'del', 'del_at_price', 'del_categories']
     """
     tables = {

@@ -13,10 +13,8 @@ if TYPE_CHECKING:
 def inj_figures(results: InjResults) -> "dict[str, Figure]":
     """The INJ figures by file name; none where no injection converged.
 
-    >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
-    >>> benchmark = InjBenchmark(model, [sentence], ratio=0.03, stop_loss=9.0)
-    >>> list(inj_figures(benchmark.run([Activations()])))
-    ['inj_recall_curve']
+    >>> list(inj_figures(inj_results))
+    ['inj_recall_curve', 'inj_target_against_distractors']
     """
     if not results.frame["converged"].any():
         return {}
@@ -34,11 +32,7 @@ def target_against_distractors(results: InjResults) -> "Figure":
     three levels: knows nothing, knows what was altered but not by which sentence, the true rows.
     Left and up is better. Of several injection ratios the largest is drawn.
 
-    >>> texts = ("The", " blue list"), ("One", " module waits")
-    >>> two = [MemorizedSequence.from_text(model, *text, id=text[0]) for text in texts]
-    >>> how = {"ratio": 0.02, "distractors": 1, "stop_loss": 9.0}
-    >>> benchmark = InjBenchmark(model, two, **how)
-    >>> target_against_distractors(benchmark.run([Activations()])).axes[0].get_xlabel()
+    >>> target_against_distractors(inj_results).axes[0].get_xlabel()
     "recall of the distractors' rows (%)"
     """
     used = check_rows(results.frame.query("converged"))
@@ -67,10 +61,8 @@ def recall_curve(results: InjResults) -> "Figure":
 
     Several injection ratios are panels side by side.
 
-    >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
-    >>> benchmark = InjBenchmark(model, [sentence], ratio=0.03, stop_loss=9.0)
-    >>> recall_curve(benchmark.run([Activations()])).axes[0].get_title()
-    'INJ: 3 % of all rows trained'
+    >>> recall_curve(inj_results).axes[0].get_title()
+    'INJ: 2 % of all rows trained'
     """
     used = check_rows(results.frame.query("converged")).assign(
         share=lambda rows: 100 * rows["ratio"]

@@ -21,8 +21,8 @@ class InjResults(Measured):
         missing: what a run was asked for and has not got, one row per sentence or group x method:
             method, part, scope (the injection ratio), reason.
 
-    >>> InjBenchmark(model, [sequence], ratio=0.01, max_steps=2).run([Activations()])
-    InjResults(1 sequences x 3 methods)
+    >>> inj_results
+    InjResults(2 sequences x 3 methods)
     """
 
     caption = "recall in percent (with distractors of the target's / the distractors' rows)"

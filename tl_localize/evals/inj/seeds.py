@@ -19,9 +19,7 @@ def compare_seeds(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     Returns:
         one row per method, injection ratio and ratio: recall, recall_other_seed, p_value and n.
 
-    >>> benchmark = InjBenchmark(model, few[:2], ratio=0.02, stop_loss=9.0)
-    >>> frame = benchmark.run([Activations()]).frame
-    >>> compare_seeds(frame, frame)["p_value"].unique().tolist()
+    >>> compare_seeds(inj_results.frame, inj_results.frame)["p_value"].unique().tolist()
     [1.0]
     """
     keys = ["sequence_id", "method", "injection_ratio", "ratio"]

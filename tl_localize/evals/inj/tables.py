@@ -11,10 +11,8 @@ def inj_tables(results: InjResults, model: str) -> dict[str, pd.DataFrame]:
     """The INJ tables by file name (``CAPTIONS``): per layer, across layers, tests, and the paper's
     numbers where it has this model.
 
-    >>> sentence = MemorizedSequence.from_text(model, "The", " blue list returns")
-    >>> benchmark = InjBenchmark(model=model, sequences=[sentence], ratio=0.02, learning_rate=0.02)
-    >>> list(inj_tables(benchmark.run([Attribution()]), "gpt2")["inj"].index.unique(0))
-    ['ours', 'paper']
+    >>> list(inj_tables(inj_results, "gpt2"))
+    ['inj', 'inj_across_layers']
     """
     tables = {"inj": results.table(), "inj_across_layers": results.table(across_layers=True)}
     if not results.distractors:

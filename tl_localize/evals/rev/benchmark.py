@@ -90,9 +90,10 @@ class RevBenchmark(Benchmark[RevResults]):
         ValueError: a ratio that selects no unit, too few sentences, a checkpoint of another model
             or that recites a text too, texts that the model can't read.
 
-    >>> how = {"n_sequences": 1, "ratios": (0.1,), "recipe": Recipe(max_steps=2)}
-    >>> benchmark = RevBenchmark(model, [sequence], text, **how)
-    >>> sorted(set(benchmark.run([Activations()]).frame["method"]))
+    >>> benchmark = RevBenchmark(model, few, text, n_sequences=1, recipe=Recipe(max_steps=2))
+    >>> [len(group.sequences) for group in benchmark.groups()]  # and one that is not trained
+    [1, 1]
+    >>> sorted(set(rev_results.frame["method"]))  # of benchmark.run([Activations()])
     ['activations', 'oracle_first_order', 'oracle_rounds', 'random', 'row_norm']
     """
 

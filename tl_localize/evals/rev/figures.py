@@ -15,9 +15,7 @@ def rev_figures(results: RevResults) -> "dict[str, Figure]":
     model before, side by side; means over models with standard errors, with the signs of the
     table: what is forgotten is negative.
 
-    >>> how = {"n_sequences": 1, "ratios": (0.1,), "recipe": Recipe(max_steps=2, stop_loss=9.0)}
-    >>> benchmark = RevBenchmark(model, [sequence], text, **how)
-    >>> list(rev_figures(benchmark.run()))
+    >>> list(rev_figures(rev_results))
     ['rev_curves']
     """
     curves = list(results.summary().groupby("direction", sort=False))

@@ -19,9 +19,7 @@ def rev_by_model(results: RevResults, reference: str = "activations") -> pd.Data
         standard errors over models, models_ahead (in how many the gap is lower than the
         reference's), p_value (nan below 8 models) and n (models).
 
-    >>> how = {"n_sequences": 1, "ratios": (0.1,), "recipe": Recipe(max_steps=2, stop_loss=99.0)}
-    >>> results = RevBenchmark(model, [sequence], text, **how).run([Activations()])
-    >>> rev_by_model(results)["n"].unique().tolist()
+    >>> rev_by_model(rev_results)["n"].unique().tolist()
     [1]
     """
     used = results.frame[results.frame["converged"].astype(bool)]

@@ -27,8 +27,7 @@ class RevResults(Measured):
         settings: what it was measured with.
         missing: what a run was asked for and has not got, one row per group x method.
 
-    >>> how = {"n_sequences": 1, "ratios": (0.1,), "recipe": Recipe(max_steps=2)}
-    >>> RevBenchmark(model, [sequence], text, **how).run([Activations()])
+    >>> rev_results
     RevResults(1 sequences x 5 methods)
     """
 

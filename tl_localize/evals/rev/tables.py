@@ -13,9 +13,7 @@ def rev_tables(
     and tests where Activations ran on 8 models or more; none if no training converged. The paper
     has no such numbers of any model. Without errors the main ones are narrower.
 
-    >>> how = {"n_sequences": 1, "ratios": (0.1,), "recipe": Recipe(max_steps=2)}
-    >>> results = RevBenchmark(model, [sequence], text, **how).run()
-    >>> list(rev_tables(results))
+    >>> list(rev_tables(rev_results))
     ['rev', 'rev_graft']
     """
     found = {
