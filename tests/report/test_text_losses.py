@@ -4,9 +4,11 @@ import pandas as pd
 import pytest
 import torch
 
-from tl_localize import NeuronSet, accuracy, text_losses
+from tl_localize import NeuronSet, accuracy, load_model, text_losses
+from tl_localize.report import text_losses as module
 from tl_localize.report.pages import page
 from tl_localize.report.text_losses import TextLosses
+from tl_localize.texts.known import known
 
 
 @pytest.fixture
@@ -27,6 +29,20 @@ def test_losses_are_those_of_ablation_the_most_first(gpt2_like, make_sequences):
     assert found.frame["before"].tolist() == accuracy(gpt2_like, ordered).tolist()
     with neurons.dropped_out(gpt2_like):
         assert found.frame["after"].tolist() == accuracy(gpt2_like, ordered).tolist()
+
+
+def test_texts_that_the_model_knows_are_measured_once(few_planted, monkeypatch):
+    model = load_model("reference", device="cpu")
+    texts = known(model).sequences
+    neurons = NeuronSet(torch.rand(6, 1536, generator=torch.Generator().manual_seed(0)) < 0.1)
+    expected = text_losses(model, texts[1], neurons, texts)
+    passes = []
+    monkeypatch.setattr(
+        module, "accuracy", lambda model, some: passes.append(len(some)) or accuracy(model, some)
+    )
+    found = text_losses(model, texts[1], neurons)
+    assert len(texts) > 5 and passes == [1, len(texts)]
+    pd.testing.assert_frame_equal(found.frame, expected.frame, atol=1e-6)
 
 
 def test_table_has_the_text_the_most_that_is_lost_and_the_mean_of_all(losses):

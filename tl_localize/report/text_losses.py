@@ -151,20 +151,28 @@ def text_losses(
     >>> losses.frame.columns.tolist(), len(losses.others)
     (['id', 'category', 'before', 'after', 'lost'], 2)
     """
-    found = known(model).sequences if others is None else others
-    rest = [text for text in found if not _same_tokens(text, sequence)]
+    if others is None:
+        recited = known(model)
+        rest = _without(sequence, recited.sequences)
+        shares = recited.frame.set_index("id")["accuracy"]
+        before = [*accuracy(model, [sequence]).tolist(), *shares[[text.id for text in rest]]]
+    else:
+        rest = _without(sequence, others)
+        before = accuracy(model, [sequence, *rest]).tolist()
     texts = [sequence, *rest]
-    before = accuracy(model, texts)
     with neurons.dropped_out(model):
         after = accuracy(model, texts)
     frame = pd.DataFrame({"id": [text.id for text in texts]})
     frame["category"] = [text.category for text in texts]
-    frame = frame.assign(before=before.tolist(), after=after.tolist())
+    frame = frame.assign(before=before, after=after.tolist())
     frame["lost"] = frame["before"] - frame["after"]
     sorted_rest = frame.iloc[1:].sort_values("lost", ascending=False, kind="stable")
     whole = pd.concat([frame.iloc[:1], sorted_rest], ignore_index=True)
     return TextLosses(whole, len(neurons), neurons.units.name)
 
 
-def _same_tokens(first: MemorizedSequence, second: MemorizedSequence) -> bool:
-    return first.tokens.tolist() == second.tokens.tolist()
+def _without(
+    sequence: MemorizedSequence, texts: Sequence[MemorizedSequence]
+) -> list[MemorizedSequence]:
+    """The texts of other tokens."""
+    return [text for text in texts if text.tokens.tolist() != sequence.tokens.tolist()]
