@@ -6,6 +6,7 @@ import faulthandler
 import platform
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -253,7 +254,9 @@ def pytest_terminal_summary(terminalreporter):
         f"{versions}.\n"
     )
     counts = {name: len(terminalreporter.getreports(name)) for name in ("passed", "failed")}
-    made += f"Tests: {counts['passed']} passed, {counts['failed']} failed.\n"
+    spent = f"{time.process_time() / 60:.1f} minutes of processor time"
+    made += f"Tests: {counts['passed']} passed, {counts['failed']} failed, in {spent}.\n"
+    terminalreporter.write_line(spent)
     for name, parts in config.stash[PAGES].items():
         page = Path(config.getoption("--results")) / f"{name}.md"
         page.write_text("\n".join([f"# {name}\n", made, *parts]), encoding="utf-8")
