@@ -408,11 +408,17 @@ def means(name: str, column: str) -> pd.DataFrame:
 
 
 @cache
-def rev_curves(model: str) -> dict[str, pd.DataFrame]:
-    """Own and others in points by share, of each method, rows put back."""
+def rev_put_back(model: str) -> pd.DataFrame:
+    """Own and others in points, rows put back, by method, share, model (group) and text."""
     frame = 100 * read_frame(f"rev-{model}")
-    if "direction" in frame.index.names:
-        frame = frame.xs("put_back", level="direction")
+    return pd.DataFrame(frame.xs("put_back", level="direction"))
+
+
+def rev_curves(model: str, group: str | None = None) -> dict[str, pd.DataFrame]:
+    """Own and others in points by share, of each method; means over all models, or of one."""
+    frame = rev_put_back(model)
+    if group is not None:
+        frame = frame.xs(group, level="group")
     curves = frame.groupby(["method", "ratio"]).mean()
     curves = curves.reset_index("method")
     return {
@@ -423,6 +429,12 @@ def rev_curves(model: str) -> dict[str, pd.DataFrame]:
 
 def rev_at_price(curve: pd.DataFrame) -> float:
     return gain_at(REV_PRICE, -curve["delta_others_accuracy"], curve["delta_own_accuracy"])
+
+
+def rev_at_most(curve: pd.DataFrame) -> float:
+    """Own at the price; or more, at the first share, where that costs others more already."""
+    found = rev_at_price(curve)
+    return float(curve["delta_own_accuracy"].iloc[0]) if math.isnan(found) else found
 
 
 def rev_table(model: str, methods: Sequence[str]) -> str:
@@ -441,18 +453,26 @@ def rev_table(model: str, methods: Sequence[str]) -> str:
 
 
 def rev_price_table(methods: Sequence[str]) -> str:
-    """Own where the others have lost 5 points, and its share of the best oracle's."""
-    rows = []
-    for method in methods:
-        cells = []
-        for model in (GPT2, PYTHIA):
-            curves = rev_curves(model)
-            oracles = ("oracle_rounds", "oracle_first_order")
-            best = min(rev_at_price(curves[name]) for name in oracles)
+    """Own where the others have lost 5 points, its share of the best oracle's, and in how many
+    models it is more than that of Activations.
+    """
+    columns = ["method"]
+    cells: dict[str, list[str]] = {method: [TITLES[method]] for method in methods}
+    for model, title in ((GPT2, "gpt2"), (PYTHIA, "pythia")):
+        groups = rev_put_back(model).index.unique("group")
+        by_model = [rev_curves(model, group) for group in groups]
+        columns += [title, "of the best oracle", f"ahead of Activations, of {len(groups)} models"]
+        curves = rev_curves(model)
+        best = min(rev_at_price(curves[name]) for name in ("oracle_rounds", "oracle_first_order"))
+        for method in methods:
             found = rev_at_price(curves[method])
-            cells += [number(found), f"{100 * found / best:.0f} %"]
-        rows.append([TITLES[method], *cells])
-    return markdown(["method", "gpt2", "of the best oracle", "pythia", "of the best oracle"], rows)
+            ahead = sum(
+                rev_at_price(curve[method]) < rev_at_most(curve["activations"])
+                for curve in by_model
+            )
+            count = "" if method == "activations" else str(ahead)
+            cells[method] += [number(found), f"{100 * found / best:.0f} %", count]
+    return markdown(columns, list(cells.values()))
 
 
 # README
