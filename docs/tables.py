@@ -475,6 +475,15 @@ def rev_price_table(methods: Sequence[str]) -> str:
     return markdown(columns, list(cells.values()))
 
 
+# How long the benchmarks take
+
+
+def minutes_table() -> str:
+    """Minutes of processor time by file and model."""
+    minutes = pd.read_csv(ROOT / "benchmarks" / "minutes.csv", dtype=str)
+    return markdown(list(minutes), minutes.to_numpy().tolist())
+
+
 # README
 
 
@@ -757,6 +766,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "distractors": lambda: recall_table(
         ("gradient_alignment", "slimming", "hard_concrete", "row_norm", "random"), RECALLS
     ),
+    "benchmark-minutes": minutes_table,
     "rev": lambda: rev_price_table(REV_METHODS[:8] + REV_METHODS[9:10] + REV_METHODS[-1:]),
     "del": lambda: del_table(
         ("iterative_attribution", "slimming", "hard_concrete", "activations", "random"), MODELS
