@@ -58,7 +58,7 @@ BLOCK = re.compile(
     re.M | re.S,
 )
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e-?\d+)?(?!\w)")
-CHANGED_TOKEN = re.compile(r"\[([^\[\]|]*)\|([^\[\]|]*)\]")  # of a token view: [predicted|true]
+CHANGED_TOKEN = re.compile(r"\[([^\[\]|]*)\|([^\[\]|]*)\]")  # of a token view: [true|predicted]
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,9 @@ class Block:
         return textwrap.dedent(self.comments.get("run first", "")) + "\n" + code
 
     def tolerance(self) -> Tolerance:
-        given = re.match(
-            r"integers \+- (\d+), decimals \+- ([\d.]+): \S", self.comments.get("printed", "")
-        )
-        return Tolerance(float(given[1]), float(given[2])) if given else Tolerance()
+        printed = self.comments.get("printed", "")
+        given = re.match(r"integers \+- (\d+)(?:, decimals \+- ([\d.]+))?: \S", printed)
+        return Tolerance(float(given[1]), float(given[2] or 0)) if given else Tolerance()
 
 
 def pages() -> list[Path]:
@@ -249,7 +248,7 @@ def run_page(page: Path) -> tuple[dict[int, str], list[str]]:
     blocks = blocks_of(page)
     printed: dict[int, str] = {}
     failed: list[str] = []
-    names: dict[str, Any] = {"__name__": "shown"}
+    names: dict[str, Any] = {"__name__": __name__}
     threads = torch.get_num_threads()
     with empty_folder() as folder:
         for index, block in enumerate(blocks):
@@ -277,7 +276,7 @@ def difference(found: str, shown: str, tolerance: Tolerance) -> str | None:
     were forgotten is compared by their number, which stands below the view.
     """
     if tolerance != Tolerance():
-        found, shown = CHANGED_TOKEN.sub(r"\2", found), CHANGED_TOKEN.sub(r"\2", shown)
+        found, shown = CHANGED_TOKEN.sub(r"\1", found), CHANGED_TOKEN.sub(r"\1", shown)
     if "".join(NUMBER.sub("#", found).split()) != "".join(NUMBER.sub("#", shown).split()):
         return "other words"
     for new, old in zip(NUMBER.findall(found), NUMBER.findall(shown), strict=True):

@@ -187,13 +187,13 @@ def test_an_option_that_no_command_has_is_named(monkeypatch, tmp_path):
         ("tensor([0.4792])\nand cin\n30 of 48", "30 in place of 25"),
         ("tensor([0.4])\nand cin\n25 of 48", "0.4 in place of 0.4792"),
         ("tensor([0.4792])\nor cin\n25 of 48", "other words"),
+        ("tensor([0.4792])\nand[ par| c]in\n25 of 48", "other words"),  # the true text comes first
     ],
 )
 def test_outputs_are_the_same_within_the_tolerance(found, expected, monkeypatch):
     shown = script("shown", monkeypatch)
-    text = "tensor([0.4792])\nand cin\n25 of 48"
-    view = found.replace("[ c| par]", "[ tri| c]")
-    assert shown.difference(view, text, shown.Tolerance(2, 0.05)) == expected
+    text = "tensor([0.4792])\nand[ c|!]in\n25 of 48"
+    assert shown.difference(found, text, shown.Tolerance(2, 0.05)) == expected
 
 
 def test_pictures_show_the_committed_numbers(monkeypatch):
