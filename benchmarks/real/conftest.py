@@ -84,6 +84,7 @@ def loaded(request: pytest.FixtureRequest) -> tuple[str, Any]:
 @pytest.fixture(scope="session")
 def real(loaded: tuple[str, Any], request: pytest.FixtureRequest) -> Any:
     """The model with its plan and the paper's data; its page is written after its last test."""
+    from kept import ARCHIVE, EXPECTED, bring
     from real_model import RealModel
 
     option = request.config.getoption
@@ -93,5 +94,7 @@ def real(loaded: tuple[str, Any], request: pytest.FixtureRequest) -> Any:
     folder = Path(option("--results")) / Path(name).name.removesuffix(".gguf") / "real"
     plan = plan_of(name, option("--rehearse")).limited(option("--limit"))
     made = RealModel(name, model, plan, Path(option("--paper-data")), folder, option("--shard"))
+    if not option("--rehearse"):
+        bring(EXPECTED / made.title / ARCHIVE, folder)
     yield made
     made.write_page()

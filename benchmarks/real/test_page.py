@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from frames import differences, read_frames
+from kept import ARCHIVE, EXPECTED, write_archive
 from page import write_page
-
-EXPECTED = Path(__file__).parents[1] / "expected" / "real"
 
 
 def folders(root: Path, below: str) -> list[Path]:
@@ -27,6 +26,7 @@ def test_page(request: pytest.FixtureRequest) -> None:
             (EXPECTED / title).mkdir(parents=True, exist_ok=True)
             for path in frames.glob("*.csv"):
                 (EXPECTED / title / path.name).write_bytes(path.read_bytes())
+            write_archive(frames.parent, EXPECTED / title / ARCHIVE)
         measured = read_frames(frames)
         for name in committed.keys() & measured.keys():
             off = differences(measured[name], committed[name])

@@ -18,6 +18,7 @@ import pytest
 import torch
 from costs import SHAPES
 from frames import read_frames
+from kept import bring, kept, write_archive
 from page import NOT_YET, SECTIONS, write_page
 from paper_texts import ECBD, EXPANDED, MANUAL, RANDOM_BATCH, TOKENIZER
 
@@ -122,6 +123,23 @@ def test_smoke_every_part_on_a_tiny_model(tmp_path: Path) -> None:
     save_data(tmp_path / "data")
     rehearse([tmp_path / "tiny-llama"], tmp_path / "data", tmp_path / "results")
     check_pages(tmp_path / "results", ["tiny-llama"], set())
+    check_archive(tmp_path / "results" / "tiny-llama" / "real", tmp_path)
+
+
+def check_archive(folder: Path, room: Path) -> None:
+    """An archive holds every row, nothing large, and no text; what it brings is what was there."""
+    write_archive(folder, room / "rows.zip")
+    bring(room / "rows.zip", room / "elsewhere")
+    files = kept(folder)
+    whole = b"".join(path.read_bytes() for path in files)
+    for path in files:
+        assert (room / "elsewhere" / path.relative_to(folder)).read_bytes() == path.read_bytes()
+    assert {path.parent.name for path in files} >= {"inj", "del", "rev", "before"}
+    for line in (room / "data" / ECBD).read_text(encoding="utf-8").splitlines():
+        assert json.loads(line)["definition"][:20].encode() not in whole
+    (room / "elsewhere" / files[0].relative_to(folder)).write_bytes(b"newer")
+    bring(room / "rows.zip", room / "elsewhere")
+    assert (room / "elsewhere" / files[0].relative_to(folder)).read_bytes() == b"newer"
 
 
 def rehearse_shapes(names: list[str], folder: Path) -> None:

@@ -84,6 +84,18 @@ def test_del_grows_by_targets_methods_and_ratios(
     assert_same(grown, undisturbed("deletion"), grown=True)
 
 
+def test_del_scores_no_target_whose_rows_are_there(
+    deletion, methods, run, counted, undisturbed, assert_same, tmp_path
+):
+    run(replace(deletion, n_targets=2), methods)
+    scores = list(tmp_path.rglob("steps/scores/*"))
+    for path in scores:
+        path.unlink()
+    grown = run(deletion, methods)
+    assert scores and counted == {"s1": 1, "s2": 1, "s3": 1}
+    assert_same(grown, undisturbed("deletion"), grown=True)
+
+
 def test_del_and_its_single_layers_share_a_folder_and_scores(
     deletion, layers, methods, run, counted, undisturbed, assert_same
 ):

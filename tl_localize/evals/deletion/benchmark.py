@@ -214,13 +214,20 @@ class DelBenchmark(Benchmark[DelResults]):
         """What the ablation of each target's neurons changes, method by method."""
         meter = Lazy(lambda: self._meter(steps))
         for label, method in methods.items():
-            scored = Lazy(partial(self._scores, group, method, steps))
+            missing = [index for index in group if self._lacks_rows(index, label, method, steps)]
+            scored = Lazy(partial(self._scores, missing, method, steps))
             for ratio in self.ratios:
                 for index in group:
-                    target = self.test_sequences[index]
-                    cell = Cell(label, target.id, self._scope(ratio))
+                    cell = self._cell(index, label, ratio)
                     compute = partial(self._measure, index, ratio, label, scored, meter, steps)
                     yield from steps.rows(cell, self._inputs(cell, method, steps), compute)
+
+    def _cell(self, index: int, label: str, ratio: Real) -> Cell:
+        return Cell(label, self.test_sequences[index].id, self._scope(ratio))
+
+    def _lacks_rows(self, index: int, label: str, method: Method, steps: Steps) -> bool:
+        cells = [self._cell(index, label, ratio) for ratio in self.ratios]
+        return any(steps.find(self._inputs(cell, method, steps)) is None for cell in cells)
 
     def _inputs(self, cell: Cell, method: Method, steps: Steps) -> Json:
         return {
@@ -233,13 +240,13 @@ class DelBenchmark(Benchmark[DelResults]):
         }
 
     def _scores(
-        self, group: range, method: Method, steps: Steps
+        self, indices: Sequence[int], method: Method, steps: Steps
     ) -> Mapping[int, Scored | Exception]:
-        """The scores of the targets of a group, by their number."""
-        targets = [self.test_sequences[index] for index in group]
+        """The scores of some targets, by their number."""
+        targets = [self.test_sequences[index] for index in indices]
         made_of = {"model": steps.agreed["fingerprint"]}
         found = score(method, self.model, targets, steps, made_of=made_of, units=self.units)
-        return dict(zip(group, found, strict=True))
+        return dict(zip(indices, found, strict=True))
 
     def _meter(self, steps: Steps) -> AblationMeter:
         """What measures the effect of an ablation, with the model as it is."""
