@@ -17,6 +17,7 @@ import pandas as pd
 
 EXPECTED = Path(__file__).parent / "expected"
 BANDS = "bands"
+MEASURED = "measured"  # the folder of a run's frames, in its results
 MEAN = "mean"  # in place of a text: the mean over texts
 EXACT = 1e-4  # of a number; of one above 1 relative to it
 # columns of frames that say what a row is of
@@ -59,7 +60,7 @@ def read_frame(name: str, folder: Path = EXPECTED) -> pd.DataFrame:
 
 
 def write_frame(measured: pd.DataFrame, name: str, folder: Path = EXPECTED) -> None:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     measured.round(DECIMALS).to_csv(folder / f"{name}.csv")
 
 
@@ -96,6 +97,14 @@ def with_means(frame: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
     over_texts = by_text.groupby(others, dropna=False).mean().assign(sequence_id=MEAN)
     over_texts = over_texts.set_index("sequence_id", append=True).reorder_levels(like.index.names)
     return pd.concat([by_text, over_texts])
+
+
+def rows_measured(committed: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a committed frame by methods, and of texts and groups, that were measured."""
+    rows = pd.Series(True, committed.index)
+    for level in {"method", "group", "sequence_id", "id"}.intersection(committed.index.names):
+        rows &= committed.index.isin(measured.index.unique(level), level)
+    return committed[rows]
 
 
 def differences(

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 from comparison import (
+    MEASURED,
     differences,
     indexed,
     names,
     read_bands,
     read_frame,
+    rows_measured,
     with_means,
     write_frame,
 )
@@ -26,6 +28,8 @@ HERE = Path(__file__).parent
 REFERENCE_MODELS = ["reference-gpt2", "reference-pythia"]
 # seconds: the limit of pyproject.toml is for the tests
 TIME_LIMIT, SMOKE_TIME_LIMIT = 7 * 24 * 3600, 1800
+# of --quick: they need seconds
+QUICK_METHODS = "activations,attribution,gradient_alignment,iterative_attribution"
 TABLES, PAGES = pytest.StashKey[dict](), pytest.StashKey[dict]()
 
 
@@ -62,6 +66,11 @@ def pytest_addoption(parser):
         "--full",
         action="store_true",
         help="all sentences and methods of the committed tables, however long it takes",
+    )
+    group.addoption(
+        "--quick",
+        action="store_true",
+        help="some rows of the committed DEL, INJ and REV, measured anew, in minutes",
     )
     group.addoption("--processes", type=int, default=200, help="fresh processes that load a model")
     group.addoption(
@@ -111,15 +120,18 @@ def pytest_itemcollected(item):
 
 
 def pytest_collection_modifyitems(config, items):
-    """With --real nothing else runs, and no rehearsal."""
+    """With --real nothing else runs, and no rehearsal; with --quick what is marked so."""
+    others = []
     if config.getoption("--real"):
         others = [
             item
             for item in items
             if HERE / "real" not in item.path.parents or item.get_closest_marker("smoke")
         ]
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in others]
+    elif config.getoption("--quick"):
+        others = [item for item in items if not item.get_closest_marker("quick")]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in others]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -190,6 +202,13 @@ def tuned(request):
 
 
 @pytest.fixture(scope="session")
+def quick(request):
+    """A benchmark's methods and number of texts, or of trained models; with --quick few."""
+    asked = request.config.getoption("--quick")
+    return lambda methods, n, few: (QUICK_METHODS, few) if asked else (methods, n)
+
+
+@pytest.fixture(scope="session")
 def publish(request):
     """Write a table to the results folder and print it at the end of the run."""
     from tl_localize.report.saving import save_table, to_markdown
@@ -221,16 +240,22 @@ def publish_figure(request):
 @pytest.fixture(scope="session")
 def committed(request):
     """Compare a frame with the committed one of a name, row by row (see comparison.py); skipped
-    where one of some options was given.
+    where one of some options was given. With --quick the rows are compared that were measured. The
+    frame goes to the results folder too, from which ``measure_bands.py`` reads it.
     """
+    quick = request.config.getoption("--quick")
 
     def check(measured, name, *options):
+        write_frame(indexed(measured), name, Path(request.config.getoption("--results")) / MEASURED)
         if request.config.getoption("--update-expected"):
             write_frame(indexed(measured), name)
         given = any(request.config.getoption(option) for option in options)
         if given or name not in names():
             pytest.skip(f"nothing is committed of {name} with these options")
         expected = read_frame(name)
+        if quick:
+            expected = rows_measured(expected, indexed(measured))
+            assert len(expected)
         same = with_means(indexed(measured), expected)
         wrong = differences(same, expected, read_bands(name))
         if request.config.getoption("--compare"):

@@ -98,7 +98,7 @@ def benchmark(model, model_name, collection, files, request):
 
 
 @pytest.fixture(scope="session")
-def results(benchmark, collection, model_name, tuned, publish, publish_figure, request):
+def results(benchmark, collection, model_name, tuned, quick, publish, publish_figure, request):
     from tl_localize.evals.deletion import del_figures, del_tables
     from tl_localize.evals.deletion.results import DelResults
     from tl_localize.evals.settings import del_methods
@@ -107,9 +107,10 @@ def results(benchmark, collection, model_name, tuned, publish, publish_figure, r
 
     as_committed = collection is not None and not request.config.getoption("--limit")
     steps = Steps()
-    for method in del_methods(METHODS, [], model_name, tuned):
+    methods, n_targets = quick(METHODS, N_TARGETS, 2)
+    for method in del_methods(methods, [], model_name, tuned):
         few = as_committed and method.name == "zero_out"
-        benchmark(N_TARGETS_ZERO_OUT if few else N_TARGETS).run([method], steps)
+        benchmark(N_TARGETS_ZERO_OUT if few else n_targets).run([method], steps)
     measured = DelResults.of(steps)
     for name, table in del_tables(measured, model_name).items():
         publish(table, model_name, name, CAPTIONS[name])
@@ -168,6 +169,7 @@ def test_random_neurons_change_little(losses):
     assert losses.loc["random"].abs().max() < 5
 
 
+@pytest.mark.quick
 def test_losses_are_the_committed_ones(results, model_name, committed):
     """Target by target."""
     committed(results.frame, f"del-{model_name}", *GIVEN)

@@ -59,12 +59,13 @@ def run(model, model_name, sentences, tuned, request):
 
 
 @pytest.fixture(scope="session")
-def results(run, model_name, publish, request):
+def results(run, model_name, quick, publish, request):
     from tl_localize.evals.inj import inj_tables
     from tl_localize.evals.settings import INJ_SENTENCES
     from tl_localize.report.saving import CAPTIONS
 
-    measured = run("all", N_SENTENCES_FULL if request.config.getoption("--full") else INJ_SENTENCES)
+    n_sentences = N_SENTENCES_FULL if request.config.getoption("--full") else INJ_SENTENCES
+    measured = run(*quick("all", n_sentences, 1))
     for name, table in inj_tables(measured, model_name).items():
         publish(table, model_name, name, CAPTIONS[name])
     return measured
@@ -115,6 +116,7 @@ def test_most_injections_converge(results):
     assert results.frame["converged"].mean() > 0.9
 
 
+@pytest.mark.quick
 def test_recalls_are_the_committed_ones(results, model_name, committed):
     """Sentence by sentence."""
     used = results.frame[results.frame["converged"]]

@@ -20,6 +20,7 @@ METHODS = (
 )
 N_GROUPS = 4
 RATIOS = (0.2, 0.25, 0.3, 0.35, 0.4)  # around the price of 5 points
+RATIOS_QUICK = (0.3,)
 N_GENERAL = 12  # rows of general text, as in tl-localize rev
 
 
@@ -39,16 +40,17 @@ def general(model):
 
 
 @pytest.fixture(scope="session")
-def results(model, model_name, sentences, general, tuned, publish, publish_figure):
+def results(model, model_name, sentences, general, tuned, quick, publish, publish_figure):
     from tl_localize import RevBenchmark
     from tl_localize.evals.rev import rev_figures, rev_tables
     from tl_localize.evals.settings import first_layer_settings, make_methods
     from tl_localize.report.saving import CAPTIONS
 
-    methods = make_methods(METHODS, [], first_layer_settings(0), tuned)
-    measured = RevBenchmark(model, sentences, general, n_groups=N_GROUPS, ratios=RATIOS).run(
-        methods
-    )
+    names, n_groups = quick(METHODS, N_GROUPS, 1)
+    methods = make_methods(names, [], first_layer_settings(0), tuned)
+    ratios = RATIOS if n_groups == N_GROUPS else RATIOS_QUICK
+    benchmark = RevBenchmark(model, sentences, general, n_groups=n_groups, ratios=ratios)
+    measured = benchmark.run(methods)
     for name, table in rev_tables(measured).items():
         publish(table, model_name, name, CAPTIONS[name])
     for name, figure in rev_figures(measured).items():
@@ -79,6 +81,7 @@ def test_most_trainings_converge(results):
     assert results.frame.groupby("group")["converged"].first().mean() > 0.5
 
 
+@pytest.mark.quick
 def test_changes_are_the_committed_ones(results, model_name, committed):
     """Sentence by sentence, in both directions."""
     used = results.frame[results.frame["converged"]]
