@@ -100,7 +100,7 @@ def with_means(frame: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
 
 
 def rows_measured(committed: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a committed frame by methods and ratios, of texts and groups, that were measured."""
+    """The rows of a committed frame whose method, ratio and text were measured."""
     rows = pd.Series(True, committed.index)
     for level in {"method", "ratio", "group", "sequence_id", "id"}.intersection(
         committed.index.names
