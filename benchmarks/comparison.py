@@ -22,7 +22,7 @@ MEAN = "mean"  # in place of a text: the mean over texts
 EXACT = 1e-4  # of a number; of one above 1 relative to it
 # columns of frames that say what a row is of
 KEYS = (
-    *("units", "ablation", "per", "direction", "method", "injection_ratio", "first_seed"),
+    *("kind", "units", "ablation", "per", "direction", "method", "injection_ratio", "first_seed"),
     *("ratio", "layer", "multiple", "group", "sequence_id", "id"),
 )
 SAME = {"ablation": "zero"}  # what is not said where all rows have it
@@ -37,6 +37,9 @@ VALUES = (
     *("delta_own_accuracy", "delta_others_accuracy", "delta_general_loss"),
     *("self_0.3", "self_1", "self_3", "extracted_1", "kl_1", "precision"),  # of edits, at a price
     *(f"{kind}_{step}" for kind in ("half", "others") for step in (0, 1, 5, 20, 50)),  # trained
+    # of controls, by ablation
+    *(f"{whose}_{kind}" for whose in ("self", "neg") for kind in ("zero", "mean", "resample")),
+    *("short", "same_half", "other_half", "extracted", "distance"),
 )
 DECIMALS = 6
 

@@ -148,8 +148,10 @@ def changes(results):
     return results.frame.groupby(["method", "ratio"])[columns].mean()
 
 
-@pytest.mark.parametrize("name", [*GRIDS, *OURS])
-def test_every_method_beats_random_on_self_minus_neg(changes, name):
+# not said of the other rivals: on reference-gpt2 their neurons took nothing of two texts, or a
+# point, and as much of the others as random neurons, or more
+@pytest.mark.parametrize("name", ["hard_concrete", "adversarial_hard_concrete", *OURS])
+def test_methods_that_train_or_attribute_beat_random_on_self_minus_neg(changes, name):
     largest = changes.xs(changes.index.get_level_values("ratio").max(), level="ratio")
     gaps = largest["delta_neg_accuracy"] - largest["delta_self_accuracy"]
     assert gaps[name] > gaps["random"]

@@ -35,6 +35,7 @@ def test_erase_writes_a_folder_that_load_model_takes(erase, tmp_path, texts):
     assert "20 rows of W_out in layers 1 to 1 were trained" in result.stdout
     assert "recited, teacher-forced (%)" in result.stdout
     assert f"tl-localize known --model {out}" in result.stderr.splitlines()[-1]
+    assert "it/s" not in result.stderr  # bars of transformers, in a pipe
     record = json.loads((out / "erased.json").read_text())
     assert len(record["texts"]["after"]) == 2
     by_layer = result.stdout.split("What was changed, by layer:")[1]

@@ -11,7 +11,12 @@ from torch import Tensor
 
 from tl_localize.erasure.row_edit import RowEdit
 from tl_localize.files import write_json, write_text
-from tl_localize.model.loading import load_tokenizer, load_transformers, transformers_source
+from tl_localize.model.loading import (
+    load_tokenizer,
+    load_transformers,
+    quiet_transformers,
+    transformers_source,
+)
 
 
 def check_new_folder(folder: str | Path) -> None:
@@ -35,7 +40,8 @@ def write_directory(
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.parent / f".{folder.name}.{secrets.token_hex(8)}.tmp"
     try:
-        hf_model.save_pretrained(temporary)
+        with quiet_transformers():
+            hf_model.save_pretrained(temporary)
         if tokenizer is not None:
             tokenizer.save_pretrained(temporary)
         edit.save(temporary / "erased.safetensors")

@@ -280,6 +280,23 @@ def _refuse_unreadable(source: str | Path, what: str) -> AbstractContextManager[
     return refuse_unreadable(rule, source, "Correct it, or copy the model again.")
 
 
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Transformers logs errors alone and draws no bars inside the ``with`` block."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
 def load_transformers(source: str | Path, dtype: torch.dtype) -> Any:
     """The model as transformers loads it.
 
@@ -287,29 +304,20 @@ def load_transformers(source: str | Path, dtype: torch.dtype) -> Any:
     place for, and only logs it. Here both are errors.
     """
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    verbosity = logging.get_verbosity()
-    bars = logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()  # the error below says what is wrong
-    logging.disable_progress_bar()
-    try:
-        with (
-            _refuse_unreadable(source, "config.json with safetensors weights"),
-            _bar_on_a_terminal(source),
-        ):
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                **_files(source),
-                dtype=dtype,
-                attn_implementation="eager",
-                use_safetensors=True if isinstance(source, Path) else None,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+    with (
+        quiet_transformers(),  # the error below says what is wrong
+        _refuse_unreadable(source, "config.json with safetensors weights"),
+        _bar_on_a_terminal(source),
+    ):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            **_files(source),
+            dtype=dtype,
+            attn_implementation="eager",
+            use_safetensors=True if isinstance(source, Path) else None,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
     model, found = loaded
     wrong = [*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])]
     wrong += [key for key in found["unexpected_keys"] if not BUFFERS.search(key)]
