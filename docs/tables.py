@@ -363,6 +363,23 @@ def stored_table(path: str, models: dict[str, str], column: str, methods: Sequen
     return markdown(["method", *models], rows)
 
 
+def rivals_table() -> str:
+    """Text / others in points where the largest share is ablated."""
+    frames = [pd.read_csv(ROOT / f"docs/results/{model}/rivals.csv") for model in (GPT2, PYTHIA)]
+    largest = [frame[frame["ratio"] == frame["ratio"].max()] for frame in frames]
+    columns = ["delta_self_accuracy", "delta_neg_accuracy"]
+    parts = [100 * frame.groupby("method")[columns].mean() for frame in largest]
+    rows = [
+        [RIVALS[method], *(" / ".join(map(number, part.loc[method])) for part in parts)]
+        for method in RIVALS
+    ]
+    named = [
+        f"{name}, {100 * frame['ratio'].iloc[0]:g} %, {frame['sequence_id'].nunique()} texts"
+        for name, frame in zip(SHIPPED, largest, strict=True)
+    ]
+    return markdown(["method", *named], rows)
+
+
 def short(title: str) -> str:
     """A title without what is said about the method."""
     return title.replace("**", "").split(" (")[0]
@@ -480,7 +497,7 @@ def rev_price_table(methods: Sequence[str]) -> str:
 
 def minutes_table() -> str:
     """Minutes of processor time by file and model."""
-    minutes = pd.read_csv(ROOT / "benchmarks" / "minutes.csv", dtype=str)
+    minutes = pd.read_csv(ROOT / "benchmarks" / "minutes.csv", dtype=str).fillna("")
     return markdown(list(minutes), minutes.to_numpy().tolist())
 
 
@@ -749,6 +766,18 @@ RECALLS = {
     "gpt2, 3 %": f"distractors-{GPT2}",
     "pythia, 3 %": f"distractors-{PYTHIA}",
 }
+RIVALS = {
+    "refined_attribution": "Refined Attribution (ours)",
+    "iterative_attribution": TITLES["iterative_attribution"],
+    "adversarial_hard_concrete": "AdversarialHardConcrete",
+    "hard_concrete": "Hard Concrete, searched",
+    "attribution": TITLES["attribution"],
+    "balanced_subnet": "BalancedSubnet",
+    "contrastive_gradient": "ContrastiveGradient",
+    "selective_pruning": "SelectivePruning",
+    "selective_synaptic_dampening": "SelectiveSynapticDampening",
+    "random": "Random",
+}
 TABLES: dict[str, Callable[[], str]] = {
     "agreement": agreement_table,
     "paper-texts-smollm2": lambda: paper_texts_table(
@@ -767,6 +796,7 @@ TABLES: dict[str, Callable[[], str]] = {
         ("gradient_alignment", "slimming", "hard_concrete", "row_norm", "random"), RECALLS
     ),
     "benchmark-minutes": minutes_table,
+    "rivals": rivals_table,
     "rev": lambda: rev_price_table(REV_METHODS[:8] + REV_METHODS[9:10] + REV_METHODS[-1:]),
     "del": lambda: del_table(
         ("iterative_attribution", "slimming", "hard_concrete", "activations", "random"), MODELS
