@@ -11,10 +11,11 @@ Decided before the first row was measured:
 
 * Texts: the first 12 of DEL's targets in random order, without the 5 dev texts; the others of DEL
   are the negatives. As many **written** texts: 16 tokens of prefix and 48 of suffix that the model
-  writes itself (``write_texts`` of seed 1, where the contrast has seed 0), so each token is
-  predicted right and none is memorized as a text. Left out: those whose suffix has fewer than 16
-  different tokens, as in the paper's criterion, and those that share 8 tokens in a row with a text
-  of DEL.
+  writes itself (``write_texts`` of seeds from 1 on, where the contrast has seed 0), so each token
+  is predicted right and none is memorized as a text. Left out: those whose suffix has fewer than
+  16 different tokens, as in the paper's criterion, and those that share 8 tokens in a row with a
+  text of DEL. (Seed 1 alone was planned, and gave one text; the others were added when the rows of
+  one method were there.)
 * Neurons: the top 10 % of each layer of the reference models, 0.2 % of others, layer 0 spared.
 * Numbers, changes of accuracy by ablation (points):
   "self" and "neg" as in DEL, with zero, mean and resample ablation;
@@ -46,7 +47,7 @@ from tl_localize.stats import with_error
 N_TARGETS = 12  # --limit is of the targets
 N_PREFIX = 16  # of a written text
 MIN_DISTINCT, SHARED = 16, 8
-WRITTEN_SEED = 1
+WRITTEN_SEEDS = range(1, 31)
 METHODS = "iterative_attribution,attribution,activations,hard_concrete,random"
 CHEAP = "iterative_attribution,attribution,activations,random"  # of other models
 ABLATED = ("zero", "mean", "resample")
@@ -67,10 +68,13 @@ def written_controls(model, sequences, n):
 
     known = set().union(*(grams(sequence.tokens) for sequence in sequences))
     found = []
-    for i, tokens in enumerate(write_texts(NeuronView(model), WRITTEN_SEED)):
-        distinct = len(set(tokens[N_PREFIX:].tolist()))
-        if distinct >= MIN_DISTINCT and not grams(tokens) & known:
-            found.append(MemorizedSequence(tokens, N_PREFIX, id=f"written-{i}"))
+    for seed in WRITTEN_SEEDS:
+        for i, tokens in enumerate(write_texts(NeuronView(model), seed)):
+            distinct = len(set(tokens[N_PREFIX:].tolist()))
+            if distinct >= MIN_DISTINCT and not grams(tokens) & known:
+                found.append(MemorizedSequence(tokens, N_PREFIX, id=f"written-{seed}-{i}"))
+        if len(found) >= n:
+            break
     return found[:n]
 
 
@@ -206,10 +210,11 @@ def _ablate(ablation, general_tokens, neurons, target):
 def measure(controls, methods, n_targets, steps):
     """One row for each text, method and contrast."""
     from tl_localize.execution.store import describe
+    from tl_localize.files import digest
     from tl_localize.model.environment import fingerprint
 
     about = {"step": "memory", "model": fingerprint(controls.model), "ratio": controls.ratio}
-    about["known"] = [text.tokens.tolist() for text in controls.known]
+    about["known"] = digest([text.tokens.tolist() for text in controls.known])
     texts = {"memorized": controls.known[:n_targets], "written": controls.written[:n_targets]}
     rows = []
     for method in methods:

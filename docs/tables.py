@@ -380,6 +380,33 @@ def rivals_table() -> str:
     return markdown(["method", *named], rows)
 
 
+def memory_table(model: str) -> str:
+    """Controls of DEL: what neurons do to memorized texts, and to texts that the model writes."""
+    frame = pd.read_csv(ROOT / f"docs/results/{model}/memory.csv")
+    by_method = frame.groupby(["method", "kind"], sort=False)
+    rows = []
+    for (method, kind), part in by_method:
+        if method in CONTROLS:
+            cells = [mean_with_interval(100 * part[column]) for column in CONTROL_COLUMNS]
+            rows.append([CONTROLS[str(method)], f"{kind} ({len(part)})", *cells])
+    return markdown(["method", "texts", *CONTROL_COLUMNS.values()], rows)
+
+
+def contrast_table(model: str) -> str:
+    """Text / others, with and without the contrast."""
+    frame = pd.read_csv(ROOT / f"docs/results/{model}/memory.csv")
+    known = frame[frame["kind"] == "memorized"].set_index("method")
+    rows = []
+    for method in ("attribution", "hard_concrete", "activations"):
+        both = [known.loc[[name]] for name in (method, f"{method}_contrast_1")]
+        cells = [
+            " / ".join(mean_with_interval(100 * part[f"{whose}_zero"]) for whose in ("self", "neg"))
+            for part in both
+        ]
+        rows.append([TITLES[method], *cells])
+    return markdown(["method", "as it is", "times 1 / (1 + G ** 3)"], rows)
+
+
 def short(title: str) -> str:
     """A title without what is said about the method."""
     return title.replace("**", "").split(" (")[0]
@@ -766,6 +793,23 @@ RECALLS = {
     "gpt2, 3 %": f"distractors-{GPT2}",
     "pythia, 3 %": f"distractors-{PYTHIA}",
 }
+CONTROLS = {
+    name: TITLES[name]
+    for name in (
+        *("iterative_attribution", "attribution", "hard_concrete", "activations"),
+        "random",
+    )
+}
+CONTROL_COLUMNS = {
+    "self_zero": "Self",
+    "neg_zero": "Neg",
+    "self_mean": "Self, mean ablation",
+    "self_resample": "Self, resample",
+    "short": "Self after half of the prefix",
+    "same_half": "a half by its own neurons",
+    "other_half": "a half by the other's neurons",
+    "extracted": "extracted",
+}
 RIVALS = {
     "refined_attribution": "Refined Attribution (ours)",
     "iterative_attribution": TITLES["iterative_attribution"],
@@ -813,6 +857,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "tests-smollm2": lambda: against_table(SMOLLM2, SMOLLM2_METHODS[1:], (1, 3, 5)),
     "tests-gemma": lambda: against_table(GEMMA, GEMMA_METHODS[1:], (1, 3, 5), added=True),
 }
+TABLES["memory"] = partial(memory_table, GPT2)
+TABLES["memory-contrast"] = partial(contrast_table, GPT2)
 TABLES[f"erase-{GPT2}"] = partial(erase_table, GPT2)
 TABLES[f"erase_returned-{GPT2}"] = partial(return_table, GPT2)
 for shipped in SHIPPED.values():
