@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -380,28 +381,59 @@ def rivals_table() -> str:
     return markdown(["method", *named], rows)
 
 
-def memory_table(model: str) -> str:
-    """Controls of DEL: what neurons do to memorized texts, and to texts that the model writes."""
+def read_controls(model: str) -> pd.DataFrame:
+    """Controls of DEL, changes in points, the distance in characters."""
     frame = pd.read_csv(ROOT / f"docs/results/{model}/memory.csv")
-    by_method = frame.groupby(["method", "kind"], sort=False)
+    frame = frame.set_index(["kind", "method", "id"]).sort_index()
+    return (100 * frame).assign(distance=frame["distance"])
+
+
+def memory_table(model: str) -> str:
+    """What neurons do to memorized texts, and to texts that the model writes."""
+    found = read_controls(model)
     rows = []
-    for (method, kind), part in by_method:
-        if method in CONTROLS:
-            cells = [mean_with_interval(100 * part[column]) for column in CONTROL_COLUMNS]
-            rows.append([CONTROLS[str(method)], f"{kind} ({len(part)})", *cells])
+    for method, title in CONTROLS.items():
+        for kind in found.index.unique("kind"):
+            part = found.loc[(kind, method)]
+            cells = [mean_with_interval(part[column]) for column in CONTROL_COLUMNS]
+            rows.append([title, f"{kind} ({len(part)})", *cells])
     return markdown(["method", "texts", *CONTROL_COLUMNS.values()], rows)
 
 
+def memory_difference_table(model: str) -> str:
+    """Do texts that were never memorized lose as much as memorized ones?"""
+    found = read_controls(model)["self_zero"].unstack("method")
+    beyond_random = found.sub(found["random"], axis=0)
+    rows = [
+        [title, *(written_minus_memorized(losses[method]) for losses in (found, beyond_random))]
+        for method, title in CONTROLS.items()
+        if method != "random"
+    ]
+    rows.append([TITLES["random"], written_minus_memorized(found["random"]), ""])
+    return markdown(["method", "written minus memorized", "the same beyond Random"], rows)
+
+
+def written_minus_memorized(losses: pd.Series) -> str:
+    """The difference of two means over different texts: each kind is resampled by itself."""
+
+    def difference(written: np.ndarray, memorized: np.ndarray, axis: int = -1) -> np.ndarray:
+        return written.mean(axis) - memorized.mean(axis)
+
+    values = [losses[kind].to_numpy(dtype=float) for kind in ("written", "memorized")]
+    drawn = stats.bootstrap(
+        values, difference, method="percentile", n_resamples=2000, rng=np.random.default_rng(0)
+    )
+    return with_interval(float(difference(*values)), drawn.confidence_interval)
+
+
 def contrast_table(model: str) -> str:
-    """Text / others, with and without the contrast."""
-    frame = pd.read_csv(ROOT / f"docs/results/{model}/memory.csv")
-    known = frame[frame["kind"] == "memorized"].set_index("method")
+    """Text / others, with and without the contrast, on memorized texts."""
+    known = read_controls(model).loc["memorized"]
     rows = []
     for method in ("attribution", "hard_concrete", "activations"):
-        both = [known.loc[[name]] for name in (method, f"{method}_contrast_1")]
         cells = [
-            " / ".join(mean_with_interval(100 * part[f"{whose}_zero"]) for whose in ("self", "neg"))
-            for part in both
+            " / ".join(mean_with_interval(known.loc[name, f"{whose}_zero"]) for whose in WHOSE)
+            for name in (method, f"{method}_contrast_1")
         ]
         rows.append([TITLES[method], *cells])
     return markdown(["method", "as it is", "times 1 / (1 + G ** 3)"], rows)
@@ -793,10 +825,14 @@ RECALLS = {
     "gpt2, 3 %": f"distractors-{GPT2}",
     "pythia, 3 %": f"distractors-{PYTHIA}",
 }
+WHOSE = ("self", "neg")
 CONTROLS = {
     name: TITLES[name]
     for name in (
-        *("iterative_attribution", "attribution", "hard_concrete", "activations"),
+        "iterative_attribution",
+        "attribution",
+        "hard_concrete",
+        "activations",
         "random",
     )
 }
@@ -858,6 +894,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tests-gemma": lambda: against_table(GEMMA, GEMMA_METHODS[1:], (1, 3, 5), added=True),
 }
 TABLES["memory"] = partial(memory_table, GPT2)
+TABLES["memory-difference"] = partial(memory_difference_table, GPT2)
 TABLES["memory-contrast"] = partial(contrast_table, GPT2)
 TABLES[f"erase-{GPT2}"] = partial(erase_table, GPT2)
 TABLES[f"erase_returned-{GPT2}"] = partial(return_table, GPT2)
