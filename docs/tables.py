@@ -743,6 +743,18 @@ def cost_table() -> str:
     return markdown(["method", *measured, "the paper, Pythia-6.9B on an A6000, seconds"], rows)
 
 
+def times_table() -> str:
+    """Seconds of each task on each model and device."""
+    frame = pd.read_csv(ROOT / "docs/results/times.csv")
+    seconds = frame.set_index(["task", "model", "device"])["seconds"].unstack([1, 2])
+    columns = [f"{SHORT_NAMES.get(model, model)}, {device}" for model, device in seconds]
+    rows = [
+        [title, *(f"{found:.2g}" if found < 100 else f"{found:.0f}" for found in seconds.loc[task])]
+        for task, title in TASKS.items()
+    ]
+    return markdown(["task", *columns], rows).replace(" nan ", "  ")
+
+
 def planted_table() -> str:
     """How many planted texts are memorized by the paper's criteria, by repetitions."""
     frames = {
@@ -846,6 +858,27 @@ CONTROL_COLUMNS = {
     "other_half": "a half by the other's neurons",
     "extracted": "extracted",
 }
+SHORT_NAMES = {SMOLLM2: "SmolLM2-135M", GPT2: "shipped gpt2"}
+TASKS = {
+    "demo": "`tl-localize demo`",
+    "known": "`tl-localize known`",
+    "localize": "`tl-localize localize`, one text",
+    "erase": "`tl-localize erase`, one text",
+    "inj --limit 1": "`tl-localize inj --limit 1`, all methods",
+    "inj --limit 1, three methods": "`tl-localize inj --limit 1`, three quick methods",
+    "del --targets 1": "`tl-localize del --targets 1`, all methods",
+    "del --targets 1, three methods": "`tl-localize del --targets 1`, three quick methods",
+    "rev --groups 1": "`tl-localize rev --groups 1`, all methods",
+    "activations": "Activations, one text",
+    "attribution": "Attribution, one text",
+    "gradient_alignment": "Gradient Alignment, one text",
+    "iterative_attribution": "Iterative Attribution, the first text of a model",
+    "iterative_attribution, another text": "Iterative Attribution, another text",
+    "slimming": "Slimming, one text",
+    "hard_concrete": "Hard Concrete, one text",
+    "integrated_gradients": "Integrated Gradients, one text",
+    "zero_out, screen=0.05": "Zero-Out with `screen=0.05`, one text",
+}
 RIVALS = {
     "refined_attribution": "Refined Attribution (ours)",
     "iterative_attribution": TITLES["iterative_attribution"],
@@ -864,6 +897,7 @@ TABLES: dict[str, Callable[[], str]] = {
         SMOLLM2, ("gradient_alignment", *SMOLLM2_METHODS)
     ),
     "cost": cost_table,
+    "times": times_table,
     "front": front_table,
     "heads": heads_table,
     "inj": lambda: inj_table(INJ),

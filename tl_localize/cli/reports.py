@@ -31,9 +31,9 @@ FIGURES = {  # by file name, what a page says below them
     "that of the distractors' rows, mean and standard error over groups; better: up and left.",
     "del_forgetting": "DEL: accuracy that the target loses (Self) against what the other sequences "
     "lose (Neg), mean and standard error over targets; better: up and left.",
-    "del_confusion": "DEL: change of accuracy of each sequence (column) when another's neurons "
-    "(row) are ablated. A method that finds neurons of the target alone colours the diagonal "
-    "alone.",
+    "del_confusion": "DEL: change of accuracy of each sequence (column) when the units of "
+    "another one (row) are ablated. A method that finds those of the target alone colours the "
+    "diagonal alone.",
     "rev_curves": "REV: change of accuracy of the sentence against that of the others as more "
     "units are put back, and as more are given to the model before; mean and standard error over "
     "models.",

@@ -13,6 +13,7 @@ from noise import letters
 
 from tl_localize import AttentionHeads, Attribution, NeuronScores, RandomBaseline, Units, explore
 from tl_localize.evals.ablation import ABLATIONS
+from tl_localize.evals.deletion import confusion
 from tl_localize.evals.settings import del_methods, del_ratios
 from tl_localize.execution import Store
 from tl_localize.model.neurons import NeuronView
@@ -77,6 +78,13 @@ def test_mean_ablation_of_heads_is_the_mean_of_each_entry(model, general):
     )
     found = ABLATIONS["mean"](general, 0, NeuronView(model, HEADS), 0)
     torch.testing.assert_close(found, wanted)
+
+
+def test_figure_of_heads_says_heads(gpt2_like, benchmark_of):
+    results = benchmark_of(gpt2_like, ratios=(0.4,), units=HEADS).run([Attribution(units=HEADS)])
+    assert results.units == HEADS
+    label = confusion(results).axes[0].get_ylabel()
+    assert label == "sequence whose heads are ablated"
 
 
 def test_run_of_heads_is_resumed_and_not_mixed_with_neurons(gpt2_like, benchmark_of, tmp_path):

@@ -62,8 +62,8 @@ def forgetting(results: DelResults) -> "Figure":
 
 
 def confusion(results: DelResults, ratio: Real | None = None) -> "Figure":
-    """DEL: change of accuracy of each sequence (column) when another's neurons are ablated (row),
-    one panel per method.
+    """DEL: change of accuracy of each sequence (column) when the units of another one (row) are
+    ablated, one panel per method.
 
     All panels have one order, by category, and one scale: orange is lost, purple gained. A method
     that finds neurons of the target alone colours the diagonal alone. What was not measured,
@@ -95,7 +95,8 @@ def confusion(results: DelResults, ratio: Real | None = None) -> "Figure":
         panel.set_xticks(starts - 0.5, names, rotation=90, ha="left")
         panel.set_yticks(starts - 0.5, names, va="top")
         panel.grid(color="0.8", linewidth=0.5)
-        finish(panel, "measured sequence", "sequence whose neurons are ablated", short_title(name))
+        ablated = f"sequence whose {results.units.name} are ablated"
+        finish(panel, "measured sequence", ablated, short_title(name))
         panel.label_outer()
     figure: Any = panels[0].figure
     label = "change of accuracy (percentage points)"

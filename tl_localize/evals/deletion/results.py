@@ -19,7 +19,7 @@ from tl_localize.evals.shared import (
 )
 from tl_localize.execution.store import Steps
 from tl_localize.stats import at_cost, compare_with_reference, quantity, with_error
-from tl_localize.units import NEURONS, UNITS
+from tl_localize.units import NEURONS, UNITS, Units
 
 METRICS: dict[str, tuple[str, int, int]] = {  # column: title, factor, decimals
     "delta_self_accuracy": ("Δ Self-Acc (points)", 100, 1),
@@ -103,6 +103,12 @@ class DelResults(Measured):
         about = settings_of(steps), missing_of(steps)
         return cls(frame, *about, before, confusion, single)
 
+    @property
+    def units(self) -> Units:
+        """What was ablated, of those kinds that the package has; of other kinds it says neurons."""
+        classes = {type(units).__name__: units for units in UNITS.values()}
+        return classes.get(self.settings.get("units", {}).get("class", ""), NEURONS)
+
     def summary(self) -> pd.DataFrame:
         """The numbers of ``table``: model, ablation, method, ratio, metric, mean, standard_error
         and n, the number of targets. Accuracies are fractions.
@@ -176,15 +182,13 @@ class DelResults(Measured):
         1 / 1536, nobody but the number of units means anything.
         """
         percent = 100 * ratio
-        classes = {type(units).__name__: units for units in UNITS.values()}
-        units = classes.get(self.settings.get("units", {}).get("class", ""), NEURONS)
         if "per" in block and block["per"].eq("model").all():
-            return f"{quantity(int(block['n_neurons'].max()), units.one)} of the model"
+            return f"{quantity(int(block['n_neurons'].max()), self.units.one)} of the model"
         n_layers = block.get("n_layers", pd.Series(dtype=float)).max()
         if math.isclose(percent, float(f"{percent:.4g}"), rel_tol=1e-9) or math.isnan(n_layers):
             return f"{percent:.4g} % of each layer"
         count = round(block["n_neurons"].max() / n_layers)
-        return f"{quantity(count, units.one)} of each layer ({percent:.2g} %)"
+        return f"{quantity(count, self.units.one)} of each layer ({percent:.2g} %)"
 
     def before_table(self) -> pd.DataFrame:
         """How well the model memorizes the test sequences, as text: the paper's table of accuracy,
