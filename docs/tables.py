@@ -54,6 +54,7 @@ TITLES = {
     "zero_out": "Zero-Out",
     "integrated_gradients": "Integrated Gradients",
     "activations": "Activations",
+    "oracle_mask": "oracle, learned mask (knows the model before, and the other texts)",
     "oracle_rounds": "oracle in rounds (knows the model before)",
     "oracle_first_order": "oracle, first order (knows the model before)",
     "row_norm": "RowNorm (a control)",

@@ -23,6 +23,7 @@ TITLES = {name: method.title for name, method in METHODS.items()} | {
     "activation_contrast_same_kind": "Activation Contrast, same kind (of texts)",
     "oracle_first_order": "oracle, first order (knows the model before)",
     "oracle_rounds": "oracle in rounds (knows the model before)",
+    "oracle_mask": "oracle, learned mask (knows the model before)",
 }
 
 

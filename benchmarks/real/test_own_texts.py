@@ -3,7 +3,8 @@ docs/results/smollm2.md and gemma.md.
 
 DEL: the texts of ``tl-localize known`` that the model recites. INJ: 8 of our sentences at 1 % and
 0.1 %, and 4 groups of 4 together at 1 %: 6 hours of one core on SmolLM2. What is done is kept in
-the results folder; ``--limit 1`` takes one text. With ``--paper-data`` they are left out.
+the results folder; ``--limit 1`` takes one text, one sentence and one group. With ``--paper-data``
+they are left out.
 
     pytest benchmarks/real/test_own_texts.py --real
     pytest benchmarks/real/test_own_texts.py --real -k forgetting
@@ -133,11 +134,16 @@ def alone(measure: Any, request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(scope="session")
-def together(measure: Any, loaded: tuple[str, Any]) -> Any:
+def n_groups(request: pytest.FixtureRequest) -> int:
+    return request.config.getoption("--limit") or N_GROUPS
+
+
+@pytest.fixture(scope="session")
+def together(measure: Any, loaded: tuple[str, Any], n_groups: int) -> Any:
     size = DISTRACTORS + 1
     about = f"{size} sentences in independent sets of rows: the target's / the distractors' rows"
     how = {"ratios": [RATIO_TOGETHER], "distractors": DISTRACTORS}
-    return measure("together", N_GROUPS * size, about, more=searched("inj", loaded[0]), **how)
+    return measure("together", n_groups * size, about, more=searched("inj", loaded[0]), **how)
 
 
 @pytest.fixture(scope="session")
@@ -237,10 +243,12 @@ def test_row_norms_do_not_tell_whose_rows_they_are(together: Any) -> None:
     assert abs(rows["recall"].mean() - rows["foreign_recall"].mean()) < 0.1
 
 
-def test_gradient_alignment_names_most_of_the_targets_rows_in_every_group(together: Any) -> None:
+def test_gradient_alignment_names_most_of_the_targets_rows_in_every_group(
+    together: Any, n_groups: int
+) -> None:
     rows = together.frame[together.frame["multiple"] == 1]
     recalls = rows[rows["converged"]].groupby(["group", "method"])["recall"].mean().unstack()
-    assert len(recalls) == N_GROUPS
+    assert len(recalls) == n_groups
     others = recalls.drop(columns="gradient_alignment").max(axis=1)
     assert (recalls["gradient_alignment"] > others).all()
 

@@ -60,9 +60,10 @@ def layers(deletion):
 
 @pytest.fixture
 def rev(rev, monkeypatch):
-    from tl_localize.evals.rev.benchmark import ORACLES
+    from tl_localize.evals.rev.oracles import ORACLES
 
-    monkeypatch.delitem(ORACLES, "oracle_rounds")  # for the sake of time
+    for slow in ("oracle_rounds", "oracle_mask"):
+        monkeypatch.delitem(ORACLES, slow)
     return replace(rev, n_sequences=2, ratios=(0.5,), recipe=replace(rev.recipe, max_steps=5))
 
 

@@ -92,7 +92,7 @@ def test_all_units_put_back_give_the_model_before(rev):
 
 
 def test_first_order_oracle_is_the_derivative_of_moving_a_unit_back(rev):
-    from tl_localize.evals.rev.benchmark import change_scores
+    from tl_localize.evals.rev.oracles import Change, Gradients
     from tl_localize.injection.recipes import assigned, learn, read_units
     from tl_localize.metrics import mean_log_odds
     from tl_localize.model.neurons import NeuronView
@@ -104,7 +104,8 @@ def test_first_order_oracle_is_the_derivative_of_moving_a_unit_back(rev):
     base = {name: p.detach().clone() for name, p in rev.model.named_parameters()}
     with assigned(rev.model, learned.weights):
         after = read_units(view, learned.weights)
-        found = change_scores(view, group[0], list(base), read_units(view, base), after, 1)
+        change = Change(view, group, list(base), read_units(view, base), after)
+        found = Gradients()(change, 0)
     batch = SequenceBatch.of([group[0]])
 
     def odds(neuron, step):
@@ -123,6 +124,43 @@ def test_first_order_oracle_is_the_derivative_of_moving_a_unit_back(rev):
     torch.testing.assert_close(scores / scores.norm(), slopes / slopes.norm(), rtol=0.02, atol=0.01)
 
 
+def test_learned_mask_begins_with_the_slopes_of_its_objective_and_loses_only_the_target(rev):
+    from tl_localize import accuracy
+    from tl_localize.evals.rev.oracles import Change, LearnedMask
+    from tl_localize.injection.recipes import assigned, learn, read_units, units_replaced
+    from tl_localize.metrics import batch_loss, mean_unlikelihood
+    from tl_localize.model.neurons import NeuronView
+    from tl_localize.sequences import SequenceBatch
+
+    group = rev.groups()[0].sequences
+    learned = learn(rev.model, group, rev.recipe)
+    view = NeuronView(rev.model)
+    base = [block.mlp.W_out.detach().clone() for block in rev.model.blocks]
+    before = read_units(view)
+    with assigned(rev.model, learned.weights):
+        change = Change(view, group, list(learned.weights), before, read_units(view))
+        first = LearnedMask(steps=1, sparsity_weight=0)(change, 0).values
+        found = LearnedMask(steps=30)(change, 0)
+        with units_replaced(view, found.top_k(0.5).mask, change.before):
+            lost = 1 - accuracy(rev.model, group)
+    assert lost[0] > lost[1:].mean() + 0.2
+
+    target, others = SequenceBatch.of(group[:1]), SequenceBatch.of(group[1:])
+    model = copy.deepcopy(rev.model).double()
+
+    def objective(unit, step):
+        for layer, (was, now) in enumerate(zip(base, learned.weights.values(), strict=True)):
+            part = torch.full((len(was), 1), 0.5, dtype=torch.double)
+            part[unit] += step if layer == 1 else 0
+            model.blocks[layer].mlp.W_out.data.copy_(now + part * (was - now))
+        with torch.no_grad():
+            return float(mean_unlikelihood(model, target) + batch_loss(model, others).mean())
+
+    slopes = torch.tensor([objective(i, 0.01) - objective(i, -0.01) for i in range(12)])
+    # Adam's first step is its rate, against the slope
+    torch.testing.assert_close(first[1][:12], -0.1 * slopes.sign(), rtol=0, atol=1e-3)
+
+
 def test_every_method_is_compared_with_the_reference(brief):
     from tl_localize import Activations
 
@@ -137,7 +175,7 @@ def test_every_method_is_compared_with_the_reference(brief):
     [
         "injection.recipes.batch_loss",
         "methods.activations.activations",
-        "evals.rev.benchmark.mean_log_odds",
+        "evals.rev.oracles.mean_log_odds",
         "evals.rev.benchmark.accuracy",
     ],
 )

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Integer
 from torch import Tensor
 
 from tl_localize.checks import Real, check_count, check_seed
+from tl_localize.evals.rev.oracles import ORACLES, Change
 from tl_localize.evals.rev.results import RevResults
 from tl_localize.evals.shared import (
     Group,
@@ -35,23 +36,21 @@ from tl_localize.injection.recipes import (
     UnitWeights,
     assigned,
     check_earlier,
-    in_training,
     learn,
     read_units,
     units_replaced,
 )
 from tl_localize.methods import ActivationContrast
 from tl_localize.methods.base import Method
-from tl_localize.metrics import accuracy, check_text, mean_log_odds, sequence_losses
+from tl_localize.metrics import accuracy, check_text, sequence_losses
 from tl_localize.model.environment import about_model, environment, fingerprint
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
-from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
+from tl_localize.sequences import MemorizedSequence, check_sequences
 from tl_localize.units import NEURONS, Units
 
 SAME_KIND = f"{ActivationContrast.name}_same_kind"
 ALIGNMENT = 0.05  # of the same; with so many texts the direction of a row is to count less
-ORACLES = {"oracle_first_order": 1, "oracle_rounds": 10}  # label -> rounds
 N_GENERAL = 12  # the first rows of general text, every other one of which is measured
 
 
@@ -64,9 +63,10 @@ class RevBenchmark(Benchmark[RevResults]):
     sentence of a group is the target once, the rest are its others. The second half of the groups
     is never trained: Activation Contrast with their texts, which are of the same kind as the
     target, is among the methods (``activation_contrast_same_kind``). So are Random and RowNorm.
-    Two oracles know the model before: ``oracle_first_order`` ranks units by the
-    gradient of the target's mean log-odds times the unit's true change, ``oracle_rounds`` does so
-    in ten rounds, the units of earlier rounds being put back.
+    Three oracles know the model before. ``oracle_first_order`` ranks units by the gradient of the
+    target's mean log-odds times the unit's true change, ``oracle_rounds`` does so in ten rounds,
+    the units of earlier rounds being put back. ``oracle_mask`` also knows the others: it learns a
+    mask over the true changes that loses the target and keeps them.
 
     Source: weights are put back, or grafted, to localize a skill by Panigrahi et al. (2023),
     arXiv:2302.06600. Ours is the benchmark of methods that see the trained model alone.
@@ -94,7 +94,7 @@ class RevBenchmark(Benchmark[RevResults]):
     >>> [len(group.sequences) for group in benchmark.groups()]  # and one that is not trained
     [1, 1]
     >>> sorted(set(rev_results.frame["method"]))  # of benchmark.run([Activations()])
-    ['activations', 'oracle_first_order', 'oracle_rounds', 'random', 'row_norm']
+    ['activations', 'oracle_first_order', 'oracle_mask', 'oracle_rounds', 'random', 'row_norm']
     """
 
     model: LanguageModel
@@ -178,9 +178,7 @@ class RevBenchmark(Benchmark[RevResults]):
         return learned
 
     def label(self, methods: Sequence[Method]) -> Methods:
-        """The methods by label; the controls are always among them, and the oracles, which are no
-        methods and stand as the number of their rounds.
-        """
+        """The methods by label; the controls and the oracles are always among them."""
         labelled: dict[str, Any] = with_controls(methods, self.units)
         if self.before is None:
             untrained = [sequence for group in self._halves[1] for sequence in group]
@@ -261,13 +259,10 @@ class RevBenchmark(Benchmark[RevResults]):
         before_units, after_units = read_units(view, base), read_units(view, after)
         with assigned(self.model, after):
             if label in ORACLES:
-                changed = list(other.weights)
-                scores = [
-                    change_scores(
-                        view, sequence, changed, before_units, after_units, ORACLES[label]
-                    )
-                    for sequence in group.sequences
-                ]
+                known = Change(
+                    view, group.sequences, list(other.weights), before_units, after_units
+                )
+                scores = [method(known, k) for k in range(len(group.sequences))]
             else:
                 made_of = {"learned": trained}
                 scored = score(
@@ -321,59 +316,3 @@ class RevBenchmark(Benchmark[RevResults]):
 
     def results(self, steps: Steps) -> RevResults:
         return RevResults.of(steps)
-
-
-def change_scores(
-    view: NeuronView,
-    sequence: MemorizedSequence,
-    trained: Sequence[str],
-    before: UnitWeights,
-    after: UnitWeights,
-    rounds: int,
-) -> NeuronScores:
-    """What a unit's true change does to the mean log-odds of a text, to first order: the gradient
-    times the change, summed over the weights of the unit. The model has its learned weights, of
-    which ``trained`` names the parameters that differ.
-
-    With several rounds, half of the units of each layer are ranked in rounds: those that the
-    earlier rounds chose are put back when the gradient is taken; the rest are ranked by the last.
-    """
-    values = torch.zeros(view.size)
-    chosen = torch.zeros_like(values, dtype=torch.bool)
-    rounds = min(rounds, max(1, view.n_neurons // 2))
-    per_round = max(1, view.n_neurons // (2 * rounds))
-    for left in range(rounds, 0, -1):
-        with units_replaced(view, chosen, before):
-            effects = _change_effects(view, sequence, trained, before, after)
-        effects = effects / effects.abs().amax(1, keepdim=True).clamp_min(1e-30)  # in [-1, 1]
-        values = torch.where(chosen, values, effects)
-        if left > 1:
-            best = effects.masked_fill(chosen, -math.inf).topk(per_round).indices
-            new = torch.zeros_like(chosen).scatter(1, best, True)
-            values = torch.where(new, effects + 2 * left, values)
-            chosen |= new
-    return NeuronScores(values, sequence_id=sequence.id, units=view.units)
-
-
-@torch.enable_grad()
-def _change_effects(
-    view: NeuronView,
-    sequence: MemorizedSequence,
-    trained: Sequence[str],
-    before: UnitWeights,
-    after: UnitWeights,
-) -> Float[Tensor, "layer neuron"]:
-    parameters: dict[str, Any] = dict(view.model.named_parameters())
-    changed = [parameters[name] for name in trained]
-    batch = SequenceBatch.of([sequence], view.device)
-    with in_training(view.model, changed):
-        odds = mean_log_odds(view.model, batch).sum()
-        gradients: Any = torch.autograd.grad(odds, changed, materialize_grads=True)
-    # gradients are read by unit, as weights are; what was not trained has not changed
-    by_unit = read_units(view, dict(zip(trained, gradients, strict=True)))
-    effects = torch.zeros(view.size)
-    for layer, parts in enumerate(zip(by_unit, before, after, strict=True)):
-        for gradient, was, now in zip(*parts, strict=True):
-            product = gradient * (now - was)
-            effects[layer] += product.reshape(view.n_neurons, -1).sum(1).cpu()
-    return effects

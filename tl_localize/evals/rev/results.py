@@ -10,7 +10,7 @@ from tl_localize.evals.shared import Measured
 from tl_localize.stats import at_cost, gain_at, mean_text, paired_test, with_error
 
 MIN_MODELS = 8  # below it no p-value is given
-ORACLES = ("oracle_rounds", "oracle_first_order")
+ORACLES = ("oracle_mask", "oracle_rounds", "oracle_first_order")
 PRICE = 5.0  # points that the others lose (put back) or gain (graft)
 DIRECTIONS = {"put_back": "put back to the model before", "graft": "given to the model before"}
 
