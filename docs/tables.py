@@ -748,7 +748,7 @@ def times_table() -> str:
     """Seconds of each task on each model and device."""
     frame = pd.read_csv(ROOT / "docs/results/times.csv")
     seconds = frame.set_index(["task", "model", "device"])["seconds"].unstack([1, 2])
-    columns = [f"{SHORT_NAMES.get(model, model)}, {device}" for model, device in seconds]
+    columns = [f"{SHORT_NAMES.get(model, model)}, {device}" for model, device in seconds.columns]
     rows = [
         [title, *(f"{found:.2g}" if found < 100 else f"{found:.0f}" for found in seconds.loc[task])]
         for task, title in TASKS.items()
