@@ -66,9 +66,9 @@ def changes(results):
     return back.groupby(["method", "ratio"])[columns].mean()
 
 
-def test_the_oracle_in_rounds_leads(changes):
+def test_the_learned_mask_leads(changes):
     gaps = (changes["delta_own_accuracy"] - changes["delta_others_accuracy"]).unstack().min(axis=1)
-    assert gaps.idxmin() == "oracle_rounds"
+    assert gaps.idxmin() == "oracle_mask"
 
 
 @pytest.mark.parametrize("method", METHODS.split(","))

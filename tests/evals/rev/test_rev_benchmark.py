@@ -139,7 +139,7 @@ def test_learned_mask_begins_with_the_slopes_of_its_objective_and_loses_only_the
     before = read_units(view)
     with assigned(rev.model, learned.weights):
         change = Change(view, group, list(learned.weights), before, read_units(view))
-        first = LearnedMask(steps=1, sparsity_weight=0)(change, 0).values
+        first = LearnedMask(steps=1)(change, 0).values
         found = LearnedMask(steps=30)(change, 0)
         with units_replaced(view, found.top_k(0.5).mask, change.before):
             lost = 1 - accuracy(rev.model, group)

@@ -110,16 +110,17 @@ class LearnedMask:
         m = sigmoid(a),  weights of unit i = after_i + m_i (before_i - after_i)
         minimize over a   mean over the text's tokens of -log(1 - p)
                           + mean over the other texts of their loss
-                          + sparsity_weight * mean over units of m
+
+    Settings were tried on a model of another seed, at the price of 5 points: twice as many steps
+    gained 1 point, a term for the mean of m lost some.
 
     Source: Panigrahi et al. (2023), arXiv:2302.06600, learn which weights of a fine-tuned model
     carry a skill by a mask between two models. Differs: units in place of weights, and texts that
     are to stay.
     """
 
-    steps: int = 100
+    steps: int = 50
     learning_rate: float = 0.1
-    sparsity_weight: float = 1.0
 
     def __call__(self, change: Change, k: int) -> NeuronScores:
         view, sequence = change.view, change.sequences[k]
@@ -140,8 +141,7 @@ class LearnedMask:
                 slopes = -change.effects(objective)  # of the objective, by the mask
             with torch.enable_grad():
                 optimizer.zero_grad()
-                surrogate = (mask * slopes).sum() + self.sparsity_weight * mask.mean()
-                surrogate.backward()
+                (mask * slopes).sum().backward()
             optimizer.step()
         return NeuronScores(logits.detach(), sequence_id=sequence.id, units=view.units)
 
