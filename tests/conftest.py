@@ -57,6 +57,16 @@ def little_general_text():
         yield whole
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _few_steps_of_the_learned_mask():
+    """An oracle of REV, which always runs along."""
+    from tl_localize.evals.rev.oracles import ORACLES, LearnedMask
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ORACLES, "oracle_mask", LearnedMask(steps=2))
+        yield
+
+
 @pytest.fixture
 def all_general_text(little_general_text, monkeypatch):
     """A model writes as much general text as it does for users."""
