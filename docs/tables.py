@@ -33,6 +33,7 @@ from price_tests import tests_at_prices  # noqa: E402
 
 from tl_localize import DelResults  # noqa: E402
 from tl_localize.evals.agreement import agreement, published_agreement  # noqa: E402
+from tl_localize.evals.rev.results import ORACLES  # noqa: E402
 from tl_localize.paper import published  # noqa: E402
 from tl_localize.stats import bootstrap, gain_at, gains_at, paired_test  # noqa: E402
 
@@ -540,7 +541,7 @@ def rev_price_table(methods: Sequence[str]) -> str:
         by_model = [rev_curves(model, group) for group in groups]
         columns += [title, "of the best oracle", f"ahead of Activations, of {len(groups)} models"]
         curves = rev_curves(model)
-        best = min(rev_at_price(curves[name]) for name in ("oracle_rounds", "oracle_first_order"))
+        best = min(rev_at_price(curves[name]) for name in ORACLES)
         for method in methods:
             found = rev_at_price(curves[method])
             ahead = sum(
@@ -801,7 +802,7 @@ PAPERS = (
 )
 FEW = ("iterative_attribution", "attribution_contrast_1", "attribution", "slimming")
 REV_METHODS = (
-    *("oracle_rounds", "oracle_first_order", "activation_contrast_same_kind"),
+    *("oracle_mask", "oracle_rounds", "oracle_first_order", "activation_contrast_same_kind"),
     *("activation_contrast", "activations", "iterative_attribution", "hard_concrete", "slimming"),
     *("attribution", "gradient_alignment", "row_norm", "random"),
 )
@@ -912,7 +913,7 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "benchmark-minutes": minutes_table,
     "rivals": rivals_table,
-    "rev": lambda: rev_price_table(REV_METHODS[:8] + REV_METHODS[9:10] + REV_METHODS[-1:]),
+    "rev": lambda: rev_price_table(REV_METHODS[:9] + REV_METHODS[10:11] + REV_METHODS[-1:]),
     "del": lambda: del_table(
         ("iterative_attribution", "slimming", "hard_concrete", "activations", "random"), MODELS
     ),
