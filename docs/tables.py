@@ -506,7 +506,15 @@ def rev_curves(model: str, group: str | None = None) -> dict[str, pd.DataFrame]:
 
 
 def rev_at_price(curve: pd.DataFrame) -> float:
-    return gain_at(REV_PRICE, -curve["delta_others_accuracy"], curve["delta_own_accuracy"])
+    """Own at the price, or at the largest share where the others have lost less."""
+    own, others = curve["delta_own_accuracy"], -curve["delta_others_accuracy"]
+    return own.iloc[-1] if others.max() < REV_PRICE else gain_at(REV_PRICE, others, own)
+
+
+def rev_cell(curve: pd.DataFrame) -> str:
+    """The same as text, which says what the largest share costs where that is less."""
+    found, costs = number(rev_at_price(curve)), curve["delta_others_accuracy"]
+    return f"{found} at {number(costs.iloc[-1])}" if -costs.min() < REV_PRICE else found
 
 
 def rev_at_most(curve: pd.DataFrame) -> float:
@@ -523,7 +531,7 @@ def rev_table(model: str, methods: Sequence[str]) -> str:
         curve = curves[method]
         own, others = curve["delta_own_accuracy"], curve["delta_others_accuracy"]
         cells = [f"{number(own[ratio])} / {number(others[ratio])}" for ratio in REV_SHARES]
-        last = [number(rev_at_price(curve)), number((own - others).min())]
+        last = [rev_cell(curve), number((own - others).min())]
         rows.append([TITLES[method], *cells, *last])
     headings = [f"{100 * ratio:g} %" for ratio in REV_SHARES]
     last = ["own where others lost 5", "own minus others, at most"]
@@ -549,7 +557,7 @@ def rev_price_table(methods: Sequence[str]) -> str:
                 for curve in by_model
             )
             count = "" if method == "activations" else str(ahead)
-            cells[method] += [number(found), f"{100 * found / best:.0f} %", count]
+            cells[method] += [rev_cell(curves[method]), f"{100 * found / best:.0f} %", count]
     return markdown(columns, list(cells.values()))
 
 
@@ -753,6 +761,7 @@ def times_table() -> str:
     rows = [
         [title, *(f"{found:.2g}" if found < 100 else f"{found:.0f}" for found in seconds.loc[task])]
         for task, title in TASKS.items()
+        if task in seconds.index
     ]
     return markdown(["task", *columns], rows).replace(" nan ", "  ")
 
@@ -870,7 +879,7 @@ TASKS = {
     "inj --limit 1, three methods": "`tl-localize inj --limit 1`, three quick methods",
     "del --targets 1": "`tl-localize del --targets 1`, all methods",
     "del --targets 1, three methods": "`tl-localize del --targets 1`, three quick methods",
-    "rev --groups 1": "`tl-localize rev --groups 1`, all methods",
+    "rev --groups 1": "`tl-localize rev --groups 1`, all methods, without the learned mask",
     "activations": "Activations, one text",
     "attribution": "Attribution, one text",
     "gradient_alignment": "Gradient Alignment, one text",

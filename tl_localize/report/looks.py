@@ -51,7 +51,7 @@ LOOKS = {
     "contrastive_gradient": Look("#CC6677", "4"),
     "oracle_first_order": Look("#555555", "1"),
     "oracle_rounds": Look("#555555", "2"),
-    "oracle_mask": Look("#555555", "3"),
+    "oracle_mask": Look("#555555", "s"),
     "random": Look("#999999", "x"),
     "row_norm": Look("#777777", "+"),
 }

@@ -88,9 +88,10 @@ class RevResults(Measured):
         """Own where the others changed by 5 points, as it is and as a share of the best oracle's;
         own minus others at the share where that is largest; and own / others by share, in points.
 
-        The first is on the curve of each method, which is linear between the shares; ``-`` where
-        the curve ends before, and what the first share costs where that is more. Errors are over
-        models (of the first, jackknife errors); one model has none.
+        The first is on the curve of each method, which is linear between the shares. Where the
+        curve ends before, it is own at the largest share and what that costs, and where the first
+        share costs more, what that costs. Errors are over models (of the first, jackknife errors);
+        one model has none.
 
         Args:
             errors: also the standard errors of own and others, the share of the oracle and own
@@ -103,12 +104,13 @@ class RevResults(Measured):
         ratios = sorted(self.frame["ratio"].unique())
         points = self.points(direction)
         oracles = [_gain(*points[name]) for name in ORACLES if name in points]
-        best = max((gain for gain in oracles if not np.isnan(gain)), default=np.nan)
+        best = max((gain for gain in oracles if gain > 0), default=np.nan)
         rows: dict[str, dict[str, str]] = {}
         for method, (own, others) in points.items():
-            row = rows[method] = {
-                f"own at others {sign}{PRICE:g}": at_cost(PRICE, np.abs(others), own)
-            }
+            at_price = at_cost(PRICE, np.abs(others), own)
+            if at_price == "-":
+                at_price = f"{own[:, -1].mean():.1f} at {others[:, -1].mean():+.1f}"
+            row = rows[method] = {f"own at others {sign}{PRICE:g}": at_price}
             if errors:
                 share = 100 * _gain(own, others) / best
                 row["of the best oracle"] = "-" if np.isnan(share) else f"{share:.0f} %"
@@ -153,8 +155,11 @@ def model_test(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def _gain(own: np.ndarray, others: np.ndarray) -> float:
-    """How much own has changed where the others have by 5 points."""
-    return abs(gain_at(PRICE, np.abs(others.mean(0)), own.mean(0)))
+    """How much own has changed where the others have by 5 points, or at the largest share where
+    that changes them less.
+    """
+    costs, gains = np.abs(others.mean(0)), own.mean(0)
+    return abs(gains[-1] if costs.max() < PRICE else gain_at(PRICE, costs, gains))
 
 
 def _largest_gap(own: np.ndarray, others: np.ndarray) -> np.ndarray:
