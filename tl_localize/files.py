@@ -232,6 +232,16 @@ def check_writable(folder: str | Path) -> None:
         TemporaryFile(dir=there).close()
 
 
+def check_out_file(path: str | Path, suffix: str) -> None:
+    """Raise ValueError where a file of a kind can't be written; nothing is made."""
+    path = Path(path)
+    if path.suffix != suffix or path.is_dir():
+        raise ValueError(
+            f"out must be a {suffix} file, got {str(path)!r}. The page is written beside it."
+        )
+    check_writable(path.parent)
+
+
 @contextmanager
 def _writing_in(folder: str | Path) -> Iterator[None]:
     try:

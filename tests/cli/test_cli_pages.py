@@ -107,3 +107,10 @@ def test_known_writes_a_page_of_all_texts_beside_its_file(named, texts, tmp_path
     assert all(json.loads(line)["id"] in page for line in out.read_text().splitlines())
     assert "What a threshold keeps" in page and f"--out {out}" in page
     assert result.stderr.splitlines()[-1].startswith("Next: tl-localize del --model")
+
+
+@pytest.mark.parametrize("command", ["known", "localize --example quotes-056"])
+def test_a_result_is_not_written_into_the_place_of_its_page(command, tmp_path):
+    result = invoke(f"{command} --out {tmp_path / 'out.html'}")
+    assert result.exit_code == 2 and not list(tmp_path.iterdir())
+    assert re.search(r"out must be a \.\w+ file, got .*out\.html", " ".join(result.stderr.split()))

@@ -92,3 +92,14 @@ def test_a_folder_with_files_is_refused_before_the_model_is_loaded(tmp_path):
     (tmp_path / "mine").write_text("mine")
     result = invoke("erase --example primes --model nosuch --out", tmp_path)
     assert result.exit_code == 2 and "folder must be new or empty" in result.stderr
+
+
+def test_settings_without_a_method_are_those_of_the_default_one(erase):
+    result = erase(f"{erase.data} --set nonsense.steps=3")
+    assert result.exit_code == 2 and "nonsense" in result.stderr
+
+
+def test_a_prefix_needs_a_suffix(erase):
+    result = erase("--example primes --prefix", "2, 3")
+    assert result.exit_code == 2
+    assert "prefix and suffix must be given together" in " ".join(result.stderr.split())

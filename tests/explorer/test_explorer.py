@@ -6,12 +6,13 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tl_localize import Attribution, NeuronScores, RowNorm, accuracy, explore
+from tl_localize import Activations, Attribution, NeuronScores, RowNorm, accuracy, explore
 from tl_localize.explorer import SCRIPT
 from tl_localize.metrics import target_logits
 from tl_localize.sequences import SequenceBatch
@@ -277,3 +278,15 @@ def test_view_asks_python_in_a_browser(explorer, page):
     page.locator("canvas >> nth=0").click(position={"x": 40, "y": 10})
     page.wait_for_selector(".tlx-card")
     assert asked[-1][:3] == ["card", 0, 0]
+
+
+def test_scores_of_texts_without_ids_are_refused_and_a_text_is_no_other(gpt2_like, make_sequences):
+    texts = make_sequences((9, 3), (9, 3))
+    nameless = [replace(text, id="") for text in texts]
+    scores = Activations().map(gpt2_like, nameless, check=False)
+    general = torch.randint(0, 61, (2, 8))
+    with pytest.raises(ValueError, match="texts must have different ids"):
+        explore(gpt2_like, nameless, scores, general=general, decode=str)
+    (scored,) = Activations().map(gpt2_like, texts[:1], check=False)
+    view = explore(gpt2_like, texts[0], scored, others=texts, general=general, decode=str)
+    assert [other.id for other in view.others] == [texts[1].id]

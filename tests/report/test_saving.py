@@ -97,3 +97,11 @@ def test_del_tables_without_categories_and_integrated_gradients(del_results):
     frame = del_results.frame[del_results.frame["method"] != "integrated_gradients"]
     bare = replace(del_results, frame=frame, before=del_results.before.assign(category=""))
     assert set(del_tables(bare, "x")) == {"del_memorization", "del", "del_at_price"}
+
+
+def test_latex_of_a_caption_is_escaped_and_texts_stay_as_they_are(tmp_path):
+    table = pd.DataFrame({"PPL": ["1234.56"]}, index=pd.Index(["007"], name="id"))
+    save_table(table, tmp_path, "t", "recall (%) of my_model")
+    assert "\\caption{recall (\\%) of my\\_model}" in (tmp_path / "t.tex").read_text()
+    last = (tmp_path / "t.md").read_text().splitlines()[-1]
+    assert [cell.strip() for cell in last.split("|")] == ["", "007", "1234.56", ""]

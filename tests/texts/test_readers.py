@@ -281,6 +281,28 @@ def test_tokens_outside_the_vocabulary_are_named(tmp_path, lettered):
         read(lettered, tmp_path / "t.npy", n_prefix=9)
 
 
+@pytest.mark.parametrize("ids", [False, True])
+def test_what_follows_a_prompt_is_read_once(lettered, ids):
+    prompt, whole = TEXTS[0][:9], TEXTS[0]
+    row = {"prompt": prompt, "all": whole}
+    broken = {"prompt": TEXTS[1], "all": whole}
+    if ids:
+        row, broken = ({k: [*map(ord, v)] for k, v in some.items()} for some in (row, broken))
+    assert read(lettered, [row]) == EXPECTED[:1]
+    with pytest.raises(ValueError, match=r"all must begin with the prompt, got .* at row 0"):
+        read(lettered, [broken])
+
+
+def test_counts_of_nothing_are_refused(lettered):
+    tokens = [*map(ord, TEXTS[0])]
+    with pytest.raises(ValueError, match=r"n_prefix must be .*got 0"):
+        read(lettered, [{"tokens": tokens, "n_prefix": 0}])
+    with pytest.raises(ValueError, match=r"prefix must prompt the model, got nothing at row 0"):
+        read(lettered, [{"prefix": "", "suffix": TEXTS[0]}])
+    with pytest.raises(ValueError, match=r"n_suffix must be .*got -4"):
+        Data(source=[], n_suffix=-4)
+
+
 # Others
 
 

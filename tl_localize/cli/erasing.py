@@ -10,6 +10,7 @@ from tl_localize.cli.messages import say, say_next
 from tl_localize.cli.pages import about_command, write_page
 from tl_localize.erasure import Erasure, erase
 from tl_localize.erasure.directory import check_new_folder
+from tl_localize.erasure.erase import DEFAULT_METHODS
 from tl_localize.evals.settings import make_methods
 from tl_localize.evals.shared import reporter
 from tl_localize.execution import Steps
@@ -17,6 +18,7 @@ from tl_localize.execution.run import show_progress
 from tl_localize.files import check_writable
 from tl_localize.methods import Localizer
 from tl_localize.metrics import decoder, predicted_suffixes
+from tl_localize.model.loading import is_reference
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.report.pages import PageTable, Shown, in_words
 from tl_localize.report.terminal import bars, show
@@ -72,14 +74,17 @@ def erase_texts(options: EraseOptions) -> None:
     erasure.save(options.out, force=options.force)
     say(f"Edited model: {options.out}; what was done: {options.out / 'erased.md'}")
     write_erased_page(options.out / "erased.html", erasure, model, texts, options)
-    say_next(f"tl-localize known --model {options.out} lists what it still recites.")
+    if is_reference(options.model.model):  # its planted texts are those of the shipped model alone
+        say_next(f"tl-localize localize --model {options.out} takes it as any other model.")
+    else:
+        say_next(f"tl-localize known --model {options.out} lists what it still recites.")
 
 
 def read_method(options: EraseOptions) -> Localizer | None:
-    """The method that is asked for; None for the default one."""
-    if not options.method:
+    """The method that is asked for, or set; None for the default one as it is."""
+    if not (options.method or options.set):
         return None
-    methods = make_methods(options.method, options.set)
+    methods = make_methods(options.method or DEFAULT_METHODS[options.edit].name, options.set)
     if len(methods) != 1:
         raise ValueError(
             f"method must be one, got {options.method!r}. Give the command once for each."
@@ -92,7 +97,12 @@ def check_options(options: EraseOptions) -> None:
     name = options.model.model
     check_ratio("share", options.share)
     given = [bool(options.texts.data), bool(options.example)]
-    given.append(bool(options.prefix and options.suffix))
+    given.append(bool(options.prefix or options.suffix))
+    if bool(options.prefix) != bool(options.suffix):
+        raise ValueError(
+            f"prefix and suffix must be given together, got {options.prefix!r} and "
+            f"{options.suffix!r}. The prefix prompts the model, the suffix is what it recites."
+        )
     if sum(given) != 1:
         raise ValueError(
             "text must be given in one way, as --data, as --example or as --prefix and --suffix, "

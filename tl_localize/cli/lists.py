@@ -9,7 +9,7 @@ from tl_localize.checks import check_between
 from tl_localize.cli.command_options import KnownOptions
 from tl_localize.cli.messages import say, say_next
 from tl_localize.cli.pages import about_command, write_page
-from tl_localize.files import check_writable, prepare_folder
+from tl_localize.files import check_out_file, prepare_folder
 from tl_localize.methods import METHODS
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.report.pages import PageTable
@@ -42,7 +42,7 @@ def preview(text: str) -> Text:
 def show_known(options: KnownOptions) -> None:
     check_between(0, 1, min_accuracy=options.min_accuracy)
     if options.out:
-        check_writable(options.out.parent)
+        check_out_file(options.out, ".jsonl")
     data = options.columns.open(options.data) if options.data else None
     model = options.model.load()
     found = known(model, options.min_accuracy, data)

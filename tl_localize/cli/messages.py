@@ -9,7 +9,7 @@ COMMAND: ContextVar[str] = ContextVar("COMMAND", default="")  # the command line
 
 def say(text: str) -> None:
     """A line on standard error, broken between words; tables go to standard output."""
-    out = Console(stderr=True, highlight=False)
+    out = Console(stderr=True, highlight=False, emoji=False)  # of a path :key: is no key
     out.print(text, markup=False, soft_wrap=not out.is_terminal)
 
 

@@ -17,7 +17,7 @@ from tl_localize.evals.settings import FIRST_LAYER, first_layer_settings, make_m
 from tl_localize.evals.shared import reporter
 from tl_localize.execution import Steps
 from tl_localize.execution.run import show_progress
-from tl_localize.files import check_writable, prepare_folder
+from tl_localize.files import check_out_file, prepare_folder
 from tl_localize.methods import Attribution, IterativeAttribution, Localizer
 from tl_localize.metrics import accuracy, check_recited, perplexity
 from tl_localize.model.neurons import LanguageModel
@@ -143,7 +143,7 @@ def check_options(options: LocalizeOptions) -> None:
     if options.example:
         check_example(options.example, name)
     if options.out:
-        check_writable(options.out.parent)
+        check_out_file(options.out, ".safetensors")
 
 
 def read_text(options: LocalizeOptions, model: LanguageModel) -> MemorizedSequence:

@@ -38,6 +38,7 @@ from tl_localize.texts.known import MIN_ACCURACY, known
 from tl_localize.texts.reference import held_out_tokens
 
 Edit = Literal["rows", "ablate"]
+DEFAULT_METHODS = {"rows": ActivationContrast, "ablate": IterativeAttribution}
 N_OTHERS = 40  # other texts: half of them watch the price, half of them are measured at the end
 N_GENERAL, LENGTH = 32, 64  # rows of general text, and their tokens: halved likewise
 N_WRITTEN = 8  # texts that the model writes, in each training step
@@ -186,7 +187,7 @@ def erase(
     general = choose_general(model, general_tokens)
     trial = Trial(model, texts, PriceMeter(model, stay[::2], general[::2]), goal)
     if method is None:
-        method = ActivationContrast() if edit == "rows" else IterativeAttribution()
+        method = DEFAULT_METHODS[edit]()
     report(0.0, "localize")
     scores = mean_scores(model, method, texts)
     settings: dict[str, Any] = {"edit": edit, "method": identity(method), "seed": seed}

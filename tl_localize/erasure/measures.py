@@ -97,7 +97,9 @@ def measure_texts(model: LanguageModel, sequences: Sequence[MemorizedSequence]) 
     shares = accuracy(model, sequences).tolist()
     for sequence, share in zip(sequences, shares, strict=True):
         row: Json = {"id": sequence.id, "category": sequence.category, "accuracy": share}
-        half = sequence.prefix[len(sequence.prefix) // 2 :]
+        first = int(bool(sequence.bos))  # a model that was trained with it needs it
+        start, words = sequence.prefix[:first], sequence.prefix[first:]
+        half = torch.cat([start, words[len(words) // 2 :]])
         for name, prefix in (("", sequence.prefix), ("half_", half)):
             found = extract(model, prefix, sequence.suffix)
             row |= {f"{name}{key}": value for key, value in found.items()}
@@ -173,7 +175,7 @@ def precision_of(before: LanguageModel, after: LanguageModel, truth: NeuronSet) 
     weights_before = check_earlier(after, before)
     weights_after = dict(after.named_parameters())
     total = sum(
-        float((weights_after[name].double() - weight.double()).square().sum())
+        float((weights_after[name] - weight.to(weights_after[name])).double().square().sum())
         for name, weight in weights_before.items()
     )
     old = NeuronView(before, truth.units)

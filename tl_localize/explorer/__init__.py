@@ -97,9 +97,9 @@ def explore(
     if general is None:
         general = held_out_tokens(model)[:16]
     if others is None and is_reference(model_name(model)):
-        own = {text.fingerprint for text in texts}
-        some = reference_sequences(model)[::EVERY]
-        others = [other for other in some if other.fingerprint not in own]
+        others = reference_sequences(model)[::EVERY]
+    own = {text.fingerprint for text in texts}
+    others = [other for other in others or [] if other.fingerprint not in own]
     shares = sorted(
         ratio for ratio in ratios if round(view.n_neurons * check_ratio("ratio", ratio))
     )
@@ -107,7 +107,7 @@ def explore(
         raise ValueError(f"ratios must take a neuron of each layer, got {list(ratios)}.")
     check_choice("ablation", ablation, ABLATIONS)
     how = (shares, ablation, decode or decoder(model))
-    return Explorer(view, texts, pairs, list(others or []), general, *how)
+    return Explorer(view, texts, pairs, others, general, *how)
 
 
 def _pair_scores(
@@ -115,6 +115,11 @@ def _pair_scores(
 ) -> list[tuple[int, NeuronScores]]:
     """The index of a text and scores for it; random scores last."""
     ids = [text.id for text in texts]
+    if len(texts) > 1 and (len(set(ids)) < len(ids) or not all(s.sequence_id for s in scores)):
+        raise ValueError(
+            f"texts must have different ids, which their scores hold, got {ids} and scores of "
+            f"{[scored.sequence_id for scored in scores]}. Give each text an id and localize again."
+        )
     pairs: list[tuple[int, NeuronScores]] = []
     for scored in scores:
         of = scored.sequence_id or ids[0]

@@ -1,10 +1,12 @@
 """Tables as Markdown, LaTeX and CSV, and figures as PNG and SVG, on disk."""
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from tl_localize.drawing import image_bytes
 from tl_localize.files import prepare_folder, write_text, write_whole
@@ -27,7 +29,8 @@ def to_markdown(table: pd.DataFrame) -> str:
     | Random        |    3.4 |
     """
     escaped = flat(table).replace(r"\|", r"\\|", regex=True)  # a bar would end the cell
-    return escaped.to_markdown(index=False, floatfmt=".3g")
+    texts = [i for i, kind in enumerate(escaped.dtypes) if not is_numeric_dtype(kind)]
+    return escaped.to_markdown(index=False, floatfmt=".3g", disable_numparse=texts)
 
 
 def flat(table: pd.DataFrame) -> pd.DataFrame:
@@ -48,7 +51,8 @@ def save_table(table: pd.DataFrame, folder: str | Path, name: str, caption: str 
     ['inj.csv', 'inj.md', 'inj.tex']
     """
     whole = flat(table)
-    latex = whole.to_latex(index=False, caption=caption or None, escape=True, float_format="%.3g")
+    escaped = re.sub(r"([%&#_$])", r"\\\1", caption)  # of the cells pandas takes care
+    latex = whole.to_latex(index=False, caption=escaped or None, escape=True, float_format="%.3g")
     texts = {
         "md": f"{caption}\n\n{to_markdown(table)}\n".lstrip(),
         "tex": latex,

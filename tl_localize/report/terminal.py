@@ -22,7 +22,7 @@ CONTROLS = [TITLES[name] for name in NO_METHODS]
 
 def console() -> Console:
     """Standard output; in a pipe nothing is wrapped."""
-    out = Console(highlight=False)
+    out = Console(highlight=False, emoji=False)
     if not out.is_terminal:
         out.width = 1000
     return out

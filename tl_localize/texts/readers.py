@@ -96,6 +96,8 @@ class Data:
     def __post_init__(self) -> None:
         if not isinstance(self.n_prefix, str | None):
             check_count(n_prefix=self.n_prefix)
+        if self.n_suffix is not None:
+            check_count(n_suffix=self.n_suffix)
         if isinstance(self.source, str | Path):
             object.__setattr__(self, "source", Path(self.source).absolute())
         if not self.name:
@@ -181,18 +183,20 @@ class Data:
         named = _column(row, self.category, place) if self.category else row.get("category", "")
         # of the manual set it is a list
         category = next(iter(named), "") if isinstance(named, list) else named
-        n_prefix = self.n_prefix or row.get("n_prefix")
+        n_prefix = row.get("n_prefix") if self.n_prefix is None else self.n_prefix
         if isinstance(n_prefix, str):
             n_prefix = _column(row, n_prefix, place)
         parts = [row[name] for name in names]
+        if names == MANUAL:
+            parts[1] = _after_prompt(parts[0], parts[1], place)
+        if len(parts) == 2 and not len(parts[0]):
+            raise ValueError(f"{names[0]} must prompt the model, got nothing at {place}.")
         if names[0] in TOKENS or not all(isinstance(part, str) for part in parts):
-            ids = [_token_ids(name, row[name], place) for name in names]
+            ids = [_token_ids(name, part, place) for name, part in zip(names, parts, strict=True)]
             if len(ids) == 2 and n_prefix is None:
                 n_prefix = len(ids[0])
             return Entry(place, str(id), str(category), n_prefix, torch.cat(ids))
         prompt = parts[0] if len(parts) == 2 else ""
-        if names == MANUAL:
-            parts[1] = parts[1].removeprefix(prompt)
         return Entry(place, str(id), str(category), n_prefix, text="".join(parts), prompt=prompt)
 
     def _columns(self, row: Mapping[str, Any], place: str) -> tuple[str, ...]:
@@ -244,7 +248,8 @@ class Data:
         if n_prefix is None and third_of_short and len(tokens) < SHORT:
             n_prefix = max(1, len(tokens) // 3)
         id = entry.id or f"sequence-{number:04d}"
-        sequence = MemorizedSequence(tokens, n_prefix or N_PREFIX, id, entry.category)
+        length = N_PREFIX if n_prefix is None else n_prefix
+        sequence = MemorizedSequence(tokens, length, id, entry.category)
         check_tokens(model, sequence.tokens)
         if self.n_suffix is not None:
             end = sequence.n_prefix + self.n_suffix
@@ -305,6 +310,16 @@ def read_tokens(path: str | Path) -> Integer[Tensor, "sequence pos"]:
                 f"{tuple(tokens.shape)}; one sequence is tokens[None]"
             )
     return tokens
+
+
+def _after_prompt(prompt: Any, whole: Any, place: str) -> Any:
+    """What follows the prompt in a text, or in a row of ids, that begins with it."""
+    if list(whole[: len(prompt)]) != list(prompt):
+        raise ValueError(
+            f"all must begin with the prompt, got {whole!r:.40} after {prompt!r:.40} at {place}. "
+            "Name the columns prefix and suffix where the second one does not repeat the first."
+        )
+    return whole[len(prompt) :]
 
 
 def _token_ids(name: str, value: Any, place: str) -> Int[Tensor, " pos"]:
