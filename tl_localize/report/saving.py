@@ -30,7 +30,8 @@ def to_markdown(table: pd.DataFrame) -> str:
     """
     escaped = flat(table).replace(r"\|", r"\\|", regex=True)  # a bar would end the cell
     texts = [i for i, kind in enumerate(escaped.dtypes) if not is_numeric_dtype(kind)]
-    return escaped.to_markdown(index=False, floatfmt=".3g", disable_numparse=texts)
+    as_they_are = texts if len(escaped) else False
+    return escaped.to_markdown(index=False, floatfmt=".3g", disable_numparse=as_they_are)
 
 
 def flat(table: pd.DataFrame) -> pd.DataFrame:

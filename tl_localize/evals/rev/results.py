@@ -28,7 +28,7 @@ class RevResults(Measured):
         missing: what a run was asked for and has not got, one row per group x method.
 
     >>> rev_results
-    RevResults(1 sequences x 5 methods)
+    RevResults(1 sequences x 6 methods)
     """
 
     caption = "after minus before"
