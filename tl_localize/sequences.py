@@ -176,8 +176,9 @@ def with_text(model: LanguageModel, sequence: MemorizedSequence) -> MemorizedSeq
     if getattr(model, "tokenizer", None) is None:
         return sequence
     decode = decoder(model)
-    prefix = decode(sequence.prefix.tolist())
-    suffix = decode(sequence.tokens.tolist())[len(prefix) :]
+    first = int(bool(sequence.bos))
+    prefix = decode(sequence.prefix[first:].tolist())
+    suffix = decode(sequence.tokens[first:].tolist())[len(prefix) :]
     return replace(sequence, text=(prefix, suffix))
 
 

@@ -515,6 +515,17 @@ def test_tune_ranks_a_grid_and_inj_reads_its_settings(run, grid, tmp_path, monke
     assert methods_of(tmp_path / "out")["slimming"]["steps"] == best["slimming"]["steps"]
 
 
+@pytest.mark.parametrize("content", ["[3]", '{"slimming": 3}', '{"slimming": {"steps": 3}}'])
+def test_tune_names_a_grid_of_another_form(run, tmp_path, content):
+    (tmp_path / "grid.json").write_text(content)
+    result = run.tune(f"--method slimming --grid {tmp_path / 'grid.json'}")
+    assert result.exit_code == 2
+    assert "grid must be a JSON file such as" in result.stderr
+    result = run.tune("--method slimming --ratio 0")
+    assert result.exit_code == 2
+    assert "ratio must be a fraction in (0, 1]" in result.stderr
+
+
 def test_tune_names_a_method_missing_in_the_grid(run, grid):
     result = run.tune(f"--method slimmin --grid {grid}")
     assert result.exit_code == 2

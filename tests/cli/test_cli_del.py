@@ -320,6 +320,21 @@ def test_del_reads_the_authors_formats(run, general, recited, tmp_path):
     assert "mean" in (tmp_path / "manual" / "del.md").read_text()
 
 
+def test_options_of_data_hold_for_what_collect_wrote(collection, model_dir):
+    from tl_localize import load_model
+    from tl_localize.evals.settings import del_data
+    from tl_localize.texts.readers import Data
+
+    model = load_model(model_dir, "cpu")
+    whole, n_dev, _ = del_data(model, Data(source=collection))
+    cut, n_dev_of_cut, _ = del_data(model, Data(source=collection, n_prefix=3, n_suffix=5))
+    assert n_dev_of_cut == n_dev == 2
+    assert [(s.id, s.n_prefix, len(s)) for s in cut] == [(s.id, 3, 8) for s in whole]
+    assert [s.id for s in whole] == [row["id"] for row in rows_of(collection)]
+    with pytest.raises(ValueError, match="row must have the column 'author'"):
+        del_data(model, Data(source=collection, id="author"))
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_del_takes_tokens_and_named_columns(run, general, recited, tmp_path):
     np.save(tmp_path / "tokens.npy", recited.astype(np.uint16))
@@ -383,6 +398,7 @@ def test_del_explains_a_mistake_in_one_line(run, collection, arguments, message)
         ("--units heds", "Choose from"),
         ("--dtype float8", "Choose from"),
         ("--data nowhere", "nowhere"),
+        ("--n-dev -1", "n_dev must be a whole number from 0 on, got -1"),
     ],
 )
 @pytest.mark.usefixtures("unloaded")

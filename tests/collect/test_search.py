@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from recited import CRITERIA, letters
+from recited import CRITERIA, letters, recite
 
-from tl_localize.collect import collect_memorized
+from tl_localize.collect import Collection, collect_memorized
 from tl_localize.collect.filter import Filter
 from tl_localize.collect.search import Search, chunks_of
 from tl_localize.execution import Store
@@ -93,6 +93,55 @@ def test_windows_are_the_first_tokens_or_one_every_so_many(model):
     assert [len(c.tokens) for c in chunk.windows(model, 12, stride=3)] == [10, 10]
     with pytest.raises(ValueError, match="stride must be a whole number from 1 on, got 0"):
         chunks_of([chunk.data], 0)
+
+
+class WithBos(Tokenizer):
+    """Puts a token first, as those of Llama and Gemma do."""
+
+    bos_token, bos_token_id, eos_token_id = "<s>", 60, 59
+
+    def __call__(self, text, add_special_tokens=True):
+        found = super().__call__(text)["input_ids"] if text != "a" else [1]
+        return {"input_ids": [self.bos_token_id] * add_special_tokens + found}
+
+
+def test_texts_begin_as_the_tokenizer_begins_them(gpt2_like, tmp_path):
+    gpt2_like.tokenizer = WithBos()
+    start = torch.randint(59, (12, 7), generator=torch.Generator().manual_seed(1))
+    start[:, 0] = 60
+    rows = recite(gpt2_like, start, 16)
+    data = [" ".join(map(str, row[1:].tolist())) for row in rows]
+    found = collect_memorized(gpt2_like, data, LOOSE, n_dev=1)
+    as_tokens = collect_memorized(
+        gpt2_like, list(rows), replace(LOOSE, n_prefix=7), n_dev=1, decode=letters
+    )
+    expected = [(s.id.replace("row", "text"), s.tokens.tolist()) for s in as_tokens.sequences]
+    assert len(expected) > 3
+    assert [(s.id, s.tokens.tolist()) for s in found.sequences] == expected
+    assert {(s.n_prefix, s.bos) for s in found.sequences} == {(7, "<s>")}
+    assert found.frame["prefix"].tolist() == [
+        letters(s.tokens[1:7].tolist()) for s in found.sequences
+    ]
+    assert found.frame["distance"].max() == 0
+    found.save(tmp_path)
+    again = Collection.load(tmp_path).sequences
+    for read in (again, list(Data(source=tmp_path).sequences(gpt2_like))):
+        assert list(map(vars_of, read)) == list(map(vars_of, found.sequences))
+    (shorter, *_) = Data(source=tmp_path, n_prefix=3, n_suffix=2).sequences(gpt2_like)
+    assert (shorter.n_prefix, len(shorter), shorter.bos) == (4, 6, "<s>")
+
+
+def vars_of(sequence):
+    return {**vars(sequence), "tokens": sequence.tokens.tolist()}
+
+
+def test_a_window_that_bos_makes_too_long_is_refused(gpt2_like):
+    gpt2_like.tokenizer = WithBos()
+    n_ctx = gpt2_like.cfg.n_ctx
+    text = " ".join(map(str, range(n_ctx)))
+    longest = replace(LOOSE, n_suffix=n_ctx - LOOSE.n_prefix)
+    with pytest.raises(ValueError, match=f"at most n_ctx={n_ctx}, got {n_ctx + 1}"):
+        collect_memorized(gpt2_like, [text], longest, n_dev=0)
 
 
 def test_chunks_have_about_as_many_windows(tmp_path, monkeypatch):

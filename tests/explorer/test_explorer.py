@@ -87,6 +87,9 @@ def test_layers_in_which_a_method_did_not_choose_are_not_ablated(gpt2_like, sequ
     assert view.chosen(0, 1, "0,1") == view.chosen(0, 1, "1") == scores.top_k(0.5)
     assert view.answer(["step", 0, 1, "0"])["layers"] == [0, 0]
     assert all(layer == 1 for layer, _ in view.data["pairs"][0]["top"])
+    best = int(scores.values[1].argmax())
+    assert view.answer(["card", 0, 1, best])["ranks"][0][1] == 1
+    assert view.answer(["card", 0, 0, best])["ranks"][0][1] == "not ranked"
 
 
 def test_card_of_a_neuron(explorer, gpt2_like, sequences):

@@ -51,6 +51,13 @@ def test_table_has_the_text_the_most_that_is_lost_and_the_mean_of_all(losses):
     assert table["lost (%)"].tolist() == [60.0, 50.0, 22.5]
 
 
+def test_nothing_lost_has_no_sign():
+    frame = pd.DataFrame({"id": ["a", "b"], "category": "", "before": 0.3, "after": 0.1 + 0.2})
+    found = TextLosses(frame.assign(lost=frame["before"] - frame["after"]), 7)
+    assert "lose 0.0 points" in str(found)
+    assert "-0" not in found.table().to_string()
+
+
 def test_sentence_counts_the_texts_that_fall(losses):
     assert str(losses) == (
         "own: 80% recited before, 20% without 7 neurons. 2 other texts that the model knows lose "

@@ -211,7 +211,7 @@ def test_data_sets_in_python_and_saved(tmp_path, lettered):
         ({"tokens": [0.5, 1.0]}, "a list of whole numbers, got "),
         ({"tokens": []}, r"a list of whole numbers, got \[\] at row 1"),
         ({"tokens": [1, None]}, r"a list of whole numbers, got \[1, None\] at row 1"),
-        ({"tokens": "1 2"}, "a list of whole numbers, got '1 2' at row 1"),
+        ({"tokens": "1 2"}, "tokens must be a list of whole numbers, got '1 2' at row 1"),
         ({"prompt": "a", "completion": 3}, "must be text or a list of whole numbers, .* at row 1"),
         ({"prompt": "ab", "all": "ab"}, "n_prefix must be below.*row 1"),
         ({"tokens": [*range(32), -1]}, "tokens must be in .*, got -1.*at row 1"),
@@ -245,6 +245,11 @@ def test_damaged_and_other_files_are_named(tmp_path, lettered):
     datasets.Dataset.from_dict({"tokens": TOKENS.tolist()}).save_to_disk(tmp_path / "saved")
     (arrow,) = (tmp_path / "saved").glob("*.arrow")
     arrow.write_bytes(arrow.read_bytes()[:200])
+    (tmp_path / "notes.md").write_text("some text")
+    with pytest.raises(
+        ValueError, match=r"path must end in one of .*npy.*notes.md.*Save the texts"
+    ):
+        read(lettered, tmp_path / "notes.md")
     for name in [*damaged, "folder", "saved"]:
         with pytest.raises(ValueError, match=rf"(data|path) must .*, got .*{name}"):
             read(lettered, tmp_path / name)

@@ -127,6 +127,14 @@ def test_inj_sequences_leave_the_dev_sentences_out(own_sentences):
     assert [sentence.n_prefix for sentence in rest] == [1, 1]
 
 
+def test_inj_sequences_keep_the_ids_of_the_data():
+    model = load_model("reference-gpt2", device="cpu")
+    rows = [{"text": f"Sentence {i} is short.", "id": f"s{i}"} for i in range(7)]
+    rows[6].pop("id")
+    found = corpus.inj_sequences(model, rows)
+    assert [sentence.id for sentence in found] == ["s5", "006 Sentence 6 is short."]
+
+
 def test_inj_sequences_reject_dev_sentences_only(own_sentences):
     with pytest.raises(ValueError, match="data must hold more than 5 sentences, got 5"):
         own_sentences(5)

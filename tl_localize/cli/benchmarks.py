@@ -8,7 +8,7 @@ from pathlib import Path
 from jaxtyping import Integer
 from torch import Tensor
 
-from tl_localize.checks import check_choice
+from tl_localize.checks import check_choice, check_count, check_ratio
 from tl_localize.cli.collecting import collect_reference
 from tl_localize.cli.command_options import DelOptions, InjOptions, RevOptions, TuneOptions
 from tl_localize.cli.messages import say
@@ -150,6 +150,7 @@ def run_del(options: DelOptions) -> None:
 
 def check_data(options: DelOptions | TuneOptions) -> None:
     """Raise ValueError where the options of the data are wrong; no row is read."""
+    check_count(0, n_dev=options.texts.n_dev)
     options.texts.sequences.read()
 
 
@@ -274,7 +275,8 @@ def run_tune(options: TuneOptions) -> None:
     name = options.model.model
     # mistakes are found before the model is loaded
     default = presets.inj_ratios if options.benchmark == "inj" else presets.del_ratios
-    ratio = options.ratio or max(default(name, units))
+    ratio = max(default(name, units)) if options.ratio is None else options.ratio
+    check_ratio("ratio", ratio)
     methods = candidates(options, ratio, units)
     say_source(settings_source(name, options.benchmark), units)
     folder = folder_of(options.run, "tune", options.benchmark, name, units.name)
@@ -305,7 +307,10 @@ def candidates(options: TuneOptions, ratio: float, units: Units) -> list[Localiz
     if options.grid:
         rule = 'grid must be a JSON file such as {"slimming": {"steps": [60, 200]}}'
         with refuse_unreadable(rule, options.grid):
-            grids = json.loads(options.grid.read_bytes())
+            grids = {
+                method: {setting: [*values] for setting, values in grid.items()}
+                for method, grid in json.loads(options.grid.read_bytes()).items()
+            }
     check_choice("method", options.method, grids)
     asked = (options.method, options.how.set)
     name = options.model.model

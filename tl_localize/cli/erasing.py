@@ -65,7 +65,7 @@ def erase_texts(options: EraseOptions) -> None:
             "price must be one that an edit can keep, got --max-others-lost "
             f"{options.max_others_lost:g} and --max-perplexity-rise "
             f"{options.max_perplexity_rise:g}, where the smallest edit, of "
-            f"{quantity(len(erasure.neurons), 'row')}, costs more: {erasure.price}. Nothing is "
+            f"{quantity(len(erasure.neurons), 'row')}, costs more: {erasure.watched}. Nothing is "
             "written. Allow more, or write it all the same with --force."
         )
     if options.out is None:

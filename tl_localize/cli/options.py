@@ -117,7 +117,8 @@ class SequenceOptions:
         Path | None,
         Parameter(
             validator=EXISTS,
-            help="Folder of collect, tokens, JSON lines, a table. Default: a reference model's.",
+            help="Folder of collect, tokens, JSON lines, a table. A benchmark without it takes "
+            "texts of this package.",
         ),
     ] = None
     columns: ColumnOptions = field(default_factory=ColumnOptions)

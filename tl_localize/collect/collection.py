@@ -17,6 +17,7 @@ from tl_localize.collect.duplicates import near_duplicates
 from tl_localize.collect.filter import Row
 from tl_localize.files import prepare_folder, refuse_unreadable, write_json, write_text
 from tl_localize.sequences import MemorizedSequence
+from tl_localize.texts.readers import COLLECTED
 
 COLUMNS = ["id", "category", "split", "accuracy", "distance", "prefix", "suffix"]
 
@@ -56,10 +57,11 @@ class Collection:
         sequences = [
             MemorizedSequence(
                 torch.tensor(row["tokens"]),
-                criteria.n_prefix,
+                criteria.n_prefix + bool(row["bos"]),
                 row["id"],
                 row["category"],
                 (row["prefix"], row["suffix"]),
+                row["bos"],
             )
             for row in rows
         ]
@@ -70,7 +72,8 @@ class Collection:
         """Write sequences.jsonl, report.csv and collection.json, each whole or not at all.
 
         A line of sequences.jsonl has the columns of the frame, the keys of the authors' manual sets
-        (prompt, all, prompt_len, category) and the tokens themselves.
+        (prompt, all, prompt_len, category), the tokens themselves and, as bos, the
+        beginning-of-text token that they start with, which prompt_len does not count.
         """
         path = prepare_folder(folder)
         lines = ""
@@ -78,10 +81,11 @@ class Collection:
             row["prompt"] = row["prefix"]
             row["all"] = row["prefix"] + row["suffix"]
             row["category"] = [row["category"]]
-            row["prompt_len"] = sequence.n_prefix
+            row["prompt_len"] = sequence.n_prefix - bool(sequence.bos)
+            row["bos"] = sequence.bos
             row["tokens"] = sequence.tokens.tolist()
             lines += json.dumps(row, ensure_ascii=False) + "\n"
-        write_text(path / "sequences.jsonl", lines)
+        write_text(path / COLLECTED, lines)
         write_text(path / "report.csv", self.report.table().to_csv())
         record = {
             "criteria": asdict(self.criteria),
@@ -98,7 +102,7 @@ class Collection:
             FileNotFoundError; ValueError: a file is not what ``save`` wrote.
         """
         path = Path(folder)
-        for name in ("sequences.jsonl", "collection.json"):
+        for name in (COLLECTED, "collection.json"):
             if not (path / name).is_file():
                 raise FileNotFoundError(
                     f"folder must hold a collection, got {str(folder)!r} without a {name}. Run "
@@ -108,7 +112,7 @@ class Collection:
             "collection must be what tl-localize collect wrote", path, "Collect again."
         ):
             record = json.loads((path / "collection.json").read_text(encoding="utf-8"))
-            lines = (path / "sequences.jsonl").read_bytes().splitlines()
+            lines = (path / COLLECTED).read_bytes().splitlines()
             rows = [json.loads(line) for line in lines]
             for row in rows:
                 (row["category"],) = row["category"]

@@ -22,9 +22,8 @@ CRITERIA = (SHORT, REPETITIVE, INACCURATE, REPEATED, DISTANT, MONOTONOUS, NEAR, 
 class Criteria:
     """What counts as memorized.
 
-    Source: Chang et al. (2024), arXiv:2311.09060, section 4.2 and appendix (details of data
-
-    collection).
+    Source: Chang et al. (2024), arXiv:2311.09060, section 4.2 and appendix
+    (details of data collection).
 
     Args:
         n_prefix: tokens that prompt the model.

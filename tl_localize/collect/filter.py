@@ -37,12 +37,18 @@ CHUNK_WINDOWS = 2048
 # What the criteria say of a chunk, as JSON has it: under "report" what came in and what was removed
 # before generation, under "recited" a row for each that was left for it.
 Filtered = dict[str, Any]
-Row = dict[str, Any]  # tokens, id, category, accuracy, distance, text; failed: by which criterion
+# tokens, id, category, bos, accuracy, distance, text; failed: by which criterion
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """A window of a row or of a text, which is tested for memorization.
+
+    Args:
+        category: groups the confusion matrix of DEL.
+        bos: the beginning-of-text token that a window of a text starts with, where the tokenizer
+            puts one first; no count of the criteria includes it.
 
     >>> Candidate(np.arange(80), "page 3", "poems").category
     'poems'
@@ -50,7 +56,8 @@ class Candidate:
 
     tokens: Int[np.ndarray, " pos"]
     id: str
-    category: str = ""  # groups the confusion matrix of DEL
+    category: str = ""
+    bos: str = ""
 
 
 def merge_chunks(chunks: Iterable[Filtered]) -> tuple[Report, list[Row]]:
@@ -90,10 +97,14 @@ class Filter:
     decode: Decode
 
     def __post_init__(self) -> None:
-        if self.criteria.length > self.model.cfg.n_ctx:
+        self._check_fits(self.criteria.length)
+
+    def _check_fits(self, length: int) -> None:
+        """Raise ValueError where a window is longer than what the model reads."""
+        if length > self.model.cfg.n_ctx:
             raise ValueError(
                 f"n_prefix + n_suffix must be at most n_ctx={self.model.cfg.n_ctx}, got "
-                f"{self.criteria.length}. Use shorter sequences."
+                f"{length}. Use shorter sequences."
             )
 
     @cached_property
@@ -102,11 +113,19 @@ class Filter:
 
     def filter(self, candidates: Iterable[Candidate]) -> Filtered:
         """What the criteria say of some candidates, all of which are held in memory."""
-        criteria = self.criteria
         report = Report()
+        readable = list(self._readable_candidates(candidates, report))
+        recited: list[Row] = []
+        for bos in ("", *{candidate.bos for candidate in readable if candidate.bos}):
+            of_one_length = [candidate for candidate in readable if candidate.bos == bos]
+            recited += self._recited(of_one_length, report)
+        return {"report": vars(report), "recited": recited}
+
+    def _recited(self, candidates: list[Candidate], report: Report) -> Iterator[Row]:
+        """Those that the model predicts, each with what it writes after the prefix."""
+        criteria = self.criteria
         size = rows_that_fit(self.view, criteria.length, gradient=False)
-        readable = self._readable_candidates(candidates, report)
-        left = dict.fromkeys(readable, 0.0)  # and their accuracy
+        left = dict.fromkeys(candidates, 0.0)  # and their accuracy
         # The first suffix tokens show that most are not memorized; what could pass is not removed.
         n_first = min(criteria.n_suffix, max(4, 3 * criteria.max_misses))
         for n in (n_first, criteria.n_suffix):
@@ -116,11 +135,9 @@ class Filter:
                     if wrong > criteria.max_misses:
                         del left[candidate]
                         report.removed[INACCURATE] += 1
-        recited: list[Row] = []
         for batch, continued in work_in_batches(self._continue, list(left), size):
             for candidate, suffix in zip(batch, continued, strict=True):
-                recited.append(self._row_of(candidate, suffix, left[candidate]))
-        return {"report": vars(report), "recited": recited}
+                yield self._row_of(candidate, suffix, left[candidate])
 
     def _readable_candidates(
         self, candidates: Iterable[Candidate], report: Report
@@ -132,18 +149,23 @@ class Filter:
             tokens = candidate.tokens
             if len(tokens):
                 check_tokens(self.model, torch.from_numpy(tokens), f" in {candidate.id!r}")
-            distinct = len(set(tokens[criteria.n_prefix :].tolist()))
-            if len(tokens) < criteria.length:
+            self._check_fits(len(tokens))
+            distinct = len(set(tokens[self._n_prefix(candidate) :].tolist()))
+            if len(tokens) < self._n_prefix(candidate) + criteria.n_suffix:
                 report.removed[SHORT] += 1
             elif distinct < criteria.min_distinct:
                 report.removed[REPETITIVE] += 1
             else:
                 yield candidate
 
+    def _n_prefix(self, candidate: Candidate) -> int:
+        """Tokens that prompt the model."""
+        return self.criteria.n_prefix + bool(candidate.bos)
+
     @torch.no_grad()
     def _count_misses(self, n: int, batch: list[Candidate]) -> list[int]:
         """How many of the first n suffix tokens the teacher-forced argmax does not predict."""
-        start = self.criteria.n_prefix
+        start = self._n_prefix(batch[0])
         tokens = self._tokens(batch)[:, : start + n]
         with self.view.one_gelu_kernel():
             states = residual(self.model, tokens[:, :-1])[:, start - 1 :]
@@ -156,7 +178,7 @@ class Filter:
 
     def _continue(self, batch: list[Candidate]) -> list[list[int]]:
         """The greedy continuation of each prefix."""
-        context = self._tokens(batch)[:, : self.criteria.n_prefix]
+        context = self._tokens(batch)[:, : self._n_prefix(batch[0])]
         with self.view.one_gelu_kernel():
             return generate(self.model, context, self.criteria.n_suffix).tolist()
 
@@ -164,8 +186,9 @@ class Filter:
         """Whether a greedy continuation is close enough to the truth."""
         criteria = self.criteria
         tokens: list[int] = candidate.tokens.tolist()
-        text = self.decode(tokens)
-        said = self.decode(tokens[: criteria.n_prefix] + suffix)
+        first = int(bool(candidate.bos))
+        text = self.decode(tokens[first:])
+        said = self.decode(tokens[first : self._n_prefix(candidate)] + suffix)
         distance = Levenshtein.distance(said, text)
         failed = ""
         if distance > criteria.max_distance:

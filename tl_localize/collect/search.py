@@ -18,7 +18,7 @@ from tl_localize.execution.store import Cell, Json, Scope, Settings, Steps
 from tl_localize.metrics import Decode, decoder
 from tl_localize.model.environment import about_model, environment
 from tl_localize.model.neurons import LanguageModel
-from tl_localize.sequences import encode, tokenizer_of
+from tl_localize.sequences import encode, first_tokens, tokenizer_of
 from tl_localize.texts.readers import Data
 
 
@@ -49,22 +49,28 @@ class Chunk:
     def windows(
         self, model: LanguageModel, length: int, stride: int | None = None
     ) -> Iterator[Candidate]:
-        """The first tokens of each row, or windows of it, one every ``stride`` tokens. Ids count
-        the rows of the data. What is too short comes out as it is, to be counted.
+        """The first tokens of each row, or windows of it, one every ``stride`` tokens; of a text
+        after the beginning-of-text token, where the tokenizer puts one first. Ids count the rows of
+        the data. What is too short comes out as it is, to be counted.
         """
         for i, entry in enumerate(self.data.entries(self.first, self.end), self.first):
             tokens = entry.tokens
             name = f"row-{i}"
+            first: list[int] = []
+            bos = ""
             if tokens is None:
                 name = f"text-{i}"
-                tokens = encode(tokenizer_of(model), entry.text) if entry.text else []
+                tokenizer = tokenizer_of(model)
+                first = first_tokens(tokenizer)
+                bos = tokenizer.bos_token if first else ""
+                tokens = encode(tokenizer, entry.text) if entry.text else []
             row = np.asarray(tokens, dtype=np.int64)
             name = self.prefix + (entry.id or name)
-            if stride is None:
-                yield Candidate(row[:length], name, entry.category)
-                continue
-            for start in range(0, max(1, len(row) - length + 1), stride):
-                yield Candidate(row[start : start + length], f"{name}+{start}", entry.category)
+            starts = [0] if stride is None else range(0, max(1, len(row) - length + 1), stride)
+            for start in starts:
+                window = np.concatenate([np.array(first, np.int64), row[start : start + length]])
+                id = name if stride is None else f"{name}+{start}"
+                yield Candidate(window, id, entry.category, bos)
 
 
 def chunks_of(
@@ -154,7 +160,8 @@ class Search(Benchmark[list[Filtered | None]]):
         yield from steps.rows(cell, self._inputs(group, steps), lambda: [self._filter(group)])
 
     def _inputs(self, chunk: Chunk, steps: Steps) -> Json:
-        return {"step": "collect", **steps.agreed, "chunk": chunk.inputs}
+        # of version 1 no text began with a beginning-of-text token
+        return {"step": "collect", "version": 2, **steps.agreed, "chunk": chunk.inputs}
 
     def _filter(self, chunk: Chunk) -> Row:
         windows = chunk.windows(self.model, self.criteria.length, self.stride)
@@ -204,7 +211,8 @@ class Search(Benchmark[list[Filtered | None]]):
         report.removed[SURPLUS] = len(left) - len(drawn)
         rows: list[Row] = []
         for i in drawn:
-            prefix = self.filter.decode(left[i]["tokens"][: criteria.n_prefix])
+            first = int(bool(left[i]["bos"]))
+            prefix = self.filter.decode(left[i]["tokens"][first : first + criteria.n_prefix])
             row = {**left[i], "prefix": prefix, "suffix": left[i]["text"][len(prefix) :]}
             rows.append({**row, "split": "dev" if len(rows) < n_dev else "test"})
         settings = {"seed": seed, "n_max": n_max, "environment": environment(self.model)}

@@ -18,6 +18,9 @@ from tl_localize.model.loading import (
     transformers_source,
 )
 
+# in which a model may be loaded; its old rows are the source's, rounded
+DTYPES = torch.float32, torch.bfloat16, torch.float16
+
 
 def check_new_folder(folder: str | Path) -> None:
     """Raise ValueError unless a folder is new or empty."""
@@ -57,7 +60,8 @@ def write_directory(
 @torch.no_grad()
 def put_rows(hf_model: Any, edit: RowEdit) -> None:
     """Write the new rows into a model of transformers. Where they belong is found by the old rows:
-    for each layer there must be one weight that holds them at their places.
+    for each layer there must be one weight that holds them at their places, up to the rounding of
+    the precision in which the model was loaded.
 
     Raises:
         ValueError: for a layer there is no such weight, or there are several.
@@ -74,13 +78,13 @@ def put_rows(hf_model: Any, edit: RowEdit) -> None:
             weight
             for parameter in hf_model.parameters()
             for weight in read_as_rows(parameter, len(chosen), old.shape[1])
-            if torch.equal(weight[index], old.to(weight))
+            if any(torch.equal(weight[index].to(dtype).float(), old) for dtype in DTYPES)
         ]
         if len(places) != 1:
             raise ValueError(
                 f"source must hold the rows of W_out of layer {layer} once, got {len(places)} "
-                "weights that hold them. Name what the model was loaded from, load it in float32, "
-                "and edit MLP neurons; layers that share their weights can't be edited apart."
+                "weights that hold them. Name what the model was loaded from, and edit MLP "
+                "neurons; layers that share their weights can't be edited apart."
             )
         places[0][index] = new.to(places[0])
 

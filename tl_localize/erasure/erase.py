@@ -200,8 +200,9 @@ def erase(
         state = find_smallest(trial, scores, report)
     old_rows = read_rows(NeuronView(model, state.neurons.units), state.neurons)
     row_edit = RowEdit(state.neurons, state.rows, old_rows)
-    kept = trial.keeps_price(state)
-    return measured_erasure(model, row_edit, kept, settings, texts, stay[1::2], general[1::2])
+    return measured_erasure(
+        model, row_edit, state.price, settings, texts, stay[1::2], general[1::2]
+    )
 
 
 def choose_others(
@@ -385,7 +386,7 @@ def add_gradients(
 def measured_erasure(
     model: LanguageModel,
     edit: RowEdit,
-    within_price: bool,
+    watched: Price,
     settings: dict[str, Any],
     texts: Sequence[MemorizedSequence],
     others: Sequence[MemorizedSequence],
@@ -407,7 +408,7 @@ def measured_erasure(
     measured["after"]["kl"] = kl_of_edit(model, lambda: edit.applied(model), general)
     return Erasure(
         edit,
-        within_price,
+        watched,
         settings,
         measured,
         before | after,

@@ -30,7 +30,7 @@ class Erasure:
 
     Args:
         edit: the changed rows.
-        within_price: whether the price was kept while the edit was made.
+        watched: the price on the texts that were looked at while the edit was made.
         settings: what was asked for, and how.
         measured: before and after: ``others_accuracy``, ``perplexity`` and ``kl`` (from the model
             before, nats per token), all on texts that were not looked at while the edit was made.
@@ -46,7 +46,7 @@ class Erasure:
     """
 
     edit: RowEdit
-    within_price: bool
+    watched: Price
     settings: dict[str, Any]
     measured: dict[str, dict[str, float]]
     texts: dict[str, pd.DataFrame]
@@ -64,6 +64,12 @@ class Erasure:
     def neurons(self) -> NeuronSet:
         """Whose rows were changed."""
         return self.edit.neurons
+
+    @property
+    def within_price(self) -> bool:
+        """Whether the price that was asked for was kept while the edit was made."""
+        asked = Price(self.settings["max_others_lost"], self.settings["max_perplexity_rise"])
+        return self.watched.within(asked)
 
     @property
     def price(self) -> Price:
@@ -125,8 +131,8 @@ class Erasure:
             )
         if not (self.within_price or force):
             raise ValueError(
-                f"edit must keep its price, got one where {self.price}. Nothing is written: allow "
-                "a higher price, or write it all the same with force=True."
+                f"edit must keep its price, got one where {self.watched}. Nothing is written: "
+                "allow a higher price, or write it all the same with force=True."
             )
         record: dict[str, Any] = {"settings": self.settings, "rows": list(self.neurons)}
         record["measured"] = self.measured

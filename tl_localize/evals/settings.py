@@ -33,7 +33,7 @@ from tl_localize.model.loading import is_reference
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.paper import paper_settings
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.texts.readers import Data, read_tokens
+from tl_localize.texts.readers import COLLECTED, Data, read_tokens
 from tl_localize.texts.reference import N_DEV, held_out_tokens
 from tl_localize.units import NEURONS, Units
 
@@ -234,11 +234,12 @@ def del_data(
     """Sequences, how many of the first are dev ones, and general text: of a
     collection or other data.
     """
-    if data.path and (data.path / "sequences.jsonl").is_file():
+    if data.path and (data.path / COLLECTED).is_file():
+        n_dev = Collection.load(data.path).n_dev
         text = read_tokens(general or data.path / GENERAL)
-        collection = Collection.load(data.path)
-        return collection.sequences, collection.n_dev, text
-    return list(data.sequences(model)), n_dev, read_general_text(model, general)
+    else:
+        text = read_general_text(model, general)
+    return list(data.sequences(model)), n_dev, text
 
 
 def read_general_text(model: LanguageModel, path: Path | None) -> Integer[Tensor, "sequence pos"]:

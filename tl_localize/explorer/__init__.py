@@ -213,7 +213,7 @@ class Explorer:
 
     def _card(self, pair: int, layer: int, neuron: int) -> dict[str, Any]:
         """How much a neuron writes at each position, the tokens that its mean output in the text
-        promotes, and its rank by each method.
+        promotes, and its rank by each method among the layers in which it chose.
         """
         text = self.pairs[pair][0]
         act = activations(self.view, self.texts[text].tokens[None])[layer][0, :, neuron]
@@ -225,7 +225,12 @@ class Explorer:
         ranks: list[list[Any]] = []
         for i, scores in self.pairs:
             if i == text:
-                n_better = int((scores.values > scores.values[layer, neuron]).sum())
+                first_layer = scores.first_layer or 0
+                if layer < first_layer:
+                    ranks.append([short_title(scores.method), "not ranked"])
+                    continue
+                ranked = scores.values[first_layer:]
+                n_better = int((ranked > scores.values[layer, neuron]).sum())
                 ranks.append([short_title(scores.method), n_better + 1])
         return {
             "writes": [round(norm, 3) for norm in written.norm(dim=1).tolist()],

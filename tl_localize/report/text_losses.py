@@ -63,7 +63,7 @@ class TextLosses:
         if len(self.others):
             mean = {name: self.others[name].mean() for name in numbers}
             rows.loc[f"mean of {quantity(len(self.others), 'other text')}"] = mean
-        shown = (100 * rows[numbers].astype(float)).round(1)
+        shown = (100 * rows[numbers].astype(float)).round(1) + 0.0  # no "-0.0"
         shown.insert(0, "category", rows["category"].fillna(""))
         return shown.rename(columns={name: f"{name} (%)" for name in numbers})
 
@@ -118,7 +118,7 @@ class TextLosses:
         said += f"{self.n_ablated} {self.units}."
         if len(others):
             said += f" {quantity(len(others), 'other text')} that the model knows lose "
-            said += f"{100 * others['lost'].mean():.1f} points on average; "
+            said += f"{round(100 * others['lost'].mean(), 1) + 0.0} points on average; "
             fallen = int((others["lost"].round(6) >= FALLEN).sum())
             verb = "loses" if fallen == 1 else "lose"
             said += f"{fallen} of them {verb} {100 * FALLEN:g} points or more."

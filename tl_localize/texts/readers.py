@@ -39,6 +39,8 @@ PAIRS = (MANUAL, ("prefix", "suffix"), ("prompt", "completion"))
 COLUMNS = (*PAIRS, *((name,) for name in (*TOKENS, "text", "definition")))
 # What reads a file with rows.
 KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+COLLECTED = "sequences.jsonl"  # in a folder of tl-localize collect
+TOKEN_FILES = (".npy", ".pt", ".safetensors")
 N_PREFIX = 32  # the paper's
 SHORT = 48  # tokens; a shorter text may be divided after its first third
 
@@ -52,6 +54,7 @@ class Entry:
     category: str
     n_prefix: Any  # as the data or the row say
     tokens: Int[Tensor, " pos"] | None = None
+    bos: str = ""  # the beginning-of-text token that the ids start with; n_prefix leaves it out
     text: str = ""
     prompt: str = ""
 
@@ -66,8 +69,9 @@ class Data:
     ``input_ids``, ``text`` or ``definition``). Each column holds text or token ids.
 
     Args:
-        source: Path of a file, of a saved data set or of a folder of parquet files; token ids
-            [row pos]; a ``datasets.Dataset``; any iterable of texts, token ids or named columns.
+        source: Path of a file, of a folder of ``tl-localize collect``, of a saved data set or of a
+            folder of parquet files; token ids [row pos]; a ``datasets.Dataset``; any iterable of
+            texts, token ids or named columns.
         key: Column of the tokens or of the text, where it has another name.
         n_prefix: Tokens that prompt the model, or the column that has their number. By default
             what the rows say (a pair of columns, or a column ``n_prefix``), else 32.
@@ -125,20 +129,32 @@ class Data:
             return self.source
         if self.path.is_dir():
             return self._folder(self.path)
-        kind = KINDS.get(self.path.suffix)
-        return self._table(kind, [self.path]) if kind else read_tokens(self.path)
+        suffix = check_file(self.path).suffix
+        if suffix in KINDS:
+            return self._table(KINDS[suffix], [self.path])
+        if suffix not in TOKEN_FILES:
+            raise ValueError(
+                f"path must end in one of {', '.join([*KINDS, *TOKEN_FILES])}, got "
+                f"{str(self.path)!r}. Save the texts as .txt, one a line, or as .jsonl, one row "
+                'such as {"text": "..."} a line.'
+            )
+        return read_tokens(self.path)
 
     def _folder(self, path: Path) -> Any:
         import datasets
 
+        if (path / COLLECTED).is_file():
+            rows = self._table("json", [path / COLLECTED])
+            rows = rows.select_columns(["id", "category", "tokens", "prompt_len", "bos"])
+            return rows.rename_column("prompt_len", "n_prefix")
         if (path / "state.json").is_file():
             with refuse_unreadable("path must be a whole saved data set", path):
                 return datasets.load_from_disk(str(path))
         files = sorted(path.glob("*.parquet"))
         if not files:
             raise ValueError(
-                f"data must be a saved data set or a folder of parquet files, got {str(path)!r}. "
-                "Name one split, a file, or a folder of tl-localize collect."
+                "data must be a folder of tl-localize collect, a saved data set or a folder of "
+                f"parquet files, got {str(path)!r}. Name one split, or a file."
             )
         return self._table("parquet", files)
 
@@ -195,7 +211,8 @@ class Data:
             ids = [_token_ids(name, part, place) for name, part in zip(names, parts, strict=True)]
             if len(ids) == 2 and n_prefix is None:
                 n_prefix = len(ids[0])
-            return Entry(place, str(id), str(category), n_prefix, torch.cat(ids))
+            bos = str(row.get("bos", ""))
+            return Entry(place, str(id), str(category), n_prefix, torch.cat(ids), bos)
         prompt = parts[0] if len(parts) == 2 else ""
         return Entry(place, str(id), str(category), n_prefix, text="".join(parts), prompt=prompt)
 
@@ -247,15 +264,22 @@ class Data:
             tokens = torch.tensor(encode(tokenizer_of(model), entry.text), dtype=torch.long)
         if n_prefix is None and third_of_short and len(tokens) < SHORT:
             n_prefix = max(1, len(tokens) // 3)
-        id = entry.id or f"sequence-{number:04d}"
+        id = entry.id or numbered(number)
         length = N_PREFIX if n_prefix is None else n_prefix
-        sequence = MemorizedSequence(tokens, length, id, entry.category)
+        if entry.bos:
+            length += 1
+        sequence = MemorizedSequence(tokens, length, id, entry.category, bos=entry.bos)
         check_tokens(model, sequence.tokens)
         if self.n_suffix is not None:
             end = sequence.n_prefix + self.n_suffix
             sequence = replace(sequence, tokens=sequence.tokens[:end])
         sequence = with_text(model, sequence)
         return sequence if entry.tokens is not None else with_bos(model, sequence)
+
+
+def numbered(number: int) -> str:
+    """The id of a row that has none."""
+    return f"sequence-{number:04d}"
 
 
 def read_sequences(
@@ -326,9 +350,10 @@ def _token_ids(name: str, value: Any, place: str) -> Int[Tensor, " pos"]:
     """A row of token ids as int64."""
     ids = np.asarray(value)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        kind = "" if name in TOKENS else "text or "
         raise ValueError(
-            f"{name} must be text or a list of whole numbers, got {value!r:.40} at {place}. Save "
-            "the ids that the tokenizer gives."
+            f"{name} must be {kind}a list of whole numbers, got {value!r:.40} at {place}. Save "
+            "the ids that the tokenizer gives, as lists in .jsonl or .parquet."
         )
     return torch.from_numpy(ids.astype(np.int64))
 

@@ -22,7 +22,7 @@ from jaxtyping import Int32
 from tl_localize.checks import check_count
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.sequences import MemorizedSequence, encode, first_tokens, tokenizer_of, with_text
-from tl_localize.texts.readers import Data
+from tl_localize.texts.readers import Data, numbered
 
 DATA = Path(__file__).parents[1] / "data"
 CORPUS_DIR = DATA / "reference-corpus"
@@ -108,11 +108,12 @@ def inj_sequences(
     data = data if isinstance(data, Data) else Data(source=data or DATA / "inj_sentences.jsonl")
     found = replace(data, n_prefix=1, n_suffix=None).sequences(model)
     sequences = list(islice(found, n_max and N_DEV + n_max))
-    if not data.id:
-        sequences = [
-            replace(sequence, id=f"{i:03d} {''.join(sequence.text)[:24] or 'tokens'}")
-            for i, sequence in enumerate(sequences)
-        ]
+    sequences = [
+        replace(sequence, id=f"{i:03d} {''.join(sequence.text)[:24] or 'tokens'}")
+        if sequence.id == numbered(i)  # the data have none
+        else sequence
+        for i, sequence in enumerate(sequences)
+    ]
     if len(sequences) <= N_DEV:
         raise ValueError(
             f"data must hold more than {N_DEV} sentences, got {len(sequences)}. The first {N_DEV} "
