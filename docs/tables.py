@@ -469,7 +469,9 @@ def agreement_table() -> str:
 def tau_cells(found: pd.DataFrame) -> list[str]:
     tau = found["tau"]
     cells = [f"{value:+.2f}" for value in (tau.mean(), tau.min(), tau.max())]
-    return [*cells, f"{len(found)}", f"{found['n'].max()}"]
+    most, *fewer = sorted(found["n"].unique(), reverse=True)
+    exceptions = [f" ({n} in {(found['n'] == n).sum()} pairs)" for n in fewer]
+    return [*cells, f"{len(found)}", f"{most}{''.join(exceptions)}"]
 
 
 def means(name: str, column: str) -> pd.DataFrame:
