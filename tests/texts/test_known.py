@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -134,15 +135,18 @@ def test_one_text_by_id(model):
         example(model, "cuont")
 
 
-def test_own_texts_and_saved_ones(model, tmp_path):
+@pytest.mark.parametrize("bos", ["", "<s>"])
+def test_own_texts_and_saved_ones(model, tmp_path, bos):
     (tmp_path / "own.txt").write_text("5 6 7 8 9 10\n11 12 13 14 15\n")
     found = known(model, 0, Data(source=tmp_path / "own.txt", n_prefix=2))
     assert (found.frame["kind"] == "own").sum() == 2
+    marked = [replace(text, bos=bos) for text in found.tokenized]
+    found = replace(found, tokenized=marked)
     found.save(tmp_path / "known.jsonl")
     again = list(read_sequences(tmp_path / "known.jsonl", model))
     for ours, theirs in zip(found.sequences, again, strict=True):
         assert torch.equal(ours.tokens, theirs.tokens)
-        for name in ("id", "category", "n_prefix"):
+        for name in ("id", "category", "n_prefix", "bos"):
             assert getattr(ours, name) == getattr(theirs, name)
 
 

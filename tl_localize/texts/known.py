@@ -224,7 +224,8 @@ class Known:
         for sequence in self.sequences:
             row: dict[str, Any] = {"id": sequence.id, "category": sequence.category}
             row["prefix_text"], row["suffix_text"] = sequence.text
-            row["n_prefix"] = sequence.n_prefix
+            row["n_prefix"] = sequence.n_prefix - bool(sequence.bos)
+            row["bos"] = sequence.bos
             row["tokens"] = sequence.tokens.tolist()
             lines += json.dumps(row, ensure_ascii=False) + "\n"
         write_text(path, lines)
