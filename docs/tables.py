@@ -449,6 +449,9 @@ def short(title: str) -> str:
 # Do the benchmarks agree?
 
 
+LEAST_METHODS = 4  # in a pair of settings whose tau is shown
+
+
 def agreement_table() -> str:
     """Kendall's tau of INJ's recall against DEL's Self, over the paper's methods."""
     rows = []
@@ -467,11 +470,12 @@ def agreement_table() -> str:
 
 
 def tau_cells(found: pd.DataFrame) -> list[str]:
-    tau = found["tau"]
+    """Of pairs with enough methods: of two the tau is +1 or -1."""
+    used = found[found["n"] >= LEAST_METHODS]
+    tau = used["tau"]
     cells = [f"{value:+.2f}" for value in (tau.mean(), tau.min(), tau.max())]
-    most, *fewer = sorted(found["n"].unique(), reverse=True)
-    exceptions = [f" ({n} in {(found['n'] == n).sum()} pairs)" for n in fewer]
-    return [*cells, f"{len(found)}", f"{most}{''.join(exceptions)}"]
+    (n_methods,) = used["n"].unique()
+    return [*cells, f"{len(used)}", f"{n_methods}"]
 
 
 def means(name: str, column: str) -> pd.DataFrame:
