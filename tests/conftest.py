@@ -27,12 +27,13 @@ D_VOCAB = 61
 
 def pytest_collection_finish():
     """What is imported by now stays: without it a collection of garbage takes a fraction of the
-    time.
+    time. The garbage of tests is little, so that it may wait for longer than by default.
     """
     import transformer_lens  # noqa: F401  (imported late, and large)
 
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -45,15 +46,15 @@ def _quick_disk():
 
 @pytest.fixture(autouse=True, scope="session")
 def little_general_text():
-    """Of the general text that a model writes, 8 texts of 12 tokens; what the package has, for
+    """Of the general text that a model writes, 4 texts of 8 tokens; what the package has, for
     tests that ask for ``all_general_text``.
     """
     from tl_localize.methods import contrast
 
     whole = {name: getattr(contrast, name) for name in ("N_TEXTS", "LENGTH")}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contrast, "N_TEXTS", 8)
-        patch.setattr(contrast, "LENGTH", 12)
+        patch.setattr(contrast, "N_TEXTS", 4)
+        patch.setattr(contrast, "LENGTH", 8)
         yield whole
 
 
