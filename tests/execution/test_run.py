@@ -460,8 +460,9 @@ def test_file_under_the_name_of_another_step_is_not_trusted(
     pd.testing.assert_frame_equal(found.frame[columns], wanted)
 
 
-@pytest.mark.parametrize("which", ["inj", "deletion"])
-@pytest.mark.parametrize("n_writes", [0, 1, 4, 9])
+@pytest.mark.parametrize(
+    ("which", "n_writes"), [("inj", 0), ("deletion", 1), ("deletion", 4), ("inj", 9)]
+)
 def test_full_disk_ends_the_run_and_loses_nothing(
     which, request, methods, run, tmp_path, monkeypatch, n_writes, undisturbed, assert_same
 ):
