@@ -99,7 +99,7 @@ def ready():
         "model": model,
         "sequence": few[0],
         "few": few,
-        "text": held_out_tokens()[:1, :32],
+        "text": held_out_tokens()[:1, :48],
     }
 
 

@@ -371,8 +371,8 @@ def test_dropout_hooks_of_a_bridge_are_its_own(bridge, sequence):
 
 def exact(model, sequence):
     """The scores are those of the definitions, whatever way is taken."""
-    wanted = plain_zero_out(model, sequence)
-    assert (ZeroOut()(model, sequence).values - wanted).abs().max() < 1e-5
+    wanted = plain_zero_out(model, sequence, every=4)
+    assert (ZeroOut()(model, sequence).values[:, ::4] - wanted).abs().max() < 1e-5
     method = IntegratedGradients(steps=2)
     wanted = plain_integrated_gradients(model, sequence, *method.quadrature())
     assert (method(model, sequence).values - wanted).abs().max() < 1e-6 * max(
