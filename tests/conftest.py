@@ -18,6 +18,7 @@ import torch
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
 
+gc.set_threshold(20_000, 20, 20)  # garbage of imports and tests is little, and may wait
 torch.set_num_threads(1)  # the models are tiny: more threads would only wait for each other
 
 LENS_4 = version("transformer-lens").startswith("4")  # has no HookedTransformer
@@ -27,13 +28,12 @@ D_VOCAB = 61
 
 def pytest_collection_finish():
     """What is imported by now stays: without it a collection of garbage takes a fraction of the
-    time. The garbage of tests is little, so that it may wait for longer than by default.
+    time.
     """
     import transformer_lens  # noqa: F401  (imported late, and large)
 
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")

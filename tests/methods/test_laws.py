@@ -14,6 +14,7 @@ from rivals import SHORT_RIVALS, TEXTS, UNLEARNED
 
 from tl_localize import METHODS, MemorizedSequence, NotRecitedWarning, accuracy
 from tl_localize.files import identity_text
+from tl_localize.methods import contrast
 
 SHORT = SHORT_RIVALS | {
     "hard_concrete": {"steps": 2, "learning_rate": 0.05, "sparsity_weight": 5.0},
@@ -307,7 +308,9 @@ def test_method_is_plain_data_that_names_its_source(method):
 # ---- precision
 
 
-def test_method_scores_models_of_other_precision(neox_like, sequence, method, all_general_text):
+def test_method_scores_models_of_other_precision(neox_like, sequence, method, monkeypatch):
+    monkeypatch.setattr(contrast, "N_TEXTS", 24)  # little text ranks few neurons clearly
+    monkeypatch.setattr(contrast, "LENGTH", 16)
     wanted = scored(method, neox_like, sequence).values
     neox_like.to(torch.bfloat16)
     neox_like.cfg.dtype = torch.bfloat16
