@@ -260,6 +260,7 @@ def test_inference_mode_changes_nothing(inj, run, undisturbed, assert_same):
 # ---- progress
 
 
+@pytest.mark.parametrize("benchmark", ["joint", "layers", "rev"], indirect=True)
 def test_progress_goes_from_zero_to_one_and_never_falls(benchmark, methods, run):
     for shard in ((1, 1), (2, 2)):
         told = []
