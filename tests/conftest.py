@@ -18,6 +18,7 @@ import torch
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
 
+gc.set_threshold(20_000, 20, 20)  # garbage of imports and tests is little, and may wait
 torch.set_num_threads(1)  # the models are tiny: more threads would only wait for each other
 
 LENS_4 = version("transformer-lens").startswith("4")  # has no HookedTransformer
@@ -45,15 +46,15 @@ def _quick_disk():
 
 @pytest.fixture(autouse=True, scope="session")
 def little_general_text():
-    """Of the general text that a model writes, 8 texts of 12 tokens; what the package has, for
+    """Of the general text that a model writes, 4 texts of 8 tokens; what the package has, for
     tests that ask for ``all_general_text``.
     """
     from tl_localize.methods import contrast
 
     whole = {name: getattr(contrast, name) for name in ("N_TEXTS", "LENGTH")}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contrast, "N_TEXTS", 8)
-        patch.setattr(contrast, "LENGTH", 12)
+        patch.setattr(contrast, "N_TEXTS", 4)
+        patch.setattr(contrast, "LENGTH", 8)
         yield whole
 
 

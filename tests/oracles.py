@@ -64,6 +64,7 @@ def put_last(act, hook, *, values):
 
 
 @torch.no_grad()
+@torch.no_grad()
 def plain_zero_out(model, sequence, every=1, among=None):
     """[layer neuron]: rise of the loss when the neuron is zero everywhere, one forward pass per
     neuron.

@@ -34,7 +34,11 @@ def by_the_book(model, rows, criteria):
     return passed
 
 
-@pytest.mark.parametrize("batch_size", [30, 3])
+@pytest.mark.parametrize(
+    ("any_model", "batch_size"),
+    [("gpt2_like", 30), ("neox_like", 3), ("llama_like", 7)],
+    indirect=["any_model"],
+)
 def test_collect_finds_what_the_criteria_say(any_model, corpus, batch_size, monkeypatch):
     monkeypatch.setattr("tl_localize.collect.filter.rows_that_fit", lambda *a, **k: batch_size)
     rows = corpus(any_model)

@@ -260,6 +260,7 @@ def test_inference_mode_changes_nothing(inj, run, undisturbed, assert_same):
 # ---- progress
 
 
+@pytest.mark.parametrize("benchmark", ["joint", "layers", "rev"], indirect=True)
 def test_progress_goes_from_zero_to_one_and_never_falls(benchmark, methods, run):
     for shard in ((1, 1), (2, 2)):
         told = []
@@ -460,8 +461,9 @@ def test_file_under_the_name_of_another_step_is_not_trusted(
     pd.testing.assert_frame_equal(found.frame[columns], wanted)
 
 
-@pytest.mark.parametrize("which", ["inj", "deletion"])
-@pytest.mark.parametrize("n_writes", [0, 1, 4, 9])
+@pytest.mark.parametrize(
+    ("which", "n_writes"), [("inj", 0), ("deletion", 1), ("deletion", 4), ("inj", 9)]
+)
 def test_full_disk_ends_the_run_and_loses_nothing(
     which, request, methods, run, tmp_path, monkeypatch, n_writes, undisturbed, assert_same
 ):

@@ -404,7 +404,7 @@ def test_state_with_two_next_tokens_ends_not_converged(make_model):
     )
     model.unembed.W_U.data.mul_(2)
     twice_the_same, other = sentence(5, 5, 9, 3, 2), sentence(7, 30, 12, 40)
-    joint = inject_together(model, [twice_the_same, other], **SETTINGS, max_steps=120)
+    joint = inject_together(model, [twice_the_same, other], **SETTINGS, max_steps=80)
     assert joint.converged.tolist() == [False, True]
     # of four tokens
     assert float(joint.losses[-1, 0]) == pytest.approx(2 * math.log(2) / 4, abs=0.05)

@@ -12,7 +12,7 @@ from tl_localize.methods import contrast
 from tl_localize.model.neurons import NeuronView
 
 
-def plain_need(model, seed, begin=(), n_texts=8, length=12):
+def plain_need(model, seed, begin=(), n_texts=4, length=8):
     """Root mean square over the texts that the model writes."""
     generator = torch.Generator().manual_seed(seed)
     texts = torch.randint(61, (n_texts, 1), generator=generator)
@@ -44,7 +44,7 @@ def test_a_contrast_divides_by_what_general_text_needs(any_model, sequence):
 def test_general_text_is_48_texts_of_64_tokens(make_model, sequence, all_general_text):
     """Or of as many as a model reads."""
     for n_ctx, length in ((32, 32), (70, 64)):
-        model = make_model(1, n_ctx=n_ctx)
+        model = make_model(1, n_ctx=n_ctx, n_layers=1)
         assert_divided(model, sequence, plain_need(model, seed=3, n_texts=48, length=length))
 
 

@@ -47,7 +47,7 @@ def test_integrated_gradients_equals_definition_for_attention(
     make_model, make_sequences, attention
 ):
     agree(
-        make_model(7, **({"n_layers": 3} | ATTENTION[attention])), make_sequences((8, 2), seed=3)[0]
+        make_model(7, **({"n_layers": 2} | ATTENTION[attention])), make_sequences((8, 4), seed=3)[0]
     )
 
 

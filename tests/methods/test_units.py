@@ -41,12 +41,12 @@ NEED_ROWS = (
     "selective_synaptic_dampening",
 )
 SHORT = SHORT_RIVALS | {
-    "hard_concrete": {"steps": 4, "learning_rate": 0.05, "sparsity_weight": 5.0},
-    "slimming": {"steps": 4, "learning_rate": 0.05, "sparsity_weight": 5.0},
-    "integrated_gradients": {"steps": 3},
+    "hard_concrete": {"steps": 2, "learning_rate": 0.05, "sparsity_weight": 5.0},
+    "slimming": {"steps": 2, "learning_rate": 0.05, "sparsity_weight": 5.0},
+    "integrated_gradients": {"steps": 2},
     "gradient_alignment": {"points": 2, "share": 0.4},
     "iterative_attribution": {"rounds": 2, "share": 0.7},
-    "refined_attribution": {"steps": 3, "share": 0.4},
+    "refined_attribution": {"steps": 2, "share": 0.4},
 }
 
 

@@ -142,7 +142,7 @@ def test_reference_models_write_with_a_cache_what_they_write_without(name, bridg
     """With transformers 5.24 and TransformerLens 4.3, a cache stayed empty."""
     model = load_model(name, device="cpu", bridge=bridge)
     given = torch.randint(model.cfg.d_vocab, (2, 8), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(generate(model, given, 12), uncached(model, 12, given))
+    assert torch.equal(generate(model, given, 8), uncached(model, 8, given))
     assert not [warning for warning in recwarn if "slow way" in str(warning.message)]
 
 
@@ -371,8 +371,8 @@ def test_dropout_hooks_of_a_bridge_are_its_own(bridge, sequence):
 
 def exact(model, sequence):
     """The scores are those of the definitions, whatever way is taken."""
-    wanted = plain_zero_out(model, sequence)
-    assert (ZeroOut()(model, sequence).values - wanted).abs().max() < 1e-5
+    wanted = plain_zero_out(model, sequence, every=4)
+    assert (ZeroOut()(model, sequence).values[:, ::4] - wanted).abs().max() < 1e-5
     method = IntegratedGradients(steps=2)
     wanted = plain_integrated_gradients(model, sequence, *method.quadrature())
     assert (method(model, sequence).values - wanted).abs().max() < 1e-6 * max(

@@ -87,9 +87,10 @@ def test_load_model_has_the_logits_of_transformers(tmp_path, family):
     model = load_model(tmp_path, device="cpu")
     assert is_bridge(model) is (family in BRIDGED or not has_hooked_transformer())
     same_logits(model, hf)
-    model = load_model(tmp_path, device="cpu", bridge=True)
+    if not is_bridge(model):
+        model = load_model(tmp_path, device="cpu", bridge=True)
+        same_logits(model, hf)
     assert is_bridge(model) and not model.training and model.cfg.default_prepend_bos is False
-    same_logits(model, hf)
 
 
 def test_a_loaded_model_is_what_was_promised(folder, monkeypatch, capfd):

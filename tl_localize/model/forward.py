@@ -51,14 +51,28 @@ def dropout_in_training(model: Any) -> str | None:
     Modules of transformers may be in this mode although their Bridge is not, which does not name
     all of them (not the dropout of GPT-2's embeddings).
     """
-    of_transformers = model.original_model.named_modules() if is_bridge(model) else ()
-    for name, module in chain(model.named_modules(), of_transformers):
+    roots = [model, model.original_model] if is_bridge(model) else [model]
+    if not any(module.training for module in _modules_of(roots)):
+        return None  # nearly always; to name all modules takes ten times as long
+    for name, module in chain.from_iterable(root.named_modules() for root in roots):
         is_dropout = "Dropout" in type(module).__name__
         for setting, value in vars(module).items() if module.training else ():
             named = (is_dropout and setting == "p") or "dropout" in setting
             if named and isinstance(value, float) and value > 0:
                 return name
     return None
+
+
+def _modules_of(roots: list[Any]) -> Iterator[Any]:
+    """All modules of some models, in no order."""
+    seen: set[Any] = set()
+    waiting = roots[:]
+    while waiting:
+        module = waiting.pop()
+        if module is not None and module not in seen:
+            seen.add(module)
+            waiting += module._modules.values()
+            yield module
 
 
 def as_bridge(hf_model: Any, name: str) -> Any:

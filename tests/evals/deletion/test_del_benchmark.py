@@ -281,10 +281,14 @@ def chosen_by_the_authors(name, value, ids, ratio):
     return Given(f"golden_{name}", theirs)
 
 
+@pytest.fixture(scope="module")
+def golden_model(golden):
+    return load_model(golden, device="cpu")
+
+
 @pytest.mark.parametrize("ratio", [0.01, 0.05, 0.2])
-def test_del_agrees_with_the_authors_code(golden, golden_settings, ratio):
+def test_del_agrees_with_the_authors_code(golden, golden_model, golden_settings, ratio):
     """The ablated neurons, all accuracies and distances, the perplexity, of ten attributions."""
-    model = load_model(golden, device="cpu")
     reference, scores, expected = (
         dict(np.load(golden / f"{name}.npz")) for name in ("reference", "suffix", "del_eval")
     )
@@ -299,7 +303,7 @@ def test_del_agrees_with_the_authors_code(golden, golden_settings, ratio):
         for name, value in values.items()
     ]
     results = DelBenchmark(
-        model,
+        golden_model,
         [MemorizedSequence(torch.tensor(tokens), 16) for tokens in reference["memorized"]],
         torch.tensor(reference["ppl_batch"]),
         ratios=(ratio,),

@@ -169,14 +169,13 @@ def test_every_method_is_compared_with_the_reference(brief):
     assert set(results.tests()["method"]) == set(results.table().index) - {"activations"}
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize(
-    "inside",
+    ("inside", "error"),
     [
-        "injection.recipes.batch_loss",
-        "methods.activations.activations",
-        "evals.rev.oracles.mean_log_odds",
-        "evals.rev.benchmark.accuracy",
+        ("injection.recipes.batch_loss", KeyboardInterrupt),
+        ("methods.activations.activations", RuntimeError),
+        ("evals.rev.oracles.mean_log_odds", KeyboardInterrupt),
+        ("evals.rev.benchmark.accuracy", RuntimeError),
     ],
 )
 def test_weights_are_back_after_an_error(brief, unchanged, monkeypatch, inside, error):
