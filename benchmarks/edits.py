@@ -37,7 +37,7 @@ Change = Callable[[], AbstractContextManager[None]]  # puts changed weights into
 Objective = Literal["difference", "npo"]
 Curve = list[dict[str, float]]  # of each state that was looked at, the first one unedited
 
-LAST_PRICE = 3.0  # points that the others may lose before an edit ends
+LAST_PRICE = 3.0  # points that the others may lose before an edit ends, unless another is given
 ERASED = 0.3  # accuracy at which the text counts as erased
 GONE = 0.05  # accuracy at which an edit ends
 ANY_RISE = 1e6  # percent: the perplexity of general text ends no edit
@@ -47,7 +47,7 @@ NPO_BETA = 0.1
 @dataclass(frozen=True, eq=False)
 class Watch(Trial):
     """A trial that keeps what each state does, and ends where little is left of the text or the
-    others have lost ``LAST_PRICE``.
+    others have lost the last price.
 
     ``curve`` has accuracy and extraction of the text (fractions), neg (points) and kl (nats per
     token); ``erased`` holds the first change after which the text is erased, if any.
@@ -65,13 +65,14 @@ class Watch(Trial):
         text: MemorizedSequence,
         others: Sequence[MemorizedSequence],
         general_tokens: Tensor,
+        last_price: float = LAST_PRICE,
     ) -> Watch:
         """A watch that has looked at the unedited model."""
         watch = cls(
             model,
             [text],
             PriceMeter(model, others, general_tokens),
-            Goal(GONE, Price(LAST_PRICE, ANY_RISE)),
+            Goal(GONE, Price(last_price, ANY_RISE)),
             log_probabilities(model, general_tokens),
             general_tokens,
         )
@@ -107,7 +108,7 @@ class Watch(Trial):
     def is_over(self) -> bool:
         """Whether the last state ends the edit."""
         last = self.curve[-1]
-        return last["accuracy"] <= GONE or last["neg"] < -LAST_PRICE
+        return last["accuracy"] <= GONE or -last["neg"] > self.goal.price.others_lost
 
 
 @torch.no_grad()

@@ -32,8 +32,11 @@ times those of ``erase`` and of a first guess.
   suffix ("half"; then the accuracy of the second half is what counts). Five of the edits.
 * Truth: 3 sentences of INJ, each written into 3 % of the rows of a reference model. The same edit
   on the true rows, on as many rows by each of three methods and at random, on all rows, and both
-  kinds of unlearning on the MLPs' weights. ``precision_of`` of the first state that is erased, and
-  what half of the sentence brings back; beside it the model that never saw the sentence.
+  kinds of unlearning on the MLPs' weights. ``precision_of`` of the first state that is erased, what
+  the others have lost there, and what half of the sentence brings back; beside it the model that
+  never saw the sentence. A first run ended like the edits above, at 24 steps or a loss of 3 points:
+  no edit had erased a sentence, that of the true rows neither. So here an edit has 72 steps and
+  ends at no price.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ import pandas as pd
 import pytest
 import torch
 from edits import (
+    ERASED,
     Watch,
     edit_rows,
     edit_weights,
@@ -80,6 +84,7 @@ RESURFACED = (TESTED, "random 2 %", "all rows", "difference on MLPs", "npo on ML
 TRAINING_RATE, AT_STEPS, N_TRAINING = 5e-5, (1, 5, 20, 50), 2
 RATES = [ROWS_RATE, WEIGHTS_RATE, TRAINING_RATE]
 N_INJECTED, INJECTED_SHARE, INJECTION_RATE = 3, 0.03, 0.01
+INJECTED_STEPS, NO_PRICE = 72, 100.0
 INJECTED_NAMING = ("true", "gradient_alignment", "activation_contrast", "activations", "random")
 
 
@@ -308,7 +313,7 @@ def measure_truth(model, text, injection, edit, others, general_tokens):
     from tl_localize import precision_of
 
     with injection.applied(model):
-        watch = Watch.of(model, text, others, general_tokens)
+        watch = Watch.of(model, text, others, general_tokens, NO_PRICE)
         if edit.method == "true":
             edit_rows(watch, injection.neurons, rate_of(edit.share), edit.max_steps)
         else:
@@ -334,7 +339,7 @@ def measure_truths(model, sentences, edits, others, general_tokens, steps):
         about |= {"text": text.tokens.tolist(), "injected": how}
         injection = steps.get(about | {"step": "inject"}, partial(inject, model, sentence, **how))
         for edit in edits:
-            inputs = about | {"step": "truth", "edit": edit.inputs}
+            inputs = about | {"step": "truth", "edit": edit.inputs, "last_price": NO_PRICE}
             given = (model, text, injection, edit, others, general_tokens)
             found[edit.name, sentence.id] = steps.get(inputs, partial(measure_truth, *given))
         known, hidden = halves(text)
@@ -344,7 +349,7 @@ def measure_truths(model, sentences, edits, others, general_tokens, steps):
     return found
 
 
-def truth_edits(max_steps=MAX_STEPS):
+def truth_edits(max_steps=INJECTED_STEPS):
     rows = [(f"{method} {100 * INJECTED_SHARE:g} %", method) for method in INJECTED_NAMING]
     return [
         *(Edit(name, method, INJECTED_SHARE, max_steps=max_steps) for name, method in rows),
@@ -353,9 +358,16 @@ def truth_edits(max_steps=MAX_STEPS):
     ]
 
 
+def neg_where_erased(curve):
+    """What the others have lost (points) at the first state that is erased; nan without one."""
+    erased = [state["neg"] for state in curve if state["accuracy"] <= ERASED]
+    return erased[0] if erased else float("nan")
+
+
 def truth_frame(found):
     """One row per edit and sentence: precision, and the change of accuracy where the others have
-    lost 1 point (fractions); accuracy after training on half of the sentence.
+    lost 1 point (fractions); what they have lost where the text is erased (points); accuracy after
+    training on half of the sentence.
     """
     rows = []
     for (edit, sentence), measured in found.items():
@@ -364,6 +376,7 @@ def truth_frame(found):
             curve = measured["curve"]
             row["precision"] = measured["precision"]
             row["self_1"] = at_price(curve, 1.0)["accuracy"] - curve[0]["accuracy"]
+            row["neg_erased"] = neg_where_erased(curve)
         accuracies = measured["returned"].get("half", ())
         row |= {f"half_{step}": a for step, a in zip((0, *AT_STEPS), accuracies, strict=False)}
         rows.append(row)
@@ -371,7 +384,9 @@ def truth_frame(found):
 
 
 def truth_table(found):
-    """Precision (%), Self at a loss of the others of 1 point, and what returns."""
+    """Precision (%), Self at a loss of the others of 1 point, their loss where the text is erased,
+    and what returns.
+    """
     back = resurfacing_table(found)
     rows = {}
     for name in dict.fromkeys(edit for edit, _ in found):
@@ -379,9 +394,11 @@ def truth_table(found):
         precisions = pd.Series([m.get("precision") for m in some], dtype=float).dropna()
         curves = [m["curve"] for m in some if "curve" in m]
         lost = [at_price(curve, 1.0)["accuracy"] - curve[0]["accuracy"] for curve in curves]
+        negs = pd.Series([neg_where_erased(curve) for curve in curves], dtype=float).dropna()
         rows[name] = {
             "precision (%)": with_error(100 * precisions) if len(precisions) else "-",
             "Self at Neg = -1 (points)": with_error([100 * x for x in lost]) if lost else "-",
+            "Neg where it is erased (points)": with_error(negs) if len(negs) else "-",
         }
     return pd.DataFrame.from_dict(rows, orient="index").join(back).fillna("-")
 
@@ -456,9 +473,10 @@ def test_an_edit_of_the_true_rows_is_precise(
     found = measure_truths(model, sentences, edits, others, general_tokens, steps)
     about = f"mean ± standard error over {N_INJECTED} sentences"
     publish(truth_table(found), model_name, "erase_truth", f"Edits of injected text, {about}")
-    true = [each["precision"] for (edit, _), each in found.items() if edit.startswith("true")]
-    assert min(true) > 0.999
-    committed(truth_frame(found), f"erase_truth-{Path(model_name).stem}", "--del-data", "--general")
+    frame = truth_frame(found)
+    precisions = frame[frame["method"].str.startswith("true")]["precision"].dropna()
+    assert len(precisions) and precisions.min() > 0.999
+    committed(frame, f"erase_truth-{Path(model_name).stem}", "--del-data", "--general")
 
 
 @pytest.mark.smoke
