@@ -441,6 +441,27 @@ def contrast_table(model: str) -> str:
     return markdown(["method", "as it is", "times 1 / (1 + G ** 3)"], rows)
 
 
+def alignment_share_table() -> str:
+    """Recall of Gradient Alignment by its share; the interval is over what was trained apart."""
+    columns: dict[str, pd.DataFrame] = {}
+    for name, model in SHIPPED.items():
+        frame = pd.read_csv(ROOT / f"docs/results/{model}/alignment_share.csv")
+        for distractors, part in frame.groupby("distractors"):
+            kind = f"with {distractors} distractors" if distractors else "alone"
+            columns[f"{name}, {kind}"] = part
+    shares = next(iter(columns.values()))["share"].unique()
+    rows = []
+    for share in shares:
+        cells = []
+        for part in columns.values():
+            recalls = part[part["share"] == share].groupby("group")[["recall", "foreign_recall"]]
+            kinds = [mean_with_interval(100 * values) for _, values in recalls.mean().items()]
+            cells.append(" / ".join(filter(None, kinds)))
+        named = "Attribution, which has none" if share == "none" else f"{100 * float(share):g} %"
+        rows.append([named, *cells])
+    return markdown(["share", *columns], rows)
+
+
 def short(title: str) -> str:
     """A title without what is said about the method."""
     return title.replace("**", "").split(" (")[0]
@@ -944,6 +965,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tests-smollm2": lambda: against_table(SMOLLM2, SMOLLM2_METHODS[1:], (1, 3, 5)),
     "tests-gemma": lambda: against_table(GEMMA, GEMMA_METHODS[1:], (1, 3, 5), added=True),
 }
+TABLES["alignment-share"] = alignment_share_table
 TABLES["memory"] = partial(memory_table, GPT2)
 TABLES["memory-difference"] = partial(memory_difference_table, GPT2)
 TABLES["memory-contrast"] = partial(contrast_table, GPT2)
