@@ -709,7 +709,8 @@ def edit_title(edit: str) -> str:
 def edits_of(name: str) -> dict[str, pd.DataFrame]:
     """The rows of each edit by text, fractions in percent or points."""
     frame = read_frame(name)
-    factors = {column: 1 if column == "kl_1" else 100 for column in map(str, frame)}
+    as_they_are = ("kl_1", "neg_erased")
+    factors = {column: 1 if column in as_they_are else 100 for column in map(str, frame)}
     frame = frame * pd.Series(factors)
     parts = frame.groupby(level="method", sort=False)
     return {str(edit): part.droplevel("method") for edit, part in parts}
@@ -750,11 +751,12 @@ def truth_table(model: str) -> str:
     rows = []
     edits = edits_of(f"erase_truth-{model}")
     for edit, rows_of in edits.items():
-        columns = ("precision", "self_1", "half_0", "half_5", "half_50")
-        rows.append([edit_title(edit), *(mean_with_interval(rows_of[name]) for name in columns)])
+        erased = int(rows_of["half_0"].notna().sum())
+        columns = ("precision", "neg_erased", "half_0", "half_5", "half_50")
+        cells = [mean_with_interval(rows_of[name]) for name in columns]
+        rows.append([f"{edit_title(edit)} ({erased})", *cells])
     half = [f"half of it, {step} steps" for step in (0, 5, 50)]
-    n_sentences = max(map(len, edits.values()))
-    names = [f"edit ({n_sentences} sentences)", "precision (%)", "Self at Neg = -1", *half]
+    names = ["edit (sentences that it erased)", "precision (%)", "Neg where it is erased", *half]
     return markdown(names, rows)
 
 
@@ -971,6 +973,7 @@ TABLES["memory-difference"] = partial(memory_difference_table, GPT2)
 TABLES["memory-contrast"] = partial(contrast_table, GPT2)
 TABLES[f"erase-{GPT2}"] = partial(erase_table, GPT2)
 TABLES[f"erase_returned-{GPT2}"] = partial(return_table, GPT2)
+TABLES[f"erase_truth-{GPT2}"] = partial(truth_table, GPT2)
 for shipped in SHIPPED.values():
     TABLES[f"del-{shipped}"] = partial(all_columns, shipped, SHIPPED_METHODS, (0.02, 0.1))
     TABLES[f"rev-{shipped}"] = partial(rev_table, shipped, REV_METHODS)
