@@ -709,8 +709,7 @@ def edit_title(edit: str) -> str:
 def edits_of(name: str) -> dict[str, pd.DataFrame]:
     """The rows of each edit by text, fractions in percent or points."""
     frame = read_frame(name)
-    as_they_are = ("kl_1", "neg_erased")
-    factors = {column: 1 if column in as_they_are else 100 for column in map(str, frame)}
+    factors = {column: 1 if column == "kl_1" else 100 for column in map(str, frame)}
     frame = frame * pd.Series(factors)
     parts = frame.groupby(level="method", sort=False)
     return {str(edit): part.droplevel("method") for edit, part in parts}
@@ -749,12 +748,13 @@ def return_table(model: str) -> str:
 def truth_table(model: str) -> str:
     """Edits of injected sentences, whose rows are known."""
     rows = []
-    edits = edits_of(f"erase_truth-{model}")
-    for edit, rows_of in edits.items():
+    frame = pd.read_csv(ROOT / f"docs/results/{model}/erase_truth.csv")
+    columns = ("precision", "neg_erased", "half_0", "half_5", "half_50")
+    for edit, rows_of in frame.groupby("method", sort=False):
         erased = int(rows_of["half_0"].notna().sum())
-        columns = ("precision", "neg_erased", "half_0", "half_5", "half_50")
-        cells = [mean_with_interval(rows_of[name]) for name in columns]
-        rows.append([f"{edit_title(edit)} ({erased})", *cells])
+        points = 100 * rows_of[[*columns]].assign(neg_erased=rows_of["neg_erased"] / 100)
+        cells = [mean_with_interval(points[name]) for name in columns]
+        rows.append([f"{edit_title(str(edit))} ({erased})", *cells])
     half = [f"half of it, {step} steps" for step in (0, 5, 50)]
     names = ["edit (sentences that it erased)", "precision (%)", "Neg where it is erased", *half]
     return markdown(names, rows)
@@ -968,9 +968,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "tests-gemma": lambda: against_table(GEMMA, GEMMA_METHODS[1:], (1, 3, 5), added=True),
 }
 TABLES["alignment-share"] = alignment_share_table
-TABLES["memory"] = partial(memory_table, GPT2)
-TABLES["memory-difference"] = partial(memory_difference_table, GPT2)
-TABLES["memory-contrast"] = partial(contrast_table, GPT2)
+for shipped in (GPT2, PYTHIA):
+    TABLES[f"memory-{shipped}"] = partial(memory_table, shipped)
+    TABLES[f"memory-difference-{shipped}"] = partial(memory_difference_table, shipped)
+    TABLES[f"memory-contrast-{shipped}"] = partial(contrast_table, shipped)
 TABLES[f"erase-{GPT2}"] = partial(erase_table, GPT2)
 TABLES[f"erase_returned-{GPT2}"] = partial(return_table, GPT2)
 TABLES[f"erase_truth-{GPT2}"] = partial(truth_table, GPT2)
