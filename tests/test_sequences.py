@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tl_localize import MemorizedSequence
 from tl_localize.model.forward import is_bridge
-from tl_localize.sequences import SequenceBatch, check_sequences, encode
+from tl_localize.sequences import SequenceBatch, check_sequences, encode, without_text_of
 from tl_localize.texts.reference import general_texts, held_out_tokens
 
 Shapes = list[tuple[int, int]]
@@ -148,3 +148,24 @@ def test_from_text_refuses_text_that_can_not_be_split(reader):
     message = "at a token boundary, got 'ads diverged' after 'two ro'"
     with pytest.raises(ValueError, match=message):
         MemorizedSequence.from_text(reader, "two ro", "ads diverged")
+
+
+def test_sequences_without_text_of_others():
+    def sequence(*tokens, bos=""):
+        return MemorizedSequence(torch.tensor(tokens), 1 + bool(bos), bos=bos)
+
+    text = sequence(*range(100, 130))
+    same = [
+        text,
+        sequence(*range(5), *range(110, 123), *range(5)),  # a run of 13 tokens
+        sequence(*range(112, 116)),  # a part
+        sequence(*range(90, 140)),  # the whole
+        sequence(0, *range(112, 116), bos="<s>"),  # a part, after the token of the beginning
+    ]
+    others = [
+        sequence(*range(5), *range(110, 122), *range(5)),  # a run of 12 tokens
+        sequence(*range(128, 133)),  # a part of it only
+        sequence(0, *range(20, 30), bos="<s>"),
+    ]
+    assert without_text_of([*same, *others], [text]) == others
+    assert without_text_of(others, []) == others

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -16,6 +17,7 @@ from tl_localize.model.neurons import LanguageModel, check_model
 
 Decode = Callable[[list[int]], str]
 SHOWN = 30  # characters of the prefix and of the suffix in a sequence's repr
+OVERLAP = 13  # tokens in a row that are the same text
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,6 +259,27 @@ def as_list(sequences: Iterable[MemorizedSequence]) -> list[MemorizedSequence]:
                 "MemorizedSequence.from_text(model, prefix, suffix)."
             )
     return sequences
+
+
+def ngrams(row: Int[np.ndarray, " row"], n: int) -> set[bytes]:
+    """All runs of n tokens."""
+    return {row[start : start + n].tobytes() for start in range(len(row) - n + 1)}
+
+
+def without_text_of(
+    sequences: Iterable[MemorizedSequence], texts: Sequence[MemorizedSequence]
+) -> list[MemorizedSequence]:
+    """Those of the sequences that share no run of 13 tokens with one of the texts, and neither hold
+    a shorter text as a whole nor lie in one: what is done to the texts would be done to them too.
+    """
+    return [each for each in sequences if not any(share_text(each, text) for text in texts)]
+
+
+def share_text(first: MemorizedSequence, second: MemorizedSequence) -> bool:
+    """Whether two sequences share a run of 13 tokens, or all of the shorter one."""
+    rows = [sequence.tokens[int(bool(sequence.bos)) :].numpy() for sequence in (first, second)]
+    n = min(OVERLAP, *map(len, rows))
+    return not ngrams(rows[0], n).isdisjoint(ngrams(rows[1], n))
 
 
 def one_or_more(

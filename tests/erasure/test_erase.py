@@ -227,7 +227,7 @@ def test_a_source_of_other_weights_is_refused(model, texts, how, tmp_path):
         ({"share": 0}, "share must be a fraction"),
         ({"max_recited": 2}, "max_recited must be"),
         ({"max_others_lost": -1}, "max_others_lost must be"),
-        ({"others": []}, "others must be at least 2 texts that are not erased, got 0"),
+        ({"others": []}, "others must be at least 2 texts that share no .* got 0 of 0"),
         ({"general_tokens": torch.ones(1, 4).long()}, "general_tokens must have at least 2 rows"),
         ({"max_steps": 0}, "max_steps must be"),
     ],
@@ -235,6 +235,12 @@ def test_a_source_of_other_weights_is_refused(model, texts, how, tmp_path):
 def test_erase_refuses(model, texts, how, given, message):
     with pytest.raises(ValueError, match=message):
         erase(model, texts[0], **how | given)
+
+
+def test_a_part_of_the_text_is_no_other_text(model, texts, how):
+    part = replace(texts[0], tokens=texts[0].tokens[1:], n_prefix=2)
+    with pytest.raises(ValueError, match=r"others must be at least 2 texts .* got 1 of 2"):
+        erase(model, texts[0], **how | {"others": [part, texts[1]]})
 
 
 def test_a_text_that_is_not_recited_is_refused_unless_it_is_meant(model, sequence, how):

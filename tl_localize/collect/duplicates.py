@@ -13,10 +13,9 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from tl_localize.checks import Real
-from tl_localize.sequences import MemorizedSequence
+from tl_localize.sequences import OVERLAP, MemorizedSequence, ngrams
 
 BLOCK = 256  # sequences that are compared with all before them at a time
-OVERLAP = 13  # tokens in a row that are the same text
 
 
 def near_duplicates(
@@ -102,8 +101,3 @@ def perplexity_split(
             "shares no text with collected ones. Give longer or more text."
         )
     return torch.from_numpy(np.stack(kept))
-
-
-def ngrams(row: Int[np.ndarray, " pos"], n: int) -> set[bytes]:
-    """All runs of n tokens."""
-    return {row[start : start + n].tobytes() for start in range(len(row) - n + 1)}

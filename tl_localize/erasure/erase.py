@@ -33,7 +33,13 @@ from tl_localize.model.loading import source_of_model
 from tl_localize.model.memory import TextReport, as_text_report, rows_that_fit, work_in_batches
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores, NeuronSet
-from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences, one_or_more
+from tl_localize.sequences import (
+    MemorizedSequence,
+    SequenceBatch,
+    check_sequences,
+    one_or_more,
+    without_text_of,
+)
 from tl_localize.texts.known import MIN_ACCURACY, known
 from tl_localize.texts.reference import held_out_tokens
 
@@ -150,7 +156,8 @@ def erase(
         share: of the rows of each layer that are trained; layer 0 is left out.
         others: texts that the model is to go on reciting, two at least. Every second one watches
             the price, the rest is measured at the end. By default 40 of those that everybody knows
-            (``tl-localize known``) and that the model recites.
+            (``tl-localize known``) and that the model recites. One that shares a run of 13 tokens
+            with a text is left out.
         general_tokens: [batch pos] general text for the perplexity, two rows at least, used
             likewise; by default held-out text of this package.
         max_recited: mean accuracy at which the texts count as erased, a fraction.
@@ -211,14 +218,14 @@ def choose_others(
     others: Sequence[MemorizedSequence] | None,
     seed: int,
 ) -> list[MemorizedSequence]:
-    """Texts that are to stay, in random order, without those that are erased."""
+    """Texts that are to stay, in random order; none shares text with those that are erased."""
     given = known(model).sequences if others is None else list(others)
-    erased = {tuple(text.tokens.tolist()) for text in texts}
-    left = [other for other in given if tuple(other.tokens.tolist()) not in erased]
+    left = without_text_of(given, texts)
     if len(left) < 2:
         raise ValueError(
-            f"others must be at least 2 texts that are not erased, got {len(left)}. Give texts "
-            "that the model recites, as tl-localize known --out writes them."
+            "others must be at least 2 texts that share no 13 tokens in a row with the erased "
+            f"ones, got {len(left)} of {len(given)}. Give texts that the model recites, as "
+            "tl-localize known --out writes them."
         )
     if others is not None:
         return list(check_sequences(model, left))

@@ -13,7 +13,7 @@ from tl_localize.drawing import axes, finish
 from tl_localize.metrics import accuracy
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.scores import NeuronSet
-from tl_localize.sequences import MemorizedSequence
+from tl_localize.sequences import MemorizedSequence, without_text_of
 from tl_localize.stats import quantity
 from tl_localize.texts.known import known
 
@@ -140,7 +140,7 @@ def text_losses(
 
     Args:
         others: The other texts; those that ``known`` finds unless given. The text itself is left
-            out, if it is among them.
+            out, if it is among them, and so is one that shares a run of 13 tokens with it.
 
     Raises:
         ValueError: A text or the set does not fit the model, or the model has no tokenizer and no
@@ -153,11 +153,11 @@ def text_losses(
     """
     if others is None:
         recited = known(model)
-        rest = _without(sequence, recited.sequences)
+        rest = without_text_of(recited.sequences, [sequence])
         shares = recited.frame.set_index("id")["accuracy"]
         before = [*accuracy(model, [sequence]).tolist(), *shares[[text.id for text in rest]]]
     else:
-        rest = _without(sequence, others)
+        rest = without_text_of(others, [sequence])
         before = accuracy(model, [sequence, *rest]).tolist()
     texts = [sequence, *rest]
     with neurons.dropped_out(model):
@@ -169,10 +169,3 @@ def text_losses(
     sorted_rest = frame.iloc[1:].sort_values("lost", ascending=False, kind="stable")
     whole = pd.concat([frame.iloc[:1], sorted_rest], ignore_index=True)
     return TextLosses(whole, len(neurons), neurons.units.name)
-
-
-def _without(
-    sequence: MemorizedSequence, texts: Sequence[MemorizedSequence]
-) -> list[MemorizedSequence]:
-    """The texts of other tokens."""
-    return [text for text in texts if text.tokens.tolist() != sequence.tokens.tolist()]
