@@ -25,7 +25,7 @@ Decided before the first row was measured:
   "extracted", "distance": what greedy decoding gives before its first wrong token (fraction of the
   suffix), and its edit distance (characters);
   of each method also "self" and "neg" (zero ablation) with its scores divided by 1 + G ** 3, the
-  contrast of Iterative Attribution.
+  contrast of Iterative Attribution; and of that method without it (added when all else was there).
 * Questions: do written texts lose less than memorized ones (difference of means)? How much of
   "same_half" is "other_half"? Both with bootstrap intervals over texts; no test.
 """
@@ -52,6 +52,7 @@ METHODS = "iterative_attribution,attribution,activations,hard_concrete,random"
 CHEAP = "iterative_attribution,attribution,activations,random"  # of other models
 ABLATED = ("zero", "mean", "resample")
 CONTRAST = "_contrast_1"
+NO_CONTRAST = "iterative_attribution_contrast_0"
 
 
 def grams(tokens, n=SHARED):
@@ -145,6 +146,10 @@ class Controls:
 
     def rows(self, method, text):
         """One row for the method, and one for it with the contrast."""
+        if getattr(method, "contrast", 1) == 0:
+            (scores,) = method.map(self.model, [text], check=False)
+            lost = self.ablated(text, self.top(scores.values), "zero")
+            return [{"method": NO_CONTRAST, "id": text.id, **lost}]
         before, after = halves(text)
         scored = [
             scores.values for scores in method.map(self.model, [text, before, after], check=False)
@@ -240,6 +245,7 @@ def table_of(frame):
 def frame(model, model_name, request, publish):
     from tl_localize.evals.settings import del_methods, drawn_first
     from tl_localize.execution import Store
+    from tl_localize.methods import IterativeAttribution
     from tl_localize.model.loading import is_reference
 
     sequences, n_dev, general_tokens = read_data(model, model_name, request)
@@ -250,6 +256,7 @@ def frame(model, model_name, request, publish):
     own = is_reference(model_name)
     controls = Controls(model, known, written, general_tokens, 0.1 if own else 0.002)
     methods = del_methods(METHODS if own else CHEAP, [], model_name)
+    methods.append(IterativeAttribution(contrast=0))
     steps = Store(Path(request.config.getoption("--results")) / Path(model_name).name / "memory")
     n_targets = request.config.getoption("--limit") or N_TARGETS
     measured = measure(controls, methods, n_targets, steps)
@@ -272,6 +279,7 @@ def test_smoke_controls_of_a_short_text(model, model_name):
     from tl_localize import reference_sequences
     from tl_localize.evals.settings import del_methods
     from tl_localize.execution import Steps
+    from tl_localize.methods import IterativeAttribution
     from tl_localize.texts.reference import held_out_tokens
 
     if model_name != "reference-gpt2":
@@ -279,7 +287,7 @@ def test_smoke_controls_of_a_short_text(model, model_name):
     known = reference_sequences(model)[:3]
     written = written_controls(model, known, 1)
     controls = Controls(model, known, written, held_out_tokens()[:2, :24], 0.1)
-    measured = measure(controls, del_methods("attribution,random"), 1, Steps())
-    assert list(measured["method"]) == 2 * ["attribution", "attribution_contrast_1"] + 2 * [
-        "random"
-    ]
+    methods = [*del_methods("attribution,random"), IterativeAttribution(rounds=1, contrast=0)]
+    measured = measure(controls, methods, 1, Steps())
+    expected = ["attribution", "attribution_contrast_1"] * 2 + ["random"] * 2 + [NO_CONTRAST] * 2
+    assert list(measured["method"]) == expected
