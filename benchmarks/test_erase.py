@@ -14,7 +14,7 @@ rates ended, after 24 steps, where the others had lost 0.1 to 0.8 points, so all
 times those of ``erase`` and of a first guess.
 
 * Targets: the first 12 of DEL's texts in random order (reference models: collected from the
-  training text; others: those of ``tl-localize known``), without the 5 dev texts. The others, whose
+  training text; others: of ``tl-localize known``), without the 5 dev texts. The others, whose
   accuracy is the price (Neg), are the next 16. General text for the KL: 8 rows of 64 held-out
   tokens. General text in training: what the model writes, 8 texts in each step, for every edit.
 * Edits, at most 24 steps each, rate times 1.1 after each step, looked at after every second one, to
@@ -415,11 +415,7 @@ def steps(model_name, request):
 
 @pytest.fixture(scope="session")
 def data(model, model_name, request):
-    from tl_localize.evals.settings import drawn_first
-
     sequences, n_dev, general_tokens = read_data(model, model_name, request)
-    if not model_name.startswith("reference"):
-        sequences = drawn_first(sequences, n_dev)
     return sequences, n_dev, general_tokens[:N_GENERAL, :LENGTH]
 
 

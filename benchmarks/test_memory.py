@@ -10,7 +10,7 @@ One model at a time; what is done is kept in the results folder:
 Decided before the first row was measured:
 
 * Texts: the first 12 of DEL's targets in random order, without the 5 dev texts; the others of DEL
-  are the negatives. As many **written** texts: 16 tokens of prefix and 48 of suffix that the model
+  are the negatives. Of a model that is not shipped: of the texts of ``tl-localize known``. As many **written** texts: 16 tokens of prefix and 48 of suffix that the model
   writes itself (``write_texts`` of seeds from 1 on, where the contrast has seed 0), so each token
   is predicted right and none is memorized as a text. Left out: those whose suffix has fewer than
   16 different tokens, as in the paper's criterion, and those that share 8 tokens in a row with a
@@ -243,14 +243,12 @@ def table_of(frame):
 
 @pytest.fixture(scope="session")
 def frame(model, model_name, request, publish):
-    from tl_localize.evals.settings import del_methods, drawn_first
+    from tl_localize.evals.settings import del_methods
     from tl_localize.execution import Store
     from tl_localize.methods import IterativeAttribution
     from tl_localize.model.loading import is_reference
 
     sequences, n_dev, general_tokens = read_data(model, model_name, request)
-    if not is_reference(model_name):
-        sequences = drawn_first(sequences, n_dev)
     known = sequences[n_dev:]
     written = written_controls(model, sequences, N_TARGETS)
     own = is_reference(model_name)

@@ -429,16 +429,22 @@ def written_minus_memorized(losses: pd.Series) -> str:
 
 
 def contrast_table(model: str) -> str:
-    """Text / others, with and without the contrast, on memorized texts."""
+    """Text / others, with and without the contrast, on memorized texts, and what it changes."""
     known = read_controls(model).loc["memorized"]
-    rows = []
+    own = "iterative_attribution"
+    named = {own: (f"{own}_contrast_0", own)}
     for method in ("attribution", "hard_concrete", "activations"):
-        cells = [
-            " / ".join(mean_with_interval(known.loc[name, f"{whose}_zero"]) for whose in WHOSE)
-            for name in (method, f"{method}_contrast_1")
+        named[method] = method, f"{method}_contrast_1"
+    rows = []
+    for method, (without, contrasted) in named.items():
+        parts = [
+            [losses[without], losses[contrasted], losses[contrasted] - losses[without]]
+            for losses in (known[f"{whose}_zero"] for whose in WHOSE)
         ]
+        cells = [" / ".join(map(mean_with_interval, both)) for both in zip(*parts, strict=True)]
         rows.append([TITLES[method], *cells])
-    return markdown(["method", "as it is", "times 1 / (1 + G ** 3)"], rows)
+    names = ["without the contrast", "times 1 / (1 + G ** 3)", "change, text by text"]
+    return markdown(["method", *names], rows)
 
 
 def alignment_share_table() -> str:
