@@ -10,12 +10,13 @@ One model at a time; what is done is kept in the results folder:
 Decided before the first row was measured:
 
 * Texts: the first 12 of DEL's targets in random order, without the 5 dev texts; the others of DEL
-  are the negatives. Of a model that is not shipped: of the texts of ``tl-localize known``. As many **written** texts: 16 tokens of prefix and 48 of suffix that the model
-  writes itself (``write_texts`` of seeds from 1 on, where the contrast has seed 0), so each token
-  is predicted right and none is memorized as a text. Left out: those whose suffix has fewer than
-  16 different tokens, as in the paper's criterion, and those that share 8 tokens in a row with a
-  text of DEL. (Seed 1 alone was planned, and gave one text; the others were added when the rows of
-  one method were there.)
+  are the negatives. Of a model that is not shipped: of the texts of ``tl-localize known``. As many
+  **written** texts: 16 tokens of prefix and 48 of suffix that the model writes itself
+  (``write_texts`` of seeds from 1 on, where the contrast has seed 0), so each token is predicted
+  right and none is memorized as a text. Left out: those whose suffix has fewer than 16 different
+  tokens, as in the paper's criterion, and those that share 8 tokens in a row with a text of DEL.
+  (Seed 1 alone was planned, and gave one text; the others were added when the rows of one method
+  were there.)
 * Neurons: the top 10 % of each layer of the reference models, 0.2 % of others, layer 0 spared.
 * Numbers, changes of accuracy by ablation (points):
   "self" and "neg" as in DEL, with zero, mean and resample ablation;

@@ -568,3 +568,30 @@ def test_del_and_tune_of_heads(run, collection, tuning, tmp_path):
     assert "[tiny, AttentionHeads]" in (tmp_path / "out" / "del.md").read_text()
     good(run(f"{tuning} {heads}", out="tuned"))
     assert best_of(tmp_path / "tuned")["settings"]["slimming"]["steps"] in (2, 4)
+
+
+# ---- a model of one layer
+
+
+@pytest.fixture
+def one_layer(model_dir, tmp_path):
+    """The first layer of the tiny model."""
+    from transformers import AutoTokenizer, GPT2LMHeadModel
+
+    path = tmp_path / "one-layer"
+    GPT2LMHeadModel.from_pretrained(model_dir, n_layer=1).save_pretrained(path)
+    AutoTokenizer.from_pretrained(model_dir).save_pretrained(path)
+    return path
+
+
+@pytest.mark.usefixtures("few_texts", "undrawn")
+def test_the_only_layer_is_not_spared(one_layer, first_corpus, tmp_path):
+    given = ["--model", one_layer, "--device", "cpu"]
+    texts = ["--n-prefix", "4", "--n-dev", "2", "--data", first_corpus, *given]
+    command = "del --targets 1 --ratio 0.5 --methods slimming,activations --set slimming.steps=2"
+    good(tell(command, "--out", tmp_path / "out", *texts))
+    record = json.loads((tmp_path / "out" / "settings.json").read_text())
+    assert record["settings"]["first_layer"] == 0
+    text = ["--prefix", "Two roads", "--suffix", " diverged", "--force", *given]
+    result = good(tell("localize --ratio 0.1", *text))
+    assert "names 4 neurons from layer 0 on: 4 neurons of each layer (10 %)" in result.stdout

@@ -83,5 +83,5 @@ def test_rounds_lower_the_probability_more_than_one_pass(make_model, make_sequen
 
 
 def test_iterative_attribution_rejects_a_first_layer_beyond_the_model(gpt2_like, sequence):
-    with pytest.raises(ValueError, match="first_layer must be below the model's 2 layers"):
+    with pytest.raises(ValueError, match="first_layer must be below 2, the number"):
         IterativeAttribution(first_layer=2)(gpt2_like, sequence)

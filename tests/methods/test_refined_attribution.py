@@ -89,5 +89,5 @@ def test_a_share_of_less_than_a_neuron_is_one(gpt2_like, sequence):
 
 
 def test_refined_attribution_rejects_a_first_layer_beyond_the_model(gpt2_like, sequence):
-    with pytest.raises(ValueError, match="first_layer must be below the model's 2 layers"):
+    with pytest.raises(ValueError, match="first_layer must be below 2, the number"):
         RefinedAttribution(first_layer=2)(gpt2_like, sequence)

@@ -258,5 +258,5 @@ def test_settings_out_of_their_range_are_refused(name, settings, message):
 
 @pytest.mark.parametrize("name", UNLEARNED)
 def test_a_first_layer_beyond_the_model_is_refused(gpt2_like, sequence, name):
-    with pytest.raises(ValueError, match="first_layer must be below the model's 2 layers"):
+    with pytest.raises(ValueError, match="first_layer must be below 2, the number"):
         short(name, first_layer=2)(gpt2_like, sequence)

@@ -135,6 +135,7 @@ def run_del(options: DelOptions) -> None:
     check_data(options)
     model = options.model.load()
     store = Store(folder)
+    methods = presets.sparing_layers(methods, model)
     benchmark = del_benchmark(options, model, units, folder)
     runs: DelRuns = [(benchmark, methods)]
     max_lost = presets.max_lost_of(name, options.max_others_lost, options.ratio, units)
@@ -185,6 +186,7 @@ def del_benchmark(
         text,
         n_dev=n_dev,
         n_targets=n_targets,
+        first_layer=presets.first_layer_of(model),
         ratios=tuple(ratios) if max_lost is None else (1.0,),
         ablation=options.ablation,
         seed=options.seed,
@@ -283,6 +285,8 @@ def run_tune(options: TuneOptions) -> None:
     check_data(options)
     model = options.model.load()
     store = Store(folder)
+    if options.benchmark == "del":
+        methods = presets.sparing_layers(methods, model)
     benchmark = tuned_benchmark(options, model, ratio, units, folder)
     write_ratio(folder, ratio)
     finished = compute(options.run, options.model, [(benchmark, methods)], store)
@@ -298,7 +302,15 @@ def tuned_benchmark(
         others = options.distractors
         return InjBenchmark(model, dev, ratio=ratio, distractors=others, units=units)
     sequences, n_dev, text = read_texts(options, model, folder, place=1)
-    return DelBenchmark(model, sequences[:n_dev], text, ratios=(ratio,), n_dev=0, units=units)
+    return DelBenchmark(
+        model,
+        sequences[:n_dev],
+        text,
+        ratios=(ratio,),
+        n_dev=0,
+        first_layer=presets.first_layer_of(model),
+        units=units,
+    )
 
 
 def candidates(options: TuneOptions, ratio: float, units: Units) -> list[Localizer]:

@@ -13,7 +13,13 @@ from tl_localize.cli.messages import say, say_next
 from tl_localize.cli.options import ModelOptions
 from tl_localize.cli.pages import about_command, write_page
 from tl_localize.evals.deletion.sparing import BROKEN, check_max_rise, largest_set
-from tl_localize.evals.settings import FIRST_LAYER, first_layer_settings, make_methods
+from tl_localize.evals.settings import (
+    FIRST_LAYER,
+    first_layer_of,
+    first_layer_settings,
+    make_methods,
+    sparing_layers,
+)
 from tl_localize.evals.shared import reporter
 from tl_localize.execution import Steps
 from tl_localize.execution.run import show_progress
@@ -84,6 +90,8 @@ def localize_text(options: LocalizeOptions) -> None:
     method = chosen_method(options)
     check_options(options)
     model = options.model.load()
+    (method,) = sparing_layers([method], model)
+    first_layer = first_layer_of(model)
     sequence = read_text(options, model)
     steps = Steps()  # in memory: it has the bar of runs
     with show_progress(steps, 1, True):
@@ -91,9 +99,9 @@ def localize_text(options: LocalizeOptions) -> None:
         (scores,) = method.map(model, [sequence], progress=what, check=False)
     general = held_out_tokens(model)[:N_GENERAL, :GENERAL_LENGTH]
     if options.ratio is None:
-        chosen = largest_set(model, scores, general, options.max_perplexity_rise, FIRST_LAYER)
+        chosen = largest_set(model, scores, general, options.max_perplexity_rise, first_layer)
     else:
-        chosen = scores.top_k(options.ratio, first_layer=FIRST_LAYER)
+        chosen = scores.top_k(options.ratio, first_layer=first_layer)
     show_chosen(model, sequence, scores, chosen, options)
     if options.out:
         prepare_folder(options.out.parent)
@@ -170,8 +178,8 @@ def read_text(options: LocalizeOptions, model: LanguageModel) -> MemorizedSequen
 
 def share_of_layers(chosen: NeuronSet) -> str:
     """How many units of each layer a set has, as text: the same number in each."""
-    n_layers, n_units = chosen.mask[FIRST_LAYER:].shape
-    count = len(chosen) // n_layers
+    n_units = chosen.mask.shape[1]
+    count = len(chosen) // int(chosen.mask.any(1).sum())
     return f"{quantity(count, chosen.units.one)} of each layer ({100 * count / n_units:.2g} %)"
 
 
@@ -184,13 +192,14 @@ def show_chosen(
 ) -> None:
     """How many units a method names, by layer, and which of them do most."""
     unit = chosen.units.one
+    first_layer = int(chosen.mask.any(1).nonzero()[0])
     method = short_title(scores.method)
     why = ""
     if options.ratio is None:
         rise = options.max_perplexity_rise
         why = f", as many as --max-perplexity-rise {rise:g} allows, at least one"
     print(
-        f"{method} names {quantity(len(chosen), unit)} from layer {FIRST_LAYER} on: "
+        f"{method} names {quantity(len(chosen), unit)} from layer {first_layer} on: "
         f"{share_of_layers(chosen)}{why}."
     )
     show(by_layer(model, sequence, chosen), f"The {chosen.units.name} of one layer alone ablated:")
@@ -200,7 +209,7 @@ def show_chosen(
     title = (
         f"The best {unit}s by {method}" if "score" in best else "The strongest of them by effect"
     )
-    show(best, f"{title}, from layer {FIRST_LAYER} on:")
+    show(best, f"{title}, from layer {first_layer} on:")
 
 
 def by_layer(model: LanguageModel, sequence: MemorizedSequence, chosen: NeuronSet) -> pd.DataFrame:

@@ -6,9 +6,9 @@ table is the output of one command.
 """
 
 import ast
-import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from tl_localize.methods import (
     RandomBaseline,
 )
 from tl_localize.model.loading import is_reference
-from tl_localize.model.neurons import LanguageModel
+from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.paper import paper_settings
 from tl_localize.sequences import MemorizedSequence
 from tl_localize.texts.readers import COLLECTED, Data, read_tokens
@@ -75,7 +75,7 @@ def make_method(name: str, settings: Mapping[str, Any], units: Units = NEURONS) 
 
 def default_settings(name: str) -> Json:
     """The settings of a method with their defaults; the units have an option of their own."""
-    return {f.name: f.default for f in dataclasses.fields(METHODS[name]) if f.name != "units"}
+    return {f.name: f.default for f in fields(METHODS[name]) if f.name != "units"}
 
 
 def make_methods(
@@ -126,6 +126,22 @@ def first_layer_settings(first_layer: int) -> Settings:
         for name, method in METHODS.items()
         if hasattr(method, "first_layer")
     }
+
+
+def first_layer_of(model: LanguageModel) -> int:
+    """Layer 0 is spared, unless it is the only one."""
+    return min(FIRST_LAYER, NeuronView(model).n_layers - 1)
+
+
+def sparing_layers(methods: Iterable[Localizer], model: LanguageModel) -> list[Localizer]:
+    """Methods of DEL for this model: they were made before it was loaded."""
+    first_layer = first_layer_of(model)
+    return [
+        replace(method, first_layer=first_layer)
+        if getattr(method, "first_layer", None) == FIRST_LAYER
+        else method
+        for method in methods
+    ]
 
 
 def defaults_for(units: Units, of_neurons: Settings) -> Settings:

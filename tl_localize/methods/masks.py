@@ -128,7 +128,7 @@ def check_first_layer(neurons: NeuronView, first_layer: int) -> int:
     """The layer itself; ValueError where no layer of the model is left."""
     if first_layer >= neurons.n_layers:
         raise ValueError(
-            f"first_layer must be below the model's {neurons.n_layers} layers, got {first_layer}. "
-            "Use 0 or 1."
+            f"first_layer must be below {neurons.n_layers}, the number of the model's layers, got "
+            f"{first_layer}. Give a lower one; 0 leaves none out."
         )
     return first_layer

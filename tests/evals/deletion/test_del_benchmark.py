@@ -218,6 +218,10 @@ def test_single_layers_at_two_ratios_share_a_folder(gpt2_like, benchmark_of, tmp
         ({"general_tokens": "some text"}, "general_tokens must be token ids"),
         ({"sequences": []}, "sequences must hold at least one sequence"),
         ({"units": "heads"}, "units must be Units"),
+        (
+            {"first_layer": 2},
+            "first_layer must be below 2, the number of the model",
+        ),
     ],
 )
 def test_del_refuses_what_it_cannot_run(gpt2_like, benchmark_of, settings, message):

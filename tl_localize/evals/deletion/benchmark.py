@@ -28,6 +28,7 @@ from tl_localize.execution.store import Cell, Json, Lazy, Row, Scope, Settings, 
 from tl_localize.files import digest
 from tl_localize.methods import RandomBaseline
 from tl_localize.methods.base import Localizer, Method
+from tl_localize.methods.masks import check_first_layer
 from tl_localize.metrics import Decode, check_text
 from tl_localize.model.environment import about_model, environment
 from tl_localize.model.neurons import LanguageModel, NeuronView
@@ -118,6 +119,7 @@ class DelBenchmark(Benchmark[DelResults]):
             )
         check_seed(self.seed)
         check_count(0, n_dev=self.n_dev, first_layer=self.first_layer)
+        check_first_layer(view, self.first_layer)
         for multiple in self.multiples:
             check_count(multiples=multiple)
         if self.n_targets is not None:
