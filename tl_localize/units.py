@@ -122,12 +122,12 @@ class _OfWeight(Units):
             first = first or shape
             right = len(shape) == self.n_axes and shape[-1:] == (model.cfg.d_model,)
             if not right or shape != first or self.point(layer) not in points:
+                has = f"a {self.weight} of shape {shape}" if shape else f"no {self.weight}"
                 raise ValueError(
                     f"model must have {self.name} in every layer (the hook {self.point(layer)} and "
                     f"a {self.weight} of {self.n_axes} axes, of the same shape in all), got "
-                    f"{model_name(model)!r} with a {self.weight} of shape {shape} in layer "
-                    f"{layer}. Choose a model that is not quantized and no mixture of experts, or "
-                    "other units."
+                    f"{model_name(model)!r} with {has} in layer {layer}. Choose a model that has "
+                    "them, and is neither quantized nor a mixture of experts, or other units."
                 )
         return first[:-1]
 
