@@ -58,20 +58,43 @@ def test_written_texts_are_kept_until_the_model_computes_something_else(gpt2_lik
 
 
 def test_listed_texts_are_scored_once_for_all_batches(gpt2_like, texts, monkeypatch):
-    measure = activation_contrast.listed_strengths
+    measure = activation_contrast.strengths
     scored = []
 
     @wraps(measure)
     def counted(neurons, given):
-        scored.append(given)
+        scored.append(len(given))
         return measure(neurons, given)
 
-    monkeypatch.setattr(activation_contrast, "listed_strengths", counted)
+    monkeypatch.setattr(activation_contrast, "strengths", counted)
     listed = tuple(tuple(text.tokens.tolist()) for text in texts)
     for texts_now in (listed, listed[1:]):
         method = ActivationContrast(texts=texts_now)
         list(method.map(gpt2_like, texts, batch_size=1))
-    assert scored == [listed, listed[1:]]
+    assert sorted(scored) == [*[1] * 6, 2, 3]
+
+
+def test_lists_and_tensors_are_as_good_as_tuples(texts):
+    tuples = tuple(tuple(text.tokens.tolist()) for text in texts)
+    wanted = ActivationContrast(texts=tuples)
+    assert ActivationContrast(texts=[list(text) for text in tuples]) == wanted
+    assert ActivationContrast(texts=[text.tokens for text in texts]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (("ab", "cd"), TypeError, "texts must be the token ids of some texts"),
+        ((1, 2), TypeError, "texts must be the token ids of some texts"),
+        (((1, 2.5),), TypeError, "texts must be the token ids of some texts"),
+        (((1, 61), (1, 2)), ValueError, r"got 61 in MemorizedSequence\('texts\[0\]'"),
+        (((1,) * 33, (1, 2)), ValueError, "sequence must be at most n_ctx=32"),
+    ],
+)
+def test_other_texts_that_the_model_cannot_read(gpt2_like, given, error, message):
+    sequence = MemorizedSequence(torch.tensor([1, 2, 3]), 1)
+    with pytest.raises(error, match=message):
+        ActivationContrast(texts=given)(gpt2_like, sequence)
 
 
 @pytest.mark.parametrize("texts", [((1,),), ()])

@@ -1,25 +1,26 @@
 """Activation Contrast: did training put this text into a neuron's row?"""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from einops import einsum
-from jaxtyping import Float
 from torch import Tensor
 
-from tl_localize.checks import Real, check_between, check_seed
-from tl_localize.methods.base import BatchValues, Localizer, Values
-from tl_localize.methods.contrast import measure_once, written_texts
+from tl_localize.checks import Real, check_between
+from tl_localize.methods.base import BatchValues
+from tl_localize.methods.general_text import WithGeneralText
 from tl_localize.methods.partial_runs import activations, alignments
-from tl_localize.model.memory import Report, rows_that_fit, work_in_batches
+from tl_localize.model.memory import Report
 from tl_localize.model.neurons import NeuronView
 from tl_localize.sequences import MemorizedSequence, SequenceBatch
 
+LEAST = 1e-30  # strength on other texts by which another one is divided
+
 
 @dataclass(frozen=True, kw_only=True)
-class ActivationContrast(Localizer):
+class ActivationContrast(WithGeneralText):
     """How strongly a neuron fires on this text, relative to other texts, and more so where its row
     points along the text's gradient.
 
@@ -58,44 +59,23 @@ class ActivationContrast(Localizer):
     name = "activation_contrast"
     title = "Activation Contrast (not the paper's)"
     version = 3
+    n_drawn = 1
     alignment: Real = 0.1
-    texts: tuple[tuple[int, ...], ...] = ()
-    seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_seed(self.seed)
         check_between(0, 1, alignment=self.alignment)
-        if any(len(text) < 2 for text in self.texts):
-            raise ValueError("texts must have 2 tokens or more, got a shorter one. Leave it out.")
 
     def attribute_batch(
         self, neurons: NeuronView, sequences: Sequence[MemorizedSequence], report: Report
     ) -> BatchValues:
-        ratios = strengths(neurons, sequences).cpu() / self._of_others(neurons, sequences)
+        of_others = self.general_mean(neurons, sequences, strengths)
+        ratios = strengths(neurons, sequences).cpu() / of_others.clamp_min(LEAST)
         if not self.alignment:
             return ratios
         cosines = alignments(neurons, SequenceBatch.of(sequences, neurons.device)).cpu()
         entries = neurons.rows(0)[0].numel()
         return ratios * (1 + self.alignment * math.sqrt(entries) * cosines)
-
-    def _of_others(
-        self, neurons: NeuronView, sequences: Sequence[MemorizedSequence]
-    ) -> Float[Tensor, "*sequence layer neuron"]:
-        """Mean strength on other texts than each sequence, or on those that the model writes."""
-        if not self.texts:
-            return measure_once(neurons, self.seed, written_strengths).clamp_min(1e-30)
-        found = measure_once(neurons, self.texts, listed_strengths)
-        means: list[Tensor] = []
-        for sequence in sequences:
-            different = [text != tuple(sequence.tokens.tolist()) for text in self.texts]
-            if not any(different):
-                raise ValueError(
-                    "texts must hold another text than the one that is scored, got only that one. "
-                    "Add texts, or give none."
-                )
-            means.append(found[torch.tensor(different)].mean(0).clamp_min(1e-30))
-        return torch.stack(means)
 
 
 @torch.no_grad()
@@ -107,21 +87,3 @@ def strengths(neurons: NeuronView, sequences: Sequence[MemorizedSequence]) -> Ba
         squares = neurons.strengths(layer, act.float()).square()
         means.append(einsum(squares, batch.weights, "b pos neuron, b pos -> b neuron"))
     return torch.stack(means, dim=1).sqrt()
-
-
-def written_strengths(neurons: NeuronView, seed: int) -> Values:
-    """Mean of ``strengths`` over the texts that the model writes, on the CPU."""
-    return listed_strengths(neurons, written_texts(neurons, seed)).mean(0)
-
-
-def listed_strengths(
-    neurons: NeuronView, texts: Iterable[Sequence[int] | Tensor]
-) -> Float[Tensor, "text layer neuron"]:
-    """``strengths`` of some texts, on the CPU."""
-    listed = [MemorizedSequence(torch.as_tensor(text), 1) for text in texts]
-
-    def measure(chosen: list[int]) -> Tensor:
-        return strengths(neurons, [listed[i] for i in chosen]).cpu()
-
-    size = rows_that_fit(neurons, max(map(len, listed)))
-    return torch.cat([found for _, found in work_in_batches(measure, range(len(listed)), size)])

@@ -1,7 +1,9 @@
-"""General text: what published methods compare a text with, the same for all of them."""
+"""General text: what methods compare a text with, the same for all of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import index
+from typing import ClassVar, SupportsIndex
 
 import torch
 from jaxtyping import Float
@@ -12,7 +14,7 @@ from tl_localize.methods.base import BatchValues, Localizer
 from tl_localize.methods.contrast import N_DRAWN, measure_once, written_texts
 from tl_localize.model.memory import rows_that_fit, work_in_batches
 from tl_localize.model.neurons import NeuronView
-from tl_localize.sequences import MemorizedSequence
+from tl_localize.sequences import MemorizedSequence, check_sequences
 
 Measure = Callable[[NeuronView, Sequence[MemorizedSequence]], BatchValues]
 
@@ -20,7 +22,7 @@ Measure = Callable[[NeuronView, Sequence[MemorizedSequence]], BatchValues]
 @dataclass(frozen=True, kw_only=True)
 class WithGeneralText(Localizer):
     """A method that compares a text with general text: ``texts``, or 48 texts that the model itself
-    writes, as for the contrast of our own methods (``Contrasted``).
+    writes, as for the contrast of our other methods (``Contrasted``).
 
     Of given texts every token but the first is predicted, of written ones those that greedy
     decoding put there. A given text that is itself scored is left out of its own comparison.
@@ -33,23 +35,29 @@ class WithGeneralText(Localizer):
     (9, 8, 4)
     """
 
+    n_drawn: ClassVar[int] = N_DRAWN  # first tokens of a written text that count as its prefix
     texts: tuple[tuple[int, ...], ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_seed(self.seed)
-        # a settings file has lists
-        object.__setattr__(self, "texts", tuple(map(tuple, self.texts)))
+        object.__setattr__(self, "texts", as_token_ids(self.texts))
         if any(len(text) < 2 for text in self.texts):
             raise ValueError("texts must have 2 tokens or more, got a shorter one. Leave it out.")
 
     def general_text(self, neurons: NeuronView) -> list[MemorizedSequence]:
-        """General text as sequences, whose suffix is what is predicted."""
+        """General text as sequences, whose suffix is what is predicted; ValueError where the model
+        cannot read a given one.
+        """
         if self.texts:
-            return [MemorizedSequence(torch.tensor(text), 1) for text in self.texts]
+            given = [
+                MemorizedSequence(torch.tensor(text), 1, f"texts[{i}]")
+                for i, text in enumerate(self.texts)
+            ]
+            return check_sequences(neurons.model, given)
         written = written_texts(neurons, self.seed)
-        return [MemorizedSequence(text, min(N_DRAWN, len(text) - 1)) for text in written]
+        return [MemorizedSequence(text, min(self.n_drawn, len(text) - 1)) for text in written]
 
     def other_texts(self, sequence: MemorizedSequence) -> list[int]:
         """The numbers of the given texts without the one that is scored; ValueError where none is
@@ -87,3 +95,14 @@ class WithGeneralText(Localizer):
         if not self.texts:
             return found
         return torch.stack([found[self.other_texts(sequence)].mean(0) for sequence in sequences])
+
+
+def as_token_ids(texts: Iterable[Iterable[SupportsIndex]]) -> tuple[tuple[int, ...], ...]:
+    """Texts as tuples of whole numbers: a settings file has lists, a sequence a tensor."""
+    try:
+        return tuple(tuple(index(token) for token in text) for text in texts)
+    except TypeError as error:
+        raise TypeError(
+            f"texts must be the token ids of some texts, got {texts!r:.60}. Give the ids of each, "
+            "such as sequence.tokens."
+        ) from error
