@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -104,6 +105,12 @@ def test_identity_names_class_and_compared_fields():
     expected = {"class": "Outer", "inner": {"class": "Inner", "rate": 0.1}, "steps": [1, 2]}
     assert identity(Outer(speed=7)) == expected
     assert json.loads(identity_text(Outer())) == expected
+
+
+def test_identity_of_numbers_of_numpy_is_that_of_plain_ones():
+    found = identity(Inner(rate=np.int64(7)))
+    assert found == identity(Inner(rate=7)) and type(found["rate"]) is int
+    assert identity(np.float32(0.5)) == 0.5
 
 
 def test_identity_of_tensors_follows_their_numbers():

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, ClassVar, TypeVar
@@ -281,6 +282,10 @@ def identity(value: Any) -> Any:
         return [identity(part) for part in value]
     if value is None or isinstance(value, str | int | float):
         return value
+    if isinstance(value, Integral):  # of numpy
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
     raise ValueError(
         f"settings must be plain values or dataclasses, got {value!r}. Write a frozen dataclass "
         "with its settings as fields."

@@ -30,7 +30,7 @@ from tl_localize.methods import (
     RandomBaseline,
 )
 from tl_localize.model.loading import is_reference
-from tl_localize.model.neurons import LanguageModel, NeuronView
+from tl_localize.model.neurons import LanguageModel
 from tl_localize.paper import paper_settings
 from tl_localize.sequences import MemorizedSequence
 from tl_localize.texts.readers import COLLECTED, Data, read_tokens
@@ -130,7 +130,7 @@ def first_layer_settings(first_layer: int) -> Settings:
 
 def first_layer_of(model: LanguageModel) -> int:
     """Layer 0 is spared, unless it is the only one."""
-    return min(FIRST_LAYER, NeuronView(model).n_layers - 1)
+    return min(FIRST_LAYER, int(model.cfg.n_layers) - 1)
 
 
 def sparing_layers(methods: Iterable[Localizer], model: LanguageModel) -> list[Localizer]:

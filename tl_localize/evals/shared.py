@@ -33,15 +33,45 @@ Results = TypeVar("Results", bound="Measured")
 
 
 def with_controls(
-    methods: Sequence[Method], units: Units, *controls: Localizer
+    methods: Sequence[Method], units: Units, *controls: Localizer, first_layer: int = 0
 ) -> dict[str, Method]:
     """The methods by label, and after them those controls that are not among them; Random and
     RowNorm unless given.
+
+    Args:
+        first_layer: of the benchmark; methods that leave it open choose from there on.
+
+    Raises:
+        ValueError: a method has another first layer, or a function the name of a control.
     """
-    labelled = label_methods(methods, units)
+    labelled = {
+        label: at_first_layer(label, method, first_layer)
+        for label, method in label_methods(methods, units).items()
+    }
     controls = controls or (RandomBaseline(units=units), RowNorm(units=units))
     names = [getattr(method, "name", "") for method in methods]
-    return labelled | {control.name: control for control in controls if control.name not in names}
+    missing = {control.name: control for control in controls if control.name not in names}
+    for name in missing:
+        if name in labelled:
+            raise ValueError(
+                f"methods must not have the name of a control, got a function {name!r}. Call it "
+                "otherwise."
+            )
+    return labelled | missing
+
+
+def at_first_layer(label: str, method: Method, first_layer: int) -> Method:
+    """The method as it chooses from this layer on; ValueError where it has another one."""
+    start = getattr(method, "first_layer", first_layer)
+    if start is None:  # the method leaves it open
+        fields: Any = method
+        return replace(fields, first_layer=first_layer)
+    if start != first_layer:
+        raise ValueError(
+            f"first_layer of {label!r} must be {first_layer}, as in the benchmark, got {start}. "
+            "Give both the same."
+        )
+    return method
 
 
 def describe_methods(methods: Mapping[str, Method], n_parts: int) -> dict[str, tuple[Any, int]]:
@@ -60,6 +90,17 @@ def with_ids(sequences: Sequence[MemorizedSequence]) -> list[MemorizedSequence]:
     return [
         replace(sequence, id=sequence.id or f"sequence-{i}") for i, sequence in enumerate(sequences)
     ]
+
+
+def check_ids(sequences: Sequence[MemorizedSequence]) -> None:
+    """Raise ValueError where two sequences have the same id: a table would hold one of them."""
+    names = [sequence.id for sequence in with_ids(sequences)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"sequences must have different ids, got {twice[:3]} more than once. Give each its own "
+            "id."
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -120,6 +120,7 @@ def compute_group(work: Any, group: Any) -> list[bool]:
     torch.set_float32_matmul_precision(steps.agreed["float32_matmul_precision"])
     model = _MODELS.get(folder)
     if model is None:
+        _MODELS.clear()  # of another run, whose model may fill the memory
         model = _MODELS[folder] = load()
     benchmark: Benchmark[Any] = make(model=model)
     steps.environment = environment(model)

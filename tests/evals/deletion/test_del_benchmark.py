@@ -11,6 +11,7 @@ from noise import Noise, letters
 from tl_localize import (
     METHODS,
     Activations,
+    IterativeAttribution,
     MemorizedSequence,
     NeuronScores,
     NeuronSet,
@@ -248,6 +249,15 @@ def test_del_refuses_methods_that_give_something_else(gpt2_like, benchmark_of):
         benchmark.run([lambda model, sequence: NeuronScores(torch.zeros(2, 47))])
     with pytest.raises(ValueError, match="first_layer of 'slimming' must be 1"):
         benchmark.run([Slimming()])
+
+
+def test_del_without_a_spared_layer_takes_methods_that_leave_theirs_open(gpt2_like, benchmark_of):
+    benchmark = replace(benchmark_of(gpt2_like, n_targets=1), first_layer=0, ratios=(0.5,))
+    left_open, given = (
+        benchmark.run([IterativeAttribution(rounds=2, share=0.5, first_layer=first_layer)]).frame
+        for first_layer in (None, 0)
+    )
+    pd.testing.assert_frame_equal(left_open.drop(columns="seconds"), given.drop(columns="seconds"))
 
 
 GOLDEN = {

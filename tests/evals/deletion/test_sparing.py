@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,3 +78,23 @@ def test_a_broken_model_is_named(
     text = describe_general_text(results)
     assert f"at most {1 + rise:.3g} times" in text
     assert ("broken" in text and "activations from 20 %" in text) == bool(named)
+
+
+def test_settings_of_one_method_go_on_together(gpt2_like: Any, benchmark_of: Any) -> None:
+    methods = [Activations(), Activations(absolute="mean")]
+    steps = Steps()
+    benchmark = benchmark_of(gpt2_like, n_targets=1)
+    rounds = 0
+    for of_ratio, left in sparing_runs(benchmark, methods, steps, 100):
+        of_ratio.run(left, store=steps)
+        rounds += 1
+    assert rounds == len(counts(gpt2_like.cfg.d_mlp))
+    frame = DelResults.of(steps).frame
+    assert set(frame["method"]) == {*map(repr, methods), "random"}
+
+
+def test_without_another_text_no_loss_ends_a_run(gpt2_like: Any, benchmark_of: Any) -> None:
+    benchmark = benchmark_of(gpt2_like)
+    alone = replace(benchmark, sequences=benchmark.sequences[-1:], n_dev=0)
+    with pytest.raises(ValueError, match="sequences must hold at least 2 for the test"):
+        next(sparing_runs(alone, [Activations()], Steps(), 1))

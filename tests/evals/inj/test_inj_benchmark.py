@@ -2,10 +2,17 @@
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 
-from tl_localize import Activations, NeuronScores, RandomBaseline
+from tl_localize import (
+    Activations,
+    IterativeAttribution,
+    MemorizedSequence,
+    NeuronScores,
+    RandomBaseline,
+)
 
 
 def change_of(model):
@@ -45,7 +52,8 @@ def test_frame_has_one_row_per_sequence_method_and_ratio(inj_results):
 
 
 def test_random_recalls_its_share(benchmark):
-    many = replace(benchmark, sequences=[*benchmark.sequences] * 2, max_steps=1)
+    twice = [replace(each, id=f"{each.id}-{i}") for i in range(2) for each in benchmark.sequences]
+    many = replace(benchmark, sequences=twice, max_steps=1)
     frame = many.run([RandomBaseline(seed=seed) for seed in range(15)]).frame
     random = frame[frame["method"].str.startswith("Random")]
     for multiple, group in random.groupby("multiple"):
@@ -68,6 +76,10 @@ def test_weights_are_bit_equal_afterwards(benchmark, together, unchanged):
     ("change", "message"),
     [
         ({"sequences": []}, "sequences must hold"),
+        (
+            {"sequences": 2 * [MemorizedSequence([5, 6, 7], 1, "s0")]},
+            r"different ids, got \['s0'\] more",
+        ),
         ({"distractors": 4, "ratio": 0.05}, "distractors must leave at least one group of 5"),
     ],
 )
@@ -101,5 +113,22 @@ def test_groups_are_drawn_by_the_seed_and_disjoint(together):
     assert len(every) == len(set(every))
     assert members(0) == members(0)
     assert any(members(seed) != members(0) for seed in range(1, 5))
-    same = [together.sequences[0]] * 3 + [together.sequences[1]]
+    first, second = together.sequences[:2]
+    same = [*(replace(first, id=name) for name in "abc"), second]
     assert len(replace(together, sequences=same).groups()) == 1
+
+
+def test_methods_that_leave_their_first_layer_open_choose_in_all_layers(benchmark):
+    left_open = benchmark.run([IterativeAttribution(rounds=2)]).frame
+    given = benchmark.run([IterativeAttribution(rounds=2, first_layer=0)]).frame
+    pd.testing.assert_frame_equal(left_open.drop(columns="seconds"), given.drop(columns="seconds"))
+    with pytest.raises(ValueError, match="first_layer of 'iterative_attribution' must be 0"):
+        benchmark.run([IterativeAttribution(first_layer=1)])
+
+
+def test_a_function_with_the_name_of_a_control_is_refused(benchmark):
+    def random(model, sequence):
+        raise AssertionError("never called")
+
+    with pytest.raises(ValueError, match="methods must not have the name of a control"):
+        benchmark.run([random])

@@ -323,3 +323,14 @@ def test_table_and_figure_of_rev_have_one_sign():
         x, y = drawn.lines[0].get_data()
         assert (y[-1], x[-1]) == pytest.approx((own, others), abs=0.05)
         assert (own < 0) == (direction == "put_back")
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_rev_without_gradients_of_the_caller(brief, mode):
+    from tl_localize import Activations
+
+    once = replace(brief, n_groups=1)
+    with mode():
+        found = once.run([Activations()]).frame
+    wanted = once.run([Activations()]).frame
+    assert found.equals(wanted)

@@ -17,6 +17,7 @@ from tl_localize.evals.ablation import ABLATIONS, AblationMeter
 from tl_localize.evals.deletion.results import CHANGES, DelResults, self_and_others
 from tl_localize.evals.shared import (
     Scored,
+    check_ids,
     describe_methods,
     score,
     scores_of,
@@ -124,18 +125,12 @@ class DelBenchmark(Benchmark[DelResults]):
             check_count(multiples=multiple)
         if self.n_targets is not None:
             check_count(n_targets=self.n_targets)
-        names = [sequence.id for sequence in self.test_sequences]
-        if not names:
+        if not self.test_sequences:
             raise ValueError(
                 f"n_dev must leave at least one of the {len(self.sequences)} sequences for the "
                 f"test, got {self.n_dev}. Collect more sequences, or use a smaller dev set."
             )
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(
-                f"sequences must have different ids, got {twice[:3]} more than once. Give each its "
-                "own id."
-            )
+        check_ids(self.test_sequences)
         if not 0 < len(set(self.ratios)) == len(self.ratios):
             raise ValueError(
                 f"ratios must be different fractions, got {self.ratios!r}. Write for example "
@@ -163,15 +158,9 @@ class DelBenchmark(Benchmark[DelResults]):
     def label(self, methods: Sequence[Method]) -> Methods:
         """The methods by label; Random is always among them."""
         random = RandomBaseline(seed=self.seed, units=self.units)
-        labelled = with_controls(methods, self.units, random)
+        labelled = with_controls(methods, self.units, random, first_layer=self.first_layer)
         view = NeuronView(self.model, self.units)
-        for label, method in labelled.items():
-            start = getattr(method, "first_layer", None)
-            if start not in (None, self.first_layer):
-                raise ValueError(
-                    f"first_layer of {label!r} must be {self.first_layer}, as in the benchmark, "
-                    f"got {start}. Give both the same."
-                )
+        for method in labelled.values():
             of_all = isinstance(method, Localizer) and method.chosen_from(view) is not None
             if self.layers == "each" and of_all:
                 raise ValueError(

@@ -65,7 +65,10 @@ def sparing_runs(
 ) -> Iterator[tuple[DelBenchmark, list[Localizer]]]:
     """DEL at 1, 2, 4, ... units of each layer, to be run one after the other with these steps. A
     method goes on while the other sequences lose at most ``max_others_lost`` points of accuracy
-    (Neg).
+    (Neg); one with several settings while one of them does.
+
+    Raises:
+        ValueError: there is no other sequence.
 
     >>> benchmark = DelBenchmark(model, few, text, ratios=(0.5,), n_dev=1)
     >>> runs = sparing_runs(benchmark, [Activations()], Steps(), max_others_lost=1)
@@ -73,6 +76,11 @@ def sparing_runs(
     True
     """
     check_max_lost(max_others_lost)
+    if len(benchmark.test_sequences) < 2:
+        raise ValueError(
+            "sequences must hold at least 2 for the test where the loss of others ends the run, "
+            "got 1. Give more, or fixed shares (--ratio)."
+        )
     left = [method for method in methods if method.name != RandomBaseline.name]
     n_units = NeuronView(benchmark.model, benchmark.units).n_neurons
     for count in counts(n_units):
@@ -82,7 +90,13 @@ def sparing_runs(
         yield replace(benchmark, ratios=(ratio,)), left
         frame = DelResults.of(steps).frame
         lost = frame[frame["ratio"] == ratio].groupby("method")["delta_neg_accuracy"].mean()
-        left = [method for method in left if 100 * lost.get(method.name, -1) >= -max_others_lost]
+        # a label is the name, or tells settings apart as long as there are several
+        going_on = {
+            getattr(method, "name", label)
+            for label, method in benchmark.label(left).items()
+            if 100 * lost.get(label, -1) >= -max_others_lost
+        }
+        left = [method for method in left if method.name in going_on]
 
 
 def describe_general_text(results: DelResults) -> str:

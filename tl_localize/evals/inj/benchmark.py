@@ -20,6 +20,7 @@ from tl_localize.checks import Real, check_count, check_positive, check_seed
 from tl_localize.evals.inj.results import InjResults
 from tl_localize.evals.shared import (
     Group,
+    check_ids,
     describe_methods,
     draw_groups,
     reporter,
@@ -95,7 +96,7 @@ class InjBenchmark(Benchmark[InjResults]):
     units: Units = NEURONS
 
     def __post_init__(self) -> None:
-        check_sequences(self.model, self.sequences)
+        check_ids(check_sequences(self.model, self.sequences))
         check_count(0, distractors=self.distractors)
         size = self.distractors + 1
         view = NeuronView(self.model, self.units)
@@ -105,7 +106,7 @@ class InjBenchmark(Benchmark[InjResults]):
         check_count(max_steps=training.pop("max_steps"))
         check_positive(**training)
         blank = NeuronScores(torch.zeros(view.size), units=self.units)
-        for multiple in (1, 2):
+        for multiple in self.multiples:
             blank.top_k(self.ratio * multiple)  # raises where it selects none, or more than all
         if not self.groups():
             raise ValueError(

@@ -238,6 +238,8 @@ class RevBenchmark(Benchmark[RevResults]):
             progress=reporter(steps, f"train {group.name}"),
         )
 
+    @torch.inference_mode(False)  # whatever mode the caller is in
+    @torch.enable_grad()
     def _exchange(
         self,
         group: Group,
