@@ -43,8 +43,8 @@ class IterativeAttribution(Contrasted):
         rounds: of the same size; the first of them is taken in smaller ones.
         share: of the neurons of each layer that are ablated in all rounds together; the largest
             ratio that is to be looked at.
-        first_layer: layers below it are not ablated, and score their first effect; by default 1, as
-            in DEL, or 0 in a model of one layer.
+        first_layer: layers below it are not ablated, and score their first effect; by default that
+            of the benchmark, and without one 1, or 0 in a model of one layer.
         contrast: 0 erases most at a fixed share, from the target and from other texts; 1, the
             default, spares what other texts need.
         seed: of the texts that the model writes.

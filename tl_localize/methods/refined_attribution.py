@@ -43,8 +43,8 @@ class RefinedAttribution(Contrasted):
         per: whether the share is taken of each layer, or of all layers from ``first_layer`` on
             together.
         steps: each is a forward and a backward pass.
-        first_layer: layers below it are not ablated; by default 1, as in DEL, or 0 in a model of
-            one layer.
+        first_layer: layers below it are not ablated; by default that of the benchmark, and without
+            one 1, or 0 in a model of one layer.
         contrast: 0 erases most, from the target and from other texts; 1, the default, spares what
             other texts need.
         seed: of the texts that the model writes.

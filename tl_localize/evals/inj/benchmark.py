@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 
-from tl_localize.checks import Real, check_count, check_positive, check_seed
+from tl_localize.checks import Real, check_count, check_positive, check_ratio, check_seed
 from tl_localize.evals.inj.results import InjResults
 from tl_localize.evals.shared import (
     Group,
@@ -97,6 +97,11 @@ class InjBenchmark(Benchmark[InjResults]):
 
     def __post_init__(self) -> None:
         check_ids(check_sequences(self.model, self.sequences))
+        if check_ratio("ratio", self.ratio) > 0.5:
+            raise ValueError(
+                f"ratio must be at most 0.5, as recall is measured among twice as many rows, got "
+                f"{self.ratio}. 0.01 is 1 %."
+            )
         check_count(0, distractors=self.distractors)
         size = self.distractors + 1
         view = NeuronView(self.model, self.units)
