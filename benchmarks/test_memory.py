@@ -147,7 +147,7 @@ class Controls:
 
     def rows(self, method, text):
         """One row for the method, and one for it with the contrast."""
-        if getattr(method, "contrast", 1) == 0:
+        if method.name == "iterative_attribution" and not method.contrast:
             (scores,) = method.map(self.model, [text], check=False)
             lost = self.ablated(text, self.top(scores.values), "zero")
             return [{"method": NO_CONTRAST, "id": text.id, **lost}]
