@@ -24,7 +24,7 @@ from tl_localize.collect.duplicates import near_duplicates
 from tl_localize.collect.filter import Candidate, Filter
 from tl_localize.collect.reference_texts import training_data
 from tl_localize.collect.search import chunks_of
-from tl_localize.metrics import decoder
+from tl_localize.sequences import decoder
 from tl_localize.texts.readers import Data
 
 STRIDE = 1  # windows at every position: more than a hundred thousand in the training texts

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from tl_localize import MemorizedSequence
 from tl_localize.model.forward import is_bridge
-from tl_localize.sequences import SequenceBatch, check_sequences, encode, without_text_of
+from tl_localize.sequences import (
+    SequenceBatch,
+    check_sequences,
+    encode,
+    with_text,
+    without_text_of,
+)
 from tl_localize.texts.reference import general_texts, held_out_tokens
 
 Shapes = list[tuple[int, int]]
@@ -115,6 +121,18 @@ def test_general_text_begins_with_bos_where_texts_do(reader, bpe):
     assert rows[:2, 1:].flatten().tolist() == encode(bpe, text)[: 2 * n_ctx - 2]
     bpe.eos_token = "<s>"
     assert held_out_tokens(reader)[0].tolist() == encode(bpe, text)[:n_ctx]
+
+
+def test_a_character_that_the_prefix_cuts_is_the_suffix_s(reader, bpe):
+    tokens = torch.tensor(encode(bpe, "two \N{SNOWMAN} roads"))
+    at = len(encode(bpe, "two ")) + 1  # of three bytes of the snowman one
+    sequence = with_text(reader, MemorizedSequence(tokens, at))
+    assert sequence.text == ("two ", "\N{SNOWMAN} roads")
+
+
+def test_text_that_is_no_unicode_is_refused(reader):
+    with pytest.raises(ValueError, match=r"valid Unicode, got '\\udce9' at character 3"):
+        MemorizedSequence.from_text(reader, "caf\udce9", " roads")
 
 
 # ---- batches

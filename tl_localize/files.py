@@ -236,9 +236,13 @@ def check_writable(folder: str | Path) -> None:
 def check_out_file(path: str | Path, suffix: str) -> None:
     """Raise ValueError where a file of a kind can't be written; nothing is made."""
     path = Path(path)
+    page = path.with_suffix(".html")
     if path.suffix != suffix or path.is_dir():
+        raise ValueError(f"out must be a {suffix} file, got {str(path)!r}. Choose another name.")
+    if page.is_dir():
         raise ValueError(
-            f"out must be a {suffix} file, got {str(path)!r}. The page is written beside it."
+            f"out must leave room for its page, got {str(path)!r} beside a folder {page.name}. "
+            "Choose another name."
         )
     check_writable(path.parent)
 

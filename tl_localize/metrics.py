@@ -22,7 +22,7 @@ from tl_localize.sequences import (
     SequenceBatch,
     check_sequences,
     check_tokens,
-    decoder,
+    decoder_or_ids,
     one_or_more,
 )
 from tl_localize.units import NEURONS, Units
@@ -163,15 +163,12 @@ def levenshtein(
         decode: token ids -> text; the model's tokenizer unless given.
 
     Returns:
-        [sequence] characters, float32 on the CPU.
-
-    Raises:
-        ValueError: neither the model nor the caller brings a tokenizer.
+        [sequence] characters (tokens, where the model has no tokenizer), float32 on the CPU.
 
     >>> bool(levenshtein(model, [sequence]) < 20)
     True
     """
-    decode = decode or decoder(model)
+    decode = decode or decoder_or_ids(model)
     sequences = one_or_more(sequences)
     distances: list[int] = []
     for guess, sequence in zip(predicted_suffixes(model, sequences), sequences, strict=True):

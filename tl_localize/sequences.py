@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from tl_localize.checks import check_count
 from tl_localize.model.neurons import LanguageModel, check_model
 
 Decode = Callable[[list[int]], str]
+CUT = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer writes for a character that it has a part of
 SHOWN = 30  # characters of the prefix and of the suffix in a sequence's repr
 OVERLAP = 13  # tokens in a row that are the same text
 
@@ -136,7 +137,7 @@ def tokenizer_of(model: LanguageModel) -> Any:
     if tokenizer is None:
         raise ValueError(
             "model must have a tokenizer to read text, got none. Put its files into the "
-            "model's directory, or pass tokens (and decode=)."
+            "model's directory, or give rows of token ids."
         )
     return tokenizer
 
@@ -144,13 +145,48 @@ def tokenizer_of(model: LanguageModel) -> Any:
 def encode(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a text, without the special tokens that TransformerLens' wrapped tokenizers put
     first.
+
+    Raises:
+        ValueError: the text is not valid Unicode.
     """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"text must be valid Unicode, got {text[error.start : error.end]!r} at character "
+            f"{error.start}. Save or type it in UTF-8."
+        ) from error
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def decoder(model: LanguageModel) -> Decode:
     """The decoding function of the model's tokenizer: it leaves spaces as they are."""
     return partial(tokenizer_of(model).decode, clean_up_tokenization_spaces=False)
+
+
+def decoder_or_ids(model: LanguageModel) -> Decode:
+    """``decoder``; where the model has no tokenizer, ids stay ids, so that distances count
+    tokens.
+    """
+    check_model(model)
+    if getattr(model, "tokenizer", None) is None:
+        return cast(Decode, list)
+    return decoder(model)
+
+
+def divide_text(decode: Decode, tokens: list[int], n_prefix: int) -> tuple[str, str]:
+    """Prefix and suffix as text. A character of which both have a part is the suffix's.
+
+    >>> def decode(ids):
+    ...     return bytes(ids).decode(errors="replace")
+    >>> divide_text(decode, list("né.".encode()), 2)
+    ('n', 'é.')
+    """
+    text = decode(tokens)
+    prefix = decode(tokens[:n_prefix])
+    while prefix[-1:] == CUT:
+        prefix = prefix[:-1]
+    return prefix, text[len(prefix) :]
 
 
 def first_tokens(tokenizer: Any) -> list[int]:
@@ -177,11 +213,9 @@ def with_text(model: LanguageModel, sequence: MemorizedSequence) -> MemorizedSeq
     """The sequence with its prefix and suffix as text, where the model has a tokenizer."""
     if getattr(model, "tokenizer", None) is None:
         return sequence
-    decode = decoder(model)
     first = int(bool(sequence.bos))
-    prefix = decode(sequence.prefix[first:].tolist())
-    suffix = decode(sequence.tokens[first:].tolist())[len(prefix) :]
-    return replace(sequence, text=(prefix, suffix))
+    tokens = sequence.tokens[first:].tolist()
+    return replace(sequence, text=divide_text(decoder(model), tokens, sequence.n_prefix - first))
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,15 @@ def quantity(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
+def in_percent(share: float) -> str:
+    """A share with two digits.
+
+    >>> in_percent(0.0026), in_percent(1.0)
+    ('0.26 %', '100 %')
+    """
+    return f"{float(f'{100 * share:.2g}'):g} %"
+
+
 def with_error(values: Numbers, decimals: int = 1) -> str:
     """Mean and standard error (sample deviation / sqrt(n)) as text, such as ``"87.2 ± 0.9"``; a
     single value has no error.

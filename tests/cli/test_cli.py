@@ -245,9 +245,10 @@ def test_localize_says_where_the_smallest_set_costs_more_than_it_may(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "got neither or both. Try --example quotes-056, or another"),
-        ("--model gpt2", "got neither or both. Try --example primes, or another"),
-        ("--prefix a --suffix b --example quotes-056", "got neither or both"),
+        ("", "got 0. Try --example quotes-056, or another"),
+        ("--model gpt2", "got 0. Try --example primes, or another"),
+        ("--prefix a --suffix b --example quotes-056", "got 2. Try"),
+        ("--prefix a --example quotes-056", "prefix and suffix must be given together"),
         ("--prefix a --suffix b --method all", "method must be one"),
         ("--example quotes-05", "Did you mean quotes-05"),
         ("--example primes", "accuracy of at least 0.7, got 0."),

@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from base64 import b64encode
-from shutil import copytree
+from shutil import copy, copytree
 
 import numpy as np
 import pandas as pd
@@ -335,6 +335,38 @@ def test_options_of_data_hold_for_what_collect_wrote(collection, model_dir):
         del_data(model, Data(source=collection, id="author"))
 
 
+def test_a_collection_without_general_text_takes_docstrings(collection, model_dir):
+    from tl_localize import load_model
+    from tl_localize.evals.settings import DEL_GENERAL, del_data
+    from tl_localize.texts.readers import Data
+    from tl_localize.texts.reference import held_out_tokens
+
+    (collection / "general.safetensors").unlink()
+    model = load_model(model_dir, "cpu")
+    _, _, general = del_data(model, Data(source=collection))
+    assert general.equal(held_out_tokens(model)[:DEL_GENERAL])
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_model_without_a_tokenizer_takes_token_ids(model_dir, corpus, general, tmp_path):
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        copy(model_dir / name, folder)
+    model = ("--model", folder, "--out")
+    found = good(tell(f"collect {LOOSE}", corpus, *model, tmp_path / "found"))
+    next_step = f"Next: tl-localize del --model '{folder}' --data {tmp_path / 'found'}"
+    assert next_step in found.stderr  # as a shell takes it
+    data = f"--data {tmp_path / 'found'} --general {general}"
+    done = good(
+        tell(f"del --ratio 0.1 --methods activations --targets 99 {data}", *model, tmp_path / "del")
+    )
+    n = len(rows_of(tmp_path / "found")) - 2
+    assert f"{n} of {n} sequences are targets (2 dev sequences left out)" in done.stderr
+    before = pd.read_csv(tmp_path / "del" / "before.csv")
+    assert (before["length"] == 12).all()  # tokens
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_del_takes_tokens_and_named_columns(run, general, recited, tmp_path):
     np.save(tmp_path / "tokens.npy", recited.astype(np.uint16))
@@ -393,6 +425,7 @@ def test_del_explains_a_mistake_in_one_line(run, collection, arguments, message)
     [
         ("--methods actvations", "Did you mean activations"),
         ("--data . --n-prefix 0", "n_prefix must be a whole number from 1 on, got 0"),
+        ("--data . --n-prefix -3", "n_prefix must be a whole number from 1 on, got -3"),
         ("--limit 0", 'Invalid value "0" for --limit. Must be >= 1.'),
         ("--ablation one", "Choose from"),
         ("--units heds", "Choose from"),

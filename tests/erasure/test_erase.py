@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -199,6 +200,29 @@ def test_a_full_disk_leaves_nothing(model, texts, how, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         erasure.save(tmp_path / "edited")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("form", ["current", "link", "mount"])
+def test_an_empty_folder_is_filled(model, texts, how, tmp_path, monkeypatch, form):
+    """Nothing of it is removed: it may be the current one, or have a file system of its own."""
+    place = tmp_path / "empty"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    folder = tmp_path / "link" if form == "link" else Path("." if form == "current" else place)
+    if form == "link":
+        folder.symlink_to(place)
+    moved = []
+
+    def move(source, target):
+        if Path(target).parent == place:
+            moved.append(Path(target).name)
+            assert Path(source).parent.parent == place  # in one file system
+        return Path(source).rename(target)
+
+    monkeypatch.setattr("tl_localize.erasure.directory.os.replace", move)
+    erase(model, texts[0], max_steps=2, **how).save(folder)
+    assert moved[-1] == "config.json" and {path.name for path in place.iterdir()} == {*moved}
+    assert load_model(place, "cpu").cfg.n_layers == 2
 
 
 def test_what_is_there_is_not_replaced(model, texts, how, tmp_path):

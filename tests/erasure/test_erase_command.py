@@ -2,8 +2,11 @@
 
 import json
 import re
+import shutil
 
+import numpy as np
 import pytest
+import torch
 from commands import invoke
 
 from tl_localize import accuracy, load_model
@@ -86,6 +89,29 @@ def test_erase_says_what_is_wrong(erase, arguments, message):
     result = erase(arguments)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_other_texts_are_read_by_their_own_columns(erase, tmp_path, texts):
+    rows = [{"body": text.tokens.tolist(), "who": "a", "n": 4} for text in texts[:2]]
+    own = tmp_path / "own.jsonl"
+    own.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    others = erase.data.split("--others ")[1]
+    result = erase(f"--data {own} --key body --n-prefix n --others {others} {FREE} --max-steps 1")
+    assert result.exit_code == 0, result.output
+
+
+def test_a_model_without_a_tokenizer_takes_token_ids(erase, tmp_path, trained_dir):
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(trained_dir / name, folder)
+    general = torch.randint(1, 256, (6, 10), generator=torch.Generator().manual_seed(4))
+    np.save(tmp_path / "general.npy", general.numpy())
+    out = tmp_path / "edited"
+    how = f"erase {erase.data} {FREE} --max-steps 1 --general {tmp_path / 'general.npy'} --model"
+    result = invoke(how, folder, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert load_model(out, "cpu").tokenizer is None
 
 
 def test_a_folder_with_files_is_refused_before_the_model_is_loaded(tmp_path):

@@ -192,6 +192,17 @@ def test_the_command_prints_and_writes_what_is_known(model, monkeypatch, tmp_pat
     assert set(rows) == {"count", "long"}
     assert rows["count"]["prefix_text"] + rows["count"]["suffix_text"] == "1 2 3 4 5 6 7 8"
     assert rows["count"]["tokens"] == [1, 2, 3, 4, 5, 6, 7, 8]
+    few = f"Next: tl-localize del --model reference-gpt2 --data {path} --n-dev 0"
+    assert few in run.stderr  # else they would all be dev texts
+    path.unlink()
+    run = invoke(["known", "--min-accuracy", "1", "--out", str(path)])
+    assert run.exit_code == 0 and f"{path} is not written" in run.stderr
+    assert "--data" not in run.stderr.splitlines()[-1] or "collect" in run.stderr.splitlines()[-1]
+    assert not path.exists() and path.with_suffix(".html").is_file()
+    path.with_suffix(".html").unlink()
+    path.with_suffix(".html").mkdir()
+    run = invoke(["known", "--out", str(path)])
+    assert run.exit_code == 2 and "out must leave room for its page" in run.stderr
     model.tokenizer = None
     run = invoke(["known"])
     assert run.exit_code == 2 and "model must have a tokenizer" in run.stderr

@@ -311,6 +311,28 @@ def test_counts_of_nothing_are_refused(lettered):
 # Others
 
 
+def test_cells_of_a_csv_are_text(tmp_path, lettered):
+    """pandas takes NA and None for nothing, and 001 for 1."""
+    lines = ["id,category,text,n_prefix", "001,NA,the first text,3", "None,null,None,", "3,x,,4"]
+    path = tmp_path / "a.csv"
+    for encoding in ("utf-8", "utf-8-sig"):  # a spreadsheet puts a mark first
+        path.write_text("\n".join(lines) + "\n", encoding=encoding)
+        found = list(Data(source=path).entries())
+        about = [(entry.id, entry.category, entry.text, entry.n_prefix) for entry in found]
+        expected = [("001", "NA", "the first text", 3), ("None", "null", "None", None)]
+        assert about == [*expected, ("3", "x", "", 4)]
+    first, second = Data(source=path, n_prefix="n_prefix").entries(0, 2)
+    assert (first.n_prefix, second.n_prefix) == (3, None)
+    sequences = list(Data(source=path).sequences(lettered, third_of_short=True))
+    assert [sequence.id for sequence in sequences] == ["001", "None"]  # a blank text is left out
+
+
+def test_a_mark_of_the_byte_order_is_no_text(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("né un\n\ntwo\n", encoding="utf-8-sig")
+    assert [entry.text for entry in Data(source=path).entries()] == ["né un", "", "two"]
+
+
 def test_data_travel_by_their_paths(tmp_path, monkeypatch):
     write(tmp_path / "t.txt", *TEXTS)
     monkeypatch.chdir(tmp_path)

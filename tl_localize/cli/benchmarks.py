@@ -170,17 +170,12 @@ def del_benchmark(
             f"Write --limit {n_dev + 2} for two others."
         )
     sequences = presets.drawn_first(sequences, n_dev, options.seed)[:limit]
-    n_test = len(sequences) - n_dev
     n_targets = options.targets
     if n_targets is None and options.texts.sequences.data is None:
-        n_targets = min(presets.DEL_TARGETS, n_test)
-    say(
-        f"{n_targets or n_test} of {quantity(n_test, 'sequence')} are targets "
-        f"({quantity(n_dev, 'dev sequence')} left out), model {name}"
-    )
+        n_targets = presets.DEL_TARGETS
     max_lost = presets.max_lost_of(name, options.max_others_lost, options.ratio, units)
     ratios = options.ratio or presets.del_ratios(name, units)
-    return DelBenchmark(
+    benchmark = DelBenchmark(
         model,
         sequences,
         text,
@@ -192,6 +187,12 @@ def del_benchmark(
         seed=options.seed,
         units=units,
     )
+    n_test = quantity(len(benchmark.test_sequences), "sequence")
+    say(
+        f"{len(benchmark.targets)} of {n_test} are targets ({quantity(n_dev, 'dev sequence')} left "
+        f"out), model {name}"
+    )
+    return benchmark
 
 
 def read_texts(
@@ -237,9 +238,10 @@ def run_rev(options: RevOptions) -> None:
     else:
         sequences = list(data.sequences(model)) if data else reference_sequences(model)
     recipe = RECIPES[options.recipe]
-    general = held_out_tokens(model)[: None if recipe.general else N_GENERAL]
     if options.general:
         general = read_tokens(options.general)
+    else:
+        general = held_out_tokens(model)[: None if recipe.general else N_GENERAL]
     benchmark = RevBenchmark(
         model,
         sequences,

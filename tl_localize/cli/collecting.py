@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from tl_localize.cli.command_options import CollectOptions
-from tl_localize.cli.messages import say, say_next
+from tl_localize.cli.messages import command, say, say_next
 from tl_localize.cli.options import WHOLE, ModelOptions, RunOptions
 from tl_localize.cli.publish import INTERRUPTED, say_failures
 from tl_localize.cli.running import compute, folder_of
@@ -58,7 +58,7 @@ def run_collect(options: CollectOptions) -> None:
     n_found = quantity(len(collection.sequences), "memorized sequence")
     print(f"{n_found} ({collection.n_dev} of them dev): {folder}")
     save_general(collection, model, chunks if data else [], options.seed, folder)
-    say_next(f"tl-localize del --model {name} --data {folder}")
+    say_next(command("del", "--model", name, "--data", folder))
 
 
 def save_general(
@@ -77,7 +77,10 @@ def save_general(
             general = perplexity_split(rows, collection.sequences, seed=seed)
         save_tensors(folder / GENERAL, {"tokens": general.int()})
     except ValueError as error:
-        say(f"No text for the perplexity: {error} Or give tl-localize del a file with --general.")
+        say(
+            f"No text for the perplexity: {error} Or give tl-localize del a file with --general; "
+            "else it takes Python's docstrings."
+        )
 
 
 def collect_reference(

@@ -113,6 +113,7 @@ class EraseOptions:
             help="Texts that are to stay, 2 at least. Default: 40 of those of tl-localize known.",
         ),
     ] = None
+    general: General = None
     edit: Annotated[
         Literal["rows", "ablate"],
         Parameter(help="Train the rows of W_out that a method names, or set them to zero."),

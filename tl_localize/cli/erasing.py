@@ -6,7 +6,8 @@ import pandas as pd
 
 from tl_localize.checks import check_ratio
 from tl_localize.cli.command_options import EraseOptions
-from tl_localize.cli.messages import say, say_next
+from tl_localize.cli.messages import command, say, say_next
+from tl_localize.cli.one_text import check_one_text
 from tl_localize.cli.pages import about_command, write_page
 from tl_localize.erasure import Erasure, erase
 from tl_localize.erasure.directory import check_new_folder
@@ -17,15 +18,16 @@ from tl_localize.execution import Steps
 from tl_localize.execution.run import show_progress
 from tl_localize.files import check_writable
 from tl_localize.methods import Localizer
-from tl_localize.metrics import decoder, predicted_suffixes
+from tl_localize.metrics import predicted_suffixes
 from tl_localize.model.loading import is_reference
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.report.pages import PageTable, Shown, in_words
 from tl_localize.report.terminal import bars, show
 from tl_localize.report.token_view import TokenView
-from tl_localize.sequences import MemorizedSequence
+from tl_localize.sequences import MemorizedSequence, decoder
 from tl_localize.stats import quantity
-from tl_localize.texts.known import check_example, example, first_example
+from tl_localize.texts.known import example
+from tl_localize.texts.readers import Data, read_tokens
 
 CHANGE = "length of the change of a row (mean)"
 VIEWS = 8  # texts that a page shows token by token
@@ -39,8 +41,8 @@ def erase_texts(options: EraseOptions) -> None:
     texts = read_texts(options, model)
     others = None
     if options.others:
-        found = options.texts.columns.open(options.others, options.texts.n_prefix)
-        others = list(found.sequences(model, third_of_short=True))
+        others = list(Data(source=options.others).sequences(model, third_of_short=True))
+    general = read_tokens(options.general) if options.general else None
     steps = Steps()  # in memory: it has the bar of runs
     with show_progress(steps, 1, True):
         erasure = erase(
@@ -49,6 +51,7 @@ def erase_texts(options: EraseOptions) -> None:
             edit=options.edit,
             method=method,
             others=others,
+            general_tokens=general,
             share=options.share,
             max_recited=options.max_recited,
             max_others_lost=options.max_others_lost,
@@ -75,9 +78,11 @@ def erase_texts(options: EraseOptions) -> None:
     say(f"Edited model: {options.out}; what was done: {options.out / 'erased.md'}")
     write_erased_page(options.out / "erased.html", erasure, model, texts, options)
     if is_reference(options.model.model):  # its planted texts are those of the shipped model alone
-        say_next(f"tl-localize localize --model {options.out} takes it as any other model.")
+        localize = command("localize", "--model", options.out)
+        say_next(f"{localize} takes it as any other model.")
     else:
-        say_next(f"tl-localize known --model {options.out} lists what it still recites.")
+        known = command("known", "--model", options.out)
+        say_next(f"{known} lists what it still recites.")
 
 
 def read_method(options: EraseOptions) -> Localizer | None:
@@ -94,23 +99,9 @@ def read_method(options: EraseOptions) -> Localizer | None:
 
 def check_options(options: EraseOptions) -> None:
     """Raise ValueError where an option is wrong; no model is loaded."""
-    name = options.model.model
     check_ratio("share", options.share)
-    given = [bool(options.texts.data), bool(options.example)]
-    given.append(bool(options.prefix or options.suffix))
-    if bool(options.prefix) != bool(options.suffix):
-        raise ValueError(
-            f"prefix and suffix must be given together, got {options.prefix!r} and "
-            f"{options.suffix!r}. The prefix prompts the model, the suffix is what it recites."
-        )
-    if sum(given) != 1:
-        raise ValueError(
-            "text must be given in one way, as --data, as --example or as --prefix and --suffix, "
-            f"got {sum(given)}. Try --example {first_example(name)}, or another text that "
-            f"tl-localize known --model {name} lists."
-        )
-    if options.example:
-        check_example(options.example, name)
+    data = {"--data": options.texts.data is not None}
+    check_one_text(options.model.model, options.example, options.prefix, options.suffix, data)
     if options.out:
         check_new_folder(options.out)
         check_writable(options.out.parent)

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from tl_localize.checks import check_between
 from tl_localize.cli.command_options import KnownOptions
-from tl_localize.cli.messages import say, say_next
+from tl_localize.cli.messages import command, say, say_next
 from tl_localize.cli.pages import about_command, write_page
 from tl_localize.files import check_out_file, prepare_folder
 from tl_localize.methods import METHODS
@@ -17,7 +17,7 @@ from tl_localize.report.terminal import bars, console, show
 from tl_localize.report.token_view import BREAK
 from tl_localize.stats import quantity
 from tl_localize.texts.known import CONTROL, OWN, Known, known
-from tl_localize.texts.reference import DATA
+from tl_localize.texts.reference import DATA, N_DEV
 
 WIDE = 100  # columns of a terminal that has room for categories
 PREVIEW = 40  # characters of a text that a table shows
@@ -62,18 +62,22 @@ def show_known(options: KnownOptions) -> None:
     show(found.counts_by_threshold().to_frame(), "What a threshold keeps:")
     say(f"{found}. {found.advice()}")
     name = options.model.model
+    n_known = len(found.sequences)
     if options.out:
         prepare_folder(options.out.parent)
-        found.save(options.out)
         write_known_page(options.out.with_suffix(".html"), found, model, options)
-        say_next(f"tl-localize del --model {name} --data {options.out}")
+        if n_known:
+            found.save(options.out)
+        else:
+            say(f"{options.out} is not written, because no text is known; the page beside it is.")
+    if options.out and n_known:
+        dev = () if n_known > N_DEV else ("--n-dev", "0")  # else no text would be left
+        say_next(command("del", "--model", name, "--data", options.out, *dev))
     elif len(examples := others.index[others["kind"] != CONTROL]):
-        say_next(f"tl-localize localize --model {name} --example {examples[0]}")
+        say_next(command("localize", "--model", name, "--example", examples[0]))
     else:
-        say_next(
-            f"tl-localize collect --model {name} --data CORPUS finds texts of its own training "
-            "that a model recites."
-        )
+        collect = command("collect", "--model", name, "--data", "CORPUS")
+        say_next(f"{collect} finds texts of its own training that a model recites.")
 
 
 def by_category(found: Known) -> pd.DataFrame:

@@ -1,6 +1,8 @@
 """What commands say to the person at the terminal, and what that person typed."""
 
+import shlex
 from contextvars import ContextVar
+from pathlib import Path
 
 from rich.console import Console
 
@@ -11,6 +13,11 @@ def say(text: str) -> None:
     """A line on standard error, broken between words; tables go to standard output."""
     out = Console(stderr=True, highlight=False, emoji=False)  # of a path :key: is no key
     out.print(text, markup=False, soft_wrap=not out.is_terminal)
+
+
+def command(*words: str | Path) -> str:
+    """A command of tl-localize, to be copied into a shell."""
+    return shlex.join(["tl-localize", *map(str, words)])
 
 
 def say_next(text: str) -> None:

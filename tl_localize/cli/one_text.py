@@ -2,6 +2,8 @@
 does.
 """
 
+from collections.abc import Mapping
+
 import pandas as pd
 from rich.console import Console
 from rich.text import Text
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from tl_localize.checks import check_ratio
 from tl_localize.cli.command_options import LocalizeOptions
-from tl_localize.cli.messages import say, say_next
+from tl_localize.cli.messages import command, say, say_next
 from tl_localize.cli.options import ModelOptions
 from tl_localize.cli.pages import about_command, write_page
 from tl_localize.evals.deletion.sparing import BROKEN, check_max_rise, largest_set
@@ -34,7 +36,7 @@ from tl_localize.report.text_losses import text_losses
 from tl_localize.report.token_view import token_view
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence
-from tl_localize.stats import quantity
+from tl_localize.stats import in_percent, quantity
 from tl_localize.texts.known import MIN_ACCURACY, check_example, example, first_example
 from tl_localize.texts.reference import held_out_tokens, reference_sequences
 from tl_localize.units import UNITS
@@ -114,12 +116,9 @@ def localize_text(options: LocalizeOptions) -> None:
 
 def next_step(options: LocalizeOptions) -> str:
     """What to do after a text was localized."""
-    name = options.model.model
     if options.example:
-        return (
-            f"tl-localize erase --model {name} --example {options.example} --out FOLDER writes a "
-            "model without the text."
-        )
+        erase = command("erase", "--model", options.model.model, "--example", options.example)
+        return f"{erase} --out FOLDER writes a model without the text."
     return "tl-localize erase with the same text and --out FOLDER writes a model without it."
 
 
@@ -138,20 +137,37 @@ def chosen_method(options: LocalizeOptions) -> Localizer:
 
 def check_options(options: LocalizeOptions) -> None:
     """Raise ValueError where an option is wrong; no model is loaded."""
-    name = options.model.model
     if options.ratio is not None:
         check_ratio("ratio", options.ratio)
     check_max_rise(options.max_perplexity_rise)
-    if bool(options.example) == bool(options.prefix and options.suffix):
-        raise ValueError(
-            "text must be given as --prefix and --suffix or as --example, got neither or both. "
-            f"Try --example {first_example(name)}, or another text that tl-localize known --model "
-            f"{name} lists."
-        )
-    if options.example:
-        check_example(options.example, name)
+    check_one_text(options.model.model, options.example, options.prefix, options.suffix)
     if options.out:
         check_out_file(options.out, ".safetensors")
+
+
+def check_one_text(
+    model: str, example: str, prefix: str, suffix: str, others: Mapping[str, bool] = {}
+) -> None:
+    """Raise ValueError unless a text is given in one way; no model is loaded.
+
+    Args:
+        others: other ways of the command, and whether they are taken.
+    """
+    if bool(prefix) != bool(suffix):
+        raise ValueError(
+            f"prefix and suffix must be given together, got {prefix!r} and {suffix!r}. The prefix "
+            "prompts the model, the suffix is what it recites."
+        )
+    given = [*others.values(), bool(example), bool(prefix)]
+    if sum(given) != 1:
+        ways = ", ".join(f"as {way}" for way in [*others, "--example"])
+        raise ValueError(
+            f"text must be given in one way, {ways} or as --prefix and --suffix, got {sum(given)}. "
+            f"Try --example {first_example(model)}, or another text that tl-localize known --model "
+            f"{model} lists."
+        )
+    if example:
+        check_example(example, model)
 
 
 def read_text(options: LocalizeOptions, model: LanguageModel) -> MemorizedSequence:
@@ -180,7 +196,7 @@ def share_of_layers(chosen: NeuronSet) -> str:
     """How many units of each layer a set has, as text: the same number in each."""
     n_units = chosen.mask.shape[1]
     count = len(chosen) // int(chosen.mask.any(1).sum())
-    return f"{quantity(count, chosen.units.one)} of each layer ({100 * count / n_units:.2g} %)"
+    return f"{quantity(count, chosen.units.one)} of each layer ({in_percent(count / n_units)})"
 
 
 def show_chosen(

@@ -105,7 +105,7 @@ class ColumnOptions:
 def parse_prefix(type_: object, tokens: Sequence[Token]) -> int | str:
     """A number of tokens, or the name of a column."""
     text = tokens[0].value
-    return int(text) if text.isdecimal() else text
+    return int(text) if text.removeprefix("-").isdecimal() else text
 
 
 @Parameter(name="*", group=THE_DATA)

@@ -38,7 +38,7 @@ def folder_of(run: RunOptions, *parts: str) -> Path:
     It must be fit for results before a model is loaded, but a new one is made only afterwards: a
     model that is not there leaves no folder.
     """
-    name = "-".join(Path(part).name for part in parts if part not in UNNAMED)
+    name = "-".join(Path(part).resolve().name for part in parts if part not in UNNAMED)
     folder = run.out or Path("tl-localize-results") / name
     check_writable(folder)
     if folder.is_dir() and any(folder.iterdir()):

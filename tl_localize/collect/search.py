@@ -15,10 +15,16 @@ from tl_localize.collect.criteria import CRITERIA, SURPLUS, Criteria
 from tl_localize.collect.filter import CHUNK_WINDOWS, Candidate, Filter, Filtered, Row, merge_chunks
 from tl_localize.execution.run import Benchmark, Methods
 from tl_localize.execution.store import Cell, Json, Scope, Settings, Steps
-from tl_localize.metrics import Decode, decoder
+from tl_localize.metrics import Decode
 from tl_localize.model.environment import about_model, environment
 from tl_localize.model.neurons import LanguageModel
-from tl_localize.sequences import encode, first_tokens, tokenizer_of
+from tl_localize.sequences import (
+    decoder_or_ids,
+    divide_text,
+    encode,
+    first_tokens,
+    tokenizer_of,
+)
 from tl_localize.texts.readers import Data
 
 
@@ -135,7 +141,7 @@ class Search(Benchmark[list[Filtered | None]]):
     filter: Filter = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        decode = self.decode or decoder(self.model)
+        decode = self.decode or decoder_or_ids(self.model)
         object.__setattr__(self, "filter", Filter(self.model, self.criteria, decode))
 
     def groups(self, parts: int = 1) -> Sequence[Chunk]:
@@ -212,8 +218,9 @@ class Search(Benchmark[list[Filtered | None]]):
         rows: list[Row] = []
         for i in drawn:
             first = int(bool(left[i]["bos"]))
-            prefix = self.filter.decode(left[i]["tokens"][first : first + criteria.n_prefix])
-            row = {**left[i], "prefix": prefix, "suffix": left[i]["text"][len(prefix) :]}
+            tokens = left[i]["tokens"][first:]
+            prefix, suffix = divide_text(self.filter.decode, tokens, criteria.n_prefix)
+            row = {**left[i], "prefix": prefix, "suffix": suffix}
             rows.append({**row, "split": "dev" if len(rows) < n_dev else "test"})
         settings = {"seed": seed, "n_max": n_max, "environment": environment(self.model)}
         return Collection.of(rows, criteria, report=report, settings=settings)

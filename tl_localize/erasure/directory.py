@@ -24,7 +24,7 @@ DTYPES = torch.float32, torch.bfloat16, torch.float16
 
 def check_new_folder(folder: str | Path) -> None:
     """Raise ValueError unless a folder is new or empty."""
-    path = Path(folder)
+    path = Path(folder).resolve()
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise ValueError(
             f"folder must be new or empty, got {str(folder)!r}, which is there. Choose another one."
@@ -34,14 +34,19 @@ def check_new_folder(folder: str | Path) -> None:
 def write_directory(
     folder: Path, source: str | Path, edit: RowEdit, record: dict[str, Any], card: str
 ) -> None:
-    """Write the edited model and what is known of the edit, whole or not at all."""
+    """Write the edited model and what is known of the edit, whole or not at all: an empty folder
+    that is there, such as the current one, is filled, and its ``config.json`` comes last.
+    """
     check_new_folder(folder)
+    folder = folder.resolve()
     place = transformers_source(source)
     hf_model = load_transformers(place, torch.float32)
     put_rows(hf_model, edit)
     tokenizer = load_tokenizer(place)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.parent / f".{folder.name}.{secrets.token_hex(8)}.tmp"
+    is_there = folder.is_dir()
+    place = folder if is_there else folder.parent
+    temporary = place / f".{folder.name}.{secrets.token_hex(8)}.tmp"
     try:
         with quiet_transformers():
             hf_model.save_pretrained(temporary)
@@ -50,9 +55,11 @@ def write_directory(
         edit.save(temporary / "erased.safetensors")
         write_json(temporary / "erased.json", record)
         write_text(temporary / "erased.md", card)
-        if folder.is_dir():
-            folder.rmdir()  # it is empty
-        os.replace(temporary, folder)
+        if is_there:
+            for file in sorted(temporary.iterdir(), key=lambda file: file.name == "config.json"):
+                os.replace(file, folder / file.name)
+        else:
+            os.replace(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -19,7 +19,7 @@ from tl_localize.metrics import accuracy, perplexity
 from tl_localize.model.forward import generate, residual, unembed
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronSet
-from tl_localize.sequences import MemorizedSequence
+from tl_localize.sequences import MemorizedSequence, decoder_or_ids
 
 Json = dict[str, Any]
 
@@ -113,17 +113,12 @@ def extract(model: LanguageModel, prefix: Tensor, suffix: Tensor) -> Json:
     found = generate(model, context, len(suffix))[0].cpu()
     wrong = (found != suffix).nonzero()
     n_right = int(wrong[0]) if len(wrong) else len(suffix)
-    tokenizer = getattr(model, "tokenizer", None)
-    if tokenizer is None:
-        distance = Levenshtein.distance(found.tolist(), suffix.tolist())
-    else:
-        start = prefix.tolist()
-        texts = [tokenizer.decode([*start, *ids.tolist()]) for ids in (found, suffix)]
-        distance = Levenshtein.distance(*texts)
+    decode = decoder_or_ids(model)
+    texts = [decode([*prefix.tolist(), *ids.tolist()]) for ids in (found, suffix)]
     return {
         "extracted": n_right / len(suffix),
         "exact": n_right == len(suffix),
-        "distance": distance,
+        "distance": Levenshtein.distance(*texts),
     }
 
 

@@ -25,7 +25,7 @@ from tl_localize.metrics import (
 from tl_localize.model.memory import tokens_that_fit, work_in_batches
 from tl_localize.model.neurons import LanguageModel, NeuronView, model_name
 from tl_localize.scores import NeuronSet
-from tl_localize.sequences import MemorizedSequence, SequenceBatch
+from tl_localize.sequences import MemorizedSequence, SequenceBatch, divide_text
 from tl_localize.units import NEURONS, Units
 
 Tokens = Integer[Tensor, "sequence pos"]
@@ -147,9 +147,9 @@ class AblationMeter:
         """The model as it is: the rows of ``DelResults.before``."""
         rows: Rows = []
         numbers: Any = self._measure().to_dict("records")
-        for sequence, text, measured in zip(self.sequences, self.texts, numbers, strict=True):
-            prefix = self.decode(sequence.prefix.tolist())
-            suffix = text[len(prefix) :]
+        for sequence, measured in zip(self.sequences, numbers, strict=True):
+            tokens = sequence.tokens.tolist()
+            prefix, suffix = divide_text(self.decode, tokens, sequence.n_prefix)
             about = {"model": model_name(self.model), "sequence_id": sequence.id}
             about |= {"category": sequence.category, "prefix": prefix, "suffix": suffix}
             rows.append({**about, "length": len(suffix), **measured})

@@ -252,10 +252,10 @@ def del_data(
     """
     if data.path and (data.path / COLLECTED).is_file():
         n_dev = Collection.load(data.path).n_dev
-        text = read_tokens(general or data.path / GENERAL)
-    else:
-        text = read_general_text(model, general)
-    return list(data.sequences(model)), n_dev, text
+        kept = data.path / GENERAL
+        if general is None and kept.is_file():
+            general = kept
+    return list(data.sequences(model)), n_dev, read_general_text(model, general)
 
 
 def read_general_text(model: LanguageModel, path: Path | None) -> Integer[Tensor, "sequence pos"]:

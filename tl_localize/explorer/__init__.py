@@ -23,14 +23,14 @@ from tl_localize.evals.ablation import ABLATIONS, AblationMeter
 from tl_localize.files import write_whole
 from tl_localize.methods import RandomBaseline
 from tl_localize.methods.partial_runs import activations
-from tl_localize.metrics import Decode, decoder, unembed
+from tl_localize.metrics import Decode, unembed
 from tl_localize.model.loading import is_reference
 from tl_localize.model.neurons import LanguageModel, NeuronView, model_name
 from tl_localize.paper import short_title
 from tl_localize.report.looks import looks
 from tl_localize.report.token_view import TokenView, pieces, text_after
 from tl_localize.scores import NeuronScores, NeuronSet
-from tl_localize.sequences import MemorizedSequence, check_sequences
+from tl_localize.sequences import MemorizedSequence, check_sequences, decoder
 from tl_localize.texts.reference import held_out_tokens, reference_sequences
 
 RATIOS = (0.003, 0.01, 0.02, 0.05, 0.1, 0.2)

@@ -9,10 +9,10 @@ from jaxtyping import Int
 from rich.console import Console
 from torch import Tensor
 
-from tl_localize.metrics import Decode, check_recited, decoder, predicted_suffixes
+from tl_localize.metrics import Decode, check_recited, predicted_suffixes
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.scores import NeuronSet
-from tl_localize.sequences import MemorizedSequence
+from tl_localize.sequences import MemorizedSequence, decoder
 from tl_localize.stats import quantity
 
 BREAK = "\u23ce"  # stands for a line break

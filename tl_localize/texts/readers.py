@@ -16,6 +16,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Int, Integer
 from safetensors.torch import load_file
@@ -169,8 +170,16 @@ class Data:
         weakref.finalize(self, shutil.rmtree, cache, ignore_errors=True)
         names = [glob.escape(str(check_file(path))) for path in paths]
         rule = f"path must be a whole {kind} file in UTF-8 with at least one row"
+        how: dict[str, Any] = {}
         with refuse_unreadable(rule, paths[0], "Mend it."):
-            return getattr(datasets.Dataset, f"from_{kind}")(names, cache_dir=cache)
+            if kind == "csv":  # an id 001 is no number, and a text None is a text
+                names_of_columns = pd.read_csv(paths[0], nrows=0).columns
+                as_text = dict.fromkeys(names_of_columns, datasets.Value("string"))
+                how["features"] = datasets.Features(as_text)
+                how["keep_default_na"] = False
+            if kind == "text":
+                how["encoding"] = "utf-8-sig"  # without the mark that some editors put first
+            return getattr(datasets.Dataset, f"from_{kind}")(names, cache_dir=cache, **how)
 
     @property
     def size(self) -> int | None:
@@ -199,9 +208,11 @@ class Data:
         named = _column(row, self.category, place) if self.category else row.get("category", "")
         # of the manual set it is a list
         category = next(iter(named), "") if isinstance(named, list) else named
-        n_prefix = row.get("n_prefix") if self.n_prefix is None else self.n_prefix
-        if isinstance(n_prefix, str):
-            n_prefix = _column(row, n_prefix, place)
+        n_prefix = self.n_prefix
+        if n_prefix is None:
+            n_prefix = _count(row.get("n_prefix"), "n_prefix", place)
+        elif isinstance(n_prefix, str):
+            n_prefix = _count(_column(row, n_prefix, place), f"n_prefix (column {n_prefix})", place)
         parts = [row[name] for name in names]
         if names == MANUAL:
             parts[1] = _after_prompt(parts[0], parts[1], place)
@@ -356,6 +367,20 @@ def _token_ids(name: str, value: Any, place: str) -> Int[Tensor, " pos"]:
             "the ids that the tokenizer gives, as lists in .jsonl or .parquet."
         )
     return torch.from_numpy(ids.astype(np.int64))
+
+
+def _count(value: Any, name: str, place: str) -> Any:
+    """A number that a table may hold as text; None where the cell is empty."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    try:
+        return int(text) if text else None
+    except ValueError as error:
+        raise ValueError(
+            f"{name} must be a number of tokens, got {value!r:.40} at {place}. Mend the row, or "
+            "name another column."
+        ) from error
 
 
 def _column(row: Mapping[str, Any], name: str, place: str) -> Any:

@@ -211,7 +211,6 @@ def test_single_layers_at_two_ratios_share_a_folder(gpt2_like, benchmark_of, tmp
         ({"ratios": (0.1, 0.1)}, "ratios must be different fractions"),
         ({"n_dev": 7}, "n_dev must leave at least one of the 7 sequences for the test, got 7"),
         ({"ablation": "noise"}, "ablation must be one of"),
-        ({"decode": None}, "model must have a tokenizer"),
         ({"general_tokens": torch.full((2, 5), 61)}, r"\[0, 61\), got 61 in general_tokens"),
         ({"general_tokens": torch.zeros(2, 40).long()}, r"n_ctx=32 positions, got shape \(2, 40\)"),
         ({"general_tokens": torch.zeros(0, 5).long()}, "general_tokens must be token ids"),
@@ -229,6 +228,20 @@ def test_del_refuses_what_it_cannot_run(gpt2_like, benchmark_of, settings, messa
     benchmark = benchmark_of(gpt2_like)
     with pytest.raises((ValueError, TypeError), match=message):
         replace(benchmark, **settings)
+
+
+def test_without_a_tokenizer_distances_are_in_tokens(gpt2_like, benchmark_of):
+    benchmark = benchmark_of(gpt2_like)
+    of_tokens = replace(benchmark, decode=None).run([Activations()])
+    each = replace(benchmark, decode=lambda ids: "".join(chr(200 + i) for i in ids))
+    of_letters = each.run([Activations()])  # a letter for each token
+    for name in ("frame", "before"):
+        found, expected = getattr(of_tokens, name), getattr(of_letters, name)
+        numbers = expected.select_dtypes("number").columns.difference(["seconds"])
+        assert len(numbers) > 3
+        pd.testing.assert_frame_equal(found[numbers], expected[numbers])
+    first = of_tokens.before.iloc[0]
+    assert first["prefix"] + first["suffix"] == benchmark.test_sequences[0].tokens.tolist()
 
 
 def test_del_refuses_ids_that_occur_twice(gpt2_like, benchmark_of):

@@ -34,7 +34,7 @@ from tl_localize.metrics import Decode, check_text
 from tl_localize.model.environment import about_model, environment
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores, NeuronSet, rounded_down
-from tl_localize.sequences import MemorizedSequence, check_sequences, decoder
+from tl_localize.sequences import MemorizedSequence, check_sequences, decoder_or_ids
 from tl_localize.units import NEURONS, Units
 
 SIDE_BY_SIDE = 16  # targets that a method scores at a time, at most
@@ -67,7 +67,8 @@ class DelBenchmark(Benchmark[DelResults]):
             ``"mean"`` or ``"resample"`` over ``general_tokens``.
         first_layer: Layers below it are spared.
         seed: Of resample ablation and of Random.
-        decode: Token ids -> text; the model's tokenizer unless given.
+        decode: Token ids -> text; the model's tokenizer unless given. A model without one has
+            distances in tokens.
         units: What is scored and ablated; the methods must be of the same. With
             ``AttentionHeads()`` a ratio is a share of a layer's heads.
         layers: ``"all"``, or ``"each"``: single layers against all layers, at equal budget. In each
@@ -109,8 +110,6 @@ class DelBenchmark(Benchmark[DelResults]):
         view = NeuronView(self.model, self.units)
         check_sequences(self.model, self.sequences)
         check_text(self.model, self.general_tokens, "general_tokens")
-        if self.decode is None:
-            decoder(self.model)
         check_choice("ablation", self.ablation, ABLATIONS)
         check_choice("layers", self.layers, ("all", "each"))
         check_choice("per", self.per, ("layer", "model"))
@@ -299,7 +298,7 @@ class DelBenchmark(Benchmark[DelResults]):
 
     @property
     def _decode(self) -> Decode:
-        return self.decode or decoder(self.model)
+        return self.decode or decoder_or_ids(self.model)
 
     def results(self, steps: Steps) -> DelResults:
         if steps.done():

@@ -18,7 +18,7 @@ from tl_localize.evals.shared import (
     without_rows,
 )
 from tl_localize.execution.store import Steps
-from tl_localize.stats import at_cost, compare_with_reference, quantity, with_error
+from tl_localize.stats import at_cost, compare_with_reference, in_percent, quantity, with_error
 from tl_localize.units import NEURONS, UNITS, Units
 
 METRICS: dict[str, tuple[str, int, int]] = {  # column: title, factor, decimals
@@ -188,7 +188,7 @@ class DelResults(Measured):
         if math.isclose(percent, float(f"{percent:.4g}"), rel_tol=1e-9) or math.isnan(n_layers):
             return f"{percent:.4g} % of each layer"
         count = round(block["n_neurons"].max() / n_layers)
-        return f"{quantity(count, self.units.one)} of each layer ({percent:.2g} %)"
+        return f"{quantity(count, self.units.one)} of each layer ({in_percent(ratio)})"
 
     def before_table(self) -> pd.DataFrame:
         """How well the model memorizes the test sequences, as text: the paper's table of accuracy,

@@ -15,6 +15,7 @@ from tl_localize.methods import Localizer, RandomBaseline
 from tl_localize.metrics import perplexity
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores, NeuronSet
+from tl_localize.stats import in_percent
 
 BROKEN = 2.0  # of a model whose perplexity of general text grows to so many times what it was
 
@@ -107,6 +108,6 @@ def describe_general_text(results: DelResults) -> str:
     text = f"Perplexity of general text: at most {means.max():.3g} times what it was."
     first = means[means >= BROKEN].reset_index().groupby("method", sort=False)["ratio"].min()
     if len(first):
-        named = ", ".join(f"{method} from {100 * ratio:.2g} %" for method, ratio in first.items())
+        named = ", ".join(f"{method} from {in_percent(ratio)}" for method, ratio in first.items())
         text += f" The model is broken rather than the text forgotten by {named}."
     return text
