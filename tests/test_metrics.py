@@ -53,6 +53,23 @@ def losses_by_hand(model, tokens):
     return (-right[..., 0].mean(1)).tolist()
 
 
+def test_what_is_no_number_is_not_forgotten(any_model, sequences):
+    """NaN is the largest of all numbers to argmax, so a broken model predicts some token."""
+    with torch.no_grad():
+        parameter_of(any_model.embed.W_E)[int(sequences[1].tokens[-2])] = float("nan")
+    with pytest.raises(ValueError, match=r"logits must be numbers, got NaN in .* Use float32"):
+        accuracy(any_model, sequences)
+
+
+def test_a_model_without_neurons_is_measured(make_model, sequences, general):
+    model = make_model(1, attn_only=True)
+    right = torch.stack([(predicted(model, s) == s.suffix).float().mean() for s in sequences])
+    assert torch.equal(accuracy(model, sequences), right)
+    losses = losses_by_hand(model, general)
+    assert perplexity(model, general) == pytest.approx(np.exp(np.mean(losses)), rel=1e-5)
+    assert memorization_loss(model, sequences).isfinite().all()
+
+
 def test_accuracy_is_the_share_of_right_tokens(any_model, sequences):
     half_right = []
     for sequence in sequences:

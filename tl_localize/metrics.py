@@ -15,7 +15,7 @@ from torch import Tensor
 from tl_localize.checks import Real, check_between
 from tl_localize.model.forward import residual, unembed
 from tl_localize.model.memory import part_at, rows_that_fit, work_in_batches
-from tl_localize.model.neurons import LanguageModel, NeuronView
+from tl_localize.model.neurons import LanguageModel, ModelView
 from tl_localize.sequences import (
     Decode,
     MemorizedSequence,
@@ -25,7 +25,6 @@ from tl_localize.sequences import (
     decoder_or_ids,
     one_or_more,
 )
-from tl_localize.units import NEURONS, Units
 
 RECITED = 0.9  # the accuracy from which on a text counts as recited: the paper's
 PUBLISHED_CHUNKS = 128  # of the sequences of general text, whose losses the authors average first
@@ -36,16 +35,29 @@ def predicted_suffixes(
     model: LanguageModel,
     sequences: Sequence[MemorizedSequence],
     batch_tokens: int | None = None,
-    units: Units = NEURONS,
 ) -> Sequence[Int[Tensor, " suffix"]]:
-    """Teacher-forced argmax of each suffix token, sequence by sequence (eq. 4 of the paper)."""
+    """Teacher-forced argmax of each suffix token, sequence by sequence (eq. 4 of the paper).
+
+    Raises:
+        ValueError: a sequence does not fit the model, or a logit is no number: a text is not
+            forgotten where the model computes nothing.
+    """
     sequences = check_sequences(model, sequences)
-    view = NeuronView(model, units)
+    view = ModelView(model)
     size = rows_that_fit(view, max(map(len, sequences)), batch_tokens=batch_tokens, gradient=False)
 
     def predict(some: list[MemorizedSequence]) -> Tensor:
         batch = SequenceBatch.of(some, view.device)
-        return target_logits(model, batch).argmax(-1)
+        logits = target_logits(model, batch)
+        guesses = logits.argmax(-1)  # of NaN, where there is one
+        missing = logits.gather(-1, guesses[:, None])[:, 0].isnan()
+        if missing.any():
+            worst = some[int(batch.rows[missing][0])]
+            raise ValueError(
+                f"logits must be numbers, got NaN in {worst!r}. Use float32, or ablate fewer "
+                "neurons."
+            )
+        return guesses
 
     found = [part for _, part in work_in_batches(predict, sequences, size)]
     lengths = [len(sequence) - sequence.n_prefix for sequence in sequences]
@@ -116,13 +128,11 @@ def check_recited(
         raise ValueError(problem)
 
 
-def warn_unless_recited(
-    model: LanguageModel, sequences: Sequence[MemorizedSequence], units: Units = NEURONS
-) -> None:
+def warn_unless_recited(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> None:
     """Warn the caller's caller, once for the sequences together, where the model does not recite
     them. It costs one forward pass of the sequences.
     """
-    guesses = predicted_suffixes(model, sequences, units=units)
+    guesses = predicted_suffixes(model, sequences)
     if problem := what_is_not_recited(sequences, shares_right(guesses, sequences), RECITED):
         advice = "Where it is meant so: warnings.filterwarnings('ignore', category="
         advice += "tl_localize.NotRecitedWarning), or map(..., check=False)."
@@ -221,10 +231,9 @@ def sequence_losses(
     model: LanguageModel,
     tokens: Integer[Tensor, "batch pos"],
     batch_tokens: int | None = None,
-    units: Units = NEURONS,
 ) -> Float[Tensor, " batch"]:
     """Loss of each sequence, nats per token."""
-    view = NeuronView(model, units)
+    view = ModelView(model)
     check_text(model, tokens, "tokens")
 
     on_device = tokens.long().to(view.device)
@@ -325,4 +334,4 @@ def memorization_loss(
     True
     """
     sequences = check_sequences(model, sequences)
-    return batch_loss(model, SequenceBatch.of(sequences, NeuronView(model).device))
+    return batch_loss(model, SequenceBatch.of(sequences, ModelView(model).device))

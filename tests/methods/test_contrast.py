@@ -78,6 +78,20 @@ def test_texts_begin_as_the_models_own_do(gpt2_like, sequence, monkeypatch):
     contrast._KEPT.clear()
 
 
+def test_a_hook_that_does_nothing_to_some_tokens_is_another_state(gpt2_like, sequence):
+    """Of a rectifier's neurons many are silent on the tokens that the state is told by."""
+    with torch.no_grad():
+        gpt2_like.blocks[1].mlp.b_in[:5] = -100.0
+    view = NeuronView(gpt2_like)
+    states = [contrast._computation_key(view)]
+    silent = {1: (torch.arange(48) >= 5).float()[None]}
+    for _ in range(2):
+        with view.scaled(silent):
+            states.append(contrast._computation_key(view))
+    states.append(contrast._computation_key(view))
+    assert states[0] == states[3] and len(set(states)) == 3
+
+
 def test_texts_are_written_once_until_a_weight_changes(gpt2_like, sequences, monkeypatch):
     written = []
     write = contrast.write_texts

@@ -28,7 +28,7 @@ from tl_localize.collect.criteria import (
 from tl_localize.metrics import Decode, residual, unembed
 from tl_localize.model.forward import generate
 from tl_localize.model.memory import rows_that_fit, work_in_batches
-from tl_localize.model.neurons import LanguageModel, NeuronView
+from tl_localize.model.neurons import LanguageModel, ModelView
 from tl_localize.sequences import check_tokens
 
 # Candidates that are filtered as a whole: half a minute of a small model on a processor, seconds on
@@ -108,8 +108,8 @@ class Filter:
             )
 
     @cached_property
-    def view(self) -> NeuronView:
-        return NeuronView(self.model)
+    def view(self) -> ModelView:
+        return ModelView(self.model)
 
     def filter(self, candidates: Iterable[Candidate]) -> Filtered:
         """What the criteria say of some candidates, all of which are held in memory."""

@@ -161,8 +161,8 @@ class AblationMeter:
         counts them, and the perplexities of general text, with the neurons that are clamped now.
         """
         with self.view.one_gelu_kernel():
-            predicted = predicted_suffixes(self.model, self.sequences, units=self.units)
-            losses = sequence_losses(self.model, self.general_tokens, units=self.units).double()
+            predicted = predicted_suffixes(self.model, self.sequences)
+            losses = sequence_losses(self.model, self.general_tokens).double()
         if not losses.isfinite().all():
             raise ValueError(
                 "loss on general_tokens must be finite, got one that is not. Use float32, or "

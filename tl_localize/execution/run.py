@@ -14,7 +14,7 @@ from tqdm import auto, tqdm
 from tl_localize.checks import check_count
 from tl_localize.execution.store import Progress, Row, Settings, Steps
 from tl_localize.model.environment import environment
-from tl_localize.model.neurons import LanguageModel, NeuronView
+from tl_localize.model.neurons import LanguageModel, ModelView
 
 LOG = logging.getLogger(__name__)
 # how far a run is, where there is no terminal; the commands show it
@@ -105,7 +105,7 @@ class Benchmark(ABC, Generic[Results]):
                 else than when the folder was made.
         """
         check_shard(shard)
-        NeuronView(self.model)  # raises where dropout is active, before anything is kept
+        ModelView(self.model)  # raises where dropout is active, before anything is kept
         labelled = self.label(methods)
         steps = Steps() if store is None else store
         steps.environment = environment(self.model)

@@ -248,13 +248,13 @@ def unit_weights(view: NeuronView, layer: int) -> list[Tensor]:
     row of W_out, its column of W_in (and of the gate) and its bias; of other units their rows.
     """
     rows = view.rows(layer).detach()
-    if view.units != NEURONS or view.d_mlp == view.model.cfg.d_model:
+    if view.units != NEURONS or view.n_neurons == view.model.cfg.d_model:
         return [rows]
     found = [rows]
     for parameter in view.model.blocks[layer].mlp.parameters():
         of_rows = parameter.untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
-        if view.d_mlp in parameter.shape and not of_rows:
-            found.append(parameter.detach().movedim(parameter.shape.index(view.d_mlp), 0))
+        if view.n_neurons in parameter.shape and not of_rows:
+            found.append(parameter.detach().movedim(parameter.shape.index(view.n_neurons), 0))
     return found
 
 

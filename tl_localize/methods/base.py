@@ -82,7 +82,7 @@ class Localizer(ABC):
             ValueError: the sequence does not fit the model, or a score is not finite.
         """
         sequences = check_sequences(model, [sequence])
-        warn_unless_recited(model, sequences, self.units)
+        warn_unless_recited(model, sequences)
         return next(self.map(model, sequences, check=False))
 
     def map(
@@ -108,7 +108,7 @@ class Localizer(ABC):
         """
         sequences = check_sequences(model, sequences)
         if check:
-            warn_unless_recited(model, sequences, self.units)
+            warn_unless_recited(model, sequences)
         neurons = NeuronView(model, self.units)
         size = rows_that_fit(neurons, max(map(len, sequences)), batch_size, self.batch_tokens)
         return self._results(neurons, sequences, size, progress or (lambda fraction: None))

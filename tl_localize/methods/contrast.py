@@ -84,14 +84,21 @@ def measure_once(
 
 @torch.no_grad()
 def _computation_key(neurons: NeuronView) -> bytes:
-    """A key that changes when a weight is another tensor or was changed in place, or when the
-    logits of some fixed tokens change by a bit, as they do under hooks and injections.
+    """A key that changes when a weight is another tensor or was changed in place, when a hook comes
+    or goes, or when the logits of some fixed tokens change by a bit, as they do where a hook does
+    something else.
     """
     model = neurons.model
     tokens = torch.arange(min(LENGTH, model.cfg.n_ctx, model.cfg.d_vocab), device=neurons.device)
     logits = model(tokens[None]).float().cpu().numpy()
     weights = [(weight.data_ptr(), weight._version) for weight in neurons.parameters]
-    return hashlib.sha256(repr(weights).encode() + logits.tobytes()).digest()
+    # torch numbers hooks, and no number comes twice
+    hooks = [
+        number
+        for module in model.modules()
+        for number in (*module._forward_pre_hooks, *module._forward_hooks)
+    ]
+    return hashlib.sha256(repr((weights, hooks)).encode() + logits.tobytes()).digest()
 
 
 def general_need(neurons: NeuronView, seed: int) -> Values:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tl_localize.checks import Real, check_count
-from tl_localize.model.neurons import NeuronView
+from tl_localize.model.neurons import ModelView
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -70,34 +70,34 @@ class Shape:
         return 2 ** int(math.log2(min(max(tokens, 1), MAX_TOKENS["cuda"])))
 
 
-def shape_of(neurons: NeuronView) -> Shape:
+def shape_of(view: ModelView) -> Shape:
     """The sizes of a model."""
-    cfg = neurons.model.cfg
+    cfg = view.model.cfg
     return Shape(
-        n_layers=neurons.n_layers,
+        n_layers=view.n_layers,
         d_model=cfg.d_model,
-        d_mlp=max(neurons.d_mlp, math.prod(neurons.shape)),
+        d_mlp=view.width,
         n_heads=cfg.n_heads,
         d_vocab=cfg.d_vocab,
-        itemsize=neurons.parameters[0].element_size(),
+        itemsize=view.parameters[0].element_size(),
         act_fn=str(cfg.act_fn),
     )
 
 
-def tokens_that_fit(neurons: NeuronView, length: int, gradient: bool = True) -> int:
+def tokens_that_fit(view: ModelView, length: int, gradient: bool = True) -> int:
     """Tokens of texts of a length whose pass fits into memory."""
-    shape = shape_of(neurons)
-    device = neurons.device
+    shape = shape_of(view)
+    device = view.device
     if device.type == "cuda":
         # what the driver calls free, and what torch keeps in reserve
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
         return shape.tokens_in(free - torch.cuda.memory_allocated(device), length, gradient)
-    floats = neurons.n_layers * (6 * shape.d_mlp + 16 * shape.d_model) + 4 * shape.d_vocab
+    floats = view.n_layers * (6 * shape.d_mlp + 16 * shape.d_model) + 4 * shape.d_vocab
     return int(min(max(CPU_BYTES / (4 * floats), 256), MAX_TOKENS["cpu"]))
 
 
 def rows_that_fit(
-    neurons: NeuronView,
+    view: ModelView,
     length: int,
     batch_size: int | None = None,
     batch_tokens: int | None = None,
@@ -109,7 +109,7 @@ def rows_that_fit(
     if batch_size is not None:
         check_count(batch_size=batch_size)
         return batch_size
-    return max(1, (batch_tokens or tokens_that_fit(neurons, length, gradient)) // length)
+    return max(1, (batch_tokens or tokens_that_fit(view, length, gradient)) // length)
 
 
 def part_of(report: Report, start: float, end: float) -> Report:

@@ -27,7 +27,7 @@ from tl_localize.units import NEURONS, UNITS, Acts, Units, check_units, model_na
 
 Hook = Callable[..., Tensor]
 # model -> in which mode, with which units it has proven itself
-_PROVEN: WeakKeyDictionary[Any, list[tuple[bool, Units]]] = WeakKeyDictionary()
+_PROVEN: WeakKeyDictionary[Any, list[tuple[bool, Units | None]]] = WeakKeyDictionary()
 WRITTEN_MISFIT, WRITTEN_ROUNDINGS = 1e-2, 16.0  # as shares of what the rows write
 VECTORIZED = "tanh exp erf sigmoid log log1p expm1 sin cos sqrt rsqrt"  # functions of torch
 
@@ -144,37 +144,21 @@ def _each(hook: Hook, layers: Iterable[int], store: dict[int, Tensor]) -> dict[i
     return {layer: partial(hook, store=store, layer=layer) for layer in layers}
 
 
-class NeuronView:
-    """Reads and changes the neurons of a model, or other units, through hooks. The hooks are on the
-    model only inside a ``with`` block.
+class ModelView:
+    """What measures and hooks need of a model, whatever its units are.
 
-    ``size`` is (n_layers, n_neurons), where n_neurons counts the units of each layer. ``shape`` is
-    (n_neurons, *width): a neuron is one number, an attention head a vector of ``width``. ``model``
-    is the model and ``device`` its device.
-
-    Args:
-        units: what "neuron" means.
+    ``model`` is the model, ``device`` its device, ``n_layers`` its blocks.
 
     Raises:
         TypeError: it is not a TransformerLens model.
-        ValueError: the model does not have these units (for neurons: no MLP, a mixture of experts,
-            no ``hook_post`` with the neurons as its last axis), or it is spread over several
-            devices.
-
-    >>> view = NeuronView(model)
-    >>> gates = {1: torch.zeros(1, view.n_neurons)}  # layer 1 ablated
-    >>> with view.scaled(gates), view.recorded() as acts:
-    ...     logits = model(sequence.tokens)
-    >>> view.n_layers, view.n_neurons, bool(acts[0].any()), bool(acts[1].any())
-    (6, 1536, True, False)
+        ValueError: it is in training mode with dropout, spread over several devices, or does not
+            run in parts as it does as a whole.
     """
 
-    def __init__(self, model: LanguageModel, units: Units = NEURONS) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         initialize_vector_functions()
         check_model(model)
-        check_units(units)
         self.model: Any = model
-        self.units = units
         if name := dropout_in_training(model):
             raise ValueError(
                 f"model must not be in training mode, got active dropout in {name!r}, which makes "
@@ -187,26 +171,130 @@ class NeuronView:
             )
         self.points: Mapping[str, Any] = model.hook_dict  # a Bridge makes it anew each time
         self.parameters = list(model.parameters())
-        self.shape = units.shape(model)
-        self.size = len(self.model.blocks), self.shape[0]
-        self.n_layers, self.n_neurons = self.size
+        self.n_layers = len(self.model.blocks)
         devices = sorted({str(parameter.device) for parameter in self.parameters})
         if len(devices) > 1:
             raise ValueError(
                 f"model must be on one device, got {model_name(model)!r} on {', '.join(devices)}. "
                 "Move it with model.to(device)."
             )
-        self._prove()
+        self._prove_once(None, self._check_parts)
 
     @property
     def device(self) -> torch.device:
         return self.parameters[0].device
 
     @property
-    def d_mlp(self) -> int:
-        """Neurons of an MLP, whatever the units are: most of what a forward pass keeps."""
+    def width(self) -> int:
+        """Numbers of the widest part of a layer: most of what a forward pass keeps."""
         weight = getattr(getattr(self.model.blocks[0], "mlp", None), "W_out", None)
         return weight.shape[0] if isinstance(weight, Tensor) else 4 * self.model.cfg.d_model
+
+    @contextmanager
+    def hooked(
+        self, last: Sequence[tuple[str, Hook]] = (), first: Sequence[tuple[str, Hook]] = ()
+    ) -> Iterator[None]:
+        """Hooks that run after those already on the model (``last``), and hooks that run before
+        them (``first``).
+        """
+        with self._added(first, prepend=True), self._added(last):
+            yield
+
+    @contextmanager
+    def one_gelu_kernel(self) -> Iterator[None]:
+        """Compute GPT-2's GELU by one kernel of torch instead of eight, in float32 and float64;
+        equal up to rounding.
+        """
+        if self.parameters[0].dtype not in (torch.float32, torch.float64):
+            yield
+            return
+        gelu = partial(torch.nn.functional.gelu, approximate="tanh")
+        with ExitStack() as stack:
+            for module in self.model.modules():
+                if type(module).__name__ == "NewGELUActivation":  # of transformers, in a Bridge
+                    stack.enter_context(own_attribute(module, "forward", gelu))
+                elif getattr(vars(module).get("act_fn"), "__name__", "") == "gelu_new":
+                    stack.enter_context(own_attribute(module, "act_fn", gelu))
+            yield
+
+    @contextmanager
+    def lean(self) -> Iterator[None]:
+        """``one_gelu_kernel``, and autograd ignores the weights: the same gradients of neurons for
+        less time and memory.
+        """
+        trained = [parameter for parameter in self.parameters if parameter.requires_grad]
+        try:
+            for parameter in trained:
+                parameter.requires_grad_(False)
+            with self.one_gelu_kernel(), graph_dropped(self.model):
+                yield
+        finally:
+            for parameter in trained:
+                parameter.requires_grad_(True)
+
+    def _added(
+        self, hooks: Iterable[tuple[str, Hook]], prepend: bool = False
+    ) -> AbstractContextManager[None]:
+        return added_hooks([(self.points[name], hook) for name, hook in hooks], prepend=prepend)
+
+    # What is taken from TransformerLens and transformers proves itself, once for a model.
+
+    def _prove_once(
+        self, units: Units | None, check: Callable[[Int[Tensor, "1 pos"]], None]
+    ) -> None:
+        """Run a check on some tokens, once for a model, its mode and its units. The hooks of a
+        user's on hook points do not meet these passes.
+        """
+        proven = _PROVEN.setdefault(self.model, [])
+        state = (self.model.training, units)
+        if state in proven or self.device.type == "meta":
+            return
+        cfg = self.model.cfg
+        tokens = torch.arange(min(4, cfg.n_ctx), device=self.device)[None] % cfg.d_vocab
+        with unhooked(self.model), graph_dropped(self.model):
+            check(tokens)
+        proven.append(state)
+
+    def _check_parts(self, tokens: Int[Tensor, "1 pos"]) -> None:
+        check_parts(self.model, tokens, self.one_gelu_kernel())
+
+
+class NeuronView(ModelView):
+    """Reads and changes the neurons of a model, or other units, through hooks. The hooks are on the
+    model only inside a ``with`` block.
+
+    ``size`` is (n_layers, n_neurons), where n_neurons counts the units of each layer. ``shape`` is
+    (n_neurons, *width): a neuron is one number, an attention head a vector of ``width``.
+
+    Args:
+        units: what "neuron" means.
+
+    Raises:
+        TypeError; ValueError: as of ``ModelView``, or the model does not have these units (for
+            neurons: no MLP, a mixture of experts, no ``hook_post`` with the neurons as its last
+            axis).
+
+    >>> view = NeuronView(model)
+    >>> gates = {1: torch.zeros(1, view.n_neurons)}  # layer 1 ablated
+    >>> with view.scaled(gates), view.recorded() as acts:
+    ...     logits = model(sequence.tokens)
+    >>> view.n_layers, view.n_neurons, bool(acts[0].any()), bool(acts[1].any())
+    (6, 1536, True, False)
+    """
+
+    def __init__(self, model: LanguageModel, units: Units = NEURONS) -> None:
+        check_units(units)
+        super().__init__(model)
+        self.units = units
+        self.shape = units.shape(model)
+        self.size = self.n_layers, self.shape[0]
+        self.n_neurons = self.shape[0]
+        if units in UNITS.values():
+            self._prove_once(units, self._check_written)
+
+    @property
+    def width(self) -> int:
+        return max(super().width, math.prod(self.shape))
 
     def rows(self, layer: int) -> Float[Tensor, "neuron *width d_model"]:
         """W_out of a layer, the model's own parameter; neuron i adds h_i times row i to the MLP's
@@ -307,16 +395,6 @@ class NeuronView:
             yield
 
     @contextmanager
-    def hooked(
-        self, last: Sequence[tuple[str, Hook]] = (), first: Sequence[tuple[str, Hook]] = ()
-    ) -> Iterator[None]:
-        """Hooks that run after those already on the model (``last``), and hooks that run before
-        them (``first``).
-        """
-        with self._added(first, prepend=True), self._added(last):
-            yield
-
-    @contextmanager
     def rows_changed(
         self,
         index: Mapping[int, Int[Tensor, "#batch row"]],
@@ -355,61 +433,6 @@ class NeuronView:
         hooks = _each(_add_zeros, range(self.n_layers), zeros)
         with self._hooked_outputs(hooks):
             yield zeros
-
-    @contextmanager
-    def one_gelu_kernel(self) -> Iterator[None]:
-        """Compute GPT-2's GELU by one kernel of torch instead of eight, in float32 and float64;
-        equal up to rounding.
-        """
-        if self.parameters[0].dtype not in (torch.float32, torch.float64):
-            yield
-            return
-        gelu = partial(torch.nn.functional.gelu, approximate="tanh")
-        with ExitStack() as stack:
-            for module in self.model.modules():
-                if type(module).__name__ == "NewGELUActivation":  # of transformers, in a Bridge
-                    stack.enter_context(own_attribute(module, "forward", gelu))
-                elif getattr(vars(module).get("act_fn"), "__name__", "") == "gelu_new":
-                    stack.enter_context(own_attribute(module, "act_fn", gelu))
-            yield
-
-    @contextmanager
-    def lean(self) -> Iterator[None]:
-        """``one_gelu_kernel``, and autograd ignores the weights: the same gradients of neurons for
-        less time and memory.
-        """
-        trained = [parameter for parameter in self.parameters if parameter.requires_grad]
-        try:
-            for parameter in trained:
-                parameter.requires_grad_(False)
-            with self.one_gelu_kernel(), graph_dropped(self.model):
-                yield
-        finally:
-            for parameter in trained:
-                parameter.requires_grad_(True)
-
-    def _added(
-        self, hooks: Iterable[tuple[str, Hook]], prepend: bool = False
-    ) -> AbstractContextManager[None]:
-        return added_hooks([(self.points[name], hook) for name, hook in hooks], prepend=prepend)
-
-    # What is taken from TransformerLens and transformers proves itself, once for a model.
-
-    def _prove(self) -> None:
-        """Raise ValueError unless the model runs in parts as it does as a whole, and its units
-        write what is said of them. The hooks of a user's on hook points do not meet these passes.
-        """
-        proven = _PROVEN.setdefault(self.model, [])
-        state = (self.model.training, self.units)
-        if state in proven or self.device.type == "meta":
-            return
-        cfg = self.model.cfg
-        tokens = torch.arange(min(4, cfg.n_ctx), device=self.device)[None] % cfg.d_vocab
-        with unhooked(self.model), graph_dropped(self.model):
-            check_parts(self.model, tokens, self.one_gelu_kernel())
-            if self.units in UNITS.values():
-                self._check_written(tokens)
-        proven.append(state)
 
     def _check_written(self, tokens: Int[Tensor, "1 pos"]) -> None:
         """Raise ValueError unless hooks on the units of each layer take effect, and what the layer

@@ -12,7 +12,7 @@ import torch
 
 from tl_localize.drawing import axes, finish, mark_layers
 from tl_localize.metrics import accuracy, target_logits
-from tl_localize.model.neurons import LanguageModel, NeuronView
+from tl_localize.model.neurons import LanguageModel, ModelView
 from tl_localize.scores import NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
 
@@ -99,7 +99,7 @@ def ablate_layers(
             f"neurons must hold some of the {neurons.units.name}, got none. Take more, as "
             "scores.top_k(0.1) does."
         )
-    batch = SequenceBatch.of(check_sequences(model, [sequence]), NeuronView(model).device)
+    batch = SequenceBatch.of(check_sequences(model, [sequence]), ModelView(model).device)
     before, loss_before = _measured(model, batch)
     after, _ = _measured(model, batch, neurons)
     rows: list[dict[str, float]] = []

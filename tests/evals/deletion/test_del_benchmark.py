@@ -11,6 +11,7 @@ from noise import Noise, letters
 from tl_localize import (
     METHODS,
     Activations,
+    AttentionHeads,
     IterativeAttribution,
     MemorizedSequence,
     NeuronScores,
@@ -228,6 +229,13 @@ def test_del_refuses_what_it_cannot_run(gpt2_like, benchmark_of, settings, messa
     benchmark = benchmark_of(gpt2_like)
     with pytest.raises((ValueError, TypeError), match=message):
         replace(benchmark, **settings)
+
+
+def test_heads_of_a_model_without_neurons(make_model, benchmark_of):
+    model = make_model(1, attn_only=True)
+    benchmark = benchmark_of(model, units=AttentionHeads(), ratios=(0.5,))
+    results = benchmark.run([Activations(units=AttentionHeads())])
+    assert set(results.frame["n_neurons"]) == {1}
 
 
 def test_without_a_tokenizer_distances_are_in_tokens(gpt2_like, benchmark_of):

@@ -313,7 +313,7 @@ class RevBenchmark(Benchmark[RevResults]):
         text = self.general_tokens
         if len(text) > 1:
             text = text[1:N_GENERAL:2]
-        general = sequence_losses(self.model, text, units=self.units)
+        general = sequence_losses(self.model, text)
         return np.append(accuracy(self.model, group.sequences).double(), general.double().mean())
 
     def results(self, steps: Steps) -> RevResults:
