@@ -4,10 +4,11 @@ import io
 
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from tl_localize import InjResults, RandomBaseline, RowNorm
 from tl_localize.evals.inj.tables import say_result
-from tl_localize.report.terminal import bars, rank_rows, show
+from tl_localize.report.terminal import bars, plain_table, rank_rows, show
 
 
 def table(rows, columns):
@@ -67,6 +68,16 @@ def test_sentence_compares_with_the_row_norm(slimming, said):
     frame = pd.concat([frame, frame.assign(multiple=5.0, recall=1.0)])
     text = say_result(InjResults(frame))
     assert text.startswith(said) and bool(text) == bool(said)
+
+
+def test_a_narrow_terminal_cuts_neither_ids_nor_numbers():
+    name = "contact_info-000-long"
+    table = pd.DataFrame({"kind": ["planted"], "accuracy": [0.8512], "recited": [100]})
+    out = Console(width=40, file=io.StringIO())
+    out.print(plain_table(table.set_axis([name])))
+    shown = out.file.getvalue()
+    assert "".join(line.split(" " * 3)[0].strip() for line in shown.splitlines()[3:]) == name
+    assert "0.851" in shown and "100" in shown
 
 
 def test_a_wide_table_is_not_wrapped_in_a_pipe(capsys):

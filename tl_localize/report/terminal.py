@@ -80,7 +80,12 @@ def plain_table(table: pd.DataFrame) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, header_style="")
     for name, column in whole.items():
         is_number = column.astype(str).str.match(r"-?\d").all()
-        shown.add_column(Text(str(name)), justify="right" if is_number else "left")
+        shown.add_column(
+            Text(str(name)),
+            justify="right" if is_number else "left",
+            no_wrap=bool(is_number),
+            overflow="fold",  # on a narrow terminal an id goes on in the next line
+        )
     for row in whole.itertuples(index=False):
         shown.add_row(*map(_cell, row))
     return shown
