@@ -76,7 +76,7 @@ def shape_of(view: ModelView) -> Shape:
     return Shape(
         n_layers=view.n_layers,
         d_model=cfg.d_model,
-        d_mlp=view.width,
+        d_mlp=view.layer_width,
         n_heads=cfg.n_heads,
         d_vocab=cfg.d_vocab,
         itemsize=view.parameters[0].element_size(),

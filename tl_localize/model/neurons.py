@@ -185,7 +185,7 @@ class ModelView:
         return self.parameters[0].device
 
     @property
-    def width(self) -> int:
+    def layer_width(self) -> int:
         """Numbers of the widest part of a layer: most of what a forward pass keeps."""
         weight = getattr(getattr(self.model.blocks[0], "mlp", None), "W_out", None)
         return weight.shape[0] if isinstance(weight, Tensor) else 4 * self.model.cfg.d_model
@@ -293,8 +293,8 @@ class NeuronView(ModelView):
             self._prove_once(units, self._check_written)
 
     @property
-    def width(self) -> int:
-        return max(super().width, math.prod(self.shape))
+    def layer_width(self) -> int:
+        return max(super().layer_width, math.prod(self.shape))
 
     def rows(self, layer: int) -> Float[Tensor, "neuron *width d_model"]:
         """W_out of a layer, the model's own parameter; neuron i adds h_i times row i to the MLP's
