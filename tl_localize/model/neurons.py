@@ -153,6 +153,10 @@ class ModelView:
         TypeError: it is not a TransformerLens model.
         ValueError: it is in training mode with dropout, spread over several devices, or does not
             run in parts as it does as a whole.
+
+    >>> view = ModelView(model)
+    >>> view.n_layers, view.device.type
+    (6, 'cpu')
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -283,10 +287,11 @@ class NeuronView(ModelView):
     """
 
     def __init__(self, model: LanguageModel, units: Units = NEURONS) -> None:
+        check_model(model)
         check_units(units)
-        super().__init__(model)
         self.units = units
-        self.shape = units.shape(model)
+        self.shape = units.shape(model)  # raises where the model does not have them
+        super().__init__(model)
         self.size = self.n_layers, self.shape[0]
         self.n_neurons = self.shape[0]
         if units in UNITS.values():
