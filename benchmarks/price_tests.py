@@ -7,7 +7,7 @@ Paired tests in results folders of ``tl-localize del`` or of ``real/test_own_tex
 Self where Neg is -0.5, -1, -3 and -5 is read from the curve of means, as ``DelResults.at_price``
 does, over the n targets that both methods have. The values that are paired are the number of all
 targets plus n - 1 times what it loses without one of them: their mean is the number itself, and
-their standard error its jackknife error. p is that of the one-tailed paired t-test, times the
+their standard error its jackknife error. p is that of the two-tailed paired t-test, times the
 number of tests that are made together: prices, methods and folders.
 """
 
@@ -49,7 +49,7 @@ def tests_at_prices(results: Mapping[str, DelResults], tested: str = TESTED) -> 
 
     Returns:
         one row per model, method and price at which both curves are: difference of Self (points),
-        standard_error, p (one-tailed, corrected by the number of rows) and n (targets).
+        standard_error, p (two-tailed, corrected by the number of rows) and n (targets).
     """
     rows: list[dict[str, Any]] = []
     for model, found in results.items():
@@ -63,7 +63,7 @@ def tests_at_prices(results: Mapping[str, DelResults], tested: str = TESTED) -> 
                 if len(common) < 2 or np.isnan(gap).any():
                     continue
                 row = {"model": model, "method": method, "price": price, "n": len(common)}
-                row |= {"difference": gap.mean(), "p": paired_test(pair[0], pair[1], "less")}
+                row |= {"difference": gap.mean(), "p": paired_test(*pair)}
                 row["standard_error"] = gap.std(ddof=1) / math.sqrt(len(common))
                 rows.append(row)
     names = ["model", "method", "price", "n", "difference", "standard_error", "p"]

@@ -447,6 +447,23 @@ def contrast_table(model: str) -> str:
     return markdown(["method", *names], rows)
 
 
+def seeds_table(model: str) -> str:
+    """Means of each seed of the texts that the model writes; what seeds and texts add to the error
+    of such a mean.
+    """
+    frame = pd.read_csv(ROOT / f"docs/results/{model}/seeds.csv")
+    rows = []
+    for ratio, of_share in frame.groupby("ratio"):
+        for column, title in (("delta_self_accuracy", "Self"), ("delta_neg_accuracy", "Neg")):
+            points = 100 * of_share.pivot(index="sequence_id", columns="seed", values=column)
+            means = points.mean()
+            cells = [f"{number:.2f}" for number in (*means, means.std(), points.mean(axis=1).sem())]
+            rows.append([f"{100 * float(str(ratio)):g} %", title, *cells])
+    seeds = [f"seed {seed}" for seed in sorted(frame["seed"].unique())]
+    errors = ["deviation over seeds", "error over texts"]
+    return markdown(["share", "mean of", *seeds, *errors], rows)
+
+
 def alignment_share_table() -> str:
     """Recall of Gradient Alignment by its share; the interval is over what was trained apart."""
     columns: dict[str, pd.DataFrame] = {}
@@ -953,7 +970,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "third": third_table,
     "together-smollm2": lambda: recall_multiples(f"together-{SMOLLM2}", TOGETHER),
     "distractors": lambda: recall_table(
-        ("gradient_alignment", "slimming", "hard_concrete", "row_norm", "random"), RECALLS
+        ("gradient_alignment", "attribution", "slimming", "hard_concrete", "row_norm", "random"),
+        RECALLS,
     ),
     "benchmark-minutes": minutes_table,
     "rivals": rivals_table,
@@ -978,8 +996,9 @@ for shipped in (GPT2, PYTHIA):
     TABLES[f"memory-{shipped}"] = partial(memory_table, shipped)
     TABLES[f"memory-difference-{shipped}"] = partial(memory_difference_table, shipped)
     TABLES[f"memory-contrast-{shipped}"] = partial(contrast_table, shipped)
-TABLES[f"erase-{GPT2}"] = partial(erase_table, GPT2)
-TABLES[f"erase_returned-{GPT2}"] = partial(return_table, GPT2)
+    TABLES[f"seeds-{shipped}"] = partial(seeds_table, shipped)
+    TABLES[f"erase-{shipped}"] = partial(erase_table, shipped)
+    TABLES[f"erase_returned-{shipped}"] = partial(return_table, shipped)
 TABLES[f"erase_truth-{GPT2}"] = partial(truth_table, GPT2)
 for shipped in SHIPPED.values():
     TABLES[f"del-{shipped}"] = partial(all_columns, shipped, SHIPPED_METHODS, (0.02, 0.1))
