@@ -504,7 +504,7 @@ def test_tune_ranks_a_grid_and_inj_reads_its_settings(run, grid, tmp_path, monke
     soon(monkeypatch)
     result = run.tune(command, out="none")
     assert result.exit_code == 1, result.output
-    assert "There is nothing to rank" in result.stderr
+    assert "No setting has a score" in result.stderr
     assert not (tmp_path / "none" / "best_settings.json").exists()
     soon(monkeypatch, stop_loss=100.0)
     result = run.tune(command)

@@ -144,7 +144,8 @@ def run_del(options: DelOptions) -> None:
             f"Shares of a layer: 1, 2, 4, ... {units.name}, until the others have lost more than "
             f"{max_lost:g} points of accuracy (Neg)."
         )
-        runs = sparing_runs(benchmark, methods, store, max_lost)
+        is_shard = options.run.shard != WHOLE
+        runs = sparing_runs(benchmark, methods, store, max_lost, is_shard=is_shard)
     finished = compute(options.run, options.model, runs, store)
     conclude(store, interrupted=not finished, part=options.run.shard != WHOLE)
 
@@ -290,8 +291,8 @@ def run_tune(options: TuneOptions) -> None:
     if options.benchmark == "del":
         methods = presets.sparing_layers(methods, model)
     benchmark = tuned_benchmark(options, model, ratio, units, folder)
-    write_ratio(folder, ratio)
     finished = compute(options.run, options.model, [(benchmark, methods)], store)
+    write_ratio(folder, ratio)  # where the folder was refused, nothing is written into it
     conclude(store, interrupted=not finished, part=options.run.shard != WHOLE)
 
 

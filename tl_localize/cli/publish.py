@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from tl_localize.cli.messages import say, say_next
+from tl_localize.cli.messages import command, say, say_next
 from tl_localize.cli.pages import about_results, methods_table, write_page
 from tl_localize.cli.reports import FIGURES, REPORTS, Report, Tables
 from tl_localize.drawing import FIGURES_NEED, has_matplotlib
@@ -76,7 +76,8 @@ def publish(store: Store) -> str:
             "report of a collection is its report.csv."
         )
     report = REPORTS[benchmark](store)
-    if not len(report.results.frame):
+    single = getattr(report.results, "single_layers", ())
+    if not len(report.results.frame) and not len(single):
         say("Nothing is measured yet.")
     elif (store.folder / TUNE).exists():
         return publish_ranking(report, benchmark, store.folder)
@@ -151,14 +152,20 @@ def publish_ranking(report: Report, benchmark: str, folder: Path) -> str:
     write_text(folder / "frame.csv", results.frame.to_csv(index=False))
     ranking = rank(results, ratio)
     again = "the same command measures what is missing."
-    if not len(ranking):
+    n_missing = len(results.missing)
+    if not len(ranking) and n_missing:
         say("There is nothing to rank yet at this ratio.")
         return again
+    if not len(ranking):
+        say(
+            "No setting has a score: no injection converged, or a single dev text has no others. "
+            f"{BEST} is not written."
+        )
+        return "more dev texts (--n-dev), or another --ratio."
     table = ranking_table(ranking)
     caption = f"The dev sequences of {benchmark}, ratio {ratio:g}"
     save_table(table, folder, "ranking", caption)
     show(table)
-    n_missing = len(results.missing)
     if n_missing:
         say(
             f"{quantity(n_missing, 'measurement')} MISSING: the ranking is of what is there, and "
@@ -167,7 +174,7 @@ def publish_ranking(report: Report, benchmark: str, folder: Path) -> str:
         return again
     for name, settings in write_settings(ranking, folder / BEST, caption).items():
         print(f"\nBest {name}: {settings}")
-    return f"tl-localize {benchmark} --settings {folder / BEST}"
+    return f"{command(benchmark, '--settings', folder / BEST)}, with the model and the data."
 
 
 def write_ratio(folder: Path, ratio: float) -> None:

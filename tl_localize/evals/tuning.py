@@ -57,7 +57,7 @@ def rank(results: InjResults | DelResults, ratio: Real) -> pd.DataFrame:
     else:
         used = frame[frame["ratio"] == ratio]
         scores = 100 * (used["delta_neg_accuracy"] - used["delta_self_accuracy"])
-    means = scores.groupby(used["method"]).mean()
+    means = scores.groupby(used["method"]).mean().dropna()
     controls = RandomBaseline.name, RowNorm.name
     names = {kind.__name__: name for name, kind in METHODS.items() if name not in controls}
     rows: dict[str, Json] = {}

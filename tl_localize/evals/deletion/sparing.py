@@ -2,6 +2,7 @@
 text suffers?
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -62,11 +63,20 @@ def largest_set(
 
 
 def sparing_runs(
-    benchmark: DelBenchmark, methods: Sequence[Localizer], steps: Steps, max_others_lost: Real
+    benchmark: DelBenchmark,
+    methods: Sequence[Localizer],
+    steps: Steps,
+    max_others_lost: Real,
+    *,
+    is_shard: bool = False,
 ) -> Iterator[tuple[DelBenchmark, list[Localizer]]]:
     """DEL at 1, 2, 4, ... units of each layer, to be run one after the other with these steps. A
     method goes on while the other sequences lose at most ``max_others_lost`` points of accuracy
     (Neg); one with several settings while one of them does.
+
+    Args:
+        is_shard: of a shard a method goes on only where all targets are measured, as the mean of
+            some may say something else; what is left is for a run of all.
 
     Raises:
         ValueError: there is no other sequence.
@@ -83,6 +93,11 @@ def sparing_runs(
             "got 1. Give more, or fixed shares (--ratio)."
         )
     left = [method for method in methods if method.name != RandomBaseline.name]
+    if not left:
+        raise ValueError(
+            "methods must hold one beside Random where the loss of others ends the run, got "
+            f"{[method.name for method in methods]}. Name one, or give fixed shares (--ratio)."
+        )
     n_units = NeuronView(benchmark.model, benchmark.units).n_neurons
     for count in counts(n_units):
         if not left:
@@ -90,12 +105,15 @@ def sparing_runs(
         ratio = count / n_units
         yield replace(benchmark, ratios=(ratio,)), left
         frame = DelResults.of(steps).frame
-        lost = frame[frame["ratio"] == ratio].groupby("method")["delta_neg_accuracy"].mean()
+        changes = frame[frame["ratio"] == ratio].groupby("method")["delta_neg_accuracy"]
+        lost = changes.mean()
+        if is_shard:
+            lost[changes.size() < len(benchmark.targets)] = -math.inf
         # a label is the name, or tells settings apart as long as there are several
         going_on = {
             getattr(method, "name", label)
             for label, method in benchmark.label(left).items()
-            if 100 * lost.get(label, -1) >= -max_others_lost
+            if 100 * lost.get(label, -math.inf) >= -max_others_lost
         }
         left = [method for method in left if method.name in going_on]
 

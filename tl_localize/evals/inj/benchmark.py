@@ -169,7 +169,7 @@ class InjBenchmark(Benchmark[InjResults]):
             "seed": self.seed,
             "distractors": self.distractors,
         }
-        fixed |= {"units": describe(self.units), "multiples": self.multiples}
+        fixed["units"] = describe(self.units)
         groups = self.groups()
         parts = [
             [
@@ -178,7 +178,7 @@ class InjBenchmark(Benchmark[InjResults]):
             ]
             for group in groups
         ]
-        how = {"ratio": float(self.ratio), **self.training}
+        how = {"ratio": float(self.ratio), "multiples": self.multiples, **self.training}
         scope = Scope(how, describe_methods(methods, len(groups)))
         return Settings("inj", fixed, parts, {self.scope: scope}, [environment(self.model)])
 

@@ -103,16 +103,16 @@ class RevResults(Measured):
         sign = "-" if direction == "put_back" else "+"
         ratios = sorted(self.frame["ratio"].unique())
         points = self.points(direction)
-        oracles = [_gain(*points[name]) for name in ORACLES if name in points]
+        oracles = [_gain(*points[name], direction) for name in ORACLES if name in points]
         best = max((gain for gain in oracles if gain > 0), default=np.nan)
         rows: dict[str, dict[str, str]] = {}
         for method, (own, others) in points.items():
-            at_price = at_cost(PRICE, np.abs(others), own)
+            at_price = at_cost(PRICE, _cost(others, direction), own)
             if at_price == "-":
                 at_price = f"{own[:, -1].mean():.1f} at {others[:, -1].mean():+.1f}"
             row = rows[method] = {f"own at others {sign}{PRICE:g}": at_price}
             if errors:
-                share = 100 * _gain(own, others) / best
+                share = 100 * _gain(own, others, direction) / best
                 row["of the best oracle"] = "-" if np.isnan(share) else f"{share:.0f} %"
                 row["own - others, at most"] = with_error(_largest_gap(own, others))
             for i, ratio in enumerate(ratios):
@@ -154,11 +154,16 @@ def model_test(first: np.ndarray, second: np.ndarray) -> float:
     return paired_test(first, second) if len(first) >= MIN_MODELS else np.nan
 
 
-def _gain(own: np.ndarray, others: np.ndarray) -> float:
+def _cost(others: np.ndarray, direction: str) -> np.ndarray:
+    """What the others lose by rows that are put back, or gain by a graft."""
+    return -others if direction == "put_back" else others
+
+
+def _gain(own: np.ndarray, others: np.ndarray, direction: str) -> float:
     """How much own has changed where the others have by 5 points, or at the largest share where
     that changes them less.
     """
-    costs, gains = np.abs(others.mean(0)), own.mean(0)
+    costs, gains = _cost(others, direction).mean(0), own.mean(0)
     return abs(gains[-1] if costs.max() < PRICE else gain_at(PRICE, costs, gains))
 
 
