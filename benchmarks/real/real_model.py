@@ -181,7 +181,9 @@ class RealModel:
         return benchmark, methods
 
     def searched(self, benchmark: str) -> list[Any]:
-        """The masks that were searched on dev texts; none while they are not."""
+        """The masks that were searched on dev texts and have a setting with a score; none while
+        they are not searched.
+        """
         from tl_localize.evals.settings import make_method
         from tl_localize.evals.tuning import read_settings
 
@@ -189,7 +191,7 @@ class RealModel:
         if not path.is_file():
             return []
         found = read_settings(path)
-        return [renamed(make_method(name, found[name]), f"{name}_tuned") for name in MASKS]
+        return [renamed(make_method(name, found[name]), f"{name}_tuned") for name in found]
 
     def settings_file(self, benchmark: str) -> Path:
         return self.folder / f"settings-{benchmark}.json"
