@@ -220,9 +220,9 @@ def single_layers(benchmark, model_name, tuned, publish, publish_figure):
     results = single.run([method])
     frame = results.single_layers
     frame = frame[frame["method"] == method.name]
-    name = f"del_single_layer_{method.name}"
-    publish(del_tables(results, model_name)[name], model_name, name, CAPTIONS["del_single_layer"])
-    publish_figure(single_layer_figure(frame), model_name, name)
+    table = del_tables(results, model_name)["del_single_layer"]
+    publish(table, model_name, "del_single_layer", CAPTIONS["del_single_layer"])
+    publish_figure(single_layer_figure(frame), model_name, f"del_single_layer_{method.name}")
     return frame.assign(layer=frame["layer"].fillna(-1)).groupby(["layer", "multiple"])
 
 

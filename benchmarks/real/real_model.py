@@ -12,7 +12,7 @@ import pandas as pd
 from frames import write_frame
 from page import write_page
 from paper_texts import EXPANDED, general_text, memorized, sentences
-from plan import MASKS, Plan
+from plan import Plan
 
 from tl_localize.execution import Store
 from tl_localize.texts.reference import N_DEV

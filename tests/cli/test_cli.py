@@ -527,6 +527,15 @@ def test_tune_names_a_grid_of_another_form(run, tmp_path, content):
     assert "ratio must be a fraction in (0, 1]" in result.stderr
 
 
+def test_tune_leaves_nothing_in_a_folder_that_refuses_it(run, grid, tmp_path, monkeypatch):
+    soon(monkeypatch, stop_loss=100.0)
+    assert run.inj(f"{INJ} activations --limit 1").exit_code == 0
+    before = sorted(path.name for path in (tmp_path / "out").iterdir())
+    result = run.tune(f"--ratio 0.1 --method slimming --grid {grid}", out="out")
+    assert result.exit_code == 2, result.output
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before
+
+
 def test_tune_names_a_method_missing_in_the_grid(run, grid):
     result = run.tune(f"--method slimmin --grid {grid}")
     assert result.exit_code == 2

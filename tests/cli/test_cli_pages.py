@@ -70,15 +70,16 @@ def test_page_of_a_folder_of_a_run_in_python_has_single_layers(gpt2_like, sequen
     from tl_localize.execution import Store
 
     general = torch.arange(48).view(3, 16)
-    for layers in ("all", "each"):
+    for layers in ("each", "all"):
         how = {"ratios": (0.1,), "n_dev": 0, "layers": layers, "multiples": (1,), "decode": str}
         benchmark = DelBenchmark(gpt2_like, sequences[:2], general, **how)
         benchmark.run([Activations()], Store(tmp_path / "out"))
-    result = invoke("table", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert "DEL, one layer against all at equal budget" in page
-    assert "<dt>command</dt>" not in page
+        result = invoke("table", tmp_path / "out")
+        assert result.exit_code == 0, result.output
+        assert (layers == "each") == ("one layer against all" in result.stdout)
+        page = (tmp_path / "out" / "report.html").read_text()
+        assert "DEL, one layer against all at equal budget" in page and "2 texts" in page
+        assert "<dt>command</dt>" not in page
 
 
 def test_nothing_half_written_stays_of_a_page(model_dir, texts, tmp_path, monkeypatch):

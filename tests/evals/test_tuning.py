@@ -80,6 +80,8 @@ def test_rank_of_del_puts_self_minus_neg_first():
     ranking = rank(results, 0.1)
     assert steps_of(ranking) == [20, 30, 10]
     assert ranking["score"].tolist() == pytest.approx([30, 10, 5])
+    alone = results.frame.assign(delta_neg_accuracy=float("nan"))  # no other sequence
+    assert len(rank(replace(results, frame=alone), 0.1)) == 0
 
 
 def test_write_settings_is_read_back(results, tmp_path):

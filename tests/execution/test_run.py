@@ -73,6 +73,8 @@ def test_inj_grows_by_sentences_methods_and_ratios(
         other.run(methods, progress=False),
         grown=True,
     )
+    few = run(replace(inj, ratio=0.3), methods[:1])
+    assert set(few.frame.query("injection_ratio == 0.3")["multiple"]) == {1, 2}
 
 
 def test_del_grows_by_targets_methods_and_ratios(

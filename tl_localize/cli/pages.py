@@ -37,7 +37,8 @@ def about_results(results: Measured, store: Store) -> dict[str, str]:
     """What a results folder is of, for the head of its page."""
     settings = store.settings
     assert settings is not None  # a folder that is published has them
-    ids = list(dict.fromkeys(results.frame["sequence_id"].astype(str)))
+    frames = [results.frame, getattr(results, "single_layers", results.frame)]
+    ids = list(dict.fromkeys(str(id) for frame in frames for id in frame.get("sequence_id", ())))
     about = {"model": str(settings.settings["model"]), "measured": quantity(len(ids), "text")}
     about["texts"] = ", ".join(ids[:SOME])
     if len(ids) > SOME:

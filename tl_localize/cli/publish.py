@@ -85,6 +85,9 @@ def publish(store: Store) -> str:
         tables = publish_results(report, benchmark, store)
         if benchmark in tables:
             print_results(report, tables, benchmark)
+        else:
+            for name, table in tables.items():
+                show(table, f"{CAPTIONS[name]}.\n")
         figures = "figures, " if has_matplotlib() else ""
         say(f"All tables, {figures}the frame and the settings: {store.folder}")
         if not figures:
@@ -103,27 +106,20 @@ def publish_results(report: Report, benchmark: str, store: Store) -> Tables:
     tables = report.tables(model)
     figures: list[Shown] = []
     for name, table in tables.items():
-        save_table(table, store.folder, name, f"{caption_of(name)} [{about}]")
+        save_table(table, store.folder, name, f"{CAPTIONS[name]} [{about}]")
     if has_matplotlib():
         for name, figure in report.draw().items():
             save_figure(figure, store.folder, name)
             png = (store.folder / f"{name}.png").read_bytes()
             figures.append(PageFigure(png, FIGURES[name]))
-    main = [
-        PageTable(table, caption_of(name)) for name, table in tables.items() if name == benchmark
-    ]
+    main = [PageTable(table, CAPTIONS[name]) for name, table in tables.items() if name == benchmark]
     further = [
-        PageTable(table, caption_of(name)) for name, table in tables.items() if name != benchmark
+        PageTable(table, CAPTIONS[name]) for name, table in tables.items() if name != benchmark
     ]
     parts = [*main, *figures, *further, methods_table(store)]
     head = {"in short": report.sentence(), **about_results(report.results, store)}
     write_page(store.folder / PAGE, parts, f"{benchmark.upper()}, {model}", head)
     return tables
-
-
-def caption_of(name: str) -> str:
-    """The caption of a table; one of single layers has its method in its name."""
-    return CAPTIONS[name if name in CAPTIONS else "del_single_layer"]
 
 
 def print_results(report: Report, tables: Tables, benchmark: str) -> None:

@@ -98,3 +98,25 @@ def test_without_another_text_no_loss_ends_a_run(gpt2_like: Any, benchmark_of: A
     alone = replace(benchmark, sequences=benchmark.sequences[-1:], n_dev=0)
     with pytest.raises(ValueError, match="sequences must hold at least 2 for the test"):
         next(sparing_runs(alone, [Activations()], Steps(), 1))
+
+
+def test_a_shard_goes_on_only_where_all_targets_are_measured(
+    gpt2_like: Any, benchmark_of: Any
+) -> None:
+    """The mean of some targets could end a method that the mean of all lets go on."""
+    steps = Steps()
+    benchmark = benchmark_of(gpt2_like, n_targets=2)
+    rounds = []
+    for part in (1, 2):
+        ratios = []
+        for of_ratio, left in sparing_runs(benchmark, [Activations()], steps, 100, is_shard=True):
+            of_ratio.run(left, steps, progress=False, shard=(part, 2))
+            ratios += of_ratio.ratios
+        rounds.append([ratio * gpt2_like.cfg.d_mlp for ratio in ratios])
+    assert rounds == [[1], [1, 2]]
+
+
+def test_random_alone_ends_no_run(gpt2_like: Any, benchmark_of: Any) -> None:
+    benchmark = benchmark_of(gpt2_like, n_targets=1)
+    with pytest.raises(ValueError, match=r"hold one beside Random .* got \['random'\]. Name one"):
+        next(sparing_runs(benchmark, [RandomBaseline()], Steps(), 1))

@@ -325,6 +325,14 @@ def test_table_and_figure_of_rev_have_one_sign():
         assert (own < 0) == (direction == "put_back")
 
 
+def test_what_others_gain_is_no_cost_of_rows_that_are_put_back():
+    right = made_by_hand()
+    frame = right.frame.assign(delta_others_accuracy=-right.frame["delta_others_accuracy"])
+    cells = replace(right, frame=frame).table(errors=False)["own at others -5"]
+    assert cells["random"] == "-12.0 at +8.2"  # no share costs 5 points: the largest
+    assert right.table(errors=False)["own at others -5"]["random"] != cells["random"]
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_rev_without_gradients_of_the_caller(brief, mode):
     from tl_localize import Activations

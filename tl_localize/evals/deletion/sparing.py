@@ -119,8 +119,12 @@ def sparing_runs(
 
 
 def describe_general_text(results: DelResults) -> str:
-    """What happened to the perplexity of general text, and which methods broke the model."""
+    """What happened to the perplexity of general text, and which methods broke the model; empty
+    where only single layers were measured.
+    """
     frame = results.frame
+    if not len(frame):
+        return ""
     rises = 1 + frame["delta_perplexity"] / frame["perplexity_before"]
     means = rises.groupby([frame["method"], frame["ratio"]], sort=False).mean()
     text = f"Perplexity of general text: at most {means.max():.3g} times what it was."

@@ -14,12 +14,18 @@ def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
     this model.
 
     ``del_tests`` is there if Integrated Gradients ran, ``del_categories`` if the sequences have
-    categories.
+    categories, ``del_single_layer`` if single layers were measured; of these alone it is the only
+    table.
 
     >>> list(del_tables(del_results, "reference-gpt2"))
     ['del_memorization', 'del', 'del_at_price', 'del_categories']
     """
-    tables = {
+    tables: dict[str, pd.DataFrame] = {}
+    if len(results.single_layers):
+        tables["del_single_layer"] = _single_layers(results.single_layers)
+        if not len(results.frame):
+            return {name: with_titles(table) for name, table in tables.items()}
+    tables |= {
         "del_memorization": with_paper(results.before_table(), "memorization", model),
         "del": with_paper(results.table(), "del", model),
         "del_at_price": results.at_price(),
@@ -28,9 +34,6 @@ def del_tables(results: DelResults, model: str) -> dict[str, pd.DataFrame]:
         tables["del_tests"] = _del_tests(results)
     if results.before["category"].ne("").any():
         tables["del_categories"] = with_paper(_categories(results), "categories", model)
-    if len(results.single_layers):
-        for method, part in results.single_layers.groupby("method", sort=False):
-            tables[f"del_single_layer_{method}"] = _single_layers(part)
     return {name: with_titles(table) for name, table in tables.items()}
 
 
@@ -58,11 +61,11 @@ def _single_layers(frame: pd.DataFrame) -> pd.DataFrame:
     """
     largest = frame[frame["ratio"] == frame["ratio"].max()]
     ablated = largest["layer"].map("layer {}".format, na_action="ignore").fillna("all layers")
-    rows: dict[str, dict[str, str]] = {}
-    groups: Any = largest.groupby([ablated.rename("ablated"), "multiple"])
-    for (name, factor), part in groups:
-        row = rows.setdefault(name, {})
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    groups: Any = largest.groupby(["method", ablated.rename("ablated"), "multiple"])
+    for (method, layer, factor), part in groups:
+        row = rows.setdefault((method, layer), {})
         row[f"{factor} x budget, neurons"] = f"{part['n_neurons'].mean():.0f}"
         row[f"{factor} x budget, Self"] = with_error(100 * part["delta_self_accuracy"])
         row[f"{factor} x budget, Neg"] = with_error(100 * part["delta_neg_accuracy"])
-    return pd.DataFrame(rows).T.fillna("").rename_axis("ablated")
+    return pd.DataFrame(rows).T.fillna("").rename_axis(["method", "ablated"])
