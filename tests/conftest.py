@@ -1,7 +1,7 @@
 """Tiny random models and sequences that every test may use.
 
 tl_localize is imported inside fixtures only: pytest loads this file before jaxtyping's import hook
-is in place.
+is in place. So is torch, which takes a second: the process that hands tests to others needs none.
 """
 
 import gc
@@ -12,14 +12,12 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-import torch
 
 # The same examples in every run: a red test is a change in the code, not luck.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
 
 gc.set_threshold(20_000, 20, 20)  # garbage of imports and tests is little, and may wait
-torch.set_num_threads(1)  # the models are tiny: more threads would only wait for each other
 
 LENS_4 = version("transformer-lens").startswith("4")  # has no HookedTransformer
 N_CTX = 32
@@ -30,8 +28,10 @@ def pytest_collection_finish():
     """What is imported by now stays: without it a collection of garbage takes a fraction of the
     time.
     """
+    import torch
     import transformer_lens  # noqa: F401  (imported late, and large)
 
+    torch.set_num_threads(1)  # the models are tiny: more threads would only wait for each other
     gc.collect()
     gc.freeze()
 
@@ -104,6 +104,7 @@ def tiny_model(seed=0, **settings):
         from architectures import tiny_bridge
 
         return tiny_bridge(seed, settings)
+    import torch
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 
     defaults = {
@@ -131,6 +132,8 @@ def tiny_model(seed=0, **settings):
 
 def memorized(*shapes, seed=0, d_vocab=D_VOCAB):
     """Random sequences of the given (length, n_prefix), with ids s0, s1, ..."""
+    import torch
+
     from tl_localize import MemorizedSequence
 
     generator = torch.Generator().manual_seed(seed)
@@ -151,6 +154,8 @@ def tiny_inj(model, **settings):
 
 def tiny_rev(model, **settings):
     """REV of two groups of three sentences, unless something else is given."""
+    import torch
+
     from tl_localize import RevBenchmark
     from tl_localize.injection.recipes import Recipe
 
@@ -255,6 +260,7 @@ def any_model(request):
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory):
     """A random two-layer GPT-2 with a byte-level tokenizer, in Hugging Face format."""
+    import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
@@ -401,6 +407,7 @@ def unchanged():
     """``check = unchanged(model)`` remembers a model; ``check()`` fails unless hooks, weights,
     gradients and mode are the same.
     """
+    import torch
 
     def remember(model):
         hooks, weights, trainable = hooks_and_weights(model)

@@ -80,12 +80,16 @@ def module_of(module, name):
 
 @pytest.mark.parametrize(
     ("first", "given", "found"),
-    [("", None, "passive"), ("torch, ", None, "None"), ("", "active", "active")],
+    [
+        ("pass", None, "passive"),
+        ("sys.modules['torch'] = os", None, "None"),  # as if it were imported
+        ("pass", "active", "active"),
+    ],
 )
 def test_waiting_threads_do_not_spin_where_torch_comes_later(first, given, found):
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     environment |= {"OMP_WAIT_POLICY": given} if given else {}
-    code = f"import os, {first}tl_localize; print(os.environ.get('OMP_WAIT_POLICY'))"
+    code = f"import os, sys; {first}; import tl_localize; print(os.environ.get('OMP_WAIT_POLICY'))"
     command = [sys.executable, "-c", code]
     told = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert told.stdout.strip() == found, told.stderr

@@ -127,6 +127,45 @@ def test_what_is_raised_during_work_leaves_nothing(gpt2_like, sequence, unchange
     check()
 
 
+@pytest.mark.parametrize("change", ["in_training", "replaced", "added_hooks"])
+def test_a_second_interrupt_waits_until_the_model_is_as_it_was(
+    gpt2_like, unchanged, monkeypatch, change
+):
+    """Someone presses Ctrl-C once more while the first one is still at work."""
+    from tl_localize.injection import recipes
+    from tl_localize.model import hooks
+
+    def begin_with_ctrl_c(name, *modules):
+        function = getattr(hooks, name)
+
+        def interrupted(*given):
+            press_ctrl_c()
+            return function(*given)
+
+        for module in modules:
+            monkeypatch.setattr(module, name, interrupted)
+
+    check = unchanged(gpt2_like)
+    parameters = list(gpt2_like.parameters())
+    point = gpt2_like.hook_dict["blocks.1.mlp.hook_post"]
+    inside = {
+        "in_training": lambda: recipes.in_training(gpt2_like, parameters),
+        "replaced": lambda: hooks.replaced(parameters[0], ..., parameters[0] + 1),
+        "added_hooks": lambda: hooks.added_hooks([(point, lambda *_, **__: None)] * 2),
+    }
+    pressed = []
+    with pytest.raises(KeyboardInterrupt), inside[change]():
+        if change == "in_training":
+            for parameter in parameters:
+                parameter.data.add_(1)
+        begin_with_ctrl_c("put", hooks, recipes)
+        begin_with_ctrl_c("_holds", hooks)
+        pressed.append(True)
+        press_ctrl_c()
+    assert pressed and not point.fwd_hooks
+    check()
+
+
 @pytest.mark.parametrize("either", ["gpt2_like", "bridge gpt2"], indirect=True)
 def test_model_can_be_copied_after_work(either, sequence):
     """Torch copies no tensor that has a graph, such as the pattern that a Bridge's attention keeps

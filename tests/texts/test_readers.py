@@ -3,8 +3,8 @@
 import json
 import os
 import pickle
-import subprocess
-import sys
+import socket
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -255,26 +255,22 @@ def test_damaged_and_other_files_are_named(tmp_path, lettered):
             read(lettered, tmp_path / name)
 
 
-def test_a_changed_file_is_read_anew_and_nothing_else_is_written(tmp_path):
+def test_a_changed_file_is_read_anew_and_nothing_else_is_written(tmp_path, monkeypatch):
     """No cache of an earlier reading is served, none is left, and the network is not needed."""
     home, temporary = tmp_path / "home", tmp_path / "temporary"
     home.mkdir()
     temporary.mkdir()
-    script = (
-        "import os, socket, sys\n"
-        "socket.socket.connect = socket.getaddrinfo = None  # a call would raise\n"
-        "from tl_localize.texts.readers import Data\n"
-        "for text in ('one', 'two'):\n"
-        "    open(sys.argv[1], 'w').write(text)\n"
-        "    os.utime(sys.argv[1], (1, 1))\n"
-        "    print([one.text for one in Data(source=sys.argv[1]).entries()])\n"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "a.txt")]
-    homes = {"HOME": str(home), "HF_HOME": str(home / "hf"), "TMPDIR": str(temporary)}
-    homes["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
-    done = subprocess.run(command, env={**os.environ, **homes}, capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["['one']", "['two']"] and not done.stderr
-    assert not list((home / "hf").rglob("*.arrow"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", home)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    for call in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, call, None)  # a call would raise
+    monkeypatch.setattr(socket, "getaddrinfo", None)
+    path = tmp_path / "a.txt"
+    for text in ("one", "two"):
+        path.write_text(text)
+        os.utime(path, (1, 1))
+        assert [entry.text for entry in Data(source=path).entries()] == [text]
+    assert not list(home.rglob("*.arrow"))
     assert not list(temporary.glob("tl-localize-*"))
 
 

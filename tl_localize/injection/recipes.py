@@ -16,7 +16,7 @@ from tl_localize.files import Saved
 from tl_localize.injection.training import check_finite, step_text
 from tl_localize.metrics import batch_loss
 from tl_localize.model.forward import graph_dropped
-from tl_localize.model.hooks import put, replaced
+from tl_localize.model.hooks import interrupt_waits, put, replaced
 from tl_localize.model.memory import as_text_report
 from tl_localize.model.neurons import LanguageModel, NeuronView, model_name
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
@@ -211,10 +211,11 @@ def in_training(model: LanguageModel, parameters: list[Any]) -> Iterator[None]:
         with graph_dropped(model):
             yield
     finally:
-        for parameter, values, gradient, requires_grad in before:
-            put(parameter, ..., values)
-            parameter.grad = gradient
-            parameter.requires_grad_(requires_grad)
+        with interrupt_waits():
+            for parameter, values, gradient, requires_grad in before:
+                put(parameter, ..., values)
+                parameter.grad = gradient
+                parameter.requires_grad_(requires_grad)
 
 
 @contextmanager

@@ -1,13 +1,33 @@
 """Changes of a model that end with their ``with`` block: hooks, attributes, parts of weights.
 
-Whatever is raised inside the block, also by Ctrl-C, the change is undone when the block ends.
+Whatever is raised inside the block, also by Ctrl-C, the change is undone when the block ends, and
+a further Ctrl-C waits until it is.
 """
 
+import signal
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor
+
+
+@contextmanager
+def interrupt_waits() -> Iterator[None]:
+    """Ctrl-C inside the block takes effect at its end."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is None:
+        yield  # Python interrupts the main thread alone; None: whoever runs it hears the signal
+        return
+    interrupts: list[tuple[Any, ...]] = []
+    handler = signal.signal(signal.SIGINT, lambda *heard: interrupts.append(heard))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if interrupts and callable(handler):
+            handler(*interrupts[0])
 
 
 @contextmanager
@@ -32,9 +52,10 @@ def _holds(handles: list[Any], wanted: Any) -> bool:
 
 
 def _remove_handles(point: Any, handles: list[Any]) -> None:
-    for handle in handles:
-        handle.hook.remove()
-    point.fwd_hooks = [handle for handle in point.fwd_hooks if not _holds(handles, handle)]
+    with interrupt_waits():
+        for handle in handles:
+            handle.hook.remove()
+        point.fwd_hooks = [handle for handle in point.fwd_hooks if not _holds(handles, handle)]
 
 
 @contextmanager
@@ -77,7 +98,8 @@ def replaced(weight: Tensor, index: Any, values: Tensor) -> Iterator[None]:
         put(weight, index, values)
         yield
     finally:
-        put(weight, index, before)
+        with interrupt_waits():
+            put(weight, index, before)
 
 
 def put(weight: Tensor, index: Any, values: Tensor) -> None:
