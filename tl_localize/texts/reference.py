@@ -6,8 +6,10 @@ general text.
 
 import ast
 import hashlib
+import inspect
 import json
 import platform
+import re
 import sysconfig
 import warnings
 from dataclasses import dataclass, replace
@@ -30,6 +32,7 @@ N_DEV = 5  # the first sentences of a data set are for choosing hyperparameters 
 N_PREFIX, N_SUFFIX = 32, 48
 N_TOKENS = N_PREFIX + N_SUFFIX
 GENERAL_LENGTH = 128  # tokens of a row of general text
+THREE_QUOTES = re.compile(r'("""|\'\'\')(.*?)\1', re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +140,7 @@ def general_texts(split: Literal["training", "held-out"]) -> tuple[str, ...]:
     texts: list[str] = []
     lacking: list[str] = []
     for file, hashes in listed.items():
-        found = _docstrings(Path(sysconfig.get_paths()["stdlib"]) / file)
+        found = _docstrings(Path(sysconfig.get_paths()["stdlib"]) / file, set(hashes))
         texts += [found[name] for name in hashes if name in found]
         lacking += [f"{file} {name}" for name in hashes if name not in found]
     if lacking:
@@ -150,11 +153,28 @@ def general_texts(split: Literal["training", "held-out"]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _docstrings(path: Path) -> dict[str, str]:
-    """The docstrings of a Python file by their hash; none where there is no such file."""
+def _docstrings(path: Path, wanted: set[str]) -> dict[str, str]:
+    """Docstrings of a Python file by their hash; none where there is no such file. They are looked
+    for among all that stands in three quotes, which is ten times as fast as reading Python.
+    """
     try:
-        nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
-    except (OSError, SyntaxError, ValueError):
+        source = path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return {}
+    literals = (text for _, text in THREE_QUOTES.findall(source) if "\\" not in text)
+    found = {_hash_of(text): text for text in (inspect.cleandoc(part).strip() for part in literals)}
+    return found if wanted <= found.keys() else found | _parsed_docstrings(source)
+
+
+def _hash_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _parsed_docstrings(source: str) -> dict[str, str]:
+    """The docstrings of Python source by their hash; none where it is not Python."""
+    try:
+        nodes: list[ast.AST] = [ast.parse(source)]
+    except (SyntaxError, ValueError):
         return {}
     found: dict[str, str] = {}
     for node in nodes:
@@ -165,7 +185,7 @@ def _docstrings(path: Path) -> dict[str, str]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = (ast.get_docstring(node) or "").strip()
             if text:
-                found[hashlib.sha256(text.encode()).hexdigest()[:16]] = text
+                found[_hash_of(text)] = text
     return found
 
 
