@@ -4,6 +4,7 @@ import ast
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ SHARED_IN_METHODS = (
 BENCHMARKS = ("inj", "deletion", "rev")  # folders of evals, of which none imports another
 
 
+@cache
 def parsed(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -108,6 +110,7 @@ def test_every_way_to_import_is_seen(source):
     assert [name for _, name in imports_in(source)] == ["tl_localize.report.looks"]
 
 
+@cache
 def modules():
     """The files of the package, and their imports."""
     files = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]

@@ -29,6 +29,12 @@ def load_once(monkeypatch, model_dir, loaded_models):
     monkeypatch.setattr(loading, "load_model", load_first_time)
 
 
+@pytest.fixture(autouse=True)
+def little_text_for_perplexity(monkeypatch):
+    """A row instead of eight: ``localize`` measures it again for every set that it looks at."""
+    monkeypatch.setattr("tl_localize.cli.one_text.N_GENERAL", 1)
+
+
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures cost a second each; one test in test_cli_del.py looks at them."""

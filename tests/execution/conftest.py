@@ -62,8 +62,8 @@ def layers(deletion):
 def rev(rev, monkeypatch):
     from tl_localize.evals.rev.oracles import ORACLES
 
-    for slow in ("oracle_rounds", "oracle_mask"):
-        monkeypatch.delitem(ORACLES, slow)
+    for oracle in list(ORACLES)[1:]:  # to save time: they are as many more methods
+        monkeypatch.delitem(ORACLES, oracle)
     return replace(rev, n_sequences=2, ratios=(0.5,), recipe=replace(rev.recipe, max_steps=5))
 
 

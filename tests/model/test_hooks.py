@@ -154,14 +154,19 @@ def test_a_second_interrupt_waits_until_the_model_is_as_it_was(
         "added_hooks": lambda: hooks.added_hooks([(point, lambda *_, **__: None)] * 2),
     }
     pressed = []
-    with pytest.raises(KeyboardInterrupt), inside[change]():
-        if change == "in_training":
-            for parameter in parameters:
-                parameter.data.add_(1)
-        begin_with_ctrl_c("put", hooks, recipes)
-        begin_with_ctrl_c("_holds", hooks)
-        pressed.append(True)
-        press_ctrl_c()
+
+    def press_twice():
+        with inside[change]():
+            if change == "in_training":
+                for parameter in parameters:
+                    parameter.data.add_(1)
+            begin_with_ctrl_c("put", hooks, recipes)
+            begin_with_ctrl_c("_holds", hooks)
+            pressed.append(True)
+            press_ctrl_c()
+
+    with pytest.raises(KeyboardInterrupt):
+        press_twice()
     assert pressed and not point.fwd_hooks
     check()
 

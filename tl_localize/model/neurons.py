@@ -18,6 +18,7 @@ from tl_localize.model.forward import (
     check_parts,
     dropout_in_training,
     graph_dropped,
+    parameters_of,
     residual,
     unhooked,
     versions,
@@ -174,7 +175,7 @@ class ModelView:
                 "numbers and sums. Call torch.set_default_dtype(torch.float32)."
             )
         self.points: Mapping[str, Any] = model.hook_dict  # a Bridge makes it anew each time
-        self.parameters = list(model.parameters())
+        self.parameters = parameters_of(model)
         self.n_layers = len(self.model.blocks)
         devices = sorted({str(parameter.device) for parameter in self.parameters})
         if len(devices) > 1:
