@@ -489,6 +489,31 @@ def test_full_disk_ends_the_run_and_loses_nothing(
     assert_same(run(benchmark, methods), undisturbed(which))
 
 
+@dataclass(frozen=True)
+class ReadsAFile:
+    """A method that misses a file of its own."""
+
+    name: str = "reads_a_file"
+
+    def __call__(self, model, sequence):
+        raise FileNotFoundError(errno.ENOENT, "No such file", "weights.pt")
+
+
+def test_a_file_that_a_method_misses_is_its_failure_alone(inj, run):
+    found = run(inj, [Activations(), ReadsAFile()])
+    assert set(found.missing["method"]) == {"reads_a_file"}
+    assert {"activations", "random"} < set(found.frame["method"])
+
+
+def test_a_progress_that_fails_ends_the_run_and_is_no_failure_of_a_method(inj, methods, run):
+    def broken(fraction, what):
+        raise KeyError("bar")
+
+    with pytest.raises(RuntimeError, match=r"progress must .* got KeyError: 'bar'. Mend it"):
+        run(inj, methods, progress=broken)
+    assert not len(run(inj, methods).missing)
+
+
 # ---- two at once, kills
 
 

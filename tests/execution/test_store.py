@@ -3,6 +3,7 @@ agree.
 """
 
 import errno
+import json
 import os
 import signal
 import threading
@@ -17,7 +18,7 @@ from kill import forked
 from tl_localize import Activations
 from tl_localize.evals import InjResults
 from tl_localize.execution import Cell, Lazy, Settings, Steps, Store, status
-from tl_localize.execution.store import DAMAGE, Scope, pack, unpack
+from tl_localize.execution.store import DAMAGE, Scope, describe, pack, unpack
 from tl_localize.files import Saved
 
 INPUTS = {"step": "sum", "of": [1, 2]}
@@ -344,6 +345,21 @@ def test_damaged_settings_are_named(tmp_path, content):
     for read_only in (True, False):
         with pytest.raises(ValueError, match=r"in format \d+, got no whole settings.json in"):
             Store(tmp_path, read_only)
+
+
+def test_results_without_settings_are_refused_as_they_may_be_of_another_model(tmp_path):
+    cell = Cell("m0", "s0", "1 %")
+    store = Store(tmp_path)
+    store.agree(settings_of())
+    store.rows(cell, {"step": "inj", "of": 1}, lambda: [{"recall": 1.0}])
+    (tmp_path / "settings.json").unlink()
+    with pytest.raises(ValueError, match=r"must hold settings.json beside its results.*Put it"):
+        Store(tmp_path).agree(settings_of())
+
+
+def test_a_function_that_is_gone_lends_its_id_to_no_other():
+    described = {json.dumps(describe(lambda: None)) for _ in range(20)}
+    assert len(described) == 20
 
 
 def test_folder_of_another_format_is_refused(tmp_path):

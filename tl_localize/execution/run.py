@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from tqdm import auto, tqdm
 
 from tl_localize.checks import check_count
-from tl_localize.execution.store import Progress, Row, Settings, Steps
+from tl_localize.execution.store import Progress, ProgressError, Row, Settings, Steps
 from tl_localize.model.environment import environment
 from tl_localize.model.neurons import LanguageModel, ModelView
 
@@ -211,7 +211,13 @@ class Counter:
 
     def tell(self, fraction: float, what: str) -> None:
         self.told = max(self.told, min(1.0, fraction))
-        self.progress(self.told, what)
+        try:
+            self.progress(self.told, what)
+        except Exception as error:
+            raise ProgressError(
+                "progress must take a fraction and what is being done, and raise nothing, got "
+                f"{type(error).__name__}: {error}. Mend it; what is done is kept."
+            ) from error
 
 
 @contextmanager

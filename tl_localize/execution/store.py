@@ -14,6 +14,7 @@ A file is written whole or not at all, and never changed afterwards, so many run
 without a lock (settings.json alone has one).
 """
 
+import errno
 import json
 import logging
 import os
@@ -187,6 +188,9 @@ def same_numbers(old: Any, new: Any) -> bool:
         return False
 
 
+NAMELESS: dict[int, Any] = {}  # kept, as a later object could get the id of one that is gone
+
+
 def describe(value: Any) -> Any:
     """A setting, a method, units, as JSON takes it: its ``identity``. What has none, such as a
     function, is described in a way that holds in this process alone.
@@ -194,6 +198,7 @@ def describe(value: Any) -> Any:
     try:
         return identity(value)
     except ValueError:
+        NAMELESS[id(value)] = value
         return {"only here": [repr(value), id(value)]}
 
 
@@ -422,14 +427,19 @@ class Store(Steps):
         """Remember what a run is asked for, beside what the folder holds.
 
         Raises:
-            ValueError: it contradicts an earlier run of the folder, or a setting has no plain form
-                under which results can be kept.
+            ValueError: it contradicts an earlier run of the folder, whose settings may be lost, or
+                a setting has no plain form under which results can be kept.
         """
         check_lasting(settings)
         if self.command:
             settings = replace(settings, commands=[self.command])
         with self._locked():
             self._read_settings()
+            if self.settings is None and any(self._files(settings.benchmark)):
+                raise ValueError(
+                    f"folder must hold {SETTINGS} beside its results, which may be of another "
+                    f"model, got none in {str(self.folder)!r}. Put it back, or give another folder."
+                )
             if self.settings:
                 refuse(settings.contradictions(self.settings), str(self.folder))
                 settings = settings.join(self.settings)
@@ -450,6 +460,10 @@ class Store(Steps):
 
     def _file(self, key: str, kind: str) -> Path:
         return self.folder / "steps" / kind / f"{key}.safetensors"
+
+    def _files(self, kind: str) -> Iterator[Path]:
+        """Those of all steps of a kind."""
+        return (self.folder / "steps" / kind).glob("[!.]*")
 
     def _read(self, key: str, inputs: Json) -> Any:
         name = f"{inputs['step']}/{key}"
@@ -485,8 +499,7 @@ class Store(Steps):
         """What the files of all steps of a kind hold, without the known ones; the newest first,
         because data that have grown give a cell a second file.
         """
-        paths = (self.folder / "steps" / kind).glob("[!.]*")
-        for path in sorted(paths, key=lambda path: -path.lstat().st_mtime_ns):
+        for path in sorted(self._files(kind), key=lambda path: -path.lstat().st_mtime_ns):
             body = None if path.stem in known else self._load(path)
             if body is not None:
                 yield body
@@ -572,12 +585,20 @@ class Lazy(Generic[Value]):
         return self.found[0]
 
 
+class ProgressError(RuntimeError):
+    """What a user gave to be called with the progress has failed."""
+
+
+NO_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+
+
 def ends_the_run(error: Exception) -> bool:
-    """Whether nothing else can be computed or kept after an error: a disk that is full, a device
-    that is lost.
+    """Whether nothing else can be computed or kept after an error, or it is no method's: a disk
+    that is full, a device that is lost, a progress that can't be told.
     """
     lost = isinstance(error, getattr(torch, "AcceleratorError", ())) and not out_of_memory(error)
-    return lost or isinstance(error, OSError)
+    no_disk = isinstance(error, OSError) and error.errno in NO_DISK
+    return lost or no_disk or isinstance(error, ProgressError)
 
 
 # Files of steps
