@@ -14,9 +14,10 @@ def load_once(monkeypatch, model_dir, loaded_models):
     """Commands of one session share the shipped models and that of ``model_dir``, which they leave
     as they were.
     """
+    import tl_localize
     from tl_localize.model import loading
 
-    load = loading.load_model
+    load = tl_localize.load_model  # found by its name now, or the package would keep what follows
 
     def load_first_time(name, *how):
         if name not in (str(model_dir), *loading.REFERENCE_MODELS):

@@ -578,10 +578,12 @@ def test_tune_del_ranks_a_grid_on_the_dev_sequences_and_del_reads_it(
     record = best_of(tuned)
     assert "dev sequences of del, ratio 0.1" in record["rule"]
     best = record["settings"]["slimming"]
-    assert best["first_layer"] == 1
     used = ["--settings", tuned / "best_settings.json", "--data", collection]
     good(run("del --ratio 0.1 --methods slimming", *used))
-    assert methods_of(tmp_path / "out")["slimming"]["steps"] == best["steps"]
+    read = methods_of(tmp_path / "out")["slimming"]
+    assert read["steps"] == best["steps"] and read["first_layer"] == 1
+    injected = run("inj --ratio 0.1 --limit 1 --methods slimming", *used, out="inj")
+    assert injected.exit_code != 2, injected.output  # of all layers
     table = good(tell("table", tuned))
     assert table.stdout.splitlines()[:4] == result.stdout.splitlines()[:4]
 

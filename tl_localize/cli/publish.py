@@ -3,6 +3,9 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
 
 from tl_localize.cli.messages import command, say, say_next
 from tl_localize.cli.pages import about_results, methods_table, write_page
@@ -168,9 +171,21 @@ def publish_ranking(report: Report, benchmark: str, folder: Path) -> str:
             f"{BEST} is not written."
         )
         return again
+    ranking = without_layers(ranking)
     for name, settings in write_settings(ranking, folder / BEST, caption).items():
         print(f"\nBest {name}: {settings}")
     return f"{command(benchmark, '--settings', folder / BEST)}, with the model and the data."
+
+
+def without_layers(ranking: pd.DataFrame) -> pd.DataFrame:
+    """A ranking whose settings lack ``first_layer``, unless it was searched: DEL spares a layer
+    that INJ and REV look at, and each of them sees to that.
+    """
+    settings: Any = ranking["settings"]
+    if settings.map(lambda found: found.get("first_layer")).nunique(dropna=False) > 1:
+        return ranking
+    kept = settings.map(lambda found: {key: found[key] for key in found if key != "first_layer"})
+    return ranking.assign(settings=kept)
 
 
 def write_ratio(folder: Path, ratio: float) -> None:
