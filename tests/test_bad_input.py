@@ -3,19 +3,24 @@ behind.
 """
 
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from tl_localize import (
     METHODS,
     Activations,
+    DelBenchmark,
     InjBenchmark,
     Injection,
     IntegratedGradients,
+    Localizer,
     MemorizedSequence,
     NeuronScores,
     NeuronSet,
+    RevBenchmark,
     Slimming,
     ZeroOut,
     accuracy,
@@ -53,6 +58,15 @@ def inject_with(model, sequence=GOOD, **settings):
 
 def inj_of(model, method):
     return InjBenchmark(model, [GOOD], ratio=0.1, max_steps=2).run([method])
+
+
+class Nameless(Localizer):
+    def attribute(self, neurons, sequence):
+        return np.ones(neurons.size)
+
+
+class OfNumpy(Nameless):
+    name = "of_numpy"
 
 
 OTHER_INJECTION = Injection(
@@ -151,6 +165,7 @@ CASES = {
         for truth in (NeuronSet(torch.ones(3, 48) > 0),)
     },
     "method of another model": lambda m, p: inj_of(m, lambda *_: NeuronScores(torch.rand(3, 48))),
+    "method without a name": lambda m, p: Nameless()(m, GOOD),
     "method of tensors": lambda m, p: inj_of(m, lambda *_: torch.rand(2, 48)),
     "dropout in another model": lambda m, p: (
         NeuronSet(torch.ones(3, 48) > 0).dropped_out(m).__enter__()
@@ -171,6 +186,7 @@ CASES = {
             torch.zeros(1, 33, dtype=torch.long),
             torch.tensor([[1, 61]]),
             torch.rand(2, 5),
+            torch.zeros(2, 5, dtype=torch.long).numpy(),
             [[1, 2]],
             "Two roads",
         )
@@ -204,6 +220,21 @@ def test_bad_input_is_told_argument_rule_value_and_remedy(gpt2_like, tmp_path, u
             said = str(error)
         assert FORM.match(said), (name, said)
     check()
+
+
+def test_a_method_may_score_by_numpy(gpt2_like):
+    assert torch.equal(OfNumpy()(gpt2_like, GOOD).values, torch.ones(2, 48))
+
+
+def test_benchmarks_take_an_iterator_of_sequences(gpt2_like):
+    sequences = [replace(GOOD, id=f"s{i}") for i in range(2)]
+    text = torch.zeros(2, 5, dtype=torch.long)
+    for benchmark in (
+        InjBenchmark(gpt2_like, iter(sequences), ratio=0.1),
+        DelBenchmark(gpt2_like, iter(sequences), text, ratios=(0.1,), n_dev=0),
+        RevBenchmark(gpt2_like, iter(sequences), text, n_sequences=1, n_groups=1),
+    ):
+        assert benchmark.sequences == sequences and benchmark.groups()
 
 
 def test_missing_file_is_a_file_not_found_error(tmp_path):

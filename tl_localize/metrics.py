@@ -249,14 +249,18 @@ def sequence_losses(
 
 
 def check_text(model: LanguageModel, tokens: Any, name: str) -> None:
-    """Raise ValueError unless these are rows of text that the model can read."""
+    """Raise TypeError or ValueError unless these are rows of text that the model can read."""
+    if not isinstance(tokens, Tensor):
+        raise TypeError(
+            f"{name} must be a tensor of token ids [batch pos], got {type(tokens).__name__}. Make "
+            "one with torch.tensor(...)."
+        )
     n_ctx = model.cfg.n_ctx
-    shape = tuple(getattr(tokens, "shape", ()))
+    shape = tuple(tokens.shape)
     if len(shape) != 2 or not shape[0] or not 2 <= shape[1] <= n_ctx or tokens.is_floating_point():
         raise ValueError(
             f"{name} must be token ids [batch pos] of 2 to n_ctx={n_ctx} positions, got shape "
-            f"{shape} of {getattr(tokens, 'dtype', type(tokens).__name__)}. "
-            "Cut general text into pieces of that length."
+            f"{shape} of {tokens.dtype}. Cut general text into pieces of that length."
         )
     # torch has no minimum of the unsigned types that files of tokens come in
     check_tokens(model, tokens.long(), f" in {name}")

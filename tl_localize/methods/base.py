@@ -139,6 +139,12 @@ class Localizer(ABC):
     ) -> Iterator[NeuronScores]:
         """Scores of each sequence, in batches of up to ``size``."""
         n = len(sequences)
+        if not isinstance(getattr(self, "name", None), str):
+            kind = type(self).__name__
+            raise TypeError(
+                f"method must have a name, got none in {kind}. Write into the class: "
+                f"name: ClassVar[str] = {kind.lower()!r}."
+            )
 
         def work(batch: list[int]) -> BatchValues | list[Found]:
             part = part_of(report, batch[0] / n, (batch[-1] + 1) / n)
@@ -157,10 +163,10 @@ class Localizer(ABC):
         for batch, values in work_in_batches(work, range(n), size):
             for i, value in zip(batch, values, strict=True):
                 about["sequence_id"] = sequences[i].id
-                if isinstance(value, Tensor):
-                    scores = NeuronScores(value, **about)
-                else:
+                if isinstance(value, NeuronScores):
                     scores = replace(value, **about)
+                else:
+                    scores = NeuronScores(value, **about)
                 yield check_scores(scores, neurons, self)
 
 

@@ -214,9 +214,9 @@ def test_single_layers_at_two_ratios_share_a_folder(gpt2_like, benchmark_of, tmp
         ({"ablation": "noise"}, "ablation must be one of"),
         ({"general_tokens": torch.full((2, 5), 61)}, r"\[0, 61\), got 61 in general_tokens"),
         ({"general_tokens": torch.zeros(2, 40).long()}, r"n_ctx=32 positions, got shape \(2, 40\)"),
-        ({"general_tokens": torch.zeros(0, 5).long()}, "general_tokens must be token ids"),
-        ({"general_tokens": torch.tensor([1, 2, 3])}, "general_tokens must be token ids"),
-        ({"general_tokens": "some text"}, "general_tokens must be token ids"),
+        ({"general_tokens": torch.zeros(0, 5).long()}, "general_tokens must be a tensor of token ids"),
+        ({"general_tokens": torch.tensor([1, 2, 3])}, "general_tokens must be a tensor of token ids"),
+        ({"general_tokens": "some text"}, "general_tokens must be a tensor of token ids"),
         ({"sequences": []}, "sequences must hold at least one sequence"),
         ({"units": "heads"}, "units must be Units"),
         (

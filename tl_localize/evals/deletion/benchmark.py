@@ -108,7 +108,8 @@ class DelBenchmark(Benchmark[DelResults]):
 
     def __post_init__(self) -> None:
         view = NeuronView(self.model, self.units)
-        check_sequences(self.model, self.sequences)
+        sequences = check_sequences(self.model, self.sequences)
+        object.__setattr__(self, "sequences", sequences)  # also of an iterator
         check_text(self.model, self.general_tokens, "general_tokens")
         check_choice("ablation", self.ablation, ABLATIONS)
         check_choice("layers", self.layers, ("all", "each"))

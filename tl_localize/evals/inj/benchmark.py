@@ -96,7 +96,9 @@ class InjBenchmark(Benchmark[InjResults]):
     units: Units = NEURONS
 
     def __post_init__(self) -> None:
-        check_ids(check_sequences(self.model, self.sequences))
+        sequences = check_sequences(self.model, self.sequences)
+        object.__setattr__(self, "sequences", sequences)  # also of an iterator
+        check_ids(sequences)
         if check_ratio("ratio", self.ratio) > 0.5:
             raise ValueError(
                 f"ratio must be at most 0.5, as recall is measured among twice as many rows, got "

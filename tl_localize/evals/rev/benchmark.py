@@ -111,7 +111,8 @@ class RevBenchmark(Benchmark[RevResults]):
     min_accuracy: ClassVar[float] = 0.9  # of a text that a checkpoint's later model recites
 
     def __post_init__(self) -> None:
-        check_sequences(self.model, self.sequences)
+        sequences = check_sequences(self.model, self.sequences)
+        object.__setattr__(self, "sequences", sequences)  # also of an iterator
         check_text(self.model, self.general_tokens, "general_tokens")
         check_count(n_sequences=self.n_sequences)
         check_seed(self.seed, bits=32)
