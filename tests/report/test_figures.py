@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 from tl_localize import InjResults, drawing
-from tl_localize.evals.deletion import confusion, forgetting
+from tl_localize.evals.deletion import confusion, del_figures, forgetting
 from tl_localize.evals.inj import recall_curve, target_against_distractors
 
 
@@ -96,6 +96,19 @@ def test_forgetting_reaches_as_far_as_the_data(del_results):
     few = replace(del_results, frame=del_results.frame.assign(delta_neg_accuracy=-0.002))
     (ax,) = forgetting(few).axes
     assert 1 <= ax.get_xlim()[1] < 1.2
+
+
+def test_figures_of_one_text_alone_are_not_drawn(del_results):
+    frame = del_results.frame.assign(delta_neg_accuracy=float("nan"))
+    assert del_figures(replace(del_results, frame=frame)) == {}
+
+
+@pytest.mark.parametrize(
+    ("per", "said"), [({}, "of each layer"), ({"per": "model"}, "of the model")]
+)
+def test_confusion_says_of_what_the_share_is(del_results, per, said):
+    of_share = replace(del_results, frame=del_results.frame.assign(**per))
+    assert said in confusion(of_share).get_suptitle()
 
 
 def test_nothing_of_a_confusion_figure_is_cut_off_in_a_notebook(del_results):

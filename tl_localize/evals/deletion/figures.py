@@ -20,12 +20,12 @@ NEG = "Neg: accuracy lost on the other sequences\n(percentage points; better: up
 
 def del_figures(results: DelResults) -> "dict[str, Figure]":
     """The DEL figures by file name: what is forgotten, and the confusion matrices at the largest
-    ratio; none where nothing is measured.
+    ratio; none where nothing is measured, or a single text, which has no others to compare with.
 
     >>> sorted(del_figures(del_results))
     ['del_confusion', 'del_forgetting']
     """
-    if not len(results.frame):
+    if not results.frame["delta_neg_accuracy"].notna().any():
         return {}
     return {"del_forgetting": forgetting(results), "del_confusion": confusion(results)}
 
@@ -101,7 +101,9 @@ def confusion(results: DelResults, ratio: Real | None = None) -> "Figure":
     figure: Any = panels[0].figure
     label = "change of accuracy (percentage points)"
     figure.colorbar(panels[0].images[0], ax=panels, label=label)
-    figure.suptitle(f"DEL: top {100 * ratio:.3g} % of each layer ablated; {len(targets)} sequences")
+    drawn = results.frame[results.frame["ratio"] == ratio]
+    share = results.share_in_words(drawn, ratio)
+    figure.suptitle(f"DEL: top {share} ablated; {len(targets)} sequences")
     return figure
 
 

@@ -170,14 +170,14 @@ class DelResults(Measured):
                 rows[str(method)] = row | {"targets": f"{len(part)}"}
             table = pd.DataFrame(rows).T
             n_sequences = block["sequence_id"].nunique()
-            name = f"{self._share(block, ratio)}, {quantity(n_sequences, 'sequence')}"
+            name = f"{self.share_in_words(block, ratio)}, {quantity(n_sequences, 'sequence')}"
             if len(self.missing):
                 name += count_missing(table, self.missing[self.missing["scope"] == f"{ratio:g}"])
             blocks[name if ablation == "zero" else f"{ablation}, {name}"] = table
         titles = [title for title, _, _ in METRICS.values()]
         return stack_blocks(blocks, [*titles, "targets"])
 
-    def _share(self, block: pd.DataFrame, ratio: float) -> str:
+    def share_in_words(self, block: pd.DataFrame, ratio: float) -> str:
         """What a ratio takes of each layer, as text. Of a ratio with more than four digits, such as
         1 / 1536, nobody but the number of units means anything.
         """
