@@ -5,7 +5,7 @@ hooks; and the checks of arguments.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
@@ -63,6 +63,10 @@ class LanguageModel(Protocol):
 
 def check_model(model: object) -> None:
     """Raise TypeError unless it is a model to work with."""
+    # A view was made of it before: a Bridge's hook points, which are looked at else, take a
+    # millisecond each time.
+    if model in _PROVEN:
+        return
     if not isinstance(model, LanguageModel):
         raise TypeError(
             f"model must be a TransformerLens model, got {type(model).__name__}. Make one with "
@@ -174,7 +178,6 @@ class ModelView:
                 f"default dtype of torch must be float32, got {dtype}, which changes random "
                 "numbers and sums. Call torch.set_default_dtype(torch.float32)."
             )
-        self.points: Mapping[str, Any] = model.hook_dict  # a Bridge makes it anew each time
         self.parameters = parameters_of(model)
         self.n_layers = len(self.model.blocks)
         devices = sorted({str(parameter.device) for parameter in self.parameters})
@@ -184,6 +187,11 @@ class ModelView:
                 "Move it with model.to(device)."
             )
         self._prove_once(None, self._check_parts)
+
+    @cached_property
+    def points(self) -> Mapping[str, Any]:
+        """The hook points of the model by name, once: a Bridge makes the dictionary anew."""
+        return self.model.hook_dict
 
     @property
     def device(self) -> torch.device:
