@@ -110,9 +110,20 @@ def inj_results(ready):
 
 
 @pytest.fixture(scope="session")
-def two_texts(ready):
+def small(make_model, make_sequences):
+    """A model, two texts and general text for results of DEL and REV, of which the examples show no
+    number that depends on the model.
+    """
+    model = make_model(1, n_layers=6, model_name="reference-gpt2")
+    both = zip(make_sequences((9, 3), (9, 3)), "ab", strict=True)
+    pair = [replace(sequence, category=category) for sequence, category in both]
+    return {"model": model, "few": pair, "text": torch.arange(9)[None]}
+
+
+@pytest.fixture(scope="session")
+def two_texts(small):
     how = {"ratios": (0.05,), "n_dev": 0}
-    return DelBenchmark(ready["model"], ready["few"][:2], ready["text"], **how)
+    return DelBenchmark(small["model"], small["few"], small["text"], **how)
 
 
 @pytest.fixture(scope="session")
@@ -127,16 +138,18 @@ def single_layers(two_texts):
 
 
 @pytest.fixture(scope="session")
-def rev_results(ready):
-    one = {"n_sequences": 1, "ratios": (0.1,), "recipe": Recipe(max_steps=2)}
-    benchmark = RevBenchmark(ready["model"], ready["few"][:1], ready["text"], **one)
+def rev_results(small):
+    one = {"n_sequences": 1, "ratios": (0.1,), "recipe": Recipe(max_steps=2, stop_loss=9.0)}
+    benchmark = RevBenchmark(small["model"], small["few"][:1], small["text"], **one)
     return benchmark.run([Activations()], progress=False)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example_runs(name, ready, tmp_path, request):
+def test_example_runs(name, ready, tmp_path, request, monkeypatch):
+    # for the sake of time
     if name == full_name(tl_localize.texts.known.known):
-        request.getfixturevalue("few_planted")  # for the sake of time
+        request.getfixturevalue("few_planted")
+    monkeypatch.setattr(tl_localize.explorer, "CARDS", 2)
     module, thing = WRITTEN[name]
     names = vars(module) | ready | {"folder": tmp_path}
     test = doctest.DocTestParser().get_doctest(thing.__doc__, names, name, None, 0)

@@ -218,10 +218,11 @@ class RevBenchmark(Benchmark[RevResults]):
         trained = {"step": "learn", **how, "ratios": [], "draw": group.seed}
         learned = Lazy(lambda: steps.get(trained, lambda: self._learn(group, steps)))
         ids = [sequence.id for sequence in group.sequences]
+        intact: dict[str, np.ndarray] = {}  # what _measure finds with no unit exchanged
         for label, method in methods.items():
             inputs: Json = {"step": "rev", **how, "label": label, "ids": ids}
             inputs |= {"method": describe(method), "version": getattr(method, "version", 0)}
-            compute = partial(self._exchange, group, label, method, learned, trained, steps)
+            compute = partial(self._exchange, group, label, method, learned, trained, intact, steps)
             yield from steps.rows(Cell(label, group.name), inputs, compute)
 
     def _learn(self, group: Group, steps: Steps) -> Learned:
@@ -248,6 +249,7 @@ class RevBenchmark(Benchmark[RevResults]):
         method: Any,
         learned: Lazy[Learned],
         trained: Json,
+        intact: dict[str, np.ndarray],
         steps: Steps,
     ) -> list[Row]:
         """Exchange the units that one method names between the two models, and measure."""
@@ -278,7 +280,12 @@ class RevBenchmark(Benchmark[RevResults]):
             about = {"method": label, "group": group.name, "direction": direction}
             how = {"converged": other.converged, "steps": len(other.losses)}
             with assigned(self.model, start):
-                for row in self._measure_exchanges(view, group, scores, values, steps, label):
+                if direction not in intact:  # of every method the same
+                    intact[direction] = self._measure(group)
+                exchanged = self._measure_exchanges(
+                    view, group, intact[direction], scores, values, steps, label
+                )
+                for row in exchanged:
                     rows.append({"model": steps.agreed["model"], **about, **how, **row})
         return rows
 
@@ -286,13 +293,15 @@ class RevBenchmark(Benchmark[RevResults]):
         self,
         view: NeuronView,
         group: Group,
+        intact: np.ndarray,
         scores: Sequence[NeuronScores],
         values: UnitWeights,
         steps: Steps,
         label: str,
     ) -> Iterator[Row]:
-        """What changes for each sentence and share, with the model that is there now."""
-        intact = self._measure(group)
+        """What changes for each sentence and share, with the model that is there now, which is
+        measured: ``intact``.
+        """
         for k, target in enumerate(group.sequences):
             for ratio in self.ratios:
                 with units_replaced(view, scores[k].top_k(ratio).mask, values):
