@@ -63,10 +63,6 @@ class LanguageModel(Protocol):
 
 def check_model(model: object) -> None:
     """Raise TypeError unless it is a model to work with."""
-    # A view was made of it before: a Bridge's hook points, which are looked at else, take a
-    # millisecond each time.
-    if model in _PROVEN:
-        return
     if not isinstance(model, LanguageModel):
         raise TypeError(
             f"model must be a TransformerLens model, got {type(model).__name__}. Make one with "

@@ -6,7 +6,7 @@ import numpy as np
 
 from tl_localize.checks import Real, check_choice
 from tl_localize.drawing import axes, finish
-from tl_localize.evals.deletion.results import PRICES, DelResults
+from tl_localize.evals.deletion.results import PRICES, DelResults, share_in_words
 from tl_localize.paper import short_title
 from tl_localize.report.looks import Look, check_rows, draw_curve, looks, with_legend
 
@@ -102,7 +102,7 @@ def confusion(results: DelResults, ratio: Real | None = None) -> "Figure":
     label = "change of accuracy (percentage points)"
     figure.colorbar(panels[0].images[0], ax=panels, label=label)
     drawn = results.frame[results.frame["ratio"] == ratio]
-    share = results.share_in_words(drawn, ratio)
+    share = share_in_words(drawn, float(ratio), results.units)
     figure.suptitle(f"DEL: top {share} ablated; {len(targets)} sequences")
     return figure
 

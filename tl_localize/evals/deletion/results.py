@@ -170,25 +170,14 @@ class DelResults(Measured):
                 rows[str(method)] = row | {"targets": f"{len(part)}"}
             table = pd.DataFrame(rows).T
             n_sequences = block["sequence_id"].nunique()
-            name = f"{self.share_in_words(block, ratio)}, {quantity(n_sequences, 'sequence')}"
+            name = (
+                f"{share_in_words(block, ratio, self.units)}, {quantity(n_sequences, 'sequence')}"
+            )
             if len(self.missing):
                 name += count_missing(table, self.missing[self.missing["scope"] == f"{ratio:g}"])
             blocks[name if ablation == "zero" else f"{ablation}, {name}"] = table
         titles = [title for title, _, _ in METRICS.values()]
         return stack_blocks(blocks, [*titles, "targets"])
-
-    def share_in_words(self, block: pd.DataFrame, ratio: float) -> str:
-        """What a ratio takes of each layer, as text. Of a ratio with more than four digits, such as
-        1 / 1536, nobody but the number of units means anything.
-        """
-        percent = 100 * ratio
-        if "per" in block and block["per"].eq("model").all():
-            return f"{quantity(int(block['n_neurons'].max()), self.units.one)} of the model"
-        n_layers = block.get("n_layers", pd.Series(dtype=float)).max()
-        if math.isclose(percent, float(f"{percent:.4g}"), rel_tol=1e-9) or math.isnan(n_layers):
-            return f"{percent:.4g} % of each layer"
-        count = round(block["n_neurons"].max() / n_layers)
-        return f"{quantity(count, self.units.one)} of each layer ({in_percent(ratio)})"
 
     def before_table(self) -> pd.DataFrame:
         """How well the model memorizes the test sequences, as text: the paper's table of accuracy,
@@ -243,3 +232,17 @@ def self_and_others(
         row[f"delta_{name}"] = effect[name]
         row[f"{name}_before"] = before[index][name]
     return row
+
+
+def share_in_words(block: pd.DataFrame, ratio: float, units: Units) -> str:
+    """What a ratio takes of each layer, as text. Of a ratio with more than four digits, such as
+    1 / 1536, nobody but the number of units means anything.
+    """
+    percent = 100 * ratio
+    if "per" in block and block["per"].eq("model").all():
+        return f"{quantity(int(block['n_neurons'].max()), units.one)} of the model"
+    n_layers = block.get("n_layers", pd.Series(dtype=float)).max()
+    if math.isclose(percent, float(f"{percent:.4g}"), rel_tol=1e-9) or math.isnan(n_layers):
+        return f"{percent:.4g} % of each layer"
+    count = round(block["n_neurons"].max() / n_layers)
+    return f"{quantity(count, units.one)} of each layer ({in_percent(ratio)})"

@@ -269,8 +269,10 @@ class RevBenchmark(Benchmark[RevResults]):
                 )
                 scores = [method(known, k) for k in range(len(group.sequences))]
             else:
-                how = {"made_of": {"learned": trained}, "units": self.units}
-                scored = score(method, self.model, group.sequences, steps, **how)
+                made_of = {"learned": trained}
+                scored = score(
+                    method, self.model, group.sequences, steps, made_of=made_of, units=self.units
+                )
                 scores = [scores_of(found).scores for found in scored]
         directions = {"put_back": (after, before_units), "graft": (base, after_units)}
         rows: list[Row] = []
