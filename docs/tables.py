@@ -292,6 +292,21 @@ def paper_texts_table(model: str, methods: Sequence[str]) -> str:
 # INJ
 
 
+def paper_sentences_table(model: str, methods: Sequence[str]) -> str:
+    """The paper's table 2 on its own sentences: recall in percent, sentences of each method."""
+    frame = pd.read_csv(ROOT / f"benchmarks/expected/real/{model}/injection.csv")
+    frame = frame[frame["converged"]]
+    rows: list[list[str]] = []
+    for ratio, of_ratio in frame.groupby("injection_ratio"):
+        for method in methods:
+            found = of_ratio[of_ratio["method"] == method]
+            wide = 100 * found.pivot(index="sequence_id", columns="multiple", values="recall")
+            if len(wide):
+                cells = [mean_with_interval(wide[multiple]) for multiple in MULTIPLES]
+                rows.append([f"{100 * ratio:g} %", f"{TITLES[method]} ({len(wide)})", *cells])
+    return markdown(["rows", "method (sentences)", *(f"R@{m}x" for m in MULTIPLES)], rows)
+
+
 def recall_pair(name: str, method: str, multiple: int = 1) -> str:
     """Recall of the target's / of the others' rows in percent."""
     frame = read_frame(name)
@@ -895,6 +910,7 @@ TOGETHER = (
     *("activation_contrast", "activations", "row_norm", "random"),
 )
 INJ = ("hard_concrete", "zero_out", "slimming", "activations", "attribution", "row_norm", "random")
+PAPER_SENTENCES = ("gradient_alignment", "iterative_attribution", "integrated_gradients", *INJ)
 RECALLS = {
     "SmolLM2, 1 %": f"together-{SMOLLM2}",
     "gpt2, 3 %": f"distractors-{GPT2}",
@@ -959,6 +975,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper-texts-smollm2": lambda: paper_texts_table(
         SMOLLM2, ("gradient_alignment", *SMOLLM2_METHODS)
     ),
+    "paper-sentences-smollm2": lambda: paper_sentences_table(SMOLLM2, PAPER_SENTENCES),
     "cost": cost_table,
     "times": times_table,
     "front": front_table,
