@@ -17,11 +17,18 @@ import pytest
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
 
-gc.set_threshold(20_000, 20, 20)  # garbage of imports and tests is little, and may wait
+gc.set_threshold(50_000, 50, 1000)  # garbage of imports and tests is little, and may wait
 
 LENS_4 = version("transformer-lens").startswith("4")  # has no HookedTransformer
 N_CTX = 32
 D_VOCAB = 61
+
+
+def pytest_collection_modifyitems(items):
+    """The trainings of the goldens, which take longest, come first: of two processes none waits for
+    the other at the end.
+    """
+    items.sort(key=lambda item: item.path.name != "test_golden.py")
 
 
 def pytest_collection_finish():

@@ -33,7 +33,7 @@ def test_hanging_test_fails_with_the_stacks_of_all_threads(tmp_path):
     (tmp_path / "test_hang.py").write_text(HANGING)
     command = [sys.executable, "-m", "pytest", "-c", SETTINGS, "--rootdir", tmp_path, tmp_path]
     command += ["-o", "addopts=", "-o", "filterwarnings=", "-n", "1"]
-    command += ["-o", "timeout=1", "-o", "faulthandler_timeout=0.5"]
+    command += ["-o", "timeout=0.6", "-o", "faulthandler_timeout=0.3"]
     command += ["-p", "xdist", "-p", "pytest_timeout"]
     result = subprocess.run(
         command,

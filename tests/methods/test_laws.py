@@ -1,5 +1,6 @@
 """What holds for every entry of METHODS, on every family of models."""
 
+import gc
 import inspect
 import linecache
 import pickle
@@ -284,6 +285,7 @@ def test_out_of_memory_changes_nothing_but_a_warning(
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(type(gpt2_like.blocks[1]), "forward", failing)
+    monkeypatch.setattr(gc, "collect", lambda: 0)  # of all tests' garbage, which takes long
     if name in ("activations", *TRAINED):
         with pytest.warns(RuntimeWarning, match="Out of memory with a batch of") as caught:
             found = list(method.map(gpt2_like, sequences, check=False))
