@@ -11,6 +11,8 @@ A table stands on its page between two comments, and this script writes what is 
 Numbers come from the frames in benchmarks/expected, one row for each text, and are means with a
 95 % interval over texts (bootstrap); of a frame that holds means alone they have no interval. Where
 an earlier run kept no frame they come from the tables in docs/results that the commands wrote.
+
+The tables of DEL and INJ in docs/results, as the commands write them, are made of the same frames.
 """
 
 from __future__ import annotations
@@ -31,10 +33,13 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from comparison import MEAN, read_frame  # noqa: E402
 from price_tests import tests_at_prices  # noqa: E402
 
-from tl_localize import DelResults  # noqa: E402
+from tl_localize import METHODS, DelResults, InjResults  # noqa: E402
 from tl_localize.evals.agreement import agreement, published_agreement  # noqa: E402
+from tl_localize.evals.deletion.tables import del_tables  # noqa: E402
+from tl_localize.evals.inj.tables import inj_tables  # noqa: E402
 from tl_localize.evals.rev.results import ORACLES  # noqa: E402
 from tl_localize.paper import published  # noqa: E402
+from tl_localize.report.saving import flat  # noqa: E402
 from tl_localize.stats import bootstrap, gain_at, gains_at, paired_test  # noqa: E402
 
 PLACE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.S)
@@ -520,8 +525,14 @@ def agreement_table() -> str:
         "SmolLM2": (f"real-{SMOLLM2}", f"forgetting-{SMOLLM2}"),
     }
     for model, (inj, deletion_name) in kinds.items():
-        found = agreement(means(inj, "recall"), means(deletion_name, "delta_self_accuracy"))
-        rows.append([f"{model}, measured here", *tau_cells(found)])
+        recalls = means(read_frame(inj)["recall"])
+        lost = read_frame(deletion_name)["delta_self_accuracy"]
+        rows.append([f"{model}, measured here", *tau_cells(agreement(recalls, means(lost)))])
+        few = lost.xs("integrated_gradients", level="method").index.unique("sequence_id")
+        if len(few) < len(lost.index.unique("sequence_id")):
+            same = lost[lost.index.isin(few, "sequence_id")]
+            title = f"{model}, DEL of the {len(few)} texts that all methods have"
+            rows.append([title, *tau_cells(agreement(recalls, means(same)))])
     paper = published_agreement()
     for name, found in paper.groupby("model", sort=False):
         rows.append([f"{name}, the paper's numbers", *tau_cells(found)])
@@ -537,9 +548,8 @@ def tau_cells(found: pd.DataFrame) -> list[str]:
     return [*cells, f"{len(used)}", f"{n_methods}"]
 
 
-def means(name: str, column: str) -> pd.DataFrame:
+def means(frame: pd.Series) -> pd.DataFrame:
     """As ``agreement`` takes them: of each method and setting."""
-    frame = read_frame(name)[column]
     settings = [level for level in frame.index.names if level not in ("sequence_id", "group")]
     table = frame.groupby(settings).mean().rename("value").reset_index()
     levels = [level for level in settings if level != "method"]
@@ -1025,6 +1035,43 @@ TABLES["distractors7"] = partial(
 )
 
 
+# Files in docs/results: the tables of tl-localize del and inj
+
+FILES = {  # name of the file: the benchmark and the name of its table
+    "del": ("del", "del"),
+    "del_at_price": ("del", "del_at_price"),
+    "del_tests": ("del", "del_tests"),
+    "inj": ("inj", "inj"),
+    "inj_whole_model": ("inj", "inj_across_layers"),
+    "inj_tests": ("inj", "inj_tests"),
+}
+
+
+def in_order(frame: pd.DataFrame) -> pd.DataFrame:
+    """A frame with the methods in the package's order."""
+    places = {name: place for place, name in enumerate(METHODS)}
+    return frame.sort_values("method", key=lambda names: names.map(places), kind="stable")
+
+
+def injection(model: str) -> InjResults:
+    frame = in_order(read_frame(f"inj-{model}").reset_index())
+    ratio = (frame["injection_ratio"] * frame["multiple"]).round(6)
+    about = {"model": model, "seed": 0, "ratio": ratio, "converged": True}  # others have no row
+    return InjResults(frame.assign(**about), {}, pd.DataFrame())
+
+
+def stored_files(model: str) -> dict[Path, str]:
+    """The texts of the files of a model."""
+    measured = DelResults(in_order(deletion(model, "del").frame), {}, pd.DataFrame())
+    tables = {"del": del_tables(measured, model), "inj": inj_tables(injection(model), model)}
+    found: dict[Path, str] = {}
+    for name, (benchmark, table) in FILES.items():
+        whole = flat(tables[benchmark][table])
+        text = whole.to_csv(index=False, float_format="%.3g")
+        found[ROOT / f"docs/results/{model}/{name}.csv"] = text
+    return found
+
+
 def pages() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -1040,7 +1087,9 @@ def with_tables(text: str) -> str:
 
 
 def complaints(write: bool) -> list[str]:
-    """Pages whose tables differ, which are none where they are written; and tables on no page."""
+    """Pages and files whose tables differ, which are none where they are written; and tables on no
+    page.
+    """
     found = []
     used = set()
     for page in pages():
@@ -1051,6 +1100,11 @@ def complaints(write: bool) -> list[str]:
             page.write_text(expected, encoding="utf-8")
         elif expected != text:
             found.append(f"{page.relative_to(ROOT)}: a table differs. Run python docs/tables.py")
+    for path, text in (stored_files(GPT2) | stored_files(PYTHIA)).items():
+        if write:
+            path.write_text(text, encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != text:
+            found.append(f"{path.relative_to(ROOT)} differs. Run python docs/tables.py")
     unknown = [f"{name}: docs/tables.py has no such table" for name in sorted(used - {*TABLES})]
     return found + unknown + [f"{name}: no page shows it" for name in TABLES if name not in used]
 

@@ -54,13 +54,18 @@ def test_a_changed_number_and_an_unknown_table_are_named(monkeypatch, tmp_path):
     tables = script("tables", monkeypatch)
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     monkeypatch.setattr(tables, "TABLES", {"mine": lambda: "| 1.5 |"})
+    file = tmp_path / "del.csv"
+    file.write_text("1.6", encoding="utf-8")
+    monkeypatch.setattr(tables, "stored_files", lambda model: {file: "1.5"})
     page = tmp_path / "README.md"
     marked = "<!-- table: {} -->\n\n| {} |\n\n<!-- end -->\n"
     page.write_text(marked.format("mine", "1.6"), encoding="utf-8")
     assert tables.complaints(write=False) == [
-        "README.md: a table differs. Run python docs/tables.py"
+        "README.md: a table differs. Run python docs/tables.py",
+        "del.csv differs. Run python docs/tables.py",
     ]
     assert tables.complaints(write=True) == []
+    assert file.read_text(encoding="utf-8") == "1.5"
     assert page.read_text(encoding="utf-8") == marked.format("mine", "1.5")
     page.write_text(marked.format("other", "1.5"), encoding="utf-8")
     assert tables.complaints(write=False) == [
