@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from comparison import read_frame  # noqa: E402
+from comparison import MEAN, read_frame  # noqa: E402
 
 SHIPPED = ("gpt2", "pythia")
 SMOLLM2, GEMMA = "SmolLM2-135M-Instruct.Q4_1", "gemma-3-270m-q4_k_m"
@@ -79,6 +79,11 @@ def losses(frame_name: str) -> pd.DataFrame:
     return means_with_intervals(frame, "sequence_id", LOSSES)
 
 
+def n_texts(frame_name: str) -> int:
+    """The texts of a frame, of which some methods may have fewer."""
+    return len(read_frame(frame_name).index.unique("sequence_id").drop(MEAN, errors="ignore"))
+
+
 def draw_losses(panel: Any, table: pd.DataFrame, reach: float, title: str) -> None:
     """The text's loss over that of others, as far as others lose ``reach`` points."""
     draw_methods(panel, table, LOSSES)
@@ -88,7 +93,7 @@ def draw_losses(panel: Any, table: pd.DataFrame, reach: float, title: str) -> No
 
 
 def pretrained_figure() -> Figure:
-    """DEL of SmolLM2, 14 texts: the whole range on the left, and on the right where others lose
+    """DEL of SmolLM2: the whole range on the left, and on the right where others lose
     little.
     """
     table = losses(f"forgetting-{SMOLLM2}")
@@ -105,17 +110,18 @@ def del_figure() -> Figure:
     less, on a wider scale.
     """
     titles = {
-        f"forgetting-{SMOLLM2}": "SmolLM2 (14 texts)",
-        f"forgetting-{GEMMA}": "Gemma 3 (17 texts)",
-        "del-reference-gpt2": "gpt2, shipped (25 texts)",
-        "del-reference-pythia": "pythia, shipped (25 texts)",
+        f"forgetting-{SMOLLM2}": "SmolLM2",
+        f"forgetting-{GEMMA}": "Gemma 3",
+        "del-reference-gpt2": "gpt2, shipped",
+        "del-reference-pythia": "pythia, shipped",
     }
     panels = of_models(titles)
     for name, panel in panels.items():
         table = losses(name)
         apart = ["integrated_gradients", "attribution_contrast_1"] if "forget" in name else []
         here = table.index.get_level_values("method").isin(apart)
-        draw_losses(panel, table[~here], 15 if "forget" in name else 4, titles[name])
+        title = f"{titles[name]} ({n_texts(name)} texts)"
+        draw_losses(panel, table[~here], 15 if "forget" in name else 4, title)
     return with_legend(list(panels.values()))
 
 
