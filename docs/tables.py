@@ -808,6 +808,23 @@ def truth_table(model: str) -> str:
     return markdown(names, rows)
 
 
+def erasures_table() -> str:
+    """Edits of 1, 5 and 20 texts at once: means over the texts."""
+    frame = pd.read_csv(ROOT / "docs/results/erasures.csv")
+    rows = []
+    for line in frame.sort_values(["model", "texts"]).to_dict("records"):
+        now = [
+            f"{number(100 * line[f'{name}_before'])} → {number(100 * line[f'{name}_after'])}"
+            for name in ("accuracy", "extracted", "half_extracted")
+        ]
+        price = [number(line["others_lost"]), number(line["perplexity_rise"])]
+        erased = f"{line['texts_erased']} of {line['texts']}"
+        rows.append([str(line["model"]), erased, *now, *price, number(line["kl"], 3)])
+    names = ["recited (%)", "written from the prefix (%)", "from half of it (%)"]
+    price_names = ["others lose (points)", "perplexity rises (%)", "KL"]
+    return markdown(["model", "texts erased", *names, *price_names], rows)
+
+
 # Cost, and the shipped models
 
 
@@ -1026,6 +1043,7 @@ for shipped in (GPT2, PYTHIA):
     TABLES[f"seeds-{shipped}"] = partial(seeds_table, shipped)
     TABLES[f"erase-{shipped}"] = partial(erase_table, shipped)
     TABLES[f"erase_returned-{shipped}"] = partial(return_table, shipped)
+TABLES["erasures"] = erasures_table
 TABLES[f"erase_truth-{GPT2}"] = partial(truth_table, GPT2)
 for shipped in SHIPPED.values():
     TABLES[f"del-{shipped}"] = partial(all_columns, shipped, SHIPPED_METHODS, (0.02, 0.1))

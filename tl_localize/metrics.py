@@ -58,11 +58,15 @@ def predicted_suffixes(
     predicted = torch.cat(found).cpu().split(lengths)
     for sequence, guesses in zip(sequences, predicted, strict=True):
         if (guesses < 0).any():
-            raise ValueError(
-                f"logits must be numbers, got NaN in {sequence!r}. Use float32, or ablate fewer "
-                "neurons."
-            )
+            raise nan_in(sequence)
     return predicted
+
+
+def nan_in(sequence: MemorizedSequence) -> ValueError:
+    """The error that says that a model's logits on a text are no numbers."""
+    return ValueError(
+        f"logits must be numbers, got NaN in {sequence!r}. Use float32, or ablate fewer neurons."
+    )
 
 
 def accuracy(

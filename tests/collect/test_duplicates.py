@@ -57,6 +57,8 @@ def test_perplexity_split_shares_no_run_with_the_collected():
     assert torch.equal(small, perplexity_split(rows, [collected], 10, 20))
     assert not torch.equal(small, perplexity_split(rows, [collected], 10, 20, seed=1))
     assert len(perplexity_split(rows, [collected], 60, 30)) == 49
+    for same in (rows.astype(np.uint16), rows.astype(np.int32), torch.tensor(rows)):
+        assert torch.equal(small, perplexity_split(same, [collected], 10, 20))
     with pytest.raises(ValueError, match="none of 31 tokens"):
         perplexity_split(rows, [collected], 5, 31)
 

@@ -128,8 +128,16 @@ def test_texts_begin_as_the_tokenizer_begins_them(gpt2_like, tmp_path):
     again = Collection.load(tmp_path).sequences
     for read in (again, list(Data(source=tmp_path).sequences(gpt2_like))):
         assert list(map(vars_of, read)) == list(map(vars_of, found.sequences))
+    file = Data(source=tmp_path / "sequences.jsonl")
+    assert list(map(vars_of, file.sequences(gpt2_like))) == list(map(vars_of, found.sequences))
     (shorter, *_) = Data(source=tmp_path, n_prefix=3, n_suffix=2).sequences(gpt2_like)
     assert (shorter.n_prefix, len(shorter), shorter.bos) == (4, 6, "<s>")
+    once_more = collect_memorized(gpt2_like, Data(source=tmp_path), LOOSE, n_dev=1)
+    assert sorted(s.tokens.tolist() for s in once_more.sequences) == sorted(
+        s.tokens.tolist() for s in found.sequences
+    )
+    mixed = collect_memorized(gpt2_like, [*rows[:, 1:], *data], LOOSE, n_dev=1)
+    assert len(mixed.sequences) >= len(found.sequences)
 
 
 def vars_of(sequence):

@@ -18,7 +18,7 @@ from tl_localize import (
     perplexity,
     precision_of,
 )
-from tl_localize.erasure import Price, RowEdit, measure_texts
+from tl_localize.erasure import Price, RowEdit, measure_texts, measures
 from tl_localize.erasure.measures import kl_of_edit
 from tl_localize.methods import Attribution
 
@@ -288,6 +288,7 @@ def test_rows_of_heads_are_edited_but_not_written(model, texts, how, tmp_path):
     how = how | {"method": Attribution(units=AttentionHeads())}
     erasure = erase(model, texts[0], share=0.5, max_steps=2, **how)
     assert len(erasure.edit.rows) == 8  # one head of two, of 8 entries
+    assert "8 rows" in repr(erasure)
     with pytest.raises(ValueError, match="edit MLP neurons"):
         erasure.save(tmp_path / "edited")
 
@@ -296,3 +297,13 @@ def test_a_price_keeps_both_bounds():
     limit = Price(1, 5)
     assert Price(1, 5).within(limit)
     assert not Price(1.1, 0).within(limit) and not Price(0, 5.1).within(limit)
+    for lost in range(1, 101):
+        was, now = lost / 100, (lost - 1) / 100  # one point, in the numbers of a machine
+        assert Price(100 * (was - now), 0).within(limit)
+
+
+def test_three_right_tokens_of_ten_are_thirty_percent(model, texts, monkeypatch):
+    ten = torch.tensor([1.0] * 3 + [0.0] * 7).mean()
+    monkeypatch.setattr(measures, "accuracy", lambda model, texts: ten.expand(len(texts)))
+    assert measures.mean_accuracy(model, texts) == 0.3
+    assert measure_texts(model, texts)["accuracy"].eq(0.3).all()

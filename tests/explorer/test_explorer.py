@@ -6,9 +6,11 @@ import json
 import re
 import shutil
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ from tl_localize import Activations, Attribution, NeuronScores, RowNorm, accurac
 from tl_localize.explorer import SCRIPT
 from tl_localize.metrics import target_logits
 from tl_localize.sequences import SequenceBatch
+from tl_localize.units import Units
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 RATIOS = (0.05, 0.5)
@@ -293,3 +296,29 @@ def test_scores_of_texts_without_ids_are_refused_and_a_text_is_no_other(gpt2_lik
     (scored,) = Activations().map(gpt2_like, texts[:1], check=False)
     view = explore(gpt2_like, texts[0], scored, others=texts, general=general, decode=str)
     assert [other.id for other in view.others] == [texts[1].id]
+
+
+@dataclass(frozen=True)
+class Inputs(Units):
+    """What the neurons get: numbers without rows."""
+
+    name: ClassVar[str] = "inputs"
+    one: ClassVar[str] = "input"
+
+    def point(self, layer):
+        return f"blocks.{layer}.mlp.hook_pre"
+
+    def shape(self, model):
+        return (model.cfg.d_mlp,)
+
+
+def test_units_without_rows_have_ranks_and_are_not_taken_for_others(gpt2_like, sequences, tmp_path):
+    text, *others = sequences
+    scores = Attribution(units=Inputs())(gpt2_like, text)
+    how = {"general": GENERAL, "ratios": np.float32([0.05, 0.5]), "decode": letters}
+    view = explore(gpt2_like, text, scores, others, **how)
+    card = view.answer(["card", 0, 1, 3])
+    assert card["writes"] == [] and len(card["ranks"]) == 2
+    view.save(tmp_path / "view.html")
+    with pytest.raises(ValueError, match="scores must be of this model"):
+        explore(gpt2_like, text, [Attribution()(gpt2_like, text), scores], others, **how)

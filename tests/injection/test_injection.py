@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles import parameter_of
 
-from tl_localize import Injection, MemorizedSequence, inject
-from tl_localize.injection import draw_sets
+from tl_localize import Injection, MemorizedSequence, NeuronSet, inject
+from tl_localize.injection import draw_sets, rows_replaced
 from tl_localize.model.neurons import NeuronView
 from tl_localize.units import UNITS
 
@@ -78,6 +78,16 @@ def test_applied_changes_the_chosen_rows_and_gives_every_bit_back(any_model, seq
     check = unchanged(any_model.to(torch.bfloat16))
     with pytest.raises(KeyboardInterrupt), injection.applied(any_model):
         raise KeyboardInterrupt
+    check()
+
+
+@pytest.mark.parametrize("n_rows", [1, 2, 4])
+def test_rows_must_be_as_many_as_the_neurons(gpt2_like, unchanged, n_rows):
+    neurons = NeuronSet.from_indices([(0, 3), (0, 5), (1, 7)], (2, 48))
+    check = unchanged(gpt2_like)
+    rows = rows_replaced(gpt2_like, neurons, torch.zeros(n_rows, 24))
+    with pytest.raises(ValueError, match="3 of them in the set"), rows:
+        pass
     check()
 
 

@@ -320,6 +320,17 @@ def test_units_without_rows_are_refused_where_rows_are_needed(gpt2_like, sequenc
             assert method(gpt2_like, sequence).values.shape == (2, 24)
 
 
+@dataclass(frozen=True)
+class Misspelled(Stream):
+    def point(self, layer):
+        return f"blocks.{layer}.mlp.hook_pree"
+
+
+def test_a_point_that_the_model_does_not_have_is_named(gpt2_like, sequence):
+    with pytest.raises(ValueError, match=r"hook_pree.*hook_pre"):
+        Attribution(units=Misspelled())(gpt2_like, sequence)
+
+
 @pytest.mark.parametrize("given", ["heads", AttentionHeads, None])
 def test_units_that_are_none_are_refused(gpt2_like, given):
     for kind in (

@@ -1,6 +1,7 @@
 """Hooks on a model of transformers do what ablation in TransformerLens does."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,22 @@ def test_nothing_is_left_after_an_exception():
     with pytest.raises(KeyError), NeuronSet.from_indices([(0, 0)], (2, 48)).hooks_for(gpt2):
         raise KeyError
     assert not any(module._forward_pre_hooks for module in gpt2.modules())
+
+
+@dataclass(frozen=True)
+class Outputs(MLPNeurons):
+    """What an MLP writes, under the name of its neurons."""
+
+    def point(self, layer):
+        return f"blocks.{layer}.hook_mlp_out"
+
+    def shape(self, model):
+        return (model.cfg.d_model,)
+
+
+def test_units_of_the_users_own_are_refused_whatever_their_name():
+    hf_model = random_model(config_of("GPT-2"), seed=0, deviation=0.2)
+    neurons = NeuronSet.from_indices([(1, 5)], (2, hf_model.config.n_embd), Outputs())
+    message = "hf_model must have a known module"
+    with pytest.raises(ValueError, match=message), neurons.hooks_for(hf_model):
+        pass

@@ -1,5 +1,7 @@
 """Layer by layer: each number is that of the set it names."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -54,3 +56,12 @@ def test_figure_has_what_the_frame_has(gpt2_like, recited):
 def test_layers_of_an_empty_set_are_refused(gpt2_like, sequence):
     with pytest.raises(ValueError, match="neurons must hold some of the neurons, got none"):
         ablate_layers(gpt2_like, sequence, NeuronSet(torch.zeros(2, 48) > 0))
+
+
+def test_logits_that_are_no_numbers_are_not_taken_for_forgotten(gpt2_like, recited):
+    neurons = NeuronSet.from_indices([(0, 1), (1, 2)], (2, 48))
+    broken = partial(torch.full_like, fill_value=torch.nan)
+    hook = ("blocks.1.hook_resid_post", lambda act, hook: broken(act))
+    message = "logits must be numbers"
+    with gpt2_like.hooks(fwd_hooks=[hook]), pytest.raises(ValueError, match=message):
+        ablate_layers(gpt2_like, recited, neurons)

@@ -42,6 +42,7 @@ def test_bars_are_plain_where_the_output_is_ascii(monkeypatch):
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     assert bars(pd.Series([1.0, 0.5])) == ["#" * 12, "#" * 6]
     assert bars(pd.Series([0.0, -1.0])) == ["", ""]
+    assert bars(pd.Series([1.0, float("nan")])) == ["#" * 12, ""]
 
 
 def test_ranked_by_loss_puts_the_most_negative_first_in_each_setting():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tokenizers import decoders
 
 from tl_localize import MemorizedSequence, NeuronSet
 from tl_localize.metrics import predicted_suffixes
@@ -75,3 +76,13 @@ def test_measures_before_and_after(gpt2_like, sequence):
     with neurons.dropped_out(gpt2_like):
         (ablated,) = predicted_suffixes(gpt2_like, [sequence])
     assert torch.equal(view.after, ablated) and not torch.equal(view.before, ablated)
+
+
+def test_characters_in_bytes_are_whole_where_a_decoder_gives_up_all_bytes_around_a_broken_one():
+    """As the decoders of Llama and Gemma do."""
+    llama = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    text = "a: \ua9b1\ua9b8\ua992\ua9bc\ua981\ua9ab\ua9ae\ua983 e"
+    pairs = zip(text.encode(), range(len(text.encode())), strict=True)
+    names = [chr(byte) if byte < 128 else f"<0x{byte:02X}>" for byte, _ in pairs]
+    found = pieces(lambda ids: llama.decode([names[i] for i in ids]), list(range(len(names))))
+    assert [shown for *_, shown in found] == list(text)

@@ -376,3 +376,22 @@ def test_entries_keep_empty_texts_to_be_counted(tmp_path):
     rows = write(tmp_path / "t.jsonl", {"text": "one"}, "", {"text": ""})
     for path, texts in ((tmp_path / "t.txt", ["one", "", "zwölf"]), (rows, ["one", ""])):
         assert [entry.text for entry in Data(source=path).entries()] == texts
+
+
+def test_texts_that_look_like_dates_are_texts(tmp_path, lettered):
+    row = {"id": "2024-05-01", "category": "2024-05-01T10:00:00Z", "prefix": "on "}
+    rows = [row | {"suffix": "1984-03-02"}] * 2
+    whole = tmp_path / "list.json"
+    whole.write_text(json.dumps(rows))
+    for path in (write(tmp_path / "dates.jsonl", *rows), whole):
+        first, second = read_sequences(path, lettered)
+        assert (first.id, first.category) == (row["id"], row["category"])
+        assert first.text == second.text == ("on ", "1984-03-02")
+
+
+def test_rows_of_any_iterable(lettered):
+    frame = pd.DataFrame({"text": TEXTS}, index=[5, 6, 7])
+    by_name = dict(zip("abc", TEXTS, strict=True))
+    for source in (frame, frame["text"], by_name.values(), iter(TEXTS), tuple(TEXTS)):
+        assert read(lettered, source, n_prefix=9) == EXPECTED
+    assert sorted(text for *_, text in read(lettered, set(TEXTS), n_prefix=9)) == sorted(TEXTS)

@@ -134,7 +134,7 @@ def show_erasure(erasure: Erasure) -> None:
 
 def say_missed(erasure: Erasure) -> str:
     """How much is still recited, where that is more than was asked for; else empty."""
-    left = float(erasure.texts["after"]["accuracy"].mean())
+    left = round(float(erasure.texts["after"]["accuracy"].mean()), 6)
     most = erasure.settings["max_recited"]
     if left <= most:
         return ""
@@ -189,7 +189,7 @@ def views_of(
     before = predicted_suffixes(model, texts)
     with erasure.applied(model):
         after = predicted_suffixes(model, texts)
-    how = (decoder(model), len(erasure.neurons), "rows", "changed")
+    how = (decoder(model), len(erasure.edit.rows), "row", "changed")
     return [
         TokenView(text, was, now, *how) for text, was, now in zip(texts, before, after, strict=True)
     ]

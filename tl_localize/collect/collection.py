@@ -130,7 +130,7 @@ def check_draw(n_dev: int, n_max: int | None, seed: int = 0) -> None:
 
 def without_copies(found: list[Row], criteria: Criteria, report: Report) -> list[Row]:
     """Of near-duplicates the one that is recited best; the others are removed."""
-    tokens = np.array([row["tokens"] for row in found])
+    tokens = np.array([row["tokens"][int(bool(row["bos"])) :] for row in found])
     kept: list[Row] = []
     for indices in near_duplicates(tokens, criteria.max_jaccard, criteria.ngram):
         members = [found[i] for i in indices]

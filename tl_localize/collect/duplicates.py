@@ -69,7 +69,7 @@ def perplexity_split(
     Every row has the same chance (reservoir sampling), and memory does not grow with their number.
 
     Args:
-        rows: int64; of each the first ``length`` tokens; shorter ones are skipped.
+        rows: of each the first ``length`` tokens; shorter ones are skipped.
         n_sequences: at most so many.
 
     Returns:
@@ -88,7 +88,7 @@ def perplexity_split(
     kept: list[Int[np.ndarray, " pos"]] = []
     seen = 0
     for given in rows:
-        row = given[:length]
+        row = np.asarray(given[:length], dtype=np.int64)
         if len(row) < length or not taken.isdisjoint(ngrams(row, OVERLAP)):
             continue
         seen += 1

@@ -63,8 +63,10 @@ class Chunk:
             tokens = entry.tokens
             name = f"row-{i}"
             first: list[int] = []
-            bos = ""
-            if tokens is None:
+            bos = entry.bos
+            if tokens is not None and bos:
+                first, tokens = tokens[:1].tolist(), tokens[1:]
+            elif tokens is None:
                 name = f"text-{i}"
                 tokenizer = tokenizer_of(model)
                 first = first_tokens(tokenizer)

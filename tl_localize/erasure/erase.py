@@ -19,7 +19,13 @@ from tl_localize.checks import (
     check_ratio,
     check_seed,
 )
-from tl_localize.erasure.measures import Price, PriceMeter, kl_of_edit, measure_texts
+from tl_localize.erasure.measures import (
+    Price,
+    PriceMeter,
+    kl_of_edit,
+    mean_accuracy,
+    measure_texts,
+)
 from tl_localize.erasure.result import Erasure
 from tl_localize.erasure.row_edit import RowEdit
 from tl_localize.files import identity
@@ -28,7 +34,7 @@ from tl_localize.injection.training import TrainedRows
 from tl_localize.methods import ActivationContrast, IterativeAttribution, Localizer
 from tl_localize.methods.base import Method
 from tl_localize.methods.contrast import N_DRAWN, written_texts
-from tl_localize.metrics import accuracy, batch_loss, check_recited, check_text, mean_unlikelihood
+from tl_localize.metrics import batch_loss, check_recited, check_text, mean_unlikelihood
 from tl_localize.model.loading import source_of_model
 from tl_localize.model.memory import TextReport, as_text_report, rows_that_fit, work_in_batches
 from tl_localize.model.neurons import LanguageModel, NeuronView
@@ -103,7 +109,7 @@ class Trial:
     def judge(self, neurons: NeuronSet, rows: Float[Tensor, "n d_model"]) -> State:
         """What the model does with these rows."""
         with rows_replaced(self.model, neurons, rows):
-            recited = float(accuracy(self.model, self.sequences).mean())
+            recited = mean_accuracy(self.model, self.sequences)
             return State(neurons, rows, recited, self.meter.measure())
 
     def keeps_price(self, state: State) -> bool:

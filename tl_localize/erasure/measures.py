@@ -40,10 +40,9 @@ class Price:
     perplexity_rise: float
 
     def within(self, limit: "Price") -> bool:
-        """Whether both are at most what the limit allows."""
-        return (
-            self.others_lost <= limit.others_lost and self.perplexity_rise <= limit.perplexity_rise
-        )
+        """Whether both are at most what the limit allows, to the sixth digit."""
+        lost, rise = round(self.others_lost, 6), round(self.perplexity_rise, 6)
+        return lost <= limit.others_lost and rise <= limit.perplexity_rise
 
     def __str__(self) -> str:
         return (
@@ -77,7 +76,12 @@ class PriceMeter:
 
     def _accuracy(self) -> float:
         """Mean accuracy of the other texts; 0 where there are none."""
-        return float(accuracy(self.model, self.others).mean()) if self.others else 0.0
+        return mean_accuracy(self.model, self.others) if self.others else 0.0
+
+
+def mean_accuracy(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> float:
+    """Mean accuracy, rounded so that 3 right tokens of 10 are 0.3."""
+    return round(float(accuracy(model, sequences).double().mean()), 6)
 
 
 def measure_texts(model: LanguageModel, sequences: Sequence[MemorizedSequence]) -> pd.DataFrame:
@@ -94,7 +98,7 @@ def measure_texts(model: LanguageModel, sequences: Sequence[MemorizedSequence]) 
     [True]
     """
     rows: list[Json] = []
-    shares = accuracy(model, sequences).tolist()
+    shares = accuracy(model, sequences).double().round(decimals=6).tolist()
     for sequence, share in zip(sequences, shares, strict=True):
         row: Json = {"id": sequence.id, "category": sequence.category, "accuracy": share}
         first = int(bool(sequence.bos))  # a model that was trained with it needs it

@@ -56,7 +56,7 @@ class Erasure:
         shares = [self.texts[when]["accuracy"].mean() for when in ("before", "after")]
         return (
             f"Erasure({quantity(len(self.texts['after']), 'text')}, "
-            f"{quantity(len(self.edit.neurons), 'row')}: {shares[0]:.0%} recited before, "
+            f"{quantity(len(self.edit.rows), 'row')}: {shares[0]:.0%} recited before, "
             f"{shares[1]:.0%} after; {self.price})"
         )
 
@@ -149,7 +149,7 @@ class Erasure:
         asked = "\n".join(f"- {setting}: {value}" for setting, value in self.settings.items())
         return f"""# {name} without {quantity(n_texts, "text")}
 
-tl_localize changed {quantity(len(self.neurons), "row")} of W_out in layers {layers[0]} to \
+tl_localize changed {quantity(len(self.edit.rows), "row")} of W_out in layers {layers[0]} to \
 {layers[-1]}, and no other weight. `erased.safetensors` holds the old rows, `erased.json` all \
 numbers.
 

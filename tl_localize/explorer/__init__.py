@@ -32,6 +32,7 @@ from tl_localize.report.token_view import TokenView, pieces, text_after
 from tl_localize.scores import NeuronScores, NeuronSet
 from tl_localize.sequences import MemorizedSequence, check_sequences, decoder
 from tl_localize.texts.reference import held_out_tokens, reference_sequences
+from tl_localize.units import Units
 
 RATIOS = (0.003, 0.01, 0.02, 0.05, 0.1, 0.2)
 EVERY = 20  # of the shipped texts of a shipped model, one in so many stands for the others
@@ -66,7 +67,8 @@ def explore(
             ``sequence_id``.
         others: The texts that should survive; of a shipped model some of its shipped texts,
             otherwise none.
-        general: General text for perplexity, mean and resample; by default the shipped text.
+        general: General text for mean and resample, and in its first row for the perplexity; by
+            default the shipped text.
         ratios: Shares of each layer that the slider offers, from the largest; shares that take no
             neuron are left out.
         ablation: ``"zero"``, ``"mean"`` or ``"resample"``.
@@ -101,7 +103,7 @@ def explore(
     own = {text.fingerprint for text in texts}
     others = [other for other in others or [] if other.fingerprint not in own]
     shares = sorted(
-        ratio for ratio in ratios if round(view.n_neurons * check_ratio("ratio", ratio))
+        float(ratio) for ratio in ratios if round(view.n_neurons * check_ratio("ratio", ratio))
     )
     if not shares:
         raise ValueError(f"ratios must take a neuron of each layer, got {list(ratios)}.")
@@ -123,7 +125,8 @@ def _pair_scores(
     pairs: list[tuple[int, NeuronScores]] = []
     for scored in scores:
         of = scored.sequence_id or ids[0]
-        if scored.values.shape != view.size or of not in ids:
+        same = scored.values.shape == view.size and scored.units == view.units
+        if not same or of not in ids:
             raise ValueError(
                 f"scores must be of this model {view.size}, of {view.units.name} and of one of the "
                 f"texts {ids}, got {scored!r}. Localize them again."
@@ -213,15 +216,10 @@ class Explorer:
 
     def _card(self, pair: int, layer: int, neuron: int) -> dict[str, Any]:
         """How much a neuron writes at each position, the tokens that its mean output in the text
-        promotes, and its rank by each method among the layers in which it chose.
+        promotes, and its rank by each method among the layers in which it chose; the rank alone of
+        units that write no rows.
         """
         text = self.pairs[pair][0]
-        act = activations(self.view, self.texts[text].tokens[None])[layer][0, :, neuron]
-        act = act.reshape(len(act), -1)  # a head has several values, a neuron one
-        written = act @ self.view.rows(layer)[neuron].reshape(act.shape[1], -1)
-        mean = written.mean(0)
-        logits, nothing = unembed(self.view.model, torch.stack([mean, torch.zeros_like(mean)]))
-        promoted = (logits - nothing).topk(PROMOTED)
         ranks: list[list[Any]] = []
         for i, scores in self.pairs:
             if i == text:
@@ -232,6 +230,14 @@ class Explorer:
                 ranked = scores.values[first_layer:]
                 n_better = int((ranked > scores.values[layer, neuron]).sum())
                 ranks.append([short_title(scores.method), n_better + 1])
+        if type(self.view.units).rows is Units.rows:
+            return {"writes": [], "promoted": [], "ranks": ranks}
+        act = activations(self.view, self.texts[text].tokens[None])[layer][0, :, neuron]
+        act = act.reshape(len(act), -1)  # a head has several values, a neuron one
+        written = act @ self.view.rows(layer)[neuron].reshape(act.shape[1], -1)
+        mean = written.mean(0)
+        logits, nothing = unembed(self.view.model, torch.stack([mean, torch.zeros_like(mean)]))
+        promoted = (logits - nothing).topk(PROMOTED)
         return {
             "writes": [round(norm, 3) for norm in written.norm(dim=1).tolist()],
             "promoted": [self.decode([token]) for token in promoted.indices.tolist()],
@@ -334,7 +340,7 @@ class Explorer:
         _, before = self._meter.probabilities(text, self._nothing)
         _, after = self._meter.probabilities(text, chosen)
         view = TokenView(
-            self.texts[text], before, after, self.decode, len(chosen), chosen.units.name
+            self.texts[text], before, after, self.decode, len(chosen), chosen.units.one
         )
         return view.html()
 

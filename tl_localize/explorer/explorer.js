@@ -270,15 +270,16 @@ export function mount(root, data, ask) {
         return;
       }
       const strongest = Math.max(1e-9, ...found.writes);
-      const written = text.pieces.map(([start, end, shown]) => {
+      const written = !found.writes.length ? [] : text.pieces.map(([start, end, shown]) => {
         const most = Math.max(...found.writes.slice(start, end));
         return make("span", { style: `background:${change(most / strongest)}`, title: `norm ${most}` }, visible(shown));
       });
       const ranks = found.ranks.map(([method, rank]) => make("tr", {}, make("td", {}, method), make("td", {}, `${rank}`)));
       card.replaceChildren(make("div", { class: "tlx-card" },
         make("b", {}, `${initial}${unit.slice(1)} ${neuron} of layer ${layer}`),
-        make("h4", {}, `How much it writes at each token (norm; at most ${+strongest.toPrecision(3)})`), make("div", { class: "tlx-fires" }, ...written),
-        make("h4", {}, "Tokens that its mean output in this text promotes"), ...found.promoted.map((word) => make("code", {}, visible(word))),
+        ...!written.length ? [] : [
+          make("h4", {}, `How much it writes at each token (norm; at most ${+strongest.toPrecision(3)})`), make("div", { class: "tlx-fires" }, ...written),
+          make("h4", {}, "Tokens that its mean output in this text promotes"), ...found.promoted.map((word) => make("code", {}, visible(word)))],
         make("h4", {}, "Its rank in the model"), make("table", {}, ...ranks)));
     }
     return node;
@@ -322,6 +323,7 @@ export function mount(root, data, ask) {
 /** anywidget: the same view, whose requests Python answers. */
 function render({ model, el }) {
   const waiting = new Map();
+  const view = Math.random().toString(36).slice(2); // Python's answers reach every view of a widget
   let last = 0;
   const onMessage = (message) => {
     const { resolve, reject } = waiting.get(message.id) ?? {};
@@ -330,8 +332,9 @@ function render({ model, el }) {
   };
   model.on("msg:custom", onMessage);
   const ask = (request) => new Promise((resolve, reject) => {
-    waiting.set(++last, { resolve, reject });
-    model.send({ id: last, request });
+    const id = `${view}/${++last}`;
+    waiting.set(id, { resolve, reject });
+    model.send({ id, request });
   });
   mount(el, model.get("data"), ask);
   return () => model.off("msg:custom", onMessage);

@@ -86,11 +86,12 @@ def rows_replaced(
     view = NeuronView(model, neurons.units)
     mask = neurons.mask
     wide = view.flat_rows(0).shape[1]
-    if mask.shape != view.size or rows.shape[1] != wide:
+    n_rows = int(view.row_mask(mask).sum()) if mask.shape == view.size else 0
+    if mask.shape != view.size or rows.shape != (n_rows, wide):
         raise ValueError(
-            f"model must have {tuple(mask.shape)} [layer neuron] and rows of {rows.shape[1]} "
-            f"entries, got {view.size} and {wide}. Apply trained rows to the model they were "
-            "made in."
+            f"model must have {tuple(mask.shape)} [layer neuron] and a row of {rows.shape[1]} "
+            f"entries for each of {len(rows)} rows, got {view.size}, rows of {wide} entries and "
+            f"{n_rows} of them in the set. Apply trained rows to the model they were made in."
         )
     start = 0
     with ExitStack() as stack:

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from tl_localize.model.hooks import registered
-from tl_localize.units import Units
+from tl_localize.units import UNITS, Units
 
 # names within a block of the modules whose input holds the units
 MODULES = {
@@ -62,7 +62,8 @@ def unit_modules(hf_model: nn.Module, units: Units, n_layers: int) -> dict[str, 
             "with AutoModelForCausalLM.from_pretrained."
         )
     kind = str(getattr(getattr(hf_model, "config", None), "model_type", ""))
-    endings = "|".join(map(re.escape, MODULES.get(units.name, ())))
+    names = MODULES[units.name] if units in UNITS.values() else ()  # an own kind may be named alike
+    endings = "|".join(map(re.escape, names))
     pattern = re.compile(rf"(?:^|.*\.)(\d+)\.(?:{endings})")
     found: dict[int, tuple[str, nn.Module]] = {}
     for name, module in hf_model.named_modules():

@@ -14,6 +14,7 @@ from einops import einsum
 from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor
 
+from tl_localize.checks import nearest
 from tl_localize.model.forward import (
     check_parts,
     dropout_in_training,
@@ -301,6 +302,17 @@ class NeuronView(ModelView):
         self.n_neurons = self.shape[0]
         if units in UNITS.values():
             self._prove_once(units, self._check_written)
+        else:
+            self._check_points(units)
+
+    def _check_points(self, units: Units) -> None:
+        """ValueError unless the model has the hook points of units of the user's own."""
+        for name in map(units.point, range(self.n_layers)):
+            if name not in self.points:
+                raise ValueError(
+                    f"units must name hook points of the model, got {name!r} from {units!r}."
+                    f"{nearest(name, self.points)}"
+                )
 
     @property
     def layer_width(self) -> int:

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from tl_localize.drawing import axes, finish, mark_layers
-from tl_localize.metrics import accuracy, target_logits
+from tl_localize.metrics import accuracy, nan_in, target_logits
 from tl_localize.model.neurons import LanguageModel, ModelView
 from tl_localize.scores import NeuronSet
 from tl_localize.sequences import MemorizedSequence, SequenceBatch, check_sequences
@@ -99,16 +99,16 @@ def ablate_layers(
             f"neurons must hold some of the {neurons.units.name}, got none. Take more, as "
             "scores.top_k(0.1) does."
         )
-    batch = SequenceBatch.of(check_sequences(model, [sequence]), ModelView(model).device)
-    before, loss_before = _measured(model, batch)
-    after, _ = _measured(model, batch, neurons)
+    (sequence,) = check_sequences(model, [sequence])
+    before, loss_before = _measured(model, sequence)
+    after, _ = _measured(model, sequence, neurons)
     rows: list[dict[str, float]] = []
     for layer in neurons.mask.any(1).nonzero().flatten().tolist():
         mask = torch.zeros_like(neurons.mask)
         mask[layer] = neurons.mask[layer]
         own = replace(neurons, mask=mask)
-        only, loss = _measured(model, batch, own)
-        spared, _ = _measured(model, batch, neurons - own)
+        only, loss = _measured(model, sequence, own)
+        spared, _ = _measured(model, sequence, neurons - own)
         row = {"layer": layer, "neurons": len(own), "only": only, "rise": loss - loss_before}
         row["spared"] = spared
         if others:
@@ -120,10 +120,13 @@ def ablate_layers(
 
 @torch.no_grad()
 def _measured(
-    model: LanguageModel, batch: SequenceBatch, ablated: NeuronSet | None = None
+    model: LanguageModel, sequence: MemorizedSequence, ablated: NeuronSet | None = None
 ) -> tuple[float, float]:
     """Accuracy and loss on one text, in nats per suffix token, in one forward pass."""
+    batch = SequenceBatch.of([sequence], ModelView(model).device)
     with ablated.dropped_out(model) if ablated else nullcontext():
         logits = target_logits(model, batch).float()
+    if logits.isnan().any():
+        raise nan_in(sequence)
     right = (logits.argmax(-1) == batch.targets).float().mean()
     return float(right), float(torch.nn.functional.cross_entropy(logits, batch.targets))

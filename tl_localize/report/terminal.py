@@ -98,8 +98,8 @@ def _cell(value: object) -> Text:
 
 
 def bars(values: "pd.Series[float]", most: float | None = None) -> list[str]:
-    """A bar for each number of a column: what the terminal has for a figure. Numbers below zero
-    have none.
+    """A bar for each number of a column: what the terminal has for a figure. Numbers below zero,
+    and nan, have none.
 
     Args:
         most: The number whose bar is the longest; the greatest of the column unless given.
@@ -110,7 +110,7 @@ def bars(values: "pd.Series[float]", most: float | None = None) -> list[str]:
     sign = "#" if console().encoding.startswith("ascii") else BLOCK
     longest = values.max() if most is None else most
     shares = values.clip(lower=0) / longest if longest > 0 else 0 * values
-    return [sign * round(BAR_WIDTH * share) for share in shares]
+    return [sign * round(BAR_WIDTH * share) for share in shares.fillna(0)]
 
 
 def show(table: pd.DataFrame, title: str = "") -> None:

@@ -17,6 +17,7 @@ from tl_localize.stats import quantity
 
 BREAK = "\u23ce"  # stands for a line break
 CONTEXT = 8  # tokens that are decoded before a piece, so that it begins as it does in the text
+CUT = 3  # bytes of a character that may lie before them
 
 
 # How a token in one state is shown, without colours too: the style in HTML, the forms in a terminal
@@ -59,7 +60,7 @@ class TokenView:
         before: [suffix] tokens predicted by the whole model, teacher-forced argmax.
         after: [suffix] the same with the neurons ablated, or after another change.
         n_ablated: How many units were changed.
-        units: Their name.
+        unit: The name of one.
         change: What was done to them.
 
     >>> letters = lambda ids: "".join("abcdefghij"[i] for i in ids)
@@ -75,7 +76,7 @@ class TokenView:
     after: Int[Tensor, " suffix"]
     decode: Decode
     n_ablated: int
-    units: str = "neurons"
+    unit: str = "neuron"
     change: str = "ablated"
 
     def states(self) -> list[str]:
@@ -132,7 +133,7 @@ class TokenView:
         states = self.states()
         recited = int((self.before == self.sequence.suffix).sum())
         forgotten = f"{states.count('forgotten')} of {recited} recited tokens forgotten"
-        changed = f"{quantity(self.n_ablated, self.units.removesuffix('s'))} {self.change}"
+        changed = f"{quantity(self.n_ablated, self.unit)} {self.change}"
         return f"{changed}: {forgotten}, {len(states)} in the suffix"
 
     def _pieces(self) -> tuple[str, list[tuple[str, str, str]]]:
@@ -181,7 +182,10 @@ def text_after(decode: Decode, before: list[int], tokens: list[int]) -> str:
     >>> text_after(lambda ids: " ".join(map(str, ids)), [1, 2], [3])
     ' 3'
     """
-    context = before[-CONTEXT:]
+    n = CONTEXT
+    while n < CONTEXT + CUT and decode(before[-n:]).startswith("\ufffd"):
+        n += 1  # it begins within a character, for which some decoders give up all bytes around it
+    context = before[-n:]
     return decode(context + tokens)[len(decode(context)) :]
 
 
@@ -213,7 +217,7 @@ def token_view(
         check_recited(model, [sequence])
     with neurons.dropped_out(model):
         (after,) = predicted_suffixes(model, [sequence])
-    return TokenView(sequence, before, after, decode, len(neurons), neurons.units.name)
+    return TokenView(sequence, before, after, decode, len(neurons), neurons.units.one)
 
 
 def _html_text(text: str) -> str:

@@ -5,6 +5,7 @@ unpickled.
 """
 
 import glob
+import json
 import shutil
 import weakref
 from collections.abc import Iterator, Mapping
@@ -41,6 +42,7 @@ COLUMNS = (*PAIRS, *((name,) for name in (*TOKENS, "text", "definition")))
 # What reads a file with rows.
 KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
 COLLECTED = "sequences.jsonl"  # in a folder of tl-localize collect
+COLLECTED_COLUMNS = ("tokens", "prompt_len", "bos")  # of its rows, which hold the texts as well
 TOKEN_FILES = (".npy", ".pt", ".safetensors")
 N_PREFIX = 32  # the paper's
 SHORT = 48  # tokens; a shorter text may be divided after its first third
@@ -127,7 +129,7 @@ class Data:
                 )
             if hasattr(self.source, "with_format"):
                 return self.source.with_format(None)
-            return self.source
+            return plain_rows(self.source)
         if self.path.is_dir():
             return self._folder(self.path)
         suffix = check_file(self.path).suffix
@@ -145,9 +147,7 @@ class Data:
         import datasets
 
         if (path / COLLECTED).is_file():
-            rows = self._table("json", [path / COLLECTED])
-            rows = rows.select_columns(["id", "category", "tokens", "prompt_len", "bos"])
-            return rows.rename_column("prompt_len", "n_prefix")
+            return self._table("json", [path / COLLECTED])
         if (path / "state.json").is_file():
             with refuse_unreadable("path must be a whole saved data set", path):
                 return datasets.load_from_disk(str(path))
@@ -179,7 +179,15 @@ class Data:
                 how["keep_default_na"] = False
             if kind == "text":
                 how["encoding"] = "utf-8-sig"  # without the mark that some editors put first
-            return getattr(datasets.Dataset, f"from_{kind}")(names, cache_dir=cache, **how)
+            found = getattr(datasets.Dataset, f"from_{kind}")(names, cache_dir=cache, **how)
+            if any(str(feature).startswith("Value('time") for feature in found.features.values()):
+                found = datasets.Dataset.from_generator(
+                    json_rows, gen_kwargs={"path": paths[0]}, cache_dir=f"{cache}/text"
+                )
+        if not self.key and set(COLLECTED_COLUMNS) <= set(found.column_names):
+            tokens = found.select_columns(["id", "category", *COLLECTED_COLUMNS])
+            return tokens.rename_column("prompt_len", "n_prefix")
+        return found
 
     @property
     def size(self) -> int | None:
@@ -286,6 +294,23 @@ class Data:
             sequence = replace(sequence, tokens=sequence.tokens[:end])
         sequence = with_text(model, sequence)
         return sequence if entry.tokens is not None else with_bos(model, sequence)
+
+
+def plain_rows(source: Any) -> Any:
+    """Rows by their number where they are all at hand, else the iterable as it is."""
+    if isinstance(source, pd.DataFrame):
+        return source.to_dict("records")
+    at_hand = hasattr(source, "__len__")
+    if isinstance(source, pd.Series) or (at_hand and not hasattr(source, "__getitem__")):
+        return list(source)
+    return source
+
+
+def json_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a JSON file, in which a text that looks like a date is a text."""
+    text = path.read_text(encoding="utf-8-sig")
+    is_list = text.lstrip().startswith("[")
+    yield from json.loads(text) if is_list else map(json.loads, filter(str.strip, text.split("\n")))
 
 
 def numbered(number: int) -> str:
