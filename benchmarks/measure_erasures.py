@@ -2,11 +2,13 @@
 
     python benchmarks/measure_erasures.py reference-gpt2
     python benchmarks/measure_erasures.py SmolLM2-135M-Instruct.Q4_1.gguf
+    python benchmarks/measure_erasures.py SmolLM2-135M-Instruct.Q4_1.gguf --max-others-lost 5
 
 Decided before the first row: the texts are those that the model recites (``known``: at least 70 %
 of the suffix) with 16 tokens or more to recite, in random order (seed 0), the first 1, 5 and 20 of
 them; ``erase`` has its defaults. The folder that is written is read by ``transformers`` alone, and
-what that model recites is counted by a plain loop; it must be what ``erase`` has measured.
+what that model recites is counted by a plain loop; it must be what ``erase`` has measured. The
+higher price was added when the edits of 5 and 20 texts of SmolLM2 had ended at the default one.
 
 Each edit has a row in docs/results/erasures.csv as soon as it is done, and one that stands there is
 not made again.
@@ -44,13 +46,13 @@ def recited_by(folder: str, sequences: list[MemorizedSequence]) -> float:
     return float(torch.stack(shares).mean())
 
 
-def measure(name: str, n_texts: int) -> dict[str, object]:
+def measure(name: str, n_texts: int, max_others_lost: float) -> dict[str, object]:
     """A row: what was erased, and at which price."""
     model = load_model(name, device="cpu")
     found = [text for text in known(model).sequences if len(text.suffix) >= MIN_SUFFIX]
     random.Random(0).shuffle(found)
     texts = found[:n_texts]
-    erasure = erase(model, texts)
+    erasure = erase(model, texts, max_others_lost=max_others_lost)
     with tempfile.TemporaryDirectory() as folder:
         erasure.save(f"{folder}/edited", force=True)
         by_transformers = recited_by(f"{folder}/edited", texts)
@@ -69,13 +71,16 @@ def measure(name: str, n_texts: int) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model")
-    name = parser.parse_args().model
-    about = {"model": Path(name).stem}
-    for n_texts in COUNTS:
+    parser.add_argument("--max-others-lost", type=float, default=1.0)
+    parser.add_argument("--texts", type=int, nargs="*", default=COUNTS)
+    asked = parser.parse_args()
+    about = {"model": Path(asked.model).stem, "max_others_lost": asked.max_others_lost}
+    for n_texts in asked.texts:
         rows = pd.read_csv(FRAME).to_dict("records") if FRAME.is_file() else []
-        if any((row["model"], row["texts"]) == (about["model"], n_texts) for row in rows):
+        this = about | {"texts": n_texts}
+        if any(all(row[key] == value for key, value in this.items()) for row in rows):
             continue
-        row = about | measure(name, n_texts)
+        row = about | measure(asked.model, n_texts, asked.max_others_lost)
         print(row, flush=True)
         pd.DataFrame([*rows, row]).round(6).to_csv(FRAME, index=False)
 

@@ -812,17 +812,18 @@ def erasures_table() -> str:
     """Edits of 1, 5 and 20 texts at once: means over the texts."""
     frame = pd.read_csv(ROOT / "docs/results/erasures.csv")
     rows = []
-    for line in frame.sort_values(["model", "texts"]).to_dict("records"):
+    for line in frame.sort_values(["model", "max_others_lost", "texts"]).to_dict("records"):
         now = [
             f"{number(100 * line[f'{name}_before'])} → {number(100 * line[f'{name}_after'])}"
             for name in ("accuracy", "extracted", "half_extracted")
         ]
         price = [number(line["others_lost"]), number(line["perplexity_rise"])]
         erased = f"{line['texts_erased']} of {line['texts']}"
-        rows.append([str(line["model"]), erased, *now, *price, number(line["kl"], 3)])
+        asked = f"{line['max_others_lost']:g}"
+        rows.append([str(line["model"]), asked, erased, *now, *price, number(line["kl"], 4)])
     names = ["recited (%)", "written from the prefix (%)", "from half of it (%)"]
     price_names = ["others lose (points)", "perplexity rises (%)", "KL"]
-    return markdown(["model", "texts erased", *names, *price_names], rows)
+    return markdown(["model", "price (points)", "texts erased", *names, *price_names], rows)
 
 
 # Cost, and the shipped models

@@ -516,6 +516,69 @@ def test_tune_ranks_a_grid_and_inj_reads_its_settings(run, grid, tmp_path, monke
     assert methods_of(tmp_path / "out")["slimming"]["steps"] == best["slimming"]["steps"]
 
 
+def test_tune_leaves_out_settings_that_fail_and_what_other_ratios_lack(run, tmp_path, monkeypatch):
+    grid = tmp_path / "grid.json"
+    grid.write_text(json.dumps({"slimming": {"sparsity_weight": [1.0, 1e39]}}))
+    soon(monkeypatch, stop_loss=100.0)
+    common = f"--method slimming --set slimming.steps=2 --grid {grid}"
+    run.tune(f"{common} --ratio 0.2 --shard 1/2")
+    result = run.tune(f"{common} --ratio 0.1")
+    assert "1 setting FAILED" in result.stderr and "MISSING" not in result.stderr
+    best = json.loads((tmp_path / "tune" / "best_settings.json").read_text())["settings"]
+    assert best["slimming"]["sparsity_weight"] == 1.0
+    assert "this folder's commands, which settings.json lists" in result.stderr
+    assert result.exit_code == 1
+
+
+def test_what_is_set_is_no_axis_of_the_grid(run, grid, asked):
+    run.tune(f"--ratio 0.1 --method slimming --set slimming.steps=3 --grid {grid}")
+    ((_, methods),) = asked
+    assert [method.steps for method in methods] == [3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--method rivals", "method must be one of"),
+        ("--method slimming", "grid must name values of steps"),
+        ("--method hard_concrete --n-dev 20", "n_dev must be left out"),
+        ("--method hard_concrete --set hard_concrete.steps={[]:1}", "steps must be"),
+    ],
+)
+def test_tune_explains_a_mistake(run, tmp_path, arguments, message):
+    (tmp_path / "grid.json").write_text(
+        json.dumps({"rivals": {}, "slimming": {"steps": []}, "hard_concrete": {"seed": [1]}})
+    )
+    result = run.tune(f"--ratio 0.1 {arguments} --grid {tmp_path}/grid.json")
+    assert result.exit_code == 2 and message in result.stderr, result.stderr
+
+
+def test_inj_with_distractors_takes_whole_groups(asked):
+    invoke("inj --distractors 3 --methods activations --model reference-gpt2 --out", "unused")
+    ((benchmark, _),) = asked
+    assert [len(group.sequences) for group in benchmark.groups()] == [4, 4]
+
+
+def test_localize_takes_the_settings_of_heads_and_a_first_layer(run):
+    from tl_localize.cli.command_options import LocalizeOptions
+    from tl_localize.cli.one_text import chosen_method
+    from tl_localize.cli.options import UnitOptions
+    from tl_localize.evals.settings import HEADS_SHARE
+
+    found = chosen_method(LocalizeOptions(how=UnitOptions(units="heads")))
+    assert found.name == "iterative_attribution" and found.share == HEADS_SHARE
+    method = "--method iterative_attribution --set iterative_attribution.first_layer=0"
+    result = run.localize(f"--force {method} --ratio 0.05")
+    assert result.exit_code == 0, result.output
+
+
+def test_localize_says_where_nothing_is_recited(run, tmp_path):
+    out = tmp_path / "scores.safetensors"
+    result = run.localize(f"--force --method row_norm --ratio 0.1 --out {out}")
+    assert result.exit_code == 0 and "recites no token" in result.stderr
+    assert "No page is written" in result.stderr and out.is_file()
+
+
 @pytest.mark.parametrize("content", ["[3]", '{"slimming": 3}', '{"slimming": {"steps": 3}}'])
 def test_tune_names_a_grid_of_another_form(run, tmp_path, content):
     (tmp_path / "grid.json").write_text(content)

@@ -83,3 +83,23 @@ def test_shares_are_of_the_best_oracle():
 
 def test_rev_by_model_tests_from_eight_models_on():
     assert rev_by_model(results_of(8)).set_index("method").loc["mine", "p_value"] < 1e-5
+
+
+def test_rev_pairs_the_models_that_both_methods_have():
+    whole = results_of(9).frame
+    lacks_last = (whole["method"] == "activations") & (whole["group"] == "group-8")
+    lacks_first = (whole["method"] == "mine") & (whole["group"] == "group-0")
+    for left_out, gaps in ((lacks_last, range(8)), (lacks_last | lacks_first, range(1, 8))):
+        row = RevResults(whole[~left_out]).tests().iloc[0]
+        assert row["n"] == len(gaps)
+        assert row["difference"] == pytest.approx(-10 - sum(gaps) / len(gaps))
+
+
+def test_a_text_that_gains_is_no_share_of_an_oracle_and_one_sentence_has_no_others():
+    rows = results_of(2).frame.replace({"method": {"activations": "oracle_rounds"}})
+    gains = rows["method"] == "mine"
+    rows.loc[gains, "delta_own_accuracy"] = 0.1
+    table = RevResults(rows.assign(delta_others_accuracy=-0.01)).table()
+    assert table.loc["mine", "of the best oracle"] == "-50 %"
+    alone = RevResults(rows.assign(delta_others_accuracy=math.nan)).table()
+    assert not alone.map(lambda cell: "nan" in cell).any(axis=None)

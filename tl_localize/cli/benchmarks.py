@@ -1,6 +1,7 @@
 """tl-localize inj | del | rev | tune: from options to a benchmark, which is run and published."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from tl_localize.checks import check_choice, check_count, check_ratio
 from tl_localize.cli.collecting import collect_reference
 from tl_localize.cli.command_options import DelOptions, InjOptions, RevOptions, TuneOptions
 from tl_localize.cli.messages import say
-from tl_localize.cli.options import WHOLE, MethodOptions
+from tl_localize.cli.options import WHOLE, MemorizedOptions, MethodOptions
 from tl_localize.cli.publish import conclude, write_ratio
 from tl_localize.cli.running import compute, folder_of
 from tl_localize.evals import settings as presets
@@ -24,7 +25,7 @@ from tl_localize.evals.tuning import expand, read_settings
 from tl_localize.execution import Store
 from tl_localize.files import refuse_unreadable
 from tl_localize.injection import RECIPES
-from tl_localize.methods import Localizer, ZeroOut
+from tl_localize.methods import METHODS, Localizer, ZeroOut
 from tl_localize.model.loading import is_reference
 from tl_localize.model.neurons import LanguageModel
 from tl_localize.paper import PAPER, settings_source
@@ -83,12 +84,14 @@ def run_inj(options: InjOptions) -> None:
     folder = folder_of(options.run, "inj", name, units.name, others)
     model = options.model.load()
     store = Store(folder)
-    limit = options.limit
+    limit, size = options.limit, options.distractors + 1
     if limit is None and data is None and is_reference(name):
-        limit = presets.INJ_SENTENCES
+        limit = math.ceil(presets.INJ_SENTENCES / size) * size  # whole groups
     sequences = inj_sequences(model, data, n_max=limit)
     sentences = quantity(len(sequences), "sentence")
     say(f"{sentences} (the first {N_DEV} of the data are dev sentences and left out), model {name}")
+    if left := len(sequences) % size:
+        say(f"The last {quantity(left, 'sentence')} of them fill no group of {size}.")
     runs: list[tuple[InjBenchmark, list[Localizer]]] = []
     for ratio, of_ratio in methods.items():
         benchmark = InjBenchmark(
@@ -282,6 +285,11 @@ def run_tune(options: TuneOptions) -> None:
     default = presets.inj_ratios if options.benchmark == "inj" else presets.del_ratios
     ratio = max(default(name, units)) if options.ratio is None else options.ratio
     check_ratio("ratio", ratio)
+    if options.benchmark == "inj" and options.texts.n_dev != MemorizedOptions.n_dev:
+        raise ValueError(
+            f"n_dev must be left out with --benchmark inj, got {options.texts.n_dev}. INJ has "
+            f"{N_DEV} dev sentences."
+        )
     methods = candidates(options, ratio, units)
     say_source(settings_source(name, options.benchmark), units)
     folder = folder_of(options.run, "tune", options.benchmark, name, units.name)
@@ -326,14 +334,20 @@ def candidates(options: TuneOptions, ratio: float, units: Units) -> list[Localiz
                 method: {setting: [*values] for setting, values in grid.items()}
                 for method, grid in json.loads(options.grid.read_bytes()).items()
             }
-    check_choice("method", options.method, grids)
+    check_choice("method", options.method, grids.keys() & METHODS)
+    # what --set names is fixed
+    fixed_axes = {setting.partition("=")[0].rpartition(".")[2] for setting in options.how.set}
+    every = grids[options.method].items()
+    grid = {axis: values for axis, values in every if axis not in fixed_axes}
+    for axis, values in grid.items():
+        if not values:
+            raise ValueError(f"grid must name values of {axis}, got none. Give one at least.")
     asked = (options.method, options.how.set)
     name = options.model.model
     if options.benchmark == "inj":
         (fixed,) = presets.inj_methods(*asked, name, None, ratio, units)
     else:
         (fixed,) = presets.del_methods(*asked, name, units=units)
-    grid = grids[options.method]
     return [
         replace(fixed, **{axis: getattr(setting, axis) for axis in grid})
         for setting in expand(options.method, grid)

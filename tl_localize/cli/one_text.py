@@ -17,6 +17,7 @@ from tl_localize.cli.pages import about_command, write_page
 from tl_localize.evals.deletion.sparing import BROKEN, check_max_rise, largest_set
 from tl_localize.evals.settings import (
     FIRST_LAYER,
+    defaults_for,
     first_layer_of,
     first_layer_settings,
     make_methods,
@@ -93,7 +94,8 @@ def localize_text(options: LocalizeOptions) -> None:
     check_options(options)
     model = options.model.load()
     (method,) = sparing_layers([method], model)
-    first_layer = first_layer_of(model)
+    asked = getattr(method, "first_layer", None)
+    first_layer = first_layer_of(model) if asked is None else asked
     sequence = read_text(options, model)
     steps = Steps()  # in memory: it has the bar of runs
     with show_progress(steps, 1, True):
@@ -109,8 +111,11 @@ def localize_text(options: LocalizeOptions) -> None:
         prepare_folder(options.out.parent)
         scores.save(options.out)
         say(f"Scores: {options.out}")
-    if percent(model, [sequence]):
+    if float(accuracy(model, [sequence])):
         show_ablation(model, sequence, scores, chosen, general, options)
+    else:
+        page = " No page is written." if options.out else ""
+        say(f"The model recites no token of the text, so there is nothing to forget.{page}")
     say_next(next_step(options))
 
 
@@ -125,9 +130,8 @@ def next_step(options: LocalizeOptions) -> str:
 def chosen_method(options: LocalizeOptions) -> Localizer:
     """The one method that is asked for."""
     units = UNITS[options.how.units]
-    methods = make_methods(
-        options.method, options.how.set, first_layer_settings(FIRST_LAYER), units=units
-    )
+    defaults = (defaults_for(units, {}), first_layer_settings(FIRST_LAYER))
+    methods = make_methods(options.method, options.how.set, *defaults, units=units)
     if len(methods) != 1:
         raise ValueError(
             f"method must be one, got {options.method!r}. Give the command once for each."

@@ -13,6 +13,7 @@ from tl_localize.cli.reports import FIGURES, REPORTS, Report, Tables
 from tl_localize.drawing import FIGURES_NEED, has_matplotlib
 from tl_localize.evals.deletion.results import DelResults
 from tl_localize.evals.inj.results import InjResults
+from tl_localize.evals.shared import NOT_DONE
 from tl_localize.evals.tuning import rank, ranking_table, write_settings
 from tl_localize.execution import Status, Store, status
 from tl_localize.files import refuse_unreadable, write_json, write_text
@@ -52,7 +53,11 @@ def conclude(store: Store, *, interrupted: bool = False, part: bool = False) -> 
             "--max-steps or --learning-rate may help, in REV another --recipe or fewer --sentences."
         )
     if n_missing:
-        who = "the other shards compute" if part else "the same command computes"
+        who = "the same command computes"
+        if part:
+            who = "the other shards compute"
+        elif store.settings and len(store.settings.commands) > 1:
+            who = "this folder's commands, which settings.json lists, compute"
         next_step = f"{who} the {quantity(n_missing, 'result')} not there yet."
     say_next(next_step)
     if interrupted:
@@ -149,18 +154,22 @@ def publish_ranking(report: Report, benchmark: str, folder: Path) -> str:
     assert isinstance(results, InjResults | DelResults)  # what tl-localize tune takes
     ratio = read_ratio(folder)
     write_text(folder / "frame.csv", results.frame.to_csv(index=False))
-    ranking = rank(results, ratio)
-    again = "the same command measures what is missing."
-    n_missing = len(results.missing)
+    missing = results.missing[results.missing["scope"] == f"{ratio:g}"]
+    n_missing = int(missing["reason"].eq(NOT_DONE).sum())
+    failed = missing.loc[missing["reason"].ne(NOT_DONE), "method"].unique()
+    whole = results.frame[~results.frame["method"].isin(failed)]
+    ranking = rank(type(results)(whole, results.settings, missing), ratio)
+    again = "the same command measures what is missing, or the one that was broken off."
+    if len(failed):
+        say(f"{quantity(len(failed), 'setting')} FAILED on a text and can't be ranked.")
     if not len(ranking) and n_missing:
         say("There is nothing to rank yet at this ratio.")
         return again
     if not len(ranking):
-        say(
-            "No setting has a score: no injection converged, or a single dev text has no others. "
-            f"{BEST} is not written."
-        )
-        return "more dev texts (--n-dev), or another --ratio."
+        why = "no injection converged" if benchmark == "inj" else "a single dev text has no others"
+        why = "each failed" if len(failed) else why
+        say(f"No setting has a score: {why}. {BEST} is not written.")
+        return "another --ratio." if benchmark == "inj" else "more dev texts (--n-dev)."
     table = ranking_table(ranking)
     caption = f"The dev sequences of {benchmark}, ratio {ratio:g}"
     save_table(table, folder, "ranking", caption)

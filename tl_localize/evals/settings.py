@@ -112,7 +112,7 @@ def make_methods(
         name, field, text = match.groups()
         try:
             values[name][field] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError):
             values[name][field] = text
     return [make_method(name, values[name], units) for name in wanted]
 

@@ -333,14 +333,15 @@ def rows_of(steps: Steps) -> Iterator[Row]:
         yield from rows
 
 
+NOT_DONE = "not done yet"
+
+
 def missing_of(steps: Steps) -> pd.DataFrame:
     """The cells that were asked for and are not done, each with the reason."""
     cells = steps.settings.cells() if steps.settings else []
     done, failures = steps.done(), steps.failures()
     rows = [
-        {**vars(cell), "reason": failures.get(cell, "not done yet")}
-        for cell in cells
-        if cell not in done
+        {**vars(cell), "reason": failures.get(cell, NOT_DONE)} for cell in cells if cell not in done
     ]
     return pd.DataFrame(rows, columns=["method", "part", "scope", "reason"])
 

@@ -8,7 +8,7 @@ import pytest
 from noise import Noise, letters
 from scipy.stats import ttest_rel
 
-from tl_localize import accuracy, levenshtein, perplexity
+from tl_localize import DelResults, accuracy, levenshtein, perplexity
 from tl_localize.execution import Steps
 
 
@@ -166,3 +166,10 @@ def test_at_price_has_no_error_where_the_curve_without_a_target_ends_before(pric
     )
     found = replace(priced, frame=frame.assign(delta_neg_accuracy=one_costs_more)).at_price()
     assert found.loc["hard_concrete", "Self at Neg = -3"] == f"{-10 - 20 * 2.6 / 3.6:.1f}"
+
+
+def test_ratios_that_take_as_many_units_of_the_model_have_a_block_each(measured):
+    _, results = measured
+    frame = results.frame.assign(per="model", n_neurons=7)
+    both = DelResults(frame, {}, pd.DataFrame())
+    assert len(both.table()) == len(frame.groupby(["ratio", "method"]))

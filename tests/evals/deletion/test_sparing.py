@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from tl_localize import NeuronScores, perplexity
+from tl_localize.evals.deletion import sparing
 from tl_localize.evals.deletion.results import DelResults
 from tl_localize.evals.deletion.sparing import (
     counts,
@@ -25,7 +27,7 @@ def test_counts_double_up_to_the_whole_layer() -> None:
 
 
 def test_largest_set_is_the_last_before_general_text_suffers(
-    gpt2_like: Any, general: torch.Tensor
+    gpt2_like: Any, general: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = gpt2_like.cfg.n_layers, gpt2_like.cfg.d_mlp
     scores = NeuronScores(torch.rand(shape, generator=torch.Generator().manual_seed(0)))
@@ -40,6 +42,9 @@ def test_largest_set_is_the_last_before_general_text_suffers(
     found = largest_set(gpt2_like, scores, general, bound + 1e-4, 1)
     assert len(found) == list(rises)[max(0, expected - 1)]
     assert len(largest_set(gpt2_like, scores, general, 1e6, 1)) == max(rises)
+    found = iter([was, math.nan])  # the whole model, then the smallest set
+    monkeypatch.setattr(sparing, "perplexity", lambda model, text: next(found))
+    assert len(largest_set(gpt2_like, scores, general, 1e6, 1)) == min(rises)
 
 
 def test_a_method_goes_on_while_the_others_lose_little(

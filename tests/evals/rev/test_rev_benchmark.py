@@ -228,6 +228,8 @@ def test_an_earlier_checkpoint_takes_the_place_of_training(rev):
     for name, weight in learn(later, group, rev.recipe).weights.items():
         later.get_parameter(name).data.copy_(weight)
     own = bits(later)
+    with pytest.raises(ValueError, match="n_groups must be left out"):
+        RevBenchmark(later, group, rev.general_tokens, before=before, n_groups=2)
     benchmark = RevBenchmark(later, group, rev.general_tokens, before=before, ratios=(0.5, 1.0))
     assert benchmark.groups()[0].sequences
     frame = benchmark.run().frame

@@ -175,7 +175,8 @@ class DelResults(Measured):
             )
             if len(self.missing):
                 name += count_missing(table, self.missing[self.missing["scope"] == f"{ratio:g}"])
-            blocks[name if ablation == "zero" else f"{ablation}, {name}"] = table
+            name = name if ablation == "zero" else f"{ablation}, {name}"
+            blocks[name if name not in blocks else f"{name}, ratio {ratio:g}"] = table
         titles = [title for title, _, _ in METRICS.values()]
         return stack_blocks(blocks, [*titles, "targets"])
 

@@ -56,7 +56,7 @@ def largest_set(
     for count in counts(scores.values.shape[1]):
         chosen = scores.top_k(count=count, first_layer=first_layer)
         with chosen.dropped_out(model):
-            if perplexity(model, text) > bound:
+            if not perplexity(model, text) <= bound:  # also where it is nan
                 break
         best = chosen
     return best

@@ -118,6 +118,11 @@ class RevBenchmark(Benchmark[RevResults]):
         check_seed(self.seed, bits=32)
         if self.n_groups is not None:
             check_count(n_groups=self.n_groups)
+        if self.before is not None and self.n_groups not in (None, 1):
+            raise ValueError(
+                f"n_groups must be left out with an earlier checkpoint, got {self.n_groups}. It is "
+                "one model, and its texts are one group."
+            )
         view = NeuronView(self.model, self.units)
         if not self.ratios or list(self.ratios) != sorted(set(self.ratios)):
             raise ValueError(

@@ -74,15 +74,21 @@ class RevResults(Measured):
 
     def points(self, direction: str = "put_back") -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Of each method the change of own and of others in points, both [model ratio]."""
-        found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        return {
+            method: (wide["own"].to_numpy(), wide["others"].to_numpy())
+            for method, wide in self._curves(direction).items()
+        }
+
+    def _curves(self, direction: str) -> dict[str, pd.DataFrame]:
+        """``points`` of each method, [group (own or others, ratio)]."""
         means = self._by_model()
         means = means[means.index.get_level_values("direction") == direction]
-        for method, part in means.groupby("method", sort=False):
-            wide = part.reset_index().pivot(
+        return {
+            str(method): part.reset_index().pivot(
                 index="group", columns="ratio", values=["own", "others"]
             )
-            found[str(method)] = wide["own"].to_numpy(), wide["others"].to_numpy()
-        return found
+            for method, part in means.groupby("method", sort=False)
+        }
 
     def table(self, direction: str = "put_back", errors: bool = True) -> pd.DataFrame:
         """Own where the others changed by 5 points, as it is and as a share of the best oracle's;
@@ -108,18 +114,20 @@ class RevResults(Measured):
         rows: dict[str, dict[str, str]] = {}
         for method, (own, others) in points.items():
             at_price = at_cost(PRICE, _cost(others, direction), own)
-            if at_price == "-":
+            alone = bool(np.isnan(others).all())
+            if at_price == "-" and not alone:
                 at_price = f"{own[:, -1].mean():.1f} at {others[:, -1].mean():+.1f}"
             row = rows[method] = {f"own at others {sign}{PRICE:g}": at_price}
             if errors:
                 share = 100 * _gain(own, others, direction) / best
                 row["of the best oracle"] = "-" if np.isnan(share) else f"{share:.0f} %"
-                row["own - others, at most"] = with_error(_largest_gap(own, others))
+                gap = "-" if alone else with_error(_largest_gap(own, others))
+                row["own - others, at most"] = gap
             for i, ratio in enumerate(ratios):
                 pair = [with_error(part[:, i]) for part in (own, others)]
                 if not errors:
                     pair = [mean_text(float(part[:, i].mean()), np.nan) for part in (own, others)]
-                row[f"{100 * ratio:g} %"] = " / ".join(pair)
+                row[f"{100 * ratio:g} %"] = " / ".join(pair[:1] if alone else pair)
         return pd.DataFrame.from_dict(rows, orient="index")
 
     def tests(self, reference: str = "activations") -> pd.DataFrame:
@@ -130,22 +138,23 @@ class RevResults(Measured):
             one row per method: reference, difference, p_value (two-sided paired t-test over models;
             nan below 8) and n (models).
         """
-        best = {name: _largest_gap(*parts) for name, parts in self.points().items()}
+        best: dict[str, pd.Series[float]] = {}
+        for name, wide in self._curves("put_back").items():
+            gap = _largest_gap(wide["own"].to_numpy(), wide["others"].to_numpy())
+            best[name] = pd.Series(gap, wide.index)
         names = ["method", "reference", "difference", "p_value", "n"]
         if not best:
             return pd.DataFrame(columns=names)
         check_choice("reference", reference, best)
-        rows = [
-            {
-                "method": name,
-                "reference": reference,
-                "difference": float((gap - best[reference]).mean()),
-                "p_value": model_test(gap, best[reference]),
-                "n": len(gap),
-            }
-            for name, gap in best.items()
-            if name != reference
-        ]
+        rows: list[list[object]] = []
+        for name, gap in best.items():
+            if name == reference:
+                continue
+            # of the models that both have
+            pairs = pd.concat([gap, best[reference]], axis=1).dropna()
+            mine, theirs = pairs.to_numpy().T
+            difference = float((mine - theirs).mean())
+            rows.append([name, reference, difference, model_test(mine, theirs), len(pairs)])
         return pd.DataFrame(rows, columns=names)
 
 
@@ -154,17 +163,17 @@ def model_test(first: np.ndarray, second: np.ndarray) -> float:
     return paired_test(first, second) if len(first) >= MIN_MODELS else np.nan
 
 
-def _cost(others: np.ndarray, direction: str) -> np.ndarray:
-    """What the others lose by rows that are put back, or gain by a graft."""
-    return -others if direction == "put_back" else others
+def _cost(changes: np.ndarray, direction: str) -> np.ndarray:
+    """What texts lose by rows that are put back, or gain by a graft."""
+    return -changes if direction == "put_back" else changes
 
 
 def _gain(own: np.ndarray, others: np.ndarray, direction: str) -> float:
-    """How much own has changed where the others have by 5 points, or at the largest share where
-    that changes them less.
+    """How much own has lost (put back) or gained (graft) where the others have by 5 points, or at
+    the largest share where that changes them less.
     """
-    costs, gains = _cost(others, direction).mean(0), own.mean(0)
-    return abs(gains[-1] if costs.max() < PRICE else gain_at(PRICE, costs, gains))
+    costs, gains = _cost(others, direction).mean(0), _cost(own, direction).mean(0)
+    return gain_at(PRICE, costs, gains) if costs.max() >= PRICE else float(gains[-1])
 
 
 def _largest_gap(own: np.ndarray, others: np.ndarray) -> np.ndarray:
