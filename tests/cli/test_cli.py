@@ -416,15 +416,16 @@ def test_inj_explains_a_mistake_in_one_line(run, data, model_dir, tmp_path, argu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--shard 3/2", "shard must read i/n with i from 1 to n, got '3/2'"),
-        ("--out {file}/out", "folder must be writable"),
+        ("inj --shard 3/2", "shard must read i/n with i from 1 to n, got '3/2'"),
+        ("inj --out {file}/out", "folder must be writable"),
+        ("rev --model gpt2 --before earlier", "data must be given with an earlier checkpoint"),
     ],
 )
-def test_inj_finds_mistakes_before_the_model_is_loaded(run, data, arguments, message, monkeypatch):
+def test_mistakes_are_found_before_the_model_is_loaded(run, data, arguments, message, monkeypatch):
     monkeypatch.setattr(
         "tl_localize.model.loading.load_model", lambda *a: pytest.fail("the model was loaded first")
     )
-    result = run(f"inj {arguments.format(file=data)}")
+    result = run(arguments.format(file=data))
     assert result.exit_code == 2
     assert message in result.stderr
 
@@ -475,7 +476,7 @@ def test_rev_of_heads_prints_its_table(run, data, model_dir, tmp_path, monkeypat
     folder = tmp_path / "out"
     result = run(command, model_dir, "--data", data, "--out", folder)
     assert result.exit_code == 0 and "oracle in rounds" in result.stdout, result.output
-    assert "1 group of 2 texts" in result.stderr
+    assert "1 group of 2 texts (the first 5 of the data are dev sentences" in result.stderr
     assert set(pd.read_csv(folder / "frame.csv")["ratio"]) == {0.5}
     monkeypatch.setitem(RECIPES, "adam", Recipe(max_steps=2, stop_loss=1e-9))
     result = run(command, model_dir, "--data", data, "--out", tmp_path / "unlearned")

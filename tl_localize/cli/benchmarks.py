@@ -233,6 +233,11 @@ def run_rev(options: RevOptions) -> None:
     ratios = options.ratio or (RevBenchmark.ratios if units == NEURONS else presets.REV_HEAD_RATIOS)
     data = options.columns.open(options.data) if options.data else None
     earlier = options.before or ""
+    if earlier and data is None and not is_reference(name):
+        raise ValueError(
+            "data must be given with an earlier checkpoint of a model that is not shipped, got "
+            "none. Name texts that the later one recites: --data FILE."
+        )
     folder = folder_of(options.run, "rev", name, units.name, options.recipe, earlier)
     model = options.model.load()
     before = options.model.load(earlier) if earlier else None
@@ -260,7 +265,8 @@ def run_rev(options: RevOptions) -> None:
     )
     groups = benchmark.groups()
     texts = quantity(len(groups[0].sequences), "text")
-    say(f"{quantity(len(groups), 'group')} of {texts}, model {name}")
+    dev = "" if before else f" (the first {N_DEV} of the data are dev sentences and left out)"
+    say(f"{quantity(len(groups), 'group')} of {texts}{dev}, model {name}")
     finished = compute(options.run, options.model, [(benchmark, methods)], store)
     conclude(store, interrupted=not finished, part=options.run.shard != WHOLE)
 
