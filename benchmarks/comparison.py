@@ -17,6 +17,7 @@ import pandas as pd
 
 EXPECTED = Path(__file__).parent / "expected"
 BANDS = "bands"
+EVERY = "every"  # in place of a method: a band of all of them
 MEASURED = "measured"  # the folder of a run's frames, in its results
 MEAN = "mean"  # in place of a text: the mean over texts
 EXACT = 1e-4  # of a number; of one above 1 relative to it
@@ -81,7 +82,7 @@ def allowed(committed: pd.DataFrame, bands: pd.DataFrame) -> pd.DataFrame:
     setting = next((name for name in SETTINGS if name in committed.index.names), None)
     methods = committed.index.get_level_values("method")
     for band in bands.to_dict("records"):
-        rows = methods == band["method"]
+        rows = (methods == band["method"]) | (band["method"] == EVERY)
         if setting and not math.isnan(band["setting"]):
             rows &= committed.index.get_level_values(setting) == band["setting"]
         column = band["column"]
