@@ -102,7 +102,7 @@ def report_rev(steps: Steps) -> Report:
         results,
         partial(rev_tables, results),
         partial(rev_figures, results),
-        "tl-localize rev --model NOW --before EARLIER --data TEXTS asks the same of two checkpoints.",
+        "tl-localize rev --model NOW --before EARLIER --data TEXTS asks it of two checkpoints.",
         shown=lambda: rev_tables(results, errors=False)["rev"],  # the file has the errors
         width=REV_WIDE,
     )
