@@ -1061,8 +1061,8 @@ for shipped in (GPT2, PYTHIA):
     TABLES[f"seeds-{shipped}"] = partial(seeds_table, shipped)
     TABLES[f"erase-{shipped}"] = partial(erase_table, shipped)
     TABLES[f"erase_returned-{shipped}"] = partial(return_table, shipped)
+    TABLES[f"erase_truth-{shipped}"] = partial(truth_table, shipped)
 TABLES["erasures"] = erasures_table
-TABLES[f"erase_truth-{GPT2}"] = partial(truth_table, GPT2)
 for shipped in SHIPPED.values():
     TABLES[f"del-{shipped}"] = partial(all_columns, shipped, SHIPPED_METHODS, (0.02, 0.1))
     TABLES[f"rev-{shipped}"] = partial(rev_table, shipped, REV_METHODS)
