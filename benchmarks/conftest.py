@@ -26,7 +26,7 @@ from comparison import (
 
 HERE = Path(__file__).parent
 REFERENCE_MODELS = ["reference-gpt2", "reference-pythia"]
-# seconds: the limit of pyproject.toml is for the tests
+# seconds
 TIME_LIMIT, SMOKE_TIME_LIMIT = 7 * 24 * 3600, 1800
 # of --quick: they need seconds
 QUICK_METHODS = "activations,attribution,gradient_alignment,iterative_attribution"
@@ -136,7 +136,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    faulthandler.cancel_dump_traceback_later()  # the stacks are printed when the limit is reached
+    faulthandler.cancel_dump_traceback_later()  # the limit of the tests
 
 
 def pytest_generate_tests(metafunc):

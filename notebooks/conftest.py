@@ -4,7 +4,7 @@ import faulthandler
 
 import pytest
 
-TIME_LIMIT = 3600  # seconds for a notebook: the limit of pyproject.toml is for the tests
+TIME_LIMIT = 3600  # seconds for a notebook
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -17,4 +17,4 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    faulthandler.cancel_dump_traceback_later()  # the stacks are printed when the limit is reached
+    faulthandler.cancel_dump_traceback_later()  # the limit of the tests

@@ -52,7 +52,7 @@ def dropout_in_training(model: Any) -> str | None:
     all of them (not the dropout of GPT-2's embeddings).
     """
     roots = [model, model.original_model] if is_bridge(model) else [model]
-    if not any(module.training for module in _modules_in(roots)):
+    if not any(module.training for module in modules_in(roots)):
         return None  # nearly always; to name all modules takes ten times as long
     for name, module in chain.from_iterable(root.named_modules() for root in roots):
         is_dropout = "Dropout" in type(module).__name__
@@ -65,13 +65,13 @@ def dropout_in_training(model: Any) -> str | None:
 
 def parameters_of(model: Any) -> list[torch.nn.Parameter]:
     """``model.parameters()`` in any order, in a fraction of its time."""
-    modules = _modules_in([model.original_model if is_bridge(model) else model])
+    modules = modules_in([model.original_model if is_bridge(model) else model])
     found = chain.from_iterable(module._parameters.values() for module in modules)
     return list(dict.fromkeys(parameter for parameter in found if parameter is not None))
 
 
-def _modules_in(roots: list[Any]) -> Iterator[Any]:
-    """All modules of some models, in any order."""
+def modules_in(roots: list[Any]) -> Iterator[Any]:
+    """All modules of some models, in any order, in a fraction of the time of ``modules()``."""
     seen: set[Any] = set()
     waiting = roots[:]
     while waiting:

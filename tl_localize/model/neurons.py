@@ -19,6 +19,7 @@ from tl_localize.model.forward import (
     check_parts,
     dropout_in_training,
     graph_dropped,
+    modules_in,
     parameters_of,
     residual,
     unhooked,
@@ -64,6 +65,10 @@ class LanguageModel(Protocol):
 
 def check_model(model: object) -> None:
     """Raise TypeError unless it is a model to work with."""
+    # Before Python 3.12 isinstance reads hook_dict, which a Bridge makes anew each time.
+    own, names = getattr(model, "__dict__", {}), LanguageModel.__annotations__
+    if all(name in own or hasattr(type(model), name) for name in names):
+        return
     if not isinstance(model, LanguageModel):
         raise TypeError(
             f"model must be a TransformerLens model, got {type(model).__name__}. Make one with "
@@ -220,7 +225,7 @@ class ModelView:
             return
         gelu = partial(torch.nn.functional.gelu, approximate="tanh")
         with ExitStack() as stack:
-            for module in self.model.modules():
+            for module in modules_in([self.model]):
                 if type(module).__name__ == "NewGELUActivation":  # of transformers, in a Bridge
                     stack.enter_context(own_attribute(module, "forward", gelu))
                 elif getattr(vars(module).get("act_fn"), "__name__", "") == "gelu_new":
