@@ -4,7 +4,7 @@ Both reference models on their own training texts:
 
     pytest benchmarks/test_del_table.py
 
-The same tables of one model, in a results folder, and one layer against all:
+The same tables of one model, in a results folder:
 
     tl-localize del --methods METHODS --targets 25    # all but zero_out
     tl-localize del --methods zero_out --targets 6    # into the same folder
@@ -31,12 +31,10 @@ from comparison import differences, indexed, names, read_bands, read_frame
 HERE = Path(__file__).parent
 # Of the reference models; of others all sequences are targets.
 N_TARGETS, N_TARGETS_ZERO_OUT = 25, 6  # a forward pass for each neuron takes its time
-N_TARGETS_SINGLE_LAYER = 6
 METHODS = (
     "hard_concrete,slimming,zero_out,integrated_gradients,activations,attribution,"
     "gradient_alignment,iterative_attribution"
 )
-SINGLE_LAYER = "integrated_gradients"
 PAPER_METHODS = ["hard_concrete", "slimming", "zero_out", "integrated_gradients", "activations"]
 HEADS = "attribution,iterative_attribution,zero_out,activations"
 # of the neurons of a layer: 32, 64 and 128 rows of W_out; a head has 32 rows of W_O
@@ -204,44 +202,6 @@ def test_heads_and_neurons_of_as_many_rows_lose_what_is_committed(
         parts[units.name] = results.frame
     measured = pd.concat(parts, names=["units"]).reset_index("units")
     committed(measured, f"heads-{model_name}", *GIVEN)
-
-
-@pytest.fixture(scope="session")
-def single_layers(benchmark, model_name, tuned, publish, publish_figure):
-    """One layer against all at equal budget."""
-    from tl_localize.evals.deletion import del_tables, single_layer_figure
-    from tl_localize.evals.settings import del_methods
-    from tl_localize.report.saving import CAPTIONS
-
-    (method,) = del_methods(SINGLE_LAYER, [], model_name, tuned)
-    data = benchmark(N_TARGETS_SINGLE_LAYER)
-    # five times the budget of the smallest ratio fits into one layer
-    single = replace(data, ratios=(min(data.ratios),), layers="each")
-    results = single.run([method])
-    frame = results.single_layers
-    frame = frame[frame["method"] == method.name]
-    table = del_tables(results, model_name)["del_single_layer"]
-    publish(table, model_name, "del_single_layer", CAPTIONS["del_single_layer"])
-    publish_figure(single_layer_figure(frame), model_name, f"del_single_layer_{method.name}")
-    return frame.assign(layer=frame["layer"].fillna(-1)).groupby(["layer", "multiple"])
-
-
-def test_only_the_bottom_layer_destroys_everything(single_layers):
-    others = -100 * single_layers["delta_neg_accuracy"].mean()
-    assert others[0, 5] > 20 > 2 > others.drop([-1, 0]).max()
-
-
-def test_many_layers_erase_more_than_the_average_layer(single_layers, model_name, request):
-    if model_name == "reference-gpt2":
-        request.applymarker(
-            pytest.mark.xfail(
-                strict=True,
-                reason="a tie of 0.35 points on 6 targets: the paper's finding does not show",
-            )
-        )
-    loss = -single_layers["delta_self_accuracy"].mean()
-    # the paper's exception is the bottom
-    assert loss[-1, 1] > loss.drop([-1, 0]).xs(1, level="multiple").mean()
 
 
 def test_rows_of_a_target_are_the_committed_ones(benchmark, model_name, files):
