@@ -13,6 +13,10 @@ Heads against neurons, at as many output rows:
 
     pytest benchmarks/test_del_table.py -k heads
 
+Larger shares, for the loss at a price:
+
+    pytest benchmarks/test_del_table.py -k larger_shares
+
 The authors' data, which were collected from the Pile:
 
     pytest benchmarks/test_del_table.py --model gpt2-xl --device cuda \\
@@ -40,6 +44,10 @@ HEADS = "attribution,iterative_attribution,zero_out,activations"
 # of the neurons of a layer: 32, 64 and 128 rows of W_out; a head has 32 rows of W_O
 AS_MANY_ROWS = (0.0209, 0.0417, 0.0834)
 NEURONS = "attribution,iterative_attribution"
+CURVE, N_TARGETS_CURVE = (0.05, 0.1, 0.2), 8
+CURVE_METHODS = (
+    "hard_concrete,slimming,integrated_gradients,activations,attribution,iterative_attribution"
+)
 GIVEN = ("--limit", "--del-data", "--general", "--settings")  # other data than the committed
 
 
@@ -202,6 +210,21 @@ def test_heads_and_neurons_of_as_many_rows_lose_what_is_committed(
         parts[units.name] = results.frame
     measured = pd.concat(parts, names=["units"]).reset_index("units")
     committed(measured, f"heads-{model_name}", *GIVEN)
+
+
+def test_losses_at_larger_shares_are_the_committed_ones(
+    benchmark, model_name, tuned, committed, publish
+):
+    """What is forgotten at the same loss of others, on a curve of three shares; reference models."""
+    from tl_localize.evals.deletion import del_tables
+    from tl_localize.evals.settings import del_methods
+    from tl_localize.report.saving import CAPTIONS
+
+    data = replace(benchmark(N_TARGETS_CURVE), ratios=CURVE)
+    results = data.run(del_methods(CURVE_METHODS, [], model_name, tuned))
+    table = del_tables(results, model_name)["del_at_price"]
+    publish(table, model_name, "del_curve_at_price", CAPTIONS["del_at_price"])
+    committed(results.frame, f"curve-{model_name}", *GIVEN)
 
 
 def test_rows_of_a_target_are_the_committed_ones(benchmark, model_name, files):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from comparison import MEAN, read_frame  # noqa: E402
+from tables import single_layers  # noqa: E402
 
 SHIPPED = ("gpt2", "pythia")
 SMOLLM2, GEMMA = "SmolLM2-135M-Instruct.Q4_1", "gemma-3-270m-q4_k_m"
@@ -146,29 +147,15 @@ def other_texts_figure() -> Figure:
 
 
 def single_layer_figure(model: str) -> Figure:
-    """One layer against all of a shipped model, from the table on its page."""
+    """One layer against all of a shipped model, by Integrated Gradients."""
     from tl_localize.evals.deletion import single_layer_figure as draw
 
-    rows: list[dict[str, Any]] = []
-    for _, line in read_table(f"docs/results/reference-{model}/del_single_layer.csv").iterrows():
-        layer = None if line["ablated"] == "all layers" else int(line["ablated"].split()[1])
-        for multiple in (1,) if layer is None else (1, 5):
-            own, others = (ends(line[f"{multiple} x budget, {part}"]) for part in ("Self", "Neg"))
-            about = {"method": "integrated_gradients", "ratio": 0.02, "layer": layer}
-            for i in (0, 1):
-                found = {"delta_self_accuracy": own[i], "delta_neg_accuracy": others[i]}
-                rows.append(about | {"multiple": multiple} | found)
-    return draw(pd.DataFrame(rows))
+    rows = single_layers(f"reference-{model}")
+    return draw(rows[rows["method"] == "integrated_gradients"])
 
 
 def read_table(path: str) -> pd.DataFrame:
     return pd.read_csv(ROOT / path)
-
-
-def ends(text: str) -> list[float]:
-    """Two fractions with the mean and the standard error of a cell such as ``84.0 ± 1.0``."""
-    mean, error = (float(part) / 100 for part in text.split("±"))
-    return [mean - error, mean + error]
 
 
 # INJ, REV, cost

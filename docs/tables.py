@@ -35,6 +35,7 @@ from price_tests import tests_at_prices  # noqa: E402
 
 from tl_localize import METHODS, DelResults, InjResults  # noqa: E402
 from tl_localize.evals.agreement import agreement, published_agreement  # noqa: E402
+from tl_localize.evals.deletion import layers_against_all  # noqa: E402
 from tl_localize.evals.deletion.tables import del_tables  # noqa: E402
 from tl_localize.evals.inj.tables import inj_tables  # noqa: E402
 from tl_localize.evals.rev.results import ORACLES  # noqa: E402
@@ -260,6 +261,34 @@ def difference(model: str, method: str, price: float, added: bool = False) -> st
     return "-" if np.isnan(found) else with_interval(found, bootstrap(len(texts), more))
 
 
+def single_layers(model: str) -> pd.DataFrame:
+    """The committed rows of one layer against all, as ``DelResults.single_layers`` has them."""
+    frame = read_frame(f"single_layers-{model}").reset_index()
+    layers = pd.to_numeric(frame["layer"], errors="coerce").astype("Int64")  # "all": missing
+    return frame.assign(layer=layers, multiple=1)
+
+
+def single_layers_table(model: str) -> str:
+    """Text / others in points, by the same number of neurons in all layers or in one of them."""
+    frame = single_layers(model)
+    compared = layers_against_all(frame).set_index("method")
+
+    def pair(rows: pd.DataFrame) -> str:
+        return " / ".join(mean_with_interval(100 * rows[column]) for column in LOSSES)
+
+    rows: list[list[str]] = []
+    for method, line in compared.iterrows():
+        part = frame[frame["method"] == method]
+        upper = part[part["layer"] > 0].groupby("sequence_id")[list(LOSSES)].mean()
+        best, p = line["best_layer"], f"{power(line['p_value'])}"
+        cells = [pair(part[part["layer"].isna()]), pair(part[part["layer"] == 0]), pair(upper)]
+        cells += [f"{pair(part[part['layer'] == best])} (layer {best})"]
+        ahead = f"{line['layers_ahead']} of {line['n_layers']}"
+        rows.append([f"{TITLES[str(method)]} ({line['n']})", *cells, ahead, p])
+    of_one = ("layer 0", "mean of the others", "the best of them")
+    return markdown(["method (texts)", "all layers", *of_one, "erase as much as all", "p"], rows)
+
+
 def third_table() -> str:
     """Self at a price on the third model, of the tables that the command wrote; a curve is read
     from its first share on.
@@ -330,14 +359,18 @@ def against_gradients(frame: pd.DataFrame, method: str) -> str:
 
 
 def recall_pair(name: str, method: str, multiple: int = 1) -> str:
-    """Recall of the target's / of the others' rows in percent."""
+    """Recall of the target's / of the others' rows in percent; the sentences of a group share a
+    model, so intervals are over groups.
+    """
     frame = read_frame(name)
     index = frame.index
     rows = (index.get_level_values("method") == method) & (
         index.get_level_values("multiple") == multiple
     )
-    columns = ["recall", "foreign_recall"]
-    return " / ".join(mean_with_interval(100 * frame.loc[rows, column]) for column in columns)
+    found = frame.loc[rows, ["recall", "foreign_recall"]]
+    if "group" in index.names:
+        found = found.groupby(level="group").mean()
+    return " / ".join(mean_with_interval(100 * found[column]) for column in found)
 
 
 def recall_table(methods: Sequence[str], frames: dict[str, str]) -> str:
@@ -1062,6 +1095,7 @@ for shipped in (GPT2, PYTHIA):
     TABLES[f"erase-{shipped}"] = partial(erase_table, shipped)
     TABLES[f"erase_returned-{shipped}"] = partial(return_table, shipped)
     TABLES[f"erase_truth-{shipped}"] = partial(truth_table, shipped)
+    TABLES[f"single-layers-{shipped}"] = partial(single_layers_table, shipped)
 TABLES["erasures"] = erasures_table
 for shipped in SHIPPED.values():
     TABLES[f"del-{shipped}"] = partial(all_columns, shipped, SHIPPED_METHODS, (0.02, 0.1))
@@ -1080,6 +1114,9 @@ FILES = {  # name of the file: the benchmark and the name of its table
     "inj": ("inj", "inj"),
     "inj_whole_model": ("inj", "inj_across_layers"),
     "inj_tests": ("inj", "inj_tests"),
+    "distractors3_recall": ("distractors", "inj"),
+    "distractors3_whole_model": ("distractors", "inj_across_layers"),
+    "distractors3_tests": ("distractors", "inj_tests"),
 }
 
 
@@ -1089,8 +1126,8 @@ def in_order(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.sort_values("method", key=lambda names: names.map(places), kind="stable")
 
 
-def injection(model: str) -> InjResults:
-    frame = in_order(read_frame(f"inj-{model}").reset_index())
+def injection(model: str, kind: str = "inj") -> InjResults:
+    frame = in_order(read_frame(f"{kind}-{model}").reset_index())
     ratio = (frame["injection_ratio"] * frame["multiple"]).round(6)
     about = {"model": model, "seed": 0, "ratio": ratio, "converged": True}  # others have no row
     return InjResults(frame.assign(**about), {}, pd.DataFrame())
@@ -1099,7 +1136,11 @@ def injection(model: str) -> InjResults:
 def stored_files(model: str) -> dict[Path, str]:
     """The texts of the files of a model."""
     measured = DelResults(in_order(deletion(model, "del").frame), {}, pd.DataFrame())
-    tables = {"del": del_tables(measured, model), "inj": inj_tables(injection(model), model)}
+    tables = {
+        "del": del_tables(measured, model),
+        "inj": inj_tables(injection(model), model),
+        "distractors": inj_tables(injection(model, "distractors"), model),
+    }
     found: dict[Path, str] = {}
     for name, (benchmark, table) in FILES.items():
         whole = flat(tables[benchmark][table])
