@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -246,10 +247,11 @@ def committed(request):
     quick = request.config.getoption("--quick")
 
     def check(measured, name, *options):
+        name = name.replace("/", "-")  # of a model's address
         write_frame(indexed(measured), name, Path(request.config.getoption("--results")) / MEASURED)
-        if request.config.getoption("--update-expected"):
-            write_frame(indexed(measured), name)
         given = any(request.config.getoption(option) for option in options)
+        if request.config.getoption("--update-expected") and not (given or quick):
+            write_frame(indexed(measured), name)
         if given or name not in names():
             pytest.skip(f"nothing is committed of {name} with these options")
         expected = read_frame(name)
@@ -275,7 +277,8 @@ def pytest_terminal_summary(terminalreporter):
     )
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
     made = (
-        f"By `pytest {' '.join(config.args)}`: {device}, {torch.get_num_threads()} threads, "
+        f"By `pytest {shlex.join(config.invocation_params.args)}`: {device}, "
+        f"{torch.get_num_threads()} threads, "
         f"{versions}.\n"
     )
     counts = {name: len(terminalreporter.getreports(name)) for name in ("passed", "failed")}

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import test_del_table
 import test_inj_distractors
 import test_rev_table
 import torch
@@ -49,6 +50,8 @@ DRAWN, LEARNED = ("hard_concrete", "iterative_attribution"), ("slimming",)
 WRITTEN = (
     "activation_contrast"  # it draws the texts that the model writes, where a model is trained
 )
+KINDS = ("del", "heads", "inj", "distractors", "rev")  # of frames that are measured here
+N_GROUPS = {"rev": test_rev_table.N_GROUPS, "distractors": test_inj_distractors.N_GROUPS_FULL}
 LEAST = 1e-3  # of a mean accuracy: two machines agreed to 0.1 points, which is all that was kept
 LAST_DIGIT = 6e-8  # of float32, relative
 COLUMNS = [
@@ -95,7 +98,7 @@ def change_last_digits(model: torch.nn.Module, seed: int) -> None:
 def measured(data: Any, method: str, **settings: Any) -> pd.DataFrame:
     from tl_localize.evals.settings import del_methods
 
-    (chosen,) = del_methods(method)
+    (chosen,) = del_methods(method, units=data.units)
     frame = data.run([replace(chosen, **settings)]).frame
     return indexed(frame[frame["method"] == method])[COLUMNS].droplevel("method")
 
@@ -105,6 +108,36 @@ def largest(base: pd.DataFrame, others: list[pd.DataFrame], means: bool) -> pd.D
     gaps = [(other - base).groupby("ratio") for other in others]
     parts = [gap.mean().abs() if means else gap.agg(lambda x: x.abs().max()) for gap in gaps]
     return pd.concat(parts).groupby("ratio").max()
+
+
+def bands_of_heads(frame: str, name: str) -> pd.DataFrame:
+    """The rows of expected/bands.csv for a model's frame of heads against neurons."""
+    from tl_localize import AttentionHeads, MLPNeurons
+    from tl_localize.evals.settings import del_ratios
+
+    data, method = benchmark(name), "iterative_attribution"
+    parts: list[pd.DataFrame] = []
+    for units, ratios in (
+        (AttentionHeads(), del_ratios(name, AttentionHeads())),
+        (MLPNeurons(), test_del_table.AS_MANY_ROWS),
+    ):
+        of_units = replace(data, units=units, ratios=ratios)
+        others = [measured(of_units, method, seed=seed) for seed in SEEDS]
+        parts.append(largest(measured(of_units, method), others, means=False))
+    unseen = [name for name in read_frame(frame).columns if "perplexity" in name]
+    rows: list[dict[str, Any]] = []
+    for ratio, band in pd.concat(parts).iterrows():
+        about = {"frame": frame, "method": method, "setting": ratio}
+        how = HOW[method].format(model=name)
+        rows += [
+            about | {"column": column, "band": max(band[column], EXACT), "measured": how}
+            for column in COLUMNS
+        ]
+        rows += [
+            about | {"column": column, "band": math.inf, "measured": "not compared"}
+            for column in unseen
+        ]
+    return pd.DataFrame(rows)
 
 
 def bands_of_del(frame: str, name: str) -> pd.DataFrame:
@@ -139,11 +172,12 @@ def bands_of_del(frame: str, name: str) -> pd.DataFrame:
 
 
 def benchmark_that_trains(kind: str, model: Any, name: str) -> tuple[Any, list[Any]]:
-    """INJ of two sentences, INJ of one group with distractors, or REV of the committed groups; and
-    the methods.
+    """INJ of two sentences, or INJ with distractors or REV of the committed groups; and the
+    methods.
     """
     from tl_localize import RevBenchmark
     from tl_localize.evals.settings import (
+        SCREEN,
         first_layer_settings,
         inj_ratios,
         inj_runs,
@@ -169,10 +203,10 @@ def benchmark_that_trains(kind: str, model: Any, name: str) -> tuple[Any, list[A
         (run,) = inj_runs(
             model,
             name,
-            sentences[: n_others + 1],
-            test_inj_distractors.CHEAP,
+            sentences[: (n_others + 1) * test_inj_distractors.N_GROUPS_FULL],
+            "all",
             [],
-            read_settings(test_inj_distractors.SETTINGS),
+            {"zero_out": {"screen": SCREEN}} | read_settings(test_inj_distractors.SETTINGS),
             inj_ratios(name)[:1],
             distractors=n_others,
         )
@@ -191,7 +225,7 @@ def bands_of_trained(frame: str, kind: str, name: str) -> pd.DataFrame:
     drawn = [
         replace(method, seed=SEEDS[0]) if hasattr(method, "seed") else method for method in methods
     ]
-    n_groups = test_rev_table.N_GROUPS if kind == "rev" else 1
+    n_groups = N_GROUPS.get(kind, 1)
     found = benchmark.run(drawn, shard=(1, n_groups)).frame.astype({"group": str})
     committed = read_frame(frame)
     gap = (indexed(found[found["converged"]]) - committed).abs().dropna(how="all")
@@ -237,11 +271,16 @@ def main() -> None:
     given = parser.parse_args()
     path = EXPECTED / f"{BANDS}.csv"
     for frame in given.frames:
+        if frame.partition("-")[0] not in KINDS and not given.measured:
+            parser.error(f"FRAME must be of {', '.join(KINDS)}, got {frame}. Give --measured.")
+    for frame in given.frames:
         kind, _, name = frame.partition("-")
         if given.measured:
             found = widened(frame, given.measured, given.machine)
         elif kind == "del":
             found = bands_of_del(frame, name)
+        elif kind == "heads":
+            found = bands_of_heads(frame, name)
         else:
             found = bands_of_trained(frame, kind, name)
         bands = pd.read_csv(path)

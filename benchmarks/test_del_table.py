@@ -215,7 +215,7 @@ def test_heads_and_neurons_of_as_many_rows_lose_what_is_committed(
 def test_losses_at_larger_shares_are_the_committed_ones(
     benchmark, model_name, tuned, committed, publish
 ):
-    """What is forgotten at the same loss of others, on a curve of three shares; reference models."""
+    """What is forgotten at the same loss of others, on a curve of three shares."""
     from tl_localize.evals.deletion import del_tables
     from tl_localize.evals.settings import del_methods
     from tl_localize.report.saving import CAPTIONS

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
-import torch
 
 SHARES = (0.01, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1)
 TOP = 0.01
@@ -51,25 +50,13 @@ def recalls(model, sequence):
     return kept
 
 
-def planted(model, limit):
-    from tl_localize import MemorizedSequence
-    from tl_localize.sequences import encode
-    from tl_localize.texts.reference import load_planted
-
-    most = sorted(load_planted(), key=lambda sequence: -sequence.repetitions)[:limit]
-    return [
-        MemorizedSequence(torch.tensor(encode(model.tokenizer, sequence.text)), 32, sequence.id)
-        for sequence in most
-    ]
-
-
 @pytest.fixture(scope="session")
 def table(model, model_name, request, publish):
     from tl_localize import inject
-    from tl_localize.texts.reference import inj_sequences
+    from tl_localize.texts.reference import inj_sequences, reference_sequences
 
     limit = request.config.getoption("--limit") or N_SEQUENCES
-    rows = [{"kind": "planted"} | recalls(model, s) for s in planted(model, limit)]
+    rows = [{"kind": "planted"} | recalls(model, s) for s in reference_sequences(model)[:limit]]
     for sentence in inj_sequences(model, None)[:limit]:
         injection = inject(model, sentence, ratio=RATIO, seed=0, learning_rate=LEARNING_RATE)
         with injection.applied(model):
@@ -88,10 +75,6 @@ def table(model, model_name, request, publish):
         f"Zero-Out screened: part of the exact top {TOP:.0%} of each layer that is kept",
     )
     return frame
-
-
-def test_screening_keeps_more_at_larger_shares(table):
-    assert (table["screen"].diff(axis=1).iloc[:, 1:] >= 0).all(axis=None)
 
 
 def test_share_that_is_twelve_times_as_fast_keeps_99_percent_of_the_exact_top(table):

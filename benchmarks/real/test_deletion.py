@@ -60,7 +60,7 @@ def test_recited_texts(real: RealModel) -> None:
         }
     )
     real.publish(recited=frame)
-    assert frame["accuracy"].between(0, 1).all()
+    assert len(real.texts) > real.plan.n_dev
 
 
 def test_table_3(real: RealModel, deletion: Any) -> None:

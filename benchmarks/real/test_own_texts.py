@@ -213,10 +213,6 @@ def test_every_method_beats_random(recalls: Any, method: str) -> None:
     assert (means.loc[method] > means.loc["random"]).all()
 
 
-def test_recall_rises_with_k(recalls: Any) -> None:
-    assert (recalls.diff(axis=1).iloc[:, 1:] >= 0).all(axis=None)
-
-
 def test_most_injections_converge(alone: Any) -> None:
     """Of the larger ratio: at 0.1 % the paper's 200 steps are not always enough for SmolLM2."""
     frame = alone.frame[alone.frame["injection_ratio"] == alone.frame["injection_ratio"].max()]
@@ -238,10 +234,11 @@ def test_recalls_of_independent_sets_are_the_committed_ones(
 
 
 def test_row_norms_do_not_tell_whose_rows_they_are(together: Any) -> None:
+    """Sentence by sentence: of the mean over a group it is true of any set of rows."""
     rows = together.frame[
         (together.frame["method"] == "row_norm") & (together.frame["multiple"] == 1)
     ]
-    assert abs(rows["recall"].mean() - rows["foreign_recall"].mean()) < 0.1
+    assert (rows["recall"] - rows["foreign_recall"]).abs().max() < 0.1
 
 
 def test_gradient_alignment_names_most_of_the_targets_rows_in_every_group(

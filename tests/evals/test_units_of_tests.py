@@ -58,6 +58,15 @@ def test_the_table_of_rev_has_errors_over_models():
     assert results_of(1).table().loc["mine", "own - others, at most"] == "-20.0"
 
 
+def test_the_table_of_rev_counts_the_models_that_are_missing():
+    whole = results_of(3)
+    lacks = (whole.frame["method"] == "mine") & (whole.frame["group"] == "group-2")
+    cell = {"method": "mine", "part": "group-2", "scope": "", "reason": "not yet done"}
+    table = RevResults(whole.frame[~lacks], missing=pd.DataFrame([cell])).table()
+    assert table["missing"].to_dict() == {"activations": "0", "mine": "1"}
+    assert "missing" not in whole.table()
+
+
 def test_rev_tests_have_no_p_below_eight_models():
     few, many = results_of(7).tests().iloc[0], results_of(8).tests().iloc[0]
     assert (few["n"], many["n"]) == (7, 8)

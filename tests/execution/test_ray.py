@@ -96,6 +96,12 @@ def fake(monkeypatch):
     return ray
 
 
+@pytest.mark.parametrize("workers", [0, -1, "2"])
+def test_a_number_of_workers_is_checked(workers):
+    with pytest.raises((TypeError, ValueError), match="workers must be"):
+        RayCluster(load=lambda: None, workers=workers)
+
+
 @pytest.mark.parametrize("which", ["inj", "deletion", "rev"])
 def test_workers_compute_what_one_process_computes(which, request, fake, methods, run, assert_same):
     benchmark = request.getfixturevalue(which)
@@ -108,7 +114,7 @@ def test_workers_compute_what_one_process_computes(which, request, fake, methods
     )
     assert_same(found, benchmark.run(methods, progress=False))
     assert told == sorted(told) and told[-1] == 1
-    assert fake.most_at_once == min(2, len(benchmark.groups()))
+    assert fake.most_at_once == min(2, len(benchmark.groups(2)))  # a group for each worker
 
 
 def test_group_of_a_worker_that_dies_is_taken_by_another(

@@ -575,3 +575,27 @@ def test_without_a_terminal_the_log_tells_how_far_a_run_is(joint, run, monkeypat
     training = "0 of 4 done; inject group-00: step 1, largest loss"
     assert any(training in line for line in lines), lines
     assert any(line.startswith("3 of 4 done; ") for line in lines)
+
+
+# ---- what is no run
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({"store": "results"}, TypeError, r"store must be a Store, got str\. Pass store=Store"),
+        ({"shard": 3}, ValueError, r"shard must be two numbers, got 3\. Write \(1, 3\)"),
+        ({"shard": "1/2"}, ValueError, "shard must be two numbers, got '1/2'"),
+    ],
+)
+def test_what_is_no_store_or_shard_is_named(inj, given, error, said):
+    with pytest.raises(error, match=said):
+        inj.run([Activations()], **given)
+
+
+@pytest.mark.parametrize("parts", [1, 5, 10, 16, 17, 40])
+def test_targets_are_cut_into_as_many_groups_as_are_asked_for(deletion, make_sequences, parts):
+    benchmark = replace(deletion, sequences=make_sequences(*[(8, 3)] * 18), n_targets=17)
+    groups = benchmark.groups(parts)
+    assert [number for group in groups for number in group] == list(range(17))
+    assert len(groups) == max(2, min(17, parts)) and max(map(len, groups)) <= 16

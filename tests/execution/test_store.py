@@ -371,9 +371,10 @@ def test_folder_of_another_format_is_refused(tmp_path):
 
 def test_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
+    (tmp_path / "tmp").mkdir()
     with pytest.raises(ValueError, match="folder must be new, empty or a results folder"):
         Store(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    assert {path.name for path in tmp_path.iterdir()} == {"thesis.tex", "tmp"}
 
 
 # ---- read-only
@@ -405,3 +406,26 @@ def test_names_that_are_no_file_names_are_kept(inj, run, tmp_path):
     results = run(replace(inj, sequences=sequences), [Activations()])
     assert set(results.frame["sequence_id"]) == {sequence.id for sequence in sequences}
     assert not len(results.missing)
+
+
+def test_what_could_not_be_written_is_written_when_it_is_asked_for_again(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            store.get(INPUTS, lambda: [3])
+    assert store.get(INPUTS, lambda: [4]) == [4]
+    assert Store(tmp_path).get(INPUTS, never) == [4]
+
+
+def test_a_file_that_another_run_has_just_put_aside_is_left_out(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    store.get(INPUTS, lambda: [3])
+    (path,) = files_of(tmp_path, "sum")
+    gone = path.with_name("gone.safetensors")
+    monkeypatch.setattr(Store, "_files", lambda self, kind: [gone, path])
+    assert store.given("sum") == [[3]]

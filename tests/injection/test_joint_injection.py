@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from architectures import config_of, save
 from oracles import name_of, turned_as
 
-from tl_localize import MemorizedSequence, accuracy, inject, memorization_loss
+from tl_localize import MemorizedSequence, accuracy, inject, load_model, memorization_loss
 from tl_localize.evals.shared import draw_groups
 from tl_localize.injection import Injection, JointInjection, draw_sets, inject_together
 from tl_localize.injection import training as joint_file
@@ -408,3 +409,19 @@ def test_state_with_two_next_tokens_ends_not_converged(make_model):
     assert joint.converged.tolist() == [False, True]
     # of four tokens
     assert float(joint.losses[-1, 0]) == pytest.approx(2 * math.log(2) / 4, abs=0.05)
+
+
+def test_sets_in_a_model_whose_layers_write_all_positions_in_one_axis(tmp_path, make_sequences):
+    save(config_of("OPT"), tmp_path)
+    model = load_model(tmp_path, device="cpu", bridge=True)
+    sequences = make_sequences((9, 3), (12, 3))
+    sequences[0].tokens[0] = 1
+    base = [whole_loss(model, sequence) for sequence in sequences]
+    joint = inject_together(model, sequences, ratio=0.2, seed=0, learning_rate=0.01, max_steps=200)
+    with joint.applied(model):
+        for sequence, own in zip(sequences, joint.injections, strict=True):
+            assert whole_loss(model, sequence) == pytest.approx(float(own.losses[-1]), abs=1e-3)
+    for k, own in enumerate(joint.injections):
+        with own.applied(model):
+            losses = [whole_loss(model, sequence) for sequence in sequences]
+        assert losses[k] < 0.5 * base[k] and losses[1 - k] > 0.9 * base[1 - k]

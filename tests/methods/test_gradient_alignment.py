@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from architectures import config_of, save
 from oracles import row_gradients, times_neuron
 
-from tl_localize import GradientAlignment, inject
+from tl_localize import GradientAlignment, inject, load_model
 
 
 def mean_log_odds(model, tokens, n_prefix):
@@ -86,3 +87,12 @@ def test_gradient_alignment_finds_the_rows_that_were_written(make_model, make_se
             GradientAlignment(share=0.1)(model, sequence).top_k(0.1).recall_of(injection.neurons)
         )
     assert injection.converged and found > 0.8
+
+
+def test_gradient_alignment_where_a_layer_writes_all_positions_in_one_axis(tmp_path, sequence):
+    save(config_of("OPT"), tmp_path)
+    model = load_model(tmp_path, device="cpu", bridge=True)
+    wanted = plain_gradient_alignment(model, sequence, 1, 0.1).nan_to_num()  # of silent neurons
+    assert (wanted != 0).float().mean() > 0.5
+    found = GradientAlignment(points=1)(model, sequence).values
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)

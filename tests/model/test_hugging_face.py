@@ -71,6 +71,11 @@ def test_modules_of_other_layers_and_neurons_are_named():
         NeuronSet.from_indices([(1, 0)], (2, 47)).hooks_for(gpt2),
     ):
         pass
+    with (
+        pytest.raises(ValueError, match="hf_model must have 2 heads in each layer, as the set"),
+        NeuronSet.from_indices([(1, 0)], (2, 2), units=AttentionHeads()).hooks_for(gpt2),
+    ):
+        pass
     assert not any(module._forward_pre_hooks for module in gpt2.modules())
 
 

@@ -276,6 +276,12 @@ def test_damage_is_named_with_its_place(folder, name, content):
     assert len(str(caught.value)) < 600 + len(str(folder))
 
 
+@pytest.mark.parametrize("name", ["./gone", "models/gone.gguf", "gone.gguf"])
+def test_a_path_where_nothing_is_is_no_damaged_model(name):
+    with pytest.raises(ValueError, match=r"existing directory or a name .*Check the spelling"):
+        load_model(name)
+
+
 def test_load_model_refuses_missing_weights(folder):
     weights = load_file(folder / WEIGHTS)
     removed = "transformer.h.1.mlp.c_fc.weight"

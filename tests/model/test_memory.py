@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tl_localize.model.memory import (
     Shape,
+    as_text_report,
     out_of_memory,
     rows_that_fit,
     tokens_that_fit,
@@ -41,6 +42,11 @@ def test_halving_works_through_everything_in_order(n, size, limit):
             for item in results
         ]
     assert found == [2 * item for item in range(n)]
+
+
+def test_a_progress_that_is_no_function_is_named():
+    with pytest.raises(TypeError, match="progress must be a function of the fraction done"):
+        as_text_report(True)
 
 
 def test_halving_warns_once_and_goes_on_with_the_smaller_size():

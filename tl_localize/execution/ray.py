@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tl_localize.checks import check_count
 from tl_localize.execution.run import Benchmark, Methods
 from tl_localize.execution.store import Steps, Store
 from tl_localize.model.environment import environment
@@ -37,7 +38,7 @@ class RayCluster:
 
     Raises:
         ImportError: Ray is not installed.
-        ValueError: the run has no store, or a worker has another model.
+        ValueError: the run has no store, or a worker has another model; no worker is asked for.
 
     >>> RayCluster(load=lambda: load_model("reference"), workers=2).workers
     2
@@ -47,6 +48,19 @@ class RayCluster:
     address: str | None = None
     workers: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.workers is not None:
+            check_count(workers=self.workers)
+
+    def start(self) -> int:
+        ray = _import_ray()
+        if not ray.is_initialized():
+            ray.init(address=self.address or "local", log_to_driver=False, include_dashboard=False)
+        resources = ray.cluster_resources()
+        gpus = int(resources.get("GPU", 0))
+        room = gpus or int(resources["CPU"] / torch.get_num_threads())
+        return self.workers or max(1, room)
+
     def __call__(
         self,
         benchmark: Benchmark[Any],
@@ -54,23 +68,15 @@ class RayCluster:
         methods: Methods,
         steps: Steps,
     ) -> None:
-        try:
-            ray: Any = import_module("ray")
-        except ImportError as error:
-            raise ImportError(
-                "ray must be installed where --ray is given, got no such module: pip install ray."
-            ) from error
+        ray = _import_ray()
         if not isinstance(steps, Store):
             raise ValueError(
                 "store must be given where Ray computes, got none. Pass store=Store(folder) that "
                 "all machines see."
             )
-        if not ray.is_initialized():
-            ray.init(address=self.address or "local", log_to_driver=False, include_dashboard=False)
-        resources = ray.cluster_resources()
+        n_workers = self.start()
         threads = torch.get_num_threads()
-        gpus = min(1, resources.get("GPU", 0))
-        room = int(resources["GPU"] if gpus else resources["CPU"] / threads)
+        gpus = min(1, ray.cluster_resources().get("GPU", 0))
         # max_calls: a worker keeps its model
         worker = ray.remote(max_calls=0)(compute_group).options(
             num_gpus=gpus, num_cpus=1 if gpus else threads, max_retries=ATTEMPTS - 1
@@ -81,7 +87,7 @@ class RayCluster:
         running: dict[Any, Any] = {}
         try:
             while waiting or running:
-                while waiting and len(running) < (self.workers or max(1, room)):
+                while waiting and len(running) < n_workers:
                     group = waiting.pop(0)
                     running[worker.remote(work, group)] = group
                 (task,), _ = ray.wait(list(running))
@@ -105,6 +111,15 @@ class RayCluster:
             LOG.warning("FAILED %s: its worker died %d times: %s", group, ATTEMPTS, reason)
 
 
+def _import_ray() -> Any:
+    try:
+        return import_module("ray")
+    except ImportError as error:
+        raise ImportError(
+            "ray must be installed where --ray is given, got no such module: pip install ray."
+        ) from error
+
+
 def without_model(benchmark: Benchmark[Any]) -> Callable[..., Benchmark[Any]]:
     """What makes the benchmark again from a ``model``, which is not sent to another machine."""
     kind: Any = type(benchmark)
@@ -118,10 +133,11 @@ def compute_group(work: Any, group: Any) -> list[bool]:
     steps = Store(Path(folder))
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision(steps.agreed["float32_matmul_precision"])
-    model = _MODELS.get(folder)
+    run = folder, steps.agreed["fingerprint"]
+    model = _MODELS.get(run)
     if model is None:
         _MODELS.clear()  # of another run, whose model may fill the memory
-        model = _MODELS[folder] = load()
+        model = _MODELS[run] = load()
     benchmark: Benchmark[Any] = make(model=model)
     steps.environment = environment(model)
     steps.agree(benchmark.settings(methods))  # raises where this machine has another model

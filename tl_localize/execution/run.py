@@ -31,6 +31,10 @@ BAR_OF_ONE = BAR.replace("{n_fmt}/{total_fmt} ", "")  # it moves within its one 
 class Cluster(Protocol):
     """Other processes that compute groups; ``RayCluster`` is one."""
 
+    def start(self) -> int:
+        """How many workers will compute, each a group at a time."""
+        ...
+
     def __call__(
         self, benchmark: "Benchmark[Any]", groups: Sequence[Any], methods: Methods, steps: Steps
     ) -> None: ...
@@ -101,9 +105,14 @@ class Benchmark(ABC, Generic[Results]):
             cluster: who computes in place of this process.
 
         Raises:
+            TypeError: the store is a folder's name.
             ValueError: the settings contradict those of the folder, or the model computes something
                 else than when the folder was made.
         """
+        if not isinstance(store, Steps | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"store must be a Store, got {type(store).__name__}. Pass store=Store(folder)."
+            )
         check_shard(shard)
         ModelView(self.model)  # raises where dropout is active, before anything is kept
         labelled = self.label(methods)
@@ -112,7 +121,7 @@ class Benchmark(ABC, Generic[Results]):
         settings = self.settings(labelled)
         steps.agree(settings)
         index, count = shard
-        groups = self.groups(count)
+        groups = self.groups(count * (cluster.start() if cluster else 1))
         own = groups[index - 1 :: count]
         n_cells = round(len(settings.cells()) * len(own) / max(1, len(groups)))
         with show_progress(steps, n_cells, progress):
@@ -126,8 +135,13 @@ class Benchmark(ABC, Generic[Results]):
 
 
 def check_shard(shard: Shard) -> None:
-    """ValueError unless the i-th of n parts is there."""
-    index, count = shard
+    """ValueError unless this is a pair and the i-th of n parts is there."""
+    try:
+        index, count = shard
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"shard must be two numbers, got {shard!r}. Write (1, 3) for the first of three."
+        ) from error
     check_count(shard=index)
     check_count(shard=count)
     if index > count:

@@ -392,9 +392,8 @@ class Store(Steps):
     def _prepare(self) -> None:
         """Make the folder, where it is not there; remove what killed runs left in it."""
         prepare_folder(self.folder)
-        parts = {SETTINGS, f"{SETTINGS}.lock", "steps", "failures", "damaged", "tmp"}
         names = {path.name for path in self.folder.iterdir() if not TEMPORARY.fullmatch(path.name)}
-        if names and not names & parts:
+        if names and not names & {SETTINGS, f"{SETTINGS}.lock", "steps"}:
             raise ValueError(
                 f"folder must be new, empty or a results folder, got {str(self.folder)!r} with "
                 "other files. Choose another."
@@ -477,10 +476,10 @@ class Store(Steps):
         return self.values[name]
 
     def _write(self, key: str, inputs: Json, value: Any, cell: Cell | None = None) -> None:
-        super()._write(key, inputs, value)
         body: Json = {"key": key, "inputs": inputs, "value": value, "made": self.environment}
         body["cell"] = asdict(cell) if cell else None
         self._save(self._file(key, inputs["step"]), pack(body))
+        super()._write(key, inputs, value)  # what no file has is not there
         (self.folder / "failures" / f"{key}.json").unlink(missing_ok=True)
 
     def done(self) -> dict[Cell, list[Row]]:
@@ -499,7 +498,11 @@ class Store(Steps):
         """What the files of all steps of a kind hold, without the known ones; the newest first,
         because data that have grown give a cell a second file.
         """
-        for path in sorted(self._files(kind), key=lambda path: -path.lstat().st_mtime_ns):
+        ages: dict[Path, int] = {}
+        for path in self._files(kind):
+            with suppress(FileNotFoundError):  # another run has just put it aside
+                ages[path] = -path.lstat().st_mtime_ns
+        for path in sorted(ages, key=ages.__getitem__):
             body = None if path.stem in known else self._load(path)
             if body is not None:
                 yield body
@@ -529,7 +532,8 @@ class Store(Steps):
     def _check_writable(self) -> None:
         if self.read_only:
             raise ValueError(
-                f"folder must be open for writing, got {str(self.folder)!r} as read-only."
+                f"folder must be open for writing, got {str(self.folder)!r} as read-only. Open it "
+                "by Store(folder)."
             )
 
     def _save(self, path: Path, data: bytes) -> None:
@@ -575,12 +579,13 @@ class Lazy(Generic[Value]):
 
     def __call__(self) -> Value:
         if self.error:
-            raise self.error
+            raise self.error.with_traceback(None)
         if self.found is None:
             try:
                 self.found = (self.compute(),)
             except Exception as error:
                 self.error = error
+                traceback.clear_frames(error.__traceback__)  # they hold tensors
                 raise
         return self.found[0]
 

@@ -173,6 +173,7 @@ def row_gradients(
     lengths: list[Tensor] = []  # of the gradients, without the gate
     for layer, gradient in zip(outputs, gradients, strict=True):
         act = acts[layer].detach().float().flatten(2)
+        gradient = gradient.reshape(*act.shape[:2], -1)  # OPT has all positions in one axis
         products = einsum(gradient, gradient, "b pos d, b other d -> b pos other")
         squares = einsum(act, products @ act, "b pos entry, b pos entry -> b entry")
         by_unit = neurons.by_unit(squares.view(len(batch), *neurons.shape))

@@ -1,7 +1,8 @@
 """Changes of a model that end with their ``with`` block: hooks, attributes, parts of weights.
 
-Whatever is raised inside the block, also by Ctrl-C, the change is undone when the block ends, and
-a further Ctrl-C waits until it is.
+Whatever is raised inside the block, also by Ctrl-C, the change is undone when the block ends. While
+hooks of TransformerLens are taken off, and while weights are put back, a further Ctrl-C waits. What
+is not promised is a Ctrl-C in the few bytecodes in which a block begins or ends.
 """
 
 import signal
@@ -20,14 +21,14 @@ def interrupt_waits() -> Iterator[None]:
     if not is_main or signal.getsignal(signal.SIGINT) is None:
         yield  # Python interrupts the main thread alone; None: whoever runs it hears the signal
         return
-    interrupts: list[tuple[Any, ...]] = []
-    handler = signal.signal(signal.SIGINT, lambda *heard: interrupts.append(heard))
+    interrupted: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: interrupted.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if interrupts and callable(handler):
-            handler(*interrupts[0])
+        if interrupted:
+            signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager

@@ -89,10 +89,13 @@ def ablated_units(
         ValueError: The mask is of another model.
     """
     modules = list(unit_modules(hf_model, units, len(mask)).items())
+    config: Any = getattr(hf_model, "config", None)
+    n_units = mask.shape[1]
     for name, module in modules:
         width = input_width(module)
-        n_units = mask.shape[1]
-        if width != n_units and (units.additive or width % n_units):
+        n_heads = getattr(config, "num_attention_heads", n_units)
+        others = width % n_units or n_units != n_heads if not units.additive else width != n_units
+        if others:
             raise ValueError(
                 f"hf_model must have {n_units} {units.name} in each layer, as the set, got an "
                 f"input of {width} numbers at {name}. Use the model that was localized in."

@@ -28,8 +28,9 @@ MAX_TOKENS = {"cpu": 4096, "cuda": 131072}
 class Shape:
     """The sizes of a model on which the memory of a pass depends.
 
-    >>> Shape(n_layers=2, d_model=8, d_mlp=32, n_heads=2, d_vocab=50).weights_bytes()
-    9344
+    >>> shape = Shape(n_layers=2, d_model=8, d_mlp=32, n_heads=2, d_vocab=50)
+    >>> shape.token_bytes(length=10, gradient=False)
+    688
     """
 
     n_layers: int
@@ -39,11 +40,6 @@ class Shape:
     d_vocab: int
     itemsize: int = 4  # bytes of a number
     act_fn: str = "gelu"
-
-    def weights_bytes(self) -> int:
-        """Without biases, norms and positions."""
-        layer = 4 * self.d_model**2 + 2 * self.d_model * self.d_mlp
-        return self.itemsize * (self.n_layers * layer + 2 * self.d_model * self.d_vocab)
 
     def token_bytes(self, length: int, gradient: bool) -> Real:
         """What a token of a text takes in a pass, fitted to the peaks of three shapes on the
@@ -125,6 +121,10 @@ def as_text_report(progress: Callable[..., None] | None) -> TextReport:
     """
     if progress is None:
         return lambda fraction, text: None
+    if not callable(progress):
+        raise TypeError(
+            f"progress must be a function of the fraction done, got {progress!r}. Leave it out."
+        )
     try:
         inspect.signature(progress).bind(0.0, "")
     except TypeError:

@@ -128,9 +128,10 @@ def _add_change(
     chosen = act.gather(-1, index[:, None, :].expand(*act.shape[:2], -1))
     if on is not None:
         chosen = chosen * on[:, None, :]
-    return output + einsum(
+    written = einsum(
         chosen, change.to(chosen), "batch pos row, batch row d_model -> batch pos d_model"
     )
+    return output + written.view_as(output)  # OPT has the positions of all rows in one axis
 
 
 def _add_zeros(
@@ -453,8 +454,8 @@ class NeuronView(ModelView):
 
     @contextmanager
     def outputs(self) -> Iterator[dict[int, Tensor]]:
-        """Zeros that are added to what the rows of each layer write, [batch pos d_model]: their
-        gradient is the gradient of the output.
+        """Zeros that are added to what the rows of each layer write: their gradient is the gradient
+        of the output, [batch pos d_model], or [batch x pos d_model] where the layer writes so.
         """
         zeros: dict[int, Tensor] = {}
         hooks = _each(_add_zeros, range(self.n_layers), zeros)
@@ -477,7 +478,6 @@ class NeuronView(ModelView):
         for layer in range(self.n_layers):
             if layer in acts and layer in written:
                 both = written[layer].detach()
-                # OPT has the positions of all rows in one axis
                 whole, without = both.float().reshape(2, -1, both.shape[-1])
                 rows = self.rows(layer).detach().float().flatten(0, -2)
                 expected = acts[layer][0].detach().float().flatten(1) @ rows

@@ -152,8 +152,8 @@ class DelBenchmark(Benchmark[DelResults]):
     def groups(self, parts: int = 1) -> list[range]:
         """Numbers of targets that are scored side by side."""
         n = len(self.targets)
-        size = min(SIDE_BY_SIDE, math.ceil(n / parts))
-        return [range(start, min(start + size, n)) for start in range(0, n, size)]
+        count = min(n, max(parts, math.ceil(n / SIDE_BY_SIDE)))
+        return [range(i * n // count, (i + 1) * n // count) for i in range(count)]
 
     def label(self, methods: Sequence[Method]) -> Methods:
         """The methods by label; Random is always among them."""

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from tl_localize.checks import check_choice
-from tl_localize.evals.shared import Measured
+from tl_localize.evals.shared import Measured, count_missing
 from tl_localize.stats import at_cost, gain_at, mean_text, paired_test, with_error
 
 MIN_MODELS = 8  # below it no p-value is given
@@ -104,7 +104,7 @@ class RevResults(Measured):
                 minus others, which make the table wide.
 
         Returns:
-            text, one row per method.
+            text, one row per method. A column counts the models that are missing, where some are.
         """
         sign = "-" if direction == "put_back" else "+"
         ratios = sorted(self.frame["ratio"].unique())
@@ -128,7 +128,9 @@ class RevResults(Measured):
                 if not errors:
                     pair = [mean_text(float(part[:, i].mean()), np.nan) for part in (own, others)]
                 row[f"{100 * ratio:g} %"] = " / ".join(pair[:1] if alone else pair)
-        return pd.DataFrame.from_dict(rows, orient="index")
+        table = pd.DataFrame.from_dict(rows, orient="index")
+        count_missing(table, self.missing)
+        return table
 
     def tests(self, reference: str = "activations") -> pd.DataFrame:
         """Does a method forget more than the reference at the same price? Own minus others at the
