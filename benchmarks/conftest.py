@@ -99,6 +99,11 @@ def pytest_addoption(parser):
         help="with --real: two short texts and two steps of each mask, in seconds",
     )
     group.addoption(
+        "--anew",
+        action="store_true",
+        help="with --real: measure what other machines have measured too, to compare with it",
+    )
+    group.addoption(
         "--update-expected",
         action="store_true",
         help="commit what this run measured as the expected numbers",

@@ -94,7 +94,7 @@ def real(loaded: tuple[str, Any], request: pytest.FixtureRequest) -> Any:
     folder = Path(option("--results")) / Path(name).name.removesuffix(".gguf") / "real"
     plan = plan_of(name, option("--rehearse")).limited(option("--limit"))
     made = RealModel(name, model, plan, Path(option("--paper-data")), folder, option("--shard"))
-    if not option("--rehearse"):
+    if not (option("--rehearse") or option("--anew")):
         bring(EXPECTED / made.title / ARCHIVE, folder)
     yield made
     made.write_page()

@@ -11,20 +11,23 @@ import pandas as pd
 from tl_localize.files import prepare_folder, write_text
 
 TEXTS = ["prefix", "suffix"]  # columns that hold the paper's data
-# columns that tests compare
-COMPARED = [
-    "accuracy",
-    "recall",
-    "recall_across_layers",
-    "delta_self_accuracy",
-    "delta_neg_accuracy",
-    "delta_own_accuracy",
-    "delta_others_accuracy",
-]
-# how far apart two machines may be: after training, and by texts that the model writes, which
-# differ with the last bits of a machine
-TRAINED, TRAINED_BAND = ("hard_concrete", "slimming", "hard_concrete_tuned", "slimming_tuned"), 0.05
-WRITTEN, WRITTEN_BAND = ("attribution_contrast_1", "iterative_attribution"), 0.15
+# columns that tests compare, and how far apart two machines may be: after training, and by texts
+# that the model writes, which differ with the last bits of a machine (twice the most that two
+# machines differed on four texts of SmolLM2; of recalls nothing was measured)
+TRAINED = ("hard_concrete", "slimming", "hard_concrete_tuned", "slimming_tuned")
+WRITTEN = ("attribution_contrast_1", "iterative_attribution")
+TRAINED_BANDS = {
+    "accuracy": 0.05,
+    "recall": 0.05,
+    "recall_across_layers": 0.05,
+    "foreign_recall": 0.05,
+    "foreign_recall_across_layers": 0.05,
+    "delta_self_accuracy": 0.05,
+    "delta_neg_accuracy": 0.01,
+    "delta_own_accuracy": 0.05,
+    "delta_others_accuracy": 0.05,
+}
+WRITTEN_BANDS = TRAINED_BANDS | {"delta_self_accuracy": 0.23}
 
 
 def write_frame(folder: Path, name: str, frame: pd.DataFrame) -> None:
@@ -70,7 +73,7 @@ def differences(measured: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame
     ``comparison``.
     """
     expected = comparison.indexed(committed)
-    expected = expected[[name for name in COMPARED if name in expected]]
+    expected = expected[[name for name in TRAINED_BANDS if name in expected]]
     if not len(expected.columns):
         return pd.DataFrame()
     same = comparison.with_means(comparison.indexed(measured), expected)
@@ -82,7 +85,9 @@ def bands(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     in_trained_rows = "recall" in frame or "delta_own_accuracy" in frame
     for method in frame["method"].unique() if "method" in frame else ():
-        band = WRITTEN_BAND if method in WRITTEN else TRAINED_BAND
+        of_column = WRITTEN_BANDS if method in WRITTEN else TRAINED_BANDS
         if method in WRITTEN + TRAINED or in_trained_rows:
-            rows += [{"method": method, "column": name, "band": band} for name in columns]
+            rows += [
+                {"method": method, "column": name, "band": of_column[name]} for name in columns
+            ]
     return pd.DataFrame(rows, columns=["method", "setting", "column", "band"])

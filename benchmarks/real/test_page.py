@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from frames import differences, read_frames
+from frames import TRAINED_BANDS, differences, read_frames
 from kept import ARCHIVE, EXPECTED, write_archive
 from page import write_page
 
@@ -33,6 +33,19 @@ def test_page(request: pytest.FixtureRequest) -> None:
             if len(off):
                 wrong[title, name] = off.to_string()
     assert not wrong, "\n".join(f"{key}\n{text}" for key, text in wrong.items())
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("frames", folders(EXPECTED, ""), ids=lambda folder: folder.name)
+def test_smoke_a_column_of_zeros_is_named(frames: Path) -> None:
+    """Of each method and column that tests compare, where it is not near zero."""
+    for name, frame in read_frames(frames).items():
+        for column in TRAINED_BANDS.keys() & frame.columns:
+            for method, part in frame.groupby("method") if "method" in frame else ():
+                if part[column].abs().max() > 0.25:
+                    zeros = frame[column].where(frame["method"] != method, 0.0)
+                    off = differences(frame.assign(**{column: zeros}), frame)
+                    assert len(off), (name, method, column)
 
 
 @pytest.mark.smoke
