@@ -38,7 +38,8 @@ class RayCluster:
 
     Raises:
         ImportError: Ray is not installed.
-        ValueError: the run has no store, or a worker has another model; no worker is asked for.
+        ValueError: less than one worker is asked for, the run has no store, or a worker has
+            another model.
 
     >>> RayCluster(load=lambda: load_model("reference"), workers=2).workers
     2

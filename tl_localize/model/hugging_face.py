@@ -89,13 +89,15 @@ def ablated_units(
         ValueError: The mask is of another model.
     """
     modules = list(unit_modules(hf_model, units, len(mask)).items())
-    config: Any = getattr(hf_model, "config", None)
     n_units = mask.shape[1]
+    n_heads = getattr(getattr(hf_model, "config", None), "num_attention_heads", n_units)
     for name, module in modules:
         width = input_width(module)
-        n_heads = getattr(config, "num_attention_heads", n_units)
-        others = width % n_units or n_units != n_heads if not units.additive else width != n_units
-        if others:
+        if units.additive:
+            fits = width == n_units
+        else:  # the config says how many heads there are: another number may divide the width
+            fits = width % n_units == 0 and n_units == n_heads
+        if not fits:
             raise ValueError(
                 f"hf_model must have {n_units} {units.name} in each layer, as the set, got an "
                 f"input of {width} numbers at {name}. Use the model that was localized in."
