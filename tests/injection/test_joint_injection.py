@@ -417,7 +417,7 @@ def test_sets_in_a_model_whose_layers_write_all_positions_in_one_axis(tmp_path, 
     sequences = make_sequences((9, 3), (12, 3))
     sequences[0].tokens[0] = 1
     base = [whole_loss(model, sequence) for sequence in sequences]
-    joint = inject_together(model, sequences, ratio=0.2, seed=0, learning_rate=0.01, max_steps=200)
+    joint = inject_together(model, sequences, ratio=0.2, seed=0, learning_rate=0.01, max_steps=120)
     with joint.applied(model):
         for sequence, own in zip(sequences, joint.injections, strict=True):
             assert whole_loss(model, sequence) == pytest.approx(float(own.losses[-1]), abs=1e-3)
