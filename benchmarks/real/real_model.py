@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ import pandas as pd
 from frames import write_frame
 from page import write_page
 from paper_texts import EXPANDED, general_text, memorized, sentences
-from plan import Plan
+from plan import Grid, Plan
 
 from tl_localize.execution import Store
 from tl_localize.texts.reference import N_DEV
@@ -37,6 +37,15 @@ class SharedScores(Store):
         if inputs and inputs[0]["step"] == "scores":
             return self.scores.get_many(inputs, compute)
         return super().get_many(inputs, compute)
+
+
+def with_grids(methods: Sequence[Any], grids: Mapping[str, Grid], **settings: Any) -> list[Any]:
+    """Some methods and those of all points of the grids, each once: a default may be a point."""
+    from tl_localize.evals.tuning import expand
+
+    fixed = {name: (value,) for name, value in settings.items()}
+    tried = [method for name, grid in grids.items() for method in expand(name, grid | fixed)]
+    return [*methods, *(method for method in tried if method not in methods)]
 
 
 def renamed(method: Any, name: str) -> Any:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from frames import long_confusion, read_frames
 from plan import MASKS, PAPER_METHODS, QUICK, SINGLE_LAYERS, SLOW
-from real_model import RealModel, renamed
+from real_model import RealModel, renamed, with_grids
 
 
 @pytest.fixture
@@ -80,15 +80,14 @@ def test_table_3_slow_methods(real: RealModel, deletion: Any) -> None:
 def test_masks_tuned_for_deletion(real: RealModel, deletion: Any) -> None:
     """The masks' settings by the dev texts, at the larger share; then table 3 with them."""
     from tl_localize import DelBenchmark
-    from tl_localize.evals.tuning import expand, rank, write_settings
+    from tl_localize.evals.tuning import rank, write_settings
 
     if not real.plan.tuned:
         pytest.skip(f"{real.title} has the paper's settings")
     dev = real.texts[: real.plan.n_dev]
     share = max(real.plan.shares)
     methods = real.del_methods(",".join(MASKS))
-    for name, grid in real.plan.grids.items():
-        methods += expand(name, grid | {"first_layer": (1,)})
+    methods = with_grids(methods, real.plan.grids, first_layer=1)
     benchmark = DelBenchmark(
         real.model, dev, real.general(real.plan.n_few_rows), ratios=(share,), n_dev=0
     )

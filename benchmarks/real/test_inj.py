@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from plan import IN_APPENDIX, MASKS, PAPER_METHODS
-from real_model import RealModel
+from real_model import RealModel, with_grids
 
 METHODS = f"{PAPER_METHODS},attribution,gradient_alignment,iterative_attribution"
 SEEDS = (1000, 2000)  # of the first sentence, beside 0
@@ -39,15 +39,14 @@ def test_table_2_small_ratio(real: RealModel) -> None:
 
 def test_masks_tuned_for_injection(real: RealModel) -> None:
     """The masks' settings by the dev sentences, at the larger ratio; then table 2 with them."""
-    from tl_localize.evals.tuning import expand, rank, write_settings
+    from tl_localize.evals.tuning import rank, write_settings
 
     if not real.plan.tuned:
         pytest.skip(f"{real.title} has the paper's settings")
     ratio = max(real.plan.sentences)
     dev = real.dev_sentences[: real.plan.n_dev]
     benchmark, methods = real.inj_runs(dev, ",".join(MASKS), ratio)
-    for name, grid in real.plan.grids.items():
-        methods += expand(name, grid)
+    methods = with_grids(methods, real.plan.grids)
     found = real.run(benchmark, methods, real.store("tuning-inj"))
     if len(found.missing):
         pytest.skip("other shards are still searching")

@@ -160,3 +160,18 @@ def test_smoke_rehearsal_of_a_model_of_the_paper(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_smoke_rehearsal_of_all_models_of_the_paper(tmp_path: Path) -> None:
     rehearse_shapes(list(PAPER_SHAPES), tmp_path)
+
+
+@pytest.mark.smoke
+def test_smoke_each_point_of_the_grids_is_tried_once() -> None:
+    """Slimming's default is one of them."""
+    from plan import GRIDS
+    from real_model import with_grids
+
+    from tl_localize import HardConcrete, MLPNeurons, Slimming
+    from tl_localize.methods.base import label_methods
+
+    methods = with_grids([Slimming(), HardConcrete()], GRIDS)
+    assert len(label_methods(methods, MLPNeurons())) == 12 + 12 + 1
+    spared = with_grids([Slimming(first_layer=1)], GRIDS, first_layer=1)
+    assert len(spared) == 12 + 12 and all(method.first_layer == 1 for method in spared)
