@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -32,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from comparison import MEAN, read_frame  # noqa: E402
 from price_tests import tests_at_prices  # noqa: E402
+from test_cost_table import GOALS  # noqa: E402
 
 from tl_localize import METHODS, DelResults, InjResults  # noqa: E402
 from tl_localize.evals.agreement import agreement, published_agreement  # noqa: E402
@@ -319,9 +321,10 @@ def paper_texts_table(model: str, methods: Sequence[str]) -> str:
             found = of_ratio[of_ratio["method"] == method].set_index("sequence_id")
             factors = {name: 100 if "accuracy" in name else 1 for name in COLUMNS}
             cells = [mean_with_interval(factors[name] * found[name]) for name in COLUMNS]
+            p = against_gradients(of_ratio, method, "delta_self_accuracy", "less")
             if len(found):
-                rows.append([f"{100 * ratio:g} %", f"{TITLES[method]} ({len(found)})", *cells])
-    return markdown(["share", "method (texts)", *COLUMNS.values()], rows)
+                rows.append([f"{100 * ratio:g} %", f"{TITLES[method]} ({len(found)})", *cells, p])
+    return markdown(["share", "method (texts)", *COLUMNS.values(), "p"], rows)
 
 
 # INJ
@@ -338,25 +341,30 @@ def paper_sentences_table(model: str, methods: Sequence[str]) -> str:
             wide = 100 * found.pivot(index="sequence_id", columns="multiple", values="recall")
             if len(wide):
                 cells = [mean_with_interval(wide[multiple]) for multiple in MULTIPLES]
-                p = against_gradients(of_ratio, method)
+                tested = [
+                    against_gradients(part, method, "recall", "greater")
+                    for _, part in of_ratio.groupby("multiple")
+                ]
+                p = ", ".join(filter(None, tested))
                 rows.append([f"{100 * ratio:g} %", f"{TITLES[method]} ({len(wide)})", *cells, p])
     names = [f"R@{m}x" for m in MULTIPLES]
     return markdown(["rows", "method (sentences)", *names, "p, at each multiple"], rows)
 
 
-def against_gradients(frame: pd.DataFrame, method: str) -> str:
-    """p of the paper's one-tailed paired t-test, at each multiple: does a method recall more than
-    Integrated Gradients? Only what reads the text is tested.
+def against_gradients(
+    frame: pd.DataFrame, method: str, column: str, better: Literal["less", "greater"]
+) -> str:
+    """p of the paper's one-tailed paired t-test: is a method better than Integrated Gradients? Only
+    what reads the text is tested.
     """
     if method in ("integrated_gradients", "row_norm", "random"):
         return ""
-    found: list[str] = []
-    for _, part in frame.groupby("multiple"):
-        wide = part.pivot(index="sequence_id", columns="method", values="recall")
-        both = wide[[method, "integrated_gradients"]].dropna()
-        p = paired_test(both[method], both["integrated_gradients"], "greater")
-        found.append(power(p) if p < 0.5 else f"{p:.1f}")
-    return ", ".join(found)
+    wide = frame.pivot(index="sequence_id", columns="method", values=column)
+    if method not in wide:
+        return ""
+    both = wide[[method, "integrated_gradients"]].dropna()
+    p = paired_test(both[method], both["integrated_gradients"], better)
+    return power(p) if p < 0.5 else f"{p:.1f}"
 
 
 def recall_pair(name: str, method: str, multiple: int = 1) -> str:
@@ -899,6 +907,33 @@ def cost_table() -> str:
     return markdown(["method", *measured, "the paper, Pythia-6.9B on an A6000, seconds"], rows)
 
 
+def gpu_table() -> str:
+    """Seconds of one text on a GPU, how many times as long the plain loop takes, the goal and the
+    paper's seconds.
+    """
+    frame = pd.read_csv(ROOT / "docs/results/gpu/cost.csv")
+    parts = {shape: part.set_index("method") for shape, part in frame.groupby("shape")}
+    pythia, xl = parts["pythia-6.9b"], parts["gpt2-xl"]
+    paper = published("cost").set_index("method")["value"]
+    bare = [
+        f"{x['seconds'] * x['loop']:.3g}"
+        for x in (pythia.loc["attribution"], xl.loc["attribution"])
+    ]
+    rows = [["one bare pass forward and backward", bare[0], "", "", "", bare[1]]]
+    for method, title in GPU_COSTS.items():
+        line = pythia.loc[method]
+        goal, theirs = GOALS.get(method), paper.get(method.partition(",")[0])
+        own = [
+            f"{line['seconds']:g}",
+            f"{line['loop']:g}",
+            *(f"{x:g}" if x else "" for x in (goal, theirs)),
+        ]
+        other = xl.loc[method] if method in xl.index else None
+        rows.append([title, *own, "" if other is None else f"{other['seconds']:g}"])
+    names = ["Pythia-6.9B, seconds", "its loop, times as long", "goal", "the paper, an A6000"]
+    return markdown(["method", *names, "GPT-2-XL, seconds"], rows)
+
+
 def times_table() -> str:
     """Seconds of each task on each model and device."""
     frame = pd.read_csv(ROOT / "docs/results/times.csv")
@@ -1049,6 +1084,19 @@ RIVALS = {
     "selective_synaptic_dampening": "SelectiveSynapticDampening",
     "random": "Random",
 }
+GPU_COSTS = {
+    "activations": "Activations",
+    "attribution": "Attribution",
+    "gradient_alignment": "Gradient Alignment, 4 points",
+    "iterative_attribution": "Iterative Attribution, another text than the first",
+    "integrated_gradients": "Integrated Gradients, 20 points",
+    "slimming": "Slimming, 60 steps, alone",
+    "slimming, 16 in map": "Slimming, 60 steps, 16 in `map`",
+    "hard_concrete": "Hard Concrete, 150 steps, alone",
+    "zero_out, screen=0.05": "Zero-Out, `screen=0.05`",
+    "zero_out": "Zero-Out",
+    "zero_out, loop batched": "Zero-Out, against a loop over 64 at a time",
+}
 TABLES: dict[str, Callable[[], str]] = {
     "agreement": agreement_table,
     "paper-texts-smollm2": lambda: paper_texts_table(
@@ -1056,6 +1104,7 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "paper-sentences-smollm2": lambda: paper_sentences_table(SMOLLM2, PAPER_SENTENCES),
     "cost": cost_table,
+    "gpu": gpu_table,
     "times": times_table,
     "front": front_table,
     "heads": heads_table,

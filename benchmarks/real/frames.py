@@ -11,9 +11,10 @@ import pandas as pd
 from tl_localize.files import prepare_folder, write_text
 
 TEXTS = ["prefix", "suffix"]  # columns that hold the paper's data
-# columns that tests compare, and how far apart two machines may be: after training, and by texts
-# that the model writes, which differ with the last bits of a machine (twice the most that two
-# machines differed on four texts of SmolLM2; of recalls nothing was measured)
+# columns that tests compare, and how far apart two machines may be: after training, by texts that
+# the model writes, which differ with the last bits of a machine, and where neurons nearly tie
+# (twice the most that two CPUs, and a CPU and an H200, differed on four texts of SmolLM2; of
+# recalls nothing was measured)
 TRAINED = ("hard_concrete", "slimming", "hard_concrete_tuned", "slimming_tuned")
 WRITTEN = ("attribution_contrast_1", "iterative_attribution")
 TRAINED_BANDS = {
@@ -27,7 +28,14 @@ TRAINED_BANDS = {
     "delta_own_accuracy": 0.05,
     "delta_others_accuracy": 0.05,
 }
-WRITTEN_BANDS = TRAINED_BANDS | {"delta_self_accuracy": 0.23}
+WRITTEN_BANDS = TRAINED_BANDS | {"delta_self_accuracy": 0.23, "delta_neg_accuracy": 0.036}
+TIED_BANDS = {"delta_self_accuracy": 0.23, "delta_neg_accuracy": 0.003}
+# by method; others agree to 1e-4
+METHOD_BANDS = {
+    **dict.fromkeys(TRAINED, TRAINED_BANDS),
+    **dict.fromkeys(WRITTEN, WRITTEN_BANDS),
+    "gradient_alignment": TIED_BANDS,
+}
 
 
 def write_frame(folder: Path, name: str, frame: pd.DataFrame) -> None:
@@ -85,9 +93,10 @@ def bands(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     in_trained_rows = "recall" in frame or "delta_own_accuracy" in frame
     for method in frame["method"].unique() if "method" in frame else ():
-        of_column = WRITTEN_BANDS if method in WRITTEN else TRAINED_BANDS
-        if method in WRITTEN + TRAINED or in_trained_rows:
-            rows += [
-                {"method": method, "column": name, "band": of_column[name]} for name in columns
-            ]
+        of_column = TRAINED_BANDS if in_trained_rows else METHOD_BANDS.get(method, {})
+        rows += [
+            {"method": method, "column": name, "band": of_column[name]}
+            for name in columns
+            if name in of_column
+        ]
     return pd.DataFrame(rows, columns=["method", "setting", "column", "band"])
