@@ -50,7 +50,7 @@ DRAWN, LEARNED = ("hard_concrete", "iterative_attribution"), ("slimming",)
 WRITTEN = (
     "activation_contrast"  # it draws the texts that the model writes, where a model is trained
 )
-KINDS = ("del", "heads", "inj", "distractors", "rev")  # of frames that are measured here
+KINDS = ("del", "curve", "heads", "inj", "distractors", "rev")  # of frames that are measured here
 N_GROUPS = {"rev": test_rev_table.N_GROUPS, "distractors": test_inj_distractors.N_GROUPS_FULL}
 LEAST = 1e-3  # of a mean accuracy: two machines agreed to 0.1 points, which is all that was kept
 LAST_DIGIT = 6e-8  # of float32, relative
@@ -141,9 +141,9 @@ def bands_of_heads(frame: str, name: str) -> pd.DataFrame:
 
 
 def bands_of_del(frame: str, name: str) -> pd.DataFrame:
-    """The rows of expected/bands.csv for a model's frame of DEL."""
+    """The rows of expected/bands.csv for a model's frame of DEL, at its shares."""
     committed = read_frame(frame)
-    data = benchmark(name)
+    data = replace(benchmark(name), ratios=tuple(committed.index.unique("ratio")))
     others: dict[str, list[pd.DataFrame]] = {
         method: [measured(data, method, seed=seed) for seed in SEEDS] for method in DRAWN
     }
@@ -277,7 +277,7 @@ def main() -> None:
         kind, _, name = frame.partition("-")
         if given.measured:
             found = widened(frame, given.measured, given.machine)
-        elif kind == "del":
+        elif kind in ("del", "curve"):
             found = bands_of_del(frame, name)
         elif kind == "heads":
             found = bands_of_heads(frame, name)

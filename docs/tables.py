@@ -1161,6 +1161,8 @@ FILES = {  # name of the file: the benchmark and the name of its table
     "del": ("del", "del"),
     "del_at_price": ("del", "del_at_price"),
     "del_tests": ("del", "del_tests"),
+    "del_curve": ("curve", "del"),
+    "del_curve_at_price": ("curve", "del_at_price"),
     "inj": ("inj", "inj"),
     "inj_whole_model": ("inj", "inj_across_layers"),
     "inj_tests": ("inj", "inj_tests"),
@@ -1185,9 +1187,12 @@ def injection(model: str, kind: str = "inj") -> InjResults:
 
 def stored_files(model: str) -> dict[Path, str]:
     """The texts of the files of a model."""
-    measured = DelResults(in_order(deletion(model, "del").frame), {}, pd.DataFrame())
+
+    def ablations(kind: str) -> DelResults:
+        return DelResults(in_order(deletion(model, kind).frame), {}, pd.DataFrame())
+
     tables = {
-        "del": del_tables(measured, model),
+        **{kind: del_tables(ablations(kind), model) for kind in ("del", "curve")},
         "inj": inj_tables(injection(model), model),
         "distractors": inj_tables(injection(model, "distractors"), model),
     }

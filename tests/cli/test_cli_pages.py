@@ -110,6 +110,17 @@ def test_known_writes_a_page_of_all_texts_beside_its_file(named, texts, tmp_path
     assert result.stderr.splitlines()[-1].startswith("Next: tl-localize del --model")
 
 
+@pytest.mark.usefixtures("few_planted")
+def test_known_with_one_text_offers_an_edit(named, texts, tmp_path):
+    """DEL needs another text."""
+    one = tmp_path / "one.jsonl"
+    one.write_text(texts.read_text().splitlines()[0] + "\n")
+    out = tmp_path / "known.jsonl"
+    result = invoke(f"known --min-accuracy 0.05 --data {one} --out {out} --model", named)
+    assert result.exit_code == 0 and len(out.read_text().splitlines()) == 1
+    assert result.stderr.splitlines()[-1].startswith("Next: tl-localize erase --model")
+
+
 @pytest.mark.parametrize("command", ["known", "localize --example quotes-056"])
 def test_a_result_is_not_written_into_the_place_of_its_page(command, tmp_path):
     result = invoke(f"{command} --out {tmp_path / 'out.html'}")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tl_localize.execution import RayCluster
 from tl_localize.execution import ray as our_ray
@@ -47,6 +48,10 @@ class FakeRay:
 
     def cluster_resources(self):
         return {"CPU": 2.0}
+
+    def nodes(self):
+        dead = {"Alive": False, "Resources": {"CPU": 64.0}}
+        return [dead, *({"Alive": True, "Resources": {"CPU": 1.0}} for _ in range(2))]
 
     def put(self, work):
         load, make, *rest = work
@@ -163,6 +168,13 @@ def test_cluster_needs_ray_and_a_store(inj, fake, methods, run, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match="pip install ray"):
         run(inj, methods, cluster=cluster)
+
+
+def test_more_threads_than_a_machine_has_cores_are_refused(inj, fake, methods, run, monkeypatch):
+    """A worker would wait for ever."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(ValueError, match=r"at most 1, the cores of the largest .* got 2\. Call"):
+        run(inj, methods, cluster=RayCluster(load=lambda: inj.model))
 
 
 def test_benchmark_is_sent_without_its_model(inj, fake, methods, run, monkeypatch):

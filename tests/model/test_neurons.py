@@ -215,6 +215,12 @@ def test_view_refuses_what_is_no_transformer_lens_model(model):
         NeuronView(model)
 
 
+def test_view_refuses_a_model_that_sees_what_it_would_predict(gpt2_like, monkeypatch):
+    monkeypatch.setattr(gpt2_like.cfg, "attention_dir", "bidirectional")
+    with pytest.raises(ValueError, match=r"with bidirectional attention\. Use a decoder"):
+        NeuronView(gpt2_like)
+
+
 @pytest.mark.parametrize("shape", [(48,), (1, 47), (1, 1, 48)])
 def test_scaled_refuses_a_gate_of_another_shape(gpt2_like, shape):
     block = NeuronView(gpt2_like).scaled({1: torch.ones(shape)})

@@ -70,7 +70,9 @@ def show_known(options: KnownOptions) -> None:
             found.save(options.out)
         else:
             say(f"{options.out} is not written, because no text is known; the page beside it is.")
-    if options.out and n_known:
+    if options.out and n_known == 1:  # DEL needs another text
+        say_next(command("erase", "--model", name, "--data", options.out, "--out", "edited"))
+    elif options.out and n_known:
         dev = () if n_known > N_DEV else ("--n-dev", "0")  # else no text would be left
         say_next(command("del", "--model", name, "--data", options.out, *dev))
     elif len(examples := others.index[others["kind"] != CONTROL]):

@@ -38,8 +38,8 @@ class RayCluster:
 
     Raises:
         ImportError: Ray is not installed.
-        ValueError: less than one worker is asked for, the run has no store, or a worker has
-            another model.
+        ValueError: less than one worker is asked for, the run has no store, this process has more
+            threads than any machine has cores, or a worker has another model.
 
     >>> RayCluster(load=lambda: load_model("reference"), workers=2).workers
     2
@@ -59,7 +59,15 @@ class RayCluster:
             ray.init(address=self.address or "local", log_to_driver=False, include_dashboard=False)
         resources = ray.cluster_resources()
         gpus = int(resources.get("GPU", 0))
-        room = gpus or int(resources["CPU"] / torch.get_num_threads())
+        threads = torch.get_num_threads()
+        most = max(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
+        if not gpus and threads > most:
+            raise ValueError(
+                f"threads must be at most {most:g}, the cores of the largest machine of the "
+                f"cluster, got {threads}. Call torch.set_num_threads, or set OMP_NUM_THREADS, "
+                "before."
+            )
+        room = gpus or int(resources["CPU"] / threads)
         return self.workers or max(1, room)
 
     def __call__(

@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from jaxtyping import Float, Integer
@@ -320,7 +321,7 @@ class Explorer:
             requests += [["card", pair, *neuron] for neuron in shown["top"]]
         answers = {"/".join(map(str, request)): self.answer(request) for request in requests}
         data = json.dumps(self.data | {"answers": answers}).replace("<", "\\u003c")
-        name = f"tl-localize-{id(self)}"
+        name = f"tl-localize-{uuid4().hex}"  # another one where a page holds it twice
         script = SCRIPT.read_text(encoding="utf-8")
         start = f"mount(document.getElementById({name!r}), {data});"
         still = f'<div id="{name}">{self._repr_html_()}</div>'

@@ -64,15 +64,20 @@ class LanguageModel(Protocol):
 
 
 def check_model(model: object) -> None:
-    """Raise TypeError unless it is a model to work with."""
+    """Raise TypeError unless it is a model of TransformerLens, ValueError unless it is causal."""
     # Before Python 3.12 isinstance reads hook_dict, which a Bridge makes anew each time.
     own, names = getattr(model, "__dict__", {}), LanguageModel.__annotations__
-    if all(name in own or hasattr(type(model), name) for name in names):
-        return
-    if not isinstance(model, LanguageModel):
+    is_known = all(name in own or hasattr(type(model), name) for name in names)
+    if not is_known and not isinstance(model, LanguageModel):
         raise TypeError(
             f"model must be a TransformerLens model, got {type(model).__name__}. Make one with "
             "load_model(name_or_path)."
+        )
+    direction = getattr(model.cfg, "attention_dir", "causal")  # pyright: ignore
+    if direction != "causal":
+        raise ValueError(
+            f"model must predict each token from those before it, got a {type(model).__name__} "
+            f"with {direction} attention. Use a decoder, such as GPT-2."
         )
 
 
