@@ -17,6 +17,8 @@ dev texts, which are in no table, at the largest share; the best is the one with
 minus Neg, as in ``tl-localize tune``. Ours are not searched. General text is the same for all: 48
 texts that the model itself writes. BalancedSubnet and Refined Attribution, whose sets are of one
 size, are run for each share.
+
+What is done is kept in the results folder, and a run that was interrupted goes on there.
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ def method_at(name, settings, ratio):
     return replace(method, share=ratio) if name in OF_ONE_SHARE else method
 
 
-def search_settings(dev, grids):
+def search_settings(dev, grids, store=None):
     """The best settings of each method on dev texts, and what each trial scored."""
     from tl_localize.evals.tuning import expand, rank
 
@@ -116,7 +118,8 @@ def search_settings(dev, grids):
         if len(tried) == 1:
             continue
         methods = [method_at(name, some, ratio) for some in settings]
-        ranking = rank(dev.run(methods), ratio)
+        ranking = rank(dev.run(methods, store), ratio)
+        ranking = ranking[ranking["method"] == name]  # a folder has those of all methods
         shown = [json.dumps({axis: found[axis] for axis in grid}) for found in ranking["settings"]]
         for text, score in zip(shown, ranking["score"].round(1), strict=True):
             trials.append({"method": name, "settings": text, "Self - Neg (points)": score})
@@ -124,12 +127,10 @@ def search_settings(dev, grids):
     return best, pd.DataFrame(trials).set_index("method")
 
 
-def measure_curves(benchmark, best, ours):
+def measure_curves(benchmark, best, ours, steps):
     """DEL at each share of a benchmark: ours as they are, the others with their best settings."""
     from tl_localize.evals.deletion.results import DelResults
-    from tl_localize.execution import Steps
 
-    steps = Steps()
     wanted = {name: {} for name in ours} | best
     for ratio in benchmark.ratios:
         methods = [method_at(name, settings, ratio) for name, settings in wanted.items()]
@@ -141,13 +142,15 @@ def measure_curves(benchmark, best, ours):
 def results(model, model_name, request, publish):
     from tl_localize.evals.deletion.benchmark import DelBenchmark
     from tl_localize.evals.settings import del_ratios
+    from tl_localize.execution import Store
     from tl_localize.model.loading import is_reference
 
+    folder = Path(request.config.getoption("--results")) / Path(model_name).name / "rivals"
     limit = request.config.getoption("--limit")
     sequences, n_dev, text = read_data(model, model_name, request)
     ratios = SHARES if is_reference(model_name) else del_ratios(model_name)
     dev = DelBenchmark(model, sequences[:n_dev][:limit], text, ratios=(max(ratios),), n_dev=0)
-    best, trials = search_settings(dev, GRIDS)
+    best, trials = search_settings(dev, GRIDS, Store(folder / "search"))
     publish(
         trials, model_name, "rivals_search", f"Settings searched on {len(dev.sequences)} dev texts"
     )
@@ -155,7 +158,7 @@ def results(model, model_name, request, publish):
     benchmark = DelBenchmark(
         model, sequences, text, ratios=ratios, n_dev=n_dev, n_targets=n_targets
     )
-    measured = measure_curves(benchmark, best, OURS)
+    measured = measure_curves(benchmark, best, OURS, Store(folder / "curves"))
     about = f"mean ± standard error over {n_targets} targets"
     publish(measured.table(), model_name, "rivals", f"Rivals in DEL, {about}")
     publish(measured.at_price(), model_name, "rivals_at_price", f"Rivals at a price, {about}")
@@ -186,6 +189,7 @@ def test_changes_are_the_committed_ones(results, model_name, committed):
 def test_smoke_search_and_curves_of_a_few_short_texts(model, publish, model_name):
     from tl_localize import reference_sequences
     from tl_localize.evals.deletion.benchmark import DelBenchmark
+    from tl_localize.execution import Steps
     from tl_localize.texts.reference import held_out_tokens
 
     if not model_name.startswith("reference"):
@@ -200,7 +204,7 @@ def test_smoke_search_and_curves_of_a_few_short_texts(model, publish, model_name
     dev = replace(benchmark, sequences=short[:2], ratios=(0.1,), n_dev=0)
     best, trials = search_settings(dev, grids | {"contrastive_gradient": {}})
     assert len(trials) == 2 and best["balanced_subnet"]["steps"] in (2, 3)
-    measured = measure_curves(benchmark, best, ["attribution"])
+    measured = measure_curves(benchmark, best, ["attribution"], Steps())
     points = measured.points()
     assert set(points) == {*GRIDS, "attribution", "random"}
     assert all(len(found) == 2 for found in points.values())
