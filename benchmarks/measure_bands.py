@@ -44,6 +44,7 @@ from comparison import (
     read_frame,
     with_means,
 )
+from del_data import shipped_benchmark
 
 N_TARGETS, SEEDS = 2, (1, 2)
 DRAWN, LEARNED = ("hard_concrete", "iterative_attribution"), ("slimming",)
@@ -65,19 +66,12 @@ HOW = {
 
 
 def benchmark(name: str) -> Any:
-    """DEL on the first targets of a shipped model."""
-    from tl_localize import DelBenchmark, load_model
-    from tl_localize.collect.reference_texts import reference_search
-    from tl_localize.evals.settings import DEL_SEQUENCES, del_ratios, drawn_first
+    """DEL on the first targets of a shipped model; its perplexity is not looked at."""
+    from tl_localize import load_model
     from tl_localize.texts.reference import held_out_tokens
 
-    model = load_model(name)
-    search = reference_search(model)
-    found = search.collection(search.run(), n_dev=5)
-    sequences = drawn_first(found.sequences, found.n_dev, seed=0)[:DEL_SEQUENCES]
-    general = held_out_tokens()[:1, :16]  # its perplexity is not looked at
-    how = {"ratios": del_ratios(name), "n_dev": found.n_dev, "n_targets": N_TARGETS}
-    return DelBenchmark(model, sequences, general, **how)
+    few_rows = {"general_tokens": held_out_tokens()[:1, :16]}
+    return shipped_benchmark(load_model(name), N_TARGETS, **few_rows)
 
 
 def with_other_digits(data: Any, seed: int) -> Any:

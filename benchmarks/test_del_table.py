@@ -31,6 +31,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from comparison import differences, indexed, names, read_bands, read_frame
+from del_data import collected, of_collection
 
 HERE = Path(__file__).parent
 # Of the reference models; of others all sequences are targets.
@@ -61,36 +62,21 @@ def files(request):
 
 
 @pytest.fixture(scope="session")
-def collection(model, model_name, files):
-    """What a reference model has memorized of its own training texts."""
-    from tl_localize.collect.reference_texts import reference_search
-
-    if files[0]:
-        return None
-    search = reference_search(model)
-    return search.collection(search.run(), n_dev=5)
+def collection(model, files):
+    return None if files[0] else collected(model)
 
 
 @pytest.fixture(scope="session")
 def benchmark(model, model_name, collection, files, request):
     """DEL on the drawn sequences, for a number of targets."""
     from tl_localize.evals.deletion.benchmark import DelBenchmark
-    from tl_localize.evals.settings import (
-        DEL_GENERAL,
-        DEL_SEQUENCES,
-        del_data,
-        del_ratios,
-        drawn_first,
-    )
+    from tl_localize.evals.settings import del_data, del_ratios
     from tl_localize.texts.readers import Data
-    from tl_localize.texts.reference import held_out_tokens
 
     if collection is None:
         sequences, n_dev, general = del_data(model, Data(source=files[0]), files[1])
     else:
-        n_dev = collection.n_dev
-        general = held_out_tokens()[:DEL_GENERAL]
-        sequences = drawn_first(collection.sequences, n_dev, seed=0)[:DEL_SEQUENCES]
+        sequences, n_dev, general = of_collection(collection)
 
     def make(n_targets):
         limit = request.config.getoption("--limit") or (None if collection is None else n_targets)

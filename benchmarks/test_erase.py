@@ -50,6 +50,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from del_data import read_data
 from edits import (
     ERASED,
     Watch,
@@ -59,7 +60,6 @@ from edits import (
     resurfacing,
     w_out_weights,
 )
-from test_rival_methods import read_data
 
 from tl_localize.stats import paired_test, with_error
 

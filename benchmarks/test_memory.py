@@ -42,7 +42,7 @@ import pandas as pd
 import pytest
 import torch
 from comparison import differences, indexed, read_bands, rows_measured
-from test_rival_methods import read_data
+from del_data import read_data
 
 from tl_localize.stats import with_error
 

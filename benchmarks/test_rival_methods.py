@@ -30,6 +30,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from del_data import read_data
 
 HERE = Path(__file__).parent
 N_TARGETS = 12  # unless --limit says another number
@@ -52,47 +53,6 @@ GRIDS = {
 }
 QUICK = {"hard_concrete": {"steps": [3]}, "balanced_subnet": {"steps": [2, 3]}}
 QUICK |= {"adversarial_hard_concrete": {"steps": [2]}, "selective_pruning": {}}
-
-
-def read_data(model, model_name, request):
-    """Sequences, the dev ones first and the rest in random order; how many are dev ones; general
-    text for the perplexity.
-
-    A shipped model's are collected from its training text. Another model's are those of
-    ``--del-data``, or of the texts that everybody knows and it recites: the best of each category
-    as targets, second best ones as dev texts, and the rest behind them, as others.
-    """
-    from tl_localize.collect.reference_texts import reference_search
-    from tl_localize.evals.settings import (
-        DEL_GENERAL,
-        DEL_SEQUENCES,
-        del_data,
-        drawn_first,
-        read_general_text,
-    )
-    from tl_localize.model.loading import is_reference
-    from tl_localize.texts.known import known
-    from tl_localize.texts.readers import Data
-    from tl_localize.texts.reference import N_DEV, held_out_tokens
-
-    source, general = (
-        Path(value) if (value := request.config.getoption(name)) else None
-        for name in ("--del-data", "--general")
-    )
-    if source:
-        sequences, n_dev, text = del_data(model, Data(source=source), general)
-        return drawn_first(sequences, n_dev), n_dev, text
-    if is_reference(model_name):
-        search = reference_search(model)
-        found = search.collection(search.run(), n_dev=N_DEV)
-        sequences = drawn_first(found.sequences, found.n_dev)[:DEL_SEQUENCES]
-        return sequences, found.n_dev, held_out_tokens()[:DEL_GENERAL]
-    recited = known(model)
-    dev = drawn_first(recited.diverse(place=1), 0)[:N_DEV]
-    chosen = [*dev, *drawn_first(recited.diverse(), 0)]
-    ids = {text.id for text in chosen}
-    rest = [text for text in recited.sequences if text.id not in ids]
-    return [*chosen, *drawn_first(rest, 0)], len(dev), read_general_text(model, general)
 
 
 def method_at(name, settings, ratio):

@@ -16,26 +16,10 @@ from pathlib import Path
 
 import pytest
 from comparison import differences, indexed, read_bands, read_frame, rows_measured
+from del_data import shipped_benchmark
 
 SEEDS = range(5)
 CHANGES = {"delta_self_accuracy": "Self", "delta_neg_accuracy": "Neg"}
-
-
-def data_of(model, n_targets):
-    """DEL's table of a shipped model."""
-    from tl_localize import DelBenchmark
-    from tl_localize.collect.reference_texts import reference_search
-    from tl_localize.evals.settings import DEL_GENERAL, DEL_SEQUENCES, del_ratios, drawn_first
-    from tl_localize.model.neurons import model_name
-    from tl_localize.texts.reference import held_out_tokens
-
-    search = reference_search(model)
-    collection = search.collection(search.run(), n_dev=5)
-    sequences = drawn_first(collection.sequences, collection.n_dev, seed=0)[:DEL_SEQUENCES]
-    how = {"ratios": del_ratios(model_name(model)), "n_dev": collection.n_dev}
-    return DelBenchmark(
-        model, sequences, held_out_tokens()[:DEL_GENERAL], n_targets=n_targets, **how
-    )
 
 
 def measure(benchmark, seeds, steps):
@@ -75,7 +59,7 @@ def rows(model, model_name, request, publish):
         pytest.skip("of the shipped models, whose table is committed")
     folder = Path(request.config.getoption("--results")) / Path(model_name).name
     n_targets = request.config.getoption("--limit") or 25
-    found = measure(data_of(model, n_targets), SEEDS, Store(folder / "seeds"))
+    found = measure(shipped_benchmark(model, n_targets), SEEDS, Store(folder / "seeds"))
     found[["seed", "ratio", "sequence_id", *CHANGES]].round(6).to_csv(
         folder / "seeds.csv", index=False
     )

@@ -24,7 +24,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_rival_methods import read_data
+from del_data import read_data
 
 METHODS = "integrated_gradients,zero_out,activations"
 N_TARGETS = 12
