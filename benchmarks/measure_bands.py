@@ -13,7 +13,8 @@ compared with seed 0. For another machine stands a model each of whose weights i
 the largest difference of a text, over a few texts.
 
 DEL trains nothing but the masks, so the methods that draw or learn are measured. INJ, INJ with
-distractors and REV train the model first, so all methods are measured, over all shares together.
+distractors and REV train the model first, so all methods are measured, over all shares together; so
+are the rivals, most of which draw or learn.
 Perplexity is not measured, and of those methods not compared. In a trained model a token at a tie,
 or a row at the border of a share, may move under any method: what a machine moved under one of them
 is allowed to all.
@@ -32,6 +33,7 @@ import pandas as pd
 import test_del_table
 import test_inj_distractors
 import test_rev_table
+import test_rival_methods
 import torch
 from comparison import (
     BANDS,
@@ -51,7 +53,8 @@ DRAWN, LEARNED = ("hard_concrete", "iterative_attribution"), ("slimming",)
 WRITTEN = (
     "activation_contrast"  # it draws the texts that the model writes, where a model is trained
 )
-KINDS = ("del", "curve", "heads", "inj", "distractors", "rev")  # of frames that are measured here
+# of frames that are measured here
+KINDS = ("del", "curve", "heads", "inj", "distractors", "rev", "rivals")
 N_GROUPS = {"rev": test_rev_table.N_GROUPS, "distractors": test_inj_distractors.N_GROUPS_FULL}
 LEAST = 1e-3  # of a mean accuracy: two machines agreed to 0.1 points, which is all that was kept
 LAST_DIGIT = 6e-8  # of float32, relative
@@ -221,8 +224,30 @@ def bands_of_trained(frame: str, kind: str, name: str) -> pd.DataFrame:
     ]
     n_groups = N_GROUPS.get(kind, 1)
     found = benchmark.run(drawn, shard=(1, n_groups)).frame.astype({"group": str})
-    committed = read_frame(frame)
-    gap = (indexed(found[found["converged"]]) - committed).abs().dropna(how="all")
+    return bands_of_gaps(frame, name, indexed(found[found["converged"]]))
+
+
+def bands_of_rivals(frame: str, name: str) -> pd.DataFrame:
+    """The same of a frame of rivals, at the settings that were searched for them."""
+    from tl_localize import METHODS, load_model
+    from tl_localize.execution import Steps
+
+    model = load_model(name)
+    change_last_digits(model, seed=SEEDS[0])
+    ours = {method: {} for method in test_rival_methods.OURS}
+    best = ours | test_rival_methods.searched(name)
+    drawn = {
+        method: settings | ({"seed": SEEDS[0]} if hasattr(METHODS[method](), "seed") else {})
+        for method, settings in best.items()
+    }
+    benchmark = shipped_benchmark(model, N_TARGETS, ratios=test_rival_methods.SHARES)
+    measured = test_rival_methods.measure_curves(benchmark, drawn, (), Steps())
+    return bands_of_gaps(frame, name, indexed(measured.frame))
+
+
+def bands_of_gaps(frame: str, name: str, measured: pd.DataFrame) -> pd.DataFrame:
+    """The largest difference of each method and column from the committed numbers."""
+    gap = (measured - read_frame(frame)).abs().dropna(how="all")
     n_texts = gap.index.unique("sequence_id").size
     how = f"other last digits of the weights and other seeds, {n_texts} texts of {name}"
     largest_gaps = gap.groupby("method").max().drop("random", errors="ignore")
@@ -273,6 +298,8 @@ def main() -> None:
             found = widened(frame, given.measured, given.machine)
         elif kind in ("del", "curve"):
             found = bands_of_del(frame, name)
+        elif kind == "rivals":
+            found = bands_of_rivals(frame, name)
         elif kind == "heads":
             found = bands_of_heads(frame, name)
         else:

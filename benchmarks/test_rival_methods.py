@@ -87,6 +87,14 @@ def search_settings(dev, grids, store=None):
     return best, pd.DataFrame(trials).set_index("method")
 
 
+def searched(name):
+    """The best settings of each method for a shipped model, as they were published."""
+    path = HERE.parent / "docs" / "results" / name / "rivals_search.csv"
+    trials = pd.read_csv(path).drop_duplicates("method").set_index("method")["settings"]
+    of_one_setting = {method: {} for method in GRIDS}
+    return of_one_setting | {method: json.loads(settings) for method, settings in trials.items()}
+
+
 def measure_curves(benchmark, best, ours, steps):
     """DEL at each share of a benchmark: ours as they are, the others with their best settings."""
     from tl_localize.evals.deletion.results import DelResults
