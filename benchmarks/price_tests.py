@@ -5,43 +5,47 @@ Paired tests in results folders of ``tl-localize del`` or of ``real/test_own_tex
     python benchmarks/price_tests.py FOLDER ...
 
 Self where Neg is -0.5, -1, -3 and -5 is read from the curve of means, as ``DelResults.at_price``
-does, over the n targets that both methods have. The values that are paired are the number of all
-targets plus n - 1 times what it loses without one of them: their mean is the number itself, and
-their standard error its jackknife error. p is that of the two-tailed paired t-test, times the
-number of tests that are made together: prices, methods and folders.
+does, over the n targets that both methods have. The error of the difference is its standard
+deviation over resamples of the targets, and p that of a two-tailed t with n - 1 degrees of freedom,
+times the number of tests that are made together: prices, methods and folders. Where more than a
+twentieth of the resamples never cost the price there is no test.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from tl_localize import DelResults
 from tl_localize.evals.deletion.results import PRICES
 from tl_localize.execution import Store
 from tl_localize.report.saving import to_markdown
-from tl_localize.stats import gain_at, mean_text, paired_test
+from tl_localize.stats import bootstrap_error, gains_at, mean_text
 
 TESTED = "iterative_attribution"
 
 
-def pseudo_values(points: pd.DataFrame, price: float) -> np.ndarray:
-    """Of Self at a price, one for each target (jackknife); nan where the curve is not there."""
-    own, neg = points["self"].to_numpy(), points["neg"].to_numpy()
-    n = len(own)
-    whole = gain_at(price, -neg.mean(0), own.mean(0))
-    without = np.array(
-        [
-            gain_at(price, -np.delete(neg, i, 0).mean(0), np.delete(own, i, 0).mean(0))
-            for i in range(n)
-        ]
-    )
-    return whole + (n - 1) * (without.mean() - without)
+def difference_at(
+    price: float, own: pd.DataFrame, other: pd.DataFrame
+) -> Callable[[np.ndarray], np.ndarray]:
+    """How much more of the target one method takes at a price than another (points; less than 0:
+    more), by the places of the targets, [resample target].
+    """
+    curves = [(-part["neg"].to_numpy(), part["self"].to_numpy()) for part in (own, other)]
+
+    def difference(drawn: np.ndarray) -> np.ndarray:
+        mine, theirs = (
+            gains_at(price, costs[drawn].mean(1), gains[drawn].mean(1)) for costs, gains in curves
+        )
+        return mine - theirs
+
+    return difference
 
 
 def tests_at_prices(results: Mapping[str, DelResults], tested: str = TESTED) -> pd.DataFrame:
@@ -58,13 +62,14 @@ def tests_at_prices(results: Mapping[str, DelResults], tested: str = TESTED) -> 
         for method, other in points.items():
             common = own.index.intersection(other.index)
             for price in PRICES:
-                pair = [pseudo_values(part.loc[common], price) for part in (own, other)]
-                gap = pair[0] - pair[1]
-                if len(common) < 2 or np.isnan(gap).any():
+                more = difference_at(price, own.loc[common], other.loc[common])
+                (found,) = more(np.arange(len(common))[None])
+                error = bootstrap_error(len(common), more)
+                if math.isnan(found) or math.isnan(error):
                     continue
+                p = 2 * stats.t.sf(abs(found) / error, len(common) - 1) if error else 0.0
                 row = {"model": model, "method": method, "price": price, "n": len(common)}
-                row |= {"difference": gap.mean(), "p": paired_test(*pair)}
-                row["standard_error"] = gap.std(ddof=1) / math.sqrt(len(common))
+                row |= {"difference": found, "standard_error": error, "p": p}
                 rows.append(row)
     names = ["model", "method", "price", "n", "difference", "standard_error", "p"]
     table = pd.DataFrame(rows, columns=names)

@@ -80,14 +80,21 @@ def losses(frame_name: str) -> pd.DataFrame:
     return means_with_intervals(frame, "sequence_id", LOSSES)
 
 
-def n_texts(frame_name: str) -> int:
-    """The texts of a frame, of which some methods may have fewer."""
-    return len(read_frame(frame_name).index.unique("sequence_id").drop(MEAN, errors="ignore"))
+def n_texts(frame_name: str, without: list[str]) -> str:
+    """The texts of a method of a frame, as text; the least and the most where methods differ."""
+    rows = read_frame(frame_name).drop(MEAN, level="sequence_id", errors="ignore")
+    rows = rows[~rows.index.isin(without, "method")]
+    texts = rows.reset_index().groupby("method")["sequence_id"].nunique()
+    return f"{texts.min()}" if texts.min() == texts.max() else f"{texts.min()} to {texts.max()}"
 
 
 def draw_losses(panel: Any, table: pd.DataFrame, reach: float, title: str) -> None:
     """The text's loss over that of others, as far as others lose ``reach`` points."""
     draw_methods(panel, table, LOSSES)
+    least = table[LOSSES[0]].groupby("method").min()
+    if beyond := [TUNED.get(name, short_title(name)) for name in least[least > reach].index]:
+        said = "further right: " + ", ".join(beyond)
+        panel.text(0.98, 0.02, said, transform=panel.transAxes, ha="right", size="x-small")
     panel.axline((0, 0), slope=1, color="0.8", linewidth=1, zorder=0)
     panel.set(xlim=(-reach / 40, reach), ylim=(-5, 100))
     finish(panel, "others lose (points of accuracy)", "the text loses (points)", title)
@@ -121,7 +128,7 @@ def del_figure() -> Figure:
         table = losses(name)
         apart = ["integrated_gradients", "attribution_contrast_1"] if "forget" in name else []
         here = table.index.get_level_values("method").isin(apart)
-        title = f"{titles[name]} ({n_texts(name)} texts)"
+        title = f"{titles[name]} ({n_texts(name, apart)} texts)"
         draw_losses(panel, table[~here], 15 if "forget" in name else 4, title)
     return with_legend(list(panels.values()))
 

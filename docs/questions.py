@@ -34,7 +34,11 @@ def with_table(name: str) -> str:
     """A file's text with the table as it should be."""
     text = (ROOT / name).read_text(encoding="utf-8")
     block = f"<!-- docs/questions.py -->\n\n{table(*PLACES[name])}\n\n<!-- end -->"
-    return re.sub(r"<!-- docs/questions.py -->.*?<!-- end -->", lambda _: block, text, flags=re.S)
+    place = re.compile(r"<!-- docs/questions.py -->.*?<!-- end -->", re.S)
+    found, n = place.subn(lambda _: block, text)
+    if n != 1:
+        raise ValueError(f"{name} must have one place for the table of the questions, got {n}.")
+    return found
 
 
 if __name__ == "__main__":

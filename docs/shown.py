@@ -380,7 +380,8 @@ def notebook_picture(notebook: str, ending: str) -> bytes:
 
 def data_of(figure: Any) -> str:
     """What a figure of matplotlib shows, as JSON: its words, and the numbers of lines and bars."""
-    shown: list[Any] = []
+    figure.draw_without_rendering()  # names the ticks
+    shown: list[Any] = [text.get_text() for legend in figure.legends for text in legend.texts]
     for panel in figure.axes:
         lines = [
             [line.get_label(), line.get_xydata().round(4).tolist()] for line in panel.get_lines()
@@ -389,6 +390,11 @@ def data_of(figure: Any) -> str:
             [part.round(4).tolist() for part in bar.get_segments()] for bar in panel.collections
         ]
         words = [panel.get_title(), panel.get_xlabel(), panel.get_ylabel()]
+        words += [text.get_text() for text in panel.texts]
+        for axis in (panel.xaxis, panel.yaxis):
+            words += [label.get_text() for label in axis.get_ticklabels()]
+        if legend := panel.get_legend():
+            words += [text.get_text() for text in legend.texts]
         shown.append({"words": words, "lines": lines, "errors": bars})
     return json.dumps(shown)
 

@@ -32,15 +32,17 @@ from scipy import stats
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from comparison import MEAN, read_frame  # noqa: E402
-from price_tests import tests_at_prices  # noqa: E402
+from price_tests import difference_at, tests_at_prices  # noqa: E402
 from test_cost_table import GOALS  # noqa: E402
 
 from tl_localize import METHODS, DelResults, InjResults  # noqa: E402
+from tl_localize.evals.agreement import METHODS as PAPER_RANKED  # noqa: E402
 from tl_localize.evals.agreement import agreement, published_agreement  # noqa: E402
 from tl_localize.evals.deletion import layers_against_all  # noqa: E402
 from tl_localize.evals.deletion.tables import del_tables  # noqa: E402
 from tl_localize.evals.inj.tables import inj_tables  # noqa: E402
 from tl_localize.evals.rev.results import ORACLES  # noqa: E402
+from tl_localize.evals.settings import default_settings  # noqa: E402
 from tl_localize.paper import published  # noqa: E402
 from tl_localize.report.saving import flat  # noqa: E402
 from tl_localize.stats import bootstrap, gain_at, gains_at, paired_test  # noqa: E402
@@ -75,7 +77,7 @@ COLUMNS = {
     "delta_self_levenshtein": "Self, characters",
     "delta_neg_accuracy": "Neg, points",
     "delta_neg_levenshtein": "Neg, characters",
-    "delta_perplexity": "perplexity",
+    "delta_perplexity": "rise of perplexity",
 }
 REV_PRICE = 5.0  # points that the others lose
 REV_SHARES = (0.2, 0.3, 0.4)
@@ -240,7 +242,7 @@ def against_table(
 
 def difference(model: str, method: str, price: float, added: bool = False) -> str:
     """How much more Iterative Attribution takes at a price, on the texts that both have, or on
-    those of them that Slimming has not.
+    those of them that Slimming has not. Without an interval there is no number.
     """
     points = deletion(model, "forgetting").points()
     ours, other = points["iterative_attribution"], points[method]
@@ -248,17 +250,7 @@ def difference(model: str, method: str, price: float, added: bool = False) -> st
     if added:
         texts = texts.difference(points["slimming"].index)
 
-    curves = [
-        (-frame.loc[texts, "neg"].to_numpy(), frame.loc[texts, "self"].to_numpy())
-        for frame in (ours, other)
-    ]
-
-    def more(drawn: np.ndarray) -> np.ndarray:
-        mine, theirs = (
-            gains_at(price, costs[drawn].mean(1), own[drawn].mean(1)) for costs, own in curves
-        )
-        return mine - theirs
-
+    more = difference_at(price, ours.loc[texts], other.loc[texts])
     (found,) = more(np.arange(len(texts))[None])
     return "-" if np.isnan(found) else with_interval(found, bootstrap(len(texts), more))
 
@@ -293,22 +285,13 @@ def single_layers_table(model: str) -> str:
 
 
 def third_table() -> str:
-    """Self at a price on the third model, of the tables that the command wrote; a curve is read
-    from its first share on.
-    """
-    folder = ROOT / "docs/results/third"
-    prices = pd.read_csv(folder / "del_at_price.csv", index_col="method")
-    shares = pd.read_csv(folder / "del.csv").drop_duplicates("method")  # the first share of each
-    costs = dict(zip(shares["method"], shares["Δ Neg-Acc (points)"], strict=True))
+    """Self at a price on the third model, of the table that the command wrote."""
+    prices = pd.read_csv(ROOT / "docs/results/third/del_at_price.csv", index_col="method")
     columns = {price: f"Self at Neg = -{price:g}" for price in (0.5, 1, 3, 5)}
-    rows: list[list[str]] = []
-    for method, line in prices.iterrows():
-        first = -float(costs[str(method)].split()[0])
-        cells = [
-            str(line[column]) if first <= price else f"costs at least {first:.1f}"
-            for price, column in columns.items()
-        ]
-        rows.append([short(str(method)), *cells])
+    rows = [
+        [short(str(method)), *(str(line[column]) for column in columns.values())]
+        for method, line in prices.iterrows()
+    ]
     return markdown(["method", *(f"Neg = -{price:g}" for price in columns)], rows)
 
 
@@ -587,8 +570,10 @@ def agreement_table() -> str:
         recalls = means(read_frame(inj)["recall"])
         lost = read_frame(deletion_name)["delta_self_accuracy"]
         rows.append([f"{model}, measured here", *tau_cells(agreement(recalls, means(lost)))])
-        few = lost.xs("integrated_gradients", level="method").index.unique("sequence_id")
-        if len(few) < len(lost.index.unique("sequence_id")):
+        compared = lost[lost.index.isin(PAPER_RANKED, "method")]
+        texts = [set(part.index.unique("sequence_id")) for _, part in compared.groupby("method")]
+        few = set.intersection(*texts)
+        if len(few) < len(set.union(*texts)):
             same = lost[lost.index.isin(few, "sequence_id")]
             title = f"{model}, DEL of the {len(few)} texts that all methods have"
             rows.append([title, *tau_cells(agreement(recalls, means(same)))])
@@ -646,9 +631,13 @@ def rev_at_price(curve: pd.DataFrame) -> float:
 
 
 def rev_cell(curve: pd.DataFrame) -> str:
-    """The same as text, which says what the largest share costs where that is less."""
-    found, costs = number(rev_at_price(curve)), curve["delta_others_accuracy"]
-    return f"{found} at {number(costs.iloc[-1])}" if -costs.min() < REV_PRICE else found
+    """The same as text, which says what the largest share costs where that is less, and the first
+    where that is more.
+    """
+    found, costs = number(rev_at_price(curve)), -curve["delta_others_accuracy"]
+    if costs.iloc[0] > REV_PRICE:
+        return f"costs at least {number(costs.iloc[0])}"
+    return f"{found} at {number(-costs.iloc[-1])}" if costs.max() < REV_PRICE else found
 
 
 def rev_at_most(curve: pd.DataFrame) -> float:
@@ -683,7 +672,7 @@ def rev_price_table(methods: Sequence[str]) -> str:
         by_model = [rev_curves(model, group) for group in groups]
         columns += [title, "of the best oracle", f"ahead of Activations, of {len(groups)} models"]
         curves = rev_curves(model)
-        best = min(rev_at_price(curves[name]) for name in ORACLES)
+        best = np.nanmin([rev_at_price(curves[name]) for name in ORACLES])
         for method in methods:
             found = rev_at_price(curves[method])
             ahead = sum(
@@ -691,7 +680,8 @@ def rev_price_table(methods: Sequence[str]) -> str:
                 for curve in by_model
             )
             count = "" if method == "activations" else str(ahead)
-            cells[method] += [rev_cell(curves[method]), f"{100 * found / best:.0f} %", count]
+            share = "" if math.isnan(found) else f"{100 * found / best:.0f} %"
+            cells[method] += [rev_cell(curves[method]), share, count]
     return markdown(columns, list(cells.values()))
 
 
@@ -719,37 +709,32 @@ def front_table() -> str:
         return recall_pair(f"together-{SMOLLM2}", method)
 
     def put_back(method: str) -> str:
-        return number(rev_at_price(rev_curves(GPT2)[method]))
+        return rev_cell(rev_curves(GPT2)[method])
 
     tests = {
         "DEL, SmolLM2: change of the text where others lose 3 points": (
             lost,
-            ("iterative_attribution", PAPERS, "random"),
+            list(prices),
+            ("iterative_attribution", "random"),
         ),
         "INJ with distractors, SmolLM2, 1 %: the text's rows found / the other texts' rows": (
             found,
-            ("gradient_alignment", PAPERS, "row_norm"),
+            read_frame(f"together-{SMOLLM2}").index.unique("method"),
+            ("gradient_alignment", "row_norm"),
         ),
         "REV, shipped gpt2: change of the text where others lose 5 points": (
             put_back,
-            ("activation_contrast_same_kind", PAPERS, "random"),
+            list(rev_curves(GPT2)),
+            ("activation_contrast_same_kind", "random"),
         ),
     }
     rows = []
-    for test, (cell, (ours, papers, control)) in tests.items():
-        known = {name: cell(name) for name in papers if has(cell, name)}
+    for test, (cell, measured, (ours, control)) in tests.items():
+        known = {name: cell(name) for name in PAPER_RANKED if name in measured}
         best = max(known, key=lambda name: leading(known[name]))
         named = {ours: cell(ours), best: known[best], control: cell(control)}
         rows.append([test, *(f"{text} ({plain(name)})" for name, text in named.items())])
     return markdown(["test, and model", "ours", "the best of the paper's", "control"], rows)
-
-
-def has(cell: Callable[[str], str], method: str) -> bool:
-    """Whether a method was measured."""
-    try:
-        return leading(cell(method)) > -math.inf
-    except KeyError:
-        return False
 
 
 def leading(cell: str) -> float:
@@ -833,8 +818,9 @@ def erase_table(model: str) -> str:
         also = [mean_with_interval(rows_of["extracted_1"]), mean_with_interval(rows_of["kl_1"], 3)]
         gap = ""
         if edit != TESTED_EDIT:
-            p = min(1.0, paired_test(tested, rows_of["self_1"]) * (len(edits) - 1))
-            gap = f"{mean_with_interval(tested - rows_of['self_1'])} (p = {power(p)})"
+            both = pd.concat([tested, rows_of["self_1"]], axis=1, keys=["tested", "other"]).dropna()
+            p = np.minimum(1.0, paired_test(both["tested"], both["other"]) * (len(edits) - 1))
+            gap = f"{mean_with_interval(both['tested'] - both['other'])} (p = {power(p)})"
         rows.append([edit_title(edit), *prices, *also, gap])
     prices = [f"Self at Neg = -{price}" for price in ("0.3", "1", "3")]
     also = ["extracted at -1 (%)", "KL at -1", "the default minus it at -1"]
@@ -947,6 +933,22 @@ def times_table() -> str:
     return markdown(["task", *columns], rows).replace(" nan ", "  ")
 
 
+def settings_table() -> str:
+    """The settings of each method, with their defaults."""
+    rows: list[list[str]] = []
+    for name in METHODS:
+        settings = {key: v for key, v in default_settings(name).items() if key != "batch_tokens"}
+        shown = ", ".join(f"`{key}` {setting_text(value)}" for key, value in settings.items())
+        rows.append([f"`{name}`", shown or "none"])
+    return markdown(["method", "settings, and their defaults"], rows)
+
+
+def setting_text(value: object) -> str:
+    if value is None or value == ():
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else f"{value}"
+
+
 def planted_table() -> str:
     """How many planted texts are memorized by the paper's criteria, by repetitions."""
     frames = {
@@ -985,10 +987,6 @@ SHIPPED_METHODS = (
     *("iterative_attribution", "iterative_attribution_contrast_0", "slimming"),
     *("integrated_gradients", "hard_concrete", "attribution", "zero_out"),
     *("gradient_alignment", "activations", "random"),
-)
-PAPERS = (
-    *("hard_concrete", "hard_concrete_tuned", "slimming", "slimming_tuned", "zero_out"),
-    *("integrated_gradients", "activations"),
 )
 FEW = ("iterative_attribution", "attribution_contrast_1", "attribution", "slimming")
 REV_METHODS = (
@@ -1058,7 +1056,7 @@ TASKS = {
     "localize": "`tl-localize localize`, one text",
     "erase": "`tl-localize erase`, one text",
     "inj --limit 1": "`tl-localize inj --limit 1`, all methods",
-    "inj --limit 1, three methods": "`tl-localize inj --limit 1`, three quick methods",
+    "inj --limit 1, three methods": "`tl-localize inj --limit 1 --ratio 0.01`, three quick methods",
     "del --targets 1": "`tl-localize del --targets 1`, all methods",
     "del --targets 1, three methods": "`tl-localize del --targets 1`, three quick methods",
     "rev --groups 1": "`tl-localize rev --groups 1`, all methods, without the learned mask",
@@ -1105,6 +1103,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper-sentences-smollm2": lambda: paper_sentences_table(SMOLLM2, PAPER_SENTENCES),
     "cost": cost_table,
     "gpu": gpu_table,
+    "settings": settings_table,
     "times": times_table,
     "front": front_table,
     "heads": heads_table,
@@ -1163,6 +1162,8 @@ FILES = {  # name of the file: the benchmark and the name of its table
     "del_tests": ("del", "del_tests"),
     "del_curve": ("curve", "del"),
     "del_curve_at_price": ("curve", "del_at_price"),
+    "units_heads": ("heads", "del"),
+    "units_neurons": ("neurons", "del"),
     "inj": ("inj", "inj"),
     "inj_whole_model": ("inj", "inj_across_layers"),
     "inj_tests": ("inj", "inj_tests"),
@@ -1188,11 +1189,13 @@ def injection(model: str, kind: str = "inj") -> InjResults:
 def stored_files(model: str) -> dict[Path, str]:
     """The texts of the files of a model."""
 
-    def ablations(kind: str) -> DelResults:
-        return DelResults(in_order(deletion(model, kind).frame), {}, pd.DataFrame())
+    def ablations(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
+        return del_tables(DelResults(in_order(frame), {}, pd.DataFrame()), model)
 
+    of_units = deletion(model, "heads").frame.groupby("units")
     tables = {
-        **{kind: del_tables(ablations(kind), model) for kind in ("del", "curve")},
+        **{kind: ablations(deletion(model, kind).frame) for kind in ("del", "curve")},
+        **{str(units): ablations(part.drop(columns="units")) for units, part in of_units},
         "inj": inj_tables(injection(model), model),
         "distractors": inj_tables(injection(model, "distractors"), model),
     }

@@ -87,6 +87,8 @@ def test_no_result_was_typed(monkeypatch):
         ("The effect is 5.5 ± 1.3 (p = 0.004).", ["±", "p = 0"]),
         ("A text takes 0.03 s and 17 MiB, 56x faster.", ["0.03 s", "17 MiB", "56x"]),
         ("The oracle reaches 57.4.", ["57.4"]),
+        ("It took 20-30 points, 5 percent and 8.5 GB.", ["20-30 points", "5 percent", "8.5 GB"]),
+        ("24 of 48 tokens are lost, tau is 0.67.", ["24 of 48 tokens", "tau is 0"]),
         ("| Slimming | 1.5 | -30 |\n", ["1.5", "-30"]),
         ("<!-- table: rev -->\n| Slimming | -14.1 |\n<!-- end -->\n", []),
         ("```text\n25 % of 48 tokens\n```\n", []),
@@ -223,6 +225,30 @@ def test_a_picture_of_other_numbers_is_named(monkeypatch):
     monkeypatch.setattr(shown, "figures", lambda: few)
     (wrong,) = shown.check_pictures(write=False)
     assert wrong.startswith("docs/results/reference-gpt2/del_forgetting.png: ")
+
+
+def test_a_picture_of_other_names_is_named(monkeypatch):
+    """The names of its texts stand at the ticks alone."""
+    shown = script("shown", monkeypatch)
+    drawn = script("drawn", monkeypatch)
+    read = drawn.read_table
+
+    def read_renamed(path):
+        table = read(path)
+        return table.assign(id=table["id"][::-1].to_numpy()) if "others.csv" in path else table
+
+    monkeypatch.setattr(drawn, "read_table", read_renamed)
+    (few,) = [item for item in shown.figures().items() if "others-smollm2" in item[0]]
+    monkeypatch.setattr(shown, "figures", lambda: dict([few]))
+    assert len(shown.check_pictures(write=False)) == 1
+
+
+def test_a_page_without_a_place_for_the_questions_is_named(monkeypatch, tmp_path):
+    questions = script("questions", monkeypatch)
+    (tmp_path / "README.md").write_text("<!-- docs/question.py --> <!-- end -->", encoding="utf-8")
+    monkeypatch.setattr(questions, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match=r"README\.md must have one place"):
+        questions.with_table("README.md")
 
 
 def test_links_lead_somewhere_in_the_repository(monkeypatch):

@@ -10,10 +10,10 @@ from scipy import stats as scipy_stats
 from tl_localize.stats import (
     at_cost,
     bootstrap,
+    bootstrap_error,
     compare_with_reference,
     gain_at,
     html_table,
-    jackknife,
     paired_test,
     with_error,
 )
@@ -101,11 +101,13 @@ def test_bootstrap_is_nan_where_the_number_often_does_not_exist():
     assert np.isnan(found).all() and np.isnan(bootstrap(1, lambda drawn: ends[drawn])).all()
 
 
-def test_jackknife_of_a_mean_is_its_standard_error():
-    values = np.array([1.0, 2.0, 4.0, 9.0])
-    means = [np.delete(values, i).mean() for i in range(4)]
-    assert jackknife(means) == pytest.approx(scipy_stats.sem(values))
-    assert math.isnan(jackknife([3.0])) and math.isnan(jackknife([3.0, math.nan]))
+def test_bootstrap_error_of_a_mean_is_its_standard_error():
+    values = np.random.default_rng(1).normal(size=50)
+    found = bootstrap_error(50, lambda drawn: values[drawn].mean(1))
+    assert found == pytest.approx(scipy_stats.sem(values), rel=0.05)
+    few = np.where(np.arange(50) < 25, math.nan, values)
+    assert math.isnan(bootstrap_error(50, lambda drawn: few[drawn].mean(1)))
+    assert math.isnan(bootstrap_error(1, lambda drawn: values[drawn].mean(1)))
 
 
 def test_styled_tables_escape_text_and_shorten_numbers():

@@ -143,18 +143,9 @@ def gains_at(price: float, costs: np.ndarray, gains: np.ndarray) -> np.ndarray:
     return np.where(reached.any(-1) & (costs[:, 0] <= price), found, math.nan)
 
 
-def jackknife(without: Numbers) -> float:
-    """Standard error of a number, from the same number without each of the observations; of a mean
-    it is its standard error.
-    """
-    array = np.asarray(without, dtype=float)
-    n = len(array)
-    return float(array.std() * math.sqrt(n - 1)) if n > 1 else math.nan
-
-
 def at_cost(price: float, costs: np.ndarray, gains: np.ndarray) -> str:
     """The mean gain where the mean cost is first so high, both [observation point], with its
-    jackknife error over observations, as text; ``-`` where the cost never is, and what the first
+    bootstrap error over observations, as text; ``-`` where the cost never is, and what the first
     point costs where that is more.
 
     >>> at_cost(1.0, costs=np.array([[13.9, 20.0]]), gains=np.array([[30.8, 44.7]]))
@@ -166,11 +157,11 @@ def at_cost(price: float, costs: np.ndarray, gains: np.ndarray) -> str:
     found = gain_at(price, costs.mean(0), gains.mean(0))
     if math.isnan(found):
         return "-"
-    without = [
-        gain_at(price, np.delete(costs, i, 0).mean(0), np.delete(gains, i, 0).mean(0))
-        for i in (range(len(costs)) if len(costs) > 1 else ())
-    ]
-    return mean_text(found, jackknife(without))
+
+    def gain(drawn: np.ndarray) -> np.ndarray:
+        return gains_at(price, costs[drawn].mean(1), gains[drawn].mean(1))
+
+    return mean_text(found, bootstrap_error(len(costs), gain))
 
 
 def bootstrap(
@@ -188,15 +179,37 @@ def bootstrap(
     >>> 1 < low < 4 < high < 9
     True
     """
-    if n < 2:
+    found = _resampled(n, statistic, n_resamples, seed)
+    if found is None:
         return math.nan, math.nan
+    low, high = np.percentile(found, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def bootstrap_error(
+    n: int, statistic: Callable[[np.ndarray], np.ndarray], n_resamples: int = 2000, seed: int = 0
+) -> float:
+    """Standard error of a number by resampling, as ``bootstrap`` does; nan where that is. It is the
+    deviation over resamples times sqrt(n / (n - 1)), so that of a mean it is the usual one.
+
+    >>> values = np.array([1.0, 2.0, 4.0, 9.0])
+    >>> round(bootstrap_error(4, lambda drawn: values[drawn].mean(1)), 1)
+    1.8
+    """
+    found = _resampled(n, statistic, n_resamples, seed)
+    return math.nan if found is None else float(found.std() * math.sqrt(n / (n - 1)))
+
+
+def _resampled(
+    n: int, statistic: Callable[[np.ndarray], np.ndarray], n_resamples: int, seed: int
+) -> np.ndarray | None:
+    """The number in each resample where it exists; None where it does not in too many."""
+    if n < 2:
+        return None
     draws = np.random.default_rng(seed).integers(n, size=(n_resamples, n))
     found = statistic(draws)
     known = found[np.isfinite(found)]
-    if len(known) < 0.95 * n_resamples:
-        return math.nan, math.nan
-    low, high = np.percentile(known, [2.5, 97.5])
-    return float(low), float(high)
+    return known if len(known) >= 0.95 * n_resamples else None
 
 
 def rank_agreement(first: Numbers, second: Numbers) -> tuple[float, float]:

@@ -649,3 +649,21 @@ def test_known_says_what_to_do_where_nothing_is_known(run, monkeypatch):
     assert result.stderr.splitlines()[-1].startswith(
         "Next: tl-localize collect --model reference-gpt2 --data CORPUS finds texts"
     )
+
+
+def test_localize_says_where_it_names_more_than_the_method_looked_for(gpt2_like, capsys):
+    from tl_localize import Attribution, GradientAlignment, IterativeAttribution, NeuronScores
+    from tl_localize.cli.one_text import say_beyond
+    from tl_localize.model.neurons import NeuronView
+
+    view = NeuronView(gpt2_like)
+    scores = NeuronScores(torch.rand(view.size))
+    method = IterativeAttribution(share=0.1)
+    for other in (Attribution(), GradientAlignment(share=0.1)):
+        say_beyond(other, view, scores.top_k(0.5))
+    say_beyond(method, view, scores.top_k(0.1))
+    assert not capsys.readouterr().err
+    say_beyond(method, view, scores.top_k(0.3))
+    said = " ".join(capsys.readouterr().err.split())
+    assert "looks for 10 % of each layer" in said
+    assert "--set iterative_attribution.share=0.3" in said

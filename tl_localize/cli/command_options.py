@@ -187,10 +187,14 @@ class InjOptions:
     ] = None
     seed: Seed = 0
     learning_rate: Annotated[
-        float | None, Parameter(help="Of the injection. Default: the paper's, by ratio.")
+        float | None,
+        Parameter(
+            help="Of the injection. Default: the paper's up to a ratio of 0.02; ours for larger "
+            "ones and with distractors."
+        ),
     ] = None
     max_steps: Annotated[
-        int | None, Parameter(help="Of the injection. Default: the paper's, by ratio.")
+        int | None, Parameter(help="Of the injection. Default: as of the learning rate.")
     ] = None
     distractors: Distractors = 0
     run: RunOptions = field(default_factory=RunOptions)
@@ -206,13 +210,16 @@ class DelOptions:
     methods: MethodOptions = field(default_factory=MethodOptions)
     ratio: Annotated[
         tuple[float, ...],
-        Parameter(help="Shares to ablate. Default: the paper's, or by --max-others-lost."),
+        Parameter(
+            help="Shares to ablate. Default: the paper's on its models, ours on shipped ones, else "
+            "by --max-others-lost."
+        ),
     ] = ()
     max_others_lost: Annotated[
         float | None,
         Parameter(
             help="Without --ratio ablate 1, 2, 4, ... of each layer until the others lose more "
-            "than so many points (Neg). Default: 1 for models that the paper does not have."
+            "than so many points (Neg). Default: 1 where --ratio has none."
         ),
     ] = None
     limit: Annotated[

@@ -203,7 +203,10 @@ def status(folder: Folder, /) -> None:
 
 
 @app.command(group=A_FOLDER, sort_key=2)
-def table(folder: Folder, /) -> None:
+def table(
+    folder: Annotated[Path, Parameter(help="Results folder of tl-localize inj, del, rev or tune.")],
+    /,
+) -> None:
     """All tables and figures from a results folder alone, into it; the model is not needed.
 
     Exit status 1: something failed, is missing or did not converge.

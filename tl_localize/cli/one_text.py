@@ -2,6 +2,7 @@
 does.
 """
 
+import math
 from collections.abc import Mapping
 
 import pandas as pd
@@ -29,7 +30,7 @@ from tl_localize.execution.run import show_progress
 from tl_localize.files import check_out_file, prepare_folder
 from tl_localize.methods import Attribution, IterativeAttribution, Localizer
 from tl_localize.metrics import accuracy, check_recited, perplexity
-from tl_localize.model.neurons import LanguageModel
+from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.paper import short_title
 from tl_localize.report.layer_ablation import ablate_layers
 from tl_localize.report.terminal import bars, plain_table, show
@@ -107,6 +108,7 @@ def localize_text(options: LocalizeOptions) -> None:
     else:
         chosen = scores.top_k(options.ratio, first_layer=first_layer)
     show_chosen(model, sequence, scores, chosen, options)
+    say_beyond(method, NeuronView(model, chosen.units), chosen)
     if options.out:
         prepare_folder(options.out.parent)
         scores.save(options.out)
@@ -117,6 +119,20 @@ def localize_text(options: LocalizeOptions) -> None:
         page = " No page is written." if options.out else ""
         say(f"The model recites no token of the text, so there is nothing to forget.{page}")
     say_next(next_step(options))
+
+
+def say_beyond(method: Localizer, neurons: NeuronView, chosen: NeuronSet) -> None:
+    """Tell where more units are named than the method looked for."""
+    share = getattr(method, "share", None)
+    if share is None or method.chosen_from(neurons) is None:
+        return
+    named = count_of_layer(chosen)
+    if named > max(1, round(share * neurons.n_neurons)):
+        say(
+            f"{short_title(method.name)} looks for {in_percent(share)} of each layer, its share; "
+            f"the others are in an order that it did not try. --set {method.name}.share="
+            f"{math.ceil(20 * named / neurons.n_neurons) / 20:g} looks for more."
+        )
 
 
 def next_step(options: LocalizeOptions) -> str:
@@ -198,9 +214,13 @@ def read_text(options: LocalizeOptions, model: LanguageModel) -> MemorizedSequen
 
 def share_of_layers(chosen: NeuronSet) -> str:
     """How many units of each layer a set has, as text: the same number in each."""
-    n_units = chosen.mask.shape[1]
-    count = len(chosen) // int(chosen.mask.any(1).sum())
+    count, n_units = count_of_layer(chosen), chosen.mask.shape[1]
     return f"{quantity(count, chosen.units.one)} of each layer ({in_percent(count / n_units)})"
+
+
+def count_of_layer(chosen: NeuronSet) -> int:
+    """How many units of each layer a set has, the same number in each."""
+    return len(chosen) // int(chosen.mask.any(1).sum())
 
 
 def show_chosen(

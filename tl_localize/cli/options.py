@@ -126,7 +126,8 @@ class SequenceOptions:
         int | str | None,
         Parameter(
             converter=parse_prefix,
-            help="Prompt tokens, or the column of their number. Default: what rows say, or 32.",
+            help="Prompt tokens, or the column of their number. Default: what rows say, or 32 (in "
+            "erase the first third of a text of less than 48).",
         ),
     ] = None
     n_suffix: Annotated[
@@ -145,7 +146,8 @@ General = Annotated[
     Parameter(
         validator=EXISTS,
         group=THE_DATA,
-        help="Tokens [sequence pos] for the perplexity. Default: the collection's, or docstrings.",
+        help="Tokens [sequence pos] for the perplexity. Default: Python's docstrings; in del and "
+        "tune, of a folder of collect, its own.",
     ),
 ]
 

@@ -123,7 +123,7 @@ class DelResults(Measured):
 
         The curve is linear between the ratios. Where its first ratio costs more than the price, the
         cell says how much: nothing was measured below it. ``-`` means that the curve ends before
-        this price; ``the curve ends at`` says where. Errors are jackknife errors over targets. A
+        this price; ``the curve ends at`` says where. Errors are bootstrap errors over targets. A
         number has no error if the curve, without one of its targets, ends before the price.
 
         Returns:

@@ -96,7 +96,7 @@ class RevResults(Measured):
 
         The first is on the curve of each method, which is linear between the shares. Where the
         curve ends before, it is own at the largest share and what that costs, and where the first
-        share costs more, what that costs. Errors are over models (of the first, jackknife errors);
+        share costs more, what that costs. Errors are over models (of the first, by bootstrap);
         one model has none.
 
         Args:
