@@ -11,10 +11,15 @@ import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from pydoc import locate
 from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parents[1]
-LINK = re.compile(r"\]\(([^()\s]+)\)|(?:src|href)=\"([^\"]+)\"")
+LINK = re.compile(
+    r"\]\(<?([^()\s<>]+(?:\([^()\s]*\)[^()\s<>]*)?)>?(?:\s+\"[^\"]*\")?\)"
+    r"|(?:src|href)=\"([^\"]+)\"|^\[[^\]\n]+\]:\s*(\S+)",
+    re.M,
+)
 RAW = re.compile(r"\]\[[\w.]+\]")  # [text][name], which only the site resolves
 CODE = re.compile(r"<!--.*?-->|^```.*?^```|`[^`\n]*`", re.S | re.M)
 
@@ -80,8 +85,16 @@ def headings(text: str) -> list[str]:
 
 
 def in_api(anchor: str, anchors: set[str]) -> bool:
-    """Whether a page of the API shows this name, or the class or module that it is of."""
-    return any(anchor == name or anchor.startswith(f"{name}.") for name in anchors)
+    """Whether a page has this anchor; of a page of the API, whether it shows the name, or the class
+    or module that it is of, and the package has it.
+    """
+    if anchor in anchors:
+        return True
+    whole, _, name = anchor.rpartition(".")
+    shown = any(anchor.startswith(f"{each}.") for each in anchors)
+    return shown and (
+        locate(anchor) is not None or name in getattr(locate(whole), "__annotations__", {})
+    )
 
 
 def dead_links_of_files(root: Path) -> list[str]:
@@ -98,7 +111,7 @@ def dead_links_of_files(root: Path) -> list[str]:
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             missing = not target.exists()
-            if parts.fragment and target.suffix == ".md" and not missing:
+            if parts.fragment and target.suffix in (".md", ".ipynb") and not missing:
                 missing = not in_api(parts.fragment, anchors_of(target))
             if missing:
                 dead.append(f"{name}: {link}")

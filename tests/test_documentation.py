@@ -258,12 +258,19 @@ def test_links_lead_somewhere_in_the_repository(monkeypatch):
 def test_dead_links_of_the_repository_are_named(monkeypatch, tmp_path):
     (tmp_path / "docs").mkdir()
     text = "# A\n[x](notebooks/x.ipynb) [y][tl_localize.Y] [z](#b) [a](#a) `[n](no.md)`\n"
+    text += '[t](t.md "title") [s](<s.md>) [c](c(1).md)\n[d]: d.md\n::: tl_localize\n'
+    text += "[g](#tl_localize.Gone) [h](#tl_localize.HardConcrete.map)\n"
     (tmp_path / "docs" / "a.md").write_text(text, encoding="utf-8")
     dead = script("check_links", monkeypatch).dead_links_of_files(tmp_path)
     assert [line.partition(": ")[2] for line in dead] == [
         "][tl_localize.Y] is read by the site alone",
         "notebooks/x.ipynb",
         "#b",
+        "t.md",
+        "s.md",
+        "c(1).md",
+        "d.md",
+        "#tl_localize.Gone",
     ]
 
 

@@ -64,6 +64,12 @@ def test_save_and_load_keep_everything(gpt2_like, corpus, tmp_path):
     assert vars(loaded.report) == vars(found.report)
 
 
+@pytest.mark.parametrize(("n_dev", "n_max"), [(1.5, None), (1, 2.5), (-1, None), (2, 2)])
+def test_a_draw_of_no_whole_number_is_refused_before_the_search(gpt2_like, n_dev, n_max):
+    with pytest.raises(ValueError, match=r"n_(dev|max) must be"):
+        collect_memorized(gpt2_like, iter(()), n_dev=n_dev, n_max=n_max)
+
+
 def test_load_names_what_is_broken(gpt2_like, corpus, tmp_path):
     collect_memorized(gpt2_like, corpus(gpt2_like), CRITERIA, n_dev=2, decode=letters).save(
         tmp_path

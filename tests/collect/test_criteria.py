@@ -26,6 +26,8 @@ from tl_localize.collect.criteria import (
         ({"max_distance": -1}, "max_distance"),
         ({"max_jaccard": 1.5}, "max_jaccard"),
         ({"ngram": 81}, "ngram"),
+        ({"n_prefix": 2.5}, "n_prefix must be a whole number"),
+        ({"min_distinct": 3.5}, "min_distinct must be a whole number"),
     ],
 )
 def test_criteria_refuse(changes, message):

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -72,16 +73,42 @@ def test_ablation_takes_the_smallest_set_of_the_order(model, texts, how):
 
 
 @pytest.mark.parametrize("edit", ["rows", "ablate"])
-def test_the_price_bounds_the_edit(model, texts, how, general, edit):
-    bounds = {"max_others_lost": 100, "max_perplexity_rise": 3}
-    how = how | bounds | {"max_recited": 0}
-    erasure = erase(model, texts[0], edit=edit, share=0.5, learning_rate=0.005, **how)
-    watched = general[::2]
-    before = perplexity(model, watched)
+@pytest.mark.parametrize("bound", [{"max_perplexity_rise": 3}, {"max_others_lost": 1}])
+def test_an_edit_ends_at_its_price(model, texts, how, edit, bound):
+    how = how | {"max_recited": 0, "share": 0.5, "learning_rate": 0.0005}
+    free = erase(model, texts[0], edit=edit, **how)
+    ((name, limit),) = bound.items()
+    assert getattr(free.watched, name.removeprefix("max_")) > limit
+    assert erase(model, texts[0], edit=edit, **how | bound).within_price
+
+
+def test_the_price_is_what_others_lose_and_general_text_gains(model, texts, how, general):
+    how = how | {"share": 1, "learning_rate": 0.02, "max_steps": 8, "max_recited": 0}
+    erasure = erase(model, texts[0], **how)
+    watched, unseen = texts[1:][::2], texts[1:][1::2]
+    was = [perplexity(model, part) for part in (general[::2], general[1::2])]
     with erasure.applied(model):
-        rise = 100 * (perplexity(model, watched) / before - 1)
-    assert erasure.watched.perplexity_rise == pytest.approx(rise)
-    assert erasure.within_price == (rise <= 3)
+        lost = [100 * float(1 - accuracy(model, part).mean()) for part in (watched, unseen)]
+        now = [perplexity(model, part) for part in (general[::2], general[1::2])]
+    assert min(lost) > 1
+    for price, own, old, new in zip((erasure.watched, erasure.price), lost, was, now, strict=True):
+        assert price.others_lost == pytest.approx(own, abs=1e-3)
+        assert price.perplexity_rise == pytest.approx(100 * (new / old - 1), rel=1e-3)
+
+
+def test_each_step_unlearns_the_text_and_holds_general_text(model, texts, how, monkeypatch):
+    module = import_module("tl_localize.erasure.erase")
+    used = []
+    add = module.add_gradients
+
+    def spy(view, rows, some, objective):
+        used.append((objective.__name__, len(some), some[0].tokens.tolist()))
+        add(view, rows, some, objective)
+
+    monkeypatch.setattr(module, "add_gradients", spy)
+    erase(model, texts[0], max_steps=2, **how)
+    assert [step[:2] for step in used] == [("mean_unlikelihood", 1), ("batch_loss", 4)] * 2
+    assert used[0][2] == texts[0].tokens.tolist()
 
 
 def test_a_price_that_no_edit_keeps_is_told_and_nothing_is_written(model, texts, how, tmp_path):

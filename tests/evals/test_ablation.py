@@ -6,6 +6,8 @@ import torch
 from noise import Noise
 
 from tl_localize import accuracy, perplexity
+from tl_localize.evals.ablation import resampled
+from tl_localize.model.neurons import NeuronView
 
 RATIO = 0.2
 
@@ -51,3 +53,12 @@ def test_resample_depends_on_the_seed_alone(gpt2_like, benchmark_of):
     first = run()
     assert first.equals(run())
     assert not first.equals(run(seed=1))
+
+
+def test_each_target_has_its_own_draw(gpt2_like, general):
+    view = NeuronView(gpt2_like)
+    _, cache = gpt2_like.run_with_cache(general)
+    acts = cache["blocks.1.mlp.hook_post"][:, 1:].flatten(0, 1)
+    for target in (0, 3):
+        drawn = int(np.random.default_rng([0, target]).integers(len(acts)))
+        torch.testing.assert_close(resampled(general, 0, view, target)[1], acts[drawn])

@@ -105,6 +105,37 @@ def test_layers_against_all_compares_target_by_target(gpt2_like, benchmark_of):
     assert (row["n_layers"], row["n"]) == (len(single), 5)
 
 
+def test_layers_against_all_counts_the_layers_that_erase_as_much():
+    lost = {
+        None: (-0.5, -0.6, -0.4),
+        0: (-0.9, -0.9, -0.9),
+        1: (-0.1, -0.2, 0.0),
+        2: (-0.3, -0.2, -0.2),
+        3: (-0.6, -0.5, -0.7),
+    }
+    about = {"method": "noise", "ratio": 0.1, "multiple": 1}
+    rows = [
+        about | {"layer": layer, "sequence_id": i, "delta_self_accuracy": change}
+        for layer, changes in lost.items()
+        for i, change in enumerate(changes)
+    ]
+    (row,) = layers_against_all(pd.DataFrame(rows)).to_dict("records")
+    assert (row["best_layer"], row["layers_ahead"], row["n_layers"]) == (3, 1, 3)
+    mean = (-10 - 70 / 3 - 60) / 3
+    assert (row["all"], row["best"], row["mean_layer"]) == pytest.approx((-50, -60, mean))
+    assert row["p_value"] < 0.05
+
+
+def test_del_takes_the_best_neurons_of_the_whole_model(neox_like, benchmark_of):
+    from noise import Noise
+
+    benchmark = benchmark_of(neox_like, per="model", ratios=(0.1,), n_targets=2)
+    frame = benchmark.run([Noise()]).frame.query("method == 'noise'")
+    for row, target in zip(frame.to_dict("records"), benchmark.targets, strict=True):
+        chosen = Noise()(neox_like, target).top_k(0.1, per="model", first_layer=1)
+        assert (row["n_neurons"], row["n_layers"]) == (len(chosen), 2) == (11, 2)
+
+
 def test_del_takes_a_number_of_neurons_of_the_whole_model(gpt2_like, benchmark_of):
     from noise import Noise
 

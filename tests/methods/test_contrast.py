@@ -4,10 +4,17 @@ time.
 
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 from oracles import gate_gradient_of, mean_probability
 
-from tl_localize import ActivationContrast, Attribution, MemorizedSequence, MLPNeurons
+from tl_localize import (
+    ActivationContrast,
+    Attribution,
+    MemorizedSequence,
+    MLPNeurons,
+    SelectivePruning,
+)
 from tl_localize.methods import contrast
 from tl_localize.model.neurons import NeuronView
 
@@ -109,3 +116,14 @@ def test_texts_are_written_once_until_a_weight_changes(gpt2_like, sequences, mon
     assert len(written) == 3
     gpt2_like.blocks[1].mlp.W_out.data[7] -= 1
     torch.testing.assert_close(method(gpt2_like, sequences[0]).values, before[0])
+
+
+@pytest.mark.parametrize("kind", [ActivationContrast, SelectivePruning])
+def test_another_seed_has_other_general_text_on_the_same_model(gpt2_like, sequence, kind):
+    first, second = (kind(seed=seed)(gpt2_like, sequence).values for seed in (0, 1))
+    assert not torch.equal(first, second)
+
+
+def test_general_text_of_activation_contrast_is_written_after_one_token(gpt2_like):
+    texts = ActivationContrast().general_text(NeuronView(gpt2_like))
+    assert {text.n_prefix for text in texts} == {1}

@@ -118,3 +118,9 @@ def test_zero_out_screens_the_neuron_that_writes_most_and_the_one_with_the_highe
     written = cache["blocks.1.mlp.hook_post"][0].norm(dim=0) * llama_like.W_out[1].norm(dim=-1)
     highest = Attribution()(llama_like, sequence).values[1].argmax()
     assert scores.exact is not None and scores.exact.mask[1, [written.argmax(), highest]].all()
+
+
+def test_the_sample_of_a_screen_follows_the_seed(gpt2_like, sequence):
+    screened = [ZeroOut(screen=0.1, screen_sample=5, seed=seed) for seed in (0, 1)]
+    first, second = (method(gpt2_like, sequence).exact.mask for method in screened)
+    assert not torch.equal(first, second)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from tl_localize.checks import check_seed
+from tl_localize.checks import check_count, check_seed
 from tl_localize.collect.criteria import NEAR, Criteria, Report
 from tl_localize.collect.duplicates import near_duplicates
 from tl_localize.collect.filter import Row
@@ -124,6 +124,9 @@ class Collection:
 def check_draw(n_dev: int, n_max: int | None, seed: int = 0) -> None:
     """Raise ValueError unless the draw leaves sequences for the test, and its seed is one."""
     check_seed(seed, bits=32)
+    check_count(0, n_dev=n_dev)
+    if n_max is not None:
+        check_count(n_max=n_max)
     if n_dev < 0 or (n_max is not None and n_max <= n_dev):
         raise ValueError(f"n_dev must be at least 0 and below n_max={n_max}, got {n_dev}.")
 

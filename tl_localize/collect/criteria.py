@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from tl_localize.checks import Real, check_between
+from tl_localize.checks import Real, check_between, check_count
 
 SHORT, REPETITIVE, INACCURATE = "too short", "few distinct tokens in the true suffix", "accuracy"
 REPEATED, DISTANT, MONOTONOUS = (
@@ -49,10 +49,12 @@ class Criteria:
     ngram: int = 5
 
     def __post_init__(self) -> None:
-        check_between(1, math.inf, n_prefix=self.n_prefix, n_suffix=self.n_suffix)
+        check_count(n_prefix=self.n_prefix, n_suffix=self.n_suffix)
         check_between(0, math.inf, max_distance=self.max_distance)
         check_between(0, 1, min_accuracy=self.min_accuracy, max_jaccard=self.max_jaccard)
+        check_count(0, min_distinct=self.min_distinct)
         check_between(0, self.n_suffix, min_distinct=self.min_distinct)
+        check_count(ngram=self.ngram)
         check_between(1, self.length, ngram=self.ngram)
 
     @property

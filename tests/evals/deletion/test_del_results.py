@@ -9,6 +9,7 @@ from noise import Noise, letters
 from scipy.stats import ttest_rel
 
 from tl_localize import DelResults, accuracy, levenshtein, perplexity
+from tl_localize.evals.deletion.results import self_and_others
 from tl_localize.execution import Steps
 
 
@@ -173,3 +174,16 @@ def test_ratios_that_take_as_many_units_of_the_model_have_a_block_each(measured)
     frame = results.frame.assign(per="model", n_neurons=7)
     both = DelResults(frame, {}, pd.DataFrame())
     assert len(both.table()) == len(frame.groupby(["ratio", "method"]))
+
+
+def test_what_was_before_leaves_the_target_out_of_the_others():
+    levels = {"perplexity": 20.0, "perplexity_base2": 8.0}
+    before = [
+        {"accuracy": accuracy, "levenshtein": distance, **levels}
+        for accuracy, distance in ((1.0, 0), (0.9, 2), (0.8, 4))
+    ]
+    change = {"accuracy": [-0.5, 0, -0.1], "levenshtein": [9, 1, 2], **levels}
+    row = self_and_others(0, change, before)
+    assert (row["self_accuracy_before"], row["self_levenshtein_before"]) == (1.0, 0)
+    assert row["neg_accuracy_before"] == pytest.approx(0.85) and row["neg_levenshtein_before"] == 3
+    assert row["delta_neg_accuracy"] == pytest.approx(-0.05)

@@ -1,6 +1,8 @@
 """INJ on tiny random models, with answers known by construction."""
 
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 
 import pandas as pd
 import pytest
@@ -12,6 +14,7 @@ from tl_localize import (
     MemorizedSequence,
     NeuronScores,
     RandomBaseline,
+    inject_together,
 )
 
 
@@ -132,3 +135,34 @@ def test_a_function_with_the_name_of_a_control_is_refused(benchmark):
 
     with pytest.raises(ValueError, match="methods must not have the name of a control"):
         benchmark.run([random])
+
+
+def test_groups_are_injected_with_seeds_in_a_row(together):
+    seeds = [group.seed for group in replace(together, seed=5).groups()]
+    assert seeds == list(range(5, 5 + len(seeds))) and len(seeds) > 1
+
+
+def test_rows_of_a_group_are_those_of_its_injection(together):
+    """Recall of each sentence's own rows and of the others', and what its injection says."""
+    frame = together.run([Activations()]).frame.query("method == 'activations' and multiple == 2")
+    how = {**together.training, "ratio": together.ratio}
+    for group in together.groups():
+        joint = inject_together(together.model, group.sequences, seed=group.seed, **how)
+        with joint.applied(together.model):
+            scores = [Activations()(together.model, sequence) for sequence in group.sequences]
+        for own, found, sequence in zip(joint.injections, scores, group.sequences, strict=True):
+            is_own = (frame["group"] == group.name) & (frame["sequence_id"] == sequence.id)
+            (row,) = frame[is_own].to_dict("records")
+            others = reduce(or_, [each.neurons for each in joint.injections if each is not own])
+            for name, per in (("", "layer"), ("_across_layers", "model")):
+                top = found.top_k(2 * together.ratio, per=per)
+                assert row[f"recall{name}"] == top.recall_of(own.neurons)
+                assert row[f"foreign_recall{name}"] == top.recall_of(others)
+            assert (row["converged"], row["loss"]) == (own.converged, float(own.losses[-1]))
+
+
+@pytest.mark.parametrize(("ratio", "expected"), [(0.02, (0.01, 200)), (0.021, (0.003, 400))])
+def test_training_follows_the_ratio(benchmark, ratio, expected):
+    open_ones = replace(benchmark, ratio=ratio, learning_rate=None, max_steps=None)
+    training = open_ones.training
+    assert (training["learning_rate"], training["max_steps"]) == expected

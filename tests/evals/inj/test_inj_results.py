@@ -27,6 +27,20 @@ def test_tests_compare_with_a_reference(benchmark):
     assert (tests["level"] == 0.05 / 3).all()
 
 
+def test_tests_ask_whether_more_is_recalled(benchmark):
+    frame = benchmark.run([Noise(), Noise("integrated_gradients", 5)]).frame
+    frame = frame.assign(converged=True)
+    results = {}
+    for rise in (-0.3, 0.3):
+        own = frame["method"] == "noise"
+        jitter = frame["sequence_id"].str[-1].astype(int) / 100
+        base = 0.5 + jitter**2
+        moved = frame.assign(recall=base.where(~own, base + rise + jitter))
+        tests = InjResults(moved).tests().query("method == 'noise'")
+        results[rise] = tests["p_value"]
+    assert (results[0.3] < 0.05).all() and (results[-0.3] > 0.95).all()
+
+
 @pytest.mark.parametrize("across", [False, True])
 def test_summary_holds_the_numbers_of_the_table(joint_results, across):
     results = replace(joint_results, frame=joint_results.frame.assign(converged=True))

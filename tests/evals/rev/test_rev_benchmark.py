@@ -344,3 +344,40 @@ def test_rev_without_gradients_of_the_caller(brief, mode):
         found = once.run([Activations()]).frame
     wanted = once.run([Activations()]).frame
     assert found.equals(wanted)
+
+
+def test_oracle_in_rounds_puts_back_what_earlier_rounds_chose(gpt2_like, make_sequences):
+    """8 of 48 units of each layer in each of 3 rounds, against a loop."""
+    from tl_localize.evals.rev.oracles import Change, Gradients
+    from tl_localize.injection.recipes import (
+        Recipe,
+        assigned,
+        learn,
+        read_units,
+        units_replaced,
+    )
+    from tl_localize.metrics import mean_log_odds
+    from tl_localize.model.neurons import NeuronView
+    from tl_localize.sequences import SequenceBatch
+
+    group = make_sequences((8, 1), (7, 1), d_vocab=50)
+    learned = learn(gpt2_like, group, Recipe(learning_rate=0.01, max_steps=40))
+    view = NeuronView(gpt2_like)
+    before = read_units(view)
+    order: list[list[int]] = [[], []]
+    with assigned(gpt2_like, learned.weights):
+        change = Change(view, group, list(learned.weights), before, read_units(view))
+        batch = SequenceBatch.of(group[:1])
+        for _ in range(3):
+            gone = torch.zeros(2, 48, dtype=torch.bool)
+            for layer, units in enumerate(order):
+                gone[layer, units] = True
+            with units_replaced(view, gone, before):
+                effects = change.effects(lambda: mean_log_odds(gpt2_like, batch).sum())
+            for units, own in zip(order, effects, strict=True):
+                ranked = own.argsort(descending=True).tolist()
+                units += [unit for unit in ranked if unit not in units][:8]
+        found = Gradients(rounds=3)(change, 0).values
+        at_once = Gradients()(change, 0).values
+    assert found.argsort(descending=True)[:, :24].tolist() == order
+    assert at_once.argsort(descending=True)[:, :24].tolist() != order
