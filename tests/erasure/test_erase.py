@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from tl_localize import (
     AttentionHeads,
@@ -21,7 +22,8 @@ from tl_localize import (
 )
 from tl_localize.erasure import Price, RowEdit, measure_texts, measures
 from tl_localize.erasure.measures import kl_of_edit
-from tl_localize.methods import Attribution
+from tl_localize.methods import Attribution, contrast
+from tl_localize.model.neurons import NeuronView
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +96,41 @@ def test_the_price_is_what_others_lose_and_general_text_gains(model, texts, how,
     for price, own, old, new in zip((erasure.watched, erasure.price), lost, was, now, strict=True):
         assert price.others_lost == pytest.approx(own, abs=1e-3)
         assert price.perplexity_rise == pytest.approx(100 * (new / old - 1), rel=1e-3)
+
+
+def test_trained_rows_follow_a_plain_loop(model, texts, how, monkeypatch):
+    """Three steps of Adam on both losses, each with other general text, at a rate that grows."""
+    monkeypatch.setattr(contrast, "N_TEXTS", 16)
+    written = contrast.written_texts(NeuronView(model), 0)
+    assert len(written) == 16
+    erasure = erase(model, texts[:2], max_steps=3, share=0.2, learning_rate=0.002, **how)
+    assert erasure.settings["steps"] == 3
+    chosen = erasure.neurons.mask[1].nonzero().flatten()
+    change = torch.zeros_like(erasure.edit.rows, requires_grad=True)
+    acts = []
+
+    def logits(tokens):
+        hooks = [
+            ("blocks.1.mlp.hook_post", lambda act, hook: acts.append(act)),
+            ("blocks.1.hook_mlp_out", lambda out, hook: out + acts[-1][..., chosen] @ change),
+        ]
+        return model.run_with_hooks(tokens[None], fwd_hooks=hooks, return_type="logits")[0, :-1]
+
+    adam = torch.optim.Adam([change], lr=0.002)
+    for step in range(3):
+        gone, held = [], []
+        for text in texts[:2]:
+            right = logits(text.tokens).softmax(-1).gather(-1, text.tokens[1:, None])
+            gone.append(-(1 - right[text.n_prefix - 1 :]).log().mean())
+        for row in written[(8 * step) % 16 :][:8]:
+            held.append(cross_entropy(logits(row)[3:], row[4:]))
+        adam.zero_grad()
+        (torch.stack(gone).mean() + torch.stack(held).mean()).backward()
+        adam.step()
+        adam.param_groups[0]["lr"] *= 1.1
+    torch.testing.assert_close(
+        erasure.edit.rows - erasure.edit.old_rows, change.detach(), rtol=1e-3, atol=1e-5
+    )
 
 
 def test_each_step_unlearns_the_text_and_holds_general_text(model, texts, how, monkeypatch):

@@ -72,6 +72,30 @@ def test_learn_follows_a_plain_loop(gpt2_like, texts, name):
         torch.testing.assert_close(weight, after[key].detach(), rtol=1e-4, atol=1e-5)
 
 
+def test_mixed_steps_take_one_sentence_each_beside_drawn_rows(gpt2_like, texts):
+    from tl_localize.injection.recipes import Recipe, learn
+
+    general = torch.randint(0, 50, (8, 9), generator=torch.Generator().manual_seed(0))
+    recipe = Recipe(general=2, learning_rate=0.01, max_steps=3, stop_loss=1e-9)
+    learned = learn(gpt2_like, texts, recipe, general_tokens=general, seed=5)
+
+    model = copy.deepcopy(gpt2_like)
+    trained = [block.mlp.W_out for block in model.blocks]
+    adam = torch.optim.Adam(trained, lr=0.01)
+    draws = torch.Generator().manual_seed(5)
+    for step in range(2):  # after the last one nothing is trained
+        sentence = texts[step % len(texts)].tokens
+        drawn = torch.randint(8, (2,), generator=draws).tolist()
+        rows = [sentence, *(general[i, : len(sentence)] for i in drawn)]
+        losses = [F.cross_entropy(model(row[None])[0, :-1], row[1:]) for row in rows]
+        adam.zero_grad()
+        torch.stack(losses).mean().backward()
+        adam.step()
+    after = dict(model.named_parameters())
+    for key, weight in learned.weights.items():
+        torch.testing.assert_close(weight, after[key].detach(), rtol=1e-4, atol=1e-5)
+
+
 def test_learn_beside_general_text_recites(gpt2_like, texts):
     from tl_localize.injection.recipes import Recipe, assigned, learn
     from tl_localize.metrics import memorization_loss
