@@ -1098,7 +1098,7 @@ GPU_COSTS = {
 TABLES: dict[str, Callable[[], str]] = {
     "agreement": agreement_table,
     "paper-texts-smollm2": lambda: paper_texts_table(
-        SMOLLM2, ("gradient_alignment", *SMOLLM2_METHODS)
+        SMOLLM2, ("gradient_alignment", *SMOLLM2_METHODS[:-1], "zero_out", "random")
     ),
     "paper-sentences-smollm2": lambda: paper_sentences_table(SMOLLM2, PAPER_SENTENCES),
     "cost": cost_table,
