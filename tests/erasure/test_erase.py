@@ -1,5 +1,6 @@
 """Erasing: what is promised of the edit, of its price, and of the folder that is written."""
 
+import copy
 import json
 import re
 from dataclasses import replace
@@ -101,6 +102,7 @@ def test_the_price_is_what_others_lose_and_general_text_gains(model, texts, how,
 def test_trained_rows_follow_a_plain_loop(model, texts, how, monkeypatch):
     """Three steps of Adam on both losses, each with other general text, at a rate that grows."""
     monkeypatch.setattr(contrast, "N_TEXTS", 16)
+    model = copy.deepcopy(model)  # one that has written nothing
     written = contrast.written_texts(NeuronView(model), 0)
     assert len(written) == 16
     erasure = erase(model, texts[:2], max_steps=3, share=0.2, learning_rate=0.002, **how)
