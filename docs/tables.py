@@ -430,16 +430,21 @@ def stored_table(path: str, models: dict[str, str], column: str, methods: Sequen
 
 def rivals_table() -> str:
     """Text / others in points where the largest share is ablated."""
-    frames = [pd.read_csv(ROOT / f"docs/results/{model}/rivals.csv") for model in (GPT2, PYTHIA)]
-    largest = [frame[frame["ratio"] == frame["ratio"].max()] for frame in frames]
-    columns = ["delta_self_accuracy", "delta_neg_accuracy"]
-    parts = [100 * frame.groupby("method")[columns].mean() for frame in largest]
+    frames = [losses(model, "rivals") for model in (GPT2, PYTHIA)]
+    ratio = max(frames[0].index.unique("ratio"))
+    largest = [frame.xs(ratio, level="ratio") for frame in frames]
     rows = [
-        [RIVALS[method], *(" / ".join(map(number, part.loc[method])) for part in parts)]
+        [
+            RIVALS[method],
+            *(
+                " / ".join(mean_with_interval(frame.loc[method, name]) for name in LOSSES)
+                for frame in largest
+            ),
+        ]
         for method in RIVALS
     ]
     named = [
-        f"{name}, {100 * frame['ratio'].iloc[0]:g} %, {frame['sequence_id'].nunique()} texts"
+        f"{name}, {100 * ratio:g} %, {len(frame.index.unique('sequence_id'))} texts"
         for name, frame in zip(SHIPPED, largest, strict=True)
     ]
     return markdown(["method", *named], rows)
