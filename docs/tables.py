@@ -944,7 +944,7 @@ def settings_table() -> str:
     for name in METHODS:
         settings = {key: v for key, v in default_settings(name).items() if key != "batch_tokens"}
         shown = ", ".join(f"`{key}` {setting_text(value)}" for key, value in settings.items())
-        rows.append([f"`{name}`", shown or "none"])
+        rows.append([name, shown or "none"])
     return markdown(["method", "settings, and their defaults"], rows)
 
 

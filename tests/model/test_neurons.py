@@ -215,9 +215,9 @@ def test_view_refuses_what_is_no_transformer_lens_model(model):
         NeuronView(model)
 
 
-def test_view_refuses_a_model_that_sees_what_it_would_predict(gpt2_like, monkeypatch):
-    monkeypatch.setattr(gpt2_like.cfg, "attention_dir", "bidirectional")
-    with pytest.raises(ValueError, match=r"with bidirectional attention\. Use a decoder"):
+def test_view_refuses_an_encoder(gpt2_like):
+    gpt2_like.__class__ = type("HookedEncoder", (type(gpt2_like),), {})
+    with pytest.raises(ValueError, match=r"got a HookedEncoder\. Use a decoder"):
         NeuronView(gpt2_like)
 
 

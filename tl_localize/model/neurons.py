@@ -63,8 +63,11 @@ class LanguageModel(Protocol):
     __call__: Callable[..., Any]
 
 
+ENCODERS = ("HookedEncoder", "HookedEncoderDecoder")  # TransformerLens 3 has them
+
+
 def check_model(model: object) -> None:
-    """Raise TypeError unless it is a model of TransformerLens, ValueError unless it is causal."""
+    """Raise TypeError unless it is a model of TransformerLens, ValueError for an encoder."""
     # Before Python 3.12 isinstance reads hook_dict, which a Bridge makes anew each time.
     own, names = getattr(model, "__dict__", {}), LanguageModel.__annotations__
     is_known = all(name in own or hasattr(type(model), name) for name in names)
@@ -73,11 +76,10 @@ def check_model(model: object) -> None:
             f"model must be a TransformerLens model, got {type(model).__name__}. Make one with "
             "load_model(name_or_path)."
         )
-    direction = getattr(model.cfg, "attention_dir", "causal")  # pyright: ignore
-    if direction != "causal":
+    if type(model).__name__ in ENCODERS:
         raise ValueError(
-            f"model must predict each token from those before it, got a {type(model).__name__} "
-            f"with {direction} attention. Use a decoder, such as GPT-2."
+            f"model must predict each token from those before it, got a {type(model).__name__}. "
+            "Use a decoder, such as GPT-2."
         )
 
 
