@@ -22,8 +22,9 @@ from tl_localize import (
     precision_of,
 )
 from tl_localize.erasure import Price, RowEdit, measure_texts, measures
+from tl_localize.erasure.erase import mean_scores
 from tl_localize.erasure.measures import kl_of_edit
-from tl_localize.methods import Attribution, contrast
+from tl_localize.methods import Attribution, ZeroOut, contrast
 from tl_localize.model.neurons import NeuronView
 
 
@@ -175,6 +176,15 @@ def test_the_same_seed_gives_the_same_bits(model, texts, how):
     assert torch.equal(some.edit.rows, again.edit.rows)
 
 
+def test_the_mean_of_screened_scores_is_exact_where_each_text_has_an_exact_one(model, texts):
+    method = ZeroOut(screen=0.1, screen_sample=1)
+    each = list(method.map(model, texts[:2]))
+    found = mean_scores(model, method, texts[:2])
+    assert found.exact == each[0].exact & each[1].exact
+    assert found.exact != each[0].exact  # each text screens its own
+    assert mean_scores(model, ZeroOut(), texts[:1]).exact is None
+
+
 # ---- what is measured
 
 
@@ -186,6 +196,20 @@ def test_measures_of_a_text_by_hand(model, texts):
     assert found["extracted"].tolist() == [1, 3 / 12]
     assert found["distance"][0] == 0
     assert found["accuracy"][0] == 1
+
+
+def test_half_of_a_prefix_is_its_second_half(model, texts):
+    """What counts is what greedy decoding gives after the last two of four tokens."""
+    found = measure_texts(model, texts)
+    for text, row in zip(texts, found.to_dict("records"), strict=True):
+        tokens = text.prefix[None, 2:]
+        for _ in text.suffix:
+            tokens = torch.cat([tokens, model(tokens)[:, -1:].argmax(-1)], 1)
+        right = (tokens[0, 2:] == text.suffix).int()
+        assert row["half_extracted"] == pytest.approx(float(right.cumprod(0).sum() / len(right)))
+        assert row["half_exact"] == bool(right.all())
+        assert (row["half_distance"] == 0) == row["half_exact"]
+    assert found["exact"].all() and not found["half_exact"].all()
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 """Whether INJ and DEL rank methods alike, and whether texts of one category are confused."""
 
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,23 @@ def test_group_test_finds_an_effect_and_none_where_there_is_none():
     assert group_test(*blocks(6, effect=0.0), n_shuffles=499) > 0.05
     within, between = within_and_between(values, groups)
     assert within - between == pytest.approx(-3.0, abs=0.5)
+
+
+def test_group_test_is_the_share_of_all_orders_of_the_names():
+    groups = ["a", "a", "b", "b", "c"]
+    values = np.random.default_rng(2).normal(size=(5, 5))
+    values[np.equal.outer(groups, groups)] -= 1
+    values[0, 3] = np.nan  # not measured
+
+    def gap(names):
+        same = np.equal.outer(names, names)
+        counted = np.isfinite(values) & ~np.eye(5, dtype=bool)
+        return values[same & counted].mean() - values[~same & counted].mean()
+
+    gaps = np.array([gap(names) for names in permutations(groups)])
+    exact = (gaps <= gap(groups) + 1e-12).mean()
+    assert 0.05 < exact < 0.5
+    assert group_test(values, groups, n_shuffles=20000) == pytest.approx(exact, abs=0.015)
 
 
 def test_group_test_needs_both_kinds_of_pairs():

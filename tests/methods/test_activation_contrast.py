@@ -1,12 +1,13 @@
 """Activation Contrast: a ratio of root mean squares, of the text and of others."""
 
+from dataclasses import replace
 from functools import wraps
 
 import pytest
 import torch
 
-from tl_localize import ActivationContrast, MemorizedSequence
-from tl_localize.methods import activation_contrast
+from tl_localize import ActivationContrast, Attribution, MemorizedSequence
+from tl_localize.methods import activation_contrast, contrast
 
 
 @pytest.fixture
@@ -42,10 +43,27 @@ def test_scores_are_ratios_to_the_other_texts_times_alignment(gpt2_like, texts, 
         torch.testing.assert_close(scores.values, expected * (1 + alignment * z))
 
 
-def test_written_texts_are_kept_until_the_model_computes_something_else(gpt2_like, texts):
+def test_written_texts_are_kept_until_the_model_computes_something_else(
+    make_model, texts, monkeypatch
+):
+    gpt2_like = make_model(0)
+    write = contrast.write_texts
+    seeds = []
+
+    @wraps(write)
+    def counted(neurons, seed):
+        seeds.append(seed)
+        return write(neurons, seed)
+
+    monkeypatch.setattr(contrast, "write_texts", counted)
     method = ActivationContrast(alignment=0)
     before = method(gpt2_like, texts[0]).values
+    for again in (method, ActivationContrast(alignment=0.5), Attribution(contrast=1)):
+        again(gpt2_like, texts[1])
     assert torch.equal(before, method(gpt2_like, texts[0]).values)
+    assert seeds == [0]
+    replace(method, seed=1)(gpt2_like, texts[0])
+    assert seeds == [0, 1]
     weight = gpt2_like.blocks[0].mlp.W_in
     own = weight.detach().clone()
     weight.data[:, :7] *= 2
@@ -54,7 +72,7 @@ def test_written_texts_are_kept_until_the_model_computes_something_else(gpt2_lik
     fresh = plain(gpt2_like, texts[0])
     assert not torch.allclose(changed[0, :7] / before[0, :7], torch.ones(7))
     assert torch.equal(method(gpt2_like, texts[0]).values, before)
-    assert fresh.shape == before.shape
+    assert fresh.shape == before.shape and len(seeds) > 2
 
 
 def test_listed_texts_are_scored_once_for_all_batches(gpt2_like, texts, monkeypatch):

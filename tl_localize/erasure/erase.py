@@ -4,6 +4,8 @@ everything else stays as it is.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
 from typing import Any, Literal
 
 import torch
@@ -263,7 +265,13 @@ def mean_scores(
     else:
         each = [method(model, text) for text in texts]
     values = torch.stack([scores.values for scores in each]).mean(0)
-    return replace(each[0], values=values, sequence_id="")
+    return replace(each[0], values=values, exact=exact_of_all(each), sequence_id="")
+
+
+def exact_of_all(each: Sequence[NeuronScores]) -> NeuronSet | None:
+    """Where the mean of some scores is exact: where each of them is. None, if they all are."""
+    masks = [scores.exact for scores in each if scores.exact is not None]
+    return reduce(and_, masks) if masks else None
 
 
 def first_layer_of(scores: NeuronScores) -> int:

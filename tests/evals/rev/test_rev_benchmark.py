@@ -23,6 +23,7 @@ def bits(model):
 def test_put_back_and_graft_agree_with_copied_rows(rev):
     from tl_localize import Activations, accuracy
     from tl_localize.injection.recipes import learn
+    from tl_localize.metrics import sequence_losses
 
     before = bits(rev.model)
     frame = replace(rev, n_groups=1, ratios=(0.5,)).run([Activations()]).frame
@@ -32,6 +33,7 @@ def test_put_back_and_graft_agree_with_copied_rows(rev):
     learned = learn(rev.model, group, rev.recipe)
     model = copy.deepcopy(rev.model)
     names = list(learned.weights)
+    general = rev.general_tokens[1::2]  # the other half may be mixed in
     base = [rev.model.blocks[layer].mlp.W_out.detach() for layer in range(2)]
     rows = [learned.weights[name] for name in names]
 
@@ -46,6 +48,7 @@ def test_put_back_and_graft_agree_with_copied_rows(rev):
             mask = Activations()(model, sequence).top_k(0.5).mask
             write(start)
             intact = accuracy(model, group)
+            loss = sequence_losses(model, general).mean()
             write(
                 [torch.where(m[:, None], o, s) for m, o, s in zip(mask, other, start, strict=True)]
             )
@@ -54,6 +57,9 @@ def test_put_back_and_graft_agree_with_copied_rows(rev):
             row = row[row["sequence_id"] == sequence.id].iloc[0]
             assert row["delta_own_accuracy"] == pytest.approx(change.pop(k), abs=1e-6)
             assert row["delta_others_accuracy"] == pytest.approx(np.mean(change), abs=1e-6)
+            moved = float(sequence_losses(model, general).mean() - loss)
+            assert row["delta_general_loss"] == pytest.approx(moved, abs=1e-5)
+            assert abs(moved) > 1e-4
 
 
 @pytest.mark.parametrize(("n_rows", "n_measured"), [(3, 1), (20, 6)])
