@@ -6,7 +6,9 @@ import errno
 import io
 import json
 import re
+import runpy
 import shutil
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -325,6 +327,13 @@ def test_lists_name_what_commands_take(run):
 
     assert all(name in run("methods").stdout for name in METHODS)
     assert run("--version").stdout.startswith("tl_localize ")
+
+
+def test_the_package_is_the_command_too(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["tl_localize", "--version"])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_module("tl_localize", run_name="__main__")
+    assert left.value.code == 0 and capsys.readouterr().out.startswith("tl_localize ")
 
 
 def test_table_for_other_programs(run, tmp_path):

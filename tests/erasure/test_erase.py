@@ -357,6 +357,13 @@ def test_a_part_of_the_text_is_no_other_text(model, texts, how):
         erase(model, texts[0], **how | {"others": [part, texts[1]]})
 
 
+def test_a_share_of_no_head_is_refused_before_anything_is_scored(model, texts, how, monkeypatch):
+    heads = Attribution(units=AttentionHeads())
+    monkeypatch.setattr(Attribution, "map", lambda *_, **__: pytest.fail("it was scored"))
+    with pytest.raises(ValueError, match=r"share must select 1 to \d heads of a layer, got 0\.02"):
+        erase(model, texts[0], **how | {"method": heads})
+
+
 def test_a_text_that_is_not_recited_is_refused_unless_it_is_meant(model, sequence, how):
     with pytest.raises(ValueError, match="sequence must be recited by the model"):
         erase(model, sequence, **how)

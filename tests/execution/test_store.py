@@ -391,6 +391,8 @@ def test_read_only_folder_can_be_read_and_is_not_changed(inj, run, tmp_path, cap
     for methods in ([Activations()], [Activations(), Counted()]):  # the rows, the settings
         with pytest.raises(ValueError, match=r"open for writing, got .* read-only"):
             inj.run(methods, store, progress=False)
+    with pytest.raises(ValueError, match="open for writing"):
+        store.get({"step": "sum"}, lambda: pytest.fail("it was computed"))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 

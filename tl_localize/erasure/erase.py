@@ -50,6 +50,7 @@ from tl_localize.sequences import (
 )
 from tl_localize.texts.known import MIN_ACCURACY, known
 from tl_localize.texts.reference import held_out_tokens
+from tl_localize.units import NEURONS
 
 Edit = Literal["rows", "ablate"]
 DEFAULT_METHODS = {"rows": ActivationContrast, "ablate": IterativeAttribution}
@@ -193,6 +194,10 @@ def erase(
     rate = 0.001 * (0.002 / share) ** 0.6 if learning_rate is None else learning_rate
     check_positive(learning_rate=rate)
     goal = Goal(max_recited, Price(max_others_lost, max_perplexity_rise))
+    if method is None:
+        method = DEFAULT_METHODS[edit]()
+    if edit == "rows":
+        check_share(NeuronView(model, getattr(method, "units", NEURONS)), share)
     texts = check_sequences(model, one_or_more(sequences))
     if check:
         check_recited(model, texts, MIN_ACCURACY)
@@ -201,8 +206,6 @@ def erase(
     stay = choose_others(model, texts, others, seed)
     general = choose_general(model, general_tokens)
     trial = Trial(model, texts, PriceMeter(model, stay[::2], general[::2]), goal)
-    if method is None:
-        method = DEFAULT_METHODS[edit]()
     report(0.0, "localize")
     scores = mean_scores(model, method, texts)
     settings: dict[str, Any] = {"edit": edit, "method": identity(method), "seed": seed}
@@ -218,6 +221,16 @@ def erase(
     return measured_erasure(
         model, row_edit, state.price, settings, texts, stay[1::2], general[1::2]
     )
+
+
+def check_share(view: NeuronView, share: Real) -> None:
+    """Raise ValueError where a share of a layer is no unit at all, before anything is computed."""
+    n = view.size[1]
+    if not round(n * share):
+        raise ValueError(
+            f"share must select 1 to {n} {view.units.name} of a layer, got {share}. The least "
+            f"share is {1 / n:.2g}."
+        )
 
 
 def choose_others(

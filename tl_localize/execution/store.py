@@ -272,6 +272,7 @@ class Steps:
         key = digest(inputs)
         found = self._read(key, inputs)
         if found is None:
+            self._check_writable()
             found = compute()
             self._write(key, inputs, found)
         return found
@@ -295,6 +296,7 @@ class Steps:
         found = [self._read(key, step) for key, step in zip(keys, inputs, strict=True)]
         missing = [i for i, value in enumerate(found) if value is None]
         if missing:
+            self._check_writable()
             for i, value in zip(missing, compute(missing), strict=True):
                 found[i] = value
                 if not isinstance(value, Exception):
@@ -309,6 +311,7 @@ class Steps:
         rows = self._read(key, inputs)
         was_there = rows is not None
         if rows is None:
+            self._check_writable()
             try:
                 self.report(0.0, f"{cell.method} on {cell.part}")
                 rows = compute()
@@ -342,6 +345,9 @@ class Steps:
     def given(self, kind: str) -> list[Any]:
         """What the steps of a kind gave, without those that hold tensors."""
         return [value for key, value in self.values.items() if key.startswith(f"{kind}/")]
+
+    def _check_writable(self) -> None:
+        """Raise ValueError, before a step is computed, where it can't be kept."""
 
     def _read(self, key: str, inputs: Json) -> Any:
         return self.values.get(f"{inputs['step']}/{key}")
