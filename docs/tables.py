@@ -20,7 +20,8 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Literal
@@ -40,10 +41,11 @@ from tl_localize.evals.agreement import METHODS as PAPER_RANKED  # noqa: E402
 from tl_localize.evals.agreement import agreement, published_agreement  # noqa: E402
 from tl_localize.evals.deletion import layers_against_all  # noqa: E402
 from tl_localize.evals.deletion.tables import del_tables  # noqa: E402
+from tl_localize.evals.inj import compare_seeds  # noqa: E402
 from tl_localize.evals.inj.tables import inj_tables  # noqa: E402
 from tl_localize.evals.rev.results import ORACLES  # noqa: E402
 from tl_localize.evals.settings import default_settings  # noqa: E402
-from tl_localize.paper import published  # noqa: E402
+from tl_localize.paper import published, with_titles  # noqa: E402
 from tl_localize.report.saving import flat  # noqa: E402
 from tl_localize.stats import bootstrap, gain_at, gains_at, paired_test  # noqa: E402
 
@@ -53,6 +55,8 @@ GPT2, PYTHIA = "reference-gpt2", "reference-pythia"
 TITLES = {
     "iterative_attribution": "**Iterative Attribution** (ours)",
     "iterative_attribution_contrast_0": "the same, `contrast=0`",
+    "iterative_attribution_contrast_3": "the same, `contrast=3`",
+    "refined_attribution": "Refined Attribution (ours)",
     "gradient_alignment": "Gradient Alignment (ours)",
     "activation_contrast_same_kind": "**Activation Contrast** (ours), with texts of the same kind",
     "activation_contrast": "Activation Contrast (ours), with texts that the model writes",
@@ -188,7 +192,12 @@ def deletion(model: str, kind: str) -> DelResults:
 
 def price_table(model: str, kind: str, methods: Sequence[str], prices: Sequence[float]) -> str:
     """Self where the others have lost so many points, with intervals."""
-    points = deletion(model, kind).points()
+    return prices_of(deletion(model, kind).points(), methods, prices)
+
+
+def prices_of(
+    points: Mapping[str, pd.DataFrame], methods: Sequence[str], prices: Sequence[float]
+) -> str:
     rows = []
     for method in methods:
         own = points[method]["self"].to_numpy()
@@ -285,14 +294,12 @@ def single_layers_table(model: str) -> str:
 
 
 def third_table() -> str:
-    """Self at a price on the third model, of the table that the command wrote."""
-    prices = pd.read_csv(ROOT / "docs/results/third/del_at_price.csv", index_col="method")
-    columns = {price: f"Self at Neg = -{price:g}" for price in (0.5, 1, 3, 5)}
-    rows = [
-        [short(str(method)), *(str(line[column]) for column in columns.values())]
-        for method, line in prices.iterrows()
-    ]
-    return markdown(["method", *(f"Neg = -{price:g}" for price in columns)], rows)
+    """Self at a price on the third model, and with a stronger contrast."""
+    folder = ROOT / "docs/results/third"
+    stronger = pd.read_csv(folder / "contrast3.csv").query("method == 'iterative_attribution'")
+    stronger = stronger.assign(method="iterative_attribution_contrast_3")
+    frame = pd.concat([pd.read_csv(folder / "targets.csv"), stronger])
+    return prices_of(DelResults(frame).points(), THIRD, (0.5, 1, 3, 5))
 
 
 def paper_texts_table(model: str, methods: Sequence[str]) -> str:
@@ -412,20 +419,6 @@ def alone_table(ratio: float) -> str:
         rows.append([f"{TITLES[method]} ({count})", *cells, *theirs])
     theirs = [f"GPT-2 124M (the paper), {headings[0]}", *headings[1:]]
     return markdown(["method (sentences)", *headings, *theirs], rows)
-
-
-def stored_table(path: str, models: dict[str, str], column: str, methods: Sequence[str]) -> str:
-    """One column of a table that a command wrote, of some models side by side."""
-    tables = [
-        pd.read_csv(ROOT / "docs/results" / model / path).set_index("method")[column]
-        for model in models.values()
-    ]
-    plain = {short(title): title for title in tables[0].index}
-    rows = [
-        [TITLES[method], *(table[plain[short(TITLES[method])]] for table in tables)]
-        for method in methods
-    ]
-    return markdown(["method", *models], rows)
 
 
 def rivals_table() -> str:
@@ -1004,9 +997,10 @@ ALONE = (
     *("attribution", "gradient_alignment", "iterative_attribution", "row_norm", "random"),
 )
 MULTIPLES = (1, 2, 5)  # of the injected rows
-DISTRACTORS_7 = (
-    *("gradient_alignment", "attribution", "hard_concrete", "iterative_attribution"),
-    *("integrated_gradients", "slimming", "activations", "row_norm", "random"),
+THIRD = (
+    *("iterative_attribution", "iterative_attribution_contrast_3", "refined_attribution"),
+    *("hard_concrete", "attribution", "gradient_alignment", "integrated_gradients", "slimming"),
+    *("activations", "random"),
 )
 MODELS: list[Column] = [
     ("SmolLM2, 0.2 %", SMOLLM2, "forgetting", 0.002),
@@ -1076,7 +1070,7 @@ TASKS = {
     "zero_out, screen=0.05": "Zero-Out with `screen=0.05`, one text",
 }
 RIVALS = {
-    "refined_attribution": "Refined Attribution (ours)",
+    "refined_attribution": TITLES["refined_attribution"],
     "iterative_attribution": TITLES["iterative_attribution"],
     "adversarial_hard_concrete": "AdversarialHardConcrete",
     "hard_concrete": "Hard Concrete, searched",
@@ -1154,9 +1148,6 @@ TABLES["erasures"] = erasures_table
 for shipped in SHIPPED.values():
     TABLES[f"del-{shipped}"] = partial(all_columns, shipped, SHIPPED_METHODS, (0.02, 0.1))
     TABLES[f"rev-{shipped}"] = partial(rev_table, shipped, REV_METHODS)
-TABLES["distractors7"] = partial(
-    stored_table, "distractors7_recall.csv", {GPT2: GPT2, PYTHIA: PYTHIA}, "R@1x", DISTRACTORS_7
-)
 
 
 # Files in docs/results: the tables of tl-localize del and inj
@@ -1172,6 +1163,8 @@ FILES = {  # name of the file: the benchmark and the name of its table
     "inj": ("inj", "inj"),
     "inj_whole_model": ("inj", "inj_across_layers"),
     "inj_tests": ("inj", "inj_tests"),
+    "inj_more_sentences": ("seeds", "inj"),
+    "inj_other_rows": ("seeds", "other_rows"),
     "distractors3_recall": ("distractors", "inj"),
     "distractors3_whole_model": ("distractors", "inj_across_layers"),
     "distractors3_tests": ("distractors", "inj_tests"),
@@ -1191,6 +1184,15 @@ def injection(model: str, kind: str = "inj") -> InjResults:
     return InjResults(frame.assign(**about), {}, pd.DataFrame())
 
 
+def seeds_of_injection(model: str) -> dict[str, pd.DataFrame]:
+    """INJ of more sentences, and the same in other rows."""
+    results = injection(model, "inj_seeds")
+    first, other = (part for _, part in results.frame.groupby("first_seed"))
+    table = compare_seeds(first, other).set_index(["injection_ratio", "ratio", "method"])
+    alone = replace(results, frame=first).table()
+    return {"inj": with_titles(alone), "other_rows": with_titles(table)}
+
+
 def stored_files(model: str) -> dict[Path, str]:
     """The texts of the files of a model."""
 
@@ -1203,6 +1205,7 @@ def stored_files(model: str) -> dict[Path, str]:
         **{str(units): ablations(part.drop(columns="units")) for units, part in of_units},
         "inj": inj_tables(injection(model), model),
         "distractors": inj_tables(injection(model, "distractors"), model),
+        "seeds": seeds_of_injection(model),
     }
     found: dict[Path, str] = {}
     for name, (benchmark, table) in FILES.items():

@@ -149,7 +149,7 @@ def together(measure: Any, loaded: tuple[str, Any], n_groups: int) -> Any:
 @pytest.fixture(scope="session")
 def forgetting(loaded: tuple[str, Any], request: pytest.FixtureRequest, publish: Any) -> Any:
     """DEL on the best recited short text of each category; all that a folder has so far."""
-    from tl_localize import Attribution, DelBenchmark, DelResults
+    from tl_localize import Attribution, DelBenchmark, DelResults, RefinedAttribution
     from tl_localize.evals.deletion import del_tables
     from tl_localize.evals.settings import del_methods, drawn_first
     from tl_localize.execution import Store
@@ -172,6 +172,10 @@ def forgetting(loaded: tuple[str, Any], request: pytest.FixtureRequest, publish:
         how: Any = {"ratios": SHARES, "n_dev": 0, "n_targets": n_targets}
         for method in methods:
             DelBenchmark(model, texts, general, **how).run([method], store)
+        for ratio in SHARES:  # a set of Refined Attribution is of one size
+            refined = RefinedAttribution(share=ratio, first_layer=1)
+            one_share = DelBenchmark(model, texts, general, **how | {"ratios": (ratio,)})
+            one_share.run([refined], store)
     results = DelResults.of(store)
     for key, table in del_tables(results, name).items():
         publish(table, name, key, f"{CAPTIONS[key]}. Texts of tl-localize known")

@@ -35,18 +35,18 @@ def test_erase_writes_a_folder_that_load_model_takes(erase, tmp_path, texts):
     out = tmp_path / "edited"
     result = erase(f"{erase.data} {FREE} --share 0.5 --learning-rate 0.02 --out", out)
     assert result.exit_code == 0, result.output
-    assert "20 rows of W_out in layers 1 to 1 were trained" in result.stdout
+    assert "30 rows of W_out in layers 1 to 1 were trained" in result.stdout
     assert "recited, teacher-forced (%)" in result.stdout
     assert f"tl-localize known --model {out}" in result.stderr.splitlines()[-1]
     assert "it/s" not in result.stderr  # bars of transformers, in a pipe
     record = json.loads((out / "erased.json").read_text())
     assert len(record["texts"]["after"]) == 2
     by_layer = result.stdout.split("What was changed, by layer:")[1]
-    assert re.search("^ +1 +20 +[\\d.]+ +\u2588{12} *$", by_layer, re.M)
+    assert re.search("^ +1 +30 +[\\d.]+ +\u2588{12} *$", by_layer, re.M)
     page = (out / "erased.html").read_text()
     for named in ("trained without 2 texts", f"--out {out}", "torch=", "max_recited=0.3"):
         assert named in page
-    assert page.count("20 rows changed: ") == 2 and "recited tokens forgotten" in page
+    assert page.count("30 rows changed: ") == 2 and "recited tokens forgotten" in page
     model = load_model(out, "cpu")
     assert accuracy(model, texts[:2]).mean() <= 0.3
     with RowEdit.load(out / "erased.safetensors").undone(model):

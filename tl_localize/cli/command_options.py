@@ -128,7 +128,9 @@ class EraseOptions:
         tuple[str, ...],
         Parameter(help="A setting of the method, such as hard_concrete.steps=200. Many times."),
     ] = ()
-    share: Annotated[float, Parameter(help="Of the rows of each layer that are trained.")] = 0.02
+    share: Annotated[
+        float, Parameter(help="Of the rows of each layer that are trained for each text.")
+    ] = 0.02
     max_recited: Annotated[
         float, Parameter(help="Accuracy at which the texts count as erased, a fraction.")
     ] = 0.3

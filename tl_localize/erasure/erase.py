@@ -5,7 +5,7 @@ everything else stays as it is.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from operator import and_
+from operator import and_, or_
 from typing import Any, Literal
 
 import torch
@@ -142,10 +142,10 @@ def erase(
 ) -> Erasure:
     """Change rows of W_out until a model no longer recites some texts, as far as other text allows.
 
-    ``edit="rows"`` trains the rows that a method names in each layer, and nothing else, by gradient
-    difference: Adam minimizes
+    ``edit="rows"`` trains the rows that a method names in each layer, of each text its own, and
+    nothing else, by gradient difference: Adam minimizes
 
-        mean over the texts and their suffix tokens of -log(1 - p)
+        sum over the texts of the mean over suffix tokens of -log(1 - p)
         + mean loss, in nats per token, of texts that the model itself has written
 
     until the texts are erased or the price is reached. ``edit="ablate"`` sets to zero the smallest
@@ -159,10 +159,11 @@ def erase(
     is near to output vector editing (Hakimi et al. 2026, arXiv:2606.18767).
 
     Args:
-        sequences: the texts, or one; the mean over them counts.
-        method: what names the rows, by the mean of its scores over the texts; by default Activation
-            Contrast to train them, Iterative Attribution to ablate them.
-        share: of the rows of each layer that are trained; layer 0 is left out.
+        sequences: the texts, or one; what counts is how much the model recites of them in the mean.
+        method: what names the rows; those that are ablated by the mean of its scores over the
+            texts. By default Activation Contrast to train them, Iterative Attribution to ablate
+            them.
+        share: of the rows of each layer that are trained for each text; layer 0 is left out.
         others: texts that the model is to go on reciting, two at least. Every second one watches
             the price, the rest is measured at the end. By default 40 of those that everybody knows
             (``tl-localize known``) and that the model recites. One that shares a run of 13 tokens
@@ -207,15 +208,16 @@ def erase(
     general = choose_general(model, general_tokens)
     trial = Trial(model, texts, PriceMeter(model, stay[::2], general[::2]), goal)
     report(0.0, "localize")
-    scores = mean_scores(model, method, texts)
+    scores = scores_of_each(model, method, texts)
     settings: dict[str, Any] = {"edit": edit, "method": identity(method), "seed": seed}
     settings |= {"others": len(stay), "rows of general text": len(general), **goal.settings}
     if edit == "rows":
-        neurons = scores.top_k(share, first_layer=first_layer_of(scores))
+        named = [own.top_k(share, first_layer=first_layer_of(own)) for own in scores]
+        neurons = reduce(or_, named)
         state, n_steps = train_rows(trial, neurons, rate, max_steps, seed, report)
         settings |= {"share": share, "learning_rate": rate, "steps": n_steps}
     else:
-        state = find_smallest(trial, scores, report)
+        state = find_smallest(trial, mean_scores(scores), report)
     old_rows = read_rows(NeuronView(model, state.neurons.units), state.neurons)
     row_edit = RowEdit(state.neurons, state.rows, old_rows)
     return measured_erasure(
@@ -269,14 +271,17 @@ def choose_general(
     return general_tokens
 
 
-def mean_scores(
+def scores_of_each(
     model: LanguageModel, method: Method, texts: Sequence[MemorizedSequence]
-) -> NeuronScores:
-    """The mean of a method's scores over texts."""
+) -> list[NeuronScores]:
+    """A method's scores of each text."""
     if isinstance(method, Localizer):
-        each = list(method.map(model, texts, check=False))
-    else:
-        each = [method(model, text) for text in texts]
+        return list(method.map(model, texts, check=False))
+    return [method(model, text) for text in texts]
+
+
+def mean_scores(each: Sequence[NeuronScores]) -> NeuronScores:
+    """The mean of the scores of some texts."""
     values = torch.stack([scores.values for scores in each]).mean(0)
     return replace(each[0], values=values, exact=exact_of_all(each), sequence_id="")
 
@@ -364,8 +369,9 @@ def train_rows(
     with view.lean():
         for step in range(1, max_steps + 1):
             rows.adam.zero_grad()
-            add_gradients(view, rows, trial.sequences, mean_unlikelihood)
-            add_gradients(view, rows, general_of_step(general, step), batch_loss)
+            some = general_of_step(general, step)
+            add_gradients(view, rows, trial.sequences, mean_unlikelihood, 1.0)
+            add_gradients(view, rows, some, batch_loss, 1 / len(some))
             rows.adam.step()
             for group in rows.adam.param_groups:
                 group["lr"] *= GROWTH
@@ -401,13 +407,14 @@ def add_gradients(
     rows: TrainedRows,
     sequences: Sequence[MemorizedSequence],
     objective: Callable[[LanguageModel, SequenceBatch], Tensor],
+    weight: float,
 ) -> None:
-    """Add the gradients of the mean of an objective over sequences."""
+    """Add the gradients of the sum of an objective over sequences, times a weight."""
 
     def add(some: list[MemorizedSequence]) -> None:
         batch = SequenceBatch.of(some, view.device)
         with view.rows_changed(rows.index, rows.changes):
-            total = objective(view.model, batch).sum() / len(sequences)
+            total = weight * objective(view.model, batch).sum()
         rows.add_gradients(total)
 
     size = rows_that_fit(view, max(map(len, sequences)))
