@@ -32,6 +32,7 @@ RATIO_TOGETHER = 0.01
 LIKE = "gpt2"  # the paper's model of the same size
 MIN_ACCURACY = 0.7  # of a text that is a target of DEL
 SHARES = (0.0007, 0.0014, 0.002, 0.005, 0.01, 0.03)  # of each layer, layer 0 spared
+COUNTS = (1, 2, 4, 8, 16, 32, 64)  # neurons of the whole model, without layer 0
 N_GENERAL, LENGTH = 6, 64  # rows of general text, and their tokens
 MAX_TOKENS = 40  # of a text of DEL
 FEW = 4, 8  # targets that every method has before there are more
@@ -147,23 +148,37 @@ def together(measure: Any, loaded: tuple[str, Any], n_groups: int) -> Any:
 
 
 @pytest.fixture(scope="session")
-def forgetting(loaded: tuple[str, Any], request: pytest.FixtureRequest, publish: Any) -> Any:
-    """DEL on the best recited short text of each category; all that a folder has so far."""
-    from tl_localize import Attribution, DelBenchmark, DelResults, RefinedAttribution
-    from tl_localize.evals.deletion import del_tables
-    from tl_localize.evals.settings import del_methods, drawn_first
-    from tl_localize.execution import Store
-    from tl_localize.report.saving import CAPTIONS
+def short_texts(loaded: tuple[str, Any]) -> tuple[list[Any], Any]:
+    """The best recited short text of each category, in random order, and general text."""
+    from tl_localize.evals.settings import drawn_first
     from tl_localize.texts.known import known
     from tl_localize.texts.reference import held_out_tokens
 
-    name, model = loaded
-    best: dict[str, Any] = {}  # short text of each category
+    model = loaded[1]
+    best: dict[str, Any] = {}
     for text in known(model, MIN_ACCURACY).sequences:
         if len(text) <= MAX_TOKENS:
             best.setdefault(text.category, text)
     texts = drawn_first(list(best.values()), 0)
-    general = held_out_tokens(model)[:N_GENERAL, :LENGTH]
+    return texts, held_out_tokens(model)[:N_GENERAL, :LENGTH]
+
+
+@pytest.fixture(scope="session")
+def forgetting(
+    loaded: tuple[str, Any],
+    short_texts: tuple[list[Any], Any],
+    request: pytest.FixtureRequest,
+    publish: Any,
+) -> Any:
+    """DEL on short texts, one of each category; all that a folder has so far."""
+    from tl_localize import Attribution, DelBenchmark, DelResults, RefinedAttribution
+    from tl_localize.evals.deletion import del_tables
+    from tl_localize.evals.settings import del_methods
+    from tl_localize.execution import Store
+    from tl_localize.report.saving import CAPTIONS
+
+    name, model = loaded
+    texts, general = short_texts
     sparing = renamed(Attribution(contrast=1.0), "attribution_contrast_1")
     methods = [sparing, *searched("del", name), *del_methods(DEL_METHODS, [], name)]
     store = Store(Path(request.config.getoption("--results")) / Path(name).name / "forgetting")
@@ -198,6 +213,31 @@ def test_forgetting_is_the_committed_one(
 ) -> None:
     """Target by target."""
     committed(forgetting.frame, f"forgetting-{Path(loaded[0]).stem}", *OWN_DATA)
+
+
+def test_forgetting_by_few_neurons_is_the_committed_one(
+    loaded: tuple[str, Any],
+    short_texts: tuple[list[Any], Any],
+    request: pytest.FixtureRequest,
+    committed: Any,
+) -> None:
+    """Sets of Refined Attribution across the model, of which the smallest is one neuron."""
+    from tl_localize import DelBenchmark, DelResults, RefinedAttribution
+    from tl_localize.execution import Store
+    from tl_localize.model.neurons import NeuronView
+
+    name, model = loaded
+    texts, general = short_texts
+    n_layers, n_neurons = NeuronView(model).size
+    store = Store(Path(request.config.getoption("--results")) / Path(name).name / "few-neurons")
+    n_targets = request.config.getoption("--limit") or len(texts)
+    for count in COUNTS:
+        ratio = count / (n_neurons * (n_layers - 1))
+        how: Any = {"ratios": (ratio,), "n_dev": 0, "n_targets": n_targets, "per": "model"}
+        refined = RefinedAttribution(share=ratio, per="model", first_layer=1)
+        DelBenchmark(model, texts, general, **how).run([refined], store)
+    frame = DelResults.of(store).frame
+    committed(frame, f"few_neurons-{Path(name).stem}", *OWN_DATA)
 
 
 @pytest.mark.parametrize(

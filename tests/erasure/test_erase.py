@@ -22,7 +22,7 @@ from tl_localize import (
     precision_of,
 )
 from tl_localize.erasure import Price, RowEdit, measure_texts, measures
-from tl_localize.erasure.erase import mean_scores
+from tl_localize.erasure.erase import Goal, State, Trial, mean_scores, nearest_to_price
 from tl_localize.erasure.measures import kl_of_edit
 from tl_localize.methods import Attribution, ZeroOut, contrast
 from tl_localize.model.neurons import NeuronView
@@ -85,6 +85,32 @@ def test_an_edit_ends_at_its_price(model, texts, how, edit, bound):
     ((name, limit),) = bound.items()
     assert getattr(free.watched, name.removeprefix("max_")) > limit
     assert erase(model, texts[0], edit=edit, **how | bound).within_price
+
+
+def test_the_last_step_is_taken_as_far_as_the_price_allows():
+    one = NeuronSet(torch.ones(1, 1, dtype=torch.bool))
+
+    class OnALine(Trial):
+        def judge(self, neurons, rows):
+            return State(neurons, rows, 1 - float(rows), Price(float(rows), 0.0))
+
+    trial = OnALine(None, [], None, Goal(0.0, Price(0.7, 0.0)))
+    ends = [trial.judge(one, torch.full((1, 1), value)) for value in (0.0, 1.0)]
+    found = nearest_to_price(trial, *ends, lambda fraction, text: None)
+    assert float(found.rows) == found.price.others_lost == 11 / 16
+
+
+def test_an_edit_goes_beyond_its_last_look_within_the_price(model, texts, how):
+    """It ends between two looks, nearer to the price than any of them."""
+    how = how | {"share": 0.5, "learning_rate": 0.0005, "max_recited": 0}
+    looks = []
+    bound = {"max_perplexity_rise": 3}
+    found = erase(model, texts[0], **how | bound, progress=lambda done, text: looks.append(text))
+    between = [text for text in looks if text.startswith("between two steps")]
+    assert len(between) == 4
+    last = erase(model, texts[0], **how, max_steps=found.settings["steps"])
+    assert last.watched.perplexity_rise < found.watched.perplexity_rise <= 3
+    assert not torch.equal(last.edit.rows, found.edit.rows)
 
 
 def test_the_price_is_what_others_lose_and_general_text_gains(model, texts, how, general):

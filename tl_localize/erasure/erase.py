@@ -61,6 +61,7 @@ SHARE = 0.02  # of the rows of each layer that are trained
 GROWTH = 1.1  # of the learning rate, from step to step: few steps serve any model
 CHECK_EVERY = 2  # training steps between two looks at the price
 N_HALVINGS = 6  # of the interval in which the smallest set lies
+N_BETWEEN = 4  # of the way from the last state within the price to the next one
 
 
 @dataclass(frozen=True)
@@ -148,9 +149,10 @@ def erase(
         sum over the texts of the mean over suffix tokens of -log(1 - p)
         + mean loss, in nats per token, of texts that the model itself has written
 
-    until the texts are erased or the price is reached. ``edit="ablate"`` sets to zero the smallest
-    number of rows, across all layers, without which the texts are erased, or as many as the price
-    allows. The model is not changed: use ``with erasure.applied(model):`` or
+    until the texts are erased or the price is passed; then it goes back, on the line between the
+    last two states that it has looked at, until the price is kept. ``edit="ablate"`` sets to zero
+    the smallest number of rows, across all layers, without which the texts are erased, or as many
+    as the price allows. The model is not changed: use ``with erasure.applied(model):`` or
     ``erasure.save(folder)``.
 
     Source: gradient difference is common in unlearning, here with the unlikelihood of Welleck et
@@ -214,7 +216,9 @@ def erase(
     if edit == "rows":
         named = [own.top_k(share, first_layer=first_layer_of(own)) for own in scores]
         neurons = reduce(or_, named)
-        state, n_steps = train_rows(trial, neurons, rate, max_steps, seed, report)
+        state, beyond, n_steps = train_rows(trial, neurons, rate, max_steps, seed, report)
+        if beyond is not None:
+            state = nearest_to_price(trial, state, beyond, report)
         settings |= {"share": share, "learning_rate": rate, "steps": n_steps}
     else:
         state = find_smallest(trial, mean_scores(scores), report)
@@ -357,14 +361,16 @@ def train_rows(
     max_steps: int,
     seed: int,
     report: TextReport,
-) -> tuple[State, int]:
-    """Train the rows of some neurons until the texts are erased or the price is reached: the last
-    state within the price, else the first one; and the steps that it took.
+) -> tuple[State, State | None, int]:
+    """Train the rows of some neurons until the texts are erased or the price is passed: the last
+    state within the price, else the first one; the state beyond the price, if it came to that; and
+    the steps to the first of them.
     """
     view = NeuronView(trial.model, neurons.units)
     rows = TrainedRows(view, view.row_mask(neurons.mask), float(learning_rate))
     general = general_sequences(view, seed)
     best: State | None = None
+    beyond: State | None = None
     n_steps = 0
     with view.lean():
         for step in range(1, max_steps + 1):
@@ -382,12 +388,30 @@ def train_rows(
             if best is None or trial.keeps_price(state):
                 best = state
                 n_steps = step
-            if trial.is_erased(state) or not trial.keeps_price(state):
+            if not trial.keeps_price(state):
+                beyond = state if trial.keeps_price(best) else None
+                break
+            if trial.is_erased(state):
                 break
     if best is None:
         raise RuntimeError("no step was judged")  # max_steps is at least 1
     report(1.0, "trained")
-    return best, n_steps
+    return best, beyond, n_steps
+
+
+def nearest_to_price(trial: Trial, within: State, beyond: State, report: TextReport) -> State:
+    """The farthest state that keeps the price, to one part in 16, on the line from one that does to
+    one that does not: late steps are large.
+    """
+    low, high = within.rows, beyond.rows
+    for _ in range(N_BETWEEN):
+        state = trial.judge(within.neurons, (low + high) / 2)
+        report(1.0, f"between two steps: {state.recited:.0%} recited; {state.price}")
+        if trial.keeps_price(state):
+            within, low = state, state.rows
+        else:
+            high = state.rows
+    return within
 
 
 def general_sequences(view: NeuronView, seed: int) -> list[MemorizedSequence]:
