@@ -977,6 +977,7 @@ SMOLLM2_METHODS = (
     *("hard_concrete_tuned", "slimming", "slimming_tuned", "activations"),
     *("integrated_gradients", "random"),
 )
+FORGETTING = ("iterative_attribution", "refined_attribution", *SMOLLM2_METHODS[1:])
 GEMMA_METHODS = (
     *("iterative_attribution", "attribution_contrast_1", "attribution", "hard_concrete"),
     *("slimming", "activations", "integrated_gradients", "random"),
@@ -1123,15 +1124,17 @@ TABLES: dict[str, Callable[[], str]] = {
         ("iterative_attribution", "slimming", "hard_concrete", "activations", "random"), MODELS
     ),
     "del-smollm2": lambda: del_table(
-        SMOLLM2_METHODS, shares(SMOLLM2, SMOLLM2_SHARES), counted=True
+        FORGETTING, shares(SMOLLM2, SMOLLM2_SHARES), counted=True
     ),
     "del-smollm2-few": lambda: del_table(
-        (*FEW, "activations", "random"), shares(SMOLLM2, SMOLLM2_FEW), counted=True
+        ("refined_attribution", *FEW, "activations", "random"),
+        shares(SMOLLM2, SMOLLM2_FEW),
+        counted=True,
     ),
     "del-gemma": lambda: del_table(GEMMA_METHODS, shares(GEMMA, GEMMA_SHARES), counted=True),
-    "prices-smollm2": lambda: price_table(SMOLLM2, "forgetting", SMOLLM2_METHODS, (1, 3, 5)),
+    "prices-smollm2": lambda: price_table(SMOLLM2, "forgetting", FORGETTING, (1, 3, 5)),
     "prices-gemma": lambda: price_table(GEMMA, "forgetting", GEMMA_METHODS, (1, 3, 5)),
-    "tests-smollm2": lambda: against_table(SMOLLM2, SMOLLM2_METHODS[1:], (1, 3, 5)),
+    "tests-smollm2": lambda: against_table(SMOLLM2, FORGETTING[1:], (1, 3, 5)),
     "tests-gemma": lambda: against_table(GEMMA, GEMMA_METHODS[1:], (1, 3, 5), added=True),
 }
 TABLES["alignment-share"] = alignment_share_table
