@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -55,7 +55,6 @@ GPT2, PYTHIA = "reference-gpt2", "reference-pythia"
 TITLES = {
     "iterative_attribution": "**Iterative Attribution** (ours)",
     "iterative_attribution_contrast_0": "the same, `contrast=0`",
-    "iterative_attribution_contrast_3": "the same, `contrast=3`",
     "refined_attribution": "Refined Attribution (ours)",
     "gradient_alignment": "Gradient Alignment (ours)",
     "activation_contrast_same_kind": "**Activation Contrast** (ours), with texts of the same kind",
@@ -192,12 +191,7 @@ def deletion(model: str, kind: str) -> DelResults:
 
 def price_table(model: str, kind: str, methods: Sequence[str], prices: Sequence[float]) -> str:
     """Self where the others have lost so many points, with intervals."""
-    return prices_of(deletion(model, kind).points(), methods, prices)
-
-
-def prices_of(
-    points: Mapping[str, pd.DataFrame], methods: Sequence[str], prices: Sequence[float]
-) -> str:
+    points = deletion(model, kind).points()
     rows = []
     for method in methods:
         own = points[method]["self"].to_numpy()
@@ -205,6 +199,19 @@ def prices_of(
         cells = [at_price(own, costs, price) for price in prices]
         rows.append([f"{TITLES[method]} ({len(own)})", *cells])
     return markdown(["method (texts)", *(f"Neg = -{price:g}" for price in prices)], rows)
+
+
+def few_neurons_table(model: str) -> str:
+    """Sets of Refined Attribution of a few neurons of the whole model, and Self at a price."""
+    method = "refined_attribution"
+    found = losses(model, "few_neurons").xs(method, level="method")
+    smallest = found.index.unique("ratio").min()  # one neuron
+    rows = [
+        [f"{ratio / smallest:.0f}", *(mean_with_interval(part[name]) for name in LOSSES)]
+        for ratio, part in found.groupby("ratio")
+    ]
+    table = markdown(["neurons of the model", "the text", "the others"], rows)
+    return f"{table}\n\n{price_table(model, 'few_neurons', [method], (0.5, 1, 3))}"
 
 
 def at_price(own: np.ndarray, costs: np.ndarray, price: float) -> str:
@@ -294,12 +301,14 @@ def single_layers_table(model: str) -> str:
 
 
 def third_table() -> str:
-    """Self at a price on the third model, and with a stronger contrast."""
-    folder = ROOT / "docs/results/third"
-    stronger = pd.read_csv(folder / "contrast3.csv").query("method == 'iterative_attribution'")
-    stronger = stronger.assign(method="iterative_attribution_contrast_3")
-    frame = pd.concat([pd.read_csv(folder / "targets.csv"), stronger])
-    return prices_of(DelResults(frame).points(), THIRD, (0.5, 1, 3, 5))
+    """Self at a price on the third model, of the table that the command wrote."""
+    prices = pd.read_csv(ROOT / "docs/results/third/del_at_price.csv", index_col="method")
+    columns = {price: f"Self at Neg = -{price:g}" for price in (0.5, 1, 3, 5)}
+    rows = [
+        [short(str(method)), *(str(line[column]) for column in columns.values())]
+        for method, line in prices.iterrows()
+    ]
+    return markdown(["method", *(f"Neg = -{price:g}" for price in columns)], rows)
 
 
 def paper_texts_table(model: str, methods: Sequence[str]) -> str:
@@ -998,11 +1007,6 @@ ALONE = (
     *("attribution", "gradient_alignment", "iterative_attribution", "row_norm", "random"),
 )
 MULTIPLES = (1, 2, 5)  # of the injected rows
-THIRD = (
-    *("iterative_attribution", "iterative_attribution_contrast_3", "refined_attribution"),
-    *("hard_concrete", "attribution", "gradient_alignment", "integrated_gradients", "slimming"),
-    *("activations", "random"),
-)
 MODELS: list[Column] = [
     ("SmolLM2, 0.2 %", SMOLLM2, "forgetting", 0.002),
     ("Gemma 3, 0.2 %", GEMMA, "forgetting", 0.002),
@@ -1131,6 +1135,7 @@ TABLES: dict[str, Callable[[], str]] = {
         shares(SMOLLM2, SMOLLM2_FEW),
         counted=True,
     ),
+    "few-smollm2": lambda: few_neurons_table(SMOLLM2),
     "del-gemma": lambda: del_table(GEMMA_METHODS, shares(GEMMA, GEMMA_SHARES), counted=True),
     "prices-smollm2": lambda: price_table(SMOLLM2, "forgetting", FORGETTING, (1, 3, 5)),
     "prices-gemma": lambda: price_table(GEMMA, "forgetting", GEMMA_METHODS, (1, 3, 5)),
