@@ -331,6 +331,7 @@ def test_lists_name_what_commands_take(run):
 
 def test_the_package_is_the_command_too(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["tl_localize", "--version"])
+    monkeypatch.delitem(sys.modules, "tl_localize.__main__", raising=False)
     with pytest.raises(SystemExit) as left:
         runpy.run_module("tl_localize", run_name="__main__")
     assert left.value.code == 0 and capsys.readouterr().out.startswith("tl_localize ")

@@ -41,7 +41,7 @@ LOOKS = {
     "attribution": Look("#CC79A7", "P"),
     "gradient_alignment": Look("#000000", "*"),
     "iterative_attribution": Look("#882255", "X"),
-    "refined_attribution": Look("#882255", "h"),
+    "refined_attribution": Look("#CC3311", "h"),
     "activation_contrast": Look("#332288", "p"),
     "activation_contrast_same_kind": Look("#44AA99", "p"),
     "balanced_subnet": Look("#AA4499", "d"),
