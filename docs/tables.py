@@ -1127,9 +1127,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "del": lambda: del_table(
         ("iterative_attribution", "slimming", "hard_concrete", "activations", "random"), MODELS
     ),
-    "del-smollm2": lambda: del_table(
-        FORGETTING, shares(SMOLLM2, SMOLLM2_SHARES), counted=True
-    ),
+    "del-smollm2": lambda: del_table(FORGETTING, shares(SMOLLM2, SMOLLM2_SHARES), counted=True),
     "del-smollm2-few": lambda: del_table(
         ("refined_attribution", *FEW, "activations", "random"),
         shares(SMOLLM2, SMOLLM2_FEW),
