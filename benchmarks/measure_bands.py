@@ -175,13 +175,11 @@ def benchmark_that_trains(kind: str, model: Any, name: str) -> tuple[Any, list[A
     """
     from tl_localize import RevBenchmark
     from tl_localize.evals.settings import (
-        SCREEN,
         first_layer_settings,
         inj_ratios,
         inj_runs,
         make_methods,
     )
-    from tl_localize.evals.tuning import read_settings
     from tl_localize.texts.reference import held_out_tokens, inj_sequences
 
     sentences = inj_sequences(model)
@@ -199,14 +197,15 @@ def benchmark_that_trains(kind: str, model: Any, name: str) -> tuple[Any, list[A
         (run,) = inj_runs(model, name, sentences[:N_TARGETS], chosen)
     else:
         n_others = test_inj_distractors.DISTRACTORS
+        (ratio,) = inj_ratios(name)[:1]
         (run,) = inj_runs(
             model,
             name,
             sentences[: (n_others + 1) * test_inj_distractors.N_GROUPS_FULL],
-            "all",
+            test_inj_distractors.ALL,
             [],
-            {"zero_out": {"screen": SCREEN}} | read_settings(test_inj_distractors.SETTINGS),
-            inj_ratios(name)[:1],
+            test_inj_distractors.settings_of(name, ratio),
+            [ratio],
             distractors=n_others,
         )
     return run

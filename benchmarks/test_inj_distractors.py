@@ -17,10 +17,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from test_rival_methods import settings_elsewhere
 
 HERE = Path(__file__).parent
 DISTRACTORS = 3
 N_GROUPS, N_GROUPS_FULL = 4, 8
+ALL = "all,refined_attribution,rivals"
 CHEAP = (
     "hard_concrete,slimming,integrated_gradients,activations,attribution,gradient_alignment,"
     "iterative_attribution"
@@ -29,11 +31,19 @@ CHEAP = (
 SETTINGS = HERE / "settings" / "distractors.json"
 
 
+def settings_of(name, ratio):
+    """The settings of a shipped model."""
+    from tl_localize.evals.settings import SCREEN
+    from tl_localize.evals.tuning import read_settings
+
+    screened = {"zero_out": {"screen": SCREEN}}
+    return screened | read_settings(SETTINGS) | settings_elsewhere(name, ratio)
+
+
 @pytest.fixture(scope="session")
 def results(model, model_name, tuned, request, publish):
     from tl_localize.evals.inj import inj_tables, target_against_distractors
-    from tl_localize.evals.settings import SCREEN, inj_ratios, inj_runs
-    from tl_localize.evals.tuning import read_settings
+    from tl_localize.evals.settings import inj_ratios, inj_runs
     from tl_localize.execution import Steps
     from tl_localize.report.saving import CAPTIONS, save_figure
     from tl_localize.texts.reference import inj_sequences
@@ -44,10 +54,10 @@ def results(model, model_name, tuned, request, publish):
         N_GROUPS_FULL if full else N_GROUPS
     )
     sentences = inj_sequences(model, Path(data) if data else None)[:limit]
-    if not tuned and model_name.startswith("reference"):
-        tuned = {"zero_out": {"screen": SCREEN}} | read_settings(SETTINGS)
     ratios = inj_ratios(model_name)[:1]
-    methods = "all" if full else CHEAP
+    if not tuned and model_name.startswith("reference"):
+        tuned = settings_of(model_name, ratios[0])
+    methods = ALL if full else CHEAP
     runs = inj_runs(
         model, model_name, sentences, methods, [], tuned, ratios, distractors=DISTRACTORS
     )

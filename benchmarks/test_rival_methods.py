@@ -88,11 +88,24 @@ def search_settings(dev, grids, store=None):
 
 
 def searched(name):
-    """The best settings of each method for a shipped model, as they were published."""
+    """The best settings of each method for a shipped model, as they were published; defaults for
+    others.
+    """
     path = HERE.parent / "docs" / "results" / name / "rivals_search.csv"
+    if not path.is_file():
+        return {method: {} for method in GRIDS}
     trials = pd.read_csv(path).drop_duplicates("method").set_index("method")["settings"]
     of_one_setting = {method: {} for method in GRIDS}
     return of_one_setting | {method: json.loads(settings) for method, settings in trials.items()}
+
+
+def settings_elsewhere(name, ratio):
+    """For INJ: the rivals as they were searched for DEL, and sets of one size at this share of each
+    layer.
+    """
+    found = {key: settings for key, settings in searched(name).items() if key != "hard_concrete"}
+    of_one_share = {method: found.get(method, {}) | {"share": ratio} for method in OF_ONE_SHARE}
+    return found | of_one_share
 
 
 def measure_curves(benchmark, best, ours, steps):

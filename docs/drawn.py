@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
+from cells import GEMMA, SMOLLM2  # noqa: E402
 from comparison import MEAN, read_frame  # noqa: E402
 from tables import single_layers  # noqa: E402
 
 SHIPPED = ("gpt2", "pythia")
-SMOLLM2, GEMMA = "SmolLM2-135M-Instruct.Q4_1", "gemma-3-270m-q4_k_m"
 TUNED = {"hard_concrete_tuned": "Hard Concrete, tuned", "slimming_tuned": "Slimming, tuned"}
 TUNED_LOOKS = {
     "Hard Concrete, tuned": LOOKS["hard_concrete"]._replace(marker="h"),

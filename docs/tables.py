@@ -24,7 +24,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -32,6 +31,21 @@ from scipy import stats
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
+import paper_tables  # noqa: E402
+from cells import (  # noqa: E402
+    COLUMNS,
+    GEMMA,
+    GPT2,
+    MULTIPLES,
+    PYTHIA,
+    SMOLLM2,
+    TITLES,
+    markdown,
+    mean_with_interval,
+    number,
+    power,
+    with_interval,
+)
 from comparison import MEAN, read_frame  # noqa: E402
 from price_tests import difference_at, tests_at_prices  # noqa: E402
 from test_cost_table import GOALS  # noqa: E402
@@ -50,72 +64,9 @@ from tl_localize.report.saving import flat  # noqa: E402
 from tl_localize.stats import bootstrap, gain_at, gains_at, paired_test  # noqa: E402
 
 PLACE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.S)
-SMOLLM2, GEMMA = "SmolLM2-135M-Instruct.Q4_1", "gemma-3-270m-q4_k_m"
-GPT2, PYTHIA = "reference-gpt2", "reference-pythia"
-TITLES = {
-    "iterative_attribution": "**Iterative Attribution** (ours)",
-    "iterative_attribution_contrast_0": "the same, `contrast=0`",
-    "refined_attribution": "Refined Attribution (ours)",
-    "gradient_alignment": "Gradient Alignment (ours)",
-    "activation_contrast_same_kind": "**Activation Contrast** (ours), with texts of the same kind",
-    "activation_contrast": "Activation Contrast (ours), with texts that the model writes",
-    "attribution_contrast_1": "Attribution, `contrast=1`",
-    "attribution": "Attribution",
-    "hard_concrete": "Hard Concrete",
-    "hard_concrete_tuned": "Hard Concrete, tuned",
-    "slimming": "Slimming",
-    "slimming_tuned": "Slimming, tuned",
-    "zero_out": "Zero-Out",
-    "integrated_gradients": "Integrated Gradients",
-    "activations": "Activations",
-    "oracle_mask": "oracle, learned mask (knows the model before, and the other texts)",
-    "oracle_rounds": "oracle in rounds (knows the model before)",
-    "oracle_first_order": "oracle, first order (knows the model before)",
-    "row_norm": "RowNorm (a control)",
-    "random": "Random",
-}
 LOSSES = ("delta_self_accuracy", "delta_neg_accuracy")
-COLUMNS = {
-    "delta_self_accuracy": "Self, points",
-    "delta_self_levenshtein": "Self, characters",
-    "delta_neg_accuracy": "Neg, points",
-    "delta_neg_levenshtein": "Neg, characters",
-    "delta_perplexity": "rise of perplexity",
-}
 REV_PRICE = 5.0  # points that the others lose
 REV_SHARES = (0.2, 0.3, 0.4)
-
-
-# Numbers as text
-
-
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def number(value: float, decimals: int = 1) -> str:
-    """A number without the sign of a zero; empty where there is none."""
-    return "" if np.isnan(value) else f"{round(value, decimals) + 0.0:.{decimals}f}"
-
-
-def with_interval(value: float, interval: tuple[float, float], decimals: int = 1) -> str:
-    low, high = (number(end, decimals) for end in interval)
-    return f"{number(value, decimals)} [{low}, {high}]" if low else number(value, decimals)
-
-
-def mean_with_interval(values: pd.Series, decimals: int = 1) -> str:
-    """Over texts; a single number, which is a mean itself, has no interval. Empty without any."""
-    known = values.dropna().to_numpy(dtype=float)
-    if not len(known):
-        return ""
-    interval = bootstrap(len(known), lambda drawn: known[drawn].mean(1))
-    return with_interval(float(known.mean()), interval, decimals)
-
-
-def power(p: float) -> str:
-    """A p-value with one digit, such as 2e-5."""
-    return re.sub(r"e-0?", "e-", f"{p:.1g}")
 
 
 # DEL
@@ -191,7 +142,13 @@ def deletion(model: str, kind: str) -> DelResults:
 
 def price_table(model: str, kind: str, methods: Sequence[str], prices: Sequence[float]) -> str:
     """Self where the others have lost so many points, with intervals."""
-    points = deletion(model, kind).points()
+    return prices_of(deletion(model, kind).points(), methods, prices)
+
+
+def prices_of(
+    points: dict[str, pd.DataFrame], methods: Sequence[str], prices: Sequence[float]
+) -> str:
+    """The same of Self and Neg of each method, as ``DelResults.points`` has them."""
     rows = []
     for method in methods:
         own = points[method]["self"].to_numpy()
@@ -301,69 +258,13 @@ def single_layers_table(model: str) -> str:
 
 
 def third_table() -> str:
-    """Self at a price on the third model, of the table that the command wrote."""
-    prices = pd.read_csv(ROOT / "docs/results/third/del_at_price.csv", index_col="method")
-    columns = {price: f"Self at Neg = -{price:g}" for price in (0.5, 1, 3, 5)}
-    rows = [
-        [short(str(method)), *(str(line[column]) for column in columns.values())]
-        for method, line in prices.iterrows()
-    ]
-    return markdown(["method", *(f"Neg = -{price:g}" for price in columns)], rows)
-
-
-def paper_texts_table(model: str, methods: Sequence[str]) -> str:
-    """The paper's table 3 on its own texts: one row for each share and method; texts of each."""
-    frame = pd.read_csv(ROOT / f"benchmarks/expected/real/{model}/deletion.csv")
-    rows: list[list[str]] = []
-    for ratio, of_ratio in frame.groupby("ratio"):
-        for method in methods:
-            found = of_ratio[of_ratio["method"] == method].set_index("sequence_id")
-            factors = {name: 100 if "accuracy" in name else 1 for name in COLUMNS}
-            cells = [mean_with_interval(factors[name] * found[name]) for name in COLUMNS]
-            p = against_gradients(of_ratio, method, "delta_self_accuracy", "less")
-            if len(found):
-                rows.append([f"{100 * ratio:g} %", f"{TITLES[method]} ({len(found)})", *cells, p])
-    return markdown(["share", "method (texts)", *COLUMNS.values(), "p"], rows)
+    """Self at a price on the third model."""
+    frame = pd.read_csv(ROOT / "docs/results/third/targets.csv")
+    results = DelResults(frame.assign(model="third", ablation="zero", category=""))
+    return prices_of(results.points(), THIRD, (0.5, 1, 3, 5))
 
 
 # INJ
-
-
-def paper_sentences_table(model: str, methods: Sequence[str]) -> str:
-    """The paper's table 2 on its own sentences: recall in percent, sentences of each method."""
-    frame = pd.read_csv(ROOT / f"benchmarks/expected/real/{model}/injection.csv")
-    frame = frame[frame["converged"]]
-    rows: list[list[str]] = []
-    for ratio, of_ratio in frame.groupby("injection_ratio"):
-        for method in methods:
-            found = of_ratio[of_ratio["method"] == method]
-            wide = 100 * found.pivot(index="sequence_id", columns="multiple", values="recall")
-            if len(wide):
-                cells = [mean_with_interval(wide[multiple]) for multiple in MULTIPLES]
-                tested = [
-                    against_gradients(part, method, "recall", "greater")
-                    for _, part in of_ratio.groupby("multiple")
-                ]
-                p = ", ".join(filter(None, tested))
-                rows.append([f"{100 * ratio:g} %", f"{TITLES[method]} ({len(wide)})", *cells, p])
-    names = [f"R@{m}x" for m in MULTIPLES]
-    return markdown(["rows", "method (sentences)", *names, "p, at each multiple"], rows)
-
-
-def against_gradients(
-    frame: pd.DataFrame, method: str, column: str, better: Literal["less", "greater"]
-) -> str:
-    """p of the paper's one-tailed paired t-test: is a method better than Integrated Gradients? Only
-    what reads the text is tested.
-    """
-    if method in ("integrated_gradients", "row_norm", "random"):
-        return ""
-    wide = frame.pivot(index="sequence_id", columns="method", values=column)
-    if method not in wide:
-        return ""
-    both = wide[[method, "integrated_gradients"]].dropna()
-    p = paired_test(both[method], both["integrated_gradients"], better)
-    return power(p) if p < 0.5 else f"{p:.1f}"
 
 
 def recall_pair(name: str, method: str, multiple: int = 1) -> str:
@@ -381,9 +282,11 @@ def recall_pair(name: str, method: str, multiple: int = 1) -> str:
     return " / ".join(mean_with_interval(100 * found[column]) for column in found)
 
 
-def recall_table(methods: Sequence[str], frames: dict[str, str]) -> str:
+def recall_table(
+    methods: Sequence[str], frames: dict[str, str], titles: dict[str, str] = TITLES
+) -> str:
     rows = [
-        [TITLES[method], *(recall_pair(name, method) for name in frames.values())]
+        [titles[method], *(recall_pair(name, method) for name in frames.values())]
         for method in methods
     ]
     return markdown(["method", *frames], rows)
@@ -573,9 +476,13 @@ def agreement_table() -> str:
         "pythia": ("inj-reference-pythia", "del-reference-pythia"),
         "SmolLM2": (f"real-{SMOLLM2}", f"forgetting-{SMOLLM2}"),
     }
-    for model, (inj, deletion_name) in kinds.items():
-        recalls = means(read_frame(inj)["recall"])
-        lost = read_frame(deletion_name)["delta_self_accuracy"]
+    measured = {
+        model: (read_frame(inj)["recall"], read_frame(lost)["delta_self_accuracy"])
+        for model, (inj, lost) in kinds.items()
+    }
+    measured["SmolLM2, the paper's texts"] = paper_tables.agreement_frames(SMOLLM2)
+    for model, (recall, lost) in measured.items():
+        recalls = means(recall)
         rows.append([f"{model}, measured here", *tau_cells(agreement(recalls, means(lost)))])
         compared = lost[lost.index.isin(PAPER_RANKED, "method")]
         texts = [set(part.index.unique("sequence_id")) for _, part in compared.groupby("method")]
@@ -996,6 +903,11 @@ SHIPPED_METHODS = (
     *("integrated_gradients", "hard_concrete", "attribution", "zero_out"),
     *("gradient_alignment", "activations", "random"),
 )
+THIRD = (
+    *("iterative_attribution", "iterative_attribution_contrast_3", "refined_attribution"),
+    *("hard_concrete", "attribution", "gradient_alignment", "integrated_gradients"),
+    *("slimming", "activations", "random"),
+)
 FEW = ("iterative_attribution", "attribution_contrast_1", "attribution", "slimming")
 REV_METHODS = (
     *("oracle_mask", "oracle_rounds", "oracle_first_order", "activation_contrast_same_kind"),
@@ -1006,7 +918,6 @@ ALONE = (
     *("hard_concrete", "slimming", "zero_out", "integrated_gradients", "activations"),
     *("attribution", "gradient_alignment", "iterative_attribution", "row_norm", "random"),
 )
-MULTIPLES = (1, 2, 5)  # of the injected rows
 MODELS: list[Column] = [
     ("SmolLM2, 0.2 %", SMOLLM2, "forgetting", 0.002),
     ("Gemma 3, 0.2 %", GEMMA, "forgetting", 0.002),
@@ -1026,6 +937,16 @@ TOGETHER = (
     *("activation_contrast", "activations", "row_norm", "random"),
 )
 INJ = ("hard_concrete", "zero_out", "slimming", "activations", "attribution", "row_norm", "random")
+PAPER_TEXTS = ("gradient_alignment", *SMOLLM2_METHODS[:-1], "zero_out", "random")
+BY_CATEGORY = (
+    *("hard_concrete", "slimming", "integrated_gradients", "activations"),
+    *("iterative_attribution", "attribution_contrast_1", "attribution", "gradient_alignment"),
+    "random",
+)
+IN_OTHER_ROWS = (
+    *("hard_concrete", "slimming", "integrated_gradients", "activations", "row_norm"),
+    "random",
+)
 PAPER_SENTENCES = ("gradient_alignment", "iterative_attribution", "integrated_gradients", *INJ)
 RECALLS = {
     "SmolLM2, 1 %": f"together-{SMOLLM2}",
@@ -1086,6 +1007,7 @@ RIVALS = {
     "selective_synaptic_dampening": "SelectiveSynapticDampening",
     "random": "Random",
 }
+RIVALS_IN_INJ = [method for method in RIVALS if method != "random"]
 GPU_COSTS = {
     "activations": "Activations",
     "attribution": "Attribution",
@@ -1101,10 +1023,13 @@ GPU_COSTS = {
 }
 TABLES: dict[str, Callable[[], str]] = {
     "agreement": agreement_table,
-    "paper-texts-smollm2": lambda: paper_texts_table(
-        SMOLLM2, ("gradient_alignment", *SMOLLM2_METHODS[:-1], "zero_out", "random")
-    ),
-    "paper-sentences-smollm2": lambda: paper_sentences_table(SMOLLM2, PAPER_SENTENCES),
+    "paper-recited-smollm2": lambda: paper_tables.recited_table(SMOLLM2),
+    "paper-before-smollm2": lambda: paper_tables.before_table(SMOLLM2),
+    "paper-texts-smollm2": lambda: paper_tables.texts_table(SMOLLM2, PAPER_TEXTS),
+    "paper-categories-smollm2": lambda: paper_tables.categories_table(SMOLLM2, BY_CATEGORY),
+    "paper-seeds-smollm2": lambda: paper_tables.seeds_table(SMOLLM2, IN_OTHER_ROWS),
+    "paper-across-smollm2": lambda: paper_tables.across_layers_table(SMOLLM2, PAPER_SENTENCES),
+    "paper-sentences-smollm2": lambda: paper_tables.sentences_table(SMOLLM2, PAPER_SENTENCES),
     "cost": cost_table,
     "gpu": gpu_table,
     "settings": settings_table,
@@ -1123,6 +1048,11 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "benchmark-minutes": minutes_table,
     "rivals": rivals_table,
+    "rivals-inj": lambda: recall_table(
+        ("gradient_alignment", *RIVALS_IN_INJ, "row_norm", "random"),
+        {f"{name}, 3 %": f"distractors-{model}" for name, model in SHIPPED.items()},
+        TITLES | RIVALS,
+    ),
     "rev": lambda: rev_price_table(REV_METHODS[:9] + REV_METHODS[10:11] + REV_METHODS[-1:]),
     "del": lambda: del_table(
         ("iterative_attribution", "slimming", "hard_concrete", "activations", "random"), MODELS

@@ -34,7 +34,7 @@ def paper_model(name: str) -> str:
     >>> paper_model("EleutherAI/pythia-2.8b-deduped-v0")
     'pythia-2.8b-deduped'
     """
-    short = Path(name).absolute().name.lower().removesuffix("-v0")
+    short = Path(name).absolute().name.lower().removesuffix("-v0") if name else ""
     return {"gpt2-small": "gpt2"}.get(short, short)
 
 

@@ -215,7 +215,7 @@ def expanded_section(page: Page) -> str:
 
 def seeds_section(page: Page) -> str:
     rows, first = page.rows("seeds"), page.rows("injection")
-    if not len(rows):
+    if not (len(rows) and len(first)):
         return ""
     from tl_localize.evals.inj import compare_seeds
 

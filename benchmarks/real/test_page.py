@@ -49,6 +49,15 @@ def test_smoke_a_column_of_zeros_is_named(frames: Path) -> None:
 
 
 @pytest.mark.smoke
+@pytest.mark.parametrize("path", sorted(EXPECTED.glob("*/*.csv")), ids=lambda path: path.stem)
+def test_smoke_one_frame_alone_makes_a_page(path: Path, tmp_path: Path) -> None:
+    """As where a machine has measured one part."""
+    (tmp_path / "frames").mkdir()
+    (tmp_path / "frames" / path.name).write_bytes(path.read_bytes())
+    write_page(tmp_path / "frames", tmp_path, path.parent.name, draw=False)
+
+
+@pytest.mark.smoke
 def test_smoke_committed_frames_make_a_page(tmp_path: Path) -> None:
     for frames in folders(EXPECTED, ""):
         page = write_page(frames, tmp_path / frames.name, frames.name)

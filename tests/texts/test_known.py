@@ -150,6 +150,14 @@ def test_own_texts_and_saved_ones(model, tmp_path, bos):
             assert getattr(ours, name) == getattr(theirs, name)
 
 
+def test_an_own_text_takes_the_place_of_a_known_one_of_its_id(model):
+    rows = [{"text": "5 6 7 8", "id": "primes"}]
+    found = known(model, 0, Data(source=rows)).frame.set_index("id")
+    assert found.loc["primes", "kind"] == "own"
+    with pytest.raises(ValueError, match=r"different ids, got .'primes'. more than once"):
+        known(model, 0, Data(source=[*rows, *rows]))
+
+
 def test_own_texts_are_listed_whatever_their_accuracy_and_short_ones_take_a_third(
     model, monkeypatch, tmp_path
 ):

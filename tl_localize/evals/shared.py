@@ -85,24 +85,6 @@ def describe_methods(methods: Mapping[str, Method], n_parts: int) -> dict[str, t
     return found
 
 
-def with_ids(sequences: Sequence[MemorizedSequence]) -> list[MemorizedSequence]:
-    """The sequences, each with an id."""
-    return [
-        replace(sequence, id=sequence.id or f"sequence-{i}") for i, sequence in enumerate(sequences)
-    ]
-
-
-def check_ids(sequences: Sequence[MemorizedSequence]) -> None:
-    """Raise ValueError where two sequences have the same id: a table would hold one of them."""
-    names = [sequence.id for sequence in with_ids(sequences)]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(
-            f"sequences must have different ids, got {twice[:3]} more than once. Give each its own "
-            "id."
-        )
-
-
 @dataclass(frozen=True, eq=False)
 class Group:
     """Sentences that are in one model together, of which each is the target in its turn.

@@ -28,7 +28,14 @@ from tl_localize.files import write_text
 from tl_localize.metrics import accuracy
 from tl_localize.model.loading import REFERENCE_MODELS, is_reference
 from tl_localize.model.neurons import LanguageModel, model_name
-from tl_localize.sequences import MemorizedSequence, encode, tokenizer_of, with_bos, with_text
+from tl_localize.sequences import (
+    MemorizedSequence,
+    check_ids,
+    encode,
+    tokenizer_of,
+    with_bos,
+    with_text,
+)
 from tl_localize.stats import quantity
 from tl_localize.texts.readers import SHORT, Data
 from tl_localize.texts.reference import DATA, load_planted, reference_sequences
@@ -242,11 +249,12 @@ def known(
     Args:
         min_accuracy: From which on a text counts as known: teacher-forced, a fraction of the
             suffix.
-        data: Texts of one's own, beside the others. Of a text of less than 48 tokens the first
-            third is the prefix, where neither the data nor the row say what it is.
+        data: Texts of one's own, beside the others, of which those of the same ids are left out.
+            Of a text of less than 48 tokens the first third is the prefix, where neither the data
+            nor the row say what it is.
 
     Raises:
-        ValueError: The model has no tokenizer.
+        ValueError: The model has no tokenizer; an id that occurs twice in the data.
 
     >>> known(model).frame.columns.tolist()
     ['id', 'category', 'kind', 'n_tokens', 'accuracy', 'text']
@@ -255,7 +263,9 @@ def known(
     texts: list[tuple[str, MemorizedSequence]] = []
     if data:
         texts += [(OWN, sequence) for sequence in data.sequences(model, third_of_short=True)]
-    texts += _tokenized(model)
+        check_ids([sequence for _, sequence in texts])
+    own = {sequence.id for _, sequence in texts}
+    texts += [(kind, sequence) for kind, sequence in _tokenized(model) if sequence.id not in own]
     sequences = [sequence for _, sequence in texts]
     # In float64 and rounded, so that 9 right tokens of 10 are an accuracy of 0.9.
     shares = accuracy(model, sequences).double().round(decimals=6).tolist()

@@ -17,12 +17,10 @@ from tl_localize.evals.ablation import ABLATIONS, AblationMeter
 from tl_localize.evals.deletion.results import CHANGES, DelResults, self_and_others
 from tl_localize.evals.shared import (
     Scored,
-    check_ids,
     describe_methods,
     score,
     scores_of,
     with_controls,
-    with_ids,
 )
 from tl_localize.execution.run import Benchmark, Methods
 from tl_localize.execution.store import Cell, Json, Lazy, Row, Scope, Settings, Steps, describe
@@ -34,7 +32,13 @@ from tl_localize.metrics import Decode, check_text
 from tl_localize.model.environment import about_model, environment
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores, NeuronSet, rounded_down
-from tl_localize.sequences import MemorizedSequence, check_sequences, decoder_or_ids
+from tl_localize.sequences import (
+    MemorizedSequence,
+    check_ids,
+    check_sequences,
+    decoder_or_ids,
+    with_ids,
+)
 from tl_localize.units import NEURONS, Units
 
 SIDE_BY_SIDE = 16  # targets that a method scores at a time, at most

@@ -20,14 +20,12 @@ from tl_localize.checks import Real, check_count, check_positive, check_ratio, c
 from tl_localize.evals.inj.results import InjResults
 from tl_localize.evals.shared import (
     Group,
-    check_ids,
     describe_methods,
     draw_groups,
     reporter,
     score,
     scores_of,
     with_controls,
-    with_ids,
 )
 from tl_localize.execution.run import Benchmark, Methods
 from tl_localize.execution.store import Cell, Json, Lazy, Row, Scope, Settings, Steps, describe
@@ -37,7 +35,7 @@ from tl_localize.methods.base import Method
 from tl_localize.model.environment import about_model, environment
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
-from tl_localize.sequences import MemorizedSequence, check_sequences
+from tl_localize.sequences import MemorizedSequence, check_ids, check_sequences, with_ids
 from tl_localize.units import NEURONS, Units
 
 # Learning rate and steps of an injection by ratio: the paper's up to 2 %. Beyond, each row takes

@@ -24,7 +24,6 @@ from tl_localize.evals.shared import (
     score,
     scores_of,
     with_controls,
-    with_ids,
 )
 from tl_localize.execution.run import Benchmark, Methods
 from tl_localize.execution.store import Cell, Json, Lazy, Row, Scope, Settings, Steps, describe
@@ -46,7 +45,7 @@ from tl_localize.metrics import accuracy, check_text, sequence_losses
 from tl_localize.model.environment import about_model, environment, fingerprint
 from tl_localize.model.neurons import LanguageModel, NeuronView
 from tl_localize.scores import NeuronScores
-from tl_localize.sequences import MemorizedSequence, check_sequences
+from tl_localize.sequences import MemorizedSequence, check_sequences, with_ids
 from tl_localize.units import NEURONS, Units
 
 SAME_KIND = f"{ActivationContrast.name}_same_kind"
