@@ -222,10 +222,14 @@ def difference(model: str, method: str, price: float, added: bool = False) -> st
     texts = ours.index.intersection(other.index)
     if added:
         texts = texts.difference(points["slimming"].index)
+    return gap_at(price, ours.loc[texts], other.loc[texts])
 
-    more = difference_at(price, ours.loc[texts], other.loc[texts])
-    (found,) = more(np.arange(len(texts))[None])
-    return "-" if np.isnan(found) else with_interval(found, bootstrap(len(texts), more))
+
+def gap_at(price: float, own: pd.DataFrame, other: pd.DataFrame) -> str:
+    """How much more one method takes at a price than another, of the same texts."""
+    more = difference_at(price, own, other)
+    (found,) = more(np.arange(len(own))[None])
+    return "-" if np.isnan(found) else with_interval(found, bootstrap(len(own), more))
 
 
 def single_layers(model: str) -> pd.DataFrame:
@@ -258,10 +262,18 @@ def single_layers_table(model: str) -> str:
 
 
 def third_table() -> str:
-    """Self at a price on the third model."""
+    """Self at a price on the third model, and how much more Iterative Attribution takes."""
     frame = pd.read_csv(ROOT / "docs/results/third/targets.csv")
     results = DelResults(frame.assign(model="third", ablation="zero", category=""))
-    return prices_of(results.points(), THIRD, (0.5, 1, 3, 5))
+    points = results.points()
+    prices = (0.5, 1, 3, 5)
+    ours = points["iterative_attribution"]
+    rows = [
+        [short(TITLES[method]), *(gap_at(price, ours, points[method]) for price in prices)]
+        for method in ("hard_concrete", "attribution", "refined_attribution")
+    ]
+    names = ["Iterative Attribution minus", *(f"Neg = -{price:g}" for price in prices)]
+    return f"{prices_of(points, THIRD, prices)}\n\n{markdown(names, rows)}"
 
 
 # INJ
@@ -1049,7 +1061,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmark-minutes": minutes_table,
     "rivals": rivals_table,
     "rivals-inj": lambda: recall_table(
-        ("gradient_alignment", *RIVALS_IN_INJ, "row_norm", "random"),
+        ("gradient_alignment", *RIVALS_IN_INJ, "activations", "row_norm", "random"),
         {f"{name}, 3 %": f"distractors-{model}" for name, model in SHIPPED.items()},
         TITLES | RIVALS,
     ),
