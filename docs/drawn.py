@@ -18,6 +18,7 @@ import pandas as pd
 from scipy import stats
 
 from tl_localize.drawing import axes, finish
+from tl_localize.methods import NAMED
 from tl_localize.paper import short_title
 from tl_localize.report.looks import LOOKS, draw_curve, looks, with_legend
 
@@ -170,8 +171,9 @@ def read_table(path: str) -> pd.DataFrame:
 
 def distractors_figure() -> Figure:
     """INJ with distractors: recall of the text's rows over that of other texts' rows, among as many
-    of each layer as were trained.
+    of each layer as were trained. The rivals, whose table is another one, are left out.
     """
+    left_out = [method.name for method in NAMED]
     titles = {
         f"together-{SMOLLM2}": "SmolLM2, 1 %",
         "distractors-reference-gpt2": "gpt2, shipped, 3 %",
@@ -181,6 +183,7 @@ def distractors_figure() -> Figure:
     columns = ["foreign_recall", "recall"]
     for name, panel in panels.items():
         frame = read_frame(name).xs(1, level="multiple")
+        frame = frame[~frame.index.isin(left_out, "method")]
         unit = "group" if "group" in frame.index.names else "sequence_id"
         draw_methods(panel, means_with_intervals(frame, unit, columns), columns)
         panel.axline((0, 0), slope=1, color="0.8", linewidth=1, zorder=0)
