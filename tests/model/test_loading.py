@@ -395,6 +395,7 @@ def rotated(weight, n_heads):
 def write_gguf(path, model):
     """A tiny Llama as llama.cpp writes it, in float32."""
     gguf = pytest.importorskip("gguf")
+    pytest.importorskip("transformers", "5.23")
     c = model.config
     weights = {name: value.float().numpy() for name, value in model.state_dict().items()}
     writer = gguf.GGUFWriter(str(path), "llama")
@@ -438,6 +439,13 @@ def test_gguf_gives_the_logits_of_transformers(tmp_path, bridge):
     model = load_model(tmp_path / "tiny.gguf", "cpu", bridge=bridge)
     same_logits(model, hf)
     assert model.cfg.model_name == "tiny" and model.tokenizer is not None
+
+
+def test_gguf_needs_a_transformers_that_reads_its_tokenizer(tmp_path, monkeypatch):
+    write_gguf(tmp_path / "tiny.gguf", save(config_of("Llama"), tmp_path / "hf"))
+    monkeypatch.setattr("transformers.__version__", "5.22.2")
+    with pytest.raises(ImportError, match=r"transformers must be 5\.23 or newer .* got 5\.22\.2"):
+        load_model(tmp_path / "tiny.gguf", "cpu")
 
 
 def test_gguf_is_converted_without_a_bar_in_a_pipe(tmp_path, capfd):

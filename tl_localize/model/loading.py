@@ -28,6 +28,7 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat1
 REFERENCE_MODELS = ("reference-gpt2", "reference-pythia")  # shipped; "reference" is the first
 LOGITS_TOLERANCE = 1e-4  # of a converted model against transformers, float32 and float64
 HALF_TOLERANCE = 4.0  # in float16 and bfloat16: times what ``logits_misfit`` allows
+READS_GGUF = 5, 23  # the first transformers whose tokenizers of GGUF files are right
 # in old files: causal masks and rotary frequencies
 BUFFERS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|inv_freq$")
 # What TransformerLens does to weights unless it is told not to.
@@ -65,7 +66,8 @@ def load_model(
         TypeError: something else than a name or a path, such as a model.
         ValueError: an unknown name, a model that can't be loaded right (a mixture of experts, an
             MLP without a neuron axis, other logits), another dtype, or CUDA asked for and absent.
-        ImportError: a GGUF file without the package that reads it.
+        ImportError: a GGUF file without the package that reads it, or with a transformers that
+            reads its tokenizer wrongly.
 
     >>> load_model("reference").cfg.d_mlp
     1536
@@ -269,8 +271,24 @@ def _hooked_transformer(hf_model: Any, name: str, device: torch.device, dtype: t
 def _files(source: str | Path) -> dict[str, Any]:
     """Where transformers finds a model."""
     if isinstance(source, Path) and is_gguf(source):
+        _check_reads_gguf()
         return {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
     return {"pretrained_model_name_or_path": source}
+
+
+def _check_reads_gguf() -> None:
+    """Raise ImportError where this transformers reads tokenizers of GGUF files wrongly: Gemma's
+    merges nothing up to 5.17 and begins no text with BOS up to 5.22, and the model then recites
+    nothing.
+    """
+    from transformers import __version__
+
+    if tuple(map(int, __version__.split(".")[:2])) < READS_GGUF:
+        needed = ".".join(map(str, READS_GGUF))
+        raise ImportError(
+            f"transformers must be {needed} or newer to read a GGUF file, got {__version__}, which "
+            f"splits texts into wrong tokens. pip install 'transformers>={needed}'"
+        )
 
 
 def _refuse_unreadable(source: str | Path, what: str) -> AbstractContextManager[None]:
