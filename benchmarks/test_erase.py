@@ -7,7 +7,8 @@ rows, beside unlearning that trains whole weights, on one model at a time:
     pytest benchmarks/test_erase.py --model reference-pythia --limit 8
     pytest benchmarks/test_erase.py --model SmolLM2-135M-Instruct.Q4_1.gguf --limit 8
 
-What is done is kept in the results folder, and a run that was interrupted goes on there.
+What is done is kept in the results folder, and a run that was interrupted goes on there. A run on a
+pretrained model begins with what other machines have measured (``expected/real/MODEL/edits.zip``).
 
 Decided before the first row of a table was measured. A trial on two texts at a quarter of these
 rates ended, after 24 steps, where the others had lost 0.1 to 0.8 points, so all rates are four
@@ -60,6 +61,8 @@ from edits import (
     resurfacing,
     w_out_weights,
 )
+from kept import EDITS as ARCHIVE
+from kept import EXPECTED, bring, write_files
 
 from tl_localize.stats import paired_test, with_error
 
@@ -410,7 +413,12 @@ def truth_table(found):
 def steps(model_name, request):
     from tl_localize.execution import Store
 
-    return Store(Path(request.config.getoption("--results")) / Path(model_name).name / "erase")
+    folder = Path(request.config.getoption("--results")) / Path(model_name).name / "erase"
+    archive = EXPECTED / Path(model_name).stem / ARCHIVE
+    bring(archive, folder)
+    yield Store(folder)
+    if archive.parent.is_dir() and request.config.getoption("--update-expected"):
+        write_files(sorted(folder.glob("steps/*/[!.]*")), folder, archive)
 
 
 @pytest.fixture(scope="session")

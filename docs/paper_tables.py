@@ -101,6 +101,12 @@ def of_paper(ratio: float, method: str) -> str:
     return " / ".join(number(100 * value) for value in pair if value is not None)
 
 
+def counts_points(model: str) -> dict[str, pd.DataFrame]:
+    """Self and Neg of each method by the neurons of the whole model that are ablated."""
+    frames = frames_of(model)
+    return DelResults(frames["counts"], before=frames["counts_before"]).points()
+
+
 def ablations_table(model: str, methods: Sequence[str]) -> str:
     """Self / Neg by each kind of ablation, of the texts that have all of them."""
     frame = frames_of(model)["ablations"]

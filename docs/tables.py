@@ -955,6 +955,7 @@ BY_CATEGORY = (
     *("iterative_attribution", "attribution_contrast_1", "attribution", "gradient_alignment"),
     "random",
 )
+OTHER_ABLATIONS = ("slimming", "activations", "random")
 IN_OTHER_ROWS = (
     *("hard_concrete", "slimming", "integrated_gradients", "activations", "row_norm"),
     "random",
@@ -1038,6 +1039,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper-recited-smollm2": lambda: paper_tables.recited_table(SMOLLM2),
     "paper-before-smollm2": lambda: paper_tables.before_table(SMOLLM2),
     "paper-texts-smollm2": lambda: paper_tables.texts_table(SMOLLM2, PAPER_TEXTS),
+    "paper-counts-smollm2": lambda: prices_of(
+        paper_tables.counts_points(SMOLLM2), (*BY_CATEGORY, "zero_out"), (0.5, 1, 3, 5)
+    ),
+    "paper-ablations-smollm2": lambda: paper_tables.ablations_table(SMOLLM2, OTHER_ABLATIONS),
+    "paper-expanded-smollm2": lambda: paper_tables.expanded_table(SMOLLM2, IN_OTHER_ROWS),
     "paper-categories-smollm2": lambda: paper_tables.categories_table(SMOLLM2, BY_CATEGORY),
     "paper-seeds-smollm2": lambda: paper_tables.seeds_table(SMOLLM2, IN_OTHER_ROWS),
     "paper-across-smollm2": lambda: paper_tables.across_layers_table(SMOLLM2, PAPER_SENTENCES),
@@ -1093,6 +1099,8 @@ for shipped in (GPT2, PYTHIA):
     TABLES[f"erase_truth-{shipped}"] = partial(truth_table, shipped)
     TABLES[f"single-layers-{shipped}"] = partial(single_layers_table, shipped)
 TABLES["erasures"] = erasures_table
+TABLES["erase-smollm2"] = partial(erase_table, SMOLLM2)
+TABLES["erase_returned-smollm2"] = partial(return_table, SMOLLM2)
 for shipped in SHIPPED.values():
     TABLES[f"del-{shipped}"] = partial(all_columns, shipped, SHIPPED_METHODS, (0.02, 0.1))
     TABLES[f"rev-{shipped}"] = partial(rev_table, shipped, REV_METHODS)

@@ -15,8 +15,9 @@ from pathlib import Path
 from tl_localize.execution.store import SETTINGS
 from tl_localize.files import prepare_folder, write_whole
 
-EXPECTED = Path(__file__).parents[1] / "expected" / "real"
+EXPECTED = Path(__file__).parent / "expected" / "real"
 ARCHIVE = "rows.zip"
+EDITS = "edits.zip"  # of test_erase.py
 SEARCHED = "settings-*.json"  # of the masks
 BEFORE = "before"  # a step of DEL, beside its rows
 
@@ -33,9 +34,14 @@ def kept(folder: Path) -> list[Path]:
 
 def write_archive(folder: Path, path: Path) -> None:
     """Write the archive of a model's results, the same bytes for the same files."""
+    write_files(kept(folder), folder, path)
+
+
+def write_files(files: list[Path], folder: Path, path: Path) -> None:
+    """Write an archive of files of a folder."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in kept(folder):
+        for file in files:
             name = file.relative_to(folder).as_posix()
             archive.writestr(zipfile.ZipInfo(name), file.read_bytes(), zipfile.ZIP_DEFLATED)
     write_whole(path, buffer.getvalue())
