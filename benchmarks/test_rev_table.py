@@ -13,14 +13,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from test_rival_methods import settings_elsewhere
 
 METHODS = (
     "activation_contrast,activations,attribution,gradient_alignment,hard_concrete,"
     "iterative_attribution,slimming"
 )
+RIVALS = "refined_attribution,rivals"
 N_GROUPS = 4
 RATIOS = (0.2, 0.25, 0.3, 0.35, 0.4)  # around the price of 5 points
 RATIOS_QUICK = (0.3,)
+ONE_SHARE = 0.3  # of methods whose sets are of one size
 N_GENERAL = 12  # rows of general text, as in tl-localize rev
 
 
@@ -46,8 +49,9 @@ def results(model, model_name, sentences, general, tuned, quick, publish, publis
     from tl_localize.evals.settings import first_layer_settings, make_methods
     from tl_localize.report.saving import CAPTIONS
 
-    names, n_groups = quick(METHODS, N_GROUPS, 1)
-    methods = make_methods(names, [], first_layer_settings(0), tuned)
+    names, n_groups = quick(f"{METHODS},{RIVALS}", N_GROUPS, 1)
+    rivals = settings_elsewhere(model_name, ONE_SHARE)
+    methods = make_methods(names, [], rivals, first_layer_settings(0), tuned)
     ratios = RATIOS if n_groups == N_GROUPS else RATIOS_QUICK
     benchmark = RevBenchmark(model, sentences, general, n_groups=n_groups, ratios=ratios)
     measured = benchmark.run(methods)

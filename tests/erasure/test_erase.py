@@ -95,9 +95,16 @@ def test_the_last_step_is_taken_as_far_as_the_price_allows():
             return State(neurons, rows, 1 - float(rows), Price(float(rows), 0.0))
 
     trial = OnALine(None, [], None, Goal(0.0, Price(0.7, 0.0)))
-    ends = [trial.judge(one, torch.full((1, 1), value)) for value in (0.0, 1.0)]
-    found = nearest_to_price(trial, *ends, lambda fraction, text: None)
-    assert float(found.rows) == found.price.others_lost == 11 / 16
+    looks = [trial.judge(one, torch.full((1, 1), value)) for value in (-1.0, 0.0, 1.0)]
+
+    def found(states):
+        return float(nearest_to_price(trial, states, lambda fraction, text: None).rows)
+
+    assert found(looks) == 11 / 16
+    assert found(looks[1:]) == 11 / 16  # the first look passes the price
+    assert found(looks[:2]) == 0  # none does
+    farther = [looks[1], trial.judge(one, torch.full((1, 1), 16.0))]
+    assert found(farther) == 1  # none keeps it: the nearest to the model as it is
 
 
 def test_an_edit_goes_beyond_its_last_look_within_the_price(model, texts, how):
@@ -108,7 +115,7 @@ def test_an_edit_goes_beyond_its_last_look_within_the_price(model, texts, how):
     found = erase(model, texts[0], **how | bound, progress=lambda done, text: looks.append(text))
     between = [text for text in looks if text.startswith("between two steps")]
     assert len(between) == 4
-    last = erase(model, texts[0], **how, max_steps=found.settings["steps"])
+    last = erase(model, texts[0], **how, max_steps=found.settings["steps"] - 2)
     assert last.watched.perplexity_rise < found.watched.perplexity_rise <= 3
     assert not torch.equal(last.edit.rows, found.edit.rows)
 

@@ -150,7 +150,8 @@ def erase(
         + mean loss, in nats per token, of texts that the model itself has written
 
     until the texts are erased or the price is passed; then it goes back, on the line between the
-    last two states that it has looked at, until the price is kept. ``edit="ablate"`` sets to zero
+    last two states that it has looked at, the first of which is the model as it is, until the price
+    is kept. ``edit="ablate"`` sets to zero
     the smallest number of rows, across all layers, without which the texts are erased, or as many
     as the price allows. The model is not changed: use ``with erasure.applied(model):`` or
     ``erasure.save(folder)``.
@@ -216,9 +217,8 @@ def erase(
     if edit == "rows":
         named = [own.top_k(share, first_layer=first_layer_of(own)) for own in scores]
         neurons = reduce(or_, named)
-        state, beyond, n_steps = train_rows(trial, neurons, rate, max_steps, seed, report)
-        if beyond is not None:
-            state = nearest_to_price(trial, state, beyond, report)
+        states, n_steps = train_rows(trial, neurons, rate, max_steps, seed, report)
+        state = nearest_to_price(trial, states, report)
         settings |= {"share": share, "learning_rate": rate, "steps": n_steps}
     else:
         state = find_smallest(trial, mean_scores(scores), report)
@@ -361,17 +361,16 @@ def train_rows(
     max_steps: int,
     seed: int,
     report: TextReport,
-) -> tuple[State, State | None, int]:
-    """Train the rows of some neurons until the texts are erased or the price is passed: the last
-    state within the price, else the first one; the state beyond the price, if it came to that; and
-    the steps to the first of them.
+) -> tuple[list[State], int]:
+    """Train the rows of some neurons until the texts are erased or the price is passed: what was
+    looked at, from the model as it is to the last step, and the number of steps.
     """
     view = NeuronView(trial.model, neurons.units)
     rows = TrainedRows(view, view.row_mask(neurons.mask), float(learning_rate))
     general = general_sequences(view, seed)
-    best: State | None = None
-    beyond: State | None = None
-    n_steps = 0
+    now = mean_accuracy(trial.model, trial.sequences)
+    states = [State(neurons, read_rows(view, neurons), now, Price(0.0, 0.0))]
+    step = 0
     with view.lean():
         for step in range(1, max_steps + 1):
             rows.adam.zero_grad()
@@ -385,33 +384,30 @@ def train_rows(
                 continue
             state = trial.judge(neurons, torch.cat(list(rows.now().values())).cpu())
             report(step / max_steps, f"step {step}: {state.recited:.0%} recited; {state.price}")
-            if best is None or trial.keeps_price(state):
-                best = state
-                n_steps = step
-            if not trial.keeps_price(state):
-                beyond = state if trial.keeps_price(best) else None
+            states.append(state)
+            if trial.is_erased(state) or not trial.keeps_price(state):
                 break
-            if trial.is_erased(state):
-                break
-    if best is None:
-        raise RuntimeError("no step was judged")  # max_steps is at least 1
     report(1.0, "trained")
-    return best, beyond, n_steps
+    return states, step
 
 
-def nearest_to_price(trial: Trial, within: State, beyond: State, report: TextReport) -> State:
-    """The farthest state that keeps the price, to one part in 16, on the line from one that does to
-    one that does not: late steps are large.
+def nearest_to_price(trial: Trial, states: Sequence[State], report: TextReport) -> State:
+    """The last state, if it keeps the price. Otherwise the farthest one that does, to one part in
+    16, on the line to it from the state before it: late steps are large. If there is none but the
+    model as it is, the nearest to that which was looked at.
     """
-    low, high = within.rows, beyond.rows
+    *_, low, high = states
+    if trial.keeps_price(high):
+        return high
+    start = states[0]
     for _ in range(N_BETWEEN):
-        state = trial.judge(within.neurons, (low + high) / 2)
+        state = trial.judge(low.neurons, (low.rows + high.rows) / 2)
         report(1.0, f"between two steps: {state.recited:.0%} recited; {state.price}")
         if trial.keeps_price(state):
-            within, low = state, state.rows
+            low = state
         else:
-            high = state.rows
-    return within
+            high = state
+    return high if low is start else low
 
 
 def general_sequences(view: NeuronView, seed: int) -> list[MemorizedSequence]:
