@@ -27,6 +27,8 @@ from paper_texts import CATEGORIES, OTHERS  # noqa: E402
 from tl_localize import DelResults  # noqa: E402
 from tl_localize.evals.deletion import confusion_by_category  # noqa: E402
 from tl_localize.evals.inj import compare_seeds  # noqa: E402
+from tl_localize.evals.rev import rev_by_model  # noqa: E402
+from tl_localize.evals.rev.results import RevResults  # noqa: E402
 from tl_localize.paper import published  # noqa: E402
 from tl_localize.stats import paired_test  # noqa: E402
 
@@ -247,6 +249,28 @@ def against_gradients(
     both = wide[[method, "integrated_gradients"]].dropna()
     p = paired_test(both[method], both["integrated_gradients"], better)
     return power(p) if p < 0.5 else f"{p:.1f}"
+
+
+# REV
+
+
+def rev_table(model: str, methods: Sequence[str]) -> str:
+    """Own / others at each share, means over models, and in how many of them own minus others is
+    lower than that of Activations.
+    """
+    found = rev_by_model(RevResults(frames_of(model)["rev"]))
+    lines = found[found["direction"] == "put_back"].set_index(["method", "ratio"])
+    rows = []
+    for method in methods:
+        of_method = lines.loc[method]
+        cells = [
+            f"{number(line['own'])} / {number(line['others'])}"
+            + ("" if method == "activations" else f" ({line['models_ahead']:.0f})")
+            for _, line in of_method.iterrows()
+        ]
+        rows.append([f"{TITLES[method]} ({of_method['n'].iloc[0]})", *cells])
+    shares = [f"{100 * ratio:g} %" for ratio in lines.index.unique("ratio")]
+    return markdown(["rows put back by (models)", *shares], rows)
 
 
 # Do the benchmarks agree?

@@ -12,6 +12,7 @@ QUICK = "activations,slimming,hard_concrete,attribution,gradient_alignment,itera
 SLOW = "integrated_gradients,zero_out"
 IN_APPENDIX = "hard_concrete,slimming,integrated_gradients,activations"  # A.5, A.6
 SINGLE_LAYERS = "integrated_gradients,activations,zero_out"
+REV_SHARES = (0.05, 0.1, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 REV_METHODS = "activation_contrast,activations,attribution,gradient_alignment,iterative_attribution"
 MASKS = ("slimming", "hard_concrete")
 # the tests of this folder, in the order of the plan

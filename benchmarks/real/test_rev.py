@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plan import REV_METHODS
+from plan import REV_METHODS, REV_SHARES
 from real_model import RealModel
 
 
@@ -24,7 +24,7 @@ def test_rev(real: RealModel) -> None:
     wanted = REV_METHODS.split(",")
     settings = [setting for setting in plan.settings if setting.split(".")[0] in wanted]
     methods = make_methods(REV_METHODS, settings, first_layer_settings(0))
-    how: Any = {"n_sequences": n, "n_groups": plan.n_rev}
+    how: Any = {"n_sequences": n, "n_groups": plan.n_rev, "ratios": REV_SHARES}
     how["recipe"] = replace(RECIPES["adam"], **plan.recipe)
     benchmark = RevBenchmark(real.model, texts, real.general(12), **how)
     results = real.run(benchmark, methods, real.store("rev"))

@@ -119,6 +119,16 @@ def test_rev_grows_by_methods(rev, methods, run, counted, written, undisturbed, 
     assert_same(grown, undisturbed("rev"), grown=True)
 
 
+def test_rev_grows_by_ratios(rev, methods, run, counted, written, assert_same):
+    both = replace(rev, ratios=(0.25, 0.5))
+    run(rev, methods)
+    n_cells = written["rev"]
+    grown = run(both, methods)
+    assert written["learn"] == 2 and set(counted.values()) == {1}
+    assert written["rev"] == 2 * n_cells
+    assert_same(grown, both.run(methods, progress=False), grown=True)
+
+
 def test_shards_together_give_the_rows_of_one_run(
     benchmark, methods, run, written, counted, assert_same
 ):

@@ -314,6 +314,23 @@ def test_the_printed_table_of_rev_fits_100_columns(capsys):
     assert "own at others -5" in shown and "-60.0 / -8.2" in shown
 
 
+def test_a_share_that_a_model_lacks_is_not_in_the_methods_curve():
+    import pandas as pd
+
+    one = made_by_hand()
+    frame = pd.concat([one.frame, one.frame.assign(group="group-01")])
+    right = replace(one, frame=frame)
+    lacks = frame.eval("method == 'random' and ratio == 0.4 and group == 'group-01'")
+    results = replace(one, frame=frame[~lacks])
+    table = results.table()
+    assert table.loc["random", "40 %"] == "-"
+    assert table.drop("random").equals(right.table().drop("random"))
+    own, _ = results.points()["random"]
+    assert np.array_equal(own, right.points()["random"][0][:, :-1])
+    tested = results.tests("random").set_index("method")["difference"]
+    assert tested.notna().all()
+
+
 def test_table_and_figure_of_rev_have_one_sign():
     from tl_localize.cli.reports import FIGURES
     from tl_localize.evals.rev import rev_figures

@@ -32,7 +32,7 @@ from tl_localize.injection.recipes import (
     RECIPES,
     Learned,
     Recipe,
-    UnitWeights,
+    Weights,
     assigned,
     check_earlier,
     learn,
@@ -198,7 +198,6 @@ class RevBenchmark(Benchmark[RevResults]):
         settings: Json = {
             **about_model(self.model),
             "seed": self.seed,
-            "ratios": list(map(float, self.ratios)),
             "units": describe(self.units),
             "recipe": describe(self.recipe),
             "before": fingerprint(self.before) if self.before is not None else "",
@@ -213,21 +212,27 @@ class RevBenchmark(Benchmark[RevResults]):
             for group in groups
         ]
         scope = Scope({}, describe_methods(methods, len(groups)))
-        return Settings("rev", settings, parts, {"": scope}, [environment(self.model)])
+        scopes = {f"{float(ratio):g}": scope for ratio in self.ratios}
+        return Settings("rev", settings, parts, scopes, [environment(self.model)])
 
     def rows(self, group: Group, methods: Methods, steps: Steps) -> Iterator[Row]:
         """What each method finds for each sentence of a group, in both directions."""
         fingerprints = [sequence.fingerprint for sequence in group.sequences]
         how: Json = {**steps.agreed, "sequences": fingerprints, "group": group.name}
-        trained = {"step": "learn", **how, "ratios": [], "draw": group.seed}
+        trained = {"step": "learn", **how, "draw": group.seed}
         learned = Lazy(lambda: steps.get(trained, lambda: self._learn(group, steps)))
         ids = [sequence.id for sequence in group.sequences]
         intact: dict[str, np.ndarray] = {}  # what _measure finds with no unit exchanged
         for label, method in methods.items():
             inputs: Json = {"step": "rev", **how, "label": label, "ids": ids}
             inputs |= {"method": describe(method), "version": getattr(method, "version", 0)}
-            compute = partial(self._exchange, group, label, method, learned, trained, intact, steps)
-            yield from steps.rows(Cell(label, group.name), inputs, compute)
+            scored = Lazy(partial(self._scores, group, label, method, learned, trained, steps))
+            for ratio in map(float, self.ratios):
+                cell = Cell(label, group.name, f"{ratio:g}")
+                compute = partial(
+                    self._exchange, group, cell, ratio, scored, learned, intact, steps
+                )
+                yield from steps.rows(cell, inputs | {"ratio": ratio}, compute)
 
     def _learn(self, group: Group, steps: Steps) -> Learned:
         """The weights of the other model: trained, or those of the earlier checkpoint."""
@@ -244,82 +249,76 @@ class RevBenchmark(Benchmark[RevResults]):
             progress=reporter(steps, f"train {group.name}"),
         )
 
+    def _before_and_after(self, other: Learned) -> tuple[Weights, Weights]:
+        """The weights that training changed, in the model before and in the model after."""
+        parameters = dict(self.model.named_parameters())
+        kept = {name: parameters[name].detach().clone() for name in other.weights}
+        return (kept, other.weights) if self.before is None else (other.weights, kept)
+
     @torch.inference_mode(False)  # whatever mode the caller is in
     @torch.enable_grad()
-    def _exchange(
+    def _scores(
         self,
         group: Group,
         label: str,
         method: Any,
         learned: Lazy[Learned],
         trained: Json,
+        steps: Steps,
+    ) -> list[NeuronScores]:
+        """One method's scores of each sentence, in the model after."""
+        view = NeuronView(self.model, self.units)
+        before, after = self._before_and_after(learned())
+        with assigned(self.model, after):
+            if label in ORACLES:
+                units = read_units(view, before), read_units(view, after)
+                known = Change(view, group.sequences, list(after), *units)
+                return [method(known, k) for k in range(len(group.sequences))]
+            made_of = {"learned": trained}
+            scored = score(
+                method, self.model, group.sequences, steps, made_of=made_of, units=self.units
+            )
+            return [scores_of(found).scores for found in scored]
+
+    @torch.inference_mode(False)
+    def _exchange(
+        self,
+        group: Group,
+        cell: Cell,
+        ratio: float,
+        scored: Lazy[list[NeuronScores]],
+        learned: Lazy[Learned],
         intact: dict[str, np.ndarray],
         steps: Steps,
     ) -> list[Row]:
         """Exchange the units that one method names between the two models, and measure."""
         view = NeuronView(self.model, self.units)
-        parameters = dict(self.model.named_parameters())
-        other = learned()
-        kept = {name: parameters[name].detach().clone() for name in other.weights}
-        if self.before is None:
-            base, after = kept, other.weights
-        else:
-            base, after = other.weights, kept
-        before_units, after_units = read_units(view, base), read_units(view, after)
-        with assigned(self.model, after):
-            if label in ORACLES:
-                known = Change(
-                    view, group.sequences, list(other.weights), before_units, after_units
-                )
-                scores = [method(known, k) for k in range(len(group.sequences))]
-            else:
-                made_of = {"learned": trained}
-                scored = score(
-                    method, self.model, group.sequences, steps, made_of=made_of, units=self.units
-                )
-                scores = [scores_of(found).scores for found in scored]
-        directions = {"put_back": (after, before_units), "graft": (base, after_units)}
+        scores, other = scored(), learned()
+        before, after = self._before_and_after(other)
+        directions = {"put_back": (after, before), "graft": (before, after)}
         rows: list[Row] = []
-        for direction, (start, values) in directions.items():
-            about = {"method": label, "group": group.name, "direction": direction}
+        for direction, (start, source) in directions.items():
+            about = {"method": cell.method, "group": group.name, "direction": direction}
             how = {"converged": other.converged, "steps": len(other.losses)}
+            values = read_units(view, source)
             with assigned(self.model, start):
                 if direction not in intact:  # of every method the same
                     intact[direction] = self._measure(group)
-                exchanged = self._measure_exchanges(
-                    view, group, intact[direction], scores, values, steps, label
-                )
-                for row in exchanged:
+                for k, target in enumerate(group.sequences):
+                    with units_replaced(view, scores[k].top_k(ratio).mask, values):
+                        changes = (self._measure(group) - intact[direction]).tolist()
+                    general, own = changes.pop(), changes.pop(k)
+                    others = sum(changes) / len(changes) if changes else math.nan
+                    row = {
+                        "sequence_id": target.id,
+                        "ratio": ratio,
+                        "delta_own_accuracy": own,
+                        "delta_others_accuracy": others,
+                        "delta_general_loss": general,
+                    }
                     rows.append({"model": steps.agreed["model"], **about, **how, **row})
+            steps.report(0.5 if direction == "put_back" else 1.0, f"{cell.method} on {cell.part}")
         return rows
-
-    def _measure_exchanges(
-        self,
-        view: NeuronView,
-        group: Group,
-        intact: np.ndarray,
-        scores: Sequence[NeuronScores],
-        values: UnitWeights,
-        steps: Steps,
-        label: str,
-    ) -> Iterator[Row]:
-        """What changes for each sentence and share, with the model that is there now, which is
-        measured: ``intact``.
-        """
-        for k, target in enumerate(group.sequences):
-            for ratio in self.ratios:
-                with units_replaced(view, scores[k].top_k(ratio).mask, values):
-                    changes = (self._measure(group) - intact).tolist()
-                general = changes.pop()
-                own = changes.pop(k)
-                yield {
-                    "sequence_id": target.id,
-                    "ratio": float(ratio),
-                    "delta_own_accuracy": own,
-                    "delta_others_accuracy": sum(changes) / len(changes) if changes else math.nan,
-                    "delta_general_loss": general,
-                }
-            steps.report((k + 1) / len(group.sequences), f"{label} on {group.name}")
 
     @torch.no_grad()
     def _measure(self, group: Group) -> np.ndarray:

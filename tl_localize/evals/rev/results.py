@@ -25,7 +25,7 @@ class RevResults(Measured):
             delta_others_accuracy (mean over the other sentences of the group, nan where there is
             none), delta_general_loss.
         settings: what it was measured with.
-        missing: what a run was asked for and has not got, one row per group x method.
+        missing: what a run was asked for and has not got, one row per group x method x ratio.
 
     >>> rev_results
     RevResults(1 sequences x 6 methods)
@@ -73,7 +73,9 @@ class RevResults(Measured):
         return pd.DataFrame(parts).reset_index()
 
     def points(self, direction: str = "put_back") -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Of each method the change of own and of others in points, both [model ratio]."""
+        """Of each method the change of own and of others in points, both [model ratio], at the
+        ratios that are measured on all of its models.
+        """
         return {
             method: (wide["own"].to_numpy(), wide["others"].to_numpy())
             for method, wide in self._curves(direction).items()
@@ -83,12 +85,15 @@ class RevResults(Measured):
         """``points`` of each method, [group (own or others, ratio)]."""
         means = self._by_model()
         means = means[means.index.get_level_values("direction") == direction]
-        return {
-            str(method): part.reset_index().pivot(
+        curves: dict[str, pd.DataFrame] = {}
+        for method, part in means.groupby("method", sort=False):
+            wide = part.reset_index().pivot(
                 index="group", columns="ratio", values=["own", "others"]
             )
-            for method, part in means.groupby("method", sort=False)
-        }
+            whole = wide["own"].T.dropna().index
+            if len(whole):
+                curves[str(method)] = wide.loc[:, wide.columns.isin(whole, level="ratio")]
+        return curves
 
     def table(self, direction: str = "put_back", errors: bool = True) -> pd.DataFrame:
         """Own where the others changed by 5 points, as it is and as a share of the best oracle's;
@@ -108,6 +113,7 @@ class RevResults(Measured):
         """
         sign = "-" if direction == "put_back" else "+"
         ratios = sorted(self.frame["ratio"].unique())
+        curves = self._curves(direction)
         points = self.points(direction)
         oracles = [_gain(*points[name], direction) for name in ORACLES if name in points]
         best = max((gain for gain in oracles if gain > 0), default=np.nan)
@@ -123,11 +129,17 @@ class RevResults(Measured):
                 row["of the best oracle"] = "-" if np.isnan(share) else f"{share:.0f} %"
                 gap = "-" if alone else with_error(_largest_gap(own, others))
                 row["own - others, at most"] = gap
-            for i, ratio in enumerate(ratios):
+            measured = list(curves[method]["own"].columns)
+            for ratio in ratios:
+                name = f"{100 * ratio:g} %"
+                if ratio not in measured:
+                    row[name] = "-"
+                    continue
+                i = measured.index(ratio)
                 pair = [with_error(part[:, i]) for part in (own, others)]
                 if not errors:
                     pair = [mean_text(float(part[:, i].mean()), np.nan) for part in (own, others)]
-                row[f"{100 * ratio:g} %"] = " / ".join(pair[:1] if alone else pair)
+                row[name] = " / ".join(pair[:1] if alone else pair)
         table = pd.DataFrame.from_dict(rows, orient="index")
         count_missing(table, self.missing)
         return table
